@@ -413,6 +413,7 @@ def test_rewrites_the_cuda_option_in_the_arguments_of_a_script(
         ("echo 'python --cuda 5'", "rewrite", "echo 'python --cuda 5'"),
         ('echo "say \\" --cuda 5" x', "rewrite", 'echo "say \\" --cuda 5" x'),
         ("x=$(python t.py --cuda 5)", "rewrite", "x=$(python t.py --cuda 0,2)"),
+        ("python t.py --cuda 2>log", "rewrite", "python t.py --cuda 2>log"),
         ("python t.py --cuda;echo 5", "rewrite", "python t.py --cuda;echo 5"),
         ("python t.py --cuda --lr 5", "rewrite", "python t.py --cuda --lr 5"),
         ("python t.py --cuda 5", "off", "python t.py --cuda 5"),

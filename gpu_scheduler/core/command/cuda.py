@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import zip_longest
 
+from gpu_scheduler.core.command.shell_words import ShellWord, is_value_of, shell_words
 from gpu_scheduler.core.model.job_spec import CudaIds, CudaMode
 
 _OPTION = "--cuda"
-_WHITESPACE = " \t\n"
-_OPERATORS = "|&;()<>`"
 
 
 def format_ids(gpus: Sequence[int], ids: CudaIds) -> str:
@@ -58,67 +56,12 @@ def rewrite_command(command: str, ids: str, mode: CudaMode) -> str | None:
             done, present = word.end, True
         elif word.unquoted == _OPTION:
             present = True
-            if following is not None and _is_value_of(command, word, following):
+            if following is not None and is_value_of(command, word, following):
                 changed += [command[done : following.start], ids]
                 done = following.end
     if mode == "add" and not present:
         return f"{command.rstrip()} {_OPTION} {ids}" if _can_append(command, words) else None
     return "".join(changed) + command[done:]
-
-
-@dataclass(frozen=True)
-class ShellWord:
-    """A word in a shell text, with its position. unquoted: the word without its quotes."""
-
-    start: int
-    end: int
-    unquoted: str
-
-
-def shell_words(command: str) -> list[ShellWord]:
-    """Splits a shell text into words, at blanks and operators."""
-    words: list[ShellWord] = []
-    start, plain, i = -1, "", 0
-
-    def close(end: int) -> None:
-        nonlocal start, plain
-        if start >= 0:
-            words.append(ShellWord(start, end, plain))
-        start, plain = -1, ""
-
-    while i < len(command):
-        char = command[i]
-        if char in _WHITESPACE or char in _OPERATORS:
-            close(i)
-            i += 1
-            continue
-        start = i if start < 0 else start
-        text, length = _read_piece(command, i)
-        plain += text
-        i += length
-    close(len(command))
-    return words
-
-
-def _read_piece(command: str, at: int) -> tuple[str, int]:
-    """Returns the next character or quoted part without its quotes, and its length in the text."""
-    char = command[at]
-    if char == "\\":
-        return command[at + 1 : at + 2], 2
-    if char == "'":
-        end = command.find("'", at + 1)
-        end = len(command) if end < 0 else end
-        return command[at + 1 : end], end + 1 - at
-    if char == '"':
-        found = re.compile(r'"((?:[^"\\]|\\.)*)"?', re.DOTALL).match(command, at)
-        assert found is not None
-        return re.sub(r'\\([$`"\\])', r"\1", found[1]), found.end() - at
-    return char, 1
-
-
-def _is_value_of(command: str, option: ShellWord, value: ShellWord) -> bool:
-    between = command[option.end : value.start]
-    return between.strip(_WHITESPACE) == "" and "\n" not in between and not value.unquoted.startswith("-")
 
 
 def _can_append(command: str, words: Sequence[ShellWord]) -> bool:

@@ -1,0 +1,147 @@
+"""Finds the place directly after the script that a shell command runs, where an option of the script may go.
+
+The place is unclear, and therefore None, in a command that runs several scripts, a loop, a here-document, or
+code without a script. No shell is run and no file is read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gpu_scheduler.core.command.shell_words import ShellWord, shell_words
+
+_PYTHON = re.compile(r"(?:python|pypy)(?:[0-9](?:\.[0-9]+)*)?")
+_SHELL = re.compile(r"(?:ba|da|z|k)?sh")
+#: Programs and modules that run the first Python script, or the module after -m, among their arguments.
+_LAUNCHERS = frozenset({"torchrun", "accelerate", "deepspeed", "coverage", "ipython"})
+_LAUNCHER_MODULES = frozenset({
+    "torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch", "deepspeed",
+    "deepspeed.launcher.runner", "accelerate.commands.accelerate_cli", "pdb", "cProfile", "profile", "trace",
+    "coverage", "debugpy",
+})  # fmt: skip
+_MODULE_OPTIONS = ("-m", "--module")
+#: Programs that run something for each word that they get, so that one checkpoint cannot be meant for all.
+_REPEATING = frozenset({"for", "while", "until", "select", "xargs", "parallel"})
+#: Commands that run no script. A script beside them is the one that the job is about, whatever runs it.
+_PASSIVE = frozenset({
+    ".", ":", "cd", "date", "echo", "export", "hostname", "mkdir", "module", "nvidia-smi", "set", "sleep",
+    "source", "tee", "ulimit", "umask", "unset",
+})  # fmt: skip
+_REDIRECTION = re.compile(r"&>>?|>&|>>|>\||<<<|<&|<>|<|>")
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
+_EXPANSION = r"\$\w+|\$\{[^{}()'\"`$\s]*\}"
+_CLEAR_WORD = re.compile(
+    rf"""(?:[^$`'"\\(){{}}]|{_EXPANSION}|'[^']*'|"(?:[^"\\$`]|\\.|{_EXPANSION})*"|\\.)+""", re.DOTALL
+)
+
+
+@dataclass(frozen=True)
+class SimpleCommand:
+    """A part of a shell text between operators, with its words but without redirections."""
+
+    words: tuple[ShellWord, ...]
+
+    @property
+    def first(self) -> str:
+        """The word that names the program; "" if there is none."""
+        return next((word.unquoted for word in self.words if not _ASSIGNMENT.fullmatch(word.unquoted)), "")
+
+
+def simple_commands(command: str) -> list[SimpleCommand] | None:
+    """Splits a shell text at its operators; None for a loop or a here-document.
+
+    The commands of a substitution count as well.
+    """
+    found: list[list[ShellWord]] = [[]]
+    done = 0
+    for word in shell_words(command):
+        gap, done = command[done : word.start], word.end
+        if "<<" in gap.replace("<<<", ""):
+            return None
+        operators = _REDIRECTION.sub(">", gap).strip(" \t")
+        if operators.strip("> \t"):
+            found.append([])
+        is_descriptor = word.unquoted.isdigit() and command[done : done + 1] in ("<", ">")
+        if not operators.endswith(">") and not is_descriptor:
+            found[-1].append(word)
+    parts = [SimpleCommand(tuple(words)) for words in found if words]
+    repeats = any(word.unquoted in _REPEATING for part in parts for word in part.words)
+    return None if repeats or "<<" in command[done:] else parts
+
+
+def is_clear(command: str, word: ShellWord) -> bool:
+    """Returns whether the whole of a word is known: it contains no substitution, and none touches its end."""
+    text = command[word.start : word.end]
+    return bool(_CLEAR_WORD.fullmatch(text)) and command[word.end : word.end + 1] not in ("(", "`")
+
+
+def find_script_end(command: str, *, shell_scripts: bool = False) -> int | None:
+    """Returns the index directly after the one script that a command runs; None if its place is unclear.
+
+    shell_scripts: whether to look for a script that a shell runs, such as `bash train.sh`, as well.
+    """
+    parts = simple_commands(command)
+    if parts is None:
+        return None
+    active = [part for part in parts if part.first not in _PASSIVE]
+    finder = _ScriptFinder(shell_scripts, len(active) == 1)
+    found = [word for word in (finder.in_command(part) for part in active) if word is not None]
+    return found[0].end if len(found) == 1 and is_clear(command, found[0]) else None
+
+
+@dataclass(frozen=True)
+class _ScriptFinder:
+    """Finds the script of a simple command. is_alone: whether no other part of the shell text can run one."""
+
+    shell_scripts: bool
+    is_alone: bool
+
+    def in_command(self, command: SimpleCommand) -> ShellWord | None:
+        """Returns the word that names the script of a simple command; None if it has none."""
+        words = command.words
+        for index, word in enumerate(words):
+            program, rest = word.unquoted.rsplit("/", 1)[-1], words[index + 1 :]
+            if _PYTHON.fullmatch(program):
+                return self._of_python(rest)
+            if _SHELL.fullmatch(program):
+                return self._first_script(rest[:1]) if self.shell_scripts else None
+            if program in _LAUNCHERS:
+                return self._of_launcher(rest)
+        scripts = [word for word in words if self._is_script(word)]
+        if scripts and scripts[0].unquoted == command.first:
+            return scripts[0]
+        return scripts[0] if self.is_alone and len(scripts) == 1 else None
+
+    def _is_script(self, word: ShellWord) -> bool:
+        ending = r"\.(?:py|sh|bash)" if self.shell_scripts else r"\.py"
+        return bool(re.fullmatch(rf"\S*{ending}", word.unquoted)) and not _ASSIGNMENT.fullmatch(word.unquoted)
+
+    def _first_script(self, words: Sequence[ShellWord]) -> ShellWord | None:
+        return next((word for word in words if self._is_script(word)), None)
+
+    def _of_python(self, words: Sequence[ShellWord]) -> ShellWord | None:
+        """Returns the script or module that `python` with these words runs."""
+        index = 0
+        while index < len(words):
+            text, rest = words[index].unquoted, words[index + 1 :]
+            if re.fullmatch(r"-[a-zA-Z]*m", text):
+                launches = bool(rest) and rest[0].unquoted in _LAUNCHER_MODULES
+                return self._of_launcher(rest[1:]) if launches else next(iter(rest), None)
+            if re.fullmatch(r"-[a-zA-Z]*c|-", text):
+                return None
+            if not text.startswith("-"):
+                return words[index]
+            index += 2 if text in ("-W", "-X") else 1
+        return None
+
+    def _of_launcher(self, words: Sequence[ShellWord]) -> ShellWord | None:
+        """Returns the script or module that a launcher with these words runs."""
+        for index, word in enumerate(words):
+            if word.unquoted in _MODULE_OPTIONS:
+                module = next(iter(words[index + 1 :]), None)
+                return None if module is None or module.unquoted.startswith("-") else module
+            if self._is_script(word):
+                return word
+        return None
