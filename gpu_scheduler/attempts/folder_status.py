@@ -55,6 +55,8 @@ def _read_status(folder: Path, token: str, recorded_runner: RunnerIdentity | Non
         # A cancel replaced the request that the runner was withdrawing. The runner therefore renamed the
         # cancel instead, but still obeys it.
         stop, withdrawn = withdrawn, None
+    elif stop is not None and withdrawn is not None and stop.is_repetition_of(withdrawn):
+        stop = None  # written again by somebody who could not know that the runner has withdrawn it
     runner = (
         claim.runner if isinstance(claim, ClaimFile) else recorded_runner if state == "unclaimed" else None
     )

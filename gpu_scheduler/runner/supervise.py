@@ -121,7 +121,6 @@ class AttemptSupervisor:
         self._gpus = AttemptGpus(spec)
         self._result = publish.ResultWriter(folder)
         self._oom = OomCounter()
-        self._withdrawn_id = ""
         self._cause: str | None = None
         self._survivors: list[int] = []
         self._lock: int | None = None
@@ -221,11 +220,31 @@ class AttemptSupervisor:
         stop = self._read_stop("stop")
         if stop is None:
             return
-        if stop["id"] and stop["id"] == self._withdrawn_id:
-            # It was written again before its writer could know that it has been withdrawn.
-            self._take_stop_away()
-        else:
+        if self._is_stale(stop):
+            stop = self._discard_stale_stop()
+        if stop is not None:
             self._obey(stop)
+
+    def _is_stale(self, stop: dict[str, Any]) -> bool:
+        """Returns whether a request has been withdrawn, so that its writer could not know of that."""
+        return stop["follow"] == "withdraw" and self._termination.has_withdrawn(stop["id"])
+
+    def _discard_stale_stop(self) -> dict[str, Any] | None:
+        """Discards a withdrawn request that was written again; returns one that has just replaced it."""
+        folder = self._folder
+        try:
+            os.rename("stop", "ignored", src_dir_fd=folder, dst_dir_fd=folder)
+        except OSError:
+            return None
+        taken = self._read_stop("ignored")
+        try:
+            if taken is None or self._is_stale(taken):
+                os.rename("ignored", "withdrawn", src_dir_fd=folder, dst_dir_fd=folder)
+                return None
+            os.link("ignored", "stop", src_dir_fd=folder, dst_dir_fd=folder)
+        except OSError:
+            pass  # an even newer request is in its place, and its writer signals this runner
+        return taken
 
     def _obey(self, stop: dict[str, Any]) -> None:
         self._terminate(stop["cause"], stop["grace_s"], stop["follow"], stop["id"], stop["signal"])
@@ -239,7 +258,7 @@ class AttemptSupervisor:
             # A stopped process would not receive the signal.
             self._child.signal_group(pending_signals.CONT)
 
-    def _take_stop_away(self) -> None:
+    def _withdraw(self) -> None:
         """Withdraws the request in the file `stop`. If a cancel has replaced it, obeys the cancel.
 
         The file is renamed instead of removed, so that a request that has just replaced it can still be read.
@@ -251,15 +270,10 @@ class AttemptSupervisor:
         except OSError:
             pass
         taken = self._read_stop("withdrawn")
-        if taken is not None and taken["follow"] != "withdraw":
+        is_obeyed = taken is not None and taken["follow"] != "withdraw"
+        self._termination.withdraw("" if taken is None or is_obeyed else taken["id"])
+        if taken is not None and is_obeyed:
             self._obey(taken)
-        elif taken is not None:
-            self._withdrawn_id = taken["id"]
-
-    def _withdraw(self) -> None:
-        self._withdrawn_id = self._termination.request_id
-        self._termination.withdraw()
-        self._take_stop_away()
 
     def _read_stop(self, name: str) -> dict[str, Any] | None:
         stop = files.try_load(self._folder, name)

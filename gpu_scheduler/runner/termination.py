@@ -14,17 +14,17 @@ _KILL_EVERY_S = 1.0
 class Termination:
     """The termination of one command: its cause and its deadline.
 
-    cause: None before any request, and after a request has been withdrawn. request_id: the id of the request;
-    "" if it has none.
+    cause: None before any request, and after a request has been withdrawn.
     """
 
     def __init__(self) -> None:
         self.cause: str | None = None
-        self.request_id = ""
         self.deadline: float | None = None
         self._on_timeout = "kill"
         self._machine_deadline: float | None = None
         self._sent: tuple[str, ...] = ()
+        self._open_ids: tuple[str, ...] = ()
+        self._withdrawn_ids: tuple[str, ...] = ()
 
     def request(
         self,
@@ -37,18 +37,22 @@ class Termination:
     ) -> bool:
         """Records a request to terminate; returns True if the caller must send its signal to the command.
 
-        A command gets each signal only once, however many requests there are.
+        A command gets each signal only once, however many requests there are, and none for a request that is
+        weaker than an earlier one.
         """
-        first, is_new = self.cause is None, signal not in self._sent
+        first = self.cause is None
+        takes_effect = first or _rank(cause) >= _rank(self.cause)
+        is_new = (takes_effect or cause == "machine") and signal not in self._sent
         if is_new:
             self._sent += (signal,)
+        if request_id and request_id not in self._open_ids:
+            self._open_ids += (request_id,)
         until = now + max(0.0, grace_s)
         if cause == "machine":
             self._machine_deadline = until
-        if first or _rank(cause) >= _rank(self.cause):
+        if takes_effect:
             forced = cause == self.cause and self._on_timeout == "kill"
             self.cause, self._on_timeout = cause, "kill" if forced else on_timeout
-            self.request_id = request_id
             # A later request with the same signal never extends the grace period, because the command has
             # already received this signal.
             self.deadline = until if is_new or self.deadline is None else min(self.deadline, until)
@@ -63,13 +67,21 @@ class Termination:
         self.deadline = now + _KILL_EVERY_S
         return "kill"
 
-    def withdraw(self) -> None:
-        """Withdraws the request. The command keeps running unless the machine is shutting down."""
+    def withdraw(self, taken_id: str = "") -> None:
+        """Withdraws all open requests. The command keeps running unless the machine is shutting down.
+
+        taken_id: the id of the request in the file that was withdrawn; "" if it has none.
+        """
+        self._withdrawn_ids += (*self._open_ids, *([taken_id] if taken_id else ()))
+        self._open_ids = ()
         self.cause = "machine" if self._machine_deadline is not None else None
-        self.request_id = ""
-        self._sent = ("TERM",) if self.cause is not None else ()
         self.deadline = self._machine_deadline
         self._on_timeout = "kill"
+        self._sent = ("TERM",) if self.cause is not None else ()
+
+    def has_withdrawn(self, request_id: str) -> bool:
+        """Returns whether the request with this id has been withdrawn. It has no effect any more."""
+        return request_id in self._withdrawn_ids
 
 
 def _rank(cause: str | None) -> int:

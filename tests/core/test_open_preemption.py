@@ -90,6 +90,31 @@ def test_the_outcome_of_a_preempted_attempt_depends_on_how_its_command_ended(
     assert end_of(replace(LIVE, status=result(**values), saved_work=saved)).outcome is outcome
 
 
+def test_a_job_that_ends_after_a_withdrawal_has_completed_only_if_it_did_all_its_work() -> None:
+    late = replace(LIVE, stop_request=None, status=replace(result(cause=None), withdrawn=FIRST))
+    assert end_of(late).outcome is Outcome.COMPLETED
+    assert end_of(replace(late, saved_work=SavedWork(is_complete=True))).outcome is Outcome.COMPLETED
+    part = end_of(replace(late, saved_work=SavedWork(is_complete=False)))
+    assert (part.outcome, part.state) == (Outcome.PREEMPTED, JobState.HELD)
+
+
+def test_a_job_that_is_preempted_while_its_launch_fails_is_not_launched_again() -> None:
+    failed = end_of(replace(LIVE, status=result(cause=None, exit_code=1, began=False)))
+    assert (failed.outcome, failed.state) == (Outcome.PREEMPTED, JobState.HELD)
+
+
+def test_a_preemption_that_may_be_withdrawn_is_cleared_if_the_runner_is_unknown() -> None:
+    unknown = replace(LIVE, status=AttemptStatus(claim="invalid"), survivors=(44,))
+    assert reconcile(unknown, NOW, SETTINGS) == [act.ClearStop(1, 7, "first")]
+    by_hand = replace(unknown, stop_request=None, status=AttemptStatus(claim="invalid", stop=FIRST))
+    assert reconcile(by_hand, NOW, SETTINGS) == []
+
+
+def test_a_withdrawal_does_not_clear_a_preemption_that_has_become_stricter() -> None:
+    stricter = replace(LIVE, stop_request=replace(FIRST, on_timeout="kill"), status=live(withdrawn=FIRST))
+    assert reconcile(stricter, NOW, SETTINGS) == [act.RequestStop(1, replace(FIRST, on_timeout="kill"))]
+
+
 def test_a_preempted_job_is_held_or_queued_again_as_its_preemption_says() -> None:
     held = end_of(replace(LIVE, status=result()))
     assert (held.state, held.job_outcome) == (JobState.HELD, None)

@@ -103,3 +103,31 @@ def test_describes_how_a_command_ended(
     facts: tuple[str | None, bool, int | None, int | None], words: str
 ) -> None:
     assert describe_outcome(*facts) == words
+
+
+def test_withdrawing_a_request_withdraws_all_that_were_open_and_the_one_in_the_file() -> None:
+    ending = Termination()
+    ending.request("preempted", 10, "withdraw", 0, "first")
+    ending.request("preempted", 10, "withdraw", 1, "second")
+    ending.withdraw("third")
+    assert all(map(ending.has_withdrawn, ("first", "second", "third")))
+    assert not ending.has_withdrawn("")
+    ending.request("preempted", 10, "withdraw", 20, "fourth")
+    assert not ending.has_withdrawn("fourth")
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "is_sent"),
+    [
+        (("preempted", "USR1"), ("cancelled", "TERM"), True),
+        (("preempted", "TERM"), ("cancelled", "TERM"), False),
+        (("cancelled", "TERM"), ("preempted", "USR1"), False),
+        (("preempted", "USR1"), ("machine", "TERM"), True),
+    ],
+)
+def test_a_command_gets_the_signal_of_a_later_request_only_if_the_request_takes_effect(
+    first: tuple[str, str], second: tuple[str, str], is_sent: bool
+) -> None:
+    ending = Termination()
+    assert ending.request(first[0], 60, "withdraw", 0, "", first[1])
+    assert ending.request(second[0], 10, "kill", 5, "", second[1]) is is_sent

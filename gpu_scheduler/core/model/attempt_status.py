@@ -59,6 +59,10 @@ class StopRequest:
         """Returns whether this request replaces an earlier one that is still open."""
         return earlier is None or self.rank >= earlier.rank
 
+    def is_repetition_of(self, withdrawn: StopRequest) -> bool:
+        """Returns whether this is a request that the runner has withdrawn, and not a stricter one."""
+        return self.on_timeout == "withdraw" and bool(self.stop_id) and self.stop_id == withdrawn.stop_id
+
     def combined_with(self, earlier: StopRequest | None) -> StopRequest:
         """Returns the request that results if this one follows an earlier, open one of no higher rank.
 

@@ -41,10 +41,10 @@ class SavedWork:
     """The work that an ended attempt has left.
 
     checkpoint: the newest complete checkpoint of its job; None if there is none. is_complete: whether its
-    last progress was N of N. may_resume: whether the scheduler may give the checkpoint to the next attempt by
-    itself, because the command is known to accept one.
+    last progress was N of N; None if it reported none. may_resume: whether the scheduler may give the
+    checkpoint to the next attempt by itself, because the command is known to accept one.
     """
 
     checkpoint: Checkpoint | None = None
-    is_complete: bool = False
+    is_complete: bool | None = None
     may_resume: bool = False

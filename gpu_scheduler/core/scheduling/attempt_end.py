@@ -51,6 +51,11 @@ def interruption(attempt: Attempt, now: Now) -> StateReason:
     return StateReason(ReasonKind.RUNNER_DIED, message=status.damage)
 
 
+def _has_completed(attempt: Attempt) -> bool | None:
+    """Returns whether the last progress of the attempt was N of N; None if there was none."""
+    return None if attempt.saved_work is None else attempt.saved_work.is_complete
+
+
 def newest_checkpoint(attempt: Attempt) -> Checkpoint | None:
     """Returns the newest complete checkpoint of the attempt's job; None if there is none."""
     saved = attempt.saved_work.checkpoint if attempt.saved_work is not None else None
@@ -63,13 +68,16 @@ def end_with_result(
     """Returns the end of an attempt with this result. inventory: the GPUs that a retry may use."""
     if result.cause is not None:
         outcome = _OUTCOME_OF_CAUSE.get(result.cause, Outcome.INTERRUPTED)
-        saved = attempt.saved_work
-        if outcome is Outcome.PREEMPTED and result.exit_code == 0 and saved is not None and saved.is_complete:
+        if outcome is Outcome.PREEMPTED and result.exit_code == 0 and _has_completed(attempt):
             outcome = Outcome.COMPLETED
     elif not result.began:
         outcome = Outcome.NOT_STARTED
+    elif result.exit_code == 0:
+        # A command that saved its work too slowly for a preemption, which was withdrawn, has not completed.
+        stopped_late = attempt.status.withdrawn is not None and _has_completed(attempt) is False
+        outcome = Outcome.PREEMPTED if stopped_late else Outcome.COMPLETED
     else:
-        outcome = Outcome.COMPLETED if result.exit_code == 0 else Outcome.FAILED
+        outcome = Outcome.FAILED
     reason = StateReason(ReasonKind.RUNNER_REPORT, message=result.message) if result.message else None
     if outcome is Outcome.NOT_STARTED:
         reason = explain_launch_failure(result, attempt.failure_context)
@@ -108,6 +116,10 @@ def end_attempt(
     result: AttemptResult | None = None,
 ) -> FinishAttempt:
     """Returns the end of an attempt with this outcome. survivors: pids of remaining processes."""
+    stop = attempt.open_stop
+    if outcome is Outcome.NOT_STARTED and stop is not None and stop.cause == "preempted":
+        # It must not be launched again, although the launch failed by itself.
+        outcome = Outcome.PREEMPTED
     end = FinishAttempt(
         attempt.job_id,
         attempt.attempt_id,

@@ -118,7 +118,7 @@ class Attempt:
     def is_stop_withdrawn(self) -> bool:
         """True if the runner has withdrawn the open request, which the store still has."""
         stop, withdrawn = self.stop_request, self.status.withdrawn
-        if stop is None or withdrawn is None or stop.cause != "preempted":
+        if stop is None or withdrawn is None or stop.on_timeout != "withdraw":
             return False
         return stop.stop_id == withdrawn.stop_id
 

@@ -155,7 +155,7 @@ def _stop_cause(attempt: Attempt) -> str | None:
 def _reconcile_live(attempt: Attempt, now: Now, settings: Settings) -> list[Action]:
     stop, wanted = attempt.status.stop, attempt.open_stop
     job, this = attempt.job_id, attempt.attempt_id
-    actions: list[Action] = _clear_withdrawn_stop(attempt)
+    actions: list[Action] = _clear_open_stop(attempt) if attempt.is_stop_withdrawn else []
     if stop is None and wanted is None:
         if attempt.state is AttemptState.RUNNING:
             return actions
@@ -174,12 +174,10 @@ def _reconcile_live(attempt: Attempt, now: Now, settings: Settings) -> list[Acti
     return [WakeRunner(this)]
 
 
-def _clear_withdrawn_stop(attempt: Attempt) -> list[Action]:
-    """Clears the open request that the runner has withdrawn. No `stop` is written for it again."""
+def _clear_open_stop(attempt: Attempt) -> list[Action]:
+    """Clears the open request to stop, if there is one. No `stop` is written for it again."""
     stop = attempt.stop_request
-    if stop is None or not attempt.is_stop_withdrawn:
-        return []
-    return [ClearStop(attempt.attempt_id, attempt.job_id, stop.stop_id)]
+    return [] if stop is None else [ClearStop(attempt.attempt_id, attempt.job_id, stop.stop_id)]
 
 
 def _record_runner(attempt: Attempt) -> list[Action]:
@@ -198,8 +196,11 @@ def _reconcile_unknown_runner(attempt: Attempt, now: Now, settings: Settings) ->
     """
     if attempt.boot_id != now.boot_id or attempt.survivors == ():
         return _reconcile_dead(attempt, now, settings)
-    cause = _stop_cause(attempt)
-    if attempt.survivors is None or cause is None:
+    forced = attempt.open_stop or attempt.status.stop
+    if forced is not None and forced.on_timeout == "withdraw":
+        # Nobody could withdraw it, so it must not begin.
+        return _clear_open_stop(attempt)
+    if attempt.survivors is None or forced is None:
         return []
     this, stop, wanted = attempt.attempt_id, attempt.status.stop, attempt.open_stop
     actions: list[Action] = []
