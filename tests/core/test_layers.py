@@ -23,7 +23,15 @@ STORE = tuple(
     )
 )  # fmt: skip
 
-CORE = ("core.model", "core.text", "core.command", "core.jobsfile", "core.failure", "core.scheduling")
+CORE = (
+    "core.model",
+    "core.text",
+    "core.command",
+    "core.jobsfile",
+    "core.failure",
+    "core.progress",
+    "core.scheduling",
+)
 
 #: Modules at the top level of the package, which every room may import.
 TOP = ("errors", "config", "clock")
@@ -35,6 +43,7 @@ MAY: Mapping[str, tuple[str, ...]] = {
     "core.model": ("core.text",),
     "core.command": ("core.model", "core.text"),
     "core.failure": ("core.model", "core.text"),
+    "core.progress": ("core.model", "core.text"),
     "core.jobsfile": ("core.model", "core.text", "core.command"),
     "core.scheduling": ("core.model", "core.text", "core.failure", "core.jobsfile"),
     "runner": (),
@@ -43,7 +52,11 @@ MAY: Mapping[str, tuple[str, ...]] = {
     "store": (*CORE, *TOP, "system", "runner.folder", "runner.record_lock"),
     "gpus.probes": ("core.model", "errors", "config", "runner.folder"),
     "gpus": (*CORE, *TOP, "system", "runner.membership", "gpus.probes", "store"),
-    "attempts": (*CORE, *TOP, "system", "runner", "claims", *STORE, "store.writer", "store.attempt_folders"),
+    "progress": ("core.model", "core.text", "core.progress"),
+    "attempts": (
+        *CORE, *TOP, "system", "runner", "claims", "progress", *STORE, "store.writer",
+        "store.attempt_folders",
+    ),
     "executors": (
         "core.command", "runner.folder", "runner.spec", "runner.fork_protocol", "attempts.executor",
         "attempts.folder_status", "attempts.prepare", "attempts.runner_control", "core.model",
@@ -63,18 +76,21 @@ MAY: Mapping[str, tuple[str, ...]] = {
     ),
     "app": (
         *CORE, *TOP, "system", "runner", *STORE, "attempts", "claims", "gpus", "gpus.probes", "intake",
-        "health",
+        "health", "progress",
     ),
     # Views import the types of the records that results contain, but views do not read the store.
-    "views": ("core.model", "core.text", "core.scheduling", "app", "store.records", "store.jobs_files"),
+    "views": (
+        "core.model", "core.text", "core.scheduling", "core.progress", "app", "store.records",
+        "store.jobs_files",
+    ),
     "reporting": (
-        "claims", "core.model", "core.text", "core.scheduling", "errors", "clock", "system",
+        "claims", "core.model", "core.text", "core.scheduling", "errors", "clock", "system", "progress",
         "store.dependencies", "store.events", "store.job_lists", "store.jobs_files", "store.pending_groups",
         "store.records", "store.store", "health.storage", "attempts.log_folder", "app", "views",
     ),
     "scheduler": (
         *CORE, *TOP, "system", "runner", "store", "attempts", "claims", "gpus", "gpus.probes", "executors",
-        "intake", "health", "reporting", "views.wait_text",
+        "intake", "health", "progress", "reporting", "views.wait_text",
     ),
     # The command line only parses arguments and formats results; every use case is in app.
     "cli": ("app", "views", "core.model", "core.text", "core.jobsfile.attributes", *TOP, "system.shortages"),

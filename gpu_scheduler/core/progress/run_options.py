@@ -1,0 +1,56 @@
+"""Reads the options of a job's command that tell how much work the job has and where it saves checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from gpu_scheduler.core.model.job_spec import JobSpec
+
+_STEPS = (
+    "max_steps", "total_steps", "num_steps", "max_train_steps", "num_train_steps", "train_steps", "max_iters",
+    "max_iter", "num_iters", "iterations", "trainer.max_steps",
+)  # fmt: skip
+_EPOCHS = ("num_train_epochs", "max_epochs", "num_epochs", "n_epochs", "epochs", "trainer.max_epochs")
+_OUTPUT = ("output_dir",)
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """What the options of a command say. Values that are missing or not positive are None.
+
+    max_steps, epochs: how many there are; max_steps takes precedence, as in the Hugging Face Trainer.
+    output_dir: the folder for the checkpoints, as written. command: the text of the command, in lower case.
+    """
+
+    max_steps: float | None = None
+    epochs: float | None = None
+    output_dir: str | None = None
+    command: str = ""
+
+    @classmethod
+    def of(cls, spec: JobSpec) -> RunOptions:
+        """Returns the options of a job's command."""
+        return cls(
+            _positive(_values(spec, _STEPS)),
+            _positive(_values(spec, _EPOCHS)),
+            next(iter(_values(spec, _OUTPUT)), None),
+            " ".join(filter(None, [spec.script, *spec.words()])).lower(),
+        )
+
+
+def _values(spec: JobSpec, names: Iterable[str]) -> list[str]:
+    """Returns the values of these options, also of those written with "-" instead of "_"."""
+    spellings = (name for each in names for name in (each, each.replace("_", "-")))
+    return [value for name in dict.fromkeys(spellings) if (value := spec.option(name)) is not None]
+
+
+def _positive(values: Iterable[str]) -> float | None:
+    for value in values:
+        try:
+            number = float(value.replace("_", ""))
+        except ValueError:
+            continue
+        if 0 < number < float("inf"):
+            return number
+    return None

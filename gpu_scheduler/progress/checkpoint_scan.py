@@ -1,0 +1,130 @@
+"""Finds the checkpoints of a job in its output folder, and those that match its attribute `checkpoints`.
+
+No other folder is searched, because it may contain those of other runs, and nothing that is older than the
+first attempt of the job counts. A folder that cannot be read counts as empty.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+import stat
+from collections.abc import Iterator
+from itertools import islice
+from typing import NamedTuple
+
+from gpu_scheduler.core.model.job_spec import JobSpec
+from gpu_scheduler.core.progress.checkpoint_names import (
+    CheckpointKind,
+    CheckpointName,
+    matched_name,
+    parse_name,
+)
+from gpu_scheduler.core.progress.run_options import RunOptions
+
+#: The folders in an output folder in which TRL and PyTorch Lightning save.
+_INNER_FOLDERS = ("completions", "checkpoints", "lightning_logs/version_*/checkpoints")
+#: Maximum number of names to examine in a folder, and of files that match a pattern.
+_MAX_NAMES = 10_000
+#: The file that the Hugging Face Trainer writes last into a checkpoint.
+_TRAINER_STATE = "trainer_state.json"
+_MAX_STEPS = re.compile(rb'"max_steps": (\d{1,15})\b')
+
+
+class FoundCheckpoint(NamedTuple):
+    """A checkpoint. path: absolute; saved_at: in wall seconds; total: the number of steps of the whole run,
+    None if it does not say; is_whole: whether its own content shows that it is complete.
+    """
+
+    path: str
+    name: CheckpointName
+    saved_at: float
+    total: float | None
+    is_whole: bool
+
+
+def scan_checkpoints(spec: JobSpec, since_wall: float | None) -> list[FoundCheckpoint]:
+    """Returns the checkpoints that were saved at or after this time, oldest first. None means all."""
+    candidates = dict(_named_in_output(spec))
+    candidates.update(_matching(spec))
+    found = (_examine(path, name) for path, name in candidates.items())
+    recent = (one for one in found if one is not None and (since_wall is None or one.saved_at >= since_wall))
+    return sorted(recent, key=lambda one: (one.saved_at, one.name.step or 0.0, one.path))
+
+
+def newest_complete(found: list[FoundCheckpoint]) -> FoundCheckpoint | None:
+    """Returns the newest complete checkpoint from which a job can resume; None if there is none.
+
+    found: oldest first. A checkpoint is complete if its content shows it or a newer one of its kind exists.
+    """
+    newer_kinds: set[CheckpointKind] = set()
+    for one in reversed(found):
+        if one.name.kind is CheckpointKind.COMPLETIONS:
+            continue
+        if one.is_whole or one.name.kind in newer_kinds:
+            return one
+        newer_kinds.add(one.name.kind)
+    return None
+
+
+def _named_in_output(spec: JobSpec) -> Iterator[tuple[str, CheckpointName]]:
+    written = RunOptions.of(spec).output_dir
+    if not written or any(character in written for character in "$`\0"):
+        return  # only a shell knows which folder this is
+    folder = os.path.join(spec.cwd, os.path.expanduser(written))
+    inner = (glob.iglob(os.path.join(glob.escape(folder), each)) for each in _INNER_FOLDERS)
+    for each in (folder, *(path for paths in inner for path in paths)):
+        try:
+            with os.scandir(each) as entries:
+                for entry in islice(entries, _MAX_NAMES):
+                    name = parse_name(entry.name)
+                    if name is not None:
+                        yield os.path.normpath(entry.path), name
+        except OSError:
+            continue
+
+
+def _matching(spec: JobSpec) -> Iterator[tuple[str, CheckpointName]]:
+    pattern = spec.checkpoints
+    if not pattern or "\0" in pattern:
+        return
+    paths = glob.iglob(os.path.expanduser(pattern), root_dir=spec.cwd, recursive=True)
+    for path in islice(paths, _MAX_NAMES):
+        whole = os.path.normpath(os.path.join(spec.cwd, path))
+        yield whole, matched_name(os.path.basename(whole))
+
+
+def _examine(path: str, name: CheckpointName) -> FoundCheckpoint | None:
+    try:
+        status = os.stat(path)
+        if stat.S_ISDIR(status.st_mode):
+            return _examine_folder(path, name, status.st_mtime)
+        if not stat.S_ISREG(status.st_mode) or name.kind is CheckpointKind.TRAINER:
+            return None
+        return FoundCheckpoint(path, name, status.st_mtime, None, _is_whole_zip(path))
+    except OSError:
+        return None
+
+
+def _examine_folder(path: str, name: CheckpointName, modified_at: float) -> FoundCheckpoint | None:
+    if name.kind not in (CheckpointKind.TRAINER, CheckpointKind.PATTERN):
+        return None
+    try:
+        with open(os.path.join(path, _TRAINER_STATE), "rb") as file:
+            status = os.fstat(file.fileno())
+            file.seek(max(0, status.st_size - 4096))
+            end = file.read().rstrip()
+    except OSError:
+        return FoundCheckpoint(path, name, modified_at, None, False)
+    totals = _MAX_STEPS.findall(end)
+    total = float(totals[-1]) if totals and int(totals[-1]) else None
+    return FoundCheckpoint(path, name, status.st_mtime, total, end.endswith(b"}"))
+
+
+def _is_whole_zip(path: str) -> bool:
+    """Returns whether a file is a ZIP file with a directory at its end, as `torch.save` writes."""
+    import zipfile  # only jobs with such checkpoints need it
+
+    with open(path, "rb") as file:
+        return file.read(4) == b"PK\x03\x04" and zipfile.is_zipfile(file)

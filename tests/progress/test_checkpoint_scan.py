@@ -1,0 +1,109 @@
+"""Finding the newest complete checkpoint of a job."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from gpu_scheduler.core.model.checkpoint import Checkpoint
+from gpu_scheduler.progress.checkpoint_scan import scan_checkpoints
+from gpu_scheduler.progress.job_progress import find_checkpoint
+from tests.progress.training import spec, trainer_checkpoint, zip_checkpoint
+
+
+def test_the_newest_folder_of_the_trainer_counts_once_its_state_is_written(tmp_path: Path) -> None:
+    job = spec(tmp_path, "--output_dir", "out")
+    trainer_checkpoint(tmp_path / "out/checkpoint-100", 1000.0)
+    newest = trainer_checkpoint(tmp_path / "out/checkpoint-150", 1100.0, whole=False)
+    assert find_checkpoint(job, 900.0) == Checkpoint(str(tmp_path / "out/checkpoint-100"), 100.0, 1000.0)
+    (newest / "trainer_state.json").write_text('{\n  "global_step": 150,\n  "max_st')
+    os.utime(newest / "trainer_state.json", (1100.0, 1100.0))
+    assert find_checkpoint(job, 900.0) == Checkpoint(str(tmp_path / "out/checkpoint-100"), 100.0, 1000.0)
+    (newest / "trainer_state.json").write_text('{\n  "global_step": 150,\n  "max_steps": 300\n}\n')
+    os.utime(newest / "trainer_state.json", (1100.0, 1100.0))
+    assert find_checkpoint(job, 900.0) == Checkpoint(str(newest), 150.0, 1100.0)
+
+
+def test_all_but_the_newest_of_a_kind_are_complete(tmp_path: Path) -> None:
+    job = spec(tmp_path, "--output_dir=out")
+    for step in (50, 100, 150):
+        trainer_checkpoint(tmp_path / f"out/checkpoint-{step}", 1000.0 + step, whole=False)
+    found = find_checkpoint(job, None)
+    assert found is not None
+    assert found.step == 100
+
+
+def test_a_lightning_file_counts_if_it_is_a_whole_zip(tmp_path: Path) -> None:
+    job = spec(tmp_path, "--output-dir", str(tmp_path / "out"))
+    first = zip_checkpoint(tmp_path / "out/lightning_logs/version_0/checkpoints/epoch=0-step=30.ckpt", 1000.0)
+    zip_checkpoint(tmp_path / "out/epoch=1-step=60.ckpt", 1100.0, whole=False)
+    assert find_checkpoint(job, None) == Checkpoint(str(first), 30.0, 1000.0)
+    whole = zip_checkpoint(tmp_path / "out/checkpoints/epoch=2-step=90.ckpt", 1200.0)
+    assert find_checkpoint(job, None) == Checkpoint(str(whole), 90.0, 1200.0)
+
+
+def test_the_attribute_names_other_checkpoints(tmp_path: Path) -> None:
+    job = spec(tmp_path, checkpoints="models/run[0-9]/model_epoch_*.pt")
+    legacy = tmp_path / "models/run1/model_epoch_5.pt"
+    legacy.parent.mkdir(parents=True)
+    legacy.write_bytes(b"pickle")
+    os.utime(legacy, (1000.0, 1000.0))
+    assert find_checkpoint(job, None) is None  # it may be half written
+    (tmp_path / "models/run1/model_epoch_10.pt").write_bytes(b"pick")
+    assert find_checkpoint(job, None) == Checkpoint(str(legacy), 5.0, 1000.0)
+
+
+def test_older_checkpoints_are_those_of_other_runs(tmp_path: Path) -> None:
+    job = spec(tmp_path, "--output_dir", "out")
+    trainer_checkpoint(tmp_path / "out/checkpoint-900", 800.0)
+    trainer_checkpoint(tmp_path / "out/checkpoint-50", 1000.0)
+    found = find_checkpoint(job, 900.0)
+    assert found is not None
+    assert found.step == 50
+
+
+@pytest.mark.parametrize("arguments", [(), ("--output_dir", "$SCRATCH/out"), ("--output_dir",)])
+def test_no_other_folder_is_searched(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    trainer_checkpoint(tmp_path / "checkpoint-50", 1000.0)
+    trainer_checkpoint(tmp_path / "out/checkpoint-50", 1000.0)
+    assert find_checkpoint(spec(tmp_path, *arguments), None) is None
+    assert find_checkpoint(spec(tmp_path, "--output_dir", "elsewhere"), None) is None
+
+
+def test_completions_only_show_how_far_the_job_is(tmp_path: Path) -> None:
+    job = spec(tmp_path, "--output_dir", "out")
+    (tmp_path / "out/completions").mkdir(parents=True)
+    (tmp_path / "out/completions/completions_00150.parquet").write_bytes(b"PAR1")
+    assert find_checkpoint(job, None) is None
+    assert [one.name.step for one in scan_checkpoints(job, None)] == [150.0]
+
+
+def test_odd_files_are_no_checkpoints(tmp_path: Path) -> None:
+    job = spec(tmp_path, "--output_dir", "out", checkpoints="out/*.ckpt")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/checkpoint-5").write_text("a file")
+    (tmp_path / "out/checkpoint-6").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "out/epoch=0-step=7.ckpt").mkdir()
+    os.mkfifo(tmp_path / "out/last.ckpt")
+    assert scan_checkpoints(job, None) == []
+
+
+def test_a_folder_that_cannot_be_read_counts_as_empty(tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("no folder")
+    job = spec(tmp_path, "--output_dir", "out", checkpoints="out/*/[")
+    assert find_checkpoint(job, None) is None
+
+
+def test_the_checkpoint_that_the_job_reports_counts_first(tmp_path: Path) -> None:
+    job = spec(tmp_path, "--output_dir", "out")
+    trainer_checkpoint(tmp_path / "out/checkpoint-50", 1000.0)
+    report, reported = tmp_path / "progress", tmp_path / "state.pt"
+    report.write_text('{"step": 40, "checkpoint": "state.pt"}')
+    found = find_checkpoint(job, None, str(report))
+    assert found is not None
+    assert found.step == 50  # the reported one does not exist
+    reported.write_bytes(b"x")
+    os.utime(reported, (900.0, 900.0))
+    assert find_checkpoint(job, None, str(report)) == Checkpoint(str(reported), 40.0, 900.0)
