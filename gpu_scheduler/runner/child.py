@@ -196,6 +196,11 @@ class Child:
                 pass
 
     @property
+    def group(self) -> int:
+        """The process group of the command, which may be empty."""
+        return self._pid
+
+    @property
     def may_have_left_processes(self) -> bool:
         """Whether the ended command may have left processes running; False if it certainly has not."""
         return self._pid != 0 and not (self._is_subreaper and not has_children())

@@ -1,8 +1,11 @@
 """Ends the processes that a command left behind: sends SIGTERM and, after a grace period, SIGKILL.
 
-Gives up after 5 s. This process adopts the command's orphans, so as long as any of them is left, it has a
-child. A scan can miss a fork chain, so only two scans in a row that find neither a process nor a child prove
-that none is left.
+If the command was asked to end, as a shell script that runs a training may be, its processes have as long as
+the command had, and those that have been asked already are not signalled again. Gives up 5 s after the end of
+the command, or 2 s after a later SIGKILL.
+
+This process adopts the command's orphans, so as long as any of them is left, it has a child. A scan can miss
+a fork chain, so only two scans in a row that find neither a process nor a child prove that none is left.
 """
 
 from __future__ import annotations
@@ -19,7 +22,9 @@ if TYPE_CHECKING:
 
 _KILL_AFTER_S = 3.0
 _GIVE_UP_AFTER_S = 5.0
-_RESCAN_S = 0.03
+_GIVE_UP_AFTER_KILL_S = 2.0
+#: Seconds between two scans, and between two scans while processes that were asked to end have time.
+_RESCAN_S, _ASKED_RESCAN_S = 0.03, 0.2
 #: Number of times per step to signal children that are too short-lived for a scan.
 _TRIES = 20
 
@@ -28,19 +33,34 @@ class Leftovers:
     """The processes that descend from this process or belong to the attempt.
 
     survivors: the pids of the processes that could not be ended. command: the recorded command, or None if it
-    did not record itself.
+    did not record itself. asked_group: the process group that was asked to end; None if none was.
     """
 
-    def __init__(self, token: str, command: RecordedCommand | None, grace_s: float, ended: float) -> None:
+    def __init__(
+        self,
+        token: str,
+        command: RecordedCommand | None,
+        grace_s: float,
+        ended: float,
+        asked_group: int | None = None,
+    ) -> None:
         self._token = token
         self._command = command
+        self._asked_group = asked_group
         self._kill_at = ended + min(grace_s, _KILL_AFTER_S)
         self._give_up_at = ended + _GIVE_UP_AFTER_S
+        self._first_times = self._kill_at, self._give_up_at
         self._terminated: set[tuple[int, int]] = set()
         self._empty_scans = 0
         self._scans_without_pids = 0
         self._last_pid: int | None = None
         self.survivors: list[int] = []
+
+    def kill_at(self, deadline: float) -> None:
+        """Sets the time of SIGKILL, unless it is earlier than for a command that was not asked to end."""
+        kill_at, give_up_at = self._first_times
+        self._kill_at = max(kill_at, deadline)
+        self._give_up_at = max(give_up_at, self._kill_at + _GIVE_UP_AFTER_KILL_S)
 
     def step(self, now: float) -> float | None:
         """Scans for the remaining processes and signals them; returns the seconds until the next step.
@@ -73,10 +93,13 @@ class Leftovers:
                 process_scan.send_signal(*process, pending_signals.KILL)
             elif process not in self._terminated:
                 self._terminated.add(process)
+                if self._asked_group is not None and process_scan.group_of(process[0]) == self._asked_group:
+                    continue
                 process_scan.send_signal(*process, pending_signals.TERM)
                 process_scan.send_signal(*process, pending_signals.CONT)
         # Scans take longer on a machine with many processes. Spend at most a fifth of the time on them.
-        return max(_RESCAN_S, 4 * (time.monotonic() - now))
+        is_patient = self._asked_group is not None and now < self._kill_at
+        return max(_ASKED_RESCAN_S if is_patient else _RESCAN_S, 4 * (time.monotonic() - now))
 
     def _signal_short_lived(self, number: int) -> None:
         """Signals children that end before a scan can read them."""

@@ -60,6 +60,12 @@ def ticks_of(pid: int) -> int | None:
     return None if fields is None else int(fields[19])
 
 
+def group_of(pid: int) -> int | None:
+    """Returns the process group of a process; None if it is gone or a zombie."""
+    fields = living_fields(pid)
+    return None if fields is None else int(fields[2])
+
+
 def is_running(pid: int, ticks: int) -> bool:
     """Returns whether the process with this pid and start time exists and is not exiting."""
     fields = living_fields(pid)

@@ -298,6 +298,7 @@ class AttemptSupervisor:
                 self._cause, machine_may_come = "machine", False
             if self._signals.take(pending_signals.CHLD):
                 child.reap()
+            self._tighten(rest)
             machine_may_come = machine_may_come and now < machine_until
             look_again_s = None if rest is None else rest.step(now)
             waits = [] if look_again_s is None else [look_again_s]
@@ -313,6 +314,16 @@ class AttemptSupervisor:
             # The command succeeded in spite of SIGTERM, so it was not interrupted.
             self._cause = None
 
+    def _tighten(self, rest: Leftovers | Descendants | None) -> None:
+        """Gives the processes of a command that was asked to end the rest of its grace period."""
+        if self._cause is None:
+            return
+        if self._signals.take(pending_signals.USR1):
+            self._check_stop_file()
+            self._cause = self._termination.cause
+        if rest is not None and self._termination.deadline is not None:
+            rest.kill_at(self._termination.deadline)
+
     def _find_leftovers(self) -> Leftovers | Descendants | None:
         """Returns the processes that the ended command may have left running; None if there are none."""
         child = self._child
@@ -326,7 +337,8 @@ class AttemptSupervisor:
             command = read_recorded_command(self._folder, spec["token"])
         except (ImportError, OSError):
             return None  # out of file descriptors; the scheduler will end the attempt's processes
-        return Leftovers(spec["token"], command, spec["term_grace_s"], child.ended)
+        asked = None if self._cause is None else child.group
+        return Leftovers(spec["token"], command, spec["term_grace_s"], child.ended, asked)
 
     def _drain(self) -> None:
         end = time.monotonic() + _DRAIN_S

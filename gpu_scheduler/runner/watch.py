@@ -50,7 +50,7 @@ class WatchSupervisor(AttemptSupervisor):
 
 
 class Descendants:
-    """Ends the processes that a stopped process has left: SIGTERM at once, SIGKILL after 3 s.
+    """Ends the processes that a stopped process has left: SIGTERM at once, SIGKILL after 3 s or later.
 
     survivors: the pids of the processes that could not be ended.
     """
@@ -59,8 +59,15 @@ class Descendants:
         self._processes = process.descendants
         self._kill_at = process.ended + _KILL_AFTER_S
         self._give_up_at = process.ended + _GIVE_UP_AFTER_S
+        self._first_times = self._kill_at, self._give_up_at
         self._is_signalled = False
         self.survivors: list[int] = []
+
+    def kill_at(self, deadline: float) -> None:
+        """Sets the time of SIGKILL, unless it is earlier than 3 s after the end of the process."""
+        first_kill_at, give_up_at = self._first_times
+        self._kill_at = max(first_kill_at, deadline)
+        self._give_up_at = self._kill_at + give_up_at - first_kill_at
 
     def step(self, now: float) -> float | None:
         """Signals the processes that are left; returns the seconds until the next step.

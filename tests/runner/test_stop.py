@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import time
 from pathlib import Path
@@ -156,6 +157,28 @@ def test_a_cancel_after_a_preemption_with_another_signal_sends_sigterm(make: Mak
     attempt.stop("cancelled", 60)
     result = attempt.result()
     assert (result.cause, result.signal) == ("cancelled", signal.SIGTERM)
+
+
+def test_a_program_in_a_shell_script_can_save_its_state(make: Make) -> None:
+    # The shell ends at once, so the program is one of the processes that the command left behind.
+    program = "trap 'echo asked; sleep 0.5; echo saved; exit 0' TERM; echo up; while :; do sleep 0.05; done"
+    attempt = make(f"(sh -c {shlex.quote(program)}); echo never", term_grace_s=0.1).launch()
+    attempt.until_logged("up")
+    attempt.stop("preempted", 30, "withdraw")
+    result = attempt.result()
+    assert (result.cause, result.signal, result.survivors) == ("preempted", signal.SIGTERM, ())
+    assert attempt.body().splitlines()[-2:] == ["asked", "saved"]
+
+
+def test_a_cancel_shortens_the_time_of_a_program_whose_shell_has_ended(make: Make) -> None:
+    attempt = make(f"(sh -c {shlex.quote(STUBBORN)}); echo never").launch()
+    attempt.until_logged("up")
+    shell = command_of(attempt)
+    attempt.stop("preempted", 60, "withdraw")
+    wait_for(lambda: not Path(f"/proc/{shell}").exists(), "the end of the shell")
+    attempt.stop("cancelled", 0.2)
+    result = attempt.result(10)
+    assert (result.cause, result.signal, result.survivors) == ("cancelled", signal.SIGTERM, ())
 
 
 def test_a_preempted_command_can_save_its_state(make: Make) -> None:
