@@ -24,8 +24,8 @@ ROOT = Path(__file__).resolve().parents[1]
 
 STATES = {
     JobState.HELD: (
-        "waits for `release` after a `hold` or `[hold]` on its line, or for `recover` after an interrupted"
-        " attempt"
+        "waits for `release` after a `hold` or `[hold]` on its line, or for `resume --job`, `retry` or"
+        " `recover` after an interrupted or preempted attempt"
     ),
     JobState.QUEUED: (
         "waits for other jobs, GPUs, its turn, or the time of its next launch; `why` shows the reason"

@@ -28,7 +28,7 @@ from gpu_scheduler.store.store import Store
 class NeedSource(str, Enum):
     """Where a job's need comes from."""
 
-    OUT_OF_MEMORY = "raised after it ran out of memory"
+    EARLIER_ATTEMPT = "from an earlier attempt"
     TORCHRUN = "torchrun"
     ATTRIBUTES = "from its attributes"
     LEARNED = "measured use of finished jobs of its kind"
@@ -93,7 +93,7 @@ def _empty_gpu(gpu: GpuRecord) -> Gpu:
 def _source(job: JobRecord, is_learned: bool) -> NeedSource:
     spec = job.spec
     if job.min_vram_mib is not None:
-        return NeedSource.OUT_OF_MEMORY
+        return NeedSource.EARLIER_ATTEMPT
     if spec.torchrun is not None:
         return NeedSource.TORCHRUN
     if spec.share is not None or spec.gpus is not None or spec.vram is not None:

@@ -135,6 +135,12 @@ def set_attributes(
         return SetResult(answers, tuple(chain.from_iterable(notes)))
 
 
+def request_for_job(store: Store, verb: str, job_id: int, by: str, **args: object) -> Answer:
+    """Records a request for one job, wakes the scheduler and returns the answer."""
+    requests, refused = _record_requests(store, verb, [job_id], by, args)
+    return (refused or _answers(store, requests, wake_and_wait(store, requests), {}))[0]
+
+
 def _request_for_jobs(
     location: Location, verb: str, jobs: Sequence[JobRef] | None, by: str, **args: object
 ) -> tuple[Answer, ...]:

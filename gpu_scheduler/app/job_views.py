@@ -205,6 +205,7 @@ def _with_next_round(
                 exit_code=action.exit_code,
                 signal=action.signal,
                 finished_at=action.ended_at if is_over else None,
+                checkpoint=action.checkpoint,
             )
             return ended, _ended_attempt(attempt, action)
     return job, attempt

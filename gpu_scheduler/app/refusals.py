@@ -12,11 +12,13 @@ from typing import Any
 from gpu_scheduler.app.answers import Answer, AnswerKind
 from gpu_scheduler.app.job_refs import job_record
 from gpu_scheduler.app.store_access import requested_verbs, scheduler_pid_of
+from gpu_scheduler.core.model.request import UNFINISHED
 from gpu_scheduler.core.model.request_answer import (
     ACCEPTED_STATES,
     AnswerCode,
     RequestAnswer,
     not_interrupted,
+    unfinished_work,
     wrong_state,
 )
 from gpu_scheduler.core.model.states import ACTIVE, JobState, Outcome
@@ -32,6 +34,7 @@ _EFFECTS = {
     "cancel": JobState.FINISHED,
     "line_removed": JobState.FINISHED,
     "retry": JobState.QUEUED,
+    "resume_job": JobState.QUEUED,
     "requeue": JobState.QUEUED,
     "hold": JobState.HELD,
     "release": JobState.QUEUED,
@@ -55,6 +58,8 @@ def early_refusal(
         return not_interrupted(after) if is_refused else None
     if verb == "cancel":
         return _refusal_of_cancel(job, current, after)
+    if verb == "release" and current.state is after is JobState.HELD and current.held_by in UNFINISHED:
+        return unfinished_work(current.held_by)
     # A repeated request has no effect of its own, but its user wants what is already requested.
     is_repeated = verb in pending and after is _EFFECTS.get(verb)
     return None if after in ACCEPTED_STATES[verb] or is_repeated else wrong_state(verb, after)

@@ -13,9 +13,11 @@ from gpu_scheduler.attempts.prepare import is_usable, prepare
 from gpu_scheduler.attempts.requested_claims import requested_claims
 from gpu_scheduler.claims.lock_folder import VARIABLE, ClaimFolder, LockFolderError
 from gpu_scheduler.config import StartOptions
+from gpu_scheduler.core.command import resume
 from gpu_scheduler.core.command.build import build_command
 from gpu_scheduler.core.command.environment import find_conda_sh
 from gpu_scheduler.core.command.sessions import session_name
+from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.text.formatting import safe_text
 from gpu_scheduler.store import attempt_folders
 from gpu_scheduler.store.environments import environment_of_job
@@ -28,8 +30,6 @@ from gpu_scheduler.store.writer import StoreWriter
 #: attempt folder.
 PROGRESS_VARIABLE = "GPU_SCHEDULER_PROGRESS"
 PROGRESS_FILE = "progress"
-#: The variable that names the checkpoint from which an attempt resumes.
-CHECKPOINT_VARIABLE = "GPU_SCHEDULER_CHECKPOINT"
 
 
 class Launcher:
@@ -101,7 +101,7 @@ class Launcher:
         self, attempt: AttemptRecord, job: JobRecord, executor: Executor, log: str, when: datetime
     ) -> None:
         options = self._options
-        spec = job.spec
+        spec = _resumed_spec(attempt, job)
         index = self._store.gpu_indices()
         gpus = [index[uuid] for uuid in attempt.gpus]
         number, token = attempt.number, attempt.token
@@ -145,7 +145,7 @@ class Launcher:
         folder = self._store.data_dir.attempt_folder(attempt)
         added = {**self._extra, PROGRESS_VARIABLE: str(folder / PROGRESS_FILE)}
         if attempt.resumed_from is not None:
-            added[CHECKPOINT_VARIABLE] = attempt.resumed_from.path
+            added[resume.VARIABLE] = attempt.resumed_from.path
         return added
 
     def _submitted_environment(self, job: JobRecord) -> Mapping[str, str] | None:
@@ -171,3 +171,21 @@ class Launcher:
         path = source.removeprefix("file:")
         jobs_file = find_jobs_file(self._store, path) if path != source else None
         return None if jobs_file is None else jobs_file.cwd
+
+
+def _resumed_spec(attempt: AttemptRecord, job: JobRecord) -> JobSpec:
+    """Returns what the attempt runs: the job, with the path of the checkpoint from which it resumes, if any.
+
+    Raises LaunchError if the checkpoint is gone, or if the command has no place for it any more.
+    """
+    checkpoint = attempt.resumed_from
+    if checkpoint is None:
+        return job.spec
+    shown = safe_text(checkpoint.path)
+    remedy = f"`cancel {job.id}`, then `retry {job.id}` starts it from its beginning"
+    if not os.path.exists(checkpoint.path):
+        raise LaunchError(f"job {job.id} cannot resume: the checkpoint {shown} does not exist; {remedy}")
+    spec = resume.with_checkpoint(job.spec, checkpoint.path)
+    if spec is None:
+        raise LaunchError(f"job {job.id} cannot resume: its command has no place for {shown}; {remedy}")
+    return spec

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
 
 from gpu_scheduler.attempts.executor import LOCAL_EXECUTORS, AttemptRef
 from gpu_scheduler.attempts.folder_status import observe
@@ -44,6 +45,12 @@ def observe_attempt(
     except OSError as error:
         where = store.data_dir.attempt_folder(record)
         status = AttemptStatus(claim="unknown", anomalies=(f"{where}: {error.strerror}",))
+    saved_work = None
+    if status.is_over or not status.folder_exists:
+        # Imported only here, because no attempt ends in most rounds.
+        from gpu_scheduler.attempts.saved_work import saved_work_of
+
+        saved_work = saved_work_of(store, record, status)
     context = None
     result = status.result
     if result is not None and result.claimed_gpu is not None:
@@ -53,7 +60,7 @@ def observe_attempt(
         from gpu_scheduler.attempts.failure_context import failure_context_of
 
         context = failure_context_of(store, record, status)
-    return attempt_from_record(record, status, context)
+    return replace(attempt_from_record(record, status, context), saved_work=saved_work)
 
 
 def runner_pids(attempts: Iterable[Attempt]) -> frozenset[int]:

@@ -140,6 +140,17 @@ def gpus(parser: argparse.ArgumentParser) -> None:
                         help="`all`, or GPU ids such as `0`, `0,2` or `0-3`")  # fmt: skip
 
 
+def resume(parser: argparse.ArgumentParser) -> None:
+    """Declares the arguments of `resume`: GPUs, or a job and its checkpoint."""
+    parser.add_argument("ids", metavar="ID", nargs="*", type=values.gpu_ids,
+                        help="`all`, or GPU ids such as `0`, `0,2` or `0-3`")  # fmt: skip
+    parser.add_argument("--job", metavar="JOB", type=values.single_job,
+                        help="Continue this held or finished job, instead of resuming GPUs")  # fmt: skip
+    parser.add_argument("--from", metavar="PATH", type=path, dest="from_path",
+                        help="Checkpoint from which the job continues (default: the newest complete"
+                        " one)")  # fmt: skip
+
+
 def screens(parser: argparse.ArgumentParser) -> None:
     """Declares the options of `screens`."""
     shared_options(parser, "--json")

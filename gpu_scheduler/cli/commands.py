@@ -78,8 +78,8 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
     "manage GPUs": {
         "pause": Command("request_commands", arguments.gpus, "pause 0 2",
             "Keep new jobs off GPUs; running jobs continue"),
-        "resume": Command("request_commands", arguments.gpus, "resume 0 2",
-            "Let paused GPUs accept new jobs again"),
+        "resume": Command("resume", arguments.resume, "resume 0 2",
+            "Let paused GPUs accept new jobs again; with --job, continue a job from its newest checkpoint"),
     },
     "use GPUs without the queue": {
         "run": Command("claim_commands", claim_arguments.run, "run --min-free-mb 8000 -- python train.py",

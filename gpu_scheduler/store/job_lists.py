@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable
 
+from gpu_scheduler.core.command.resume import stands_in
 from gpu_scheduler.core.model.attempt_status import DEFAULT_STOP_SIGNAL
+from gpu_scheduler.core.model.checkpoint import Checkpoint
+from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.request import InterruptedJob, JobFact
 from gpu_scheduler.core.model.states import FAILED, JobState, Outcome
 from gpu_scheduler.store.from_rows import JOB_COLUMNS, STOP_REQUEST_COLUMN, job_records, stop_request
@@ -104,10 +107,12 @@ def jobs_ahead_of(store: Store, job: JobRecord, limit: int) -> tuple[int, list[i
     return (count["n"] if count else 0), [row["id"] for row in rows]
 
 
+#: The columns of a job that tell with which checkpoint it may resume.
+_CHECKPOINT_COLUMNS = "job.checkpoint, CASE WHEN job.checkpoint IS NOT NULL THEN job.spec END"
 #: The columns of a job fact.
 _FACT_COLUMNS = (
     f"job.id, job.state, job.outcome, job.held_by, {STOP_REQUEST_COLUMN},"
-    " json_extract(job.spec, '$.preempt_signal'),"
+    f" json_extract(job.spec, '$.preempt_signal'), {_CHECKPOINT_COLUMNS},"
     " CASE WHEN job.failed_parents > 0 THEN (SELECT min(parent.id)"
     " FROM dependency JOIN job AS parent ON parent.id = parent_id WHERE job_id = job.id"
     " AND dependency.kind = 'completed' AND parent.state = 'finished'"
@@ -141,8 +146,11 @@ def _job_fact(
     held_by: str | None,
     stop: str | None,
     preempt_signal: str | None,
+    saved: str | None,
+    spec: str | None,
     failed_parent: int | None,
 ) -> JobFact:
+    checkpoint, may_resume = _checkpoint(saved, spec)
     return JobFact(
         job_id,
         JobState(state),
@@ -151,7 +159,16 @@ def _job_fact(
         failed_parent,
         None if stop is None else stop_request(stop),
         preempt_signal=preempt_signal or DEFAULT_STOP_SIGNAL,
+        checkpoint=checkpoint,
+        may_resume=may_resume,
     )
+
+
+def _checkpoint(saved: str | None, spec: str | None) -> tuple[Checkpoint | None, bool]:
+    """Returns the newest checkpoint of a job, and whether the scheduler may resume the job by itself."""
+    if saved is None or spec is None:
+        return None, False
+    return Checkpoint.from_json(saved), stands_in(JobSpec.from_json(spec))
 
 
 def job_count(store: Store) -> int:
@@ -190,6 +207,7 @@ def listed_count(store: Store) -> int:
 def interrupted_jobs(store: Store) -> list[InterruptedJob]:
     """Returns the jobs that are held because their last attempts were interrupted, oldest first."""
     rows = store.db.rows(
-        "SELECT id, recoveries FROM job WHERE state = 'held' AND held_by = 'interrupted' ORDER BY id"
+        f"SELECT id, recoveries, {_CHECKPOINT_COLUMNS} FROM job"
+        " WHERE state = 'held' AND held_by = 'interrupted' ORDER BY id"
     )
-    return [InterruptedJob(job_id, recoveries) for job_id, recoveries in rows]
+    return [InterruptedJob(job_id, used, *_checkpoint(*saved)) for job_id, used, *saved in rows]

@@ -8,6 +8,7 @@ import sqlite3
 from collections.abc import Iterable
 from typing import Any
 
+from gpu_scheduler.core.model.checkpoint import Checkpoint
 from gpu_scheduler.core.model.event import (
     AttemptEnded,
     AttemptStarted,
@@ -29,7 +30,7 @@ from gpu_scheduler.store.database import insert
 from gpu_scheduler.store.measurements import record_measurement
 from gpu_scheduler.store.records import AllocationRecord, AttemptRecord
 from gpu_scheduler.store.write_context import WriteContext
-from gpu_scheduler.store.write_jobs import NO_STOP, change_job_state, reason_json
+from gpu_scheduler.store.write_jobs import NO_STOP, change_job_state, checkpoint_json, reason_json
 
 
 def start(context: WriteContext, action: act.Start) -> int:
@@ -49,9 +50,12 @@ def start(context: WriteContext, action: act.Start) -> int:
         follows_preemption=last_outcome == Outcome.PREEMPTED.value,
     )  # fmt: skip
     insert_allocations(db, attempt_id, _allocations(context, action))
+    checkpoint = None if resume_from is None else Checkpoint.from_json(resume_from)
     details = AttemptStarted(
         number, context.gpu_indices(action.gpus), action.share, action.vram, action.whole, action.learned,
         action.assumed,
+        resumed_from=None if checkpoint is None else checkpoint.path,
+        resumed_step=None if checkpoint is None else checkpoint.step,
     )  # fmt: skip
     change_job_state(
         context, action.job_id, JobState.STARTING, None, details, before=JobState(state),
@@ -183,13 +187,10 @@ def finish_attempt(context: WriteContext, action: act.FinishAttempt) -> None:
 
 def _resumption(action: act.FinishAttempt) -> dict[str, Any]:
     """Returns the columns of the job that decide with which checkpoint its next attempt starts."""
-    known = None if action.checkpoint is None else action.checkpoint.to_json()
+    known = checkpoint_json(action.checkpoint)
     if action.outcome is Outcome.NOT_STARTED:
         return {"checkpoint": known}  # the next attempt starts as this one should have
-    return {
-        "checkpoint": known,
-        "resume_from": None if action.resume_from is None else action.resume_from.to_json(),
-    }
+    return {"checkpoint": known, "resume_from": checkpoint_json(action.resume_from)}
 
 
 def _held_by(action: act.FinishAttempt) -> str | None:

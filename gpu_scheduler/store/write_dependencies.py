@@ -58,7 +58,8 @@ def _settle(context: WriteContext, job_id: int) -> None:
     parents = dependencies.parents_of(context.store, [job_id]).get(job_id, ())
     failed = next((parent for parent in parents if status_of(parent) is ParentStatus.FAILED), None)
     if failed is None:
-        requeue_job(context, act.RequeueJob(job_id, StateReason(ReasonKind.PARENT_RETRIED)))
+        reason = StateReason(ReasonKind.PARENT_RETRIED)
+        requeue_job(context, act.RequeueJob(job_id, reason, keeps_checkpoint=True))
         return
     reason = StateReason(ReasonKind.PARENT_FAILED, parent=failed.id, parent_outcome=failed.outcome)
     change_job_state(

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from gpu_scheduler.core.model.checkpoint import Checkpoint
 from gpu_scheduler.core.model.event import EventDetails, EventKind, JobEnded
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.priority import NORMAL_PRIORITY
@@ -50,6 +51,11 @@ def change_job_state(
 def reason_json(reason: StateReason | None) -> str | None:
     """Returns a reason in the format in which it is stored."""
     return None if reason is None else reason.to_json()
+
+
+def checkpoint_json(checkpoint: Checkpoint | None) -> str | None:
+    """Returns a checkpoint in the format in which it is stored."""
+    return None if checkpoint is None else checkpoint.to_json()
 
 
 def finish_job(context: WriteContext, action: act.FinishJob) -> None:
@@ -107,7 +113,7 @@ def requeue_job(context: WriteContext, action: act.RequeueJob) -> None:
         context, action.job_id, JobState.QUEUED, None, event_reason=action.reason,
         outcome=None, exit_code=None, signal=None, held_by=None, launch_failures=0, not_before_boot=None,
         finished_at=None, cleared_at=None, **NO_STOP, adopted=None,
-        resume_from=None if action.checkpoint is None else action.checkpoint.to_json(),
+        resume_from=row["resume_from"] if action.keeps_checkpoint else checkpoint_json(action.checkpoint),
         recoveries=action.recoveries,
         oom_retries_used=row["oom_retries_used"] if kept else 0,
         fail_retries_used=row["fail_retries_used"] if kept else 0,

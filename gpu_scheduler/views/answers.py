@@ -64,6 +64,13 @@ def _reply_text(reply: RequestAnswer, job_id: int, data_dir: str) -> str:
         return f"there is no {job} in {safe_text(data_dir)}; `status --all` lists the jobs"
     if reply.code is AnswerCode.NOT_INTERRUPTED:
         return _not_interrupted_text(reply, job_id)
+    if reply.code is AnswerCode.UNFINISHED_WORK:
+        return (
+            f"{job} is {reply.outcome}; `resume --job {job_id}` continues it from its newest checkpoint, and"
+            f" `retry {job_id}` starts it from its beginning"
+        )
+    if reply.code is AnswerCode.ALREADY_COMPLETED:
+        return f"{job} has completed; `resume --job {job_id} --from PATH` continues it nevertheless"
     if reply.code is AnswerCode.RECOVERED:
         return "no job is interrupted"
     if reply.code is AnswerCode.CLEARED and reply.count is not None:
@@ -73,7 +80,9 @@ def _reply_text(reply: RequestAnswer, job_id: int, data_dir: str) -> str:
         if reply.verb == "set":  # the request of several commands
             return f"{job} is {reply.state}; only a job that is {wanted} can be changed"
         if reply.verb == "hold" and reply.state is JobState.HELD:
-            return f"{job} is held already, not queued; `release {job_id}` queues it"
+            return f"{job} is held already, not queued; `why {job_id}` names what queues it"
+        if reply.verb == "resume_job":
+            return f"{job} is {reply.state}; `resume --job` needs a job that is {wanted}"
         return f"{job} is {reply.state}; {reply.verb} needs a job that is {wanted}"
     if reply.code is AnswerCode.CYCLE:
         return f"{job} would wait for itself; its dependencies were not changed"

@@ -56,7 +56,7 @@ def _parent(job: JobView, parent: Parent, facts: DependencyFacts) -> Finding:
 def _blocker(job: JobView) -> Finding:
     number = job.record.id
     if job.record.state is JobState.HELD:
-        remedy = f"`{queueing_command(number, job.record.held_by)}` queues it"
+        remedy = f"`{queueing_command(job.record)}` queues it"
     else:
         remedy = f"`why {number}` explains it"
     return bad(Check.BLOCKED_BY, unfinished_job_text(job), remedy)

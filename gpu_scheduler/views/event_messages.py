@@ -28,6 +28,7 @@ from gpu_scheduler.core.model.units import WHOLE, format_share, share_text
 from gpu_scheduler.core.model.wait_reason import WaitReason
 from gpu_scheduler.core.text.formatting import count_noun, safe_text
 from gpu_scheduler.views.attempt_end import format_seconds, memory_source, outcome_label, usage_parts
+from gpu_scheduler.views.checkpoint_text import origin_text
 from gpu_scheduler.views.reason_text import reason_text
 from gpu_scheduler.views.wait_text import infeasibility_text, wait_text
 
@@ -189,6 +190,8 @@ def _start_message(event: Event, started: AttemptStarted, dispatched: tuple[int,
     words.append(_allocation_text(started))
     if started.attempt > 1:
         words.append(f"attempt {started.attempt}")
+    if started.resumed_from is not None:
+        words.append(f"resumes from {origin_text(started.resumed_from, started.resumed_step)}")
     text = f"starts on gpu {list(started.gpus)} ({', '.join(words)})"
     return EventMessage(_INFO, text, f" — {event.command}")
 

@@ -11,6 +11,7 @@ from gpu_scheduler.app.answers import SUBMIT
 from gpu_scheduler.core.model.units import WHOLE
 from gpu_scheduler.core.scheduling.declaration_accuracy import DeclarationAccuracy
 from gpu_scheduler.core.text.formatting import format_age, format_duration, safe_text
+from gpu_scheduler.views.checkpoint_text import checkpoint_object, checkpoint_text
 from gpu_scheduler.views.event_messages import detail as event_detail
 from gpu_scheduler.views.need_text import current_need_text
 from gpu_scheduler.views.parent_text import parent_text
@@ -45,6 +46,8 @@ def to_json(detail: JobDetail) -> str:
         "fail_retries_used": record.fail_retries_used,
         "fail_retries": spec.fail_retries,
         "timeout_s": spec.timeout_s,
+        "checkpoint": checkpoint_object(record.checkpoint),
+        "resumes_from": checkpoint_object(record.resume_from),
         "allowed_gpus": None if spec.allowed is None else list(spec.allowed),
         "environment": {"conda": spec.conda, "venv": spec.venv, "cwd": spec.cwd, "env": dict(spec.env)},
         "attempts": [_attempt_object(one, detail.tolerance) for one in detail.attempts],
@@ -58,6 +61,7 @@ def _attempt_object(view: AttemptView, tolerance: float) -> dict[str, Any]:
     return {
         "number": attempt.number,
         "gpus": view.gpus,
+        "resumed_from": checkpoint_object(attempt.resumed_from),
         "outcome": attempt.outcome,
         "reason": _reason_text(attempt),
         "exit_code": attempt.exit_code,
@@ -120,6 +124,10 @@ def _fact_lines(detail: JobDetail) -> Iterator[str]:
     yield _row("Environment", _environment_text(spec, job.source))
     yield _row("Folder", spec.cwd)
     yield from (_row("Variable", f"{name}={value}") for name, value in dict(spec.env).items())
+    if job.resume_from is not None:
+        yield _row("Resumes", f"from {checkpoint_text(job.resume_from, spec.cwd)}")
+    elif job.checkpoint is not None:
+        yield _row("Checkpoint", checkpoint_text(job.checkpoint, spec.cwd))
     yield _row("Submitted", _time_and_age(job.created_at, detail.now))
 
 
@@ -183,6 +191,8 @@ def _attempt_lines(view: AttemptView, detail: JobDetail) -> Iterator[str]:
         yield _row("  Started", f"not yet; created {_time_and_age(attempt.created_at, now)}")
     else:
         yield _row("  Started", _time_and_age(attempt.started_at, now))
+    if attempt.resumed_from is not None:
+        yield _row("  Resumed", f"from {checkpoint_text(attempt.resumed_from, detail.job.record.spec.cwd)}")
     if attempt.outcome is not None:
         took = ""
         if attempt.started_at is not None and attempt.ended_at is not None:

@@ -27,14 +27,16 @@ def scheduler(pid: int | None, *, is_waiting: bool) -> Finding:
     return ok(Check.SCHEDULER, f"running, {pid_text(pid)}")
 
 
-def held(job_id: int, by: str | None, reason: str | None) -> Finding:
+def held(job: JobRecord, reason: str | None) -> Finding:
     """Returns the finding about a held job, with the command that queues it."""
-    return bad(Check.HELD, reason or "the job is held", f"`{queueing_command(job_id, by)}` queues it")
+    return bad(Check.HELD, reason or "the job is held", f"`{queueing_command(job)}` queues it")
 
 
-def queueing_command(job_id: int, by: str | None) -> str:
-    """Returns the command that queues a held job. by: who or which outcome holds it."""
-    return f"{'release' if by in ('user', 'line') else 'retry'} {job_id}"
+def queueing_command(job: JobRecord) -> str:
+    """Returns the command that queues a held job; one that has saved a checkpoint continues from it."""
+    if job.held_by in ("user", "line"):
+        return f"release {job.id}"
+    return f"retry {job.id}" if job.checkpoint is None else f"resume --job {job.id}"
 
 
 def unmanaged(allowed: tuple[int, ...] | None, managed: Collection[int]) -> Iterator[Finding]:

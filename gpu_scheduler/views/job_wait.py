@@ -45,7 +45,7 @@ def obstacle_text(job: AwaitedJob) -> str | None:
 
 def _queueing_text(held: JobView) -> str:
     record = held.record
-    return f"`{queueing_command(record.id, record.held_by)}` queues it"
+    return f"`{queueing_command(record)}` queues it"
 
 
 def _needs_user(job: JobView) -> bool:

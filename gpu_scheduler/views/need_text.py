@@ -40,9 +40,9 @@ def _source_text(current: CurrentNeed) -> str:
     from gpu_scheduler.app.current_need import NeedSource
 
     spec, source = current.spec, current.source
-    if source is NeedSource.OUT_OF_MEMORY:
+    if source is NeedSource.EARLIER_ATTEMPT:
         declared = "no memory" if spec.vram is None else format_memory(spec.vram)
-        return f"raised after it ran out of memory; its line declares {declared}"
+        return f"{source.value}; its line declares {declared}"
     if source is NeedSource.TORCHRUN:
         return f"torchrun, {count_noun(spec.torchrun or 0, 'GPU')}"
     if source is NeedSource.MODEL:

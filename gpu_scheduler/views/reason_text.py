@@ -8,6 +8,7 @@ from signal import Signals
 from gpu_scheduler.core.model.state_reason import NextKind, NextStep, ReasonKind, StateReason
 from gpu_scheduler.core.model.states import Outcome
 from gpu_scheduler.core.text.formatting import format_memory
+from gpu_scheduler.views.checkpoint_text import origin_text
 
 _MAX_PIDS = 8
 _SIGNAL_MEANINGS = {
@@ -38,7 +39,6 @@ _PLAIN = {
     ReasonKind.RELEASED_BY_USER: "released",
     ReasonKind.RELEASED_BY_LINE: "its line no longer holds it",
     ReasonKind.RETRIED_BY_USER: "retried",
-    ReasonKind.RESUMED_BY_USER: "resumed",
     ReasonKind.RECOVERED: "recovered",
     ReasonKind.PARENT_RETRIED: "it no longer waits for a failed job",
 }
@@ -120,6 +120,8 @@ def _cause(reason: StateReason) -> str:
         return parent_end_text(reason.parent or 0, reason.parent_outcome)
     if kind is ReasonKind.PARENT_NOT_IMPORTED:
         return f"held by `import`, because {reason.subject} in the file did not complete"
+    if kind is ReasonKind.RESUMED_BY_USER:
+        return f"resumed from {reason.subject}"
     if kind is ReasonKind.LINE_ADDED_AGAIN:
         return f"added to {reason.subject} again"
     assert kind in (ReasonKind.RUNNER_REPORT, ReasonKind.UNKNOWN)
@@ -176,6 +178,15 @@ def _next_step_text(step: NextStep, cause: ReasonKind) -> str:
         return f"recovery {step.number} of {step.of}"
     if step.kind is NextKind.RECOVERIES_USED_UP:
         return f"recovered {step.of} times already; `recover {step.job_id}` runs it again"
+    if step.kind is NextKind.RESUME:
+        return f"resumes from {origin_text(step.checkpoint, step.step)}"
+    if step.kind is NextKind.START_OVER:
+        return (
+            "starts from its beginning, because its line has no resume-flag"
+            f" (newest checkpoint: {origin_text(step.checkpoint, step.step)})"
+        )
+    if step.kind is NextKind.HELD and step.checkpoint is not None:
+        return f"`resume --job {step.job_id}` continues from {origin_text(step.checkpoint, step.step)}"
     if step.kind is NextKind.HELD:
         return f"`retry {step.job_id}` {_RETRIED.get(cause, 'runs it again')}"
     return ""

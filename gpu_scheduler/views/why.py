@@ -19,6 +19,7 @@ from gpu_scheduler.core.text.formatting import (
     without_repetition,
 )
 from gpu_scheduler.views import dependency_findings, job_findings, placement_findings
+from gpu_scheduler.views.checkpoint_text import origin_text
 from gpu_scheduler.views.dependency_findings import skip_remedy
 from gpu_scheduler.views.event_messages import dated_line
 from gpu_scheduler.views.findings import finding_object, format_finding
@@ -108,7 +109,7 @@ def _headline(diagnosis: Diagnosis) -> str:
 def _waiting(diagnosis: Diagnosis, waiting: WaitingFacts) -> Iterator[Finding]:
     job = diagnosis.job.record
     if job.state is JobState.HELD:
-        yield job_findings.held(job.id, job.held_by, job_reason_text(diagnosis.job))
+        yield job_findings.held(job, job_reason_text(diagnosis.job))
     yield from map(from_health_issue, waiting.health_issues)
     yield ok(Check.NEED, current_need_text(waiting.need))
     yield from _placement(diagnosis, waiting.need.need, waiting.placement)
@@ -146,6 +147,9 @@ def _running(diagnosis: Diagnosis) -> Iterator[Finding]:
     follow = f"`logs {job.record.id} -f` follows its output"
     if job.session:
         follow = f"`attach {job.record.id}` opens its session, {follow}"
+    resumed = None if job.attempt is None else job.attempt.resumed_from
+    if resumed is not None:
+        since += f", resumed from {origin_text(resumed.path, resumed.step)}"
     yield ok(Check.RUNS, f"on {gpus}{since}; {follow}")
     if job.peaks:
         yield ok(Check.MEMORY, f"peak so far {memory_text(job.peaks, job.vram_declared)}")

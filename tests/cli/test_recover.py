@@ -131,8 +131,8 @@ def test_recovers_a_killed_job_whose_interruption_is_not_recorded_yet(
 
 
 @pytest.mark.parametrize("up", [False, True])
-@pytest.mark.parametrize("verb", ["retry", "release", "recover"])
-def test_a_killed_job_is_queued_by_each_command_that_queues_held_jobs(
+@pytest.mark.parametrize("verb", ["retry", "recover"])
+def test_a_killed_job_is_queued_by_each_command_that_queues_interrupted_jobs(
     desk: Desk, verb: str, up: bool
 ) -> None:
     """`status` says that the job is held, although the store does not say so yet."""
@@ -149,10 +149,23 @@ def test_a_killed_job_is_queued_by_each_command_that_queues_held_jobs(
 
 
 @pytest.mark.parametrize("up", [False, True])
+def test_an_interrupted_job_is_not_released(desk: Desk, up: bool) -> None:
+    job = desk.run_job(WAIT)
+    kill_attempts(desk.folders)
+    refused = (
+        f"gpu-scheduler: job {job} is interrupted; `resume --job {job}` continues it from its newest"
+        f" checkpoint, and `retry {job}` starts it from its beginning\n"
+    )
+    with desk.scheduler() if up else nullcontext():
+        assert desk.run("release", job) == (1, "", refused)
+    assert desk.requests() == []
+
+
+@pytest.mark.parametrize("up", [False, True])
 def test_a_killed_job_counts_as_held_for_hold_and_priority(desk: Desk, up: bool) -> None:
     job = desk.run_job(WAIT)
     kill_attempts(desk.folders)
-    refused = f"gpu-scheduler: job {job} is held already, not queued; `release {job}` queues it\n"
+    refused = f"gpu-scheduler: job {job} is held already, not queued; `why {job}` names what queues it\n"
     with desk.scheduler() if up else nullcontext():
         assert desk.run("hold", job) == (1, "", refused)
         assert desk.run("priority", job, 3)[0] == 0

@@ -108,7 +108,7 @@ def test_show_prints_declared_memory_measured_memory_and_the_retry(desk: Desk) -
     assert story["attempts"][0]["declaration_accuracy"] == "under-declared (+20%)"
     assert (story["min_vram_mib"], story["oom_retries_used"], story["oom_retries"]) == (6125, 1, 3)
     assert (story["fail_retries_used"], story["fail_retries"], story["timeout_s"]) == (0, None, 7200.0)
-    assert story["need"] == "6.0 GiB of a GPU (raised after it ran out of memory; its line declares 4.0 GiB)"
+    assert story["need"] == "6.0 GiB of a GPU (from an earlier attempt; its line declares 4.0 GiB)"
     assert [step["state"] for step in story["history"]] == [
         "queued", "starting", "running", "exceeded", "queued",
     ]  # fmt: skip

@@ -225,7 +225,7 @@ def test_stop_with_jobs_cancels_running_jobs_and_starts_no_more() -> None:
 def test_removing_hold_from_a_line_releases_only_a_job_held_by_that_line() -> None:
     drop = (Request(1, "set", "7", {"name": "hold", "value": False}),)
     by_line = plan(round_of(1, requests=drop, jobs={7: JobFact(7, JobState.HELD, held_by="line")}))
-    assert act.RequeueJob(7, StateReason(ReasonKind.RELEASED_BY_LINE)) in by_line
+    assert act.RequeueJob(7, StateReason(ReasonKind.RELEASED_BY_LINE), keeps_checkpoint=True) in by_line
     by_user = plan(round_of(1, requests=drop, jobs={7: JobFact(7, JobState.HELD, held_by="user")}))
     assert not any(isinstance(a, act.RequeueJob) for a in by_user)
 

@@ -104,7 +104,7 @@ def test_the_scheduler_itself_recovers_a_job_three_times_and_the_user_as_often_a
     assert len(rig.store.attempts(job)) == 6
 
 
-@pytest.mark.parametrize("verb", ["retry", "release", "recover"])
+@pytest.mark.parametrize("verb", ["retry", "recover"])
 def test_a_request_of_the_user_resets_the_number_of_recoveries(rig: Rig, verb: str) -> None:
     job = rig.add_job(WAITING)
     kill_job(rig, job)

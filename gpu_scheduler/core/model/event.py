@@ -66,6 +66,8 @@ class AttemptStarted(AttemptDetails):
 
     vram: memory on each GPU; exclusive: whether no other job may share the GPUs; learned: whether vram was
     measured on similar jobs; assumed: whether share and vram are defaults rather than declarations.
+    resumed_from, resumed_step: the path and the step of the checkpoint from which it resumes; None if it
+    starts from the beginning or if the step is unknown.
     """
 
     gpus: Sequence[int]
@@ -74,6 +76,8 @@ class AttemptStarted(AttemptDetails):
     exclusive: bool
     learned: bool = False
     assumed: bool = False
+    resumed_from: str | None = None
+    resumed_step: float | None = None
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from gpu_scheduler.core.model.attempt_status import DEFAULT_STOP_SIGNAL, StopRequest
+from gpu_scheduler.core.model.checkpoint import Checkpoint
 from gpu_scheduler.core.model.states import WAITING, JobState, Outcome
 
+#: The outcomes for which a job is held until the user resumes it or starts it again.
+UNFINISHED = (Outcome.INTERRUPTED.value, Outcome.PREEMPTED.value)
 #: The cause of a pause or resume that no command requested.
 PauseCause = Literal["state_file_edited", "state_file_removed"]
 
@@ -19,7 +22,8 @@ class Request:
 
     target: a job id or the UUID of a GPU, as text; "" for the scheduler itself or for all jobs. args, by
     verb: cancel {grace_s, line: whether the job's line requests the cancel}, preempt {stop_id, grace_s,
-    on_timeout}, resume_job {checkpoint: a Checkpoint, min_vram_mib}, requeue {added_to: the file to
+    on_timeout}, resume_job {checkpoint: a Checkpoint,
+    min_vram_mib, completed: whether a completed job may be resumed too}, requeue {added_to: the file to
     which the line was added again}, pause and resume {cause: a PauseCause; null if a command requested it},
     set {name, value, line: whether the jobs file sets the value, parents: [[parent id, reference], …] if a
     command sets "after" or "after_any"}, places {places: [[job id, queue position], …]}. The target of
@@ -38,7 +42,9 @@ class JobFact:
 
     failed_parent: the first of its parents that failed; None if there is none. open_stop: the open request to
     stop its attempt. withdrawn_stop: the id of the preemption that its runner has withdrawn last. The loop
-    alone knows it. preempt_signal: the name of the signal with which the job is preempted.
+    alone knows it. preempt_signal: the name of the signal with which the job is preempted. checkpoint: its
+    newest checkpoint when its last attempt ended. may_resume: whether the scheduler may resume the job by
+    itself.
     """
 
     job_id: int
@@ -49,11 +55,18 @@ class JobFact:
     open_stop: StopRequest | None = None
     withdrawn_stop: str | None = None
     preempt_signal: str = DEFAULT_STOP_SIGNAL
+    checkpoint: Checkpoint | None = None
+    may_resume: bool = False
 
     @property
     def is_waiting(self) -> bool:
         """True if the job waits: in the queue, on hold, or skipped until its failed parent is retried."""
         return self.state in WAITING or self.outcome is Outcome.SKIPPED
+
+    @property
+    def has_unfinished_work(self) -> bool:
+        """True if the job is held because its last attempt was interrupted or preempted."""
+        return self.state is JobState.HELD and self.held_by in UNFINISHED
 
     @property
     def is_interrupted(self) -> bool:
@@ -65,8 +78,11 @@ class JobFact:
 class InterruptedJob:
     """A job that is held because its last attempt was interrupted.
 
-    recoveries: how many times the scheduler itself has queued it again since the user last did.
+    recoveries: how many times the scheduler itself has queued it again since the user last did. checkpoint:
+    its newest checkpoint. may_resume: whether the scheduler may resume the job by itself.
     """
 
     job_id: int
     recoveries: int = 0
+    checkpoint: Checkpoint | None = None
+    may_resume: bool = False

@@ -34,6 +34,10 @@ class AnswerCode(str, Enum):
     WRONG_STATE = "wrong state"
     ALREADY_FINISHED = "already finished"
     NOT_INTERRUPTED = "not interrupted"
+    #: The job was interrupted or preempted, so the user must choose between resuming it and a new start.
+    UNFINISHED_WORK = "unfinished work"
+    #: Only with a checkpoint that the user names is a completed job resumed.
+    ALREADY_COMPLETED = "already completed"
     #: The job would be skipped again at once, because a parent failed.
     PARENT_FAILED = "parent failed"
     #: The job would wait for itself.
@@ -46,8 +50,8 @@ class AnswerCode(str, Enum):
 
 REFUSALS = frozenset({
     AnswerCode.NO_SUCH_JOB, AnswerCode.WRONG_STATE, AnswerCode.ALREADY_FINISHED,
-    AnswerCode.NOT_INTERRUPTED, AnswerCode.BEING_CANCELLED, AnswerCode.PARENT_FAILED, AnswerCode.CYCLE,
-    AnswerCode.UNKNOWN,
+    AnswerCode.NOT_INTERRUPTED, AnswerCode.UNFINISHED_WORK, AnswerCode.ALREADY_COMPLETED,
+    AnswerCode.BEING_CANCELLED, AnswerCode.PARENT_FAILED, AnswerCode.CYCLE, AnswerCode.UNKNOWN,
 })  # fmt: skip
 
 
@@ -60,6 +64,7 @@ class RequestAnswer(StoredValue):
     state                        NOT_INTERRUPTED: the job's state
     jobs                         RECOVERED: the ids of all jobs that were queued again
     count                        CLEARED: the number of jobs, if all finished jobs were cleared
+    outcome                      UNFINISHED_WORK: why the job is held
     outcome, exit_code, signal   ALREADY_FINISHED: how the job ended
     is_recorded                  ALREADY_FINISHED: whether the store has recorded this end
     parent                       PARENT_FAILED: the id of the parent
@@ -123,3 +128,8 @@ def wrong_state(verb: str, state: JobState) -> RequestAnswer:
 def not_interrupted(state: JobState) -> RequestAnswer:
     """Returns the answer to a recovery of a job that is not interrupted."""
     return RequestAnswer(AnswerCode.NOT_INTERRUPTED, state=state)
+
+
+def unfinished_work(held_by: str | None) -> RequestAnswer:
+    """Returns the answer to a release of a job that was interrupted or preempted."""
+    return RequestAnswer(AnswerCode.UNFINISHED_WORK, outcome=Outcome(held_by))

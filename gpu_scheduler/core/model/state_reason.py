@@ -106,6 +106,10 @@ class NextKind(str, Enum):
     #: The scheduler itself queues an interrupted job again.
     RECOVERY = "recovery"
     RECOVERIES_USED_UP = "recoveries_used_up"
+    #: The job starts again with a checkpoint.
+    RESUME = "resume"
+    #: The job starts again from its beginning, because nothing shows that its command accepts a checkpoint.
+    START_OVER = "start_over"
 
 
 @dataclass(frozen=True)
@@ -114,6 +118,8 @@ class NextStep(StoredValue):
 
     number, of: the retry's number and the number of allowed retries; wait_s: seconds until the retry;
     vram_mib: memory per GPU that the retry requests, or that the attempt already had; job_id: the held job.
+    checkpoint, step: the path and step of the newest checkpoint of the job; None if there is none or if the
+    step is unknown.
     """
 
     kind: NextKind
@@ -122,6 +128,8 @@ class NextStep(StoredValue):
     wait_s: float | None = None
     vram_mib: int | None = None
     job_id: int | None = None
+    checkpoint: str | None = None
+    step: float | None = None
 
     _BUILD: ClassVar = {"kind": NextKind}
 

@@ -241,14 +241,16 @@ class RequeueJob(Action):
     """Queues a held or finished job again and resets its count of failed launches.
 
     recoveries: how many times the scheduler itself has queued it again, including this time; 0 if the user
-    did. checkpoint: the one with which its next attempt starts; None for none. min_vram_mib: memory that the
-    job needs from now on; None if unchanged.
+    did. checkpoint: the one with which its next attempt starts; None for none. keeps_checkpoint: whether that
+    stays as it was before the job was held or skipped. min_vram_mib: memory that the job needs from now on;
+    None if unchanged.
     """
 
     job_id: int
     reason: StateReason
     recoveries: int = 0
     checkpoint: Checkpoint | None = None
+    keeps_checkpoint: bool = False
     min_vram_mib: int | None = None
 
 

@@ -13,6 +13,7 @@ from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.scheduling.actions import FinishAttempt
 from gpu_scheduler.core.scheduling.facts import Attempt
 from gpu_scheduler.core.scheduling.recovery import recovery_step
+from gpu_scheduler.core.scheduling.resumption import resumption
 from gpu_scheduler.core.scheduling.retry import GpuInventory, decide_retry
 from gpu_scheduler.core.scheduling.settings import Settings
 
@@ -57,9 +58,11 @@ def _has_completed(attempt: Attempt) -> bool | None:
 
 
 def newest_checkpoint(attempt: Attempt) -> Checkpoint | None:
-    """Returns the newest complete checkpoint of the attempt's job; None if there is none."""
-    saved = attempt.saved_work.checkpoint if attempt.saved_work is not None else None
-    return saved or attempt.known_checkpoint
+    """Returns the newest complete checkpoint of the attempt's job; None if there is none.
+
+    If nothing looked for checkpoints, it is the one that the store has.
+    """
+    return attempt.known_checkpoint if attempt.saved_work is None else attempt.saved_work.checkpoint
 
 
 def end_with_result(
@@ -86,7 +89,8 @@ def end_with_result(
         steps = decide_retry(attempt, reason.failure, settings, inventory)
         reason = replace(reason, next_steps=steps)
         end = end_attempt(attempt, outcome, now, settings, reason, result.survivors, result)
-        return _with_retry(end, steps[-1], now) if steps and steps[-1].is_retry else end
+        is_retried = bool(steps) and steps[-1].is_retry
+        return _with_checkpoint(_with_retry(end, steps[-1], now), attempt) if is_retried else end
     elif result.cause == "machine":
         reason = StateReason(ReasonKind.MACHINE_ENDED)
     return end_attempt(attempt, outcome, now, settings, reason, result.survivors, result)
@@ -132,18 +136,37 @@ def end_attempt(
         survivors=survivors,
         oom_retries_used=attempt.oom_retries_used,
         fail_retries_used=attempt.fail_retries_used,
-        recoveries=attempt.recoveries,
+        recoveries=_recoveries(attempt),
         checkpoint=newest_checkpoint(attempt),
         started_at=result.started_at if result else None,
         ended_at=result.ended_at if result else None,
         shortage=result.shortage if result else None,
     )
     end, step = _with_next_state(end, attempt, now, settings, _uncounted_wait_s(end, reason, settings))
-    if reason is None and end.state is JobState.HELD:
+    if reason is None and end.state is not JobState.FINISHED and outcome is not Outcome.NOT_STARTED:
         reason = StateReason(ReasonKind(outcome.value))
     if reason is not None and step is not None:
         reason = replace(reason, next_steps=(*reason.next_steps, step))
-    return replace(end, reason=reason)
+    end = replace(end, reason=reason)
+    is_victim = end.state is JobState.QUEUED and outcome is Outcome.PREEMPTED
+    return _with_checkpoint(end, attempt) if is_victim else end
+
+
+def _recoveries(attempt: Attempt) -> int:
+    """Returns how many recoveries the job has used since it last made progress."""
+    newest = newest_checkpoint(attempt)
+    has_progressed = newest is not None and newest.is_newer_than(attempt.known_checkpoint)
+    return 0 if has_progressed else attempt.recoveries
+
+
+def _with_checkpoint(end: FinishAttempt, attempt: Attempt) -> FinishAttempt:
+    """Returns the end of an attempt whose job starts again by itself, with or without a checkpoint."""
+    may_resume = attempt.saved_work is not None and attempt.saved_work.may_resume
+    checkpoint, steps = resumption(end.checkpoint, may_resume=may_resume)
+    reason = end.reason
+    if reason is not None:
+        reason = replace(reason, next_steps=(*reason.next_steps, *steps))
+    return replace(end, resume_from=checkpoint, reason=reason)
 
 
 def _uncounted_wait_s(end: FinishAttempt, reason: StateReason | None, settings: Settings) -> float | None:
@@ -169,9 +192,10 @@ def _with_next_state(
         # It may start at once, so that `status` shows no delay.
         return replace(end, state=JobState.QUEUED, job_outcome=None, not_before=now.boot), None
     if end.outcome in (Outcome.INTERRUPTED, Outcome.PREEMPTED):
-        step = NextStep(NextKind.HELD, job_id=attempt.job_id)
+        saved = end.checkpoint or Checkpoint("")
+        step = NextStep(NextKind.HELD, job_id=attempt.job_id, checkpoint=saved.path or None, step=saved.step)
         if end.outcome is Outcome.INTERRUPTED and settings.recover:
-            step = recovery_step(attempt.job_id, attempt.recoveries)
+            step = recovery_step(attempt.job_id, end.recoveries)
         return replace(end, state=JobState.HELD, job_outcome=None), step
     if end.outcome is not Outcome.NOT_STARTED:
         return end, None

@@ -10,7 +10,13 @@ from gpu_scheduler.core.model.attempt_status import StopRequest
 from gpu_scheduler.core.model.checkpoint import Checkpoint
 from gpu_scheduler.core.model.dependency import Dependency, DependencyKind
 from gpu_scheduler.core.model.request import JobFact
-from gpu_scheduler.core.model.request_answer import AnswerCode, RequestAnswer, not_interrupted, wrong_state
+from gpu_scheduler.core.model.request_answer import (
+    AnswerCode,
+    RequestAnswer,
+    not_interrupted,
+    unfinished_work,
+    wrong_state,
+)
 from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
 from gpu_scheduler.core.model.states import ACTIVE, JobState, Outcome
 from gpu_scheduler.core.scheduling.actions import (
@@ -23,6 +29,7 @@ from gpu_scheduler.core.scheduling.actions import (
     SetAttribute,
     SetDependencies,
 )
+from gpu_scheduler.core.scheduling.recovery import recovery
 from gpu_scheduler.core.scheduling.settings import Settings
 
 ActionsAndAnswer = tuple[list[Action], RequestAnswer]
@@ -81,6 +88,8 @@ def _resume(job: JobFact, args: Any, settings: Settings) -> ActionsAndAnswer:
         return _refusal("resume_job", job)
     if job.failed_parent is not None and job.state is JobState.FINISHED:
         return [], RequestAnswer(AnswerCode.PARENT_FAILED, parent=job.failed_parent)
+    if job.outcome is Outcome.COMPLETED and not args.get("completed"):
+        return [], RequestAnswer(AnswerCode.ALREADY_COMPLETED)
     checkpoint = Checkpoint.from_values(args["checkpoint"])
     reason = StateReason(ReasonKind.RESUMED_BY_USER, subject=checkpoint.path)
     requeue = RequeueJob(job.job_id, reason, checkpoint=checkpoint, min_vram_mib=args.get("min_vram_mib"))
@@ -94,14 +103,21 @@ def _hold(job: JobFact, args: Any, settings: Settings) -> ActionsAndAnswer:
 
 
 def _release(job: JobFact, args: Any, settings: Settings) -> ActionsAndAnswer:
+    if job.has_unfinished_work:
+        return [], unfinished_work(job.held_by)
     if job.state is JobState.HELD:
-        return done(AnswerCode.RELEASED, RequeueJob(job.job_id, StateReason(ReasonKind.RELEASED_BY_USER)))
+        return done(AnswerCode.RELEASED, _requeue_as_before(job, ReasonKind.RELEASED_BY_USER))
     return _refusal("release", job)
+
+
+def _requeue_as_before(job: JobFact, kind: ReasonKind) -> RequeueJob:
+    """Returns the action that queues a held or skipped job again as it was queued before."""
+    return RequeueJob(job.job_id, StateReason(kind), keeps_checkpoint=True)
 
 
 def _recover(job: JobFact, args: Any, settings: Settings) -> ActionsAndAnswer:
     if job.is_interrupted:
-        return done(AnswerCode.QUEUED, RequeueJob(job.job_id, StateReason(ReasonKind.RECOVERED)))
+        return done(AnswerCode.QUEUED, recovery(job))
     return [], not_interrupted(job.state)
 
 
@@ -132,10 +148,10 @@ def _set(job: JobFact, args: Any, settings: Settings) -> ActionsAndAnswer:
         actions.append(SetDependencies(job.job_id, kind, wanted))
     if name == "hold" and value and job.state is not JobState.HELD:
         if job.outcome is Outcome.SKIPPED:  # a held job is not skipped
-            actions.append(RequeueJob(job.job_id, StateReason(ReasonKind.HELD_BY_LINE)))
+            actions.append(_requeue_as_before(job, ReasonKind.HELD_BY_LINE))
         actions.append(HoldJob(job.job_id, "line", StateReason(ReasonKind.HELD_BY_LINE)))
     elif name == "hold" and not value and job.held_by == "line":
-        actions.append(RequeueJob(job.job_id, StateReason(ReasonKind.RELEASED_BY_LINE)))
+        actions.append(_requeue_as_before(job, ReasonKind.RELEASED_BY_LINE))
     elif name == "cancel" and value:
         actions.append(FinishJob(job.job_id, Outcome.CANCELLED, StateReason(ReasonKind.CANCELLED_BY_LINE)))
     if is_unset(value):

@@ -8,7 +8,6 @@ from typing import Any
 from gpu_scheduler.core.model.attempt_status import StopRequest
 from gpu_scheduler.core.model.request import Request
 from gpu_scheduler.core.model.request_answer import AnswerCode, RequestAnswer
-from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
 from gpu_scheduler.core.model.states import Outcome
 from gpu_scheduler.core.scheduling.actions import (
     Action,
@@ -16,7 +15,6 @@ from gpu_scheduler.core.scheduling.actions import (
     ClearFinished,
     EndScheduler,
     RecordStop,
-    RequeueJob,
     SetPaused,
     SetQueuePositions,
 )
@@ -28,6 +26,7 @@ from gpu_scheduler.core.scheduling.job_requests import (
     done,
 )
 from gpu_scheduler.core.scheduling.reconcile_attempt import has_ended
+from gpu_scheduler.core.scheduling.recovery import recovery
 
 #: Marks a round that already changes the dependencies of a job.
 _PARENTS = "parents"
@@ -153,8 +152,7 @@ def _withdrawn_stop(job_id: int, facts: Facts) -> str | None:
 
 
 def _recover_all(facts: Facts) -> ActionsAndAnswer:
-    reason = StateReason(ReasonKind.RECOVERED)
-    actions: list[Action] = [RequeueJob(job.job_id, reason) for job in facts.interrupted]
+    actions: list[Action] = [recovery(job) for job in facts.interrupted]
     return actions, RequestAnswer(AnswerCode.RECOVERED, jobs=tuple(job.job_id for job in facts.interrupted))
 
 

@@ -1,0 +1,147 @@
+"""Resumes a job from a checkpoint.
+
+Finds the checkpoint, checks that the command of the job has a place for its path, determines the memory that
+the job needs, and records the request.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gpu_scheduler.app.answers import COMMAND_LINE, Answer
+from gpu_scheduler.app.job_refs import JobRef, job_record, resolve_job
+from gpu_scheduler.app.job_requests import request_for_job
+from gpu_scheduler.app.location import Location
+from gpu_scheduler.app.refusals import early_refusal, observed, refusal_of_retry, refused_answer
+from gpu_scheduler.app.store_access import open_store, requested_verbs
+from gpu_scheduler.attempts.saved_work import newest_checkpoint
+from gpu_scheduler.core.command.resume import DEFAULT_FLAG, VARIABLE, with_checkpoint
+from gpu_scheduler.core.model.checkpoint import Checkpoint
+from gpu_scheduler.core.model.job_spec import JobSpec
+from gpu_scheduler.core.model.request_answer import AnswerCode, RequestAnswer
+from gpu_scheduler.core.model.states import Outcome
+from gpu_scheduler.core.progress.checkpoint_names import step_in
+from gpu_scheduler.core.text.formatting import safe_text
+from gpu_scheduler.errors import SchedulerError
+from gpu_scheduler.store.records import AttemptRecord, JobRecord
+from gpu_scheduler.store.store import Store
+
+
+@dataclass(frozen=True)
+class ResumeResult:
+    """The answer to the request, with the job as it was before.
+
+    checkpoint: the one from which the job resumes; None if the request was refused at once. min_vram_mib: the
+    memory that the job needs because an earlier attempt used it; None if its declaration counts.
+    """
+
+    answer: Answer
+    job: JobRecord
+    checkpoint: Checkpoint | None = None
+    min_vram_mib: int | None = None
+
+
+def resume_job(
+    location: Location, ref: JobRef, path: str | None = None, *, by: str = COMMAND_LINE
+) -> ResumeResult:
+    """Queues a held or finished job again, so that it continues from a checkpoint.
+
+    path: the checkpoint; None for the newest complete one. Raises SchedulerError if the job or the checkpoint
+    does not exist, or if the command of the job has no place for the path.
+    """
+    with open_store(location) as store:
+        job_id = resolve_job(store, ref)
+        job = observed(store, job_record(store, job_id))
+        refusal = _refusal(store, job, completed=path is not None)
+        if refusal is not None:
+            return ResumeResult(refused_answer(store, job_id, refusal), job)
+        attempts = store.attempts(job_id)
+        checkpoint = _newest(store, job, attempts) if path is None else _named(job.spec, path)
+        _check_place(job, checkpoint)
+        peak = needed_mib(job, attempts)
+        answer = request_for_job(
+            store,
+            "resume_job",
+            job_id,
+            by,
+            checkpoint={"path": checkpoint.path, "step": checkpoint.step, "saved_at": checkpoint.saved_at},
+            completed=path is not None,
+            min_vram_mib=peak,
+        )
+        return ResumeResult(answer, job, checkpoint, peak)
+
+
+def _refusal(store: Store, job: JobRecord, *, completed: bool) -> RequestAnswer | None:
+    pending = requested_verbs(store).get(job.id, ())
+    refusal = early_refusal(store, "resume_job", job.id, pending, is_up=False)
+    if refusal is None and job.outcome is Outcome.COMPLETED and not completed:
+        return RequestAnswer(AnswerCode.ALREADY_COMPLETED)
+    return refusal or refusal_of_retry(store, job.id, {job.id, *requested_verbs(store)})
+
+
+def _newest(store: Store, job: JobRecord, attempts: Sequence[AttemptRecord]) -> Checkpoint:
+    """Returns the newest complete checkpoint of the job. Raises SchedulerError if there is none."""
+    found = newest_checkpoint(store, job.spec, attempts) if attempts else None
+    if found is not None:
+        return found
+    spec = job.spec
+    if not attempts:
+        why = "it has never started"
+    elif spec.checkpoints is not None:
+        why = f"nothing matches checkpoints={spec.checkpoints}"
+    elif (folder := spec.option("output_dir")) is not None:
+        why = f"none was found in its --output_dir {folder}"
+    else:
+        why = "its command has no --output_dir, and its line no checkpoints="
+    raise SchedulerError(
+        f"job {job.id} has no complete checkpoint: {safe_text(why)}\n"
+        f"`retry {job.id}` starts it from its beginning, and `resume --job {job.id} --from PATH`"
+        " continues from a checkpoint that you name"
+    )
+
+
+def _named(spec: JobSpec, path: str) -> Checkpoint:
+    """Returns the checkpoint that the user names. Raises SchedulerError if there is none.
+
+    The path is relative to the current folder or, if nothing has this name there, to the folder of the job.
+    """
+    expanded = os.path.expanduser(path)
+    for folder in (os.getcwd(), spec.cwd):
+        whole = os.path.normpath(os.path.join(folder, expanded))
+        try:
+            return Checkpoint(whole, step_in(whole), os.stat(whole).st_mtime)
+        except OSError:
+            continue
+    raise SchedulerError(f"--from {safe_text(path)}: there is no such file or folder")
+
+
+def _check_place(job: JobRecord, checkpoint: Checkpoint) -> None:
+    """Raises SchedulerError with the remedy if it is unclear where the command takes the path."""
+    if with_checkpoint(job.spec, checkpoint.path) is not None:
+        return
+    flag = job.spec.resume_flag or DEFAULT_FLAG
+    change = "change its line" if job.is_of_file else "submit it again"
+    raise SchedulerError(
+        f"job {job.id} cannot resume from {safe_text(checkpoint.path)}: it is unclear where its command takes"
+        f' {flag}\n{change} with `{flag} none` or "${VARIABLE}" where the path belongs; if it runs a shell'
+        " script that accepts an option for the path, resume-flag=OPTION names it"
+    )
+
+
+def needed_mib(job: JobRecord, attempts: Sequence[AttemptRecord]) -> int | None:
+    """Returns the memory that the job needs on each GPU, in MiB; None if its declaration counts.
+
+    It is the peak of the attempts that declared nothing or exceeded their declaration.
+    """
+    peaks = [max(attempt.peaks.values(), default=0) for attempt in attempts if _is_peak_its_need(attempt)]
+    most = max(peaks, default=0)
+    return max(most, job.min_vram_mib or 0) if most else None
+
+
+def _is_peak_its_need(attempt: AttemptRecord) -> bool:
+    budgets = attempt.budgets
+    if not budgets:
+        return True
+    return any(budget is not None and attempt.peaks.get(gpu, 0) > budget for gpu, budget in budgets.items())

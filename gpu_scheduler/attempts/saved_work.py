@@ -1,0 +1,64 @@
+"""Finds the work that an attempt has left at its end: the newest checkpoint, and whether it was complete."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gpu_scheduler.attempts.launch import PROGRESS_FILE
+from gpu_scheduler.clock import Clock
+from gpu_scheduler.core.command.resume import stands_in
+from gpu_scheduler.core.model.attempt_status import AttemptStatus
+from gpu_scheduler.core.model.checkpoint import Checkpoint, SavedWork
+from gpu_scheduler.core.model.job_spec import JobSpec
+from gpu_scheduler.progress.job_progress import ProgressReader, ProgressSource, find_checkpoint
+from gpu_scheduler.store.records import AttemptRecord
+from gpu_scheduler.store.store import Store
+
+
+def saved_work_of(store: Store, attempt: AttemptRecord, status: AttemptStatus) -> SavedWork:
+    """Returns the work that an attempt which has ended has left. status: as observed in its folder."""
+    job = store.job(attempt.job_id)
+    assert job is not None
+    attempts = store.attempts(job.id)
+    return SavedWork(
+        newest_checkpoint(store, job.spec, attempts),
+        _is_complete(store, job.spec, attempts[0], attempt, status),
+        stands_in(job.spec),
+    )
+
+
+def newest_checkpoint(store: Store, spec: JobSpec, attempts: Sequence[AttemptRecord]) -> Checkpoint | None:
+    """Returns the newest complete checkpoint of a job; None if there is none. attempts: all, oldest first.
+
+    If the last attempt resumed from a checkpoint, only those that were saved since then are newer than it,
+    because the user may have chosen an older one on purpose.
+    """
+    last = attempts[-1]
+    since = _start_of(attempts[0] if last.resumed_from is None else last)
+    reported = str(store.data_dir.attempt_folder(last) / PROGRESS_FILE)
+    return find_checkpoint(spec, since, reported) or last.resumed_from
+
+
+def _is_complete(
+    store: Store, spec: JobSpec, first: AttemptRecord, attempt: AttemptRecord, status: AttemptStatus
+) -> bool:
+    """Returns whether an attempt that was preempted and exited with code 0 had reached N of N."""
+    result = status.result
+    if result is None or result.cause != "preempted" or result.exit_code != 0:
+        return False
+    source = ProgressSource(
+        attempt.id,
+        spec,
+        attempt.log or status.log,
+        str(store.data_dir.attempt_folder(attempt) / PROGRESS_FILE),
+        _start_of(first),
+        attempt.started_at,
+        attempt.resumed_from,
+    )
+    progress = ProgressReader().read(source, Clock().now().wall).progress
+    return progress is not None and progress.total is not None and progress.current >= progress.total
+
+
+def _start_of(attempt: AttemptRecord) -> float:
+    """Returns when an attempt began, in wall seconds. An adopted process started before its attempt."""
+    return min(attempt.created_at, attempt.started_at or attempt.created_at)

@@ -1,0 +1,30 @@
+"""The command `resume`: lets GPUs accept jobs again, or continues a job from a checkpoint."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+
+from gpu_scheduler.cli import request_commands
+from gpu_scheduler.cli.program import location_of, print_message
+from gpu_scheduler.errors import UsageError
+
+
+def resume(options: Namespace) -> int:
+    """Resumes the given GPUs, or the job given with --job. Returns 1 if the job cannot be resumed."""
+    if (options.job is None) != bool(options.ids):
+        raise UsageError("give either the GPUs to resume, as in `resume 0`, or a job, as in `resume --job 3`")
+    if options.job is None:
+        if options.from_path is not None:
+            raise UsageError("--from names the checkpoint of a job; write `resume --job JOB --from PATH`")
+        return request_commands.resume(options)
+    from gpu_scheduler.app.resume_job import resume_job
+    from gpu_scheduler.views.resume import to_text
+
+    location = location_of(options)
+    result = resume_job(location, options.job, options.from_path)
+    text = to_text(result, str(location.resolve().folder))
+    if result.answer.has_failed:
+        print_message(text)
+        return 1
+    print(text)
+    return 0

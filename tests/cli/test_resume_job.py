@@ -1,0 +1,221 @@
+"""The command `resume --job`, with and without a scheduler."""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
+from gpu_scheduler.core.model.states import JobState, Outcome
+from gpu_scheduler.core.scheduling import actions as act
+from gpu_scheduler.store.requests import open_requests
+from tests.cli.desk import Desk
+
+COMMAND = "python train.py --output_dir outputs"
+
+
+def stopped(desk: Desk, text: str = COMMAND, outcome: Outcome = Outcome.PREEMPTED, **values: Any) -> int:
+    """Adds a job whose attempt was preempted or interrupted, or has finished."""
+    job = desk.job(text, **values)
+    row = desk.attempt(job)
+    is_held = outcome in (Outcome.PREEMPTED, Outcome.INTERRUPTED)
+    end = act.FinishAttempt(
+        job, row.id, outcome, JobState.HELD if is_held else JobState.FINISHED, None if is_held else outcome
+    )
+    desk.record(end, act.ReleaseAllocation(row.id), act.RecordMemoryReleased(row.id))
+    return job
+
+
+def save(desk: Desk, step: int, folder: str = "outputs") -> Path:
+    """Makes a complete checkpoint."""
+    path = desk.path / folder / f"checkpoint-{step}"
+    path.mkdir(parents=True)
+    (path / "trainer_state.json").write_text("{}")
+    return path
+
+
+def requested(desk: Desk) -> dict[str, Any]:
+    [request] = open_requests(desk.store)
+    assert request.verb == "resume_job"
+    return dict(request.args)
+
+
+@pytest.mark.parametrize(
+    "outcome", [Outcome.PREEMPTED, Outcome.INTERRUPTED, Outcome.FAILED, Outcome.CANCELLED]
+)
+def test_continues_a_job_from_its_newest_checkpoint(desk: Desk, outcome: Outcome) -> None:
+    job = stopped(desk, outcome=outcome, name="exp02-training")
+    save(desk, 100)
+    path = save(desk, 150)
+    with desk.scheduler():
+        code, out, err = desk.run("resume", "--job", "exp02-training")
+        expected = (
+            f"job {job} (exp02-training) queued again, resuming from outputs/checkpoint-150 (step 150)\n"
+        )
+        assert (code, out, err) == (0, expected, "")
+        assert desk.state(job) == "queued"
+    assert "Resumes       from outputs/checkpoint-150 (step 150)\n" in desk.run("show", job)[1]
+    shown = json.loads(desk.run("show", job, "--json")[1])
+    assert shown["resumes_from"] == {"path": str(path), "step": 150}
+    assert shown["history"][-1]["reason"] == f"resumed from {path}"
+    desk.attempt(job)
+    assert "resumes from step 150" in desk.run("why", job)[1]
+
+
+def test_without_a_scheduler_the_request_is_recorded(desk: Desk) -> None:
+    job = stopped(desk)
+    path = save(desk, 150)
+    where = "outputs/checkpoint-150 (step 150)"
+    said = f"job {job}: recorded; takes effect when the scheduler starts, resuming from {where}\n"
+    assert desk.run("resume", "--job", job) == (0, said, "")
+    args = requested(desk)
+    assert args["checkpoint"] == {
+        "path": str(path),
+        "step": 150.0,
+        "saved_at": args["checkpoint"]["saved_at"],
+    }
+    assert args["min_vram_mib"] is None
+
+
+def test_a_named_checkpoint_is_found_in_the_current_folder_or_in_that_of_the_job(
+    desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = stopped(desk, outcome=Outcome.COMPLETED)
+    here, there = save(desk, 50, "elsewhere"), save(desk, 100)
+    state = ("--state-file", desk.data_dir.state_file)
+    monkeypatch.chdir(desk.path / "elsewhere")
+    for name, path in (("checkpoint-50", here), ("outputs/checkpoint-100", there), (str(there), there)):
+        assert desk.run("resume", "--job", job, "--from", name, *state)[0] == 0
+        desk.store.db.connection.execute("UPDATE request SET answered_at = 1 WHERE verb <> 'resume_job'")
+        newest = open_requests(desk.store)[-1]
+        assert (newest.args["checkpoint"]["path"], newest.args["completed"]) == (str(path), True)
+    code, out, err = desk.run("resume", "--job", job, "--from", "nowhere", *state)
+    assert (code, out, err) == (1, "", "gpu-scheduler: --from nowhere: there is no such file or folder\n")
+
+
+@pytest.mark.parametrize(
+    ("command", "values", "why"),
+    [
+        (COMMAND, {}, "none was found in its --output_dir outputs"),
+        ("python train.py", {}, "its command has no --output_dir, and its line no checkpoints="),
+        ("python train.py", {"checkpoints": "*.pt"}, "nothing matches checkpoints=*.pt"),
+    ],
+)
+def test_a_job_without_a_checkpoint_is_refused_with_what_to_do(
+    desk: Desk, command: str, values: dict[str, Any], why: str
+) -> None:
+    job = stopped(desk, command, **values)
+    code, out, err = desk.run("resume", "--job", job)
+    assert (code, out) == (1, "")
+    assert err == (
+        f"gpu-scheduler: job {job} has no complete checkpoint: {why}\n"
+        f"`retry {job}` starts it from its beginning, and `resume --job {job} --from PATH`"
+        " continues from a checkpoint that you name\n"
+    )
+    assert desk.requests() == []
+
+
+def test_a_checkpoint_that_is_older_than_the_job_belongs_to_another_run(desk: Desk) -> None:
+    path = save(desk, 900)
+    os.utime(path / "trainer_state.json", (1, 1))
+    job = stopped(desk)
+    assert "none was found" in desk.run("resume", "--job", job)[2]
+
+
+@pytest.mark.parametrize("up", [False, True])
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("for s in 1 2; do python train.py --output_dir outputs ; done", "it is unclear where"),
+        ("bash train.sh --output_dir outputs", "resume-flag=OPTION names it"),
+        ("./train --output_dir outputs", "submit it again with `--resume_from_checkpoint none`"),
+    ],
+)
+def test_a_command_without_a_place_for_the_path_is_refused(
+    desk: Desk, text: str, message: str, up: bool
+) -> None:
+    job = stopped(desk, text)
+    save(desk, 150)
+    with desk.scheduler() if up else nullcontext():
+        code, out, err = desk.run("resume", "--job", job)
+    assert (code, out, desk.requests()) == (1, "", [])
+    assert message in err
+    assert desk.state(job) == "held"
+
+
+@pytest.mark.parametrize("up", [False, True])
+def test_refuses_jobs_in_another_state(desk: Desk, up: bool) -> None:
+    queued, completed = desk.job(COMMAND), stopped(desk, outcome=Outcome.COMPLETED)
+    save(desk, 150)
+    with desk.scheduler() if up else nullcontext():
+        assert desk.run("resume", "--job", queued) == (
+            1, "",
+            f"gpu-scheduler: job {queued} is queued; `resume --job` needs a job that is finished or held\n",
+        )  # fmt: skip
+        assert desk.run("resume", "--job", completed) == (
+            1, "",
+            f"gpu-scheduler: job {completed} has completed; `resume --job {completed} --from PATH` continues"
+            " it nevertheless\n",
+        )  # fmt: skip
+        assert "there is no job 99" in desk.run("resume", "--job", 99)[2]
+    assert desk.requests() == []
+
+
+@pytest.mark.parametrize("up", [False, True])
+def test_a_skipped_job_is_refused_until_its_parent_is_retried(desk: Desk, up: bool) -> None:
+    parent = desk.job()
+    child = desk.job_after(parent, text=COMMAND, command=COMMAND)
+    save(desk, 150)
+    desk.record(act.FinishJob(parent, Outcome.FAILED, None), act.SettleDependencies())
+    with desk.scheduler() if up else nullcontext():
+        code, _, err = desk.run("resume", "--job", child)
+    assert code == 1
+    assert f"run `retry {parent}` first" in err
+
+
+@pytest.mark.parametrize(
+    ("declared", "peak", "needed"),
+    [(None, 9000, 9000), (8000, 9000, 9000), (8000, 7000, None), (None, None, None)],
+)
+def test_the_job_needs_the_peak_that_was_not_declared(
+    desk: Desk, declared: int | None, peak: int | None, needed: int | None
+) -> None:
+    job = desk.job(COMMAND, vram=declared)
+    opened = desk.record(act.Start(job, ("SIM-0",), 0, vram=declared, assumed=declared is None))
+    attempt = opened[job]
+    if peak is not None:
+        desk.record(act.RecordUsage(job, attempt, 5.0, (("SIM-0", peak, 50.0),)))
+    desk.record(
+        act.FinishAttempt(
+            job, attempt, Outcome.PREEMPTED, JobState.HELD, None, StateReason(ReasonKind.PREEMPTED)
+        )
+    )
+    desk.record(act.ReleaseAllocation(attempt), act.RecordMemoryReleased(attempt))
+    save(desk, 150)
+    out = desk.run("resume", "--job", job)[1]
+    assert requested(desk)["min_vram_mib"] == needed
+    assert ("it needs 8.8 GiB on each GPU, because it has used that much" in out) is (needed is not None)
+
+
+@pytest.mark.parametrize(
+    "words", [[], ["0", "--job", "1"], ["--from", "x"], ["0", "--from", "x"], ["--job", "1-3"]]
+)
+def test_resume_needs_either_gpus_or_one_job(desk: Desk, words: list[str]) -> None:
+    desk.job()
+    code, out, err = desk.run("resume", *words)
+    assert (code, out) == (2, "")
+    assert "resume" in err
+
+
+def test_a_held_preempted_job_names_the_command_that_continues_it(desk: Desk) -> None:
+    job = stopped(desk)
+    path = save(desk, 150)
+    saved = json.dumps({"path": str(path), "step": 150.0})
+    desk.store.db.connection.execute("UPDATE job SET checkpoint = ?", (saved,))
+    assert f"`resume --job {job}` queues it" in desk.run("why", job)[1]
+    assert "Checkpoint    outputs/checkpoint-150 (step 150)\n" in desk.run("show", job)[1]
