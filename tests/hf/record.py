@@ -71,13 +71,13 @@ RECORDINGS = {
     "hf-saved-on-sigterm": Recording(
         f"{_STEPS} --save_on_sigterm True", signal_after="checkpoint-50/trainer_state.json"
     ),
-    "lightning-bar": Recording(f"{_LIGHTNING} --sample_ms 40"),
+    "lightning-bar": Recording(f"{_LIGHTNING} --max_epochs 3 --sample_ms 40"),
     "lightning-rich": Recording("lit.py --output_dir outputs --samples 64 --sample_ms 20 --rich"),
     "lightning-rich-100-columns": Recording(
-        "lit.py --output_dir outputs --samples 64 --sample_ms 20 --rich", columns=100
+        "lit.py --output_dir outputs --max_epochs 3 --samples 64 --sample_ms 20 --rich", columns=100
     ),
     "lightning-resumed": Recording(
-        f"{_LIGHTNING} --sample_ms 40 --resume_from_checkpoint outputs/epoch=1-step=30.ckpt",
+        f"{_LIGHTNING} --max_epochs 3 --sample_ms 40 --resume_from_checkpoint outputs/epoch=1-step=30.ckpt",
         before=f"{_LIGHTNING} --max_epochs 2",
     ),
     "lightning-saved-on-sigusr1": Recording(
