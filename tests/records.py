@@ -87,7 +87,7 @@ def gpu_record(**values: Any) -> GpuRecord:
 _OF_ATTEMPT = ("session", "log", "started_at", "window_closed")
 _OF_VIEW = (
     "is_recorded", "infeasible", "parents", "gpus", "warnings", "memory_used", "peaks", "wait", "due_in_s",
-    "last_line",
+    "last_line", "progress",
 )  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from gpu_scheduler.app import job_views
 from gpu_scheduler.app.current_need import CurrentNeed, current_need
 from gpu_scheduler.app.dependency_facts import DependencyFacts, dependency_facts
+from gpu_scheduler.app.job_progress import with_progress
 from gpu_scheduler.app.job_refs import JobRef, job_record, resolve_job
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.app.masking import without_secrets
@@ -151,7 +152,7 @@ def diagnose(location: Location, job: JobRef) -> Diagnosis:
         events = [one for one in events_of_job(store, view.record.id) if one.kind != EventKind.RUNNING]
         diagnosis = Diagnosis(
             now=inspected.now.wall,
-            job=view,
+            job=with_progress(store, [view], inspected.now.wall)[0],
             scheduler_pid=pid,
             waiting=_waiting_facts(inspected) if view.record.state in WAITING else None,
             dependencies=inspected.dependencies,

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpu_scheduler.app.current_need import CurrentNeed, current_need
+from gpu_scheduler.app.job_progress import with_progress
 from gpu_scheduler.app.job_refs import JobRef, job_record, resolve_job
 from gpu_scheduler.app.job_views import ViewContext, gpu_indices, job_view, peaks_by_index, warnings
 from gpu_scheduler.app.location import Location
@@ -85,7 +86,7 @@ def _read(store: Store, job_id: int) -> JobDetail:
         return without_secrets(
             JobDetail(
                 now=context.now.wall,
-                job=view,
+                job=with_progress(store, [view], context.now.wall)[0],
                 line=line_of(store, job_id),
                 need=current_need(store, job),
                 attempts=tuple(_attempt_view(store, one, context, tolerance) for one in attempts),

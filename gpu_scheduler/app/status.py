@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from gpu_scheduler.app import gpu_views, job_views
+from gpu_scheduler.app.job_progress import with_progress
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.app.masking import without_secrets
 from gpu_scheduler.app.status_report import JobView, StatusReport
@@ -24,6 +26,9 @@ from gpu_scheduler.store.job_lists import (
 from gpu_scheduler.store.jobs_files import jobs_files, malformed_lines
 from gpu_scheduler.store.store import Store
 
+if TYPE_CHECKING:
+    from gpu_scheduler.progress.job_progress import ProgressReader
+
 #: Number of bytes at the end of a running job's log that are searched for its last line.
 _TAIL_BYTES = 4096
 
@@ -35,7 +40,7 @@ class StatusQuery:
     max_queued: the maximum number of queued jobs, and of held jobs (None means all); max_finished: the
     maximum number of finished jobs, newest first (None means all); only_failed: whether to list only failed
     jobs; with_cleared: whether to list cleared jobs too; last_lines: whether to read the last output line of
-    each running job from its log.
+    each running job from its log; progress: whether to read how far each running job is.
     """
 
     max_queued: int | None = None
@@ -43,12 +48,20 @@ class StatusQuery:
     only_failed: bool = False
     with_cleared: bool = False
     last_lines: bool = False
+    progress: bool = False
 
 
-def status(location: Location, query: StatusQuery) -> StatusReport:
-    """Returns the status. Raises StoreNotFoundError before the first start (see `empty_status`)."""
+def status(
+    location: Location, query: StatusQuery, progress_reader: ProgressReader | None = None
+) -> StatusReport:
+    """Returns the status. Raises StoreNotFoundError before the first start (see `empty_status`).
+
+    progress_reader: the reader of an earlier call, which makes this one cheaper.
+    """
     with open_store(location, read_only=True) as store:
         report = read_report(store, query)
+        if query.progress:
+            report = replace(report, jobs=with_progress(store, report.jobs, report.now, progress_reader))
         return _with_last_lines(report) if query.last_lines else report
 
 

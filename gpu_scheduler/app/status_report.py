@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from gpu_scheduler.core.model.dependency import Parent
     from gpu_scheduler.core.model.event import MisplacedProcess, Overuse
     from gpu_scheduler.core.model.gpu_claim import GpuClaim
+    from gpu_scheduler.core.progress.eta import JobProgress
     from gpu_scheduler.store.jobs_files import JobsFileRecord, MalformedLineRecord
     from gpu_scheduler.store.records import AttemptRecord, GpuRecord, JobRecord
 
@@ -57,6 +58,7 @@ class JobView(NamedTuple):
     peak MiB by index. memory_used: its current MiB by GPU index, which only the scheduler can fill in.
     warnings: the warnings about the attempt; a plain string describes an anomaly in its folder. last_line:
     the last output line of a running job, None if there is no output or the caller did not ask for it.
+    progress: how far a running job is, None if the caller did not ask for it.
     """
 
     record: JobRecord
@@ -71,6 +73,7 @@ class JobView(NamedTuple):
     memory_used: Mapping[int, int] = _NO_MEMORY
     warnings: tuple[AttemptWarning, ...] = ()
     last_line: str | None = None
+    progress: JobProgress | None = None
 
     @property
     def started_at(self) -> float | None:

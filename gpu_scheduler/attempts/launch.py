@@ -19,6 +19,7 @@ from gpu_scheduler.core.command.environment import find_conda_sh
 from gpu_scheduler.core.command.sessions import session_name
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.text.formatting import safe_text
+from gpu_scheduler.progress.progress_file import PROGRESS_FILE
 from gpu_scheduler.store import attempt_folders
 from gpu_scheduler.store.environments import environment_of_job
 from gpu_scheduler.store.jobs_files import find_jobs_file
@@ -26,10 +27,8 @@ from gpu_scheduler.store.records import AttemptRecord, JobRecord
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.store.writer import StoreWriter
 
-#: The variable that names the file in which a job can report its progress, and the name of this file in the
-#: attempt folder.
+#: The variable that names the file in which a job can report its progress.
 PROGRESS_VARIABLE = "GPU_SCHEDULER_PROGRESS"
-PROGRESS_FILE = "progress"
 
 
 class Launcher:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from gpu_scheduler.attempts.launch import PROGRESS_FILE
+from gpu_scheduler.attempts.progress_source import progress_source, start_of
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.command.resume import stands_in
 from gpu_scheduler.core.model.attempt_status import AttemptStatus
 from gpu_scheduler.core.model.checkpoint import Checkpoint, SavedWork
 from gpu_scheduler.core.model.job_spec import JobSpec
-from gpu_scheduler.progress.job_progress import ProgressReader, ProgressSource, find_checkpoint
+from gpu_scheduler.progress.job_progress import ProgressReader, find_checkpoint
+from gpu_scheduler.progress.progress_file import PROGRESS_FILE
 from gpu_scheduler.store.records import AttemptRecord
 from gpu_scheduler.store.store import Store
 
@@ -22,7 +24,7 @@ def saved_work_of(store: Store, attempt: AttemptRecord, status: AttemptStatus) -
     attempts = store.attempts(job.id)
     return SavedWork(
         newest_checkpoint(store, job.spec, attempts),
-        _is_complete(store, job.spec, attempts[0], attempt, status),
+        _is_complete(store, job.spec, attempt, status),
         stands_in(job.spec),
     )
 
@@ -34,31 +36,16 @@ def newest_checkpoint(store: Store, spec: JobSpec, attempts: Sequence[AttemptRec
     because the user may have chosen an older one on purpose.
     """
     last = attempts[-1]
-    since = _start_of(attempts[0] if last.resumed_from is None else last)
+    since = start_of(attempts[0] if last.resumed_from is None else last)
     reported = str(store.data_dir.attempt_folder(last) / PROGRESS_FILE)
     return find_checkpoint(spec, since, reported) or last.resumed_from
 
 
-def _is_complete(
-    store: Store, spec: JobSpec, first: AttemptRecord, attempt: AttemptRecord, status: AttemptStatus
-) -> bool:
+def _is_complete(store: Store, spec: JobSpec, attempt: AttemptRecord, status: AttemptStatus) -> bool:
     """Returns whether an attempt that was preempted and exited with code 0 had reached N of N."""
     result = status.result
     if result is None or result.cause != "preempted" or result.exit_code != 0:
         return False
-    source = ProgressSource(
-        attempt.id,
-        spec,
-        attempt.log or status.log,
-        str(store.data_dir.attempt_folder(attempt) / PROGRESS_FILE),
-        _start_of(first),
-        attempt.started_at,
-        attempt.resumed_from,
-    )
+    source = progress_source(store, spec, replace(attempt, log=attempt.log or status.log))
     progress = ProgressReader().read(source, Clock().now().wall).progress
-    return progress is not None and progress.total is not None and progress.current >= progress.total
-
-
-def _start_of(attempt: AttemptRecord) -> float:
-    """Returns when an attempt began, in wall seconds. An adopted process started before its attempt."""
-    return min(attempt.created_at, attempt.started_at or attempt.created_at)
+    return progress is not None and progress.is_complete

@@ -156,10 +156,16 @@ def screens(parser: argparse.ArgumentParser) -> None:
     shared_options(parser, "--json")
 
 
-def one_job(parser: argparse.ArgumentParser) -> None:
+def one_job(parser: argparse.ArgumentParser, *, nargs: str | None = None) -> None:
     """Declares the argument for one job."""
-    parser.add_argument("job", metavar="JOB", type=values.single_job,
+    parser.add_argument("job", metavar="JOB", nargs=nargs, type=values.single_job,
                         help="Job number, as shown by `status`, or job name")  # fmt: skip
+
+
+def eta(parser: argparse.ArgumentParser) -> None:
+    """Declares the arguments of `eta`."""
+    one_job(parser, nargs="?")
+    shared_options(parser, "--json")
 
 
 def show(parser: argparse.ArgumentParser) -> None:

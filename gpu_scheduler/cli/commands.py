@@ -38,6 +38,8 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
             "Show everything about one job: its line, attempts and history"),
         "why": Command("report_commands", arguments.why, "why 3",
             "Explain, check by check, why a job does not start or why it failed"),
+        "eta": Command("report_commands", arguments.eta, "eta 3",
+            "Show how far a running job is and when it will finish; without a job, all running jobs"),
         "logs": Command("logs", arguments.logs, "logs 3 -f",
             "Print the log of a job's latest attempt, or of the attempt given by --attempt"),
         "attach": Command("logs", arguments.one_job, "attach 3",

@@ -1,4 +1,4 @@
-"""The commands `show`, `why`, `screens`, `lint`, `calibrate` and `doctor`, which print text or JSON.
+"""The commands `show`, `why`, `eta`, `screens`, `lint`, `calibrate` and `doctor`, which print text or JSON.
 
 Each command imports only the modules that it needs.
 """
@@ -9,7 +9,7 @@ import sys
 import time
 from argparse import Namespace
 
-from gpu_scheduler.cli.program import location_of, no_store_message, stdout_screen
+from gpu_scheduler.cli.program import location_of, no_store_message, print_message, stdout_screen
 from gpu_scheduler.errors import StoreNotFoundError
 
 STDIN = 0
@@ -36,6 +36,30 @@ def why(options: Namespace) -> int:
     else:
         sys.stdout.write(to_text(diagnosis, stdout_screen().width, verbose=options.verbose))
     return 0
+
+
+def eta(options: Namespace) -> int:
+    """Prints how far running jobs are; returns 1 if nothing is known of the job that was asked for."""
+    from gpu_scheduler.app import job_progress as app
+    from gpu_scheduler.views.eta import to_json, to_text, unknown_text
+
+    location = location_of(options)
+    if options.job is not None:
+        report = app.job_progress(location, options.job)
+        unknown = [job for job in report.jobs if job.progress is None or job.progress.progress is None]
+    else:
+        try:
+            report = app.running_progress(location)
+        except StoreNotFoundError:
+            report = app.ProgressReport(time.time(), ())
+        unknown = []
+    if options.json:
+        sys.stdout.write(to_json(report))
+    elif unknown:
+        print_message(unknown_text(unknown[0]))
+    else:
+        sys.stdout.write(to_text(report, stdout_screen().width))
+    return 1 if unknown else 0
 
 
 def screens(options: Namespace) -> int:

@@ -15,6 +15,7 @@ from gpu_scheduler.core.text.formatting import safe_text
 from gpu_scheduler.errors import StoreNotFoundError
 
 if TYPE_CHECKING:
+    from gpu_scheduler.app.job_progress import ProgressReader
     from gpu_scheduler.app.status_report import StatusReport
     from gpu_scheduler.views.layout import Viewport
 
@@ -45,7 +46,9 @@ def status(options: Namespace) -> int:
 
 def _print_json(options: Namespace) -> None:
     finished = None if options.all else DEFAULT_FINISHED
-    query = StatusQuery(max_finished=finished, only_failed=options.failed, with_cleared=options.all)
+    query = StatusQuery(
+        max_finished=finished, only_failed=options.failed, with_cleared=options.all, progress=True
+    )
     try:
         report = app.status(location_of(options), query)
     except StoreNotFoundError:
@@ -66,13 +69,19 @@ def _print_text(options: Namespace) -> None:
     sys.stdout.write(to_text(report, fitted, show_all=options.all, verbose=options.verbose))
 
 
-def report_for_screen(options: Namespace, screen: Viewport) -> StatusReport:
-    """Returns the report with as many jobs as a text on this screen can show."""
+def report_for_screen(
+    options: Namespace, screen: Viewport, progress_reader: ProgressReader | None = None
+) -> StatusReport:
+    """Returns the report with as many jobs as a text on this screen can show.
+
+    progress_reader: the reader of the last report, which makes this one cheaper.
+    """
     query = StatusQuery(
         max_queued=None if options.all else MAX_GROUPED,
         max_finished=None if options.all else max(DEFAULT_FINISHED, screen.rows or 0),
         only_failed=options.failed,
         with_cleared=options.all,
         last_lines=True,
+        progress=True,
     )
-    return app.status(location_of(options), query)
+    return app.status(location_of(options), query, progress_reader)

@@ -11,14 +11,18 @@ import time
 from argparse import Namespace
 from dataclasses import replace
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from gpu_scheduler.app.job_progress import new_reader
 from gpu_scheduler.cli.program import location_of, no_store_message, stdout_screen
 from gpu_scheduler.cli.status import report_for_screen
 from gpu_scheduler.core.text.formatting import safe_text
 from gpu_scheduler.errors import SchedulerError, StoreNotFoundError, UsageError
 from gpu_scheduler.views.status_text import to_text
 from gpu_scheduler.views.text_width import wrap_text
+
+if TYPE_CHECKING:
+    from gpu_scheduler.app.job_progress import ProgressReader
 
 #: The control sequences that switch to the alternate screen and hide the cursor, and those that undo this.
 _ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
@@ -36,7 +40,8 @@ def watch(options: Namespace) -> int:
             f"`status --watch` needs a terminal on which it can draw, but {this}; leave out --watch or use"
             " `status --json`"
         )
-    frame = _frame(options)  # an error here is printed before the screen changes
+    reader = new_reader()
+    frame = _frame(options, reader)  # an error here is printed before the screen changes
     screen = _AlternateScreen()
     try:
         while True:
@@ -44,7 +49,7 @@ def watch(options: Namespace) -> int:
             if screen.wait(options.watch):
                 return 0
             try:
-                frame = _frame(options)
+                frame = _frame(options, reader)
             except SchedulerError as error:
                 frame = "\n".join(_wrapped_message(str(error)))
     except KeyboardInterrupt:
@@ -53,12 +58,12 @@ def watch(options: Namespace) -> int:
         screen.close()
 
 
-def _frame(options: Namespace) -> str:
+def _frame(options: Namespace, reader: ProgressReader) -> str:
     screen = stdout_screen()
     # The last column stays free, because clearing to the end of the line would erase a character there.
     screen = replace(screen, width=None if screen.width is None else screen.width - 1)
     try:
-        report = report_for_screen(options, screen)
+        report = report_for_screen(options, screen, reader)
     except StoreNotFoundError:
         return "\n".join(_wrapped_message(no_store_message(location_of(options))))
     clock = time.strftime("%H:%M:%S", time.localtime(report.now))

@@ -13,6 +13,8 @@ from typing import Any
 
 from gpu_scheduler.core.text.strict_json import decode, parse
 
+#: The name of the file in the attempt folder.
+PROGRESS_FILE = "progress"
 #: Number of bytes to read from the end of the file.
 _MAX_BYTES = 16 * 1024
 

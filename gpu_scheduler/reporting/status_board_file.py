@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from gpu_scheduler.app import gpu_views, job_views
 from gpu_scheduler.app.status_report import StatusReport
+from gpu_scheduler.attempts.progress_source import progress_source
 from gpu_scheduler.claims.foreign_claims import ForeignClaims
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.model.states import ACTIVE, JobState
+from gpu_scheduler.core.progress.eta import JobProgress
 from gpu_scheduler.core.scheduling.facts import Facts
 from gpu_scheduler.core.scheduling.settings import Limits
 from gpu_scheduler.core.scheduling.usage import attempt_memory
+from gpu_scheduler.progress.job_progress import ProgressSource
+from gpu_scheduler.reporting.progress_watch import ProgressWatch
 from gpu_scheduler.store.dependencies import parents_of
 from gpu_scheduler.store.job_lists import cleared_count, finished_jobs, open_jobs, state_counts
 from gpu_scheduler.store.pending_groups import wait_reasons
+from gpu_scheduler.store.records import AttemptRecord, JobRecord
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.system.atomic_file import replace_file
 from gpu_scheduler.views import status_board as board
@@ -47,6 +52,8 @@ class StatusBoardFile:
         self._written_samples: object = None
         self._written_at = float("-inf")
         self._foreign = ForeignClaims()
+        self._progress = ProgressWatch(clock)
+        self._sources: dict[int, ProgressSource] = {}
 
     def write(self, facts: Facts, newest_id: int) -> None:
         """Updates the file after a new event, a new sample, or `mark_outdated`.
@@ -81,6 +88,7 @@ class StatusBoardFile:
 
     def end(self) -> None:
         """Writes the board for a stopped scheduler, whose running jobs continue."""
+        self._progress.close()
         self._replace_file(self._build(None, {}))
 
     def _build(self, pid: int | None, memory_used: Mapping[int, Mapping[int, int]]) -> StatusReport:
@@ -102,6 +110,7 @@ class StatusBoardFile:
             )
             counts, hidden_count = state_counts(store), cleared_count(store)
         views = [job_views.job_view(job, attempts.get(job.id), context) for job in jobs]
+        progress = self._read_progress(running, attempts) if pid is not None else {}
         paused = {gpu.uuid: gpu.paused for gpu in managed}
         return StatusReport(
             now=now.wall,
@@ -110,14 +119,33 @@ class StatusBoardFile:
             data_dir=str(store.data_dir.folder),
             gpus=gpu_views.gpu_views(managed, unsettled, paused, self._limits, self._foreign),
             jobs=tuple(
-                view._replace(memory_used=memory_used[view.record.id])
-                if view.record.id in memory_used
+                view._replace(
+                    memory_used=memory_used.get(view.record.id, view.memory_used),
+                    progress=progress.get(view.record.id),
+                )
+                if view.record.state in ACTIVE
                 else view
                 for view in views
             ),
             counts=counts,
             hidden_count=hidden_count,
         )
+
+    def _read_progress(
+        self, running: Iterable[JobRecord], attempts: Mapping[int, AttemptRecord]
+    ) -> dict[int, JobProgress]:
+        """Returns the progress of running jobs as last read, by job id."""
+        sources: dict[int, ProgressSource] = {}
+        for job in running:
+            attempt = attempts.get(job.id)
+            if attempt is not None and attempt.started_at is not None:
+                source = self._sources.get(attempt.id)
+                if source is None or (source.log, source.started_at) != (attempt.log, attempt.started_at):
+                    source = progress_source(self._store, job.spec, attempt)
+                sources[job.id] = source
+        self._sources = {source.key: source for source in sources.values()}
+        known = self._progress.update(tuple(sources.values()))
+        return {job_id: known[source.key] for job_id, source in sources.items() if source.key in known}
 
     def _replace_file(self, report: StatusReport) -> None:
         replace_file(self._folder() / self.name, board.to_text(report).encode("utf-8", "backslashreplace"))

@@ -15,6 +15,7 @@ from gpu_scheduler.views.checkpoint_text import checkpoint_object, checkpoint_te
 from gpu_scheduler.views.event_messages import detail as event_detail
 from gpu_scheduler.views.need_text import current_need_text
 from gpu_scheduler.views.parent_text import parent_text
+from gpu_scheduler.views.progress_text import long_text
 from gpu_scheduler.views.reason_text import outcome_text, reason_text
 from gpu_scheduler.views.status_json import job_object
 from gpu_scheduler.views.wait_text import job_reason_text
@@ -108,6 +109,8 @@ def _fact_lines(detail: JobDetail) -> Iterator[str]:
     reason = job_reason_text(detail.job)
     if reason:
         yield _row("Reason", reason)
+    if progress := long_text(detail.job.progress, detail.now):
+        yield _row("Progress", progress)
     yield from (_row("Warning", warning) for warning in job_warnings(detail.job))
     yield from (_row("Parent", parent_text(parent)) for parent in detail.job.parents)
     yield _row("From", _origin(detail))

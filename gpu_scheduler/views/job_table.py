@@ -21,6 +21,7 @@ from gpu_scheduler.views.colours import CYAN, FAINT, OF_STATE, RED, YELLOW, of_o
 from gpu_scheduler.views.layout import Cell, Column, TableRow
 from gpu_scheduler.views.need_text import need_text
 from gpu_scheduler.views.parent_text import unmet_parents_text
+from gpu_scheduler.views.progress_text import short_text
 from gpu_scheduler.views.reason_text import outcome_text
 from gpu_scheduler.views.titles import common_prefix, title
 from gpu_scheduler.views.wait_text import job_reason_text
@@ -41,11 +42,14 @@ RowBuilder = Callable[[JobView, float], TableRow]
 
 
 def running_row(job: JobView, now: float) -> TableRow:
-    """Returns the row of a job with an open attempt, with its last output line."""
+    """Returns the row of a job with an open attempt, with its progress and its last output line."""
     took = "" if job.started_at is None else format_elapsed(now - job.started_at)
-    # In a progress bar, both the beginning and the end are informative.
-    parts = ["window closed"] * job.window_closed + [_one_line(job.last_line)] * bool(job.last_line)
-    last = Cell("; ".join(parts), keep_end=True) if parts else Cell(_one_line(job_reason_text(job)), YELLOW)
+    progress, output = short_text(job.progress), _one_line(job.last_line)
+    parts = [part for part in ("window closed" if job.window_closed else "", progress, output) if part]
+    # In the job's own progress bar, both the beginning and the end are informative.
+    last = Cell("; ".join(parts), keep_end=not progress)
+    if not parts:
+        last = Cell(_one_line(job_reason_text(job)), YELLOW)
     return _table_row(job, _state_cell(job), took, last)
 
 

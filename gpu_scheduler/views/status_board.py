@@ -13,6 +13,7 @@ from gpu_scheduler.views import marks
 from gpu_scheduler.views.gpu_table import gpu_rows
 from gpu_scheduler.views.job_table import COLUMNS, ROW_BUILDERS
 from gpu_scheduler.views.layout import CappedList, Cell, Column, TableRow, render_table
+from gpu_scheduler.views.progress_text import short_text
 from gpu_scheduler.views.titles import title_of
 from gpu_scheduler.views.wait_text import job_reason_text
 
@@ -20,7 +21,7 @@ from gpu_scheduler.views.wait_text import job_reason_text
 MAX_WAITING, MAX_FINISHED = 50, 20
 #: Width of the tables, which suits a wide window or an editor.
 _WIDTH = 200
-_COLUMNS = (*COLUMNS[:-1], Column("Memory now/peak, or reason"))
+_COLUMNS = (*COLUMNS[:-1], Column("Progress, memory now/peak, or reason"))
 
 
 def to_text(report: StatusReport) -> str:
@@ -69,7 +70,7 @@ def _row(job: JobView, now: float) -> TableRow:
     if job.record.name:
         what = Cell(f"{what.text}: {title_of(None, job.record.text, job.record.spec_json)}")
     if job.record.state in ACTIVE and not job_reason_text(job):
-        last = Cell(_memory_text(job))
+        last = Cell("; ".join(filter(None, [short_text(job.progress), _memory_text(job)])))
     return TableRow((*cells, what, last))
 
 

@@ -10,6 +10,7 @@ from gpu_scheduler.app.status_report import GpuView, JobView, StatusReport
 from gpu_scheduler.core.model.units import WHOLE
 from gpu_scheduler.views.gpu_claims import claim_objects
 from gpu_scheduler.views.parent_text import parent_objects
+from gpu_scheduler.views.progress_text import progress_object
 from gpu_scheduler.views.wait_text import job_reason_text
 from gpu_scheduler.views.warnings import job_warnings
 
@@ -65,6 +66,7 @@ def job_object(job: JobView) -> dict[str, Any]:
         "warnings": job_warnings(job),
         "vram_declared": job.vram_declared,
         "peaks": job.peaks,
+        "progress": progress_object(job.progress),
     }
 
 

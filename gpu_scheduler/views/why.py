@@ -25,6 +25,7 @@ from gpu_scheduler.views.event_messages import dated_line
 from gpu_scheduler.views.findings import finding_object, format_finding
 from gpu_scheduler.views.need_text import current_need_text
 from gpu_scheduler.views.parent_text import parent_objects
+from gpu_scheduler.views.progress_text import long_text
 from gpu_scheduler.views.reason_text import outcome_text, reason_text
 from gpu_scheduler.views.remedies import failure_remedy, oom_remedy
 from gpu_scheduler.views.text_width import wrap_words
@@ -151,6 +152,8 @@ def _running(diagnosis: Diagnosis) -> Iterator[Finding]:
     if resumed is not None:
         since += f", resumed from {origin_text(resumed.path, resumed.step)}"
     yield ok(Check.RUNS, f"on {gpus}{since}; {follow}")
+    if progress := long_text(job.progress, diagnosis.now):
+        yield ok(Check.PROGRESS, progress)
     if job.peaks:
         yield ok(Check.MEMORY, f"peak so far {memory_text(job.peaks, job.vram_declared)}")
     elif job.vram_declared is not None:

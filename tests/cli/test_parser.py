@@ -15,9 +15,9 @@ from gpu_scheduler.errors import UsageError
 COMMANDS = {
     "start": [], "add": ["train.py"], "status": [], "pause": ["0"], "resume": ["all"], "attach": ["3"],
     "logs": ["3"], "cancel": ["3"], "retry": ["3"], "hold": ["3"], "release": ["3"], "stop": [],
-    "screens": [], "priority": ["3", "5"], "lint": [], "doctor": [], "completion": ["bash"], "show": ["3"],
-    "why": ["3"], "events": [], "calibrate": [], "run": [], "wait": [], "gpus": [], "submit": [],
-    "import": ["queue.json"], "set": ["3", "vram=1G"], "recover": ["3"], "clear": [],
+    "eta": [], "screens": [], "priority": ["3", "5"], "lint": [], "doctor": [], "completion": ["bash"],
+    "show": ["3"], "why": ["3"], "events": [], "calibrate": [], "run": [], "wait": [], "gpus": [],
+    "submit": [], "import": ["queue.json"], "set": ["3", "vram=1G"], "recover": ["3"], "clear": [],
 }  # fmt: skip
 #: The words that must come last.
 LAST = {"run": ["--", "true"], "submit": ["train.py"]}

@@ -8,8 +8,10 @@ import os
 import re
 import resource
 import sqlite3
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,9 @@ from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.facts import Attempt, Facts, Gpu
 from gpu_scheduler.core.scheduling.needs import LlmConfig
 from gpu_scheduler.core.scheduling.settings import Settings
+from gpu_scheduler.progress import job_progress as progress
 from gpu_scheduler.reporting import journal
+from gpu_scheduler.reporting.progress_watch import MIN_INTERVAL_S
 from gpu_scheduler.reporting.repeated_changes import MAX_LINES
 from gpu_scheduler.reporting.reporter import RETRY_S, EventReporter
 from gpu_scheduler.store.data_dir import DataDir
@@ -36,6 +40,7 @@ from gpu_scheduler.store.writer import StoreWriter
 from gpu_scheduler.views.event_messages import iso_time
 from tests.loop.manual_clock import ManualClock
 from tests.reasons import worded
+from tests.waiting import wait_for
 
 
 class ReporterHarness:
@@ -673,6 +678,53 @@ def test_the_status_board_shows_what_a_job_declared(
     harness.record(act.Transition(job, attempt, JobState.RUNNING))
     harness.reporter.update(harness.facts())
     assert f"python train.py  GPU 0: ?/? MiB; {expected}\n" in harness.board.read_text()
+
+
+def test_the_status_board_shows_the_progress_of_running_jobs(harness: ReporterHarness) -> None:
+    job = harness.job("python train.py")
+    attempt = harness.start(job)
+    log = harness.folder / "job.log"
+    log.write_text("Step 53/100\n")
+    harness.recorder.record_log(attempt, str(log), None)
+    harness.record(act.Transition(job, attempt, JobState.RUNNING))
+
+    def text() -> str:
+        harness.clock.boot += MIN_INTERVAL_S
+        harness.gpus[0] = replace(harness.gpus[0], sampled_at=harness.clock.now().boot)
+        harness.reporter.action_recorded(act.ReleaseAllocation(0))
+        harness.update()
+        return harness.board.read_text()
+
+    wait_for(lambda: "python train.py  53%" in text(), "the progress on the board")
+    with log.open("a") as file:
+        file.write("Step 60/100\n")
+    wait_for(lambda: "python train.py  60%" in text(), "the new progress on the board")
+    harness.end(job, attempt)
+    assert "60%" not in text()
+    harness.reporter.close()
+
+
+def test_a_folder_that_does_not_respond_does_not_delay_the_status_board(
+    harness: ReporterHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_reading, go_on = threading.Event(), threading.Event()
+
+    def hang(path: str | None) -> None:
+        is_reading.set()
+        go_on.wait(60)
+
+    monkeypatch.setattr(progress, "read_progress_file", hang)
+    job = harness.job("python train.py")
+    attempt = harness.start(job)
+    harness.record(act.Transition(job, attempt, JobState.RUNNING))
+    harness.update()
+    assert is_reading.wait(60)
+    harness.end(job, attempt)
+    harness.clock.boot += 10.0
+    harness.update()
+    assert "1 finished" in harness.board.read_text()
+    harness.reporter.close()
+    go_on.set()
 
 
 def test_the_status_board_is_not_rewritten_at_once_if_a_sample_changes_only_times(

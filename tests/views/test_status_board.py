@@ -7,7 +7,9 @@ import time
 
 from gpu_scheduler.app.status_report import StatusReport
 from gpu_scheduler.core.model.gpu_fault import FaultKind, GpuFault
+from gpu_scheduler.core.model.progress import Progress, ProgressUnit
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
+from gpu_scheduler.core.progress.eta import JobProgress
 from gpu_scheduler.views.status_board import to_text
 from tests.reasons import worded
 from tests.records import gpu_view, job_view
@@ -21,7 +23,8 @@ GPUS = (
 )  # fmt: skip
 JOBS = (
     job_view(1, "running", text="python a.py", gpus=(0,), started_at=NOW - 12, vram_declared=9216,
-            memory_used={0: 8123}, peaks={0: 8200}),
+            memory_used={0: 8123}, peaks={0: 8200},
+            progress=JobProgress(Progress(53, 100, ProgressUnit.PERCENT), None, 5040.0, NOW + 5040)),
     job_view(2, "stopping", text="python b.py", gpus=(0, 1), started_at=NOW - 3.21, share_declared=250,
             memory_used={1: 7}, peaks={1: 9}),
     job_view(3, "starting", name="bert", text="python c.py", gpus=(1,), share_declared=500, vram_declared=900,
@@ -51,8 +54,8 @@ GPU  State  Share  Allocated          Memory  Load  Jobs  Name
   0  busy   0.375    9.0 GiB  8.8 / 24.0 GiB  97 %  1     NVIDIA H200
   1  lost       0          ?           ? / ?     ?  -     query failed: \\x1b15 (NVIDIA H200)
 
-   Job  State      GPUs  Time  What               Memory now/peak, or reason
-▶    1  running    0     0:12  python a.py        GPU 0: 8123/8200 MiB; declared 9216 MiB
+   Job  State      GPUs  Time  What               Progress, memory now/peak, or reason
+▶    1  running    0     0:12  python a.py        53% ETA 1h24m; GPU 0: 8123/8200 MiB; declared 9216 MiB
 ▶    2  stopping   0, 1  0:03  python b.py        GPU 0: ?/?, GPU 1: 7/9 MiB; declared share 0.25
 ▶    3  starting   1           bert: python c.py  GPU 1: ?/70 MiB; declared share 0.5, 900 MiB
 ·    4  queued                 evil \\x1b[2J       needs 1 free GPU, 0 free

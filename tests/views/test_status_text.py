@@ -13,12 +13,15 @@ import pytest
 from rich.cells import cell_len
 
 from gpu_scheduler.app.status_report import StatusReport
+from gpu_scheduler.core.model.checkpoint import Checkpoint
 from gpu_scheduler.core.model.gpu_claim import GpuClaim
 from gpu_scheduler.core.model.gpu_fault import FaultKind, GpuFault
 from gpu_scheduler.core.model.health_issue import HealthIssue, HealthSubject
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.need import Need
+from gpu_scheduler.core.model.progress import Progress, ProgressUnit
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
+from gpu_scheduler.core.progress.eta import JobProgress
 from gpu_scheduler.store.jobs_files import JobsFileRecord, MalformedLineRecord
 from gpu_scheduler.views.layout import Viewport
 from gpu_scheduler.views.status_json import to_json
@@ -68,6 +71,10 @@ REPORT = StatusReport(
             created_at=NOW - 500, started_at=NOW - 130, priority=0, vram_declared=81_920, peaks={0: 69_500},
             spec_json='{"script": "/home/me/train.py", "arguments": ["--llm", "qwen"]}',
             last_line="loss 0.2 \x07",
+            progress=JobProgress(
+                Progress(159, 300, ProgressUnit.STEP),
+                Checkpoint("/home/me/out/checkpoint-150", 150, NOW - 20), 5040.0, NOW + 5040,
+            ),
         ),
         job_view(5, "running", is_recorded=False, text="python t.py", gpus=(1,), started_at=NOW - 3),
         job_view(6, "queued", text="python big.py", reason=worded("needs 2 free GPUs, 1 free"), priority=200),

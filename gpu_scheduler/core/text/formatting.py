@@ -73,6 +73,16 @@ def format_duration(seconds: float) -> str:
     return f"{whole} s"
 
 
+def format_eta(seconds: float) -> str:
+    """Formats the time that is left with one or two units and no blanks: "45s", "3m20s", "1h24m", "2d4h"."""
+    whole = max(1, round(seconds))
+    for unit, size, below, smaller in (("d", 86400, "h", 3600), ("h", 3600, "m", 60), ("m", 60, "s", 1)):
+        if whole >= size:
+            count, rest = divmod(whole, size)
+            return f"{count}{unit}{rest // smaller}{below}" if rest >= smaller else f"{count}{unit}"
+    return f"{whole}s"
+
+
 def format_elapsed(seconds: float) -> str:
     """Formats a duration like a clock: "0:05", "12:30", "3:04:05", "2-03:04:05"."""
     minutes, second = divmod(max(0, int(seconds)), 60)

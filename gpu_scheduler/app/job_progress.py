@@ -1,0 +1,78 @@
+"""Reads the progress of running jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gpu_scheduler.app.job_refs import JobRef, job_record, resolve_job
+from gpu_scheduler.app.job_views import job_view
+from gpu_scheduler.app.location import Location
+from gpu_scheduler.app.status_report import JobView
+from gpu_scheduler.app.store_access import open_store, scheduler_pid_of
+from gpu_scheduler.app.view_context import context_of
+from gpu_scheduler.core.model.states import ACTIVE
+from gpu_scheduler.store.store import Store
+
+if TYPE_CHECKING:
+    from gpu_scheduler.progress.job_progress import ProgressReader as ProgressReader
+
+
+@dataclass(frozen=True)
+class ProgressReport:
+    """The jobs whose progress was asked for, at `now` (seconds since 1970)."""
+
+    now: float
+    jobs: tuple[JobView, ...]
+
+
+def running_progress(location: Location) -> ProgressReport:
+    """Returns the running jobs with their progress. Raises StoreNotFoundError before the first start."""
+    from gpu_scheduler.app.status import StatusQuery, status
+
+    report = status(location, StatusQuery(max_queued=0, max_finished=0, progress=True))
+    return ProgressReport(report.now, tuple(job for job in report.jobs if job.record.state in ACTIVE))
+
+
+def job_progress(location: Location, job: JobRef) -> ProgressReport:
+    """Returns a job with its progress, which only a running job has.
+
+    Raises SchedulerError if there is no such job.
+    """
+    with open_store(location, read_only=True) as store:
+        is_up = scheduler_pid_of(store) is not None
+        with store.snapshot():
+            record = job_record(store, resolve_job(store, job))
+            context = context_of(store, [record.id], store.active_attempts(), is_up=is_up)
+            view = job_view(record, store.newest_attempts([record.id]).get(record.id), context)
+        now = context.now.wall
+        return ProgressReport(now, with_progress(store, [view], now))
+
+
+def new_reader() -> ProgressReader:
+    """Returns a reader for `with_progress`. If the next call uses it again, it reads only what is new."""
+    from gpu_scheduler.progress.job_progress import ProgressReader
+
+    return ProgressReader()
+
+
+def with_progress(
+    store: Store, jobs: Iterable[JobView], now: float, reader: ProgressReader | None = None
+) -> tuple[JobView, ...]:
+    """Returns the jobs, the running ones with their progress. now: in wall seconds."""
+    shown = list(jobs)
+    running = [job for job in shown if job.record.state in ACTIVE and job.started_at is not None]
+    if not running:
+        return tuple(shown)
+    from gpu_scheduler.attempts.progress_source import progress_source
+
+    reader = new_reader() if reader is None else reader
+    found = {}
+    for job in running:
+        record = store.job(job.record.id)
+        if record is not None and job.attempt is not None:
+            source = progress_source(store, record.spec, job.attempt)
+            found[record.id] = reader.read(source, now)
+    reader.keep_only({job.attempt.id for job in running if job.attempt is not None})
+    return tuple(job._replace(progress=found.get(job.record.id)) for job in shown)
