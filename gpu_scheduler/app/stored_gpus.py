@@ -13,7 +13,7 @@ from gpu_scheduler.core.scheduling.gpu_admission import GpuAvailability
 from gpu_scheduler.core.scheduling.gpu_use import availability
 from gpu_scheduler.core.scheduling.needs import LlmConfig
 from gpu_scheduler.core.scheduling.settings import Settings
-from gpu_scheduler.gpus.watch import GpuWatch, with_stored_values
+from gpu_scheduler.gpus.watch import GpuWatch, watched_processes, with_stored_values
 from gpu_scheduler.store.records import GpuRecord
 
 
@@ -44,7 +44,7 @@ def stored_gpus(
             claims=foreign.claims.get(gpu.uuid, ()),
             claims_problem=foreign.problems.get(gpu.uuid),
         )
-        for gpu in watch.gpus(managed, tokens)
+        for gpu in watch.gpus(managed, tokens, watched=watched_processes(attempts))
     )
     facts = Facts(now, settings, LlmConfig(), gpus, attempts=tuple(attempts))
     return [availability(gpu, facts) for gpu in gpus]

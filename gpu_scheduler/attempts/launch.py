@@ -89,6 +89,11 @@ class Launcher:
 
     def _prepare(self, attempt: AttemptRecord, job: JobRecord, executor: Executor) -> None:
         when = datetime.now()
+        if attempt.watched_pid is not None:
+            # The process writes its log itself, if it has one.
+            log_of_process = job.adopted.log if job.adopted is not None else None
+            self._write_folder(attempt, job, executor, log_of_process, when)
+            return
         log = create_log(self._logs.create(), job.id, when)
         try:
             self._write_folder(attempt, job, executor, str(log), when)
@@ -97,7 +102,7 @@ class Launcher:
             raise
 
     def _write_folder(
-        self, attempt: AttemptRecord, job: JobRecord, executor: Executor, log: str, when: datetime
+        self, attempt: AttemptRecord, job: JobRecord, executor: Executor, log: str | None, when: datetime
     ) -> None:
         options = self._options
         spec = _resumed_spec(attempt, job)
@@ -130,6 +135,7 @@ class Launcher:
                 "session": session, "log": log, "header": header, "timeout_s": spec.timeout_s,
                 "term_grace_s": options.grace_s,
                 "gpu_claims": requested_claims(self._store, attempt, self._claim_folder),
+                "watch": _watched_process(attempt),
                 attempt_folders.ORIGIN_KEY:
                     attempt_folders.origin_object(
                         attempt, job, self._store.data_dir, source_cwd,
@@ -188,3 +194,15 @@ def _resumed_spec(attempt: AttemptRecord, job: JobRecord) -> JobSpec:
     if spec is None:
         raise LaunchError(f"job {job.id} cannot resume: its command has no place for {shown}; {remedy}")
     return spec
+
+
+def _watched_process(attempt: AttemptRecord) -> dict[str, object] | None:
+    """Returns the value of `watch` in spec.json; None if the runner starts the command."""
+    if attempt.watched_pid is None:
+        return None
+    return {
+        "pid": attempt.watched_pid,
+        "start_ticks": attempt.watched_ticks,
+        "boot_id": attempt.boot_id,
+        "started_at": attempt.started_at,
+    }

@@ -64,16 +64,15 @@ def observe_attempt(
 
 
 def runner_pids(attempts: Iterable[Attempt]) -> frozenset[int]:
-    """Returns the pids of the runners of these attempts, except those whose end is recorded.
+    """Returns the pids of the runners of these attempts and of the processes that they watch.
 
-    Does not include runners of remote executors, whose pids belong to another machine.
+    Leaves out attempts whose end is recorded, and those of remote executors, whose pids belong to another
+    machine.
     """
-    pids = {
-        # The store knows the runner of an attempt whose folder cannot be read now.
-        attempt.status.pid or (attempt.runner.pid if attempt.runner is not None else None)
-        for attempt in attempts
-        if attempt.state.is_open and attempt.executor in LOCAL_EXECUTORS
-    }
+    local = [one for one in attempts if one.state.is_open and one.executor in LOCAL_EXECUTORS]
+    # The store knows the runner of an attempt whose folder cannot be read now.
+    pids = {one.status.pid or (one.runner.pid if one.runner is not None else None) for one in local}
+    pids |= {one.watched_pid for one in local}
     return frozenset(pid for pid in pids if pid is not None)
 
 
@@ -159,6 +158,7 @@ def attempt_from_record(
         resumed_from=record.resumed_from,
         known_checkpoint=record.checkpoint,
         watched_pid=record.watched_pid,
+        watched_ticks=record.watched_ticks,
         preempted_for=record.preempted_for,
         follows_preemption=record.follows_preemption,
     )

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 
 from gpu_scheduler.core.model.gpu import LOAD_SAMPLES, Snapshot
-from gpu_scheduler.core.scheduling.facts import Gpu
+from gpu_scheduler.core.scheduling.facts import Attempt, Gpu
 from gpu_scheduler.gpus.attribution import NOTHING_WATCHED, Ownership, ProcessOwners, is_alive
 from gpu_scheduler.runner.membership import RecordedCommand
 from gpu_scheduler.store.records import GpuRecord
@@ -68,6 +68,15 @@ class GpuWatch:
                 )
             )
         return tuple(sorted(gpus, key=lambda gpu: gpu.index))
+
+
+def watched_processes(attempts: Iterable[Attempt]) -> dict[tuple[int, int], str]:
+    """Returns the tokens of the open attempts that watch a process, by its pid and start in ticks."""
+    return {
+        (attempt.watched_pid, attempt.watched_ticks): attempt.token
+        for attempt in attempts
+        if attempt.state.is_open and attempt.watched_pid is not None and attempt.watched_ticks is not None
+    }
 
 
 def with_stored_values(gpu: Gpu, record: GpuRecord) -> Gpu:

@@ -12,12 +12,13 @@ from gpu_scheduler.attempts.sweep import processes_of, recorded_command
 from gpu_scheduler.claims.foreign_claims import LockReading, read_locks_of
 from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.core.model.request import JobFact, Request
-from gpu_scheduler.core.scheduling.facts import Attempt, Facts, PendingGroup
+from gpu_scheduler.core.scheduling.facts import AdoptedJob, Attempt, Facts, PendingGroup
 from gpu_scheduler.core.scheduling.needs import LlmConfig, ResourceSpec
 from gpu_scheduler.core.scheduling.reconcile_attempt import needs_process_scan
 from gpu_scheduler.core.scheduling.settings import Settings
-from gpu_scheduler.gpus.watch import GpuWatch, with_stored_values
+from gpu_scheduler.gpus.watch import GpuWatch, watched_processes, with_stored_values
 from gpu_scheduler.runner.membership import RecordedCommand
+from gpu_scheduler.store.adopted_jobs import jobs_to_watch
 from gpu_scheduler.store.dependencies import has_unsettled_dependencies, is_ancestor
 from gpu_scheduler.store.job_lists import find_job_fact, interrupted_jobs, listed_count
 from gpu_scheduler.store.measurements import LearnedNeedsReader
@@ -62,6 +63,7 @@ def read_facts(
     def command_of(token: str) -> RecordedCommand | None:
         return recorded_command(refs[token].folder, token)
 
+    watched = watched_processes(attempts)
     foreign = locks.foreign_claims({gpu.uuid: gpu.total_mib for gpu in managed}, runner_pids(attempts))
     paused = {gpu.uuid: (gpu.index, gpu.paused) for gpu in managed}
     recorded = {gpu.uuid: gpu for gpu in managed}
@@ -79,14 +81,15 @@ def read_facts(
                 claims=foreign.claims.get(gpu.uuid, ()),
                 claims_problem=foreign.problems.get(gpu.uuid),
             )
-            for gpu in watch.gpus(paused, tokens, command_of)
+            for gpu in watch.gpus(paused, tokens, command_of, watched)
         ),
-        unmanaged_gpus=watch.gpus(unmanaged, tokens, command_of),
+        unmanaged_gpus=watch.gpus(unmanaged, tokens, command_of, watched),
         all_sampled=watch.snapshot is not None,
         probe_error=watch.failure,
         storage_issue=health_issue,
         attempts=attempts,
         pending_groups=_pending_groups(store, now) if placing else (),
+        adopted_jobs=_adopted_jobs(store, now),
         requests=requests,
         jobs=_target_jobs(store, {request.target for request in requests}),
         cyclic_request=_find_cyclic_request(store, requests),
@@ -142,6 +145,15 @@ def _pending_groups(store: Store, now: Now) -> tuple[PendingGroup, ...]:
                 )
             )
     return tuple(groups)
+
+
+def _adopted_jobs(store: Store, now: Now) -> tuple[AdoptedJob, ...]:
+    found = []
+    for job in jobs_to_watch(store):
+        is_due = job.boot_id != now.boot_id or (job.not_before_boot or 0.0) <= now.boot
+        assert job.adopted is not None
+        found.append(AdoptedJob(job.id, job.adopted, ResourceSpec.from_key(job.spec_key), is_due))
+    return tuple(found)
 
 
 def _find_cyclic_request(store: Store, requests: Sequence[Request]) -> int | None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gpu_scheduler.core.model.adopted_process import AdoptedProcess
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.text import strict_json
 from gpu_scheduler.store.data_dir import ATTEMPT_FOLDER_NAME, JOB_FOLDER_NAME, DataDir
@@ -53,7 +54,8 @@ class Origin:
     data_dir: the data directory in which the attempt was created. job: values from the job's row, by column.
     source_cwd: the working directory of the lines in the job's jobs file; None if the job did not come from a
     file. environment: the variables that the job inherits; None for those of the scheduler. spec: None if the
-    folder has no usable spec.json.
+    folder has no usable spec.json. adopted: the running process that the attempt watches; None if it starts
+    its command.
     """
 
     token: str
@@ -70,6 +72,7 @@ class Origin:
     assumed: bool = False
     allocations: tuple[AllocationRecord, ...] = ()
     job: Mapping[str, Any] | None = None
+    adopted: AdoptedProcess | None = None
 
 
 def list_attempt_folders(
@@ -147,6 +150,7 @@ def origin_object(
         "source_cwd": source_cwd,
         "has_own_environment": has_own_environment,
         "job": {name: getattr(job, name) for name in _JOB_FIELDS},
+        "adopted": None if job.adopted is None else json.loads(job.adopted.to_json()),
         "attempt": {
             **{name: getattr(attempt, name) for name in _ATTEMPT_FIELDS},
             "allocations": [
@@ -214,4 +218,5 @@ def _parse_origin(folder: AttemptFolder, content: Any) -> Origin | None:
             for one in attempt["allocations"]
         ),
         job={name: job[name] for name in _JOB_FIELDS},
+        adopted=AdoptedProcess.from_values(more["adopted"]) if more.get("adopted") else None,
     )

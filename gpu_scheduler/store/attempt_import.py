@@ -70,14 +70,16 @@ def insert_attempt(
         db, "attempt", job_id=folder.job_id, number=folder.number, token=origin.token, boot_id=origin.boot_id,
         state=state, executor=origin.executor, learned=origin.learned, assumed=origin.assumed,
         launch_deadline_boot=0, log=origin.log, session=origin.session, created_at=created_at,
-        started_at=started_at,
+        started_at=started_at if origin.adopted is None else origin.adopted.started_at,
+        watched_pid=None if origin.adopted is None else origin.adopted.pid,
+        watched_ticks=None if origin.adopted is None else origin.adopted.start_ticks,
     )  # fmt: skip
     insert_allocations(db, attempt_id, origin.allocations)
     # The folder does not show the intermediate states, so the state changes are not checked here.
     db.execute(
         "UPDATE job SET state = ?, outcome = NULL, exit_code = NULL, signal = NULL, reason = NULL,"
-        " held_by = NULL, finished_at = NULL, stop_cause = NULL WHERE id = ?",
-        (state, folder.job_id),
+        " held_by = NULL, finished_at = NULL, stop_cause = NULL, adopted = ? WHERE id = ?",
+        (state, None if origin.adopted is None else origin.adopted.to_json(), folder.job_id),
     )
     data = json.dumps(AttemptDetails(folder.number).data())
     insert(db, "event", job_id=folder.job_id, at=time.time(), kind=EventKind.RESTORED.value, data=data)

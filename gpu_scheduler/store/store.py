@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import sqlite3
 
     from gpu_scheduler.config import StartOptions
+    from gpu_scheduler.core.model.adopted_process import AdoptedProcess
     from gpu_scheduler.core.model.dependency import Dependency
     from gpu_scheduler.core.model.job_spec import JobSpec
     from gpu_scheduler.core.model.state_reason import StateReason
@@ -127,13 +128,14 @@ class Store:
         dependencies: Iterable[Dependency] = (),
         environment: str | None = None,
         held_because: StateReason | None = None,
+        adopted: AdoptedProcess | None = None,
     ) -> int:
         """Inserts a job, in the caller's transaction if there is one. Returns its id.
 
         The job is queued, unless its specification holds or cancels it. now: in wall seconds. dependencies:
         what it waits for, with each parent only once. environment: the key of its environment in the store;
         None for the scheduler's own environment. held_because: why it is held, if its specification holds it;
-        None means that its user or its line asked for it.
+        None means that its user or its line asked for it. adopted: the running process that the job is.
         """
         from gpu_scheduler.core.model.priority import NORMAL_PRIORITY
         from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
@@ -150,16 +152,16 @@ class Store:
         with self.db.transaction() as db:
             cursor = db.execute(
                 "INSERT INTO job (source, kind, identity, name, text, spec, spec_key, priority, position,"
-                " state, outcome, reason, held_by, created_at, finished_at, environment)"
+                " state, outcome, reason, held_by, created_at, finished_at, environment, adopted)"
                 " VALUES (?, ?, ?, ?, ?, ?, ?, ?,"
                 " coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'job'), 0) + 1,"
-                " ?, ?, ?, ?, ?, ?, ?)",
+                " ?, ?, ?, ?, ?, ?, ?, ?)",
                 (source, spec.kind, spec.identity, spec.name, spec.text, spec.to_json(),
                  self.spec_key(spec),
                  NORMAL_PRIORITY if spec.priority is None else spec.priority, state.value,
                  outcome.value if outcome else None, reason.to_json() if reason else None,
                  ("line" if has_line else "user") if state is JobState.HELD else None,
-                 at, at if outcome else None, environment),
+                 at, at if outcome else None, environment, None if adopted is None else adopted.to_json()),
             )  # fmt: skip
             job_id = cursor.lastrowid
             assert job_id is not None

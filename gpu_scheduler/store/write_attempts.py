@@ -44,9 +44,9 @@ def start(context: WriteContext, action: act.Start) -> int:
     ).fetchone()
     attempt_id = insert(
         db, "attempt", job_id=action.job_id, number=number, token=secrets.token_hex(16), boot_id=now.boot_id,
-        state=AttemptState.STARTING.value, executor=context.executor, learned=action.learned,
+        state=AttemptState.STARTING.value, executor=_executor(context, action), learned=action.learned,
         assumed=action.assumed, launch_deadline_boot=now.boot + context.settings.launch_deadline_s,
-        created_at=now.wall, resumed_from=resume_from,
+        created_at=now.wall, resumed_from=resume_from, **_watched(action),
         follows_preemption=last_outcome == Outcome.PREEMPTED.value,
     )  # fmt: skip
     insert_allocations(db, attempt_id, _allocations(context, action))
@@ -62,6 +62,23 @@ def start(context: WriteContext, action: act.Start) -> int:
         not_before_boot=None, bypassed_at=None,
     )  # fmt: skip
     return attempt_id
+
+
+def _executor(context: WriteContext, action: act.Start) -> str:
+    """Returns the name of the executor of an attempt. A watcher has no output, so it needs no terminal."""
+    return context.executor if action.process is None else "direct"
+
+
+def _watched(action: act.Start) -> dict[str, Any]:
+    """Returns the columns of an attempt whose runner watches a process."""
+    process = action.process
+    if process is None:
+        return {}
+    return {
+        "watched_pid": process.pid,
+        "watched_ticks": process.start_ticks,
+        "started_at": process.started_at,
+    }
 
 
 def _allocations(context: WriteContext, action: act.Start) -> Iterable[AllocationRecord]:
@@ -181,7 +198,8 @@ def finish_attempt(context: WriteContext, action: act.FinishAttempt) -> None:
         not_before_boot=action.not_before, boot_id=context.now.boot_id,
         oom_retries_used=action.oom_retries_used, fail_retries_used=action.fail_retries_used,
         finished_at=ended_at if action.state is JobState.FINISHED else None,
-        **raised, **NO_STOP, **_resumption(action),
+        **raised, **_resumption(action), **({} if action.is_still_adopted else {"adopted": None}),
+        **({} if action.keeps_stop else NO_STOP),
     )  # fmt: skip
 
 

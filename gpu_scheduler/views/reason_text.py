@@ -174,6 +174,8 @@ def _next_step_text(step: NextStep, cause: ReasonKind) -> str:
         return f"try {step.number} of {step.of} in {step.wait_s:g} s"
     if step.kind is NextKind.LAUNCH_RETRY_UNCOUNTED:
         return f"next try in {step.wait_s:g} s, not counted as a failure"
+    if step.kind is NextKind.WATCHED_AGAIN:
+        return f"another runner watches the adopted process in {step.wait_s:g} s"
     if step.kind is NextKind.RECOVERY:
         return f"recovery {step.number} of {step.of}"
     if step.kind is NextKind.RECOVERIES_USED_UP:

@@ -17,9 +17,10 @@ PACKAGE = "gpu_scheduler"
 STORE = tuple(
     f"store.{name}"
     for name in (
-        "accepted_lines", "ancestors", "data_dir", "database", "dependencies", "environments", "events",
-        "gpu_kind", "job_lists", "jobs_files", "location", "measurements", "new_store", "pending_groups",
-        "permissions", "read_only", "records", "requests", "scheduler_lock", "state_file", "store",
+        "accepted_lines", "adopted_jobs", "ancestors", "data_dir", "database", "dependencies", "environments",
+        "events", "gpu_kind", "job_lists", "jobs_files", "location", "measurements", "new_store",
+        "pending_groups", "permissions", "read_only", "records", "requests", "scheduler_lock", "state_file",
+        "store",
     )
 )  # fmt: skip
 

@@ -103,6 +103,8 @@ class NextKind(str, Enum):
     LAUNCH_RETRY_UNCOUNTED = "launch_retry_uncounted"
     LAUNCH_ABANDONED = "launch_abandoned"
     HELD = "held"
+    #: Another runner watches the adopted process.
+    WATCHED_AGAIN = "watched_again"
     #: The scheduler itself queues an interrupted job again.
     RECOVERY = "recovery"
     RECOVERIES_USED_UP = "recoveries_used_up"

@@ -12,6 +12,7 @@ from gpu_scheduler.core.model.state_reason import StateReason
 from gpu_scheduler.core.model.states import JobState, Outcome
 
 if TYPE_CHECKING:
+    from gpu_scheduler.core.model.adopted_process import AdoptedProcess
     from gpu_scheduler.core.model.attempt_status import StopRequest
     from gpu_scheduler.core.model.checkpoint import Checkpoint
     from gpu_scheduler.core.model.dependency import Dependency, DependencyKind
@@ -38,7 +39,8 @@ class Start(Action):
     share: thousandths of each GPU; 0 if none were declared. vram: MiB on each GPU. whole: whether our other
     jobs must stay off the GPUs. learned: whether vram was learned from the workload class instead of
     declared. assumed: whether share and vram are defaults rather than declarations. baseline_mib: for each
-    GPU, its UUID and its unattributed memory in MiB.
+    GPU, its UUID and its unattributed memory in MiB. process: the adopted process that the runner watches;
+    None if it starts the command.
     """
 
     job_id: int
@@ -49,6 +51,7 @@ class Start(Action):
     whole: bool = False
     learned: bool = False
     assumed: bool = False
+    process: AdoptedProcess | None = None
 
 
 class Relaunch(AttemptAction):
@@ -186,6 +189,8 @@ class FinishAttempt(Action):
     checkpoint of the job. resume_from: the one with which the next attempt starts if the job is queued again;
     None for none. min_vram_mib: memory that the job needs from now on;
     None if unchanged. shortage: errno of the shortage that prevented the command from starting.
+    is_still_adopted: whether the job remains the adopted process, which its next attempt watches. keeps_stop:
+    whether its open request to stop then applies to that attempt.
     """
 
     job_id: int
@@ -208,6 +213,8 @@ class FinishAttempt(Action):
     started_at: float | None = None
     ended_at: float | None = None
     shortage: int | None = None
+    is_still_adopted: bool = False
+    keeps_stop: bool = False
 
 
 class ReleaseAllocation(AttemptAction):
@@ -229,7 +236,7 @@ class FinishJob(Action):
 
 @dataclass(frozen=True)
 class HoldJob(Action):
-    """Holds a queued job. by: "user" or "line"."""
+    """Holds a queued job. by: "user", "line" or the outcome that is the cause. It is no longer adopted."""
 
     job_id: int
     by: str

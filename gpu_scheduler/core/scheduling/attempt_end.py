@@ -19,6 +19,8 @@ from gpu_scheduler.core.scheduling.settings import Settings
 
 #: Longest wait after a failed launch, in seconds.
 MAX_RETRY_WAIT_S = 60.0
+#: Wait after the watcher of an adopted process has died, in seconds.
+WATCH_AGAIN_S = 1.0
 #: Wait after another program claimed a GPU first, in seconds.
 CLAIMED_RETRY_WAIT_S = 1.0
 
@@ -79,6 +81,8 @@ def end_with_result(
         # A command that saved its work too slowly for a preemption, which was withdrawn, has not completed.
         stopped_late = attempt.status.withdrawn is not None and _has_completed(attempt) is False
         outcome = Outcome.PREEMPTED if stopped_late else Outcome.COMPLETED
+    elif result.exit_code is None and result.signal is None:
+        outcome = Outcome.ENDED
     else:
         outcome = Outcome.FAILED
     reason = StateReason(ReasonKind.RUNNER_REPORT, message=result.message) if result.message else None
@@ -86,7 +90,9 @@ def end_with_result(
         reason = explain_launch_failure(result, attempt.failure_context)
     elif outcome is Outcome.FAILED:
         reason = explain_failure(result, attempt.failure_context)
-        steps = decide_retry(attempt, reason.failure, settings, inventory)
+        # Only its user knows how an adopted process can be started again.
+        is_adopted = attempt.watched_pid is not None
+        steps = () if is_adopted else decide_retry(attempt, reason.failure, settings, inventory)
         reason = replace(reason, next_steps=steps)
         end = end_attempt(attempt, outcome, now, settings, reason, result.survivors, result)
         is_retried = bool(steps) and steps[-1].is_retry
@@ -148,6 +154,8 @@ def end_attempt(
     if reason is not None and step is not None:
         reason = replace(reason, next_steps=(*reason.next_steps, step))
     end = replace(end, reason=reason)
+    if attempt.watched_pid is not None and outcome is Outcome.NOT_STARTED and end.state is JobState.QUEUED:
+        return replace(end, is_still_adopted=True, keeps_stop=attempt.open_stop is not None)
     is_victim = end.state is JobState.QUEUED and outcome is Outcome.PREEMPTED
     return _with_checkpoint(end, attempt) if is_victim else end
 
@@ -169,6 +177,31 @@ def _with_checkpoint(end: FinishAttempt, attempt: Attempt) -> FinishAttempt:
     return replace(end, resume_from=checkpoint, reason=reason)
 
 
+def watch_again(attempt: Attempt, now: Now) -> FinishAttempt:
+    """Returns the end of an attempt whose watcher has died.
+
+    The process may still run, so another watcher follows. This counts neither as a failure of the job nor as
+    an interruption.
+    """
+    step = NextStep(NextKind.WATCHED_AGAIN, wait_s=WATCH_AGAIN_S)
+    return FinishAttempt(
+        attempt.job_id,
+        attempt.attempt_id,
+        Outcome.INTERRUPTED,
+        JobState.QUEUED,
+        None,
+        reason=replace(interruption(attempt, now), next_steps=(step,)),
+        launch_failures=attempt.launch_failures,
+        not_before=now.boot + WATCH_AGAIN_S,
+        oom_retries_used=attempt.oom_retries_used,
+        fail_retries_used=attempt.fail_retries_used,
+        recoveries=attempt.recoveries,
+        checkpoint=newest_checkpoint(attempt),
+        is_still_adopted=True,
+        keeps_stop=attempt.open_stop is not None,
+    )
+
+
 def _uncounted_wait_s(end: FinishAttempt, reason: StateReason | None, settings: Settings) -> float | None:
     """Returns the wait after a failed launch that does not count, in seconds; None if the launch counts.
 
@@ -185,6 +218,8 @@ def _with_next_state(
 ) -> tuple[FinishAttempt, NextStep | None]:
     """Returns the end with the next state of the job, and the next step to add to its reason, if any."""
     stop = attempt.open_stop
+    if attempt.watched_pid is not None and end.outcome is Outcome.NOT_STARTED:
+        stop = None  # it concerns the process, not its watcher
     cancelled = stop is not None and stop.cause == "cancelled"
     if end.outcome in (Outcome.INTERRUPTED, Outcome.PREEMPTED, Outcome.NOT_STARTED) and cancelled:
         return replace(end, job_outcome=Outcome.CANCELLED), None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from gpu_scheduler.core.model.adopted_process import AdoptedProcess
 from gpu_scheduler.core.model.attempt_status import AttemptStatus, FailureContext, RunnerIdentity, StopRequest
 from gpu_scheduler.core.model.checkpoint import Checkpoint, SavedWork
 from gpu_scheduler.core.model.gpu import GpuSample
@@ -39,6 +40,19 @@ class PendingGroup:
 
 
 @dataclass(frozen=True)
+class AdoptedJob:
+    """A queued job that is a running process, which no runner watches.
+
+    is_due: whether a runner may be started now; False for a moment after the last one has died.
+    """
+
+    job_id: int
+    process: AdoptedProcess
+    resources: ResourceSpec
+    is_due: bool = True
+
+
+@dataclass(frozen=True)
 class Attempt:
     """An attempt that holds GPUs or awaits their memory release, as described by the store and by its folder.
 
@@ -59,8 +73,8 @@ class Attempt:
     priority: that of its job. started_at: when its command started, in wall seconds; None if unknown.
     resumed_from: the checkpoint with which it started. known_checkpoint: the newest one that the store had
     when an earlier attempt of the job ended. saved_work: the work that it has left; None until it has ended.
-    watched_pid: the adopted process that its runner watches. preempted_for: the job for which it is or was
-    preempted. follows_preemption: whether the attempt before was preempted.
+    watched_pid, watched_ticks: the process that its runner watches. preempted_for: the job for which it is or
+    was preempted. follows_preemption: whether the attempt before was preempted.
     """
 
     attempt_id: int
@@ -106,6 +120,7 @@ class Attempt:
     known_checkpoint: Checkpoint | None = None
     saved_work: SavedWork | None = None
     watched_pid: int | None = None
+    watched_ticks: int | None = None
     preempted_for: int | None = None
     follows_preemption: bool = False
 
@@ -167,7 +182,8 @@ class Facts:
     unmanaged_gpus: GPUs in the sample that this scheduler does not manage. learned_mib: the MiB that a job of
     each workload class needs, if needs are learned. has_unsettled_dependencies: whether a job is to be
     skipped or queued again because of its parents. cyclic_request: the id of the first request that
-    sets dependencies, if its job would wait for itself. interrupted: the jobs that a recovery queues
+    sets dependencies, if its job would wait for itself. adopted_jobs: the queued jobs that are running
+    processes. interrupted: the jobs that a recovery queues
     again; finished_count: the number of finished jobs that are not cleared. Both are read only if they are
     needed.
     """
@@ -182,6 +198,7 @@ class Facts:
     storage_issue: str | None = None
     attempts: tuple[Attempt, ...] = ()
     pending_groups: tuple[PendingGroup, ...] = ()
+    adopted_jobs: tuple[AdoptedJob, ...] = ()
     requests: tuple[Request, ...] = ()
     jobs: Mapping[int, JobFact] = field(default_factory=dict)
     learned_mib: Mapping[str, int] = field(default_factory=dict)

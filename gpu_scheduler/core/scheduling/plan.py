@@ -12,6 +12,7 @@ from gpu_scheduler.core.scheduling.actions import (
     RecordWindowClosed,
     SettleDependencies,
 )
+from gpu_scheduler.core.scheduling.adoption import watch_adopted
 from gpu_scheduler.core.scheduling.facts import Attempt, Facts
 from gpu_scheduler.core.scheduling.gpu_use import display_memory, unattributed_memory
 from gpu_scheduler.core.scheduling.misplaced import misplaced_processes
@@ -56,6 +57,9 @@ def plan(facts: Facts) -> list[Action]:
         return actions
     if requests.is_ending(facts):
         return actions
+    adopted = watch_adopted(facts)
+    if adopted:
+        return actions + adopted
     recovered = recover_interrupted(facts)
     if recovered:
         return actions + recovered

@@ -32,6 +32,7 @@ from gpu_scheduler.core.scheduling.attempt_end import (
     interruption,
     launch_failure,
     outcome_of,
+    watch_again,
 )
 from gpu_scheduler.core.scheduling.facts import Attempt
 from gpu_scheduler.core.scheduling.retry import GpuInventory
@@ -110,7 +111,8 @@ def reconcile(
         # If no process is left, one commit records the end and releases the GPUs.
         return [end, ReleaseAllocation(attempt.attempt_id)] if attempt.survivors == () else [end]
     if status.claim == "void":
-        cause = _stop_cause(attempt)
+        # A process that was never watched was not stopped either.
+        cause = _stop_cause(attempt) if attempt.watched_pid is None else None
         outcome = outcome_of(cause) if cause else Outcome.NOT_STARTED
         reason = None if cause else launch_failure(attempt)
         return [end_attempt(attempt, outcome, now, settings, reason)]
@@ -120,7 +122,7 @@ def reconcile(
         return _reconcile_dead(attempt, now, settings)
     if has_unknown_runner(attempt):
         return _reconcile_unknown_runner(attempt, now, settings)
-    if _stop_cause(attempt):
+    if _stop_cause(attempt) and attempt.watched_pid is None:
         return _void_claim(attempt, now)
     if attempt.boot_id != now.boot_id:
         restarted = StateReason(ReasonKind.MACHINE_RESTARTED)
@@ -235,6 +237,8 @@ def _reconcile_dead(attempt: Attempt, now: Now, settings: Settings) -> list[Acti
         since = 0.0 if died_at is None else now.boot - died_at
         if since < settings.survivor_wait_s or not was_sent_sigkill(attempt, now):
             return actions + sweep(attempt, now, settings)
+    if attempt.watched_pid is not None and attempt.boot_id == now.boot_id and not attempt.source_missing:
+        return [watch_again(attempt, now), ReleaseAllocation(attempt.attempt_id)]
     cause = _stop_cause(attempt)
     outcome = outcome_of(cause) if cause else Outcome.INTERRUPTED
     reason = replace(interruption(attempt, now), survivors=attempt.survivors)

@@ -91,6 +91,9 @@ def _waits_for_end(request: Request, facts: Facts) -> bool:
     is_for_all = request.verb == "recover" and not request.target
     if not is_for_all and request.verb not in JOB_VERBS:
         return False
+    # A queued adopted process already runs. As soon as a runner watches it, it is a running job.
+    if request.target in {str(job.job_id) for job in facts.adopted_jobs}:
+        return True
     return any(
         attempt.state.is_open
         and (is_for_all or request.target == str(attempt.job_id))
@@ -109,7 +112,8 @@ def _failed_parent(request: Request, facts: Facts) -> str:
 
 
 def _live_attempts(facts: Facts) -> list[Attempt]:
-    return [attempt for attempt in facts.attempts if attempt.state.holds_gpus]
+    """Returns the attempts that `stop --jobs` ends, which spares adopted processes."""
+    return [one for one in facts.attempts if one.state.holds_gpus and one.watched_pid is None]
 
 
 def _cancel_all(facts: Facts, args: Any) -> list[Action]:

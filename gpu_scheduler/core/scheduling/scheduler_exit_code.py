@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
+from gpu_scheduler.core.scheduling.dependencies import COMPLETED_OUTCOMES
 
 #: The exit code for a job that timed out. The command `timeout` uses the same code.
 TIMED_OUT = 124
@@ -45,7 +46,7 @@ def job_exit_code(
     if state is not JobState.FINISHED:
         waits_for_line = wait is not None and wait.kind is WaitKind.LINE_MALFORMED
         return 1 if waits_for_line and state is JobState.QUEUED else LEFT
-    if outcome is Outcome.COMPLETED:
+    if outcome in COMPLETED_OUTCOMES:
         return 0
     if outcome is Outcome.TIMED_OUT:
         return TIMED_OUT

@@ -1,0 +1,50 @@
+"""Decides what becomes of adopted processes that no runner watches. They already run, so they never queue."""
+
+from __future__ import annotations
+
+from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
+from gpu_scheduler.core.model.states import Outcome
+from gpu_scheduler.core.scheduling.actions import Action, HoldJob, Start
+from gpu_scheduler.core.scheduling.facts import AdoptedJob, Facts, Gpu
+from gpu_scheduler.core.scheduling.gpu_use import listed_processes, unattributed_memory
+from gpu_scheduler.core.scheduling.needs import resolve
+
+
+def watch_adopted(facts: Facts) -> list[Action]:
+    """Starts a watcher for each adopted process, on its own GPUs, whatever else they hold.
+
+    A process of an earlier boot is gone; its job counts as interrupted.
+    """
+    actions: list[Action] = []
+    for job in facts.adopted_jobs:
+        if job.process.boot_id != facts.now.boot_id:
+            reason = StateReason(ReasonKind.MACHINE_RESTARTED)
+            actions.append(HoldJob(job.job_id, Outcome.INTERRUPTED.value, reason))
+        elif facts.storage_issue is None and job.is_due:
+            actions.append(_watch(job, facts))
+    return actions
+
+
+def _watch(job: AdoptedJob, facts: Facts) -> Start:
+    need = resolve(job.resources, facts.config)
+    known = {gpu.uuid: gpu for gpu in facts.gpus}
+    gpus = [known[uuid] for uuid in job.process.gpus if uuid in known]
+    return Start(
+        job.job_id,
+        tuple(gpu.uuid for gpu in gpus),
+        need.share,
+        tuple((gpu.uuid, _baseline(gpu, need.vram, facts)) for gpu in gpus),
+        need.vram,
+        need.whole or facts.settings.exclusive,
+        assumed=need.assumed,
+        process=job.process,
+    )
+
+
+def _baseline(gpu: Gpu, vram: int | None, facts: Facts) -> int:
+    """Returns the unattributed memory of a GPU in MiB, without that of the process itself."""
+    mib = unattributed_memory(gpu, facts.attempts, facts.settings) or 0
+    if listed_processes(gpu) is not None:
+        return mib
+    # The driver does not say which part is that of the process.
+    return 0 if vram is None else max(0, mib - vram)

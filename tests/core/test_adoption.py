@@ -1,0 +1,188 @@
+"""Tests what a round decides about adopted processes and the attempts that watch them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gpu_scheduler.core.model.adopted_process import AdoptedProcess
+from gpu_scheduler.core.model.attempt_status import AttemptResult, AttemptStatus, StopRequest
+from gpu_scheduler.core.model.job_spec import JobSpec
+from gpu_scheduler.core.model.request import JobFact, Request
+from gpu_scheduler.core.model.states import AttemptState, JobState, Outcome
+from gpu_scheduler.core.scheduling import actions as act
+from gpu_scheduler.core.scheduling.facts import AdoptedJob, Attempt, Facts
+from gpu_scheduler.core.scheduling.needs import ResourceSpec
+from gpu_scheduler.core.scheduling.plan import plan
+from gpu_scheduler.core.scheduling.reconcile_attempt import reconcile
+from gpu_scheduler.core.scheduling.scheduler_exit_code import job_exit_code
+from gpu_scheduler.core.scheduling.settings import Settings
+from tests.core.gpu_world import NOW, facts, gpu, group, running
+from tests.reasons import words
+
+PROCESS = AdoptedProcess(4711, 55, "boot", 1_699_999_000.0, ("U0",))
+ALONE = ResourceSpec.of(JobSpec("command", "x", "/", command="x", gpus=1))
+MEMORY = ResourceSpec.of(JobSpec("command", "x", "/", command="x", gpus=1, vram=8000))
+WATCHING = replace(running(1, "U0"), watched_pid=4711, watched_ticks=55, survivors=())
+DEAD = replace(WATCHING, status=AttemptStatus(claim="dead"))
+SETTINGS = Settings()
+CANCEL = StopRequest("cancelled", 3.0)
+RESULT = AttemptResult(None, 0, None, True, None, (), 1.0, 2.0)
+
+
+def starts(world: Facts) -> list[act.Start]:
+    return [action for action in plan(world) if isinstance(action, act.Start)]
+
+
+def adopted(process: AdoptedProcess = PROCESS, resources: ResourceSpec = ALONE, **values: bool) -> AdoptedJob:
+    return AdoptedJob(10, process, resources, **values)
+
+
+def test_an_adopted_process_is_watched_at_once_on_its_gpus_whatever_they_hold() -> None:
+    others = (running(9, "U0", whole=True), running(8, "U1", share=500))
+    [start] = starts(facts(gpu(0, paused=True), gpu(1), attempts=others, adopted_jobs=(adopted(),)))
+    assert (start.job_id, start.gpus, start.process) == (10, ("U0",), PROCESS)
+    assert (start.whole, start.vram, start.assumed) == (True, None, True)
+
+
+def test_a_declared_need_leaves_the_rest_of_the_gpu_to_other_jobs() -> None:
+    [start] = starts(facts(gpu(0), adopted_jobs=(adopted(resources=MEMORY),)))
+    assert (start.whole, start.vram, start.assumed) == (False, 8000, False)
+
+
+def test_watching_does_not_depend_on_the_gpus() -> None:
+    """The driver may not answer, and the GPUs of the process may no longer be managed."""
+    [start] = starts(facts(gpu(0), adopted_jobs=(adopted(),), probe_error="no answer", all_sampled=False))
+    assert start.gpus == ("U0",)
+    [start] = starts(facts(gpu(1), adopted_jobs=(adopted(),)))
+    assert start.gpus == ()
+
+
+def test_other_jobs_are_placed_only_in_a_later_round() -> None:
+    waiting = group(ResourceSpec(), 11)
+    assert [
+        start.job_id for start in starts(facts(gpu(0), adopted_jobs=(adopted(),), pending_groups=(waiting,)))
+    ] == [10]
+
+
+def test_no_watcher_is_started_while_it_could_not_run() -> None:
+    assert starts(facts(gpu(0), adopted_jobs=(adopted(),), storage_issue="the disk is full")) == []
+    assert starts(facts(gpu(0), adopted_jobs=(adopted(is_due=False),))) == []
+
+
+def test_a_process_of_an_earlier_boot_is_interrupted() -> None:
+    [hold] = plan(facts(gpu(0), adopted_jobs=(adopted(replace(PROCESS, boot_id="earlier")),)))
+    assert isinstance(hold, act.HoldJob)
+    assert (hold.job_id, hold.by, words(hold.reason)) == (10, "interrupted", "the machine was restarted")
+
+
+@pytest.mark.parametrize(("resources", "baseline"), [(ALONE, 0), (MEMORY, 2000)])
+def test_unlisted_memory_of_the_process_is_not_part_of_the_baseline(
+    resources: ResourceSpec, baseline: int
+) -> None:
+    [start] = starts(facts(gpu(0, 10_000, None), adopted_jobs=(adopted(resources=resources),)))
+    assert start.baseline_mib == (("U0", baseline),)
+
+
+def end_of(attempt: Attempt, settings: Settings = SETTINGS) -> act.FinishAttempt:
+    end = reconcile(attempt, NOW, settings)[0]
+    assert isinstance(end, act.FinishAttempt)
+    return end
+
+
+@pytest.mark.parametrize("claim", ["dead", "invalid", "none"])
+@pytest.mark.parametrize("recover", [False, True])
+def test_the_death_of_a_watcher_counts_neither_as_a_failure_nor_as_an_interruption(
+    claim: str, recover: bool
+) -> None:
+    status = AttemptStatus(claim=claim, folder_exists=False)  # type: ignore[arg-type]
+    actions = reconcile(replace(DEAD, status=status, launch_failures=2), NOW, Settings(recover=recover))
+    end = actions[0]
+    assert isinstance(end, act.FinishAttempt)
+    assert (end.state, end.job_outcome, end.is_still_adopted) == (JobState.QUEUED, None, True)
+    assert (end.launch_failures, end.recoveries, end.not_before) == (2, 0, NOW.boot + 1.0)
+    assert actions[1:] == [act.ReleaseAllocation(1)]
+
+
+def test_a_cancel_applies_to_the_next_watcher_but_a_withdrawn_preemption_does_not() -> None:
+    assert end_of(replace(DEAD, stop_request=CANCEL)).keeps_stop
+    assert end_of(replace(DEAD, stop_request=CANCEL)).is_still_adopted
+    assert not end_of(DEAD).keeps_stop
+    preempt = StopRequest("preempted", 3.0, "withdraw", "a")
+    withdrawn = replace(DEAD, stop_request=preempt, status=AttemptStatus(claim="dead", withdrawn=preempt))
+    assert not end_of(withdrawn).keeps_stop
+
+
+def test_the_end_of_the_boot_interrupts_an_adopted_process() -> None:
+    end = end_of(replace(DEAD, boot_id="earlier"))
+    assert (end.outcome, end.state, end.is_still_adopted) == (Outcome.INTERRUPTED, JobState.HELD, False)
+
+
+def test_in_a_restored_store_the_job_of_a_dead_watcher_is_held() -> None:
+    """The process may still run, so nobody but the user may start its command."""
+    end = end_of(replace(DEAD, source_missing=True))
+    assert (end.state, end.is_still_adopted) == (JobState.HELD, False)
+
+
+@pytest.mark.parametrize(
+    ("result", "outcome"),
+    [
+        (RESULT, Outcome.COMPLETED),
+        (replace(RESULT, exit_code=None), Outcome.ENDED),
+        (replace(RESULT, exit_code=3), Outcome.FAILED),
+        (replace(RESULT, cause="cancelled", exit_code=None, signal=15), Outcome.CANCELLED),
+        (replace(RESULT, cause="cancelled", exit_code=None), Outcome.CANCELLED),
+    ],
+)
+def test_the_end_of_the_process_ends_the_job_which_is_never_retried(
+    result: AttemptResult, outcome: Outcome
+) -> None:
+    ended = replace(WATCHING, status=AttemptStatus(claim="dead", result=result))
+    end = end_of(ended, Settings(fail_retries=3, oom_retries=3))
+    assert (end.outcome, end.state, end.is_still_adopted) == (outcome, JobState.FINISHED, False)
+
+
+@pytest.mark.parametrize("next_state", [JobState.HELD, JobState.QUEUED])
+def test_a_preempted_process_is_no_longer_adopted(next_state: JobState) -> None:
+    result = replace(RESULT, cause="preempted", exit_code=None, signal=15)
+    stop = StopRequest("preempted", 3.0, "kill", "a", next_state=next_state)
+    end = end_of(replace(WATCHING, stop_request=stop, status=AttemptStatus(claim="dead", result=result)))
+    assert (end.outcome, end.state, end.is_still_adopted) == (Outcome.PREEMPTED, next_state, False)
+
+
+def test_a_cancel_waits_for_the_watcher_instead_of_voiding_its_claim() -> None:
+    starting = replace(WATCHING, state=AttemptState.STARTING, stop_request=CANCEL, launch_deadline=1010.0)
+    assert reconcile(replace(starting, status=AttemptStatus()), NOW, Settings()) == []
+    live = replace(starting, status=AttemptStatus(claim="live"))
+    assert act.RequestStop(1, CANCEL) in reconcile(live, NOW, Settings())
+
+
+def test_a_failed_launch_of_a_watcher_is_tried_again_even_if_the_job_is_being_cancelled() -> None:
+    void = replace(WATCHING, status=AttemptStatus(claim="void"), stop_request=CANCEL)
+    end = end_of(void)
+    assert (end.outcome, end.state, end.launch_failures) == (Outcome.NOT_STARTED, JobState.QUEUED, 1)
+    assert (end.is_still_adopted, end.keeps_stop) == (True, True)
+    last = end_of(replace(void, launch_failures=4))
+    assert (last.state, last.job_outcome, last.is_still_adopted) == (JobState.FINISHED, Outcome.FAILED, False)
+
+
+def test_stop_jobs_spares_adopted_processes() -> None:
+    stop = Request(1, "stop", args={"jobs": True, "grace_s": 5.0})
+    [answer, *_] = [one for one in plan(facts(gpu(0), attempts=(WATCHING,), requests=(stop,))) if one]
+    assert isinstance(answer, act.EndScheduler)
+    other = running(2, "U1")
+    recorded = plan(facts(gpu(0), gpu(1), attempts=(WATCHING, other), requests=(stop,)))
+    assert [action.job_id for action in recorded if isinstance(action, act.RecordStop)] == [other.job_id]
+
+
+@pytest.mark.parametrize("verb", ["cancel", "hold"])
+def test_requests_about_an_adopted_process_wait_until_it_is_watched(verb: str) -> None:
+    request = Request(1, verb, "10", {"grace_s": 5.0})
+    jobs = {10: JobFact(10, JobState.QUEUED)}
+    world = facts(gpu(0), adopted_jobs=(adopted(),), requests=(request,), jobs=jobs)
+    assert [type(action) for action in plan(world)] == [act.Start]
+
+
+def test_an_ended_job_counts_as_completed_when_the_queue_is_drained() -> None:
+    assert job_exit_code(JobState.FINISHED, Outcome.ENDED, None, None, None) == 0
