@@ -25,6 +25,7 @@ class AnswerKind(str, Enum):
     stopped          the command itself ended the job, because no scheduler is running
     in_state_file    the request is in the state file, which the next scheduler reads
     nothing_to_do    the request is already in effect, and no scheduler has run yet
+    spared           the job is an adopted process, so a request for all jobs leaves it alone
     """
 
     CARRIED_OUT = "carried_out"
@@ -34,6 +35,7 @@ class AnswerKind(str, Enum):
     STOPPED = "stopped"
     IN_STATE_FILE = "in_state_file"
     NOTHING_TO_DO = "nothing_to_do"
+    SPARED = "spared"
 
 
 class StopResult(str, Enum):
@@ -46,6 +48,7 @@ class StopResult(str, Enum):
     processes_left     some processes of the job are still running
     runner_unlocked    the job's runner is alive but has no lock on the claim
     runs_elsewhere     the job's processes are not on this machine; only a scheduler can end the job
+    not_watched        no runner watches the adopted process now; the next scheduler ends it
     """
 
     CANCELLED = "cancelled"
@@ -55,12 +58,14 @@ class StopResult(str, Enum):
     PROCESSES_LEFT = "processes_left"
     RUNNER_UNLOCKED = "runner_unlocked"
     RUNS_ELSEWHERE = "runs_elsewhere"
+    NOT_WATCHED = "not_watched"
 
     @property
     def has_ended(self) -> bool:
         """True if the job has ended."""
         return self not in (
             StopResult.PROCESSES_LEFT, StopResult.RUNNER_UNLOCKED, StopResult.RUNS_ELSEWHERE,
+            StopResult.NOT_WATCHED,
         )  # fmt: skip
 
 

@@ -31,6 +31,7 @@ from gpu_scheduler.core.model.request_answer import (
 from gpu_scheduler.core.model.states import JobState
 from gpu_scheduler.store.job_lists import listed_count, open_jobs
 from gpu_scheduler.store.location import refuse_copy
+from gpu_scheduler.store.records import JobRecord
 from gpu_scheduler.store.requests import add_request, open_requests
 from gpu_scheduler.store.store import Store
 
@@ -49,14 +50,18 @@ class SetResult:
 def cancel(
     location: Location, jobs: Sequence[JobRef] | None, grace_s: float, *, by: str = COMMAND_LINE
 ) -> tuple[Answer, ...]:
-    """Cancels open jobs, even without a running scheduler. jobs: None means every open job.
+    """Cancels open jobs, even without a running scheduler.
 
+    jobs: None means every open job, except adopted processes, because they were started elsewhere.
     Raises SchedulerError if a job cannot be identified, or if the store is a copy.
     """
     with open_store(location) as store:
-        ids = _open_jobs(store) if jobs is None else resolve_jobs(store, jobs)
+        open_ones = _open_jobs(store) if jobs is None else []
+        spared = [Answer(job.id, AnswerKind.SPARED) for job in open_ones if job.adopted is not None]
+        ids = [job.id for job in open_ones if job.adopted is None]
+        ids = resolve_jobs(store, jobs) if jobs is not None else ids
         if not ids:
-            return ()
+            return tuple(spared)
         refuse_copy(store)
         requests, refused = _record_requests(store, "cancel", ids, by, {"grace_s": grace_s})
         answers = wake_and_wait(store, requests)
@@ -66,7 +71,7 @@ def cancel(
             from gpu_scheduler.app.without_scheduler import end_jobs
 
             stopped = end_jobs(store, unanswered, grace_s)
-        return (*refused, *_answers(store, requests, answers, stopped))
+        return (*refused, *_answers(store, requests, answers, stopped), *spared)
 
 
 def retry(location: Location, jobs: Sequence[JobRef] | None, *, by: str = COMMAND_LINE) -> tuple[Answer, ...]:
@@ -194,11 +199,11 @@ def _record_requests(
     return made, refused
 
 
-def _open_jobs(store: Store) -> list[int]:
+def _open_jobs(store: Store) -> list[JobRecord]:
     """Returns the jobs that are open in the store and have not ended since then, oldest first."""
     open_states = [state for state in JobState if state is not JobState.FINISHED]
     jobs = sorted(open_jobs(store, open_states), key=lambda job: job.id)
-    return [job.id for job in jobs if observed(store, job).state is not JobState.FINISHED]
+    return [job for job in jobs if observed(store, job).state is not JobState.FINISHED]
 
 
 def _failed_jobs(store: Store) -> list[int]:

@@ -52,7 +52,8 @@ class StopReport:
     """The result of `stop`.
 
     scheduler_pid: the pid of the scheduler that ended, None if no scheduler was running; running: the jobs
-    that were running before; copied_from: the data directory of the original if the store is a copy; ended:
+    that were running before; adopted: those of them that are adopted processes, which `stop` leaves alone;
+    copied_from: the data directory of the original if the store is a copy; ended:
     the end of each job that `stop` was to end; shares: the shares that were written to the state file, None
     if the file was not changed.
     """
@@ -60,6 +61,7 @@ class StopReport:
     state_file: str
     scheduler_pid: int | None
     running: tuple[int, ...] = ()
+    adopted: tuple[int, ...] = ()
     copied_from: str | None = None
     ended: Mapping[int, StopResult | RecordedEnd] = field(default_factory=dict)
     shares: list[float] | None = None
@@ -86,7 +88,7 @@ def stop(
     _wait_for_store(location.resolve())
     with open_store(location) as store:
         pid = scheduler_pid_of(store)
-        running = _running_jobs(store)
+        running, adopted = _running_jobs(store)
         if end_jobs and pid is None:
             refuse_copy(store)
         ending = tuple(running) if end_jobs else ()
@@ -95,9 +97,18 @@ def stop(
         if pid is not None:
             _end_scheduler(store, pid, grace_s if end_jobs else None)
         ended = _end_jobs(store, running, grace_s) if end_jobs else {}
-        copied_from = original_of_copy(store) if running and not end_jobs else None
+        continuing = [*([] if end_jobs else running), *adopted]
+        copied_from = original_of_copy(store) if continuing else None
         shares = without_scheduler.refresh_state_file(store)
-        return StopReport(str(store.data_dir.state_file), pid, tuple(running), copied_from, ended, shares)
+        return StopReport(
+            str(store.data_dir.state_file),
+            pid,
+            tuple(sorted([*running, *adopted])),
+            tuple(adopted),
+            copied_from,
+            ended,
+            shares,
+        )
 
 
 def _wait_for_store(data_dir: DataDir) -> None:
@@ -118,9 +129,14 @@ def _end_scheduler(store: Store, pid: int, jobs_grace_s: float | None) -> None:
     _request_stop_and_wait(store, pid, args, END_TIMEOUT_S + for_jobs_s)
 
 
-def _running_jobs(store: Store) -> list[int]:
-    """Returns the jobs that have an open attempt according to the store and the attempt folders."""
-    return sorted(attempt.job_id for attempt in without_scheduler.open_attempts(store))
+def _running_jobs(store: Store) -> tuple[list[int], list[int]]:
+    """Returns the jobs that have an open attempt according to the store and the attempt folders.
+
+    The second list has the adopted processes, the first one all other jobs.
+    """
+    attempts = without_scheduler.open_attempts(store)
+    adopted = sorted(one.job_id for one in attempts if one.watched_pid is not None)
+    return sorted(one.job_id for one in attempts if one.watched_pid is None), adopted
 
 
 def _request_stop_and_wait(store: Store, pid: int, args: Mapping[str, Any], limit_s: float) -> None:
@@ -149,7 +165,7 @@ def _request_stop_and_wait(store: Store, pid: int, args: Mapping[str, Any], limi
 
 def _end_jobs(store: Store, running_before: list[int], grace_s: float) -> dict[int, StopResult | RecordedEnd]:
     """Cancels the jobs that no scheduler has ended; returns how each job ended."""
-    running = _running_jobs(store)
+    running, _ = _running_jobs(store)
     with store.db.transaction():
         for job_id in running:
             job = store.job(job_id)

@@ -146,6 +146,8 @@ def _wait_until_over(
         return StopResult.CANCELLED if status.result.cause == "cancelled" else StopResult.HAD_ENDED
     if status.claim == "unlocked":
         return StopResult.RUNNER_UNLOCKED
+    if attempt.watched_pid is not None:
+        return StopResult.NOT_WATCHED
     never_began = status.claim == "none" and attempt.state is AttemptState.STARTING
     if status.claim == "void" or never_began:
         return StopResult.NEVER_BEGAN

@@ -67,6 +67,24 @@ def submit(parser: argparse.ArgumentParser) -> None:
     _attributes(parser.add_argument_group("attributes"), {"cwd": ("--cwd", "--dir")}, ("cancel",))
 
 
+def adopt(parser: argparse.ArgumentParser) -> None:
+    """Declares the options of `adopt`."""
+    parser.add_argument("pid", metavar="PID", type=values.integer(2, 2**22),
+                        help="Process to adopt, such as a training run that you started in a"
+                        " shell")  # fmt: skip
+    parser.add_argument("--name", metavar="NAME", help="Name of the job")
+    parser.add_argument("--vram", metavar="SIZE", type=values.positive_mib,
+                        help="Memory that it needs on each GPU, such as 18G (default: it has its GPUs to"
+                        " itself)")  # fmt: skip
+    parser.add_argument(
+        "--gpus",
+        metavar="LIST",
+        type=values.gpu_indices,
+        help="GPUs that it uses, such as 0,2 (default: those on which the driver lists it)",
+    )
+    probe_options(parser.add_argument_group("if no scheduler has run yet"))
+
+
 def _attributes(
     group: argparse._ArgumentGroup, flags_of: Mapping[str, Sequence[str]], without: Collection[str]
 ) -> None:

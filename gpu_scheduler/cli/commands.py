@@ -56,6 +56,8 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
         "submit": Command("submit", arguments.submit, "submit --name bert --vram 18G train.py --epochs 3",
             "Queue one job, given as a script with its arguments or as a command after `--`, without a jobs"
             " file"),
+        "adopt": Command("adopt", arguments.adopt, "adopt 158500 --name exp02-training",
+            "Make a running process a job, so that it counts in the queue and other jobs can wait for it"),
         "import": Command("import_queue", arguments.import_queue, "import ~/.gpuq/queue.json",
             "Queue the pending jobs of a queue.json of gpuq, and rename the file"),
         "lint": Command("report_commands", arguments.lint, "lint jobs.txt",

@@ -143,6 +143,16 @@ def excluded_gpus(text: str) -> tuple[int, ...]:
         raise ArgumentTypeError(str(error)) from None
 
 
+def gpu_indices(text: str) -> tuple[int, ...]:
+    """Reads the ids of at least one GPU, such as 0,2 or 0-3; not `all`."""
+    from gpu_scheduler.core.model.gpu_list import parse_gpu_items
+
+    try:
+        return tuple(sorted(set(parse_gpu_items(text, "ids such as 0, 0,2 or 0-3"))))
+    except ValueError as error:
+        raise ArgumentTypeError(str(error)) from None
+
+
 def gpu_choice(text: str) -> str:
     """Checks the form of `start --gpus`: a count such as 4, or a list such as 0,2,3 or `3,`."""
     from gpu_scheduler.core.model.gpu_list import parse_gpu_list

@@ -16,6 +16,7 @@ _STOP_TEXTS = {
         "not ended: its runner is alive but has no lock on the claim in this folder; see `why`"
     ),
     StopResult.RUNS_ELSEWHERE: "not ended yet: it does not run on this machine; the next `start` ends it",
+    StopResult.NOT_WATCHED: "not ended yet: no runner watches it now; the next `start` ends it",
 }
 
 
@@ -27,6 +28,8 @@ def answer_text(answer: Answer, data_dir: str) -> str:
         from gpu_scheduler.core.text.formatting import pid_text
 
         return f"recorded; the scheduler ({pid_text(answer.scheduler_pid or 0)}) has not answered yet"
+    if answer.kind is AnswerKind.SPARED:
+        return f"continues, because it was adopted; `cancel {answer.target}` ends it"
     if answer.stop_result is not None:
         return stop_result_text(answer.stop_result)
     if answer.reply is None:

@@ -30,14 +30,16 @@ def to_text(report: StopReport, *, with_jobs: bool) -> str:
 def _lines(report: StopReport, with_jobs: bool) -> Iterator[str]:
     if report.scheduler_pid is not None:
         yield f"the scheduler ({pid_text(report.scheduler_pid)}) has ended"
-    elif not (report.running and with_jobs):
+    elif not (with_jobs and set(report.running) - set(report.adopted)):
         yield f"no scheduler is running on {report.state_file}"
-    if report.running and not with_jobs:
-        jobs = ", ".join(map(str, report.running))
+    continuing = report.adopted if with_jobs else report.running
+    if continuing:
+        jobs = ", ".join(map(str, continuing))
         how = "`cancel JOB` ends a job; the next `start` continues to manage them"
         if report.copied_from is not None:
             how = f"they belong to {report.copied_from}, of which this store is a copy"
-        yield f"running jobs continue: job{'s' * (len(report.running) > 1)} {jobs}; {how}"
+        which = "adopted" if with_jobs else "running"
+        yield f"{which} jobs continue: job{'s' * (len(continuing) > 1)} {jobs}; {how}"
     for job_id, end in report.ended.items():
         yield f"job {job_id}: {_end_text(end)}"
     if report.shares is not None:

@@ -17,7 +17,8 @@ COMMANDS = {
     "logs": ["3"], "cancel": ["3"], "retry": ["3"], "hold": ["3"], "release": ["3"], "stop": [],
     "eta": [], "screens": [], "priority": ["3", "5"], "lint": [], "doctor": [], "completion": ["bash"],
     "show": ["3"], "why": ["3"], "events": [], "calibrate": [], "run": [], "wait": [], "gpus": [],
-    "submit": [], "import": ["queue.json"], "set": ["3", "vram=1G"], "recover": ["3"], "clear": [],
+    "submit": [], "adopt": ["158500"], "import": ["queue.json"], "set": ["3", "vram=1G"], "recover": ["3"],
+    "clear": [],
 }  # fmt: skip
 #: The words that must come last.
 LAST = {"run": ["--", "true"], "submit": ["train.py"]}

@@ -1,0 +1,204 @@
+"""Adopts a running process: makes it a job. The process itself is neither changed nor signalled."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gpu_scheduler.app.adopted_gpus import find_gpus
+from gpu_scheduler.app.location import Location
+from gpu_scheduler.app.masking import without_secrets
+from gpu_scheduler.app.missing_store import create_missing_store
+from gpu_scheduler.app.store_access import open_store, scheduler_pid_of
+from gpu_scheduler.attempts.sweep import processes_of
+from gpu_scheduler.core.jobsfile.attributes import parse_item
+from gpu_scheduler.core.model.adopted_process import AdoptedProcess
+from gpu_scheduler.core.model.job_spec import JobSpec
+from gpu_scheduler.core.text.formatting import pid_text
+from gpu_scheduler.errors import SchedulerError, StoreNotFoundError, UsageError
+from gpu_scheduler.runner.process_scan import environment, token_in
+from gpu_scheduler.store.adopted_jobs import adopted_job_of
+from gpu_scheduler.store.environments import add_environment
+from gpu_scheduler.store.location import refuse_copy
+from gpu_scheduler.system.procfs import Proc
+from gpu_scheduler.system.running_process import ProcessProblem, RunningProcess, read_running_process
+
+if TYPE_CHECKING:
+    from gpu_scheduler.config import ProbeKind
+    from gpu_scheduler.core.model.gpu import GpuSample
+    from gpu_scheduler.store.store import Store
+
+#: The source that is recorded in the jobs of `adopt`.
+ADOPT = "adopt"
+_PROBLEMS = {
+    ProcessProblem.GONE: "there is no such process",
+    ProcessProblem.ENDED: "it has ended and waits for its parent to collect it",
+    ProcessProblem.KERNEL_THREAD: "it is a thread of the kernel",
+    ProcessProblem.OTHER_USER: "it belongs to another user; only its owner can adopt it",
+    ProcessProblem.UNREADABLE: "the kernel does not let you read it",
+}
+
+
+@dataclass(frozen=True)
+class Adoption:
+    """The process to adopt, and the attributes of its job.
+
+    vram: the memory that it needs on each GPU, in MiB; None means that it has its GPUs to itself. gpus: the
+    indices of its GPUs; None means those on which the driver lists it. probe, simulate: how to read the GPUs
+    if no scheduler has run yet.
+    """
+
+    pid: int
+    name: str | None = None
+    vram: int | None = None
+    gpus: tuple[int, ...] | None = None
+    probe: ProbeKind = "auto"
+    simulate: str | None = None
+
+
+@dataclass(frozen=True)
+class AdoptedJob:
+    """A job that is an adopted process, without its secrets.
+
+    text: its command. gpus: the indices of its GPUs. log: the file with its output; None if there is none.
+    """
+
+    id: int
+    pid: int
+    name: str | None
+    text: str
+    cwd: str
+    gpus: tuple[int, ...]
+    is_alone: bool
+    log: str | None
+    is_scheduler_up: bool
+
+
+def adopt(location: Location, wanted: Adoption) -> AdoptedJob:
+    """Makes a process a job and wakes the scheduler, which watches it.
+
+    Raises UsageError if the process cannot be adopted or a value is wrong, SchedulerError if it belongs to a
+    job, and GpuStateError if the GPUs cannot be read. Nothing is recorded then.
+    """
+    if wanted.name is not None:
+        _check_name(wanted.name)
+    process = _read(wanted.pid)
+    _refuse_own(process)
+    try:
+        with open_store(location, read_only=True) as store:
+            refuse_copy(store)
+            _refuse_known(store, process)
+            gpus = find_gpus(location, store, process, wanted)
+    except StoreNotFoundError:
+        gpus = find_gpus(location, None, process, wanted)
+    spec = _spec(process, wanted, gpus)
+    create_missing_store(location)
+    return without_secrets(_insert(location, process, spec, gpus))
+
+
+def _check_name(name: str) -> None:
+    try:
+        parse_item(f"--name {name}", "name", name, None)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+
+
+def _read(pid: int) -> RunningProcess:
+    found = read_running_process(pid)
+    if isinstance(found, ProcessProblem):
+        raise UsageError(f"PID {pid} cannot be adopted: {_PROBLEMS[found]}")
+    texts = {
+        "command line": " ".join(found.arguments),
+        "working folder": found.cwd,
+        "program": found.executable,
+    }
+    for what, text in texts.items():
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise UsageError(
+                f"PID {pid} cannot be adopted: its {what} is not valid UTF-8, so the store cannot record it"
+            ) from None
+    return found
+
+
+def _refuse_own(process: RunningProcess) -> None:
+    proc, pid = Proc(), process.pid
+    own = proc.own_process
+    if own is not None and pid in (link.pid for link in proc.ancestry(own)):
+        raise UsageError(
+            f"PID {pid} cannot be adopted: this command runs in it; give the PID of a training run"
+        )
+    if token_in(environment(pid)):
+        raise SchedulerError(f"PID {pid} cannot be adopted: it already belongs to a job of a scheduler")
+
+
+def _refuse_known(store: Store, process: RunningProcess) -> None:
+    """Raises SchedulerError for a process of this scheduler or of one of its jobs."""
+    proc, pid = Proc(), process.pid
+    scheduler = scheduler_pid_of(store)
+    running = proc.process(scheduler) if scheduler else None
+    if running is not None and pid in (link.pid for link in proc.ancestry(running)):
+        raise SchedulerError(
+            f"PID {pid} cannot be adopted: the scheduler ({pid_text(running.pid)}) runs in it"
+        )
+    found = proc.process(pid)
+    for link in proc.ancestry(found) if found is not None else ():
+        job_id = adopted_job_of(store, link.pid, link.start, process.boot_id)
+        if job_id is not None:
+            what = "it is already" if link.pid == pid else f"its ancestor {link.pid} is already"
+            raise SchedulerError(f"PID {pid} cannot be adopted: {what} job {job_id}")
+    attempts = {one.token: one for one in store.active_attempts() if one.state.holds_gpus}
+    folders = {token: store.data_dir.attempt_folder(one) for token, one in attempts.items()}
+    for token, pids in processes_of(folders).items() if folders else ():
+        if pid in pids:
+            raise SchedulerError(f"PID {pid} cannot be adopted: it belongs to job {attempts[token].job_id}")
+
+
+def _spec(process: RunningProcess, wanted: Adoption, gpus: tuple[GpuSample, ...]) -> JobSpec:
+    """Returns what the process is, so that a retry starts the same again."""
+    text = shlex.join((_program(process), *process.arguments[1:]))
+    # With a number of GPUs and no memory, the job has its GPUs to itself.
+    return JobSpec(
+        "command", text, process.cwd, command=text, name=wanted.name, gpus=len(gpus), vram=wanted.vram
+    )
+
+
+def _program(process: RunningProcess) -> str:
+    """Returns the first word of the command: that of the process, if it names a program, or its file."""
+    word = process.arguments[0]
+    if "/" in word:
+        path = os.path.join(process.cwd, word)
+        return word if os.path.isfile(path) and os.access(path, os.X_OK) else process.executable
+    found = shutil.which(word, path=process.environment.get("PATH", os.defpath)) if word else None
+    return process.executable if found is None else word
+
+
+def _insert(
+    location: Location, process: RunningProcess, spec: JobSpec, gpus: tuple[GpuSample, ...]
+) -> AdoptedJob:
+    adopted = AdoptedProcess(
+        process.pid, process.start_ticks, process.boot_id, process.started_at,
+        tuple(gpu.uuid for gpu in gpus), process.log,
+    )  # fmt: skip
+    with open_store(location) as store:
+        refuse_copy(store)
+        with store.db.transaction():
+            _refuse_known(store, process)  # again, because another `adopt` may have been faster
+            key = add_environment(store, process.environment)
+            job_id = store.insert_job(spec, ADOPT, environment=key, adopted=adopted)
+        store.data_dir.ring_doorbell()
+        return AdoptedJob(
+            job_id,
+            process.pid,
+            spec.name,
+            spec.text,
+            spec.cwd,
+            tuple(gpu.index for gpu in gpus),
+            spec.vram is None,
+            process.log,
+            scheduler_pid_of(store) is not None,
+        )

@@ -1,0 +1,23 @@
+"""`adopt`: makes a running process a job."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+
+from gpu_scheduler.app import adopt as app
+from gpu_scheduler.cli.program import location_of, print_message
+from gpu_scheduler.views.adopt import note_text, to_text
+
+
+def adopt(options: Namespace) -> int:
+    """Adopts the process and prints its job. Prints notes on stderr."""
+    job = app.adopt(
+        location_of(options),
+        app.Adoption(
+            options.pid, options.name, options.vram, options.gpus, options.gpu_probe, options.simulate
+        ),
+    )
+    print(to_text(job), end="", flush=True)
+    for line in note_text(job):
+        print_message(line)
+    return 0
