@@ -69,7 +69,7 @@ def has_interrupted_jobs(store: Store) -> bool:
 def open_attempts(store: Store) -> list[ActiveAttemptRecord]:
     """Returns the attempts that are open in the store and have no result in their folder."""
     attempts = [attempt for attempt in store.active_attempts() if attempt.state.is_open]
-    return [attempt for attempt in attempts if _observe(store, attempt).result is None]
+    return [attempt for attempt in attempts if observed_status(store, attempt).result is None]
 
 
 def end_jobs(store: Store, jobs: Collection[int], grace_s: float) -> dict[int, StopResult]:
@@ -83,16 +83,19 @@ def end_jobs(store: Store, jobs: Collection[int], grace_s: float) -> dict[int, S
     elsewhere = [attempt for attempt in attempts if attempt.executor not in LOCAL_EXECUTORS]
     attempts = [attempt for attempt in attempts if attempt.executor in LOCAL_EXECUTORS]
     for attempt in attempts:
-        folder = store.data_dir.attempt_folder(attempt)
-        try:
-            request_stop(folder, attempt.token, StopRequest("cancelled", grace_s), attempt.runner)
-        except OSError as error:
-            raise SchedulerError(
-                f"job {attempt.job_id} cannot be stopped: {folder}: {error.strerror}"
-            ) from None
+        write_stop(store, attempt, StopRequest("cancelled", grace_s))
     end = time.monotonic() + grace_s + STOP_MARGIN_S
     ended = {attempt.job_id: _wait_until_over(store, attempt, grace_s, end) for attempt in attempts}
     return ended | {attempt.job_id: StopResult.RUNS_ELSEWHERE for attempt in elsewhere}
+
+
+def write_stop(store: Store, attempt: ActiveAttemptRecord, stop: StopRequest) -> None:
+    """Writes the file `stop` of an attempt and wakes its runner. Raises SchedulerError if it cannot."""
+    folder = store.data_dir.attempt_folder(attempt)
+    try:
+        request_stop(folder, attempt.token, stop, attempt.runner)
+    except OSError as error:
+        raise SchedulerError(f"job {attempt.job_id} cannot be stopped: {folder}: {error.strerror}") from None
 
 
 def refresh_state_file(store: Store) -> list[float] | None:
@@ -138,7 +141,10 @@ def _gpu_status(path: Path, trust: bool) -> list[float] | None:
 def _wait_until_over(
     store: Store, attempt: ActiveAttemptRecord, grace_s: float, deadline: float
 ) -> StopResult:
-    while (status := _observe(store, attempt)).claim in ("live", "unclaimed") and status.result is None:
+    while (status := observed_status(store, attempt)).claim in (
+        "live",
+        "unclaimed",
+    ) and status.result is None:
         if time.monotonic() >= deadline:
             return StopResult.PROCESSES_LEFT
         time.sleep(_POLL_INTERVAL_S)
@@ -156,7 +162,8 @@ def _wait_until_over(
     return StopResult.RUNNER_HAD_DIED if status.claim == "dead" else StopResult.CANCELLED
 
 
-def _observe(store: Store, attempt: AttemptRecord) -> AttemptStatus:
+def observed_status(store: Store, attempt: AttemptRecord) -> AttemptStatus:
+    """Reads the status of an attempt on this machine. Raises SchedulerError if its folder cannot be read."""
     try:
         return read_status(store, attempt)
     except OSError as error:

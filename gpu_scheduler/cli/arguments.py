@@ -269,6 +269,15 @@ def cancel(parser: argparse.ArgumentParser) -> None:
     _grace(parser)
 
 
+def preempt(parser: argparse.ArgumentParser) -> None:
+    """Declares the job argument and the options of `preempt`."""
+    one_job(parser)
+    parser.add_argument("--timeout", metavar="S", type=values.number(0, DAY_S, minimum=0), default=60.0,
+                        help="Seconds that the job may take to save its work and end; after that, it"
+                        " continues as if it had not been asked (default: 60)")  # fmt: skip
+    flag(parser, "--force", "End the job with SIGKILL if it has not ended after the timeout")
+
+
 def priority(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments for one or more jobs and for their new priority."""
     jobs(parser)

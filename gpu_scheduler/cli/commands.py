@@ -64,6 +64,8 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
             "Show what each line of a jobs file would do, without queueing any job"),
         "cancel": Command("request_commands", arguments.cancel, "cancel 3 4 --grace 30",
             "Cancel queued or running jobs, even without a running scheduler"),
+        "preempt": Command("preempt", arguments.preempt, "preempt 3 --timeout 120",
+            "Ask a running job to save its work and end, and hold it so that it can be resumed"),
         "retry": Command("request_commands", arguments.retry, "retry --failed",
             "Queue finished or held jobs again"),
         "hold": Command("request_commands", arguments.jobs, "hold 3",

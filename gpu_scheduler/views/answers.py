@@ -43,7 +43,6 @@ def answer_text(answer: Answer, data_dir: str) -> str:
 _REPLY_TEXTS = {
     AnswerCode.STOPPING: "being stopped",
     AnswerCode.QUEUED: "queued again",
-    AnswerCode.BEING_CANCELLED: "it is already being cancelled",
     AnswerCode.GPU_NOT_MANAGED: "this GPU is no longer managed",
     AnswerCode.SCHEDULER_ENDED: "the scheduler had already ended",
     AnswerCode.UNKNOWN: "this version cannot interpret the answer, because the scheduler's version differs",
@@ -86,7 +85,12 @@ def _reply_text(reply: RequestAnswer, job_id: int, data_dir: str) -> str:
             return f"{job} is held already, not queued; `why {job_id}` names what queues it"
         if reply.verb == "resume_job":
             return f"{job} is {reply.state}; `resume --job` needs a job that is {wanted}"
-        return f"{job} is {reply.state}; {reply.verb} needs a job that is {wanted}"
+        remedy = ""
+        if reply.verb == "preempt" and reply.state is JobState.QUEUED:
+            remedy = f"; `hold {job_id}` keeps it from starting"
+        return f"{job} is {reply.state}; {reply.verb} needs a job that is {wanted}{remedy}"
+    if reply.code is AnswerCode.BEING_CANCELLED:
+        return f"{job} is already being cancelled"
     if reply.code is AnswerCode.CYCLE:
         return f"{job} would wait for itself; its dependencies were not changed"
     if reply.code is AnswerCode.ATTRIBUTE_SET:

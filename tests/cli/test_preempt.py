@@ -1,0 +1,291 @@
+"""The command `preempt`, with and without a scheduler. Running jobs are real processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpu_scheduler.app import preempt as app
+from gpu_scheduler.app.location import Location
+from gpu_scheduler.app.preempt import PreemptEnd, PreemptReport, PreemptWait
+from gpu_scheduler.core.model.states import Outcome
+from gpu_scheduler.core.scheduling import actions as act
+from tests.cli.desk import Desk
+from tests.waiting import wait_for
+
+#: Saves a checkpoint when it gets a signal, and ends with exit code 0.
+SAVING = (
+    "save() {{ mkdir -p out/checkpoint-150; echo '{{}}' > out/checkpoint-150/trainer_state.json; exit 0; }}\n"
+    "trap save {signal}; echo up; while :; do sleep 0.02; done"
+)
+#: Ignores SIGTERM and ends with exit code 7 once the file `go` exists.
+STUBBORN = "trap '' TERM; echo up; until [ -e go ]; do sleep 0.02; done; exit 7"
+CHECKPOINTS = "out/checkpoint-*"
+
+
+Start = Callable[..., int]
+
+
+@pytest.fixture(params=[True, False], ids=["scheduler", "no scheduler"])
+def up(request: pytest.FixtureRequest) -> bool:
+    """Whether a scheduler is running."""
+    return bool(request.param)
+
+
+@pytest.fixture
+def start(desk: Desk, up: bool) -> Iterator[Start]:
+    """Starts a job, waits until it has printed "up", and then starts the scheduler."""
+    with ExitStack() as stack:
+
+        def run(script: str, **values: Any) -> int:
+            job = start_job(desk, script, **values)
+            if up:
+                stack.enter_context(desk.scheduler())
+            return job
+
+        yield run
+
+
+def start_job(desk: Desk, script: str, **values: Any) -> int:
+    """Starts a job and waits until it has printed "up"."""
+    job = desk.run_job(script, **values)
+    wait_for(lambda: "up" in log(desk, job), "output")
+    return job
+
+
+def log(desk: Desk, job: int) -> str:
+    return (desk.path / f"job_{job}.log").read_text()
+
+
+def recorded(desk: Desk, job: int) -> tuple[str, str | None, str | None]:
+    """Returns the recorded state, the outcome and the reason for which the job is held."""
+    row = desk.store.job(job)
+    assert row is not None
+    return row.state, row.outcome, row.held_by
+
+
+def until_recorded(desk: Desk, job: int, expected: tuple[str, str | None, str | None], *, up: bool) -> None:
+    """Waits until a scheduler, which is started unless one is up, has recorded this end."""
+    with nullcontext() if up else desk.scheduler():
+        wait_for(lambda: recorded(desk, job) == expected, f"{expected}")
+
+
+def location(desk: Desk) -> Location:
+    return Location(str(desk.data_dir.state_file))
+
+
+@contextmanager
+def preempting(
+    desk: Desk, job: int, timeout_s: float, *, force: bool = False
+) -> Iterator[list[PreemptReport]]:
+    """Preempts a job in a thread while the context runs. The list then contains the report."""
+    reports: list[PreemptReport] = []
+    waits = threading.Event()
+
+    def run() -> None:
+        reports.append(
+            app.preempt(location(desk), job, timeout_s, force=force, on_wait=lambda _: waits.set())
+        )
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        assert waits.wait(60)
+        yield reports
+    finally:
+        thread.join(60)
+    assert reports
+
+
+@pytest.mark.parametrize("name", ["TERM", "USR1", "INT"])
+def test_a_job_saves_a_checkpoint_and_is_held(desk: Desk, start: Start, up: bool, name: str) -> None:
+    spec = {} if name == "TERM" else {"preempt_signal": name}
+    job = start(SAVING.format(signal=name), checkpoints=CHECKPOINTS, **spec)
+    code, out, err = desk.run("preempt", job)
+    assert (code, err) == (0, "")
+    assert out.startswith(f"sending SIG{name} to job {job} (pid ")
+    assert out.partition("\n")[2] == (
+        "waiting up to 60 s for it to save its work and end; otherwise it continues\n"
+        f"job {job} preempted\n"
+        "  latest checkpoint: out/checkpoint-150 (step 150, saved at its end)\n"
+        f"  `resume --job {job}` continues it\n"
+    )
+    until_recorded(desk, job, ("held", None, "preempted"), up=up)
+
+
+def test_says_that_there_is_no_checkpoint(desk: Desk, start: Start, up: bool) -> None:
+    job = start("trap 'exit 0' TERM; echo up; while :; do sleep 0.02; done")
+    code, out, err = desk.run("preempt", job)
+    assert (code, err) == (0, "")
+    assert out.endswith(
+        f"job {job} preempted\n  no checkpoint found\n  `retry {job}` starts it from its beginning\n"
+    )
+
+
+def test_says_what_the_newest_checkpoint_lacks(desk: Desk, start: Start, up: bool) -> None:
+    script = (
+        "mkdir -p out/checkpoint-150; echo '{}' > out/checkpoint-150/trainer_state.json;"
+        " touch -d '2 minutes ago' out/checkpoint-150/trainer_state.json out/checkpoint-150; exec sleep 300"
+    )
+    job = start(f"echo up; {script}", checkpoints=CHECKPOINTS)
+    # The job has begun long ago, so that the checkpoint is its own.
+    with desk.store.db.transaction() as db:
+        db.execute("UPDATE attempt SET started_at = 1, created_at = 1")
+    wait_for(lambda: (desk.path / "out/checkpoint-150").exists(), "the checkpoint")
+    _, out, _ = desk.run("preempt", job)
+    assert "  latest checkpoint: out/checkpoint-150 (step 150, saved 2 min" in out
+    assert " before its end; what came after is lost)\n" in out
+
+
+def test_a_job_that_does_not_end_in_time_continues(desk: Desk, start: Start, up: bool) -> None:
+    job = start(STUBBORN)
+    code, out, err = desk.run("preempt", job, "--timeout", "0.3")
+    assert code == 1
+    assert "waiting up to 0.3 s for it to save its work and end; otherwise it continues\n" in out
+    assert err == (
+        f"gpu-scheduler: job {job} did not end in time, so its preemption was withdrawn and it continues\n"
+        f"`preempt {job} --timeout 0.6` waits longer, and `preempt {job} --force` ends it with SIGKILL after"
+        " the timeout\n"
+    )
+    assert desk.requests() == []
+    if up:
+        wait_for(lambda: desk.state(job) == "running", "the state running")
+    (desk.path / "go").touch()
+    until_recorded(desk, job, ("finished", Outcome.FAILED, None), up=up)
+
+
+def test_the_next_scheduler_does_not_repeat_a_withdrawn_preemption(desk: Desk) -> None:
+    job = start_job(desk, "trap 'echo asked' TERM; echo up; until [ -e go ]; do sleep 0.02; done")
+    for _ in range(2):
+        assert desk.run("preempt", job, "--timeout", "0.2")[0] == 1
+    asked = log(desk, job).count("asked")
+    with desk.scheduler():
+        assert desk.run("hold", desk.job())[0] == 0  # one request, and thus one round
+        assert desk.state(job) == "running"
+    assert log(desk, job).count("asked") == asked == 2
+    (desk.path / "go").touch()
+
+
+def test_force_ends_a_job_that_does_not_end_in_time(desk: Desk, start: Start, up: bool) -> None:
+    job = start(STUBBORN)
+    code, out, err = desk.run("preempt", job, "--timeout", "0.2", "--force")
+    assert (code, err) == (0, "")
+    assert "; then it gets SIGKILL\n" in out
+    assert f"job {job} preempted\n" in out
+    until_recorded(desk, job, ("held", None, "preempted"), up=up)
+
+
+def test_a_forced_preemption_follows_a_withdrawn_one(desk: Desk, start: Start, up: bool) -> None:
+    job = start(STUBBORN)
+    assert desk.run("preempt", job, "--timeout", "0.2")[0] == 1
+    code, out, _ = desk.run("preempt", job, "--timeout", "0.2", "--force")
+    assert code == 0
+    assert f"job {job} preempted\n" in out
+    until_recorded(desk, job, ("held", None, "preempted"), up=up)
+
+
+def test_two_preemptions_at_once_are_withdrawn_together(desk: Desk, start: Start, up: bool) -> None:
+    job = start(STUBBORN)
+    with preempting(desk, job, 60) as first:
+        assert desk.run("preempt", job, "--timeout", "0.3")[0] == 1
+    assert first[0].end is PreemptEnd.WITHDRAWN
+    (desk.path / "go").touch()
+    until_recorded(desk, job, ("finished", Outcome.FAILED, None), up=up)
+
+
+def test_a_job_that_ended_by_itself_keeps_its_outcome(desk: Desk, start: Start, up: bool) -> None:
+    job = start(STUBBORN)
+
+    def end_the_job(wait: PreemptWait) -> None:
+        (desk.path / "go").touch()
+        desk.wait_until_processes_end()
+
+    report = app.preempt(location(desk), job, 60, on_wait=end_the_job)
+    assert (report.end, report.outcome, report.exit_code) == (PreemptEnd.ENDED, Outcome.FAILED, 7)
+    until_recorded(desk, job, ("finished", Outcome.FAILED, None), up=up)
+
+
+def test_a_cancel_ends_a_job_that_is_being_preempted(desk: Desk, start: Start, up: bool) -> None:
+    job = start(STUBBORN)
+    with preempting(desk, job, 60) as reports:
+        assert desk.run("cancel", job, "--grace", "0.2")[0] == 0
+    assert (reports[0].end, reports[0].outcome) == (PreemptEnd.ENDED, Outcome.CANCELLED)
+    until_recorded(desk, job, ("finished", Outcome.CANCELLED, None), up=up)
+
+
+def test_goes_on_by_observation_if_the_scheduler_dies(desk: Desk) -> None:
+    job = start_job(desk, STUBBORN)
+    with desk.scheduler() as pid, preempting(desk, job, 1) as reports:
+        os.kill(pid, signal.SIGKILL)
+    assert reports[0].end is PreemptEnd.WITHDRAWN
+    (desk.path / "go").touch()
+    until_recorded(desk, job, ("finished", Outcome.FAILED, None), up=False)
+
+
+def test_asks_the_job_itself_if_the_scheduler_dies_before_it_answers(desk: Desk) -> None:
+    job = start_job(desk, SAVING.format(signal="TERM"), checkpoints=CHECKPOINTS)
+    with desk.scheduler("deaf") as pid, preempting(desk, job, 60) as reports:
+        os.kill(pid, signal.SIGKILL)
+    assert (reports[0].end, reports[0].outcome) == (PreemptEnd.ENDED, Outcome.PREEMPTED)
+    until_recorded(desk, job, ("held", None, "preempted"), up=False)
+
+
+def test_refuses_a_job_that_does_not_run_and_names_the_remedy(desk: Desk, start: Start) -> None:
+    needs = "preempt needs a job that is starting or running"
+    queued, held, finished = desk.job(), desk.job("echo b", hold=True), desk.job("echo c")
+    desk.record(act.FinishJob(finished, Outcome.COMPLETED, None))
+    for job, why in (
+        (
+            queued,
+            f"is queued; {needs}; `hold {queued}` keeps it from starting",
+        ),
+        (held, f"is held; {needs}"),
+        (finished, "is already finished (completed)"),
+    ):
+        assert desk.run("preempt", job) == (1, "", f"gpu-scheduler: job {job} {why}\n")
+    assert desk.run("preempt", 99)[0] == 1
+    assert desk.requests() == []
+
+
+def test_refuses_a_job_that_is_being_cancelled(desk: Desk) -> None:
+    job = start_job(desk, STUBBORN)
+    with desk.scheduler():
+        assert desk.run("cancel", job, "--grace", "30")[0] == 0
+        refused = f"gpu-scheduler: job {job} is already being cancelled\n"
+        assert desk.run("preempt", job) == (1, "", refused)
+        assert desk.run("cancel", job, "--grace", "0")[0] == 0
+
+
+def test_ctrl_c_ends_only_the_wait(
+    desk: Desk, start: Start, up: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = start(STUBBORN)
+
+    def interrupt(seconds: float) -> None:
+        if desk.requests() or not up:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "sleep", interrupt)
+        code, _, err = desk.run("preempt", job, "--timeout", "30")
+    assert code == 130
+    assert err == (
+        f"gpu-scheduler: no longer waiting; the request stays: job {job} has up to 30 s to end, otherwise it"
+        f" continues\n`status` shows its state\n"
+    )
+    assert desk.run("cancel", job, "--grace", "0.2")[0] == 0
+
+
+def test_the_job_can_be_given_by_name(desk: Desk, tmp_path: Path) -> None:
+    job = start_job(desk, STUBBORN, name="exp02")
+    code, out, _ = desk.run("preempt", "exp02", "--timeout", "0.1", "--force")
+    assert code == 0
+    assert f"job {job} preempted\n" in out
