@@ -46,7 +46,7 @@ def observe_attempt(
         where = store.data_dir.attempt_folder(record)
         status = AttemptStatus(claim="unknown", anomalies=(f"{where}: {error.strerror}",))
     saved_work = None
-    if status.is_over or not status.folder_exists:
+    if (status.is_over or not status.folder_exists) and not _has_completed(status):
         # Imported only here, because no attempt ends in most rounds.
         from gpu_scheduler.attempts.saved_work import saved_work_of
 
@@ -61,6 +61,12 @@ def observe_attempt(
 
         context = failure_context_of(store, record, status)
     return replace(attempt_from_record(record, status, context), saved_work=saved_work)
+
+
+def _has_completed(status: AttemptStatus) -> bool:
+    """Returns whether the command has ended with exit code 0 by itself, so that nothing is left to resume."""
+    result = status.result
+    return result is not None and result.cause is None and result.exit_code == 0
 
 
 def runner_pids(attempts: Iterable[Attempt]) -> frozenset[int]:

@@ -184,7 +184,7 @@ def _next_step_text(step: NextStep, cause: ReasonKind) -> str:
         return f"resumes from {origin_text(step.checkpoint, step.step)}"
     if step.kind is NextKind.START_OVER:
         return (
-            "starts from its beginning, because its line has no resume-flag"
+            "starts from its beginning, because it has no resume-flag"
             f" (newest checkpoint: {origin_text(step.checkpoint, step.step)})"
         )
     if step.kind is NextKind.HELD and step.checkpoint is not None:

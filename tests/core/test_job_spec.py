@@ -120,3 +120,16 @@ def test_attributes_do_not_change_the_identity() -> None:
 )
 def test_derives_the_mode_of_a_job_from_its_spec(spec: JobSpec, mode: str) -> None:
     assert spec.mode == mode
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("python t.py --output_dir out; echo done", "out"),
+        ("for s in 1 2; do python t.py --output_dir=out; done", "out"),
+        ("python t.py --output_dir out && echo", "out"),
+    ],
+)
+def test_the_operator_after_an_option_is_no_part_of_its_value(text: str, value: str) -> None:
+    assert JobSpec("command", text, "/w", command=text).option("output_dir") == value
+    assert JobSpec("csv", "x", "/w", script="/t.py", arguments=("--name", "a;")).option("name") == "a;"

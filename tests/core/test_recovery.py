@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from gpu_scheduler.core.model.attempt_status import AttemptResult, AttemptStatus, StopRequest
+from gpu_scheduler.core.model.checkpoint import Checkpoint, SavedWork
 from gpu_scheduler.core.model.request import InterruptedJob, JobFact, Request
 from gpu_scheduler.core.model.request_answer import AnswerCode, RequestAnswer, not_interrupted
 from gpu_scheduler.core.model.state_reason import NextKind, ReasonKind, StateReason
@@ -141,6 +142,71 @@ def test_the_end_of_an_interrupted_attempt_says_whether_the_scheduler_recovers_i
     [end] = reconcile(dead, NOW, settings)
     assert isinstance(end, act.FinishAttempt)
     assert (end.state, words(end.reason)) == (JobState.HELD, expected)
+
+
+SAVED = Checkpoint("/w/out/checkpoint-150", 150.0)
+
+
+@pytest.mark.parametrize(
+    ("known", "saved", "expected"),
+    [
+        (None, None, 2),
+        (None, SAVED, 0),
+        (Checkpoint("/w/out/checkpoint-100", 100.0), SAVED, 0),
+        (SAVED, SAVED, 2),
+        (Checkpoint("/w/out/checkpoint-200", 200.0), SAVED, 2),
+        (Checkpoint("/w/a.pt", None, 5.0), Checkpoint("/w/b.pt", None, 6.0), 0),
+        (Checkpoint("/w/a.pt", None, 5.0), Checkpoint("/w/a.pt", None, 6.0), 2),
+    ],
+)
+def test_recoveries_are_counted_anew_after_progress(
+    known: Checkpoint | None, saved: Checkpoint | None, expected: int
+) -> None:
+    dead = replace(DEAD, recoveries=2, known_checkpoint=known, saved_work=SavedWork(saved))
+    [end] = reconcile(dead, NOW, RECOVER)
+    assert isinstance(end, act.FinishAttempt)
+    assert (end.recoveries, end.checkpoint) == (expected, saved)
+    assert words(end.reason) == f"its runner was killed; recovery {expected + 1} of 3"
+
+
+@pytest.mark.parametrize("may_resume", [False, True])
+def test_a_recovered_job_gets_its_checkpoint_only_if_its_line_says_how(may_resume: bool) -> None:
+    held = (InterruptedJob(7, 1, SAVED, may_resume),)
+    job = replace(INTERRUPTED, checkpoint=SAVED, may_resume=may_resume)
+    by_user = plan(round_with(("recover", "7"), jobs={7: job}))[0]
+    of_all = plan(round_with(("recover", ""), interrupted=held))[0]
+    [itself] = recover_interrupted(facts(settings=RECOVER, interrupted=held))
+    start = "resumes from step 150"
+    if not may_resume:
+        start = "starts from its beginning, because it has no resume-flag (newest checkpoint: step 150)"
+    for action, said in [(by_user, ""), (of_all, ""), (itself, "recovery 2 of 3; ")]:
+        assert isinstance(action, act.RequeueJob)
+        assert action.checkpoint == (SAVED if may_resume else None)
+        assert words(action.reason) == f"recovered; {said}{start}"
+
+
+def test_the_end_of_a_held_attempt_names_what_continues_it() -> None:
+    dead = replace(DEAD, saved_work=SavedWork(SAVED))
+    [end] = reconcile(dead, NOW, Settings())
+    assert isinstance(end, act.FinishAttempt)
+    assert words(end.reason) == "its runner was killed; `resume --job 7` continues from step 150"
+    unknown = replace(dead, saved_work=SavedWork(Checkpoint("/w/a.pt")))
+    [end] = reconcile(unknown, NOW, Settings())
+    assert isinstance(end, act.FinishAttempt)
+    assert words(end.reason) == "its runner was killed; `resume --job 7` continues from /w/a.pt"
+
+
+@pytest.mark.parametrize("may_resume", [False, True])
+def test_a_victim_resumes_only_if_its_line_says_how(may_resume: bool) -> None:
+    stop = StopRequest("preempted", 5.0, next_state=JobState.QUEUED, preemptor=9)
+    dead = replace(DEAD, stop_request=stop, saved_work=SavedWork(SAVED, may_resume=may_resume))
+    [end] = reconcile(dead, NOW, Settings())
+    assert isinstance(end, act.FinishAttempt)
+    assert (end.state, end.outcome) == (JobState.QUEUED, Outcome.PREEMPTED)
+    assert end.resume_from == (SAVED if may_resume else None)
+    kind = NextKind.RESUME if may_resume else NextKind.START_OVER
+    assert end.reason is not None
+    assert [step.kind for step in end.reason.next_steps] == [kind]
 
 
 def test_a_preempted_attempt_is_not_recovered() -> None:

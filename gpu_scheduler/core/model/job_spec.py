@@ -104,7 +104,10 @@ class JobSpec:
             return tuple((self.command or "").split())
 
     def option(self, name: str) -> str | None:
-        """Returns the value of the last `--name X` or `--name=X` in the arguments; None if there is none."""
+        """Returns the value of the last `--name X` or `--name=X` in the arguments; None if there is none.
+
+        In a shell command, the operator that ends the simple command is no part of the value.
+        """
         found = None
         words = self.words()
         for i, word in enumerate(words):
@@ -112,7 +115,7 @@ class JobSpec:
                 found = words[i + 1]
             elif word.startswith(f"--{name}="):
                 found = word[len(name) + 3 :]
-        return found
+        return found.rstrip(";") if found is not None and self.kind == "command" else found
 
     @property
     def llm(self) -> str | None:
