@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -36,7 +35,6 @@ EDITS = st.tuples(st.floats(0, 1), st.integers(0, 3), st.lists(texts(), max_size
 @pytest.fixture(scope="module")
 def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
     made = Rig(tmp_path_factory.mktemp("rig"))
-    (made.folder / "s.py").touch()
     yield made
     made.store.close()
 
@@ -49,9 +47,13 @@ FILES = iter(range(1_000_000))
 def test_an_edit_gives_the_dependencies_of_a_whole_reading(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, first: list[str], edits: list[tuple[float, int, list[str]]]
 ) -> None:
-    monkeypatch.chdir(rig.folder)
+    # Each file has its own working folder, so that its CSV lines share no job with those of another file.
+    folder = rig.folder / f"{next(FILES)}"
+    folder.mkdir()
+    (folder / "s.py").touch()
+    monkeypatch.chdir(folder)
     desk = WatchedFile(rig)
-    desk.path = Path(rig.folder / f"jobs{next(FILES)}.txt")
+    desk.path = folder / "jobs.txt"
     desk.watch = desk._watch()
     lines = list(first)
     for at, count, new in [(0.0, 0, []), *edits]:
