@@ -89,7 +89,7 @@ def test_jobs_run_on_the_gpu_that_the_ancestor_of_their_scheduler_claims(world: 
     claim = claiming(world)
     start = [*START, "--simulate", "1", "--drain"]
     for below in ([], BELOW):
-        world.jobs_file.write_text(f"touch ran{len(below)}\n")
+        world.append(f"touch ran{len(below)}")
         options = ["--state-file", world.state, "--jobs-file", str(world.jobs_file)]
         done = subprocess.run(
             [*claim, *below, *start, *options],

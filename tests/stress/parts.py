@@ -53,7 +53,7 @@ class Part:
 #: The longest parts come first, so that parallel workers end at about the same time.
 PARTS = (
     Part("P9", "pauses edited by three writers", pauses.toggles, suite=0.006, control=0.01),
-    Part("P12", "jobs that wait for each other", dependencies.dependencies, suite=0.03, control=0.03),
+    Part("P12", "jobs that wait for each other", dependencies.dependencies, suite=0.02, control=0.03),
     Part("P12", "scheduler killed at each step of a skip", dependency_steps.steps, suite=None),
     Part("P1 P2", "scheduler killed, direct", kills.direct, suite=0.02, control=0.03),
     Part("P1 P2", "scheduler killed, Screen", kills.screen, suite=0.02),
@@ -77,7 +77,7 @@ PARTS = (
     Part("P1", "power cut, XFS", powercut.xfs, suite=None),
     Part("P1", "power cut, btrfs", powercut.btrfs, suite=None),
     Part("P1 P2", "scheduler killed at each failpoint", failpoints.failpoints, suite=None),
-    Part("P11", "GPUs shared with run", shared_gpus.sharing, suite=0.03, control=0.03),
+    Part("P11", "GPUs shared with run", shared_gpus.sharing, suite=0.015, control=0.03),
     Part("P2", "ten schedulers at once", claims.instances, suite=0.05, control=0.25),
     Part("P5", "memory allocated twice", double_allocation.allocations, suite=0.015, control=0.02),
     Part("P2", "races for a claim", claims.races, suite=0.03, control=0.1),
