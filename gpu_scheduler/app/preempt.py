@@ -18,7 +18,6 @@ from gpu_scheduler.app.location import Location
 from gpu_scheduler.app.store_access import open_store, scheduler_pid_of
 from gpu_scheduler.app.without_scheduler import STOP_MARGIN_S, observed_job, observed_status, write_stop
 from gpu_scheduler.attempts.executor import LOCAL_EXECUTORS
-from gpu_scheduler.attempts.launch import PROGRESS_FILE
 from gpu_scheduler.attempts.sweep import recorded_command
 from gpu_scheduler.core.model.attempt_status import DEFAULT_STOP_SIGNAL, StopRequest
 from gpu_scheduler.core.model.checkpoint import Checkpoint
@@ -27,6 +26,7 @@ from gpu_scheduler.core.model.request_answer import AnswerCode, RequestAnswer, w
 from gpu_scheduler.core.model.states import ACTIVE, AttemptState, JobState, Outcome
 from gpu_scheduler.core.progress.eta import JobProgress
 from gpu_scheduler.progress.job_progress import ProgressReader, ProgressSource
+from gpu_scheduler.progress.progress_file import PROGRESS_FILE
 from gpu_scheduler.store.location import refuse_copy
 from gpu_scheduler.store.records import ActiveAttemptRecord, AttemptRecord, JobRecord
 from gpu_scheduler.store.requests import add_request, request_answer, withdraw_request

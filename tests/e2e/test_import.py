@@ -11,6 +11,8 @@ import os, sys
 with open("../got", "a") as file:
     print(os.path.basename(os.getcwd()), os.environ.get("SEED"), *sys.argv[1:], file=file)
 """
+
+
 def test_imported_jobs_run_after_their_parents(world: World) -> None:
     folder = world.folder / "exp 1"
     folder.mkdir()
