@@ -1,7 +1,6 @@
 """Lets the scheduler's own code make the decisions in the model.
 
-`core.scheduling.reconcile_attempt` and `core.scheduling.restored_attempts` get facts that represent a state;
-`runner.termination` decides how a runner handles its signals.
+`core.scheduling.reconcile_attempt` and `core.scheduling.restored_attempts` get facts that represent a state.
 
 States of the model have no times. For every deadline the model tries both cases, passed and not passed, and
 follows each answer.
@@ -9,23 +8,23 @@ follows each answer.
 
 from __future__ import annotations
 
-import copy
 from dataclasses import replace
 from functools import cache
 from itertools import product
 from typing import NamedTuple
 
-from gpu_scheduler.core.model.attempt_status import AttemptResult, AttemptStatus, ClaimState, StopRequest
+from gpu_scheduler.core.model.attempt_status import AttemptResult, AttemptStatus, ClaimState
+from gpu_scheduler.core.model.checkpoint import SavedWork
 from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.facts import Attempt
-from gpu_scheduler.core.scheduling.reconcile_attempt import needs_process_scan, reconcile
+from gpu_scheduler.core.scheduling.reconcile_attempt import has_ended, needs_process_scan, reconcile
 from gpu_scheduler.core.scheduling.release import release_allocation
 from gpu_scheduler.core.scheduling.restored_attempts import detach
 from gpu_scheduler.core.scheduling.settings import Settings
-from gpu_scheduler.runner.termination import Termination
 from tests.protocol import state as st
+from tests.protocol.stops import REQUESTS
 
 _NOW = Now(1e9, 1000.0, "boot")
 _SETTINGS = Settings(max_assign_attempts=2, max_launches=2)
@@ -38,11 +37,6 @@ _CLAIMS: dict[int, ClaimState] = {
     st.CLAIM_NONE: "none", st.CLAIM_VOID: "void", st.CLAIM_LIVE: "live", st.CLAIM_UNLOCKED: "unlocked",
     st.CLAIM_UNCLAIMED: "unclaimed", st.CLAIM_DEAD: "dead",
 }  # fmt: skip
-_STOPS = {
-    0: None,
-    st.STOP_CANCEL: StopRequest("cancelled", 10.0),
-    st.STOP_PREEMPT: StopRequest("preempted", 10.0, "withdraw"),
-}
 _COMPLETED = AttemptResult(None, 0, None, True, None, (), 1.0, 2.0)
 _RESULTS = {
     st.NONE: None,
@@ -60,6 +54,7 @@ _DESCRIPTIONS: dict[type[act.Action], str] = {
     act.VoidClaim: "will void the claim",
     act.WakeRunner: "will signal the runner",
     act.KillRunner: "will kill the runner",
+    act.ClearStop: "closes the withdrawn preemption",
     act.RecordRunnerDeath: "records that the runner is dead",
     act.ReleaseAllocation: "releases its GPUs",
     act.RecordMemoryReleased: "records that its memory is released",
@@ -70,6 +65,7 @@ class ObservedAttempt(NamedTuple):
     """The facts that a round has about an attempt.
 
     process_found: a scan finds a process of the attempt; swept: 0 (no sweep), 1 (SIGTERM) or 2 (SIGKILL).
+    complete: whether the last progress of the command was N of N; None if it reports none.
     """
 
     number: int
@@ -77,13 +73,15 @@ class ObservedAttempt(NamedTuple):
     claim: int
     result: int = st.NONE
     stop: int = 0
-    cancel: bool = False
+    withdrawn: int = 0
+    stop_request: int = 0
     old_boot: bool = False
     folder_exists: bool = True
     folder_complete: bool = True
     launches: int = 1
     process_found: bool = False
     swept: int = 0
+    complete: bool | None = None
 
 
 @cache
@@ -101,6 +99,12 @@ def reconcile_answers(view: ObservedAttempt) -> tuple[tuple[act.Action, ...], ..
     return tuple(answers)
 
 
+@cache
+def is_over(view: ObservedAttempt) -> bool:
+    """Returns whether a round observes that an open attempt is over, so that requests wait for its end."""
+    return has_ended(_attempt(view, deadline_passed=False, late=False), _NOW)
+
+
 def _attempt(view: ObservedAttempt, deadline_passed: bool, late: bool) -> Attempt:
     """Returns the facts of an attempt.
 
@@ -115,12 +119,14 @@ def _attempt(view: ObservedAttempt, deadline_passed: bool, late: bool) -> Attemp
         AttemptState.ORPHANED if view.swept and view.claim == st.CLAIM_DEAD else _STATES[view.job],
         status=AttemptStatus(
             claim=_CLAIMS[view.claim],
-            stop=_STOPS[view.stop],
+            stop=REQUESTS[view.stop],
+            withdrawn=REQUESTS[view.withdrawn],
             result=_RESULTS[view.result],
             folder_exists=view.folder_exists,
             folder_complete=view.folder_complete,
         ),
-        stop_request=StopRequest("cancelled", 10.0) if view.cancel else None,
+        stop_request=REQUESTS[view.stop_request],
+        saved_work=None if view.complete is None else SavedWork(is_complete=view.complete),
         launch_count=view.launches,
         launch_deadline=long_ago if deadline_passed else 2000.0,
         launch_failures=view.number - 1,
@@ -168,46 +174,3 @@ def _describe_action(action: act.Action) -> str:
     if isinstance(action, act.RequestStop):
         return "will write stop"
     return _DESCRIPTIONS.get(type(action), type(action).__name__)
-
-
-# Each state of a `Termination` that a runner can reach has a number, its index; 0: no request to end.
-
-_endings: list[Termination] = [Termination()]
-_numbers: dict[tuple[object, ...], int] = {tuple(vars(_endings[0]).values()): 0}
-_CAUSES = {"cancelled": st.CANCELLED, "preempted": st.PREEMPTED, "machine": st.INTERRUPTED, None: st.NONE}
-
-
-def _number_of(ending: Termination) -> int:
-    key = tuple(vars(ending).values())
-    if key not in _numbers:
-        _numbers[key] = len(_endings)
-        _endings.append(ending)
-    return _numbers[key]
-
-
-@cache
-def request_end(termination: int, cause: int) -> tuple[int, bool]:
-    """Asks the runner to end its command; returns the new state and whether the command gets SIGTERM."""
-    ending = copy.copy(_endings[termination])
-    name = {st.CANCELLED: "cancelled", st.PREEMPTED: "preempted", st.INTERRUPTED: "machine"}[cause]
-    first = ending.request(name, 0.0, "withdraw" if cause == st.PREEMPTED else "kill", 0.0)
-    return _number_of(ending), first
-
-
-@cache
-def after_grace(termination: int) -> str | None:
-    """Returns the runner's next step ("kill" or "withdraw") once the grace period is over, if any."""
-    return copy.copy(_endings[termination]).due(1.0)
-
-
-@cache
-def take_back(termination: int) -> int:
-    """Withdraws the request to end the command; returns the new state."""
-    ending = copy.copy(_endings[termination])
-    ending.withdraw()
-    return _number_of(ending)
-
-
-def end_cause(termination: int) -> int:
-    """Returns the outcome that corresponds to the cause of termination; NONE if no end was requested."""
-    return _CAUSES[_endings[termination].cause]

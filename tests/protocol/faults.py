@@ -67,6 +67,7 @@ def _reboot(steps: Steps) -> None:
     after[st.MACHINE_ENDING] = after[st.MACHINE] = after[st.GPU_LOCK] = 0
     if st.CLI_NONE < after[st.CLI] < st.CLI_DONE:
         after[st.CLI] = st.CLI_KILLED
+    after[st.PREEMPT_CLI] = st.PREEMPT_DONE
     for one in st.ATTEMPTS:
         after[one + st.SIGNALS] = after[one + st.TERMINATION] = after[one + st.OTHER_PROCESS] = after[
             one + st.REUSED
@@ -82,6 +83,7 @@ def _reboot(steps: Steps) -> None:
         safe = left[a + st.RESULT] and left[a + st.SYNCED]
         if folder and not safe:
             left[a + st.FOLDER] = left[a + st.CLAIM] = left[a + st.STOP] = left[a + st.RESULT] = 0
+            left[a + st.WITHDRAWN] = 0
         if spec and left[a + st.FOLDER] == st.MADE:
             left[a + st.FOLDER] = st.HALF_MADE
         if claim:
@@ -90,6 +92,8 @@ def _reboot(steps: Steps) -> None:
             left[a + st.STOP] = 0
         if result and not left[a + st.SYNCED]:
             left[a + st.RESULT] = 0
+        if stop and not left[a + st.RESULT]:
+            left[a + st.WITHDRAWN] = 0  # it was renamed before the result
         if bytes(left) not in states:
             states.add(bytes(left))
             names = [("folder", st.FOLDER), ("claim", st.CLAIM), ("stop", st.STOP), ("result", st.RESULT)]
@@ -121,6 +125,7 @@ def _folder_is_tampered_with(steps: Steps) -> None:
             a + st.FOLDER: 0,
             a + st.CLAIM: 0,
             a + st.STOP: 0,
+            a + st.WITHDRAWN: 0,
             a + st.COMMAND_RECORDED: 0,
             a + st.LINK: st.REMOVED,
         }

@@ -1,7 +1,7 @@
 """The lock of the GPU, another program that takes it, and the loop's reading of it.
 
 The other program, such as `run`, claims the GPU any number of times, whenever it is free. A runner takes the
-lock in `runner`. The kernel releases it if the holder dies (`state.canonical`).
+lock in `runner`. The kernel releases it if the holder dies (`canonical`).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 I1  the command of an attempt is started at most once, and only one attempt of a job runs at a time
 I2  no attempt is recorded as ended while its command lives, unless SIGKILL was sent to it
-I3  the recorded outcome is true (checked with the commits in `loop`)
+I3  the recorded outcome is true (`commits`)
 I4  from every state the job can end or be held, with its GPUs released
 I5  no GPUs are released while a process of the attempt is alive
 I6  a cancelled job ends, even with the scheduler down, and is not started again
@@ -11,10 +11,16 @@ I8  no foreign process is signalled (`sweep`)
 I9  processes of an attempt are not ended by a sweep while their runner lives (`sweep`)
 I10 while a runner lives, the processes of its attempt run only if it holds the lock of the GPU
 I11 a runner loses its GPU only to another program (`runner`), and its job is then queued again, without a
-    failed launch (`loop`)
+    failed launch (`commits`)
 I12 the loop never takes the lock of its own runner for another program's (`loop`), and no runner of an ended
     attempt holds the lock
 I13 once the other program has ended, the job can start
+I14 a preemption is open until its runner withdraws it, a cancel replaces it or the attempt ends; no `stop` is
+    written again for a withdrawn one (`commits`)
+I15 a runner never obeys a preemption that it has withdrawn (`runner`)
+I16 no attempt is recorded as preempted because of a withdrawn preemption (`commits`)
+I17 a preempted job is held, or queued if the scheduler preempted it for another job (`commits`)
+I18 no preemption stays open for ever, and a job whose preemption was withdrawn is recorded as running
 """
 
 from __future__ import annotations
@@ -23,6 +29,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from tests.protocol import state as st
+from tests.protocol import stops, termination
 from tests.protocol.rules import Rules
 from tests.protocol.steps import OTHER_ENDS, OWN, STARTED, STEP
 
@@ -37,6 +44,8 @@ def broken_invariant(state: bytes, rules: Rules) -> str | None:
         commands += st.FORKED <= command <= st.DYING
         if state[a + st.SPAWNS] > 1:
             return "I1 the command of one attempt is started twice"
+        if state[a + st.TERMINATION] and _obeys_withdrawn(state, a):
+            return "I15 the runner obeys a preemption that the file `withdrawn` names"
         if _is_excused(state, a, rules):
             continue
         if record > st.OPEN and st.command_lives(state, a) and state[a + st.SWEPT] < 2:
@@ -48,6 +57,13 @@ def broken_invariant(state: bytes, rules: Rules) -> str | None:
     if commands > 1:
         return "I1 two attempts of one job at the same time"
     return next(filter(None, (_broken_gpu_claim(state, a, rules) for a in st.ATTEMPTS)), None)
+
+
+def _obeys_withdrawn(state: bytes, a: int) -> bool:
+    number = stops.preemption_id(state[a + st.WITHDRAWN])
+    if number is None or stops.is_kill(state[a + st.WITHDRAWN]):
+        return False
+    return bool(termination.ids_in_effect(state[a + st.TERMINATION]) & 1 << number)
 
 
 def _broken_gpu_claim(state: bytes, a: int, rules: Rules) -> str | None:
@@ -114,6 +130,12 @@ def _has_started(state: bytes) -> bool:
     return runs or state[st.JOB] in (st.HELD, st.FINISHED)
 
 
+def _has_no_preemption(state: bytes) -> bool:
+    """Returns whether no preemption is requested or open, or is in the state of its job."""
+    is_open = state[st.STOP_REQUEST] > st.STOP_CANCEL or state[st.PREEMPT_REQUESTS]
+    return not is_open and state[st.JOB] != st.STOPPING
+
+
 def _may_be_cancelled(state: bytes) -> bool:
     """Returns whether a cancel was requested that can still reach the command.
 
@@ -144,6 +166,12 @@ PROGRESS = (
         lambda state: (
             state[st.CLI] == st.CLI_WAITS and state[st.LOOP] == st.DOWN and _may_be_cancelled(state)
         ),
+    ),
+    Progress(
+        "I18 the preemption stays open for ever",
+        frozenset((STEP, STARTED)),
+        _has_no_preemption,
+        lambda state: not any(state[a + st.LINK] for a in st.ATTEMPTS),
     ),
     Progress(
         "I13 the job never starts, although the other program has ended",

@@ -7,38 +7,16 @@ that a crash can happen before each of them.
 
 from __future__ import annotations
 
-from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.scheduling import actions as act
 from tests.protocol import state as st
-from tests.protocol.decisions import ObservedAttempt, describe, reconcile_answers, release_answers
+from tests.protocol import stops
+from tests.protocol.commits import commit
+from tests.protocol.decisions import reconcile_answers, release_answers
 from tests.protocol.gpu import FOREIGN, counts_as_foreign, read_lock
-from tests.protocol.rules import Rules
+from tests.protocol.observation import finds_process, misread_withdrawal, observe
+from tests.protocol.requests import carry_out_request
 from tests.protocol.steps import STARTED, STEP, Steps
 from tests.protocol.sweep import sweep
-
-_OUTCOMES = {
-    Outcome.COMPLETED: st.COMPLETED,
-    Outcome.FAILED: st.FAILED,
-    Outcome.CANCELLED: st.CANCELLED,
-    Outcome.INTERRUPTED: st.INTERRUPTED,
-    Outcome.NOT_STARTED: st.NOT_STARTED,
-    Outcome.PREEMPTED: st.PREEMPTED,
-}
-_JOBS = {
-    JobState.QUEUED: st.QUEUED,
-    JobState.RUNNING: st.RUNNING,
-    JobState.STOPPING: st.STOPPING,
-    JobState.HELD: st.HELD,
-    JobState.FINISHED: st.FINISHED,
-}
-#: The step by which the loop performs an action. Without a step, it observes again.
-_NEXT = {
-    act.Relaunch: st.MAKE,
-    act.VoidClaim: st.VOID_CLAIM,
-    act.RequestStop: st.WRITE_STOP,
-    act.WakeRunner: st.SIGNAL,
-    act.KillRunner: st.KILL_RUNNER,
-}
 
 
 def steps_of_loop(steps: Steps) -> None:
@@ -73,12 +51,16 @@ def _idle(steps: Steps) -> None:
     job, number = state[st.JOB], state[st.NEWEST]
     if job in (st.QUEUED, st.HELD) and state[st.CANCEL_REQUEST] == 1:
         steps.add(STEP, "LOOP commits: job cancelled", {st.JOB: st.FINISHED, st.CANCEL_REQUEST: 2})
+    elif job not in st.ACTIVE and state[st.PREEMPT_REQUESTS]:
+        steps.add(STEP, "LOOP commits: the job does not run, preempt refused", {st.PREEMPT_REQUESTS: 0})
     elif job == st.QUEUED and number < 2:
         released = not number or state[st.attempt(number) + st.RELEASED]
         if released or not rules.job_waits_for_processes:
             read_lock(steps)
     elif job == st.HELD and state[st.RETRY_REQUEST] == 1:
         steps.add(STEP, "LOOP commits: retry, queued", {st.JOB: st.QUEUED, st.RETRY_REQUEST: 2})
+    elif job in st.ACTIVE and carry_out_request(steps):
+        pass  # requests come first
     elif job in st.ACTIVE:
         # A lock of the scheduler's own runner may have been read at any earlier moment. Any other lock makes
         # no difference to an open attempt.
@@ -173,119 +155,26 @@ def _read_result(steps: Steps, a: int, otherwise: int) -> None:
         result = state[a + st.RESULT]
         if result == st.GPU_LOST and not steps.rules.lost_claim_uncounted:
             result = st.NOT_STARTED
-        for actions in reconcile_answers(_observe(steps, a, result)):
-            _commit(steps, a, actions)
+        for actions in reconcile_answers(observe(steps, a, result)):
+            commit(steps, a, actions)
     else:
         steps.add(STEP, "LOOP observes: no result", {st.LOOP: otherwise})
 
 
-def _observe(steps: Steps, a: int, result: int = st.NONE) -> ObservedAttempt:
-    state, rules = steps.state, steps.rules
-    return ObservedAttempt(
-        number=state[st.NEWEST],
-        job=state[st.JOB],
-        claim=state[st.OBSERVED_CLAIM],
-        result=result,
-        stop=state[a + st.STOP],
-        cancel=state[st.CANCEL_REQUEST] == 1,
-        old_boot=state[a + st.BOOTED] != state[st.BOOT],
-        folder_exists=bool(state[a + st.FOLDER]),
-        folder_complete=state[a + st.FOLDER] == st.MADE,
-        launches=state[a + st.LAUNCHES],
-        process_found=_finds(state, a, rules),
-        swept=state[a + st.SWEPT],
-    )
-
-
-def _finds(state: bytes, a: int, rules: Rules, *, chains: bool = True) -> bool:
-    """Returns whether a scan finds a process of the attempt. chains: the scan catches fork chains."""
-    left = st.finds_other_process(state, a, rules) and (
-        chains or state[a + st.OTHER_PROCESS] not in (st.FORK_CHAIN, st.LOOSE_CHAIN)
-    )
-    mine = left or st.finds_command(state, a, rules) or st.scan_finds_runner(state, a)
-    return mine or st.finds_foreign_process(state, a, rules)
-
-
 def _reconcile(steps: Steps, a: int) -> None:
-    state, rules = steps.state, steps.rules
-    view = _observe(steps, a)
-    waits = view.claim == st.CLAIM_LIVE and not view.stop and not view.cancel
-    if waits and state[st.PREEMPT_REQUEST] == 1:
-        told = {st.JOB: st.STOPPING, st.PREEMPT_REQUEST: 2, st.PENDING_STOP: st.STOP_PREEMPT}
-        steps.add(STEP, "LOOP commits stopping: preempted", {st.LOOP: st.WRITE_STOP, **told})
-        return
+    rules = steps.rules
+    view = misread_withdrawal(observe(steps, a), rules)
     for actions in reconcile_answers(view):
         if not rules.void_first and actions and isinstance(actions[-1], act.VoidClaim):
             actions = reconcile_answers(view._replace(claim=st.CLAIM_VOID))[0]
-        _commit(steps, a, actions)
-
-
-def _commit(steps: Steps, a: int, actions: tuple[act.Action, ...]) -> None:
-    state, after, broken = steps.state, bytearray(steps.state), []
-    after[st.LOOP] = st.IDLE
-    for action in actions:
-        if isinstance(action, act.FinishAttempt):
-            broken += _finish_attempt(after, a, action)
-        elif isinstance(action, act.ReleaseAllocation):
-            after[a + st.RELEASED] = 1
-        elif isinstance(action, act.Transition):
-            after[st.JOB] = _JOBS[action.state]
-        elif isinstance(action, act.Sweep):
-            after[st.LOOP] = st.KILL_ALL if action.kill else st.TERM_ALL
-            after[a + st.SWEPT] = 2 if action.kill else 1
-        else:
-            after[st.LOOP] = _NEXT.get(type(action), after[st.LOOP])
-        if isinstance(action, act.RequestStop):
-            after[st.PENDING_STOP] = st.STOP_CANCEL
-            if not steps.rules.cancel_until_end and after[st.CANCEL_REQUEST] == 1:
-                after[st.CANCEL_REQUEST] = 2
-        elif isinstance(action, act.Relaunch):
-            after[a + st.LAUNCHES] = min(3, state[a + st.LAUNCHES] + 1)
-        elif isinstance(action, act.ResetLaunchCount):
-            after[a + st.LAUNCHES] = 0
-    steps.put(STEP, f"LOOP {describe(actions)}", after, broken[0] if broken else None)
-
-
-def _finish_attempt(after: bytearray, a: int, end: act.FinishAttempt) -> list[str]:
-    """Commits the end of an attempt and its effect on the job. Returns the invariants that it breaks."""
-    outcome, truth = _OUTCOMES[end.outcome], after[a + st.ACTUAL_END]
-    broken = []
-    if outcome == st.COMPLETED and truth != st.EXIT_0:
-        broken.append("I3 completed, but the command did not exit 0")
-    if outcome == st.FAILED and truth not in (st.EXIT_7, st.BY_TERM, st.BY_KILL):
-        broken.append("I3 failed without a code")
-    if outcome in (st.FAILED, st.NOT_STARTED) and after[a + st.MACHINE_ENDED]:
-        broken.append(f"I3 ended by the machine, recorded as {end.outcome.value}")
-    if outcome == st.INTERRUPTED and not after[st.FAULTED]:
-        broken.append("I3 interrupted though nothing killed runner, command or machine")
-    failed = end.job_outcome is Outcome.FAILED and (outcome == st.NOT_STARTED or truth == st.BY_KILL)
-    if failed and after[st.CANCEL_EVER_REQUESTED]:
-        broken.append("I6 a cancelled job ends as failed")
-    if after[a + st.RESULT] == st.GPU_LOST:
-        broken += _check_lost_gpu(after, end)
-        outcome = st.GPU_LOST
-    after[a + st.STORED_OUTCOME] = outcome
-    after[st.JOB] = _JOBS[end.state]
-    if after[st.CANCEL_REQUEST] == 1 and end.state is JobState.FINISHED:
-        after[st.CANCEL_REQUEST] = 2
-    return broken
-
-
-def _check_lost_gpu(after: bytearray, end: act.FinishAttempt) -> list[str]:
-    """Returns the invariants that the end of an attempt breaks whose GPU another program claimed first."""
-    if end.outcome is not Outcome.NOT_STARTED:
-        return [f"I3 the GPU was claimed, recorded as {end.outcome.value}"]
-    if end.state is not JobState.QUEUED:
-        return [] if after[st.CANCEL_EVER_REQUESTED] else ["I11 a job that lost its GPU is not queued again"]
-    counted = end.launch_failures != after[st.NEWEST] - 1
-    return ["I11 the loss of a GPU counts as a failed launch"] if counted else []
+        commit(steps, a, actions)
 
 
 def _release(steps: Steps, number: int) -> None:
     """Adds the release of an ended attempt's GPUs or, if processes are left, a sweep that ends them."""
     state, rules, a = steps.state, steps.rules, st.attempt(number)
-    found = _finds(state, a, rules)
-    missed = state[a + st.OTHER_PROCESS] in (st.FORK_CHAIN, st.LOOSE_CHAIN) and not _finds(
+    found = finds_process(state, a, rules)
+    missed = state[a + st.OTHER_PROCESS] in (st.FORK_CHAIN, st.LOOSE_CHAIN) and not finds_process(
         state, a, rules, chains=False
     )
     if not found or missed:
@@ -311,8 +200,10 @@ def _perform(steps: Steps, a: int) -> None:
             folder = max(st.HALF_MADE, state[a + st.FOLDER])
             steps.add(STEP, "LOOP voids the claim", {**idle, a + st.CLAIM: st.VOID, a + st.FOLDER: folder})
     elif loop == st.WRITE_STOP:
-        written = {a + st.STOP: state[st.PENDING_STOP]} if state[a + st.FOLDER] else {}
-        steps.add(STEP, "LOOP writes stop", {st.LOOP: st.SIGNAL, **written})
+        stop = stops.replaced_by(state[st.PENDING_STOP], state[a + st.STOP])
+        written = {a + st.STOP: stop} if stop and state[a + st.FOLDER] else {}
+        label = f"LOOP writes stop: {stops.name_of(stop)}" if stop else "LOOP finds a stronger stop"
+        steps.add(STEP, label, {st.LOOP: st.SIGNAL, **written})
     elif loop == st.SIGNAL:
         signalled = {a + st.SIGNALS: state[a + st.SIGNALS] | st.USR1} if holder else {}
         steps.add(STEP, "LOOP signals the runner", {**idle, **signalled})

@@ -17,7 +17,7 @@ class Rules:
     claims: bool = True  #: a runner takes the claim before it starts the command; off: it just starts it
     void_first: bool = True  #: the loop voids the claim before it gives up; off: it gives up at once
     claim_first: bool = True  #: the loop reads the claim, then the result; off: the reverse
-    cancel_until_end: bool = True  #: a cancel is open until the end is recorded; off: until `stop` is written
+    stop_until_end: bool = True  #: a request is open until the end is recorded; off: until `stop` is written
     job_waits_for_processes: bool = True  #: a new attempt waits for the last one's processes; off: no wait
     # When a runner counts as dead.
     dead_needs_runner_gone: bool = True  #: when its lock is free and it is gone; off: when its lock is free
@@ -38,6 +38,18 @@ class Rules:
     machine_gap: bool = True  #: the SIGTERMs of a machine shutdown come within 0.3 s; off: any time apart
     own_stop_signal: bool = True  #: "check for stop" is a signal of its own; off: SIGTERM means both
     withdraw_renames: bool = True  #: to withdraw, `stop` is renamed and read; off: unlinked
+    # Preemptions.
+    withdrawal_closes: bool = True  #: a withdrawn preemption is closed; off: its `stop` is written again
+    withdrawal_by_id: bool = True  #: a withdrawal closes the preemption with its id; off: any preemption
+    withdrawal_outlives_runner: bool = True  #: a withdrawal counts if the runner has died; off: it does not
+    kill_stays_open: bool = True  #: a withdrawal closes no preemption that ends in SIGKILL; off: it does
+    withdrawn_remembered: bool = True  #: the runner ignores a preemption that it withdrew; off: it obeys
+    all_remembered: bool = True  #: the runner remembers each preemption that it withdrew; off: the last one
+    ignored_put_back: bool = (
+        True  #: it takes `stop` away, and puts a new request back; off: it withdraws that
+    )
+    withdrawn_stop_ignored: bool = True  #: observers ignore a withdrawn `stop`; off: they count it
+    cancel_outranks: bool = True  #: an open cancel refuses a preemption; off: the preemption replaces it
     # The lock of the GPU.
     gpu_locked: bool = True  #: a runner locks the GPU; off: it only checks that nobody has locked it
     kernel_lock: bool = True  #: the lock of a process that has ended is free; off: it remains
@@ -50,6 +62,7 @@ class Rules:
     lost_claim_uncounted: bool = True  #: a lost GPU does not count as a failed launch; off: it does
     # `cancel` while no scheduler is up.
     cli_rechecks_claim: bool = True  #: it reads the claim after it has written `stop`; off: before
+    cli_repeats: bool = True  #: it writes `stop` again if `preempt` has replaced it; off: it does not
     cli_sweeps: bool = True  #: it ends processes whose runner is gone; off: the next scheduler does
     # Copies of the data directory.
     copy_refused: bool = True  #: a copy leaves open attempts alone; off: it reconciles them as its own
@@ -59,6 +72,7 @@ class Rules:
     excuse_unrecorded_command: bool = True  #: the runner died, and the command's record was removed
     excuse_early: bool = True  #: a claim or folder is removed before the loop has read the claim
     excuse_killed_holder: bool = True  #: the runner was killed, so the GPU is free before its command ends
+    excuse_no_progress: bool = True  #: a command that reports no progress saves its work, and exits 0 late
     excuse_unlinked: bool = True  #: the lock file is removed while a process has locked it
 
 

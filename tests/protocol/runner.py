@@ -1,13 +1,17 @@
-"""The runner of an attempt and its command, with their steps in the order of `runner/supervise.py`."""
+"""The runner of an attempt, with its steps in the order of `runner/supervise.py`."""
 
 from __future__ import annotations
 
-from tests.protocol import decisions
 from tests.protocol import state as st
+from tests.protocol import stops, termination
+from tests.protocol.command import steps_of_command, steps_of_other_process
 from tests.protocol.state import OUTCOMES
-from tests.protocol.steps import FAULT, OWN, STEP, Steps, end_of_command, terminate
+from tests.protocol.steps import OWN, STEP, Steps, terminate
 
-_STOP_CAUSES = {st.STOP_CANCEL: st.CANCELLED, st.STOP_PREEMPT: st.PREEMPTED}
+#: The request of a machine that is shutting down.
+_MACHINE = 0
+_EXITS_0 = (st.EXIT_0, st.EXIT_SAVED)
+_OBEYS_WITHDRAWN = "I15 the runner obeys a preemption that it has withdrawn"
 
 
 def steps_of_runners(steps: Steps) -> None:
@@ -20,9 +24,9 @@ def steps_of_runners(steps: Steps) -> None:
             if st.is_alive(state[a + runner]):
                 _Runner(steps, a, which, f"RUNNER {number}.{which}").next()
         if st.FORKED <= state[a + st.COMMAND] <= st.DYING:
-            _command(steps, a, f"COMMAND {number}")
+            steps_of_command(steps, a, f"COMMAND {number}")
         if state[a + st.OTHER_PROCESS]:
-            _other_process(steps, a, number)
+            steps_of_other_process(steps, a, number)
 
 
 class _Runner:
@@ -33,15 +37,15 @@ class _Runner:
         self._at = a + st.RUNNERS[which - 1]
         self._id = st.runner_id(a, which)
         # A runner whose folder was removed or replaced does not find `stop`.
-        away = steps.state[a + st.LINK] in (st.REPLACED, st.REMOVED)
-        self._stop = 0 if away else steps.state[a + st.STOP]
+        self._is_away = steps.state[a + st.LINK] in (st.REPLACED, st.REMOVED)
+        self._stop = 0 if self._is_away else steps.state[a + st.STOP]
 
     def next(self) -> None:
         """Adds the next steps of this runner."""
         pc = self._steps.state[self._at]
         if pc <= st.UNBLOCK:
             self._begin(pc)
-        elif pc <= st.WITHDRAW:
+        elif pc <= st.PUT_BACK:
             self._attend(pc)
         else:
             self._end(pc)
@@ -69,7 +73,7 @@ class _Runner:
                 self._add("takes the claim", {self._at: st.FIRST_STOP_CHECK, a + st.CLAIM: self._which})
         elif pc == st.FIRST_STOP_CHECK:
             if self._stop:
-                told, _ = decisions.request_end(0, _STOP_CAUSES[self._stop])
+                told, _ = termination.request_end(0, self._stop)
                 self._add("finds `stop` and starts nothing", {self._at: st.PUBLISH, a + st.TERMINATION: told})
             else:
                 self._add("finds no stop", {self._at: st.OPEN_LOCK})
@@ -107,8 +111,8 @@ class _Runner:
     def _attend(self, pc: int) -> None:
         state, a = self._steps.state, self._a
         told = state[a + st.TERMINATION]
-        if pc == st.WITHDRAW:
-            self._withdraw()
+        if pc in (st.WITHDRAW, st.DISCARD, st.PUT_BACK):
+            {st.WITHDRAW: self._withdraw, st.DISCARD: self._discard, st.PUT_BACK: self._put_back}[pc]()
             return
         if pc == st.SECOND_STOP_CHECK:
             self._check_stop("checks for stop", {self._at: st.ATTEND})
@@ -122,7 +126,7 @@ class _Runner:
         elif state[a + st.SIGNALS] & st.TERM:
             self._signalled(st.TERM)
         if pc == st.ATTEND and told:
-            self._grace_over(decisions.after_grace(told))
+            self._grace_over(termination.after_grace(told))
 
     def _signalled(self, signal: int) -> None:
         a, signals = self._a, self._steps.state[self._a + st.SIGNALS] & ~signal
@@ -131,27 +135,46 @@ class _Runner:
             self._check_stop("receives 'check for stop'", {a + st.SIGNALS: signals})
         elif one_signal and self._stop:
             self._check_stop("receives SIGTERM", {a + st.SIGNALS: signals})
+        elif self._ignores_stop():
+            self._check_stop("checks for stop, because of SIGTERM", {})
         else:
-            causes = [_STOP_CAUSES[self._stop]] if self._stop else []
-            self._request_end("receives SIGTERM", [*causes, st.INTERRUPTED], {a + st.SIGNALS: signals})
+            requests = [self._stop] if self._stop else []
+            self._request_end("receives SIGTERM", [*requests, _MACHINE], {a + st.SIGNALS: signals})
+
+    def _ignores_stop(self) -> bool:
+        """Returns whether the runner has withdrawn the request in the file `stop`."""
+        state, rules, a = self._steps.state, self._steps.rules, self._a
+        if not rules.withdrawn_remembered or not (
+            rules.all_remembered or self._stop == state[a + st.WITHDRAWN]
+        ):
+            return False
+        return termination.has_withdrawn(state[a + st.TERMINATION], self._stop)
 
     def _check_stop(self, label: str, changes: dict[int, int]) -> None:
-        if self._stop:
-            cause = _STOP_CAUSES[self._stop]
-            self._request_end(f"{label}: {OUTCOMES[cause]}", [cause], changes)
+        if self._ignores_stop():
+            self._add(f"{label}: {self._named()} was withdrawn before", {**changes, self._at: st.DISCARD})
+        elif self._stop:
+            self._request_end(f"{label}: {self._named()}", [self._stop], changes)
         else:
             self._add(f"{label}: none", changes)
 
-    def _request_end(self, label: str, causes: list[int], changes: dict[int, int]) -> None:
-        told, first = self._steps.state[self._a + st.TERMINATION], False
-        for cause in causes:
-            told, is_first = decisions.request_end(told, cause)
-            first = first or is_first
+    def _named(self) -> str:
+        return stops.name_of(self._stop)
+
+    def _request_end(self, label: str, requests: list[int], changes: dict[int, int]) -> None:
+        told, signals = self._steps.state[self._a + st.TERMINATION], False
+        for stop in requests:
+            told, is_signalled = termination.request_end(told, stop)
+            signals = signals or is_signalled
         changes = {**changes, self._a + st.TERMINATION: told}
-        if first:
-            terminate(self._steps, STEP, f"{self._name} {label}, SIGTERM", self._a, changes)
+        again = any(stops.was_withdrawn(self._steps.state, self._a, stop) for stop in requests)
+        broken = _OBEYS_WITHDRAWN if again else None
+        if signals:
+            label = f"{self._name} {label}, SIGTERM"
+            preempts = any(stops.preemption_id(stop) is not None for stop in requests)
+            terminate(self._steps, STEP, label, self._a, changes, preempts=preempts, broken=broken)
         else:
-            self._add(label, changes)
+            self._steps.add(STEP, f"{self._name} {label}", changes, broken)
 
     def _grace_over(self, due: str | None) -> None:
         state, a = self._steps.state, self._a
@@ -166,35 +189,80 @@ class _Runner:
             )
 
     def _withdraw(self) -> None:
-        a, told = self._a, decisions.take_back(self._steps.state[self._a + st.TERMINATION])
-        after = {self._at: st.ATTEND, a + st.TERMINATION: told}
-        if self._stop == st.STOP_CANCEL and self._steps.rules.withdraw_renames:
-            # The cancel remains in the file `withdrawn`, where observers find it.
-            told, first = decisions.request_end(told, st.CANCELLED)
-            after[a + st.TERMINATION] = told
-            label = f"{self._name} renames `stop` and reads a cancel"
-            if first:
-                terminate(self._steps, STEP, label, a, after)
-            else:
-                self._steps.add(STEP, label, after)
+        """Adds the withdrawal. If a cancel has just replaced the request, the runner obeys the cancel."""
+        state, a = self._steps.state, self._a
+        told, withdrawn = termination.withdraw(state[a + st.TERMINATION], self._stop)
+        withdrawn = (
+            state[a + st.EVER_WITHDRAWN] if self._is_away else withdrawn | state[a + st.EVER_WITHDRAWN]
+        )
+        after = {self._at: st.ATTEND, a + st.TERMINATION: told, a + st.EVER_WITHDRAWN: withdrawn}
+        renames = self._steps.rules.withdraw_renames
+        if self._stop:
+            after.update({a + st.STOP: 0, **({a + st.WITHDRAWN: self._stop} if renames else {})})
+        if stops.is_kill(self._stop) and renames:
+            self._request_end_after("renames `stop`", self._stop, after)
         else:
-            self._add(
-                "renames `stop` and continues",
-                {**after, a + st.STOP: 0 if self._stop else after.get(a + st.STOP, 0)},
-            )
+            self._add(f"renames `stop` and continues: {self._named()}", after)
+
+    def _request_end_after(self, label: str, stop: int, changes: dict[int, int]) -> None:
+        told, signals = termination.request_end(changes[self._a + st.TERMINATION], stop)
+        changes = {**changes, self._a + st.TERMINATION: told}
+        label = f"{self._name} {label} and obeys it: {stops.name_of(stop)}"
+        if signals:
+            preempts = stops.preemption_id(stop) is not None
+            terminate(self._steps, STEP, f"{label}, SIGTERM", self._a, changes, preempts=preempts)
+        else:
+            self._steps.add(STEP, label, changes)
+
+    def _back(self) -> int:
+        """Returns the step that a runner that has discarded `stop` continues with."""
+        return st.ATTEND if self._steps.state[self._a + st.COMMAND] != st.GONE else st.END_OTHER_PROCESSES
+
+    def _discard(self) -> None:
+        """Adds the first step that discards a withdrawn `stop`, which a new request may have replaced."""
+        a, rules = self._a, self._steps.rules
+        if not self._stop:
+            self._add("finds no `stop` to take away", {self._at: self._back()})
+        elif rules.ignored_put_back:
+            label = f"renames `stop` to `ignored` and reads {self._named()}"
+            self._add(label, {self._at: st.PUT_BACK, a + st.STOP: 0, a + st.IGNORED: self._stop})
+        else:
+            taken = {self._at: self._back(), a + st.STOP: 0, a + st.WITHDRAWN: self._stop}
+            if stops.is_kill(self._stop):
+                told = self._steps.state[a + st.TERMINATION]
+                self._request_end_after("renames `stop`", self._stop, {**taken, a + st.TERMINATION: told})
+            else:
+                _, withdrawn = termination.withdraw(0, self._stop)
+                known = self._steps.state[a + st.EVER_WITHDRAWN]
+                taken[a + st.EVER_WITHDRAWN] = known | withdrawn
+                self._add(f"renames `stop` to `withdrawn`: {self._named()}", taken)
+
+    def _put_back(self) -> None:
+        """Adds the second step: a withdrawn request is named in `withdrawn` again, a new one is put back."""
+        state, a = self._steps.state, self._a
+        taken = state[a + st.IGNORED]
+        after = {self._at: self._back(), a + st.IGNORED: 0}
+        if termination.has_withdrawn(state[a + st.TERMINATION], taken):
+            self._add("renames `ignored` to `withdrawn`", {**after, a + st.WITHDRAWN: taken})
+        else:
+            put = {} if state[a + st.STOP] else {a + st.STOP: taken}
+            told = state[a + st.TERMINATION]
+            self._request_end_after("puts `stop` back", taken, {**after, **put, a + st.TERMINATION: told})
 
     def _end(self, pc: int) -> None:
         state, rules, a = self._steps.state, self._steps.rules, self._a
-        cause, truth = decisions.end_cause(state[a + st.TERMINATION]), state[a + st.ACTUAL_END]
+        cause, truth = termination.end_cause(state[a + st.TERMINATION]), state[a + st.ACTUAL_END]
         then = st.RELEASE_GPU if rules.release_first else st.PUBLISH
         if pc == st.END_OTHER_PROCESSES:
-            self._end_other_processes(then if cause or truth == st.EXIT_0 else st.GAP)
+            if cause and state[a + st.SIGNALS] & st.USR1:
+                self._signalled(st.USR1)
+            self._end_other_processes(then if cause or truth in _EXITS_0 else st.GAP)
         elif pc == st.GAP:
             if state[st.MACHINE_ENDING] == 2 and rules.machine_gap:
                 return  # the runner's SIGTERM is still to come
             signals = state[a + st.SIGNALS]
             if signals & st.TERM or (signals and not rules.own_stop_signal and not self._stop):
-                told, _ = decisions.request_end(state[a + st.TERMINATION], st.INTERRUPTED)
+                told, _ = termination.request_end(state[a + st.TERMINATION], _MACHINE)
                 self._add(
                     "receives a late SIGTERM from the machine",
                     {self._at: then, a + st.TERMINATION: told},
@@ -228,62 +296,16 @@ class _Runner:
 
     def _publish(self, cause: int, truth: int) -> None:
         a = self._a
-        if cause == st.INTERRUPTED and truth == st.EXIT_0:
+        if cause == st.INTERRUPTED and truth in _EXITS_0:
             cause = st.NONE  # the command saved its work and exited normally
-        began = {st.EXIT_0: st.COMPLETED, st.NOT_BEGUN: st.NOT_STARTED, st.GPU_TAKEN: st.GPU_LOST}
+        began = {
+            **dict.fromkeys(_EXITS_0, st.COMPLETED),
+            st.NOT_BEGUN: st.NOT_STARTED,
+            st.GPU_TAKEN: st.GPU_LOST,
+        }
         by_itself = began.get(truth, st.FAILED)
         result = cause or by_itself
         if self._steps.state[a + st.LINK] in (st.REPLACED, st.REMOVED):
             self._add("publishes its result elsewhere and exits", {self._at: st.RUNNER_GONE})
         else:
             self._add(f"publishes its result: {OUTCOMES[result]}", {self._at: st.EXIT, a + st.RESULT: result})
-
-
-def _command(steps: Steps, a: int, name: str) -> None:
-    state, end = steps.state, end_of_command(steps.state, a)
-    command = state[a + st.COMMAND]
-    if command == st.FORKED:
-        steps.add(STEP, f"{name}: command.sh runs", {a + st.COMMAND: st.SCRIPT})
-    elif command == st.SCRIPT:
-        noted = steps.rules.command_recorded and state[a + st.LINK] not in (st.REPLACED, st.REMOVED)
-        begun = {a + st.COMMAND: st.COMMAND_RUNS, a + st.COMMAND_RECORDED: int(noted)}
-        steps.add(STEP, f"{name} records its identity and begins", begun)
-        failed = {a + st.COMMAND: end, a + st.ACTUAL_END: st.NOT_BEGUN}
-        steps.add(OWN, f"{name}: the check of its environment fails", failed)
-    elif command == st.DYING:
-        steps.add(STEP, f"{name} is finally gone", {a + st.COMMAND: end})
-    else:
-        ended = {a + st.COMMAND: end, a + st.ACTUAL_END: st.EXIT_0}
-        steps.add(OWN, f"{name} exits 0", ended)
-        steps.add(OWN, f"{name} exits 7", {**ended, a + st.ACTUAL_END: st.EXIT_7})
-        # In any other state, a scan could not find the process.
-        if not state[a + st.OTHER_PROCESS] and state[a + st.STORED_OUTCOME] <= st.OPEN:
-            steps.add(OWN, f"{name} exits 0 and leaves a child", {**ended, a + st.OTHER_PROCESS: st.PLAIN})
-            steps.add(OWN, f"{name} exits 0 and leaves an orphan", {**ended, a + st.OTHER_PROCESS: st.ORPHAN})
-            _behave_badly(steps, a, name)
-        if state[st.HIDE] and not state[a + st.HIDDEN]:
-            hides = {st.HIDE: state[st.HIDE] - 1, a + st.HIDDEN: 1}
-            steps.add(FAULT, f"{name} hides its environment", hides)
-
-
-def _behave_badly(steps: Steps, a: int, name: str) -> None:
-    """Adds steps in which a running command starts a child that hides, or a fork chain."""
-    state = steps.state
-    if state[st.HIDE]:
-        fewer = {st.HIDE: state[st.HIDE] - 1}
-        steps.add(
-            FAULT,
-            f"{name} starts a child that hides its environment",
-            {**fewer, a + st.OTHER_PROCESS: st.IN_SESSION},
-        )
-        away = {**fewer, a + st.OTHER_PROCESS: st.OWN_SESSION}
-        steps.add(FAULT, f"{name} starts a child that hides its environment and leaves the session", away)
-    if state[st.CHAIN]:
-        chain = {st.CHAIN: 0, a + st.OTHER_PROCESS: st.FORK_CHAIN}
-        steps.add(FAULT, f"{name} starts a fork chain, whose processes end before a scan finds them", chain)
-
-
-def _other_process(steps: Steps, a: int, number: int) -> None:
-    left = steps.state[a + st.OTHER_PROCESS]
-    if left in (st.STUCK, st.FORK_CHAIN, st.LOOSE_CHAIN):
-        steps.add(STEP, f"OTHER PROCESS {number} is finally gone", {a + st.OTHER_PROCESS: st.NOBODY})

@@ -9,37 +9,42 @@ from __future__ import annotations
 
 from tests.protocol.rules import Rules
 
-# How often each fault and user action can still happen. OTHER: whether there is another program that uses the
-# GPU; it claims the GPU any number of times.
+# How often each fault and user action can still happen. PREEMPT: `preempt`, whose request the loop carries
+# out; OFFLINE: `preempt`, which may find no scheduler; FORCE: `preempt --force`; VICTIM: the scheduler
+# preempts the job for another one. OTHER: whether there is another program that uses the GPU; it claims the
+# GPU any number of times.
 FAULTS = (
-    "crash", "kill", "reboot", "machine", "cancel", "retry", "preempt", "hide", "chain", "unlock", "replace",
-    "unclaim", "remove", "copy", "reuse", "unlink", "other",
+    "crash", "kill", "reboot", "machine", "cancel", "retry", "preempt", "offline", "force", "victim", "hide",
+    "chain", "unlock", "replace", "unclaim", "remove", "copy", "reuse", "unlink", "other",
 )  # fmt: skip
 (
-    CRASH, KILL, REBOOT, MACHINE, CANCEL, RETRY, PREEMPT, HIDE, CHAIN, UNLOCK, REPLACE,
-    UNCLAIM, REMOVE, COPY, REUSE, UNLINK, OTHER,
+    CRASH, KILL, REBOOT, MACHINE, CANCEL, RETRY, PREEMPT, OFFLINE, FORCE, VICTIM, HIDE,
+    CHAIN, UNLOCK, REPLACE, UNCLAIM, REMOVE, COPY, REUSE, UNLINK, OTHER,
 ) = range(len(FAULTS))  # fmt: skip
 
 #: The other global fields.
 (
     # the loop's next step, the lock and the claim that it observed, and the `stop` that it will write
     LOOP, OBSERVED_LOCK, OBSERVED_CLAIM, PENDING_STOP,
-    # what the store contains, and whether a cancel was ever requested
-    JOB, NEWEST, CANCEL_REQUEST, CANCEL_EVER_REQUESTED, RETRY_REQUEST, PREEMPT_REQUEST,
+    # what the store contains: the job, its newest attempt, the open request to stop it, and the requests that
+    # no round has carried out yet; and whether a cancel was ever requested
+    JOB, NEWEST, STOP_REQUEST, CANCEL_REQUEST, CANCEL_EVER_REQUESTED, RETRY_REQUEST, PREEMPT_REQUESTS,
+    EVER_PREEMPTED,  # whether the first id of a preemption was used
     CLI, CLI_OBSERVED,  # `cancel` without a scheduler: its next step, and what it observed
+    PREEMPT_CLI, PREEMPT_CLI_STOP,  # `preempt` without a scheduler, and its request
     # the boot, whether the machine is shutting down, whether a kill or the loss of a folder has happened
     BOOT, MACHINE_ENDING, FAULTED,
     COPIED, COPY_CLAIM, COPY_JOB,  # a copy of the data directory: its attempt, claim and job state
     GPU_LOCK,  # the process that has locked the lock file of the GPU
-) = range(len(FAULTS), len(FAULTS) + 19)  # fmt: skip
-FIRST = len(FAULTS) + 19
+) = range(len(FAULTS), len(FAULTS) + 23)  # fmt: skip
+FIRST = len(FAULTS) + 23
 
 #: The fields of an attempt.
 (
-    STORED_OUTCOME, BOOTED, FOLDER, CLAIM, LINK, STOP, RESULT, SYNCED, RUNNER1, RUNNER2, SIGNALS, TERMINATION,
-    COMMAND, HIDDEN, COMMAND_RECORDED, ACTUAL_END, OTHER_PROCESS, SPAWNS, RELEASED, LAUNCHES, MACHINE_ENDED,
-    SWEPT, REUSED, FIELDS,
-) = range(24)  # fmt: skip
+    STORED_OUTCOME, BOOTED, FOLDER, CLAIM, LINK, STOP, WITHDRAWN, IGNORED, RESULT, SYNCED, RUNNER1, RUNNER2,
+    SIGNALS, TERMINATION, EVER_WITHDRAWN, COMMAND, HIDDEN, COMMAND_RECORDED, ACTUAL_END, OTHER_PROCESS,
+    SPAWNS, RELEASED, LAUNCHES, MACHINE_ENDED, SWEPT, REUSED, SAVING, FIELDS,
+) = range(28)  # fmt: skip
 RUNNERS = (RUNNER1, RUNNER2)
 
 # LOOP
@@ -78,13 +83,17 @@ CLAIM_NONE, CLAIM_VOID, CLAIM_LIVE, CLAIM_UNLOCKED, CLAIM_UNCLAIMED, CLAIM_DEAD 
 # LINK between a live runner and its folder. UNLOCKED: the lock is lost. REPLACED: another folder with the
 # same files is in its place, so neither side reads what the other writes. REMOVED: the folder was removed.
 INTACT, UNLOCKED, REPLACED, REMOVED = range(4)
-# STOP: a request that ends in `kill` or `withdraw` after the grace period
-STOP_CANCEL, STOP_PREEMPT = 1, 2
+# STOP, WITHDRAWN, IGNORED, STOP_REQUEST and PENDING_STOP: a cancel or a preemption (see `stops`). IGNORED:
+# the `stop` that the runner has taken out of the folder. EVER_WITHDRAWN: bits for the ids of all preemptions
+# that it has withdrawn.
+STOP_CANCEL = 1
+FIRST_ID, SECOND_ID, FORCE_ID, VICTIM_ID = range(4)
 # The next step of a runner. LOCK_REMOVED: as LOCK_GPU, but the lock file that it opened was removed.
 (
     CHECK_CLAIM, LINK_CLAIM, FIRST_STOP_CHECK, OPEN_LOCK, LOCK_GPU, LOCK_REMOVED, SPAWNING, UNBLOCK,
-    SECOND_STOP_CHECK, ATTEND, WITHDRAW, END_OTHER_PROCESSES, GAP, RELEASE_GPU, PUBLISH, EXIT, RUNNER_GONE,
-) = range(1, 18)  # fmt: skip
+    SECOND_STOP_CHECK, ATTEND, WITHDRAW, DISCARD, PUT_BACK, END_OTHER_PROCESSES, GAP, RELEASE_GPU, PUBLISH,
+    EXIT, RUNNER_GONE,
+) = range(1, 20)  # fmt: skip
 # GPU_LOCK and OBSERVED_LOCK: NO_LOCK, OTHER_PROGRAM, or the id of a runner (`runner_id`)
 NO_LOCK, OTHER_PROGRAM = 0, 5
 # SIGNALS that the runner has received but not handled yet
@@ -94,7 +103,9 @@ NO_COMMAND, FORKED, SCRIPT, COMMAND_RUNS, DYING, ZOMBIE, GONE = range(7)
 # HIDDEN: the command has hidden its environment. COMMAND_RECORDED: the command has recorded its identity in
 # the folder that is now in place.
 # ACTUAL_END: how the command really ended. GPU_TAKEN: it never began, because its GPU was claimed.
-NEVER, EXIT_0, EXIT_7, BY_TERM, NOT_BEGUN, BY_KILL, GPU_TAKEN = range(7)
+# EXIT_SAVED: it was preempted, saved its work and exited 0 although its work was not complete. SAVING: it has
+# been preempted and is saving its work.
+NEVER, EXIT_0, EXIT_7, BY_TERM, NOT_BEGUN, BY_KILL, GPU_TAKEN, EXIT_SAVED = range(8)
 # OTHER_PROCESS of the attempt. PLAIN carries the token. ORPHAN is not a child of the runner. STUCK cannot be
 # killed. IN_SESSION hides its environment. OWN_SESSION has also left the session, and LOST has lost its
 # parents as well. The chains fork and exit faster than a scan.
@@ -113,6 +124,9 @@ RUNNER_NUMBER, SESSION_NUMBER = 1, 2
     CLI_DONE,
     CLI_KILLED,
 ) = range(9)
+
+# PREEMPT_CLI
+PREEMPT_NONE, PREEMPT_OBSERVES, PREEMPT_READS_STOP, PREEMPT_STOPS, PREEMPT_SIGNALS, PREEMPT_DONE = range(6)
 
 LAUNCHING = (MAKE, WRITE_SPEC, SPAWN)
 ACTIVE = (STARTING, RUNNING, STOPPING)
@@ -231,89 +245,3 @@ def finds(state: bytes | bytearray, a: int, rules: Rules) -> bool:
 def finds_foreign_process(state: bytes | bytearray, a: int, rules: Rules) -> bool:
     """Returns whether a scan mistakes a foreign process for a process of the attempt."""
     return bool(state[a + REUSED] & SESSION_NUMBER) and rules.by_session and not rules.session_checked
-
-
-def canonical(state: bytearray, rules: Rules) -> bytes:
-    """Returns the state that represents all states that are equivalent to this one.
-
-    Clears fields that nothing reads any more, and immediately takes steps that affect no other process.
-    """
-    for a in ATTEMPTS:
-        if not state[a + STORED_OUTCOME] and not state[a + RUNNER1]:
-            continue
-        _normalize_runners(state, a, rules)
-        _clear_irrelevant(state, a)
-    holder = runner_of(state[GPU_LOCK])
-    if rules.kernel_lock and holder is not None and not is_alive(state[holder[0] + RUNNERS[holder[1] - 1]]):
-        state[GPU_LOCK] = NO_LOCK
-    if state[JOB] == QUEUED and state[NEWEST]:
-        _forget_lost_gpu(state, state[NEWEST])
-    loop = state[LOOP]
-    if loop != OBSERVE:
-        state[OBSERVED_LOCK] = NO_LOCK
-    if loop not in (READ, RECONCILE):
-        state[OBSERVED_CLAIM] = 0
-    if loop != WRITE_STOP:
-        state[PENDING_STOP] = 0
-    if state[CLI] >= CLI_DONE:
-        state[CLI], state[CLI_OBSERVED] = CLI_DONE, 0
-    return bytes(state)
-
-
-def _normalize_runners(state: bytearray, a: int, rules: Rules) -> None:
-    claim = state[a + CLAIM]
-    if claim and rules.claims and rules.record_first and rules.attempt_first:
-        for number, runner in enumerate(RUNNERS, 1):
-            if state[a + runner] in (CHECK_CLAIM, LINK_CLAIM) and claim != number:
-                state[a + runner] = RUNNER_GONE  # a runner that finds another claim can only exit
-        if state[LOOP] not in LAUNCHING:
-            state[a + LAUNCHES] = 2
-    if not state[UNLINK]:  # whether the lock file is open matters only if it can be removed
-        for runner in RUNNERS:
-            if state[a + runner] == OPEN_LOCK:
-                state[a + runner] = LOCK_GPU
-    if state[a + RESULT]:
-        state[a + STOP] = state[a + TERMINATION] = state[a + SIGNALS] = 0
-        # Whether the folder is synced matters only at a reboot.
-        if not state[REBOOT] and rules.release_first:
-            for runner in RUNNERS:
-                if state[a + runner] == EXIT:
-                    state[a + runner] = RUNNER_GONE
-    if state[a + LINK] and not has_runner(state, a):
-        state[a + LINK] = INTACT
-    if not has_runner(state, a):
-        state[a + SIGNALS] = state[a + TERMINATION] = 0
-        if state[a + COMMAND] == ZOMBIE:
-            state[a + COMMAND] = GONE
-        if state[a + OTHER_PROCESS] == OWN_SESSION and not command_lives(state, a):
-            state[a + OTHER_PROCESS] = LOST
-        elif state[a + OTHER_PROCESS] == FORK_CHAIN and state[a + RESULT] == NONE:
-            state[a + OTHER_PROCESS] = LOOSE_CHAIN
-
-
-def _clear_irrelevant(state: bytearray, a: int) -> None:
-    if state[a + COMMAND] not in (COMMAND_RUNS, DYING):
-        state[a + HIDDEN] = 0
-        if state[a + OTHER_PROCESS] != IN_SESSION:
-            state[a + COMMAND_RECORDED] = 0
-    if _is_over(state, a):
-        state[a + 1 : a + FIELDS] = bytes(FIELDS - 1)
-        state[a + RELEASED] = 1
-
-
-def _is_over(state: bytearray, a: int) -> bool:
-    """Returns whether an attempt is recorded as ended, its GPUs are released, and no process is left."""
-    recorded = state[a + STORED_OUTCOME] > OPEN and state[a + RELEASED] and not has_runner(state, a)
-    return bool(recorded) and state[a + COMMAND] in (NO_COMMAND, GONE) and not state[a + OTHER_PROCESS]
-
-
-def _forget_lost_gpu(state: bytearray, number: int) -> None:
-    """Clears an attempt that lost its GPU, so that a job can lose its GPU any number of times.
-
-    An attempt that is still named by `cancel` or by a copy is kept.
-    """
-    a = attempt(number)
-    named = CLI_NONE < state[CLI] < CLI_DONE or state[COPIED] == number
-    if state[a + STORED_OUTCOME] == GPU_LOST and _is_over(state, a) and not named:
-        state[NEWEST] = number - 1
-        state[a : a + FIELDS] = bytes(FIELDS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tests.protocol import state as st
+from tests.protocol.canonical import canonical
 from tests.protocol.rules import Rules
 
 #: Kinds of steps. STEP: a step of the scheduler or the kernel, which happens eventually; OWN: a step of the
@@ -32,11 +33,11 @@ class Steps:
         after = bytearray(self.state)
         for field, value in changes.items():
             after[field] = value
-        self.found.append((kind, label, st.canonical(after, self.rules), broken))
+        self.found.append((kind, label, canonical(after, self.rules), broken))
 
     def put(self, kind: int, label: str, after: bytearray, broken: str | None = None) -> None:
         """Adds a step whose result is the state `after`."""
-        self.found.append((kind, label, st.canonical(after, self.rules), broken))
+        self.found.append((kind, label, canonical(after, self.rules), broken))
 
 
 def end_of_command(state: bytes | bytearray, a: int) -> int:
@@ -45,22 +46,36 @@ def end_of_command(state: bytes | bytearray, a: int) -> int:
 
 
 def terminate(
-    steps: Steps, kind: int, label: str, a: int, changes: Mapping[int, int], machine: bool = False
+    steps: Steps,
+    kind: int,
+    label: str,
+    a: int,
+    changes: Mapping[int, int],
+    *,
+    machine: bool = False,
+    preempts: bool = False,
+    broken: str | None = None,
 ) -> None:
-    """Adds SIGTERM to the command, which dies, handles the signal and exits normally, or ignores it."""
+    """Adds SIGTERM to the command, which dies, handles the signal and exits normally, or ignores it.
+
+    preempts: it may also save its work, and exit now or later; broken: the invariant that the signal breaks.
+    """
     command, end = steps.state[a + st.COMMAND], end_of_command(steps.state, a)
     by_machine = {a + st.MACHINE_ENDED: 1} if machine else {}
     if command in (st.FORKED, st.SCRIPT):
         died = {a + st.COMMAND: end, a + st.ACTUAL_END: st.NOT_BEGUN}
-        steps.add(kind, f"{label}: command.sh dies", {**changes, **died, **by_machine})
+        steps.add(kind, f"{label}: command.sh dies", {**changes, **died, **by_machine}, broken)
     elif command == st.COMMAND_RUNS:
         died = {a + st.COMMAND: end, a + st.ACTUAL_END: st.BY_TERM}
-        steps.add(kind, f"{label}: the command dies", {**changes, **died, **by_machine})
-        steps.add(
-            kind,
-            f"{label}: the command exits 0",
-            {**changes, a + st.COMMAND: end, a + st.ACTUAL_END: st.EXIT_0},
-        )
-        steps.add(kind, f"{label}: the command ignores it", changes)
+        steps.add(kind, f"{label}: the command dies", {**changes, **died, **by_machine}, broken)
+        if preempts or steps.state[a + st.SAVING]:
+            saved = {**changes, a + st.COMMAND: end, a + st.ACTUAL_END: st.EXIT_SAVED}
+            steps.add(kind, f"{label}: the command saves its work and exits 0", saved, broken)
+            steps.add(kind, f"{label}: the command begins to save", {**changes, a + st.SAVING: 1}, broken)
+        else:
+            done = {**changes, a + st.COMMAND: end, a + st.ACTUAL_END: st.EXIT_0}
+            steps.add(kind, f"{label}: the command exits 0", done, broken)
+        if not steps.state[a + st.SAVING]:
+            steps.add(kind, f"{label}: the command ignores it", changes, broken)
     else:
-        steps.add(kind, label, changes)
+        steps.add(kind, label, changes, broken)

@@ -20,6 +20,8 @@ from tests.protocol.search import explore
         {"copy": 1},
         {"other": 1, "kill": 1},
         {"unlink": 1},
+        {"preempt": 2},
+        {"victim": 1, "crash": 1, "retry": 1},
     ],
     ids=str,
 )
@@ -35,7 +37,8 @@ _QUICK = (
     "runner_token", "command_recorded", "by_session", "by_descent", "session_checked", "no_children",
     "gpu_locked", "kernel_lock", "lock_compared", "attempt_first", "locks_first", "stored_runner",
     "release_last", "release_first", "lost_claim_uncounted", "copy_refused", "excuse_lost", "excuse_early",
-    "excuse_killed_holder", "excuse_unlinked",
+    "excuse_killed_holder", "excuse_unlinked", "withdrawal_closes", "withdrawal_by_id",
+    "withdrawal_outlives_runner", "excuse_no_progress",
 )  # fmt: skip
 
 

@@ -1,12 +1,14 @@
-"""The actions of users: `cancel` (also while no scheduler is up), `retry`, and preemption.
+"""The actions of users: `cancel` and `preempt` (also while no scheduler is up), and `retry`.
 
-`cancel` records its request. If no scheduler is up, it also writes `stop` into the attempt folder, wakes the
-runner, waits for the end of the attempt, and ends processes whose runner is gone.
+`cancel` and `preempt` record their request. If no scheduler is up, they also write `stop` into the attempt
+folder and wake the runner. `cancel` then waits for the end of the attempt, and ends processes whose runner is
+gone. `preempt` leaves them to the next scheduler.
 """
 
 from __future__ import annotations
 
 from tests.protocol import state as st
+from tests.protocol import stops
 from tests.protocol.steps import FAULT, STEP, Steps
 from tests.protocol.sweep import sweep
 
@@ -26,8 +28,57 @@ def steps_of_users(steps: Steps) -> None:
         and not state[st.CANCEL_EVER_REQUESTED]
     ):
         steps.add(FAULT, "USER retries: the request is recorded", {st.RETRY: 0, st.RETRY_REQUEST: 1})
-    if state[st.PREEMPT] and state[st.JOB] == st.RUNNING:
-        steps.add(FAULT, "USER preempts: the request is recorded", {st.PREEMPT: 0, st.PREEMPT_REQUEST: 1})
+    if state[st.JOB] in st.ACTIVE:
+        _request_preemption(steps)
+    if state[st.PREEMPT_CLI]:
+        _preempt(steps)
+
+
+def _request_preemption(steps: Steps) -> None:
+    """Adds the request of `preempt`, whose first and second use have different ids."""
+    state, pending = steps.state, steps.state[st.PREEMPT_REQUESTS]
+    number = st.FIRST_ID if not state[st.EVER_PREEMPTED] else st.SECOND_ID
+    asked = {st.EVER_PREEMPTED: 1, st.PREEMPT_REQUESTS: pending | 1 << number}
+    if state[st.PREEMPT]:
+        label = f"USER preempts ({stops.name_of(stops.preemption(number))}): the request is recorded"
+        steps.add(FAULT, label, {st.PREEMPT: state[st.PREEMPT] - 1, **asked})
+    # One attempt is enough for `preempt` without a scheduler, and each of its steps multiplies the states.
+    if state[st.OFFLINE] and not state[st.PREEMPT_CLI] and state[st.NEWEST] == 1:
+        stop = stops.preemption(number)
+        label = f"USER runs `preempt` ({stops.name_of(stop)}): the request is recorded"
+        begun = {st.PREEMPT_CLI: st.PREEMPT_OBSERVES, st.PREEMPT_CLI_STOP: stop}
+        steps.add(FAULT, label, {st.OFFLINE: state[st.OFFLINE] - 1, **asked, **begun})
+    if state[st.FORCE]:
+        label = "USER preempts with --force: the request is recorded"
+        steps.add(FAULT, label, {st.FORCE: 0, st.PREEMPT_REQUESTS: pending | 1 << st.FORCE_ID})
+
+
+def _preempt(steps: Steps) -> None:
+    state, rules, cli = steps.state, steps.rules, steps.state[st.PREEMPT_CLI]
+    a, done = st.attempt(1), {st.PREEMPT_CLI: st.PREEMPT_DONE}
+    if cli == st.PREEMPT_OBSERVES:
+        if state[st.LOOP] != st.DOWN:
+            steps.add(STEP, "PREEMPT: the scheduler is up and will carry it out", done)
+        elif state[st.JOB] in st.ACTIVE and state[st.NEWEST] == 1 and state[a + st.CLAIM] != st.VOID:
+            saw = {st.PREEMPT_CLI: st.PREEMPT_READS_STOP}
+            steps.add(STEP, "PREEMPT: no scheduler is up, and an attempt is open", saw)
+        else:
+            steps.add(STEP, "PREEMPT: no attempt is open", done)
+    elif cli == st.PREEMPT_READS_STOP:
+        wanted = stops.replaced_by(state[st.PREEMPT_CLI_STOP], state[a + st.STOP])
+        if wanted:
+            then = {st.PREEMPT_CLI: st.PREEMPT_STOPS, st.PREEMPT_CLI_STOP: wanted}
+            steps.add(STEP, "PREEMPT reads `stop`: nothing stronger", then)
+        else:
+            steps.add(STEP, "PREEMPT reads `stop`: a cancel", {st.PREEMPT_CLI: st.PREEMPT_SIGNALS})
+    elif cli == st.PREEMPT_STOPS:
+        written = {a + st.STOP: state[st.PREEMPT_CLI_STOP]} if state[a + st.FOLDER] else {}
+        steps.add(STEP, "PREEMPT writes `stop`", {st.PREEMPT_CLI: st.PREEMPT_SIGNALS, **written})
+    elif st.reachable_runner(state, a, rules):
+        told = {a + st.SIGNALS: state[a + st.SIGNALS] | st.USR1}
+        steps.add(STEP, "PREEMPT signals the runner", {**done, **told})
+    else:
+        steps.add(STEP, "PREEMPT finds no runner", done)
 
 
 def _cancel(steps: Steps) -> None:
@@ -67,6 +118,10 @@ def _wait(steps: Steps, a: int) -> None:
     state, rules = steps.state, steps.rules
     done = {st.CLI: st.CLI_DONE}
     claim = st.observed_claim(state, a, rules)
+    stop, _ = stops.observed_stop(state, a, rules)
+    lives = claim in (st.CLAIM_LIVE, st.CLAIM_UNCLAIMED) and not state[a + st.RESULT]
+    if rules.cli_repeats and lives and stop != st.STOP_CANCEL and state[a + st.FOLDER]:
+        steps.add(STEP, "CLI finds that its `stop` was replaced", {st.CLI: st.CLI_STOPS})
     if state[a + st.RESULT] or claim in (st.CLAIM_NONE, st.CLAIM_VOID, st.CLAIM_UNLOCKED):
         steps.add(STEP, "CLI has nothing more to do", done)
     elif claim == st.CLAIM_DEAD and not rules.cli_sweeps:

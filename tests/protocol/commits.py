@@ -1,0 +1,129 @@
+"""Commits the actions of a round, and checks the invariants about what is recorded."""
+
+from __future__ import annotations
+
+from gpu_scheduler.core.model.states import JobState, Outcome
+from gpu_scheduler.core.scheduling import actions as act
+from tests.protocol import state as st
+from tests.protocol import stops
+from tests.protocol.decisions import describe
+from tests.protocol.steps import STEP, Steps
+
+_OUTCOMES = {
+    Outcome.COMPLETED: st.COMPLETED,
+    Outcome.FAILED: st.FAILED,
+    Outcome.CANCELLED: st.CANCELLED,
+    Outcome.INTERRUPTED: st.INTERRUPTED,
+    Outcome.NOT_STARTED: st.NOT_STARTED,
+    Outcome.PREEMPTED: st.PREEMPTED,
+}
+_JOBS = {
+    JobState.QUEUED: st.QUEUED,
+    JobState.RUNNING: st.RUNNING,
+    JobState.STOPPING: st.STOPPING,
+    JobState.HELD: st.HELD,
+    JobState.FINISHED: st.FINISHED,
+}
+#: The step by which the loop performs an action. Without a step, it observes again.
+_NEXT = {
+    act.Relaunch: st.MAKE,
+    act.VoidClaim: st.VOID_CLAIM,
+    act.RequestStop: st.WRITE_STOP,
+    act.WakeRunner: st.SIGNAL,
+    act.KillRunner: st.KILL_RUNNER,
+}
+
+
+def commit(steps: Steps, a: int, actions: tuple[act.Action, ...]) -> None:
+    state, after, broken = steps.state, bytearray(steps.state), []
+    after[st.LOOP] = st.IDLE
+    for action in actions:
+        if isinstance(action, act.FinishAttempt):
+            broken += _finish_attempt(after, a, action)
+        elif isinstance(action, act.ReleaseAllocation):
+            after[a + st.RELEASED] = 1
+        elif isinstance(action, act.Transition):
+            after[st.JOB] = _JOBS[action.state]
+        elif isinstance(action, act.Sweep):
+            after[st.LOOP] = st.KILL_ALL if action.kill else st.TERM_ALL
+            after[a + st.SWEPT] = 2 if action.kill else 1
+        else:
+            after[st.LOOP] = _NEXT.get(type(action), after[st.LOOP])
+        if isinstance(action, act.RequestStop):
+            after[st.PENDING_STOP] = stops.code_of(action.stop)
+            if not steps.rules.stop_until_end:
+                after[st.STOP_REQUEST] = 0
+        elif isinstance(action, act.ClearStop):
+            after[st.STOP_REQUEST] = 0
+        elif isinstance(action, act.Relaunch):
+            after[a + st.LAUNCHES] = min(3, state[a + st.LAUNCHES] + 1)
+        elif isinstance(action, act.ResetLaunchCount):
+            after[a + st.LAUNCHES] = 0
+    broken += _check_preemption(state, after, a)
+    steps.put(STEP, f"LOOP {describe(actions)}", after, broken[0] if broken else None)
+
+
+def _check_preemption(state: bytes, after: bytearray, a: int) -> list[str]:
+    """Returns the invariants that a commit breaks which closes a preemption or requests `stop` again."""
+    before = state[st.STOP_REQUEST]
+    if stops.preemption_id(before) is None or after[a + st.STORED_OUTCOME] != st.OPEN:
+        return []
+    if after[st.STOP_REQUEST] != before and not stops.was_withdrawn(state, a, before):
+        return [f"I14 a preemption that was not withdrawn is closed: {stops.name_of(before)}"]
+    pending = after[st.PENDING_STOP]
+    if after[st.LOOP] == st.WRITE_STOP and state[a + st.WITHDRAWN] == pending and not stops.is_kill(pending):
+        return ["I14 `stop` is written again for a preemption that was withdrawn"]
+    return []
+
+
+def _finish_attempt(after: bytearray, a: int, end: act.FinishAttempt) -> list[str]:
+    """Commits the end of an attempt and its effect on the job. Returns the invariants that it breaks."""
+    outcome, truth = _OUTCOMES[end.outcome], after[a + st.ACTUAL_END]
+    broken = []
+    if outcome == st.COMPLETED and truth != st.EXIT_0:
+        broken.append("I3 completed, but the command did not exit 0")
+    if outcome == st.FAILED and truth not in (st.EXIT_7, st.BY_TERM, st.BY_KILL):
+        broken.append("I3 failed without a code")
+    if outcome in (st.FAILED, st.NOT_STARTED) and after[a + st.MACHINE_ENDED]:
+        broken.append(f"I3 ended by the machine, recorded as {end.outcome.value}")
+    if outcome == st.INTERRUPTED and not after[st.FAULTED]:
+        broken.append("I3 interrupted though nothing killed runner, command or machine")
+    failed = end.job_outcome is Outcome.FAILED and (outcome == st.NOT_STARTED or truth == st.BY_KILL)
+    if failed and after[st.STOP_REQUEST] == st.STOP_CANCEL:
+        broken.append("I6 a cancelled job ends as failed")
+    broken += _check_preempted(after, a, outcome, end)
+    if after[a + st.RESULT] == st.GPU_LOST:
+        broken += _check_lost_gpu(after, end)
+        outcome = st.GPU_LOST
+    after[a + st.STORED_OUTCOME] = outcome
+    after[st.JOB] = _JOBS[end.state]
+    after[st.STOP_REQUEST] = 0
+    return broken
+
+
+def _check_preempted(after: bytearray, a: int, outcome: int, end: act.FinishAttempt) -> list[str]:
+    """Returns the invariants about preemptions that the end of an attempt breaks."""
+    stop = after[st.STOP_REQUEST]
+    if outcome == st.PREEMPTED and not after[a + st.RESULT] and after[a + st.BOOTED] == after[st.BOOT]:
+        known = (stop, after[a + st.STOP], after[a + st.WITHDRAWN])
+        if all(stops.was_withdrawn(after, a, one) for one in known if stops.preemption_id(one) is not None):
+            return ["I16 an attempt whose preemption was withdrawn is recorded as preempted"]
+    if (outcome == st.PREEMPTED and stop != st.STOP_CANCEL) or (
+        outcome == st.NOT_STARTED and stop > st.STOP_CANCEL
+    ):
+        wanted = JobState.QUEUED if stops.is_queued_after(stop) else JobState.HELD
+        if end.state is not wanted:
+            return [f"I17 a preempted job is {end.state.value} instead of {wanted.value}"]
+    return []
+
+
+def _check_lost_gpu(after: bytearray, end: act.FinishAttempt) -> list[str]:
+    """Returns the invariants that the end of an attempt breaks whose GPU another program claimed first."""
+    if after[st.STOP_REQUEST]:
+        return []
+    if end.outcome is not Outcome.NOT_STARTED:
+        return [f"I3 the GPU was claimed, recorded as {end.outcome.value}"]
+    if end.state is not JobState.QUEUED:
+        return ["I11 a job that lost its GPU is not queued again"]
+    counted = end.launch_failures != after[st.NEWEST] - 1
+    return ["I11 the loss of a GPU counts as a failed launch"] if counted else []
