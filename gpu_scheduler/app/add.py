@@ -25,6 +25,7 @@ from gpu_scheduler.core.jobsfile import references
 from gpu_scheduler.core.jobsfile.compose import format_command_line, format_script_line
 from gpu_scheduler.core.model.gpu_list import parse_gpu_list
 from gpu_scheduler.core.model.job_spec import JobSpec
+from gpu_scheduler.core.model.priority import ADDED_PRIORITY
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.errors import SchedulerError, UsageError
 from gpu_scheduler.intake.jobs_file_content import JobsFile
@@ -45,7 +46,7 @@ class NewLine:
     arguments: str = ""
     command: Sequence[str] = ()
     conda: str | None = None
-    priority: int = 0
+    priority: int = ADDED_PRIORITY
     gpus: str = ""
     attributes: AttributeValues = field(default_factory=dict)
 

@@ -33,7 +33,7 @@ from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.core.model.state_reason import FailureKind
 from gpu_scheduler.core.model.states import FAILED, WAITING, JobState
 from gpu_scheduler.core.scheduling.facts import Attempt
-from gpu_scheduler.core.scheduling.gpu_admission import GpuAvailability
+from gpu_scheduler.core.scheduling.gpu_admission import GpuAvailability, with_reservation
 from gpu_scheduler.core.scheduling.settings import Limits
 from gpu_scheduler.health.doctor import job as checks
 from gpu_scheduler.intake.state_file_edits import requested_pauses
@@ -41,6 +41,7 @@ from gpu_scheduler.store.events import events_of_job
 from gpu_scheduler.store.job_lists import jobs_ahead_of
 from gpu_scheduler.store.jobs_files import LineLocation, MalformedLineRecord, line_of, malformed_lines
 from gpu_scheduler.store.records import AttemptRecord, JobRecord
+from gpu_scheduler.store.reservations import reserved_jobs
 from gpu_scheduler.store.store import Store
 
 #: Maximum number of lines shown from a failed job's log.
@@ -217,6 +218,7 @@ def _placement_facts(inspected: _Inspection) -> PlacementFacts:
 
         pauses = requested_pauses(store)
         gpus = stored_gpus(records, pauses, attempts, options, inspected.now, inspected.foreign)
+        gpus = _with_reservations(gpus, inspected)
     holders = {
         gpu.uuid: tuple(
             sorted({one.job_id for one in attempts if gpu.uuid in one.gpus and one.state.holds_gpus})
@@ -225,6 +227,20 @@ def _placement_facts(inspected: _Inspection) -> PlacementFacts:
     }
     sampled = max((gpu.sampled_at for gpu in records if gpu.sampled_at is not None), default=None)
     return PlacementFacts(gpus, holders, options, sampled)
+
+
+def _with_reservations(gpus: Sequence[GpuAvailability], inspected: _Inspection) -> list[GpuAvailability]:
+    """Returns the GPUs less what is reserved for other jobs."""
+    store, views = inspected.store, list(gpus)
+    for reserved in reserved_jobs(store, inspected.now):
+        job = store.job(reserved.job.job_id)
+        if job is None or job.id == inspected.record.id:
+            continue
+        need, limits = current_need(store, job).need, store.recorded_options()
+        views = [
+            with_reservation(one, job.id, need, limits) if one.uuid in reserved.gpus else one for one in views
+        ]
+    return views
 
 
 def _line_facts(store: Store, record: JobRecord) -> LineFacts:

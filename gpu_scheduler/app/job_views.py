@@ -32,7 +32,8 @@ class ViewContext:
     parents of each shown job that has some, by job id; indices: the index of each GPU, by UUID;
     open_requests: the verb of each job's newest pending request, by job id; is_recovery_requested: whether a
     recovery of all interrupted jobs is pending; open_attempts: the facts of each open attempt, from its row
-    and folder, by attempt id; *_retries: the defaults for jobs whose line sets no value; is_scheduler_up:
+    and folder, by attempt id; victims: the jobs that are preempted for each job with reserved GPUs, by the id
+    of that job; *_retries: the defaults for jobs whose line sets no value; is_scheduler_up:
     whether a scheduler is running.
     """
 
@@ -44,6 +45,7 @@ class ViewContext:
     open_requests: Mapping[int, str] = field(default_factory=dict)
     is_recovery_requested: bool = False
     open_attempts: Mapping[int, Attempt] = field(default_factory=dict)
+    victims: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     oom_retries: int = 0
     fail_retries: int = 0
     is_scheduler_up: bool = True
@@ -151,6 +153,8 @@ def _wait_reason(job: JobRecord, attempt: AttemptRecord | None, context: ViewCon
         return job.line_wait
     if attempt is not None and attempt.state is AttemptState.ENDED:
         return WaitReason(WaitKind.PROCESSES_LEFT)
+    if job.id in context.victims and context.is_scheduler_up:
+        return WaitReason(WaitKind.PREEMPTING, victims=context.victims[job.id])
     return context.wait_reasons.get(job.spec_key) or WaitReason(context.default_wait)
 
 

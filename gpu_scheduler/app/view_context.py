@@ -20,6 +20,7 @@ from gpu_scheduler.store.location import original_of_copy
 from gpu_scheduler.store.pending_groups import wait_reasons
 from gpu_scheduler.store.records import ActiveAttemptRecord
 from gpu_scheduler.store.requests import open_requests
+from gpu_scheduler.store.reservations import victims_by_job
 from gpu_scheduler.store.store import Store
 
 if TYPE_CHECKING:
@@ -71,6 +72,7 @@ def context_of(
             request.verb == "recover" and not request.target for request in open_requests(store)
         ),
         open_attempts=_observe_open(store, [attempt for attempt in active if attempt.state.is_open]),
+        victims=victims_by_job(store),
         oom_retries=started.oom_retries,
         fail_retries=started.fail_retries,
         is_scheduler_up=is_up,

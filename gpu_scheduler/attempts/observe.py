@@ -10,7 +10,7 @@ from gpu_scheduler.attempts.folder_status import observe
 from gpu_scheduler.attempts.sweep import processes_of
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.failure.explanation import is_failure
-from gpu_scheduler.core.model.attempt_status import AttemptStatus, FailureContext
+from gpu_scheduler.core.model.attempt_status import DEFAULT_STOP_SIGNAL, AttemptStatus, FailureContext
 from gpu_scheduler.core.scheduling.facts import Attempt
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
 from gpu_scheduler.store.records import ActiveAttemptRecord, AttemptRecord
@@ -167,4 +167,5 @@ def attempt_from_record(
         watched_ticks=record.watched_ticks,
         preempted_for=record.preempted_for,
         follows_preemption=record.follows_preemption,
+        preempt_signal=record.preempt_signal or DEFAULT_STOP_SIGNAL,
     )

@@ -60,7 +60,7 @@ def setting(
     """
     dest = dest or name.removeprefix("--").replace("-", "_")
     default = getattr(_DEFAULTS, dest)
-    if "%(default)" not in help:
+    if "(default: " not in help:
         help += " (default: %(default)s)" if isinstance(default, str) else " (default: %(default)g)"
     parser.add_argument(name, dest=dest, default=default, help=help, **given)
 

@@ -17,6 +17,7 @@ def start(parser: argparse.ArgumentParser) -> None:
     _start_gpus(parser.add_argument_group("GPUs"))
     _start_memory(parser.add_argument_group("job memory"))
     _start_launches(parser.add_argument_group("launches and retries"))
+    _start_preemption(parser.add_argument_group("preemption"))
     _start_scheduler(parser.add_argument_group("scheduler"))
 
 
@@ -88,6 +89,15 @@ def _start_launches(group: argparse._ArgumentGroup) -> None:
             type=values.number(0, 3600, minimum=0),
             help="Seconds to wait after a failed launch; the wait doubles after each further"
             " failure")  # fmt: skip
+
+
+def _start_preemption(group: argparse._ArgumentGroup) -> None:
+    setting(group, "--preempt-at-priority", metavar="P", type=values.priority,
+            help="Let waiting jobs of priority P or higher (that is, with this or a smaller number) preempt"
+            " running jobs of lower priority (default: only jobs with the attribute preempt do)")  # fmt: skip
+    setting(group, "--preempt-grace", "preempt_grace_s", metavar="S",
+            type=values.number(0, DAY_S, minimum=0),
+            help="Seconds that a job preempted for another one has to save its work")  # fmt: skip
 
 
 def _start_scheduler(group: argparse._ArgumentGroup) -> None:

@@ -25,6 +25,7 @@ from gpu_scheduler.store.measurements import LearnedNeedsReader
 from gpu_scheduler.store.pending_groups import startable_jobs, wait_reason_by_spec
 from gpu_scheduler.store.records import ActiveAttemptRecord
 from gpu_scheduler.store.requests import open_requests
+from gpu_scheduler.store.reservations import reserved_jobs
 from gpu_scheduler.store.store import Store
 
 #: Maximum number of jobs that a round reads from one pending group. If it starts them all, another round
@@ -90,6 +91,7 @@ def read_facts(
         attempts=attempts,
         pending_groups=_pending_groups(store, now) if placing else (),
         adopted_jobs=_adopted_jobs(store, now),
+        reserved_jobs=tuple(reserved_jobs(store, now)) if placing else (),
         requests=requests,
         jobs=_target_jobs(store, {request.target for request in requests}),
         cyclic_request=_find_cyclic_request(store, requests),

@@ -17,6 +17,14 @@ if TYPE_CHECKING:
 #: jobs.
 _IN_QUEUE = "state = 'queued' AND unmet_parents = 0 AND adopted IS NULL"
 
+#: The condition for a queued job to wait only for GPUs. Its parameters: the time since boot, and the boot id.
+IS_STARTABLE = (
+    f"{_IN_QUEUE} AND source_missing = 0"
+    " AND (not_before_boot IS NULL OR not_before_boot <= ? OR boot_id <> ?)"
+    " AND NOT EXISTS (SELECT 1 FROM attempt WHERE attempt.job_id = job.id"
+    " AND attempt.state = 'ended' AND attempt.state <> 'closed')"
+)
+
 
 def wait_reasons(store: Store) -> Mapping[str, WaitReason]:
     """Returns the recorded wait reason of each pending group, by spec key."""
@@ -42,17 +50,17 @@ def wait_reason_by_spec(store: Store) -> dict[str, WaitReason | None]:
 
 
 def startable_jobs(store: Store, spec_key: str, boot: float, boot_id: str, limit: int) -> list[QueuedJob]:
-    """Returns the first `limit` jobs in a pending group that are waiting only for GPUs, in queue order."""
+    """Returns the first `limit` jobs in a pending group that are waiting only for GPUs, in queue order.
+
+    Omits the jobs for which GPUs are reserved.
+    """
     from gpu_scheduler.core.scheduling.facts import QueuedJob
 
     rows = store.db.rows(
-        f"SELECT id, priority, position, bypassed_at FROM job WHERE {_IN_QUEUE} AND spec_key = ?"
-        " AND source_missing = 0"
-        " AND (not_before_boot IS NULL OR not_before_boot <= ? OR boot_id <> ?)"
-        " AND NOT EXISTS (SELECT 1 FROM attempt WHERE attempt.job_id = job.id"
-        " AND attempt.state = 'ended' AND attempt.state <> 'closed')"
+        f"SELECT id, priority, position, bypassed_at FROM job WHERE {IS_STARTABLE} AND spec_key = ?"
+        " AND NOT EXISTS (SELECT 1 FROM reservation WHERE reservation.job_id = job.id)"
         " ORDER BY priority, position, id LIMIT ?",
-        spec_key, boot, boot_id, limit,
+        boot, boot_id, spec_key, limit,
     )  # fmt: skip
     return [QueuedJob(id, priority, position, since is not None) for id, priority, position, since in rows]
 

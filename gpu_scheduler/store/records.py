@@ -257,13 +257,14 @@ class AttemptRecord:
 class ActiveAttemptRecord(AttemptRecord):
     """An attempt that is open, holds GPUs or awaits memory release, with some fields of its job.
 
-    stop_request: the open request to stop it. priority, checkpoint: those of its job. source_missing: whether
-    the job came from a jobs file that no longer has a line for it.
+    stop_request: the open request to stop it. priority, checkpoint, preempt_signal: those of its job.
+    source_missing: whether the job came from a jobs file that no longer has a line for it.
     """
 
     stop_request: StopRequest | None
     priority: int
     checkpoint: Checkpoint | None
+    preempt_signal: str | None
     launch_failures: int
     spec_key: str
     oom_retries_used: int

@@ -210,6 +210,7 @@ class Store:
 
         rows = self.db.rows(
             f"SELECT {ATTEMPT_COLUMNS}, {STOP_REQUEST_COLUMN}, job.priority, job.checkpoint,"
+            " json_extract(job.spec, '$.preempt_signal') AS preempt_signal,"
             " job.launch_failures, job.spec_key, job.oom_retries_used, job.fail_retries_used,"
             " job.recoveries,"
             " substr(job.source, 1, 5) = 'file:'"

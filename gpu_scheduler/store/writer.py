@@ -12,7 +12,7 @@ from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.core.model.wait_reason import WaitReason
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.settings import Settings
-from gpu_scheduler.store import write_attempts, write_dependencies, write_gpus, write_jobs
+from gpu_scheduler.store import write_attempts, write_dependencies, write_gpus, write_jobs, write_reservations
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.store.write_context import WriteContext
 
@@ -66,6 +66,8 @@ _RECORD: Mapping[type[act.Action], Callable[[WriteContext, Any], int | None]] = 
     act.SetDependencies: write_dependencies.set_dependencies,
     act.SettleDependencies: write_dependencies.settle_dependencies,
     act.SetQueuePositions: write_jobs.set_queue_positions,
+    act.Reserve: write_reservations.reserve,
+    act.DropReservation: write_reservations.drop_reservation,
     act.SetWaitReason: write_jobs.set_wait_reason,
     act.AnswerRequest: write_jobs.answer_request,
 }

@@ -26,7 +26,7 @@ from gpu_scheduler.core.model.event import (
 from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
 from gpu_scheduler.core.model.units import WHOLE, format_share, share_text
 from gpu_scheduler.core.model.wait_reason import WaitReason
-from gpu_scheduler.core.text.formatting import count_noun, safe_text
+from gpu_scheduler.core.text.formatting import count_noun, format_jobs, safe_text
 from gpu_scheduler.views.attempt_end import format_seconds, memory_source, outcome_label, usage_parts
 from gpu_scheduler.views.checkpoint_text import origin_text
 from gpu_scheduler.views.reason_text import reason_text
@@ -46,6 +46,11 @@ _TEXTS: Mapping[str, tuple[int, str]] = {
     EventKind.RUNNER_LOST: (_WARNING, "lost the runner of attempt {attempt}, which left no result"),
     EventKind.RUNNER_KILLED: (_WARNING, "did not end in time; the runner of attempt {attempt} is killed"),
     EventKind.PREEMPTION_WITHDRAWN: (_WARNING, "did not end in time, so it is not preempted and continues"),
+    EventKind.GPUS_RESERVED: (_INFO, "preempts {victims}; GPU {gpus} is reserved for it"),
+    EventKind.RESERVATION_DROPPED: (
+        _WARNING,
+        "cannot start on the GPUs that were reserved for it; they accept other jobs again",
+    ),
     EventKind.INFEASIBLE: (_WARNING, "waits, {reason}"),
     EventKind.RESTORED: (_INFO, "restored from the folder of attempt {attempt}"),
     EventKind.PAUSED: (_INFO, "GPU {gpus} paused {reason}"),
@@ -166,6 +171,8 @@ def _fixed_message(event: Event, details: EventDetails | None) -> EventMessage |
     values = {"job": event.job_id, "reason": _reason(event) or "", **data}
     if "gpus" in values:
         values["gpus"] = ", ".join(map(str, values["gpus"]))
+    if "victims" in values:
+        values["victims"] = format_jobs(values["victims"])
     try:
         return EventMessage(level, text.format_map(values).rstrip())
     except KeyError:

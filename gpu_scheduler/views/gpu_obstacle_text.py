@@ -15,6 +15,8 @@ def obstacle_text(found: GpuObstacle) -> str:
     if found.kind is ObstacleKind.QUARANTINED:
         processes = "process" if len(found.pids) == 1 else "processes"
         return f"quarantined: job {found.job_id} left {processes} {', '.join(map(str, found.pids))}"
+    if found.kind is ObstacleKind.RESERVED:
+        return f"reserved for job {found.job_id}"
     if found.kind is ObstacleKind.SHARE:
         return f"share {format_share(found.free or 0)} free"
     if found.kind is ObstacleKind.MEMORY:

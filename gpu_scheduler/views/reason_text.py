@@ -100,6 +100,8 @@ def _parts(reason: StateReason) -> Iterator[str]:
 
 def _cause(reason: StateReason) -> str:
     kind, message = reason.kind, reason.message
+    if kind is ReasonKind.PREEMPTED and reason.preemptor is not None:
+        return f"preempted for job {reason.preemptor}"
     if kind in _PLAIN:
         return _PLAIN[kind]
     if kind is ReasonKind.COMMAND_FAILED:

@@ -7,7 +7,7 @@ import posixpath
 
 from gpu_scheduler.app.status_report import JobView
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
-from gpu_scheduler.core.text.formatting import format_memory
+from gpu_scheduler.core.text.formatting import format_jobs, format_memory
 from gpu_scheduler.views.need_text import need_text
 from gpu_scheduler.views.parent_text import parents_wait_text
 from gpu_scheduler.views.reason_text import reason_text
@@ -42,6 +42,8 @@ def wait_text(reason: WaitReason) -> str:
         return f"the GPUs cannot be read: {reason.cause}"
     if reason.kind is WaitKind.RELAUNCHED:
         return f"launched {reason.launches} times but not started yet"
+    if reason.kind is WaitKind.PREEMPTING:
+        return _preempting_text(reason)
     if reason.kind is WaitKind.REQUEST:
         return f"{reason.cause} requested; waiting for the scheduler"
     return _FIXED_TEXTS.get(reason.kind, reason.cause)
@@ -55,6 +57,13 @@ _FIXED_TEXTS = {
     WaitKind.NOT_TRIED: "not tried yet",
     WaitKind.NO_SCHEDULER: "no scheduler is running",
 }
+
+
+def _preempting_text(reason: WaitReason) -> str:
+    if not reason.victims:
+        return "about to start on the GPUs that are reserved for it"
+    be = "is" if len(reason.victims) == 1 else "are"
+    return f"waiting for {format_jobs(reason.victims)}, which {be} being preempted for it"
 
 
 def held_text(job: JobView) -> str:

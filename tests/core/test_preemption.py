@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
+from types import MappingProxyType
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpu_scheduler.core.model.attempt_status import AttemptStatus, StopRequest
 from gpu_scheduler.core.model.gpu import GpuProcess
 from gpu_scheduler.core.model.gpu_claim import GpuClaim
 from gpu_scheduler.core.model.gpu_fault import LOST
 from gpu_scheduler.core.model.need import Need
 from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.model.wait_reason import WaitReason
-from gpu_scheduler.core.scheduling.facts import Attempt, Facts, Gpu
+from gpu_scheduler.core.scheduling.facts import Attempt, Facts, Gpu, QueuedJob
 from gpu_scheduler.core.scheduling.gpu_use import availability
 from gpu_scheduler.core.scheduling.placement import place
-from gpu_scheduler.core.scheduling.preemption import Preemption, choose_victims
+from gpu_scheduler.core.scheduling.preemption import Preemption, choose_victims, find_preemption
+from gpu_scheduler.core.scheduling.vacancy import Vacancy
 from gpu_scheduler.core.scheduling.victim_search import Candidate
-from tests.core.gpu_world import facts, gpu, running
+from tests.core.gpu_world import NOW, facts, gpu, running
 from tests.core.preemption_world import needs, situations, without_attempts
 
 WHOLE, HALF, PAIR = Need(1, 1000), Need(1, 500), Need(2, 1000)
@@ -40,9 +44,16 @@ def full(count: int, *attempts: Attempt) -> Facts:
 
 
 def chosen(
-    need: Need, situation: Facts, *candidates: Candidate, allowed: tuple[int, ...] | None = None
+    need: Need,
+    situation: Facts,
+    *candidates: Candidate,
+    allowed: tuple[int, ...] | None = None,
+    leaving: Collection[int] = (),
+    given: Mapping[str, Sequence[Need]] = MappingProxyType({}),
 ) -> Preemption | None:
-    return choose_victims(need, allowed, candidates, (), situation)
+    """Returns the choice. given: the needs of the jobs to which the round has given each GPU already."""
+    gpus = [Vacancy(one, situation, given.get(one.uuid, ())) for one in situation.gpus]
+    return choose_victims(need, allowed, candidates, leaving, gpus, situation.settings)
 
 
 def test_a_job_takes_the_place_of_a_running_job() -> None:
@@ -135,14 +146,14 @@ def test_the_memory_of_a_victim_becomes_free() -> None:
 @pytest.mark.parametrize("state", [AttemptState.STOPPING, AttemptState.ENDED, AttemptState.RELEASED])
 def test_a_place_that_becomes_free_anyway_is_waited_for(state: AttemptState) -> None:
     situation = full(2, on(1, 0, state=state), on(2, 1))
-    assert choose_victims(WHOLE, None, [candidate(2)], {1}, situation) is None
-    assert choose_victims(PAIR, None, [candidate(2)], {1}, situation) == Preemption((2,), ("U0", "U1"))
+    assert chosen(WHOLE, situation, candidate(2), leaving={1}) is None
+    assert chosen(PAIR, situation, candidate(2), leaving={1}) == Preemption((2,), ("U0", "U1"))
 
 
 def test_a_place_that_was_given_away_in_the_same_round_does_not_count() -> None:
     situation = full(2, on(1, 0), on(2, 1))
     both = (candidate(1, 200, 0.0), candidate(2))
-    assert choose_victims(WHOLE, None, both, (), situation, {"U0": [HALF]}) == Preemption((2,), ("U1",))
+    assert chosen(WHOLE, situation, *both, given={"U0": [HALF]}) == Preemption((2,), ("U1",))
 
 
 def test_many_small_jobs_on_a_gpu_are_reduced_to_as_few_as_necessary() -> None:
@@ -214,9 +225,60 @@ def test_the_choice_is_as_good_as_the_best_of_all_sets(
         for attempt, (priority, lost, may) in zip(situation.attempts, drawn, strict=False)
         if may
     ]
-    found = choose_victims(need, allowed, candidates, (), situation)
+    found = chosen(need, situation, *candidates, allowed=allowed)
     expected = best_by_brute_force(need, allowed, situation, candidates)
     assert (found is None) == (expected is None)
     if found is not None:
         assert price([one for one in candidates if one.attempt_id in found.victims]) == expected
         assert found.gpus == fits(need, allowed, without_attempts(situation, found.victims))
+
+
+def test_nobody_is_preempted_who_must_be_spared() -> None:
+    """One attempt for each reason to spare it, next to one that may be preempted."""
+    old = {"started_at": 0.0, "priority": 300}
+    spared = [
+        on(1, 0, share=100, **{**old, "priority": 100}),
+        on(2, 0, share=100, **old, state=AttemptState.STARTING),
+        on(3, 0, share=100, **old, stop_request=StopRequest("preempted", 60.0, "withdraw", "x")),
+        on(4, 0, share=100, **old, status=AttemptStatus(claim="live", stop=StopRequest("cancelled", 9.0))),
+        on(5, 0, share=100, **old, status=AttemptStatus(claim="unlocked")),
+        on(6, 0, share=100, **old, watched_pid=77),
+        on(7, 0, share=100, priority=300, follows_preemption=True, started_at=NOW.wall - 59.0),
+    ]
+    situation = full(1, *spared, on(8, 0, share=300, **old))
+    gpus = [Vacancy(one, situation) for one in situation.gpus]
+    job = QueuedJob(99, 100, 1)
+    assert find_preemption(job, Need(1, 300), None, situation, gpus) == Preemption((8,), ("U0",))
+    # The cancelled attempt leaves too.
+    assert find_preemption(job, Need(1, 400), None, situation, gpus) == Preemption((8,), ("U0",))
+    assert find_preemption(job, Need(1, 500), None, situation, gpus) is None
+
+
+@pytest.mark.parametrize("ran_s", [60.0, -1000.0])
+def test_a_job_is_preempted_again_after_a_while_and_after_the_clock_was_set_back(ran_s: float) -> None:
+    again = on(1, 0, priority=300, follows_preemption=True, started_at=NOW.wall - ran_s)
+    situation = full(1, again)
+    gpus = [Vacancy(one, situation) for one in situation.gpus]
+    assert find_preemption(QueuedJob(99, 100, 1), WHOLE, None, situation, gpus) is not None
+
+
+@pytest.mark.parametrize(
+    ("leaving", "waits"),
+    [
+        ({"state": AttemptState.RELEASED}, True),
+        ({"state": AttemptState.ENDED, "survivors": (7,)}, True),
+        ({"state": AttemptState.ENDED, "survivors": (7,), "swept_at": 10.0, "signalled_at": 20.0}, False),
+        ({"state": AttemptState.ORPHANED}, True),
+        ({"state": AttemptState.STOPPING, "stop_request": StopRequest("cancelled", 10.0)}, True),
+        (
+            {"state": AttemptState.STOPPING, "stop_request": StopRequest("preempted", 9.0, "withdraw", "x")},
+            False,
+        ),
+    ],
+    ids=["memory", "swept", "cannot be killed", "no runner", "cancelled", "may continue"],
+)
+def test_a_job_waits_for_attempts_that_leave_anyway(leaving: dict[str, Any], waits: bool) -> None:
+    situation = full(2, on(1, 0, **leaving), on(2, 1, priority=300))
+    gpus = [Vacancy(one, situation) for one in situation.gpus]
+    found = find_preemption(QueuedJob(99, 100, 1), WHOLE, None, situation, gpus)
+    assert found == (None if waits else Preemption((2,), ("U1",)))

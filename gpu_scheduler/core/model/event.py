@@ -28,6 +28,8 @@ class EventKind(str, Enum):
     MISPLACED_PROCESS = "misplaced_process"
     WINDOW_CLOSED = "window_closed"
     PREEMPTION_WITHDRAWN = "preemption_withdrawn"
+    GPUS_RESERVED = "gpus_reserved"
+    RESERVATION_DROPPED = "reservation_dropped"
     RELAUNCHED = "relaunched"
     RUNNER_LOST = "runner_lost"
     RUNNER_KILLED = "runner_killed"
@@ -144,6 +146,14 @@ class GpusChanged(EventDetails):
 
 
 @dataclass(frozen=True)
+class GpusReserved(EventDetails):
+    """GPUs were reserved for a job. victims: the jobs that are preempted for it."""
+
+    gpus: Sequence[int]
+    victims: Sequence[int]
+
+
+@dataclass(frozen=True)
 class JobsForgotten(EventDetails):
     """`start --fresh` removed this many jobs."""
 
@@ -180,6 +190,7 @@ class Event:
         EventKind.MISPLACED_PROCESS: MisplacedProcess,
         EventKind.WINDOW_CLOSED: AttemptDetails,
         EventKind.PREEMPTION_WITHDRAWN: AttemptDetails,
+        EventKind.GPUS_RESERVED: GpusReserved,
         EventKind.RELAUNCHED: AttemptDetails,
         EventKind.RUNNER_LOST: AttemptDetails,
         EventKind.RUNNER_KILLED: AttemptDetails,

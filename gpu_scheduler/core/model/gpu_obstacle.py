@@ -24,6 +24,8 @@ class ObstacleKind(str, Enum):
     RELEASING = "releasing"
     AWAITING_MEMORY = "awaiting memory release"
     BUSY = "busy"
+    #: Kept for a job for which others are preempted.
+    RESERVED = "reserved"
     SHARE = "share"
     MEMORY = "memory"
     MEMORY_UNKNOWN = "memory unknown"
@@ -50,7 +52,8 @@ def _claims(listed: Iterable[dict[str, Any]]) -> tuple[GpuClaim, ...]:
 class GpuObstacle(StoredValue):
     """The obstacle on one GPU. gpu: the index of the GPU.
 
-    job_id, pids         QUARANTINED: the job, and the first few of its processes that have not ended
+    job_id               QUARANTINED: the job that held the GPU; RESERVED: the job for which it is kept
+    pids                 QUARANTINED: the first few of the job's processes that have not ended
     fault                FAULT: the fault of the GPU
     free                 SHARE: share that is left, in thousandths; MEMORY: MiB that a job can still declare
     foreign_mib          memory that foreign processes use, in MiB, if it is part of the obstacle

@@ -152,7 +152,8 @@ class StateReason(StoredValue):
     gpu_used_twice: whether NCCL found two processes of the command on one GPU. launches: how many times a
     runner was started without success. gpu, pid: the index of the GPU that another program claimed first, and
     one pid of that program; None if unknown. subject: the data directory, file or jobs that the reason is
-    about. parent, parent_outcome: the parent that did not complete, and its outcome. survivors: pids of
+    about. parent, parent_outcome: the parent that did not complete, and its outcome. preemptor: the job for
+    which the attempt was preempted; None if the user asked. survivors: pids of
     processes that are still running. next_steps: what follows.
     """
 
@@ -171,6 +172,7 @@ class StateReason(StoredValue):
     subject: str | None = None
     parent: int | None = None
     parent_outcome: Outcome | None = None
+    preemptor: int | None = None
     survivors: tuple[int, ...] = ()
     next_steps: tuple[NextStep, ...] = ()
 

@@ -31,6 +31,8 @@ class WaitKind(str, Enum):
     LINE_REMOVED = "line removed"
     LINE_CHANGED = "line changed"
     HELD = "held"
+    #: GPUs are reserved for the job, and jobs are preempted for it.
+    PREEMPTING = "preempting"
     #: The job waits for other jobs.
     PARENTS = "parents"
     RETRY_DELAY = "retry delay"
@@ -75,6 +77,7 @@ class WaitReason(StoredValue):
     largest_mib    GPUS_TOO_SMALL: memory of the largest GPU that the job may use
     margin_mib     GPUS_TOO_SMALL: memory on each GPU that is never allocated to jobs
     line_number    LINE_MALFORMED, LINE_CHANGED: number of the line
+    victims        PREEMPTING: the jobs that are preempted and have not left their GPUs yet
     launches       RELAUNCHED: number of launches of an attempt that no runner has claimed yet
     due_at         the time, in seconds since boot, at which a job whose line was removed is cancelled, a
                    changed line takes effect or a delayed job starts; None if unknown
@@ -92,9 +95,10 @@ class WaitReason(StoredValue):
     margin_mib: int = 0
     line_number: int | None = None
     launches: int = 0
+    victims: tuple[int, ...] = ()
     due_at: float | None = None
 
-    _BUILD: ClassVar = {"kind": WaitKind, "need": _need, "obstacles": _obstacles}
+    _BUILD: ClassVar = {"kind": WaitKind, "need": _need, "obstacles": _obstacles, "victims": tuple}
 
     @property
     def is_infeasible(self) -> bool:

@@ -293,6 +293,26 @@ class ClearStop(AttemptAction):
 
 
 @dataclass(frozen=True)
+class Reserve(Action):
+    """Reserves GPUs for a queued job for which attempts are preempted.
+
+    The reservation lasts until the job starts or leaves the queue, or until it is dropped.
+    victims: the ids of these attempts. Requests to stop them are recorded in the same round.
+    """
+
+    job_id: int
+    gpus: tuple[str, ...]
+    victims: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class DropReservation(Action):
+    """Drops the reservation of a job that cannot start although all its victims have left."""
+
+    job_id: int
+
+
+@dataclass(frozen=True)
 class SetAttribute(Action):
     """Changes one attribute (a name in job_spec.COMPARED_ATTRIBUTES) of a waiting or finished job."""
 

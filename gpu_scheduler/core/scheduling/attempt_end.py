@@ -149,6 +149,9 @@ def end_attempt(
         shortage=result.shortage if result else None,
     )
     end, step = _with_next_state(end, attempt, now, settings, _uncounted_wait_s(end, reason, settings))
+    stop = attempt.stop_request
+    if outcome is Outcome.PREEMPTED and stop is not None and stop.preemptor is not None:
+        reason = replace(reason or StateReason(ReasonKind.PREEMPTED), preemptor=stop.preemptor)
     if reason is None and end.state is not JobState.FINISHED and outcome is not Outcome.NOT_STARTED:
         reason = StateReason(ReasonKind(outcome.value))
     if reason is not None and step is not None:

@@ -6,7 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from gpu_scheduler.core.model.adopted_process import AdoptedProcess
-from gpu_scheduler.core.model.attempt_status import AttemptStatus, FailureContext, RunnerIdentity, StopRequest
+from gpu_scheduler.core.model.attempt_status import (
+    DEFAULT_STOP_SIGNAL,
+    AttemptStatus,
+    FailureContext,
+    RunnerIdentity,
+    StopRequest,
+)
 from gpu_scheduler.core.model.checkpoint import Checkpoint, SavedWork
 from gpu_scheduler.core.model.gpu import GpuSample
 from gpu_scheduler.core.model.gpu_claim import GpuClaim
@@ -53,6 +59,19 @@ class AdoptedJob:
 
 
 @dataclass(frozen=True)
+class ReservedJob:
+    """A queued job for which attempts were preempted, and the UUIDs of the GPUs that are reserved for it.
+
+    may_start: False while something other than GPUs, such as its line, keeps it from starting.
+    """
+
+    job: QueuedJob
+    resources: ResourceSpec
+    gpus: tuple[str, ...]
+    may_start: bool = True
+
+
+@dataclass(frozen=True)
 class Attempt:
     """An attempt that holds GPUs or awaits their memory release, as described by the store and by its folder.
 
@@ -74,7 +93,8 @@ class Attempt:
     resumed_from: the checkpoint with which it started. known_checkpoint: the newest one that the store had
     when an earlier attempt of the job ended. saved_work: the work that it has left; None until it has ended.
     watched_pid, watched_ticks: the process that its runner watches. preempted_for: the job for which it is or
-    was preempted. follows_preemption: whether the attempt before was preempted.
+    was preempted. follows_preemption: whether the attempt before was preempted. preempt_signal: the name of
+    the signal with which it is preempted.
     """
 
     attempt_id: int
@@ -123,6 +143,7 @@ class Attempt:
     watched_ticks: int | None = None
     preempted_for: int | None = None
     follows_preemption: bool = False
+    preempt_signal: str = DEFAULT_STOP_SIGNAL
 
     @property
     def open_stop(self) -> StopRequest | None:
@@ -179,13 +200,13 @@ class Facts:
 
     all_sampled: whether every managed GPU has been sampled. probe_error: why the GPUs cannot be read; None if
     they can. storage_issue: the problem with our own storage that blocks new starts; None if there is none.
-    unmanaged_gpus: GPUs in the sample that this scheduler does not manage. learned_mib: the MiB that a job of
-    each workload class needs, if needs are learned. has_unsettled_dependencies: whether a job is to be
-    skipped or queued again because of its parents. cyclic_request: the id of the first request that
-    sets dependencies, if its job would wait for itself. adopted_jobs: the queued jobs that are running
-    processes. interrupted: the jobs that a recovery queues
-    again; finished_count: the number of finished jobs that are not cleared. Both are read only if they are
-    needed.
+    pending_groups: the queued jobs for which no GPUs are reserved. unmanaged_gpus: GPUs in the sample that
+    this scheduler does not manage. learned_mib: the MiB that a job of each workload class needs, if needs are
+    learned. has_unsettled_dependencies: whether a job is to be skipped or queued again because of its
+    parents. cyclic_request: the id of the first request that sets dependencies, if its job would wait for
+    itself. adopted_jobs: the queued jobs that are running processes. interrupted: the jobs that a recovery
+    queues again; finished_count: the number of finished jobs that are not cleared. Both are read only if they
+    are needed.
     """
 
     now: Now
@@ -199,6 +220,7 @@ class Facts:
     attempts: tuple[Attempt, ...] = ()
     pending_groups: tuple[PendingGroup, ...] = ()
     adopted_jobs: tuple[AdoptedJob, ...] = ()
+    reserved_jobs: tuple[ReservedJob, ...] = ()
     requests: tuple[Request, ...] = ()
     jobs: Mapping[int, JobFact] = field(default_factory=dict)
     learned_mib: Mapping[str, int] = field(default_factory=dict)

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from gpu_scheduler.core.scheduling.settings import Limits
 
 
+#: The obstacles that our own jobs, or reservations for them, can cause.
+_OWN_USE = (ObstacleKind.BUSY, ObstacleKind.SHARE, ObstacleKind.MEMORY)
+
+
 @dataclass(frozen=True)
 class GpuAvailability:
     """The availability of one managed GPU for placement.
@@ -37,6 +41,7 @@ class GpuAvailability:
     claims               the claims of other programs
     claimable_mib        MiB that neither they nor our attempts claim; None if there are no such claims
     claims_problem       why the GPU cannot be claimed, or None
+    reserved_for         the jobs whose needs count as allocated because the GPU is reserved for them
     """
 
     uuid: str
@@ -55,6 +60,7 @@ class GpuAvailability:
     claims: tuple[GpuClaim, ...] = ()
     claimable_mib: int | None = None
     claims_problem: str | None = None
+    reserved_for: tuple[int, ...] = ()
 
 
 def with_allocation(gpu: GpuAvailability, need: Need, limits: Limits) -> GpuAvailability:
@@ -68,6 +74,11 @@ def with_allocation(gpu: GpuAvailability, need: Need, limits: Limits) -> GpuAvai
     if claimable is not None:
         claimable -= claim_size(allocation, gpu.total_mib) or 0
     return replace(gpu, allocated_share=share, committed_mib=memory, occupied=True, claimable_mib=claimable)
+
+
+def with_reservation(gpu: GpuAvailability, job_id: int, need: Need, limits: Limits) -> GpuAvailability:
+    """Returns the availability of a GPU that is reserved for a job with this need."""
+    return replace(with_allocation(gpu, need, limits), reserved_for=(*gpu.reserved_for, job_id))
 
 
 def counts_as_idle(foreign_mib: int, limits: Limits) -> bool:
@@ -143,6 +154,8 @@ def describe_obstacle(gpu: GpuAvailability, kind: ObstacleKind, limits: Limits) 
     if gpu.unavailable is not None:
         return gpu.unavailable
     index, pid = gpu.index, gpu.foreign_pid
+    if gpu.reserved_for and kind in _OWN_USE:
+        return GpuObstacle(index, ObstacleKind.RESERVED, job_id=gpu.reserved_for[0])
     if kind is ObstacleKind.SHARE:
         return GpuObstacle(index, kind, free=WHOLE - gpu.allocated_share)
     if kind in (ObstacleKind.BUSY, ObstacleKind.MEMORY_UNKNOWN):

@@ -30,7 +30,8 @@ class ResourceSpec:
 
     share: thousandths. allowed: GPU indices. vram: MiB on each GPU. workload_class: see `workload_class_of`;
     set only if needs are learned and the line states none. min_vram_mib: the minimum memory
-    on each GPU for a job that has run out of memory, whatever else determines its need.
+    on each GPU for a job that has run out of memory, whatever else determines its need. preempt: whether the
+    job may preempt running jobs of lower priority.
     """
 
     share: int | None = None
@@ -42,6 +43,7 @@ class ResourceSpec:
     exclusive: bool = False
     workload_class: str | None = None
     min_vram_mib: int | None = None
+    preempt: bool = False
 
     @classmethod
     def of(cls, spec: JobSpec, min_vram_mib: int | None = None, *, learn_needs: bool = False) -> ResourceSpec:
@@ -52,13 +54,18 @@ class ResourceSpec:
             share, gpus, llm, command = WHOLE if spec.vram is None else None, spec.torchrun, None, False
         elif learn_needs and share is None and gpus is None and spec.vram is None:
             family = workload_class_of(spec)
-        return cls(share, gpus, llm, command, spec.allowed, spec.vram, spec.exclusive, family, min_vram_mib)
+        return cls(
+            share, gpus, llm, command, spec.allowed, spec.vram, spec.exclusive, family, min_vram_mib,
+            spec.preempt,
+        )  # fmt: skip
 
     @lru_cache(maxsize=4096)  # noqa: B019 - keys are values, and few
     def key(self) -> str:
         """Returns the text that identifies this spec; `from_key` parses it."""
         stated = [self.share, self.gpus, self.llm, self.is_command, self.allowed]
         extra = [self.vram, self.exclusive, self.workload_class]
+        if self.preempt:
+            return json.dumps([*stated, *extra, self.min_vram_mib, True], ensure_ascii=False)
         if self.min_vram_mib is not None:
             return json.dumps([*stated, *extra, self.min_vram_mib], ensure_ascii=False)
         return json.dumps(stated + extra if any(extra) else stated, ensure_ascii=False)

@@ -8,14 +8,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from gpu_scheduler.core.scheduling.facts import PendingGroup, QueuedJob
 
 
+def queue_key(job: QueuedJob) -> tuple[int, int, int]:
+    """Returns the key by which waiting jobs are sorted."""
+    return job.priority, job.position, job.job_id
+
+
 def order(groups: Sequence[PendingGroup]) -> Iterator[tuple[QueuedJob, PendingGroup]]:
     """Yields every waiting job with its group: lowest priority number first, then lowest queue position."""
 
-    def with_group(group: PendingGroup) -> Iterator[tuple[int, int, int, QueuedJob, PendingGroup]]:
+    def with_group(group: PendingGroup) -> Iterator[tuple[QueuedJob, PendingGroup]]:
         for job in group.jobs:
-            yield job.priority, job.position, job.job_id, job, group
+            yield job, group
 
-    streams: Iterable[Iterator[tuple[int, int, int, QueuedJob, PendingGroup]]]
-    streams = [with_group(group) for group in groups]
-    for *_, job, group in heapq.merge(*streams, key=lambda item: item[:3]):
-        yield job, group
+    streams: Iterable[Iterator[tuple[QueuedJob, PendingGroup]]] = [with_group(group) for group in groups]
+    yield from heapq.merge(*streams, key=lambda item: queue_key(item[0]))

@@ -32,12 +32,9 @@ def place(
     obstacles = [(gpu, obstacle_kind(gpu, need, limits)) for gpu in candidates]
     fits = [gpu for gpu, kind in obstacles if kind is None]
     if len(fits) < need.count:
+        described = [describe_obstacle(gpu, kind, limits) for gpu, kind in obstacles if kind is not None]
         # Busy GPUs are left out, because the number of free GPUs already accounts for them.
-        named = tuple(
-            describe_obstacle(gpu, kind, limits)
-            for gpu, kind in obstacles
-            if kind is not None and kind is not ObstacleKind.BUSY
-        )
+        named = tuple(one for one in described if one.kind is not ObstacleKind.BUSY)
         return WaitReason(WaitKind.NO_FREE_GPU, need=need, gpus=len(fits), obstacles=named)
     fits.sort(
         key=lambda g: (

@@ -1,4 +1,4 @@
-"""Chooses the running attempts whose places a job of higher priority takes (docs/design.md, Preemption).
+"""Decides which running jobs a queued job of higher priority preempts (docs/design.md, Preemption).
 
 The choice touches the least important priorities, then the fewest attempts, then those that lose the least
 work. Nobody is chosen if that would not let the job start, or if the job fits as soon as attempts that are
@@ -7,17 +7,26 @@ ending anyway have left.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
+from gpu_scheduler.core.model.attempt_status import StopRequest
 from gpu_scheduler.core.model.need import Need
-from gpu_scheduler.core.scheduling.facts import Facts
+from gpu_scheduler.core.model.now import Now
+from gpu_scheduler.core.model.states import AttemptState, JobState
+from gpu_scheduler.core.scheduling.actions import Action, RecordStop, Reserve
+from gpu_scheduler.core.scheduling.facts import Attempt, Facts, QueuedJob
+from gpu_scheduler.core.scheduling.needs import ResourceSpec
 from gpu_scheduler.core.scheduling.placement import place
+from gpu_scheduler.core.scheduling.settings import Limits, Settings
+from gpu_scheduler.core.scheduling.sweep_timing import was_sent_sigkill
 from gpu_scheduler.core.scheduling.vacancy import Vacancy
 from gpu_scheduler.core.scheduling.victim_search import Candidate, find_victims
 
-_NOTHING_PLACED: Mapping[str, Sequence[Need]] = {}
+#: Seconds for which a job that follows its own preemption is not preempted again.
+PROTECTION_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -28,26 +37,94 @@ class Preemption:
     gpus: tuple[str, ...]
 
 
+def may_preempt(priority: int, resources: ResourceSpec, settings: Settings) -> bool:
+    """Returns whether a job with this priority and these resources may preempt others."""
+    limit = settings.preempt_at_priority
+    return resources.preempt or (limit is not None and priority <= limit)
+
+
+def find_preemption(
+    job: QueuedJob,
+    need: Need,
+    allowed: tuple[int, ...] | None,
+    facts: Facts,
+    gpus: Sequence[Vacancy],
+) -> Preemption | None:
+    """Returns which attempts a waiting job preempts, or None. gpus: all managed GPUs."""
+    candidates = [
+        Candidate(attempt.attempt_id, attempt.priority, _lost_work_s(attempt, facts.now))
+        for attempt in facts.attempts
+        if attempt.priority > job.priority and _may_be_preempted(attempt, facts.now)
+    ]
+    if not candidates:
+        return None
+    leaving = {attempt.attempt_id for attempt in facts.attempts if _is_leaving(attempt, facts.now)}
+    return choose_victims(need, allowed, candidates, leaving, gpus, facts.settings)
+
+
+def preempt(job_id: int, preemption: Preemption, facts: Facts) -> list[Action]:
+    """Returns the actions that reserve the GPUs for a job and preempt its victims."""
+    grace_s = facts.settings.preempt_grace_s
+    stops = [
+        RecordStop(
+            attempt.job_id,
+            StopRequest(
+                "preempted", grace_s, "kill", f"for job {job_id}", attempt.preempt_signal,
+                JobState.QUEUED, job_id,
+            ),
+        )
+        for attempt in facts.attempts
+        if attempt.attempt_id in preemption.victims
+    ]  # fmt: skip
+    return [Reserve(job_id, preemption.gpus, preemption.victims), *stops]
+
+
+def _may_be_preempted(attempt: Attempt, now: Now) -> bool:
+    """Returns whether an attempt runs normally, belongs to us, and has not just followed a preemption.
+
+    A runner that cannot be reached is left alone, because it could not be stopped.
+    """
+    status = attempt.status
+    runs = attempt.state is AttemptState.RUNNING and status.claim in ("live", "unclaimed")
+    stops = attempt.stop_request is not None or status.stop is not None or status.result is not None
+    if not runs or stops or attempt.watched_pid is not None:
+        return False
+    run_time_s = math.inf if attempt.started_at is None else now.wall - attempt.started_at
+    # A negative time means that the clock was set back, which must not protect a job for ever.
+    return not (attempt.follows_preemption and 0 <= run_time_s < PROTECTION_S)
+
+
+def _is_leaving(attempt: Attempt, now: Now) -> bool:
+    """Returns whether an attempt frees its GPUs soon without being preempted."""
+    if attempt.state is AttemptState.ENDED:
+        return not was_sent_sigkill(attempt, now)  # otherwise, its processes may remain for ever
+    stop = attempt.open_stop or attempt.status.stop
+    must_stop = stop is not None and stop.on_timeout == "kill"
+    return must_stop or attempt.state in (AttemptState.ORPHANED, AttemptState.RELEASED)
+
+
+def _lost_work_s(attempt: Attempt, now: Now) -> float:
+    return math.inf if attempt.started_at is None else max(0.0, now.wall - attempt.started_at)
+
+
 def choose_victims(
     need: Need,
     allowed: tuple[int, ...] | None,
     candidates: Sequence[Candidate],
     leaving: Collection[int],
-    facts: Facts,
-    placed: Mapping[str, Sequence[Need]] = _NOTHING_PLACED,
+    gpus: Sequence[Vacancy],
+    limits: Limits,
 ) -> Preemption | None:
     """Returns which attempts to preempt so that a job with this need can start, or None.
 
     candidates: the attempts that may be preempted for the job. leaving: the ids of the attempts that are
-    ending without it, and whose places the job therefore gets at no cost. placed: for each GPU, by UUID, the
-    needs of the jobs to which the round has already given a part of it.
+    ending without it, and whose places the job therefore gets at no cost. gpus: all managed GPUs.
     """
-    managed = [gpu for gpu in facts.gpus if allowed is None or gpu.index in allowed]
-    vacancies = [Vacancy(gpu, facts, placed.get(gpu.uuid, ())) for gpu in managed]
+    usable = [gpu for gpu in gpus if allowed is None or gpu.index in allowed]
 
-    def accepting(victims: Collection[Candidate]) -> list[Vacancy]:
+    def accepting(victims: Iterable[Candidate]) -> list[Vacancy]:
         gone = {*leaving, *(one.attempt_id for one in victims)}
-        return [gpu for gpu in vacancies if gpu.accepts(need, gone)]
+        return [gpu for gpu in usable if gpu.accepts(need, gone)]
 
     if len(accepting(())) >= need.count or len(accepting(candidates)) < need.count:
         return None
@@ -56,6 +133,6 @@ def choose_victims(
     allowing = [[one for one in candidates if one.priority >= lowest] for lowest in priorities]
     first = bisect_left(allowing, need.count, key=lambda victims: len(accepting(victims)))
     victims = find_victims(need, accepting(allowing[first]), allowing[first], frozenset(leaving))
-    views = [gpu.without(victims | frozenset(leaving)) for gpu in vacancies]
-    gpus = place(need, allowed, views, facts.settings)
-    return Preemption(tuple(sorted(victims)), gpus) if isinstance(gpus, tuple) else None
+    views = [gpu.without(victims | frozenset(leaving)) for gpu in usable]
+    uuids = place(need, allowed, views, limits)
+    return Preemption(tuple(sorted(victims)), uuids) if isinstance(uuids, tuple) else None

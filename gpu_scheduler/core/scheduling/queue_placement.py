@@ -7,48 +7,84 @@ from dataclasses import replace
 
 from gpu_scheduler.core.model.need import Need
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
-from gpu_scheduler.core.scheduling.actions import Action, RecordBypassed, SetWaitReason, Start
-from gpu_scheduler.core.scheduling.facts import Facts, Gpu, PendingGroup
-from gpu_scheduler.core.scheduling.gpu_admission import with_allocation
-from gpu_scheduler.core.scheduling.gpu_use import availability, unattributed_memory
+from gpu_scheduler.core.scheduling.actions import Action, DropReservation, RecordBypassed, SetWaitReason
+from gpu_scheduler.core.scheduling.facts import Facts, Gpu, PendingGroup, QueuedJob
 from gpu_scheduler.core.scheduling.needs import ResourceSpec, resolve
-from gpu_scheduler.core.scheduling.order import order
-from gpu_scheduler.core.scheduling.placement import could_fit, place
+from gpu_scheduler.core.scheduling.order import order, queue_key
+from gpu_scheduler.core.scheduling.placement import could_fit
+from gpu_scheduler.core.scheduling.preemption import find_preemption, may_preempt, preempt
+from gpu_scheduler.core.scheduling.round_allocations import RoundAllocations
 
 
 def place_jobs(facts: Facts) -> list[Action]:
     """Starts every waiting job that fits now, in queue order, and records why the other jobs wait.
 
-    If a job does not fit, jobs behind it that fit bypass it (backfill). Each bypassed job is recorded.
+    The jobs for which GPUs are reserved come first. If a job does not fit, jobs behind it that fit bypass it
+    (backfill). Each bypassed job is recorded. At most one job of a round preempts others.
     """
     why_not = _general_wait_reason(facts)
     if why_not is not None:
         return _wait_reasons(facts.pending_groups, {id(group): why_not for group in facts.pending_groups})
     if not facts.all_sampled:
         return []
-    views = {gpu.uuid: availability(gpu, facts) for gpu in facts.gpus}
+    gpus = RoundAllocations(facts)
     needs = {group.resources: need_of(group.resources, facts) for group in facts.pending_groups}
-    starts: list[Action] = []
+    actions = _place_reserved_jobs(facts, gpus)
     reasons: dict[int, WaitReason] = {}
     waiting: list[int] = []
+    has_preempted = False
     for job, group in order(facts.pending_groups):
         if id(group) in reasons:
             continue
         need = needs[group.resources]
-        answer = place(need, group.resources.allowed, list(views.values()), facts.settings)
+        answer = gpus.place(need, group.resources.allowed)
         if isinstance(answer, WaitReason):
             reasons[id(group)] = answer
-            if not job.bypassed and not answer.is_infeasible:
+            preempting = [] if has_preempted else _preempt(job, group.resources, answer, facts, gpus)
+            actions += preempting
+            has_preempted = has_preempted or bool(preempting)
+            if not job.bypassed and not preempting and not answer.is_infeasible:
                 waiting.append(job.job_id)
             continue
-        starts += [RecordBypassed(passed) for passed in waiting]
+        actions += [RecordBypassed(passed) for passed in waiting]
         waiting.clear()
-        starts.append(_start(job.job_id, answer, need, facts))
-        for uuid in answer:
-            views[uuid] = with_allocation(views[uuid], need, facts.settings)
+        actions.append(gpus.start(job.job_id, answer, need))
         if group.has_more and job is group.jobs[-1]:
             break  # the group's next job, which this round has not read, may precede all remaining jobs
-    return starts + _wait_reasons(facts.pending_groups, reasons)
+    return actions + _wait_reasons(facts.pending_groups, reasons)
+
+
+def _place_reserved_jobs(facts: Facts, gpus: RoundAllocations) -> list[Action]:
+    """Starts the jobs that fit on their reserved GPUs, and keeps these GPUs for the other reserved jobs.
+
+    A job that cannot start although all its victims have left loses its reservation.
+    """
+    actions: list[Action] = []
+    for reserved in sorted(facts.reserved_jobs, key=lambda one: queue_key(one.job)):
+        job_id, need = reserved.job.job_id, need_of(reserved.resources, facts)
+        answer = gpus.place(need, reserved.resources.allowed, reserved.gpus)
+        if reserved.may_start and not isinstance(answer, WaitReason):
+            actions.append(gpus.start(job_id, answer, need))
+        elif any(attempt.preempted_for == job_id for attempt in facts.attempts):
+            gpus.reserve(job_id, reserved.gpus, need)
+        else:
+            actions.append(DropReservation(job_id))
+    return actions
+
+
+def _preempt(
+    job: QueuedJob, resources: ResourceSpec, reason: WaitReason, facts: Facts, gpus: RoundAllocations
+) -> list[Action]:
+    """Preempts other jobs for a job that waits for this reason, if it may do so and if that helps."""
+    if reason.is_infeasible or not may_preempt(job.priority, resources, facts.settings):
+        return []
+    need = reason.need
+    assert need is not None
+    found = find_preemption(job, need, resources.allowed, facts, gpus.vacancies())
+    if found is None:
+        return []
+    gpus.reserve(job.job_id, found.gpus, need)
+    return preempt(job.job_id, found, facts)
 
 
 def need_of(resources: ResourceSpec, facts: Facts) -> Need:
@@ -82,25 +118,6 @@ def _general_wait_reason(facts: Facts) -> WaitReason | None:
     if facts.storage_issue is not None:
         return WaitReason(WaitKind.STORAGE, facts.storage_issue)
     return None if facts.probe_error is None else WaitReason(WaitKind.GPUS_UNREADABLE, facts.probe_error)
-
-
-def _start(job_id: int, uuids: tuple[str, ...], need: Need, facts: Facts) -> Start:
-    return Start(
-        job_id,
-        uuids,
-        need.share,
-        _baseline(uuids, facts),
-        need.vram,
-        need.whole,
-        need.learned,
-        need.assumed,
-    )
-
-
-def _baseline(uuids: tuple[str, ...], facts: Facts) -> tuple[tuple[str, int], ...]:
-    chosen = [gpu for gpu in facts.gpus if gpu.uuid in uuids]
-    limits = facts.settings
-    return tuple((gpu.uuid, unattributed_memory(gpu, facts.attempts, limits) or 0) for gpu in chosen)
 
 
 def _wait_reasons(groups: tuple[PendingGroup, ...], reasons: Mapping[int, WaitReason]) -> list[Action]:

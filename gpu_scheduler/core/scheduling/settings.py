@@ -35,6 +35,10 @@ class Settings(Limits):
     launched before it counts as not started; grace_s: the time between SIGTERM and SIGKILL; memory_release_s:
     the longest wait until the memory of a released GPU is free; survivor_wait_s: the time that the processes
     of a dead runner have to exit. No command-line option sets launch_deadline_s or the fields after it.
+
+    preempt_at_priority: the priority at or above which (that is, with this or a smaller number) jobs may
+    preempt others without the attribute `preempt`; None if no priority suffices. preempt_grace_s: the time
+    that a job preempted for another one has to save its work.
     """
 
     exclusive: bool = False
@@ -42,6 +46,8 @@ class Settings(Limits):
     oom_retries: int = 0
     fail_retries: int = 0
     recover: bool = False
+    preempt_at_priority: int | None = None
+    preempt_grace_s: float = 60.0
     max_assign_attempts: int = 5
     assign_retry_wait_s: float = 5.0
     launch_deadline_s: float = 10.0

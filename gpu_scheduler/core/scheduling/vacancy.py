@@ -57,9 +57,9 @@ class Vacancy:
         self._allocated_mib = sum(one.allocated_mib for one in self.occupancies.values())
 
     @property
-    def uuid(self) -> str:
-        """The UUID of the GPU."""
-        return self._gpu.uuid
+    def index(self) -> int:
+        """The index of the GPU."""
+        return self._gpu.index
 
     def accepts(self, need: Need, leaving: Collection[int]) -> bool:
         """Returns whether the GPU accepts a job with this need once these attempts have left it."""

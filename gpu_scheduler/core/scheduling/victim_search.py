@@ -32,8 +32,9 @@ class Candidate:
     lost_work_s: float
 
 
-#: The cost of a set of victims: their number, then the work that they lose, in seconds.
-_Cost = tuple[int, float]
+#: The cost of a set of victims: their number, then the work that they lose, in seconds. Of two equal sets,
+#: that with the newer attempts costs less.
+_Cost = tuple[int, float, int]
 
 
 def find_victims(
@@ -78,7 +79,7 @@ class _Search:
 
     def cost(self, victims: Collection[int]) -> _Cost:
         """Returns the cost of a set of victims."""
-        return len(victims), sum(self._lost[one] for one in victims)
+        return len(victims), sum(self._lost[one] for one in victims), -sum(victims)
 
     def options(self, gpu: Vacancy) -> list[frozenset[int]]:
         """Returns sets of victims, one of which an optimal choice contains if it frees this GPU.

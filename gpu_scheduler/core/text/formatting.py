@@ -130,6 +130,12 @@ def count_noun(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
+def format_jobs(job_ids: Iterable[int]) -> str:
+    """Formats the ids of jobs: "job 3", "jobs 3, 4"."""
+    listed = [str(job_id) for job_id in job_ids]
+    return f"job{'' if len(listed) == 1 else 's'} {', '.join(listed)}"
+
+
 def pid_text(pid: int) -> str:
     """Formats a scheduler's pid; 0 means that the scheduler runs in another pid namespace."""
     return f"pid {pid}" if pid else "in another container"

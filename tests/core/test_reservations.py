@@ -1,0 +1,94 @@
+"""How a round places jobs while GPUs are reserved."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gpu_scheduler.core.model.states import AttemptState
+from gpu_scheduler.core.scheduling import actions as act
+from gpu_scheduler.core.scheduling.facts import Attempt, Facts, QueuedJob, ReservedJob
+from gpu_scheduler.core.scheduling.needs import ResourceSpec
+from gpu_scheduler.core.scheduling.queue_placement import place_jobs
+from gpu_scheduler.core.scheduling.settings import Settings
+from gpu_scheduler.views.wait_text import wait_text
+from tests.core.gpu_world import group, round_of, running
+
+HALF, WHOLE = ResourceSpec(share=500), ResourceSpec(share=1000)
+URGENT = replace(WHOLE, preempt=True)
+RESERVED = ReservedJob(QueuedJob(9, 100, 1), URGENT, ("U0",))
+LEAVING = running(1, "U0", share=1000, state=AttemptState.STOPPING, preempted_for=9)
+
+
+def starts(actions: list[act.Action]) -> dict[int, tuple[str, ...]]:
+    return {one.job_id: one.gpus for one in actions if isinstance(one, act.Start)}
+
+
+def low(attempt_id: int, *uuids: str, **values: object) -> Attempt:
+    return running(attempt_id, *uuids, **{"share": 1000, "priority": 300, "started_at": 0.0, **values})
+
+
+def test_a_reserved_gpu_is_kept_until_the_job_fits_on_it() -> None:
+    waiting = round_of(2, group(HALF, (2, 50)), reserved_jobs=(RESERVED,), attempts=(LEAVING,))
+    assert starts(place_jobs(waiting)) == {2: ("U1",)}
+    free = replace(waiting, attempts=())
+    assert starts(place_jobs(free)) == {9: ("U0",), 2: ("U1",)}
+
+
+def test_a_job_waits_for_its_reserved_gpu_even_if_another_one_is_free() -> None:
+    assert starts(place_jobs(round_of(2, reserved_jobs=(RESERVED,), attempts=(LEAVING,)))) == {}
+
+
+def test_a_wait_reason_names_the_job_for_which_a_gpu_is_reserved() -> None:
+    [wait] = place_jobs(round_of(1, group(HALF, 2), reserved_jobs=(RESERVED,), attempts=(LEAVING,)))
+    assert isinstance(wait, act.SetWaitReason)
+    assert wait_text(wait.reason) == "needs 0.5 of a GPU, 0 free (GPU 0: reserved for job 9)"
+
+
+def test_a_reservation_without_victims_is_dropped_if_its_job_cannot_start() -> None:
+    busy = running(2, "U0", share=1000)
+    for blocked in (
+        round_of(1, reserved_jobs=(RESERVED,), attempts=(busy,)),
+        round_of(1, reserved_jobs=(replace(RESERVED, may_start=False),)),
+        round_of(1, reserved_jobs=(replace(RESERVED, gpus=("gone",)),)),
+    ):
+        assert place_jobs(blocked) == [act.DropReservation(9)]
+
+
+def test_only_one_job_of_a_round_preempts_others() -> None:
+    queue = group(URGENT, (5, 100)), group(replace(URGENT, exclusive=True), (6, 100))
+    actions = place_jobs(round_of(2, *queue, attempts=(low(1), low(2, "U1"))))
+    assert [one for one in actions if isinstance(one, act.Reserve)] == [act.Reserve(5, ("U1",), (2,))]
+
+
+def test_the_gpus_of_a_preemption_are_kept_from_the_jobs_behind_in_the_same_round() -> None:
+    pair = ResourceSpec(share=1000, gpus=2, preempt=True)
+    actions = place_jobs(round_of(2, group(pair, (5, 100)), group(HALF, (6, 200)), attempts=(low(1),)))
+    assert act.Reserve(5, ("U0", "U1"), (1,)) in actions
+    assert starts(actions) == {}
+
+
+def test_a_second_preemptor_takes_other_gpus_than_those_reserved() -> None:
+    situation = round_of(
+        2, group(URGENT, (5, 50)), reserved_jobs=(RESERVED,), attempts=(LEAVING, low(2, "U1"))
+    )
+    assert act.Reserve(5, ("U1",), (2,)) in place_jobs(situation)
+
+
+def test_a_priority_preempts_only_at_the_limit_of_the_scheduler() -> None:
+    def preempts(settings: Settings) -> bool:
+        situation: Facts = round_of(1, group(WHOLE, (5, 100)), attempts=(low(1),), settings=settings)
+        return any(isinstance(one, act.Reserve) for one in place_jobs(situation))
+
+    assert not preempts(Settings())
+    assert not preempts(Settings(preempt_at_priority=99))
+    assert preempts(Settings(preempt_at_priority=100))
+
+
+def test_a_victim_gets_its_own_signal_and_the_grace_period_of_the_scheduler() -> None:
+    situation = round_of(
+        1, group(URGENT, (5, 100)), attempts=(low(1, preempt_signal="USR1"),),
+        settings=Settings(preempt_grace_s=7.0),
+    )  # fmt: skip
+    [stop] = [one.stop for one in place_jobs(situation) if isinstance(one, act.RecordStop)]
+    assert (stop.cause, stop.grace_s, stop.on_timeout, stop.signal) == ("preempted", 7.0, "kill", "USR1")
+    assert (stop.next_state, stop.preemptor) == ("queued", 5)
