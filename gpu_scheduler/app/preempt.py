@@ -18,6 +18,8 @@ from gpu_scheduler.app.location import Location
 from gpu_scheduler.app.store_access import open_store, scheduler_pid_of
 from gpu_scheduler.app.without_scheduler import STOP_MARGIN_S, observed_job, observed_status, write_stop
 from gpu_scheduler.attempts.executor import LOCAL_EXECUTORS
+from gpu_scheduler.attempts.progress_source import progress_source
+from gpu_scheduler.attempts.saved_work import newest_checkpoint
 from gpu_scheduler.attempts.sweep import recorded_command
 from gpu_scheduler.core.model.attempt_status import DEFAULT_STOP_SIGNAL, StopRequest
 from gpu_scheduler.core.model.checkpoint import Checkpoint
@@ -25,8 +27,7 @@ from gpu_scheduler.core.model.progress import ProgressUnit
 from gpu_scheduler.core.model.request_answer import AnswerCode, RequestAnswer, wrong_state
 from gpu_scheduler.core.model.states import ACTIVE, AttemptState, JobState, Outcome
 from gpu_scheduler.core.progress.eta import JobProgress
-from gpu_scheduler.progress.job_progress import ProgressReader, ProgressSource
-from gpu_scheduler.progress.progress_file import PROGRESS_FILE
+from gpu_scheduler.progress.job_progress import ProgressReader
 from gpu_scheduler.store.location import refuse_copy
 from gpu_scheduler.store.records import ActiveAttemptRecord, AttemptRecord, JobRecord
 from gpu_scheduler.store.requests import add_request, request_answer, withdraw_request
@@ -237,16 +238,10 @@ class _Preemption:
 
     def _progress(self, job: JobRecord, attempt: AttemptRecord) -> JobProgress:
         store = self._store
-        source = ProgressSource(
-            attempt.id,
-            job.spec,
-            attempt.log,
-            str(store.data_dir.attempt_folder(attempt) / PROGRESS_FILE),
-            store.attempts(job.id)[0].created_at,
-            attempt.started_at,
-            attempt.resumed_from,
-        )
-        return ProgressReader().read(source, time.time())
+        progress = ProgressReader().read(progress_source(store, job.spec, attempt), time.time())
+        # `resume --job` continues with this checkpoint, which may be the one that the attempt started with.
+        checkpoint = newest_checkpoint(store, job.spec, store.attempts(job.id))
+        return replace(progress, checkpoint=checkpoint)
 
     def _ended_at(self) -> float | None:
         result = observed_status(self._store, self._attempt).result

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os.path
 from collections.abc import Iterator
 
 from gpu_scheduler.app.answers import Answer, AnswerKind
@@ -11,6 +10,7 @@ from gpu_scheduler.core.model.checkpoint import Checkpoint
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.text.formatting import count_noun, format_duration, pid_text, safe_text
 from gpu_scheduler.views.answers import answer_text
+from gpu_scheduler.views.checkpoint_text import path_in, step_text
 from gpu_scheduler.views.reason_text import outcome_text
 
 #: A checkpoint that was saved at most this many seconds before its attempt ended contains all of its work.
@@ -100,10 +100,8 @@ def _state_text(report: PreemptReport) -> str:
 
 
 def _checkpoint_text(report: PreemptReport, checkpoint: Checkpoint) -> str:
-    path, folder = checkpoint.path, report.job.spec.cwd
-    if os.path.isabs(path) and os.path.commonpath([path, folder]) == os.path.normpath(folder):
-        path = os.path.relpath(path, folder)
-    details = [] if checkpoint.step is None else [f"step {checkpoint.step:g}"]
+    path = path_in(checkpoint.path, report.job.spec.cwd)
+    details = [] if checkpoint.step is None else [step_text(checkpoint.step)]
     if checkpoint.saved_at is not None and report.ended_at is not None:
         before_s = report.ended_at - checkpoint.saved_at
         is_at_end = before_s <= _AT_END_S or report.lost_steps == 0

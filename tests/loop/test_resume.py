@@ -214,3 +214,40 @@ def test_only_a_named_checkpoint_resumes_a_completed_job(rig: Rig) -> None:
     rig.tick_until_ended(job)
     wait_for(lambda: len(ran(rig)) == 2, "the second attempt")
     assert rig.job(job).outcome == "completed"
+
+
+@pytest.mark.parametrize("step", ["planned", "recorded", "performed RequeueJob", "performed Start"])
+def test_no_resume_is_lost_or_repeated_if_the_scheduler_ends_at_any_step(rig: Rig, step: str) -> None:
+    job = add_training(rig)
+    interrupt(rig, job, 100)
+    rig.tick_until_ended(job)
+    path = checkpoint(rig, 100)
+    add_request(rig.store, "resume_job", str(job), checkpoint={"path": path, "step": 100.0})
+
+    def fail(reached: str) -> None:
+        if reached == step:
+            raise InterruptedError(step)
+
+    crashing = Rig(rig.folder)
+    crashing.loop._failpoint = fail
+    with pytest.raises(InterruptedError):
+        crashing.tick()
+    again = Rig(rig.folder)
+    tick_until_saved(again, 200)
+    assert end(again, job).outcome == "completed"
+    assert [one.resumed_from is not None for one in again.store.attempts(job)] == [False, True]
+    assert [given for _, given in ran(rig)] == [None, path]
+
+
+def test_an_attempt_that_saved_nothing_leaves_the_checkpoint_with_which_it_started(rig: Rig) -> None:
+    job = add_training(rig, FLAG, "none")
+    interrupt(rig, job, 100)
+    rig.tick_until_ended(job)
+    chosen = rig.folder / "elsewhere-50"
+    chosen.mkdir()
+    add_request(rig.store, "resume_job", str(job), checkpoint={"path": str(chosen), "step": 50.0})
+    interrupt(rig, job, 150)
+    (rig.folder / "out/checkpoint-150").rename(rig.folder / "moved")
+    row = rig.tick_until_ended(job)
+    assert row.checkpoint is not None
+    assert row.checkpoint.path == str(chosen)
