@@ -82,10 +82,11 @@ def end_jobs(store: Store, jobs: Collection[int], grace_s: float) -> dict[int, S
     attempts = [one for one in store.active_attempts() if one.state.is_open and one.job_id in jobs]
     elsewhere = [attempt for attempt in attempts if attempt.executor not in LOCAL_EXECUTORS]
     attempts = [attempt for attempt in attempts if attempt.executor in LOCAL_EXECUTORS]
+    stop = StopRequest("cancelled", grace_s)
     for attempt in attempts:
-        write_stop(store, attempt, StopRequest("cancelled", grace_s))
+        write_stop(store, attempt, stop)
     end = time.monotonic() + grace_s + STOP_MARGIN_S
-    ended = {attempt.job_id: _wait_until_over(store, attempt, grace_s, end) for attempt in attempts}
+    ended = {attempt.job_id: _wait_until_over(store, attempt, stop, end) for attempt in attempts}
     return ended | {attempt.job_id: StopResult.RUNS_ELSEWHERE for attempt in elsewhere}
 
 
@@ -139,14 +140,16 @@ def _gpu_status(path: Path, trust: bool) -> list[float] | None:
 
 
 def _wait_until_over(
-    store: Store, attempt: ActiveAttemptRecord, grace_s: float, deadline: float
+    store: Store, attempt: ActiveAttemptRecord, stop: StopRequest, deadline: float
 ) -> StopResult:
-    while (status := observed_status(store, attempt)).claim in (
-        "live",
-        "unclaimed",
-    ) and status.result is None:
+    while (status := observed_status(store, attempt)).result is None:
+        if status.claim not in ("live", "unclaimed"):
+            break
         if time.monotonic() >= deadline:
             return StopResult.PROCESSES_LEFT
+        if status.stop is None or status.stop.cause != stop.cause:
+            # A `preempt` that read the file before this command wrote it has replaced this request.
+            write_stop(store, attempt, stop)
         time.sleep(_POLL_INTERVAL_S)
     if status.result is not None:
         return StopResult.CANCELLED if status.result.cause == "cancelled" else StopResult.HAD_ENDED
@@ -157,7 +160,8 @@ def _wait_until_over(
     never_began = status.claim == "none" and attempt.state is AttemptState.STARTING
     if status.claim == "void" or never_began:
         return StopResult.NEVER_BEGAN
-    if sweep(store.data_dir.attempt_folder(attempt), attempt.token, grace_s, grace_s + STOP_MARGIN_S):
+    limit_s = stop.grace_s + STOP_MARGIN_S
+    if sweep(store.data_dir.attempt_folder(attempt), attempt.token, stop.grace_s, limit_s):
         return StopResult.PROCESSES_LEFT
     return StopResult.RUNNER_HAD_DIED if status.claim == "dead" else StopResult.CANCELLED
 

@@ -16,6 +16,8 @@ import pytest
 from gpu_scheduler.app import preempt as app
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.app.preempt import PreemptEnd, PreemptReport, PreemptWait
+from gpu_scheduler.attempts.runner_control import request_stop
+from gpu_scheduler.core.model.attempt_status import StopRequest
 from gpu_scheduler.core.model.states import Outcome
 from gpu_scheduler.core.scheduling import actions as act
 from tests.cli.desk import Desk
@@ -219,6 +221,23 @@ def test_a_cancel_ends_a_job_that_is_being_preempted(desk: Desk, start: Start, u
         assert desk.run("cancel", job, "--grace", "0.2")[0] == 0
     assert (reports[0].end, reports[0].outcome) == (PreemptEnd.ENDED, Outcome.CANCELLED)
     until_recorded(desk, job, ("finished", Outcome.CANCELLED, None), up=up)
+
+
+def test_a_cancel_that_a_simultaneous_preemption_replaces_is_repeated(desk: Desk) -> None:
+    job = start_job(desk, STUBBORN)
+    attempt = desk.store.attempts(job)[0]
+    folder = desk.folder(attempt)
+    preemption = StopRequest("preempted", 60, "withdraw", "one")
+
+    def replace_the_cancel() -> None:
+        wait_for(lambda: (folder / "stop").exists(), "the cancel")
+        (folder / "stop").unlink()
+        request_stop(folder, attempt.token, preemption)
+
+    thread = threading.Thread(target=replace_the_cancel)
+    thread.start()
+    assert desk.run("cancel", job, "--grace", "0.5") == (0, f"job {job}: cancelled\n", "")
+    thread.join()
 
 
 def test_goes_on_by_observation_if_the_scheduler_dies(desk: Desk) -> None:

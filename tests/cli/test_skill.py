@@ -50,7 +50,7 @@ def test_the_file_names_the_commands_for_everyday_use() -> None:
     named = {shlex.split(line)[1] for line in command_lines(TEXT)}
     assert len(named) > 15
     assert named >= {"status", "submit", "wait", "why", "logs", "cancel", "retry", "pause", "resume", "set"}
-    assert named >= {"recover", "clear", "import"}
+    assert named >= {"recover", "clear", "import", "eta", "adopt", "preempt"}
 
 
 def test_the_front_matter_names_and_describes_the_skill() -> None:
@@ -61,9 +61,9 @@ def test_the_front_matter_names_and_describes_the_skill() -> None:
 
 
 def test_the_checks_find_code_that_is_wrong() -> None:
-    lines = command_lines(f"`{PROGRAM} status --jsn` and\n```bash\n{PROGRAM} eta 3\n```\n")
-    assert sorted(lines) == [f"{PROGRAM} eta 3", f"{PROGRAM} status --jsn"]
+    lines = command_lines(f"`{PROGRAM} status --jsn` and\n```bash\n{PROGRAM} etas 3\n```\n")
+    assert sorted(lines) == [f"{PROGRAM} etas 3", f"{PROGRAM} status --jsn"]
     for line in lines:
         with pytest.raises(UsageError):
             parse(shlex.split(line)[1:])
-    assert not OTHER_CODE.fullmatch("preempt")
+    assert not OTHER_CODE.fullmatch("pre-empt")
