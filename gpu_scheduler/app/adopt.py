@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpu_scheduler.app.adopted_gpus import find_gpus
+from gpu_scheduler.app.answers import ADOPT
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.app.masking import without_secrets
 from gpu_scheduler.app.missing_store import create_missing_store
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
     from gpu_scheduler.core.model.gpu import GpuSample
     from gpu_scheduler.store.store import Store
 
-#: The source that is recorded in the jobs of `adopt`.
-ADOPT = "adopt"
 _PROBLEMS = {
     ProcessProblem.GONE: "there is no such process",
     ProcessProblem.ENDED: "it has ended and waits for its parent to collect it",

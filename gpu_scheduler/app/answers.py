@@ -11,6 +11,8 @@ from gpu_scheduler.core.model.request_answer import RequestAnswer
 COMMAND_LINE = "cli"
 #: The source that is recorded in the jobs of `submit`.
 SUBMIT = "submit"
+#: The source that is recorded in the jobs of `adopt`.
+ADOPT = "adopt"
 #: The target of an answer that concerns all jobs of a request, instead of one job.
 ALL_JOBS = 0
 

@@ -149,6 +149,8 @@ def _wait_reason(job: JobRecord, attempt: AttemptRecord | None, context: ViewCon
         return job.line_wait or _PARENTS
     if job.reason and not _retry_is_due(job, context):
         return WaitReason(WaitKind.RETRY_DELAY, due_at=job.not_before_boot)
+    if job.adopted is not None:
+        return WaitReason(WaitKind.NOT_WATCHED, str(job.adopted.pid))
     if job.line_wait is not None:
         return job.line_wait
     if attempt is not None and attempt.state is AttemptState.ENDED:

@@ -50,13 +50,13 @@ class WatchSupervisor(AttemptSupervisor):
 
 
 class Descendants:
-    """Ends the processes that a stopped process has left: SIGTERM at once, SIGKILL after 3 s or later.
+    """Ends the processes that a stopped process has left: its signal at once, SIGKILL after 3 s or later.
 
     survivors: the pids of the processes that could not be ended.
     """
 
     def __init__(self, process: WatchedProcess) -> None:
-        self._processes = process.descendants
+        self._processes, self._asked_with = process.descendants, process.asked_with
         self._kill_at = process.ended + _KILL_AFTER_S
         self._give_up_at = process.ended + _GIVE_UP_AFTER_S
         self._first_times = self._kill_at, self._give_up_at
@@ -84,6 +84,6 @@ class Descendants:
             signal_processes(left, pending_signals.KILL)
         elif not self._is_signalled:
             self._is_signalled = True
-            signal_processes(left, pending_signals.TERM)
+            signal_processes(left, self._asked_with)
             signal_processes(left, pending_signals.CONT)
         return _RESCAN_S

@@ -48,6 +48,8 @@ class WatchedProcess:
         self._fd = _open(self._pid, self._ticks) if watch["boot_id"] == boot_id() else None
         #: The descendants that it had when it was signalled: their start times in ticks, by pid.
         self.descendants: dict[int, int] = {}
+        #: The signal that asked it to end.
+        self.asked_with: int = pending_signals.TERM
         self.running = False
         self.exit_code: int | None = None
         self.signal: int | None = None
@@ -72,6 +74,8 @@ class WatchedProcess:
         """Signals the process, and for SIGKILL its descendants too; never its process group."""
         if not self.running:
             return
+        if number not in (pending_signals.CONT, pending_signals.KILL):
+            self.asked_with = number
         if number != pending_signals.CONT:
             self.descendants |= _living_descendants(self._pid)
         assert self._fd is not None

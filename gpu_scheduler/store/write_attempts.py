@@ -56,6 +56,7 @@ def start(context: WriteContext, action: act.Start) -> int:
         action.assumed,
         resumed_from=None if checkpoint is None else checkpoint.path,
         resumed_step=None if checkpoint is None else checkpoint.step,
+        watched_pid=None if action.process is None else action.process.pid,
     )  # fmt: skip
     change_job_state(
         context, action.job_id, JobState.STARTING, None, details, before=JobState(state),

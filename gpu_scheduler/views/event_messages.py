@@ -199,7 +199,8 @@ def _start_message(event: Event, started: AttemptStarted, dispatched: tuple[int,
         words.append(f"attempt {started.attempt}")
     if started.resumed_from is not None:
         words.append(f"resumes from {origin_text(started.resumed_from, started.resumed_step)}")
-    text = f"starts on gpu {list(started.gpus)} ({', '.join(words)})"
+    begins = "starts" if started.watched_pid is None else f"is process {started.watched_pid}"
+    text = f"{begins} on gpu {list(started.gpus)} ({', '.join(words)})"
     return EventMessage(_INFO, text, f" — {event.command}")
 
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from gpu_scheduler.app.answers import SUBMIT
+from gpu_scheduler.app.answers import ADOPT, SUBMIT
 from gpu_scheduler.core.model.units import WHOLE
 from gpu_scheduler.core.scheduling.declaration_accuracy import DeclarationAccuracy
 from gpu_scheduler.core.text.formatting import format_age, format_duration, safe_text
@@ -62,6 +62,7 @@ def _attempt_object(view: AttemptView, tolerance: float) -> dict[str, Any]:
     return {
         "number": attempt.number,
         "gpus": view.gpus,
+        "watched_pid": attempt.watched_pid,
         "resumed_from": checkpoint_object(attempt.resumed_from),
         "outcome": attempt.outcome,
         "reason": _reason_text(attempt),
@@ -183,6 +184,8 @@ def _environment_text(spec: JobSpec, source: str) -> str:
         return f"conda {spec.conda}"
     if spec.kind == "csv":
         return "conda base, if conda is installed"
+    if source == ADOPT:
+        return "that of the process that was adopted"
     return "that of the shell in which it was submitted" if source == SUBMIT else "none specified"
 
 
@@ -194,6 +197,8 @@ def _attempt_lines(view: AttemptView, detail: JobDetail) -> Iterator[str]:
         yield _row("  Started", f"not yet; created {_time_and_age(attempt.created_at, now)}")
     else:
         yield _row("  Started", _time_and_age(attempt.started_at, now))
+    if attempt.watched_pid is not None:
+        yield _row("  Process", f"pid {attempt.watched_pid}, which was adopted")
     if attempt.resumed_from is not None:
         yield _row("  Resumed", f"from {checkpoint_text(attempt.resumed_from, detail.job.record.spec.cwd)}")
     if attempt.outcome is not None:

@@ -45,7 +45,9 @@ def running_row(job: JobView, now: float) -> TableRow:
     """Returns the row of a job with an open attempt, with its progress and its last output line."""
     took = "" if job.started_at is None else format_elapsed(now - job.started_at)
     progress, output = short_text(job.progress), _one_line(job.last_line)
-    parts = [part for part in ("window closed" if job.window_closed else "", progress, output) if part]
+    process = "" if job.record.adopted is None else f"pid {job.record.adopted.pid}"
+    closed = "window closed" if job.window_closed else ""
+    parts = [part for part in (closed, process, progress, output) if part]
     # In the job's own progress bar, both the beginning and the end are informative.
     last = Cell("; ".join(parts), keep_end=not progress)
     if not parts:

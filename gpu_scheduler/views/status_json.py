@@ -63,6 +63,7 @@ def job_object(job: JobView) -> dict[str, Any]:
         "finished_at": record.finished_at,
         "priority": record.priority,
         "source": record.source,
+        "adopted_pid": None if record.adopted is None else record.adopted.pid,
         "warnings": job_warnings(job),
         "vram_declared": job.vram_declared,
         "peaks": job.peaks,

@@ -46,6 +46,8 @@ def wait_text(reason: WaitReason) -> str:
         return _preempting_text(reason)
     if reason.kind is WaitKind.REQUEST:
         return f"{reason.cause} requested; waiting for the scheduler"
+    if reason.kind is WaitKind.NOT_WATCHED:
+        return f"process {reason.cause} is not watched yet"
     return _FIXED_TEXTS.get(reason.kind, reason.cause)
 
 

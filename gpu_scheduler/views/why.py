@@ -112,6 +112,10 @@ def _waiting(diagnosis: Diagnosis, waiting: WaitingFacts) -> Iterator[Finding]:
     if job.state is JobState.HELD:
         yield job_findings.held(job, job_reason_text(diagnosis.job))
     yield from map(from_health_issue, waiting.health_issues)
+    if job.adopted is not None:
+        # It already runs, so neither GPUs nor its environment keep it from being watched.
+        yield from job_findings.retry(waiting.retry_in_s, job.launch_failures)
+        return
     yield ok(Check.NEED, current_need_text(waiting.need))
     yield from _placement(diagnosis, waiting.need.need, waiting.placement)
     yield from waiting.environment

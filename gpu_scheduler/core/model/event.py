@@ -69,7 +69,8 @@ class AttemptStarted(AttemptDetails):
     vram: memory on each GPU; exclusive: whether no other job may share the GPUs; learned: whether vram was
     measured on similar jobs; assumed: whether share and vram are defaults rather than declarations.
     resumed_from, resumed_step: the path and the step of the checkpoint from which it resumes; None if it
-    starts from the beginning or if the step is unknown.
+    starts from the beginning or if the step is unknown. watched_pid: the adopted process that the attempt
+    watches; None if it starts the command.
     """
 
     gpus: Sequence[int]
@@ -80,6 +81,7 @@ class AttemptStarted(AttemptDetails):
     assumed: bool = False
     resumed_from: str | None = None
     resumed_step: float | None = None
+    watched_pid: int | None = None
 
 
 @dataclass(frozen=True)

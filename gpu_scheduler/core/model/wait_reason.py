@@ -40,6 +40,8 @@ class WaitKind(str, Enum):
     SHORTAGE = "shortage"
     RELAUNCHED = "relaunched"
     REQUEST = "request"
+    #: The job is a running process that no runner watches; `cause` is its pid.
+    NOT_WATCHED = "not watched"
     NOT_TRIED = "not tried"
     NO_SCHEDULER = "no scheduler"
     #: A reason that only another version defines; `cause` is its stored text.
@@ -65,7 +67,7 @@ class WaitReason(StoredValue):
     """One reason, with the data of its kind.
 
     cause          STORAGE, GPUS_UNREADABLE: the problem; HELD: "user", "line" or the outcome of the attempt
-                   that ended; REQUEST: the requested action
+                   that ended; REQUEST: the requested action; NOT_WATCHED: the pid of the process
     need           the need of each job, for the kinds that concern GPUs
     gpus           NO_FREE_GPU: number of GPUs that would accept the job now; TOO_FEW_GPUS: number of managed
                    GPUs that the job may use
