@@ -7,10 +7,8 @@ import re
 from gpu_scheduler.core.progress.counters import find_counter, is_build_output, parse_number
 from gpu_scheduler.core.progress.marks import Counter, Epoch, Mark
 
-#: A line that matches none of these says nothing. Most lines of a log cost only this search.
-_MAY_SHOW_PROGRESS = re.compile(
-    r"\d ?[/%]|\d of |\d out of |[eE]poch|EPOCH|[sS]tep|STEP|[iI]ter|Train: |GPU available: "
-)
+#: A line without any of these says nothing. To look for them is much faster than to match the patterns.
+_SIGNS = ("/", "%", "poch", "POCH", "tep", "TEP", "ter", "TER", " of ", "Train: ", "GPU available: ")
 #: Epoch 2/10, epoch: [3], Epoch(train) [2], Epoch 3 of 10. "epochs 10" is a setting unless a total follows.
 _EPOCH = re.compile(
     r"(?i)(?<![\w-])epoch(?P<plural>s?)\b(?:\s*\(train(?:ing)?\))?\s*(?:[:=#]|no\.?)?\s*[\[(]?\s*"
@@ -44,28 +42,43 @@ def parse_line(text: str, line: int, *, is_nested: bool = False) -> Mark | None:
     text: the line without escape sequences; line: its number; is_nested: whether it is a bar that another bar
     encloses.
     """
-    if _MAY_SHOW_PROGRESS.search(text) is None:
+    if not _has(text, *_SIGNS):
         return None
     if "-step=" in text:
         text = _CHECKPOINT_NAME.sub("", text)
-    exact = _TRAINER_EPOCH.search(text)
-    named = None if exact is not None else _EPOCH.search(text) or _TIMM_EPOCH.search(text)
-    if named is not None and named.groupdict().get("plural") and not named["total"]:
-        named = None
+    exact = _TRAINER_EPOCH.search(text) if "epoch" in text else None
+    named = None if exact is not None else _named_epoch(text)
     counter = find_counter(text) if named is None else find_counter(text, *named.span())
     if exact is not None:
         epoch: Epoch | None = Epoch(float(exact["number"]), is_exact=True)
     else:
         epoch = None if named is None else _epoch(text, named, counter)
     is_from_zero = named is not None and (named.re is _TIMM_EPOCH or float(named["number"]) == 0)
-    mark = Mark(line, epoch=epoch, is_from_zero=is_from_zero or _LIGHTNING.search(text) is not None)
+    mark = Mark(line, epoch=epoch, is_from_zero=is_from_zero or _is_lightning(text))
     if counter is not None:
         return mark._replace(counter=counter._replace(is_nested=is_nested))
-    step = None if is_nested else _STEP_ALONE.search(text)
+    is_step = not is_nested and _has(text, "tep", "TEP", "ter", "TER")
+    step = _STEP_ALONE.search(text) if is_step else None
     if step is not None:
         return mark._replace(step=parse_number(step["current"]))
-    mark = mark if epoch is not None else mark._replace(percent=_percent(text))
+    if epoch is None and "%" in text:
+        mark = mark._replace(percent=_percent(text))
     return None if mark == Mark(line) else mark
+
+
+def _has(text: str, *needles: str) -> bool:
+    return any(map(text.__contains__, needles))
+
+
+def _is_lightning(text: str) -> bool:
+    return _has(text, "v_num", "•", "GPU available", "DataLoader") and _LIGHTNING.search(text) is not None
+
+
+def _named_epoch(text: str) -> re.Match[str] | None:
+    found = _EPOCH.search(text) if _has(text, "poch", "POCH") else None
+    if found is not None and found["plural"] and not found["total"]:
+        return None
+    return found or (_TIMM_EPOCH.search(text) if "Train: " in text else None)
 
 
 def _epoch(text: str, found: re.Match[str], counter: Counter | None) -> Epoch | None:
@@ -74,7 +87,7 @@ def _epoch(text: str, found: re.Match[str], counter: Counter | None) -> Epoch | 
     if total is not None and number > float(total):
         return None
     last = None if total is None else float(total)
-    if last is not None and _LIGHTNING.search(text):
+    if last is not None and _is_lightning(text):
         last += 1  # its rich bar shows the number of the last epoch
     return Epoch(
         number,

@@ -49,9 +49,11 @@ def progress_of_log(marks: Sequence[Mark], options: RunOptions) -> Progress | No
     epochs = _Epochs(marks, options)
     entries: list[_Entry] = []
     epoch: Epoch | None = None
+    labels = {mark.counter.label for mark in marks if mark.counter is not None}
+    other_work = {label for label in labels if _is_other_work(label, options)}
     for mark in marks:
         epoch = mark.epoch or epoch
-        if mark.counter is not None and not _is_other_work(mark.counter, options):
+        if mark.counter is not None and mark.counter.label not in other_work:
             entries.append(_Entry(mark.counter, epoch, mark.line))
     if any(not entry.counter.is_nested for entry in entries):
         entries = [entry for entry in entries if not entry.counter.is_nested]
@@ -151,8 +153,8 @@ def _starts_again(history: Sequence[tuple[float, float]]) -> bool:
     return False
 
 
-def _is_other_work(counter: Counter, options: RunOptions) -> bool:
-    return any(found[0] not in options.command for found in _OTHER_WORK.finditer(counter.label))
+def _is_other_work(label: str, options: RunOptions) -> bool:
+    return any(found[0] not in options.command for found in _OTHER_WORK.finditer(label))
 
 
 def _of_step(marks: Sequence[Mark], options: RunOptions) -> Progress | None:

@@ -86,7 +86,8 @@ def _marks_of(line: bytes, number: int) -> Iterator[Mark]:
     if line.startswith(_OF_RUNNER):
         return
     for frame in _kept_frames(line):
-        text = ESCAPE.sub("", frame.decode("utf-8", "replace"))
+        text = frame.decode("utf-8", "replace")
+        text = ESCAPE.sub("", text) if "\x1b" in text else text
         mark = parse_line(text, number, is_nested=bool(_ENDS_UP.search(frame)))
         if mark is not None:
             yield mark
