@@ -31,7 +31,7 @@ def running_progress(location: Location) -> ProgressReport:
     """Returns the running jobs with their progress. Raises StoreNotFoundError before the first start."""
     from gpu_scheduler.app.status import StatusQuery, status
 
-    report = status(location, StatusQuery(max_queued=0, max_finished=0, progress=True))
+    report = status(location, StatusQuery(max_queued=0, max_finished=0, progress=True, checkpoints=True))
     return ProgressReport(report.now, tuple(job for job in report.jobs if job.record.state in ACTIVE))
 
 
@@ -58,9 +58,17 @@ def new_reader() -> ProgressReader:
 
 
 def with_progress(
-    store: Store, jobs: Iterable[JobView], now: float, reader: ProgressReader | None = None
+    store: Store,
+    jobs: Iterable[JobView],
+    now: float,
+    reader: ProgressReader | None = None,
+    *,
+    with_checkpoint: bool = True,
 ) -> tuple[JobView, ...]:
-    """Returns the jobs, the running ones with their progress. now: in wall seconds."""
+    """Returns the jobs, the running ones with their progress.
+
+    now: in wall seconds. with_checkpoint: whether to look for checkpoints even if the logs show the progress.
+    """
     shown = list(jobs)
     running = [job for job in shown if job.record.state in ACTIVE and job.started_at is not None]
     if not running:
@@ -73,6 +81,6 @@ def with_progress(
         record = store.job(job.record.id)
         if record is not None and job.attempt is not None:
             source = progress_source(store, record.spec, job.attempt)
-            found[record.id] = reader.read(source, now)
+            found[record.id] = reader.read(source, now, with_checkpoint=with_checkpoint)
     reader.keep_only({job.attempt.id for job in running if job.attempt is not None})
     return tuple(job._replace(progress=found.get(job.record.id)) for job in shown)

@@ -40,7 +40,8 @@ class StatusQuery:
     max_queued: the maximum number of queued jobs, and of held jobs (None means all); max_finished: the
     maximum number of finished jobs, newest first (None means all); only_failed: whether to list only failed
     jobs; with_cleared: whether to list cleared jobs too; last_lines: whether to read the last output line of
-    each running job from its log; progress: whether to read how far each running job is.
+    each running job from its log; progress: whether to read how far each running job is;
+    checkpoints: whether to look for their checkpoints, too, even if their logs show how far they are.
     """
 
     max_queued: int | None = None
@@ -49,6 +50,7 @@ class StatusQuery:
     with_cleared: bool = False
     last_lines: bool = False
     progress: bool = False
+    checkpoints: bool = False
 
 
 def status(
@@ -61,7 +63,10 @@ def status(
     with open_store(location, read_only=True) as store:
         report = read_report(store, query)
         if query.progress:
-            report = replace(report, jobs=with_progress(store, report.jobs, report.now, progress_reader))
+            jobs = with_progress(
+                store, report.jobs, report.now, progress_reader, with_checkpoint=query.checkpoints
+            )
+            report = replace(report, jobs=jobs)
         return _with_last_lines(report) if query.last_lines else report
 
 

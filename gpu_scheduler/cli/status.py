@@ -47,7 +47,11 @@ def status(options: Namespace) -> int:
 def _print_json(options: Namespace) -> None:
     finished = None if options.all else DEFAULT_FINISHED
     query = StatusQuery(
-        max_finished=finished, only_failed=options.failed, with_cleared=options.all, progress=True
+        max_finished=finished,
+        only_failed=options.failed,
+        with_cleared=options.all,
+        progress=True,
+        checkpoints=True,
     )
     try:
         report = app.status(location_of(options), query)

@@ -48,10 +48,14 @@ class ProgressReader:
     def __init__(self) -> None:
         self._attempts: dict[int, _AttemptReader] = {}
 
-    def read(self, source: ProgressSource, now: float) -> JobProgress:
-        """Returns the progress of an attempt. now: in wall seconds. Raises no error: what cannot be read is
-        not known."""
-        return self._attempts.setdefault(source.key, _AttemptReader()).read(source, now)
+    def read(self, source: ProgressSource, now: float, *, with_checkpoint: bool = True) -> JobProgress:
+        """Returns the progress of an attempt. What cannot be read is not known.
+
+        now: in wall seconds. with_checkpoint: whether to look for checkpoints even if the progress is known
+        without them.
+        """
+        reader = self._attempts.setdefault(source.key, _AttemptReader())
+        return reader.read(source, now, with_checkpoint=with_checkpoint)
 
     def keep_only(self, keys: Collection[int]) -> None:
         """Forgets all other attempts."""
@@ -92,15 +96,18 @@ class _AttemptReader:
         self._found: list[FoundCheckpoint] = []
         self._scanned_at = float("-inf")
 
-    def read(self, source: ProgressSource, now: float) -> JobProgress:
+    def read(self, source: ProgressSource, now: float, *, with_checkpoint: bool) -> JobProgress:
         options = RunOptions.of(source.spec)
         reported = read_progress_file(source.progress_file)
         if source.log is not None and self._log.read(source.log):
             self._of_log = progress_of_log(self._log.marks(), options)
-        if not 0 <= now - self._scanned_at < SCAN_INTERVAL_S:
-            self._found, self._scanned_at = scan_checkpoints(source.spec, source.since_wall), now
-        checkpoint = _checkpoint(source.spec, reported, newest_complete(self._found))
-        progress = self._newest(reported, options)
+        progress = self._of_output(reported, options)
+        checkpoint = None
+        if with_checkpoint or progress is None:
+            if not 0 <= now - self._scanned_at < SCAN_INTERVAL_S:
+                self._found, self._scanned_at = scan_checkpoints(source.spec, source.since_wall), now
+            checkpoint = _checkpoint(source.spec, reported, newest_complete(self._found))
+            progress = progress or _of_checkpoints(self._found, options)
         if progress is None:
             return JobProgress(None, checkpoint)
         left = remaining_s(
@@ -111,8 +118,8 @@ class _AttemptReader:
         )
         return JobProgress(progress, checkpoint, left, None if left is None else now + left)
 
-    def _newest(self, reported: ReportedProgress | None, options: RunOptions) -> Progress | None:
-        """Returns the progress from the best evidence that there is."""
+    def _of_output(self, reported: ReportedProgress | None, options: RunOptions) -> Progress | None:
+        """Returns the progress that the job reports itself or else that its log shows."""
         of_job = None
         if reported is not None and reported.step is not None:
             total = reported.total or options.max_steps
@@ -122,7 +129,7 @@ class _AttemptReader:
             return of_job
         if self._of_log is not None:
             return replace(self._of_log, at=self._log.modified_at)
-        return of_job or _of_checkpoints(self._found, options)
+        return of_job
 
     def _resumed_at(self, source: ProgressSource, progress: Progress, options: RunOptions) -> float | None:
         """Returns what was done when the attempt started, in the unit of its progress; None if unknown."""

@@ -62,7 +62,7 @@ class LogReader:
 
     def _forget(self) -> bool:
         was_known = self._file is not None
-        self.__init__()  # type: ignore[misc]
+        self.modified_at, self._file, self._end, self._window = None, None, 0, LogWindow()
         return was_known
 
 

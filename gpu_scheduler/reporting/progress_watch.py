@@ -63,7 +63,7 @@ class ProgressWatch:
                     return
                 sources = self._wanted
             wall = self._clock.now().wall
-            known = {source.key: reader.read(source, wall) for source in sources}
+            known = {source.key: reader.read(source, wall, with_checkpoint=False) for source in sources}
             reader.keep_only(known)
             with self._changed:
                 self._known, self._wanted, self._read_at = known, None, self._clock.now().boot

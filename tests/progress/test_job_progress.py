@@ -124,3 +124,16 @@ def test_checkpoints_are_searched_only_now_and_then(tmp_path: Path) -> None:
 
 def test_nothing_is_shown_of_a_job_without_evidence(tmp_path: Path) -> None:
     assert read(tmp_path) == JobProgress()
+
+
+def test_checkpoints_are_not_searched_in_vain(tmp_path: Path) -> None:
+    trainer_checkpoint(tmp_path / "out/checkpoint-100", 1600.0)
+    source = ProgressSource(1, spec(tmp_path, "--output_dir", "out"), str(tmp_path / "log"))
+    reader = ProgressReader()
+    shown = reader.read(source, NOW, with_checkpoint=False)
+    assert shown.percent == pytest.approx(100 / 3)
+    write(tmp_path / "log", "Step 200/300\n")
+    shown = reader.read(source, NOW + 1, with_checkpoint=False)
+    assert shown.percent == pytest.approx(200 / 3)
+    assert shown.checkpoint is None
+    assert reader.read(source, NOW + 1).checkpoint is not None
