@@ -45,12 +45,14 @@ def wait_text(reason: WaitReason) -> str:
     if reason.kind is WaitKind.PREEMPTING:
         return _preempting_text(reason)
     if reason.kind is WaitKind.REQUEST:
-        return f"{reason.cause} requested; waiting for the scheduler"
+        return f"{_COMMANDS.get(reason.cause, reason.cause)} requested; waiting for the scheduler"
     if reason.kind is WaitKind.NOT_WATCHED:
         return f"process {reason.cause} is not watched yet"
     return _FIXED_TEXTS.get(reason.kind, reason.cause)
 
 
+#: The commands whose requests have another name.
+_COMMANDS = {"resume_job": "resume --job"}
 _FIXED_TEXTS = {
     WaitKind.HELD: "held",
     WaitKind.PROCESSES_LEFT: "waiting for processes of its last attempt to end",

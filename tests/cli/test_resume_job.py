@@ -15,6 +15,8 @@ from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.store.requests import open_requests
 from tests.cli.desk import Desk
+from tests.processes import kill_attempts
+from tests.waiting import wait_for
 
 COMMAND = "python train.py --output_dir outputs"
 
@@ -219,3 +221,27 @@ def test_a_held_preempted_job_names_the_command_that_continues_it(desk: Desk) ->
     desk.store.db.connection.execute("UPDATE job SET checkpoint = ?", (saved,))
     assert f"`resume --job {job}` queues it" in desk.run("why", job)[1]
     assert "Checkpoint    outputs/checkpoint-150 (step 150)\n" in desk.run("show", job)[1]
+
+
+@pytest.mark.parametrize("up", [False, True])
+def test_a_killed_job_is_resumed_before_its_interruption_is_recorded(desk: Desk, up: bool) -> None:
+    job = desk.run_job(
+        "mkdir -p outputs/checkpoint-7; echo {} > outputs/checkpoint-7/trainer_state.json; touch saved;"
+        " sleep 60; python train.py --output_dir outputs"
+    )
+    wait_for((desk.path / "saved").exists, "the checkpoint")
+    kill_attempts(desk.folders)
+    where = "resuming from outputs/checkpoint-7 (step 7)"
+    if not up:
+        for _ in range(2):
+            assert f"takes effect when the scheduler starts, {where}\n" in desk.run("resume", "--job", job)[1]
+        assert "resume --job requested; waiting for the scheduler" in desk.run("status")[1]
+    with desk.scheduler():
+        if up:
+            assert desk.run("resume", "--job", job)[1] == f"job {job} queued again, {where}\n"
+        wait_for(lambda: not desk.requests(), "the request")
+        assert desk.state(job) == "queued"
+    row = desk.store.job(job)
+    assert row is not None
+    assert row.resume_from is not None
+    assert (row.resume_from.step, row.checkpoint) == (7.0, row.resume_from)
