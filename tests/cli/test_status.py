@@ -327,7 +327,8 @@ def test_status_shows_the_last_output_line_of_running_jobs(desk: Desk) -> None:
     job = desk.run_job(script)
     log = desk.path / f"job_{job}.log"
     wait_for(lambda: "20%" in log.read_text(), "the output")
-    assert re.search(rf"^ *{job}  running  0  .*  20%; 20%\|##$", desk.run("status")[1], re.MULTILINE)
+    row = rf"^ *{job}  running  0  .*  20%( ETA \d+s)?; 20%\|##$"
+    assert re.search(row, desk.run("status")[1], re.MULTILINE)
     log.write_text("loss 0.1\nto https://me:word@host/x\n")
     out = desk.run("status")[1]
     assert "word" not in out
