@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable
 
-from gpu_scheduler.core.command.resume import stands_in
 from gpu_scheduler.core.model.attempt_status import DEFAULT_STOP_SIGNAL
 from gpu_scheduler.core.model.checkpoint import Checkpoint
 from gpu_scheduler.core.model.job_spec import JobSpec
@@ -168,6 +167,9 @@ def _checkpoint(saved: str | None, spec: str | None) -> tuple[Checkpoint | None,
     """Returns the newest checkpoint of a job, and whether the scheduler may resume the job by itself."""
     if saved is None or spec is None:
         return None, False
+    # Imported only here, because most jobs have no checkpoint.
+    from gpu_scheduler.core.command.resume import stands_in
+
     return Checkpoint.from_json(saved), stands_in(JobSpec.from_json(spec))
 
 
