@@ -201,12 +201,16 @@ class _Preemption:
         if status.stop is None and (self._has_written or self._is_cleared(answer)):
             # Another preemption has replaced this one and was withdrawn.
             return PreemptEnd.WITHDRAWN
-        if not is_up and not self._has_written:
+        if not is_up and not self._has_written and self._is_open(answer):
             if self._attempt.executor not in LOCAL_EXECUTORS:
                 return PreemptEnd.PENDING
             write_stop(self._store, self._attempt, self._stop)
             self._has_written = True
         return None
+
+    def _is_open(self, answer: RequestAnswer | None) -> bool:
+        """Returns whether no scheduler has carried out the request, or none has replaced it since."""
+        return answer is None or job_record(self._store, self._attempt.job_id).stop_id == self._stop.stop_id
 
     def _is_cleared(self, answer: RequestAnswer | None) -> bool:
         """Returns whether the scheduler has carried out the request and the job continues without it."""

@@ -64,9 +64,13 @@ def observe_attempt(
 
 
 def _has_completed(status: AttemptStatus) -> bool:
-    """Returns whether the command has ended with exit code 0 by itself, so that nothing is left to resume."""
+    """Returns whether the command has ended with exit code 0 by itself, so that nothing is left to resume.
+
+    After a preemption that was withdrawn, it may have ended because of the signal.
+    """
     result = status.result
-    return result is not None and result.cause is None and result.exit_code == 0
+    is_asked = status.withdrawn is not None
+    return result is not None and result.cause is None and result.exit_code == 0 and not is_asked
 
 
 def runner_pids(attempts: Iterable[Attempt]) -> frozenset[int]:

@@ -41,11 +41,16 @@ def newest_checkpoint(store: Store, spec: JobSpec, attempts: Sequence[AttemptRec
     return find_checkpoint(spec, since, reported) or last.resumed_from
 
 
-def _is_complete(store: Store, spec: JobSpec, attempt: AttemptRecord, status: AttemptStatus) -> bool:
-    """Returns whether an attempt that was preempted and exited with code 0 had reached N of N."""
+def _is_complete(store: Store, spec: JobSpec, attempt: AttemptRecord, status: AttemptStatus) -> bool | None:
+    """Returns whether an attempt that was asked to save its work, and exited with code 0, had reached N of N.
+
+    None if its progress is not known, or if the question does not arise.
+    """
     result = status.result
-    if result is None or result.cause != "preempted" or result.exit_code != 0:
-        return False
+    if result is None or result.exit_code != 0:
+        return None
+    if result.cause != "preempted" and (result.cause is not None or status.withdrawn is None):
+        return None
     source = progress_source(store, spec, replace(attempt, log=attempt.log or status.log))
     progress = ProgressReader().read(source, Clock().now().wall).progress
-    return progress is not None and progress.is_complete
+    return None if progress is None or progress.total is None else progress.is_complete

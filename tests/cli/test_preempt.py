@@ -164,6 +164,23 @@ def test_a_job_that_does_not_end_in_time_continues(desk: Desk, start: Start, up:
     until_recorded(desk, job, ("finished", Outcome.FAILED, None), up=up)
 
 
+@pytest.mark.parametrize(
+    ("progress", "end"),
+    [
+        ("Step 50/100", ("held", None, "preempted")),
+        ("Step 100/100", ("finished", Outcome.COMPLETED, None)),
+        ("no progress", ("finished", Outcome.COMPLETED, None)),
+    ],
+)
+def test_a_job_that_saves_too_slowly_completes_only_at_n_of_n(
+    desk: Desk, start: Start, up: bool, progress: str, end: tuple[str, str | None, str | None]
+) -> None:
+    job = start(f"trap '' TERM; echo {progress}; echo up; until [ -e go ]; do sleep 0.02; done")
+    assert desk.run("preempt", job, "--timeout", "0.2")[0] == 1
+    (desk.path / "go").touch()
+    until_recorded(desk, job, end, up=up)
+
+
 def test_the_next_scheduler_does_not_repeat_a_withdrawn_preemption(desk: Desk) -> None:
     job = start_job(desk, "trap 'echo asked' TERM; echo up; until [ -e go ]; do sleep 0.02; done")
     for _ in range(2):
