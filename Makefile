@@ -5,13 +5,15 @@
 # make docs      generate docs/commands.md and docs/states.md from the code
 # make stress    run the stress tests (kills, power cuts, races) at full size: half an hour
 #                (SIZE=0.1, PARTS="P1 P4", SEED=7)
+# make test-hf   run real Hugging Face and Lightning trainers under the scheduler; installs them in .venv-hf
+#                (torch is Debian's package python3-torch); five minutes
 # make model     check every state of the model of the attempt protocol: some minutes
 # make test-all  run the suite with every installed Python from 3.10 to 3.13
 # make clean     remove generated files; make distclean: also .venv
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := install
-.PHONY: install demo test check stress model clean distclean docs test-all
+.PHONY: install demo test test-hf check stress model clean distclean docs test-all
 
 PYTHON := .venv/bin/python
 SIZE ?= full
@@ -49,6 +51,11 @@ model:
 	@bash tools/setup.sh
 	$(PYTHON) -m tests.protocol
 
+# Ordinary runs leave out the folder tests/hf (norecursedirs in pyproject.toml).
+test-hf: install
+	@bash tools/setup_hf.sh
+	$(PYTHON) -m pytest -q -n 2 --timeout 600 $(PYTEST) tests/hf
+
 test-all:
 	@bash tools/setup.sh screen --optional tmux
 	@bash tools/test_all.sh $(PYTEST)
@@ -58,4 +65,4 @@ clean:
 	find . -name __pycache__ -type d -not -path './.venv/*' -prune -exec rm -rf {} +
 
 distclean: clean
-	rm -rf .venv .venv-3.*
+	rm -rf .venv .venv-3.* .venv-hf

@@ -249,7 +249,8 @@ def machine(clone: Path, tmp_path: Path) -> Path:
     It simulates a machine without apt and screen, and a user other than root.
     """
     (clone / "tools").mkdir()
-    shutil.copy2(ROOT / "tools" / "setup.sh", clone / "tools")
+    for name in ("setup.sh", "apt.sh"):
+        shutil.copy2(ROOT / "tools" / name, clone / "tools")
     (clone / "pyproject.toml").write_text("[project]\n")
     venv_with(clone, f'case "$*" in *"pip install"*) exit 0;; esac; exec {shlex.quote(sys.executable)} "$@"')
     machine = tmp_path / "machine"

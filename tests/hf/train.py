@@ -5,9 +5,12 @@ The options are those of `transformers.TrainingArguments`, plus the ones of `Opt
 
 from __future__ import annotations
 
+import json
+import os
 import signal
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import FrameType
 
 import torch
@@ -31,6 +34,7 @@ class Options:
     """Options of this script, in addition to those of the Trainer."""
 
     save_on_sigterm: bool = field(default=False, metadata={"help": "save a checkpoint on SIGTERM, exit 0"})
+    report_progress: bool = field(default=False, metadata={"help": "write the steps to the scheduler's file"})
     sample_ms: float = field(default=0.0, metadata={"help": "milliseconds that loading one sample takes"})
     samples: int = field(default=800, metadata={"help": "size of the training set"})
     eval_samples: int = field(default=0, metadata={"help": "size of the evaluation set"})
@@ -71,6 +75,23 @@ class SaveOnSigterm(TrainerCallback):
         return control
 
 
+class ReportProgress(TrainerCallback):
+    """Writes the step, the number of steps and the newest checkpoint to the file that the scheduler reads."""
+
+    def __init__(self) -> None:
+        self._path = Path(os.environ["GPU_SCHEDULER_PROGRESS"])
+        self._checkpoint: str | None = None
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, *_: object, **__: object) -> None:
+        """Notes the checkpoint just saved."""
+        self._checkpoint = f"{args.output_dir}/checkpoint-{state.global_step}"
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, *_: object, **__: object) -> None:
+        """Replaces the line."""
+        line = {"step": state.global_step, "total": state.max_steps, "checkpoint": self._checkpoint}
+        self._path.write_text(json.dumps(line) + "\n")
+
+
 def main() -> None:
     """Parses the command line, trains, and saves the final model."""
     training, options = HfArgumentParser((TrainingArguments, Options)).parse_args_into_dataclasses()
@@ -79,12 +100,17 @@ def main() -> None:
         GPT2Config(vocab_size=_VOCABULARY, n_positions=16, n_embd=16, n_layer=1, n_head=2)
     )
     evaluation = Sequences(options.eval_samples, options.sample_ms) if options.eval_samples else None
+    callbacks: list[TrainerCallback] = []
+    if options.save_on_sigterm:
+        callbacks.append(SaveOnSigterm())
+    if options.report_progress:
+        callbacks.append(ReportProgress())
     trainer = Trainer(
         model=model,
         args=training,
         train_dataset=Sequences(options.samples, options.sample_ms),
         eval_dataset=evaluation,
-        callbacks=[SaveOnSigterm()] if options.save_on_sigterm else [],
+        callbacks=callbacks,
     )
     trainer.train(resume_from_checkpoint=training.resume_from_checkpoint)
     trainer.save_model()
