@@ -162,6 +162,9 @@ KINDS: list[tuple[Callable[[], Iterator[Piece]], RunOptions, float]] = [
     (training_logs.timm, RunOptions(epochs=5), 0.2),
     (training_logs.several_ranks, RunOptions(), 0.01),
     (training_logs.build_first, RunOptions(), 0.001),
+    (training_logs.yolo, RunOptions(), 0.001),
+    (training_logs.fairseq, RunOptions(epochs=5), 0.001),
+    (training_logs.diffusers, RunOptions(), 0.001),
 ]
 
 

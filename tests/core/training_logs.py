@@ -155,3 +155,41 @@ def build_first() -> Iterator[Piece]:
     yield "GPU utilisation 93%, dropout 10%\n", 0.0
     for percent in range(0, 101, 2):
         yield f"2024-05-01 10:00:00 progress: {percent}% done, val accuracy 71.5%\n", percent / 100
+
+
+def yolo() -> Iterator[Piece]:
+    """Ultralytics YOLO: the epoch stands before the bar, and a bar for the validation follows."""
+    head = "      Epoch    GPU_mem   box_loss   cls_loss   dfl_loss  Instances       Size\n"
+    classes = "                 Class     Images  Instances      Box(P          R      mAP50  mAP50-95)"
+    for epoch in range(1, 6):
+        yield head, (epoch - 1) / 5
+        for batch in range(9):
+            frame = tqdm(
+                f"        {epoch}/5      4.72G      1.145       1.68      1.201        200        640",
+                batch,
+                8,
+            )
+            yield f"\r{frame}", (epoch - 1 + batch / 8) / 5
+        yield "\n", epoch / 5
+        for batch in range(5):
+            yield f"\r{tqdm(classes, batch, 4)}", epoch / 5
+        yield "\n                   all        128        929      0.652      0.554      0.614\n", epoch / 5
+
+
+def fairseq() -> Iterator[Piece]:
+    """fairseq: the batches of an epoch follow its number."""
+    for epoch in range(1, 6):
+        for batch in range(10, 301, 10):
+            begin = f"2024-05-01 10:00:00 | INFO | train_inner | epoch {epoch:03d}:"
+            yield f"{begin} {batch:6d} / 300 loss=5.2, ppl=36.8\n", (epoch - 1 + batch / 300) / 5
+
+
+def diffusers() -> Iterator[Piece]:
+    """diffusers: a bar of the run, and now and then unnamed bars of a pipeline that makes samples."""
+    for step in range(1, 301):
+        yield f"\r{tqdm('Steps', step, 300)}", step / 300
+        if step in (100, 200):
+            for _ in range(4):
+                for sample in range(0, 51, 5):
+                    yield f"\n\r{tqdm('', sample, 50)}\x1b[A", step / 300
+                yield f"\r{tqdm('', 50, 50)}\n", step / 300  # its last frame takes the line of the outer bar

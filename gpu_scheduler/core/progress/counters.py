@@ -33,6 +33,8 @@ _BRACKET = re.compile(rf"\[\s*(?P<current>{_NUMBER})\s*/\s*(?P<total>{_NUMBER})\
 _COUNTED = re.compile(
     rf"(?i)(?<![\w.])(?P<current>{_NUMBER})\s*/\s*(?P<total>{_NUMBER}) (?:batches|steps|iterations|updates)\b"
 )
+#: epoch 002:    150 / 300 loss=5.2
+_BESIDE_EPOCH = re.compile(rf"\s*[:,|]?\s*(?P<current>{_NUMBER})\s*/\s*(?P<total>{_NUMBER})(?![\w.])")
 _BYTES = re.compile(r"\b[kKMGT]?i?B(?:/s|\b)")
 #: What follows the number of a command in a build, such as that of a CUDA extension: [1/3] nvcc …
 _BUILD = re.compile(r"\s*(?:/\S+|c\+\+|g\+\+|gcc|clang\S*|nvcc|cc|Building|Linking|Compiling|Generating)\s")
@@ -54,9 +56,15 @@ def find_counter(text: str, begin: int = 0, end: int = 0) -> Counter | None:
         if found is None:
             continue
         counter = build(text, found)
-        if counter is not None and 0 <= counter.current <= counter.total and counter.total > 0:
+        if counter is not None and _is_valid(counter):
             return counter._replace(is_inner=counter.is_inner or (has_epoch and pattern is not _STEP))
-    return None
+    beside = _BESIDE_EPOCH.match(text, end) if has_epoch else None
+    counter = None if beside is None else _step(text, beside)
+    return None if counter is None or not _is_valid(counter) else counter._replace(is_inner=True)
+
+
+def _is_valid(counter: Counter) -> bool:
+    return 0 <= counter.current <= counter.total and counter.total > 0
 
 
 def is_build_output(text: str) -> bool:
@@ -89,7 +97,7 @@ def _bar(text: str, found: re.Match[str]) -> Counter | None:
     elapsed = None if found["elapsed"] is None else _seconds(found["elapsed"])
     if elapsed is not None:
         elapsed += 0.5  # the bar shows only whole seconds, which are half a second short on average
-    return Counter(_label(text[: found.start()]), current, total, elapsed)
+    return Counter(_label(text[: found.start()]), current, total, elapsed, is_bar=True)
 
 
 def _rich(text: str, found: re.Match[str]) -> Counter | None:
@@ -101,9 +109,13 @@ def _rich(text: str, found: re.Match[str]) -> Counter | None:
     times = _RICH_ELAPSED.search(tail)
     elapsed = None if times is None else _seconds(times[1])
     if count is not None:
-        return Counter(label, parse_number(count["current"]), parse_number(count["total"]), elapsed)
+        return Counter(
+            label, parse_number(count["current"]), parse_number(count["total"]), elapsed, is_bar=True
+        )
     percent = _RICH_PERCENT.search(tail) or _RICH_PERCENT.search(text)
-    return None if percent is None else Counter(label, float(percent[1]), 100.0, elapsed, is_percent=True)
+    if percent is None:
+        return None
+    return Counter(label, float(percent[1]), 100.0, elapsed, is_bar=True, is_percent=True)
 
 
 def _keras(text: str, found: re.Match[str]) -> Counter | None:

@@ -16,6 +16,8 @@ _EPOCH = re.compile(
 )
 #: timm: Train: 3 [ 150/1251 ( 12%)]
 _TIMM_EPOCH = re.compile(r"(?:^|\s)Train: (?P<number>\d+)(?= +\[)")
+#: Ultralytics YOLO:  2/100  4.72G  1.145  1.68  1.201  200  640: 100%|██████████| 8/8
+_YOLO_EPOCH = re.compile(r"^\s*(?P<number>\d+)/(?P<total>\d+)\s+[\d.]+[GM]\s")
 #: The lines of the Hugging Face Trainer: {'loss': 0.5, 'epoch': 1.5}
 _TRAINER_EPOCH = re.compile(r"['\"]epoch['\"]\s*:\s*['\"]?(?P<number>\d+(?:\.\d+)?)")
 #: iter 100: loss 2.3, {'step': 100, …}
@@ -78,6 +80,8 @@ def _named_epoch(text: str) -> re.Match[str] | None:
     found = _EPOCH.search(text) if _has(text, "poch", "POCH") else None
     if found is not None and found["plural"] and not found["total"]:
         return None
+    if found is None and "%|" in text:
+        found = _YOLO_EPOCH.match(text)
     return found or (_TIMM_EPOCH.search(text) if "Train: " in text else None)
 
 

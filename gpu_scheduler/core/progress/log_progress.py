@@ -5,7 +5,8 @@ These rules apply, in this order:
 1. Counters of other work never count: downloads, loading, validation and the like, unless the command itself
    contains that word, as `python eval.py` does; and bars that another bar encloses.
 2. The newest counter with a total counts, whatever epochs or percentages follow, unless it has reached its
-   total and an epoch began after it.
+   total and an epoch began after it. A bar that is not full comes before all counters that began after it,
+   because it encloses them.
 3. A counter that starts again counts only within its epoch. It starts again if it falls by more than a fifth
    of its total, if it is the bar of an epoch, or if it is outside the part of its total that belongs to the
    epoch named before it. A few lines within this part do not show whether the counter starts
@@ -29,7 +30,7 @@ from gpu_scheduler.core.progress.run_options import RunOptions
 #: The beginnings of words that name work other than the run itself.
 _OTHER_WORK = re.compile(
     r"\b(?:download|upload|fetch|load|map\b|filter|tokeni[sz]|preproc|generat|split|extract|cach|sanity|valid|"
-    r"val\b|eval|test|predict|warm|quanti|sav|writ|shard|compil|build|collect|pack|profil)"
+    r"val\b|eval|test|predict|warm|quanti|sav|writ|shard|compil|build|collect|pack|profil|skip)"
 )
 #: Number of lines within the part of the total that belongs to their epoch that show a counter of the run.
 _MIN_LINES_WITHIN = 20
@@ -57,11 +58,28 @@ def progress_of_log(marks: Sequence[Mark], options: RunOptions) -> Progress | No
             entries.append(_Entry(mark.counter, epoch, mark.line))
     if any(not entry.counter.is_nested for entry in entries):
         entries = [entry for entry in entries if not entry.counter.is_nested]
-    for label in dict.fromkeys(entry.counter.label for entry in reversed(entries)):
-        found = _of_counter([entry for entry in entries if entry.counter.label == label], epochs)
+    for history in _in_order(entries):
+        found = _of_counter(history, epochs)
         if found is not None:
             return found
     return _of_step(marks, options) or epochs.progress() or _of_percent(marks)
+
+
+def _in_order(entries: Sequence[_Entry]) -> list[list[_Entry]]:
+    """Returns the history of each counter: first the bars that are not full, then the others, newest first.
+
+    A bar that is not full encloses all that began after it.
+    """
+    histories: dict[str, list[_Entry]] = {}
+    for entry in entries:
+        histories.setdefault(entry.counter.label, []).append(entry)
+    enclosing = [
+        label
+        for label, history in histories.items()
+        if history[-1].counter.is_bar and not history[-1].counter.is_complete
+    ]
+    newest_first = sorted(histories, key=lambda label: -histories[label][-1].line)
+    return [histories[label] for label in dict.fromkeys([*enclosing, *newest_first])]
 
 
 class _Epochs:

@@ -8,15 +8,16 @@ from typing import NamedTuple
 class Counter(NamedTuple):
     """A counter with a total. label: the last words before it, which tell the counters of a log apart.
 
-    elapsed_s: the seconds that a bar shows for its work so far. is_inner: whether the line shows that the
-    counter starts again with every epoch. is_nested: whether another bar encloses it. is_percent: whether it
-    counts percent.
+    elapsed_s: the seconds that a bar shows for its work so far. is_bar: whether it is a bar, which is drawn
+    until it is full. is_inner: whether the line shows that the counter starts again with every epoch.
+    is_nested: whether another bar encloses it. is_percent: whether it counts percent.
     """
 
     label: str
     current: float
     total: float
     elapsed_s: float | None = None
+    is_bar: bool = False
     is_inner: bool = False
     is_nested: bool = False
     is_percent: bool = False

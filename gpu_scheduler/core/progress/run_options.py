@@ -11,7 +11,9 @@ _STEPS = (
     "max_steps", "total_steps", "num_steps", "max_train_steps", "num_train_steps", "train_steps", "max_iters",
     "max_iter", "num_iters", "iterations", "trainer.max_steps",
 )  # fmt: skip
-_EPOCHS = ("num_train_epochs", "max_epochs", "num_epochs", "n_epochs", "epochs", "trainer.max_epochs")
+_EPOCHS = (
+    "num_train_epochs", "max_epochs", "max_epoch", "num_epochs", "n_epochs", "epochs", "trainer.max_epochs",
+)  # fmt: skip
 _OUTPUT = ("output_dir",)
 
 
