@@ -12,6 +12,7 @@ from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.request import JobFact, Request
 from gpu_scheduler.core.model.states import AttemptState, JobState, Outcome
 from gpu_scheduler.core.scheduling import actions as act
+from gpu_scheduler.core.scheduling.draining import is_drained
 from gpu_scheduler.core.scheduling.facts import AdoptedJob, Attempt, Facts
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
 from gpu_scheduler.core.scheduling.plan import plan
@@ -143,6 +144,27 @@ def test_the_end_of_the_process_ends_the_job_which_is_never_retried(
     assert (end.outcome, end.state, end.is_still_adopted) == (outcome, JobState.FINISHED, False)
 
 
+@pytest.mark.parametrize(
+    ("number", "exit_code", "signal", "outcome"),
+    [
+        (2, None, 15, Outcome.CANCELLED),
+        (2, None, None, Outcome.CANCELLED),
+        (2, 0, None, Outcome.COMPLETED),
+        (1, None, 15, Outcome.FAILED),
+    ],
+)
+def test_a_process_that_ended_between_two_watchers_was_ended_by_the_open_cancel(
+    number: int, exit_code: int | None, signal: int | None, outcome: Outcome
+) -> None:
+    """Otherwise, the jobs that wait for it would start."""
+    result = replace(RESULT, exit_code=exit_code, signal=signal)
+    ended = replace(
+        WATCHING, number=number, stop_request=CANCEL, status=AttemptStatus(claim="dead", result=result)
+    )
+    assert end_of(ended).outcome is outcome
+    assert end_of(replace(ended, stop_request=None)).outcome is not Outcome.CANCELLED
+
+
 @pytest.mark.parametrize("next_state", [JobState.HELD, JobState.QUEUED])
 def test_a_preempted_process_is_no_longer_adopted(next_state: JobState) -> None:
     result = replace(RESULT, cause="preempted", exit_code=None, signal=15)
@@ -182,6 +204,11 @@ def test_requests_about_an_adopted_process_wait_until_it_is_watched(verb: str) -
     jobs = {10: JobFact(10, JobState.QUEUED)}
     world = facts(gpu(0), adopted_jobs=(adopted(),), requests=(request,), jobs=jobs)
     assert [type(action) for action in plan(world)] == [act.Start]
+
+
+def test_the_queue_is_not_drained_while_a_process_is_to_be_watched() -> None:
+    assert is_drained(facts(gpu(0)), [], has_pending_retries=False)
+    assert not is_drained(facts(gpu(0), adopted_jobs=(adopted(),)), [], has_pending_retries=False)
 
 
 def test_an_ended_job_counts_as_completed_when_the_queue_is_drained() -> None:

@@ -287,3 +287,33 @@ def test_after_a_reboot_the_job_is_held_and_no_longer_adopted(rig: Rig, start: S
         assert (held.state, held.held_by, held.adopted) == (JobState.HELD, "interrupted", None)
         assert "the machine was restarted" in words(held.reason)
     assert process.poll() is None
+
+
+def test_preempting_an_adopted_process_uses_the_signal_of_the_job(rig: Rig, start: StartProcess) -> None:
+    process = start()
+    job = adopt(rig, identity(process), preempt_signal="USR1")
+    runner_of(rig, job, 1)
+    add_request(rig.store, "preempt", str(job), stop_id="a", grace_s=600.0, on_timeout="kill")
+    held = rig.tick_until_ended(job)
+    assert (held.state, held.held_by, held.adopted) == (JobState.HELD, "preempted", None)
+    assert process.wait() == -signal.SIGUSR1
+
+
+def test_an_adopted_process_that_ignores_a_preemption_goes_on(
+    rig: Rig, start: StartProcess, tmp_path: Path
+) -> None:
+    code = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\nopen('ready', 'w').close()\n"
+    with subprocess.Popen([sys.executable, "-c", code + WAIT], cwd=tmp_path) as process:
+        wait_for((tmp_path / "ready").exists)
+        job = adopt(rig, identity(process))
+        runner_of(rig, job, 1)
+        add_request(rig.store, "preempt", str(job), stop_id="a", grace_s=0.05, on_timeout="withdraw")
+        folder = rig.attempt_folder(job)
+        rig.tick_until((folder / "withdrawn").exists)
+        rig.tick_until(lambda: rig.job(job).state is JobState.RUNNING and rig.job(job).stop_id is None)
+        # The next watcher does not stop it either.
+        os.kill(runner_of(rig, job, 1).pid, signal.SIGKILL)
+        runner_of(rig, job, 2)
+        assert process.poll() is None
+        finish(tmp_path, 0)
+        assert rig.tick_until_ended(job).outcome is Outcome.COMPLETED

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gpu_scheduler.core.failure.explanation import explain_failure, explain_launch_failure
-from gpu_scheduler.core.model.attempt_status import AttemptResult
+from gpu_scheduler.core.model.attempt_status import AttemptResult, StopRequest
 from gpu_scheduler.core.model.checkpoint import Checkpoint
 from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.core.model.state_reason import FailureKind, NextKind, NextStep, ReasonKind, StateReason
@@ -59,6 +59,15 @@ def _has_completed(attempt: Attempt) -> bool | None:
     return None if attempt.saved_work is None else attempt.saved_work.is_complete
 
 
+def _unseen_stop(attempt: Attempt, result: AttemptResult) -> StopRequest | None:
+    """Returns the request to stop that an earlier watcher of an adopted process probably carried out.
+
+    That watcher died before the process did. An exit code shows that the process ended by itself.
+    """
+    is_first = attempt.watched_pid is None or attempt.number == 1
+    return None if is_first or result.exit_code is not None else attempt.open_stop
+
+
 def newest_checkpoint(attempt: Attempt) -> Checkpoint | None:
     """Returns the newest complete checkpoint of the attempt's job; None if there is none.
 
@@ -77,6 +86,8 @@ def end_with_result(
             outcome = Outcome.COMPLETED
     elif not result.began:
         outcome = Outcome.NOT_STARTED
+    elif (stop := _unseen_stop(attempt, result)) is not None:
+        outcome = outcome_of(stop.cause)
     elif result.exit_code == 0:
         # A command that saved its work too slowly for a preemption, which was withdrawn, has not completed.
         stopped_late = attempt.status.withdrawn is not None and _has_completed(attempt) is False

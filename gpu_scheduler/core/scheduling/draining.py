@@ -18,7 +18,8 @@ def is_drained(facts: Facts, specs: Iterable[ResourceSpec], has_pending_retries:
     the user can resume a paused GPU, but a GPU that is lost or in foreign use may become available by itself.
     """
     specs = list(specs)
-    if has_pending_retries or facts.requests or facts.attempts or (specs and not facts.all_sampled):
+    is_busy = has_pending_retries or facts.requests or facts.attempts or facts.adopted_jobs
+    if is_busy or (specs and not facts.all_sampled):
         return False
     return all(_needs_user(spec, facts) for spec in specs)
 
