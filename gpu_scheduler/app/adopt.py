@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 from gpu_scheduler.app.adopted_gpus import find_gpus
 from gpu_scheduler.app.answers import ADOPT
@@ -15,7 +16,7 @@ from gpu_scheduler.app.masking import without_secrets
 from gpu_scheduler.app.missing_store import create_missing_store
 from gpu_scheduler.app.store_access import open_store, scheduler_pid_of
 from gpu_scheduler.attempts.sweep import processes_of
-from gpu_scheduler.core.jobsfile.attributes import parse_item
+from gpu_scheduler.core.jobsfile.attributes import field_of, parse_item
 from gpu_scheduler.core.model.adopted_process import AdoptedProcess
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.text.formatting import pid_text
@@ -45,13 +46,13 @@ _PROBLEMS = {
 class Adoption:
     """The process to adopt, and the attributes of its job.
 
-    vram: the memory that it needs on each GPU, in MiB; None means that it has its GPUs to itself. gpus: the
-    indices of its GPUs; None means those on which the driver lists it. probe, simulate: how to read the GPUs
-    if no scheduler has run yet.
+    attributes: texts by attribute, such as the name of the job. vram: the memory that it needs on each GPU, in
+    MiB; None means that it has its GPUs to itself. gpus: the indices of its GPUs; None means those on which
+    the driver lists it. probe, simulate: how to read the GPUs if no scheduler has run yet.
     """
 
     pid: int
-    name: str | None = None
+    attributes: Mapping[str, str] = field(default_factory=dict)
     vram: int | None = None
     gpus: tuple[int, ...] | None = None
     probe: ProbeKind = "auto"
@@ -82,8 +83,7 @@ def adopt(location: Location, wanted: Adoption) -> AdoptedJob:
     Raises UsageError if the process cannot be adopted or a value is wrong, SchedulerError if it belongs to a
     job, and GpuStateError if the GPUs cannot be read. Nothing is recorded then.
     """
-    if wanted.name is not None:
-        _check_name(wanted.name)
+    attributes = _parsed(wanted.attributes)
     process = _read(wanted.pid)
     _refuse_own(process)
     try:
@@ -93,16 +93,19 @@ def adopt(location: Location, wanted: Adoption) -> AdoptedJob:
             gpus = find_gpus(location, store, process, wanted)
     except StoreNotFoundError:
         gpus = find_gpus(location, None, process, wanted)
-    spec = _spec(process, wanted, gpus)
+    spec = replace(_spec(process, len(gpus), wanted.vram), **attributes)
     create_missing_store(location)
     return without_secrets(_insert(location, process, spec, gpus))
 
 
-def _check_name(name: str) -> None:
+def _parsed(attributes: Mapping[str, str]) -> dict[str, Any]:
+    """Returns the fields of JobSpec that these attributes set. Raises UsageError for a wrong value."""
     try:
-        parse_item(f"--name {name}", "name", name, None)
+        return {
+            field_of(key): parse_item(f"--{key} {text}", key, text, None) for key, text in attributes.items()
+        }
     except ValueError as error:
-        raise UsageError(str(error)) from None
+        raise UsageError(f"{error}; nothing was adopted") from None
 
 
 def _read(pid: int) -> RunningProcess:
@@ -157,13 +160,11 @@ def _refuse_known(store: Store, process: RunningProcess) -> None:
             raise SchedulerError(f"PID {pid} cannot be adopted: it belongs to job {attempts[token].job_id}")
 
 
-def _spec(process: RunningProcess, wanted: Adoption, gpus: tuple[GpuSample, ...]) -> JobSpec:
+def _spec(process: RunningProcess, gpu_count: int, vram: int | None) -> JobSpec:
     """Returns what the process is, so that a retry starts the same again."""
     text = shlex.join((_program(process), *process.arguments[1:]))
     # With a number of GPUs and no memory, the job has its GPUs to itself.
-    return JobSpec(
-        "command", text, process.cwd, command=text, name=wanted.name, gpus=len(gpus), vram=wanted.vram
-    )
+    return JobSpec("command", text, process.cwd, command=text, gpus=gpu_count, vram=vram)
 
 
 def _program(process: RunningProcess) -> str:

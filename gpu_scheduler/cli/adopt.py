@@ -5,6 +5,7 @@ from __future__ import annotations
 from argparse import Namespace
 
 from gpu_scheduler.app import adopt as app
+from gpu_scheduler.cli.arguments import given_attributes
 from gpu_scheduler.cli.program import location_of, print_message
 from gpu_scheduler.views.adopt import note_text, to_text
 
@@ -14,7 +15,12 @@ def adopt(options: Namespace) -> int:
     job = app.adopt(
         location_of(options),
         app.Adoption(
-            options.pid, options.name, options.vram, options.gpus, options.gpu_probe, options.simulate
+            options.pid,
+            given_attributes(options),
+            options.vram,
+            options.gpus,
+            options.gpu_probe,
+            options.simulate,
         ),
     )
     print(to_text(job), end="", flush=True)

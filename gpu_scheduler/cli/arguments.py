@@ -16,6 +16,8 @@ from gpu_scheduler.cli.values import path
 
 #: Begins the names of the parsed options that are attributes of a job.
 _ATTRIBUTE_PREFIX = "attribute_"
+#: The attributes that `adopt` accepts. The others say how a job is started.
+_OF_ADOPTED = {"name", "priority", "preempt-signal", "resume-flag", "checkpoints"}
 _PRIORITY_VALUES = "a number, or CRITICAL, HIGH, NORMAL, LOW (0, 100, 200, 300)"
 
 
@@ -72,7 +74,6 @@ def adopt(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("pid", metavar="PID", type=values.integer(2, 2**22),
                         help="Process to adopt, such as a training run that you started in a"
                         " shell")  # fmt: skip
-    parser.add_argument("--name", metavar="NAME", help="Name of the job")
     parser.add_argument("--vram", metavar="SIZE", type=values.positive_mib,
                         help="Memory that it needs on each GPU, such as 18G (default: it has its GPUs to"
                         " itself)")  # fmt: skip
@@ -82,6 +83,9 @@ def adopt(parser: argparse.ArgumentParser) -> None:
         type=values.gpu_indices,
         help="GPUs that it uses, such as 0,2 (default: those on which the driver lists it)",
     )
+    from gpu_scheduler.core.jobsfile.attributes import ATTRIBUTE_HELP
+
+    _attributes(parser.add_argument_group("attributes"), {}, ATTRIBUTE_HELP.keys() - _OF_ADOPTED)
     probe_options(parser.add_argument_group("if no scheduler has run yet"))
 
 

@@ -203,6 +203,17 @@ def test_refuses_a_process_whose_gpus_are_unknown(desk: Desk, process: Process) 
     assert refusal(desk, process.pid, "--gpus", "7") == (2, "--gpus: there is no GPU 7; the GPUs are 0, 1")
 
 
+def test_attributes_apply_to_the_job(desk: Desk, process: Process) -> None:
+    listed(desk)
+    words = ("--priority", "HIGH", "--preempt-signal", "USR1", "--checkpoints", "out/epoch_*.pt")
+    assert desk.run("adopt", process.pid, "--gpus", "0", *words, "--resume-flag", "ckpt")[0] == 0
+    job = desk.store.job(1)
+    assert job is not None
+    spec = job.spec
+    assert (job.priority, spec.preempt_signal, spec.checkpoints) == (100, "USR1", "out/epoch_*.pt")
+    assert spec.resume_flag == "--ckpt"
+
+
 def test_refuses_wrong_values(desk: Desk, process: Process) -> None:
     listed(desk)
     assert "name" in refusal(desk, process.pid, "--gpus", "0", "--name", "a b")[1]
