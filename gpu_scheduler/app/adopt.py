@@ -46,9 +46,9 @@ _PROBLEMS = {
 class Adoption:
     """The process to adopt, and the attributes of its job.
 
-    attributes: texts by attribute, such as the name of the job. vram: the memory that it needs on each GPU, in
-    MiB; None means that it has its GPUs to itself. gpus: the indices of its GPUs; None means those on which
-    the driver lists it. probe, simulate: how to read the GPUs if no scheduler has run yet.
+    attributes: texts by attribute, such as the name of the job. vram: the memory that it needs on each GPU,
+    in MiB; None means that it has its GPUs to itself. gpus: the indices of its GPUs; None means those on
+    which the driver lists it. probe, simulate: how to read the GPUs if no scheduler has run yet.
     """
 
     pid: int
