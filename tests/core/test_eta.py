@@ -14,7 +14,7 @@ STEP = ProgressUnit.STEP
 
 
 @given(
-    total=st.integers(2, 10**6),
+    total=st.integers(2, 10**5),
     part=st.floats(0.01, 0.99),
     resumed=st.floats(0, 0.99),
     speed=st.floats(1e-3, 1e3),
@@ -50,7 +50,7 @@ def test_an_estimate_is_a_positive_time(
     left = remaining_s(
         Progress(current, total, STEP, at, elapsed), started_at=started, now=now, resumed_at=resumed
     )
-    assert left is None or 0 < left < float("inf")
+    assert left is None or 0 < left < 4e8
 
 
 @pytest.mark.parametrize(
@@ -64,6 +64,7 @@ def test_an_estimate_is_a_positive_time(
         (Progress(50, 100, STEP), 0.0, 50.0),
         (Progress(50, 100, STEP), 0.0, None),
         (Progress(50, 100, STEP, elapsed_s=0.0), 0.0, 0.0),
+        (Progress(1, 1e15, STEP), 0.0, 0.0),  # no calendar has a date for its end
     ],
 )
 def test_there_is_no_estimate_without_evidence(

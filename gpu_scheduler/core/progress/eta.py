@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import isfinite
 
 from gpu_scheduler.core.model.checkpoint import Checkpoint
 from gpu_scheduler.core.model.progress import Progress
+
+#: A longer estimate, of more than ten years, says only that the job has hardly begun.
+_MAX_LEFT_S = 10 * 365 * 86400.0
 
 
 @dataclass(frozen=True)
@@ -50,4 +52,4 @@ def remaining_s(
     if elapsed is None or elapsed <= 0 or done <= 0:
         return None
     left = elapsed * (progress.total - progress.current) / done - (now - at)
-    return left if left > 0 and isfinite(left) else None
+    return left if 0 < left <= _MAX_LEFT_S else None
