@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -15,6 +17,8 @@ from gpu_scheduler.core.progress.run_options import RunOptions
 from tests.core import training_logs
 from tests.core.training_logs import Piece, tqdm
 
+#: Recorded logs of real runs.
+LOGS = Path(__file__).parents[1] / "data" / "logs"
 NO_OPTIONS = RunOptions()
 STEP, EPOCH, PERCENT = ProgressUnit.STEP, ProgressUnit.EPOCH, ProgressUnit.PERCENT
 
@@ -204,3 +208,22 @@ def test_any_bytes_are_read_in_any_pieces(data: bytes, cuts: list[int]) -> None:
 def test_any_text_shows_at_most_the_total(text: str) -> None:
     found = progress(text, RunOptions(epochs=3, max_steps=10))
     assert found is None or found.fraction is None or 0 <= found.fraction <= 1
+
+
+@pytest.mark.parametrize("path", sorted(LOGS.glob("*.log")), ids=lambda path: path.stem)
+def test_a_log_that_is_read_in_pieces_shows_the_same_as_the_whole_log(path: Path) -> None:
+    data, options, chance = path.read_bytes(), RunOptions(epochs=3), random.Random(path.stem)
+    window, end = LogWindow(), 0
+    while end < len(data):
+        begin, end = end, end + chance.choice((1, 7, 50, 400, 3000))
+        window.feed(data[begin:end])
+        if chance.random() < 0.3:
+            assert progress_of_log(window.marks(), options) == progress(data[:end], options), end
+
+
+def test_a_line_without_an_end_needs_little_memory() -> None:
+    window = LogWindow()
+    for text in ("Step 5/300 ", "x" * 100_000, f"\r{tqdm('', 7, 300)}" * 10_000):
+        window.feed(text.encode())
+        assert len(window._rest) < 10_000
+    assert progress_of_log(window.marks(), NO_OPTIONS) == Progress(7, 300, STEP, elapsed_s=0.5)

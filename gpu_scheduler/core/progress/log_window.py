@@ -42,9 +42,7 @@ class LogWindow:
         *lines, rest = (self._rest + data).split(b"\n")
         for line in reversed(list(islice(_last_lines(lines), MAX_LINES))):
             self._add_line(line)
-        if len(rest) > _MAX_REST_BYTES:
-            rest = b"\r".join([*_kept_frames(rest)[-3:], b""])
-        self._rest = rest
+        self._rest = rest if len(rest) <= _MAX_REST_BYTES else _shortened(rest)
         while self._marks and self._marks[0].line <= self._lines - MAX_LINES:
             self._marks.popleft()
 
@@ -63,6 +61,13 @@ class LogWindow:
             self._lines += 1
         self._was_nested = is_nested
         self._marks.extend(marks)
+
+
+def _shortened(rest: bytes) -> bytes:
+    """Returns an unfinished line with only the frames that count. Its last frame may not be complete yet."""
+    head, overwrites, last = rest.rpartition(b"\r")
+    kept = [*_kept_frames(head)] if overwrites else []
+    return b"\r".join([*kept, last[:_MAX_FRAME_BYTES]])
 
 
 def _is_nested(line: bytes) -> bool:
