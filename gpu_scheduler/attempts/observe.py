@@ -74,7 +74,7 @@ def _has_completed(status: AttemptStatus) -> bool:
 
 
 def runner_pids(attempts: Iterable[Attempt]) -> frozenset[int]:
-    """Returns the pids of the runners of these attempts and of the processes that they watch.
+    """Returns the pids of the runners of these attempts, and of adopted processes that have their GPUs alone.
 
     Leaves out attempts whose end is recorded, and those of remote executors, whose pids belong to another
     machine.
@@ -82,7 +82,8 @@ def runner_pids(attempts: Iterable[Attempt]) -> frozenset[int]:
     local = [one for one in attempts if one.state.is_open and one.executor in LOCAL_EXECUTORS]
     # The store knows the runner of an attempt whose folder cannot be read now.
     pids = {one.status.pid or (one.runner.pid if one.runner is not None else None) for one in local}
-    pids |= {one.watched_pid for one in local}
+    # If an adopted process shares its GPU, its own claim limits what the runners of other jobs can claim.
+    pids |= {one.watched_pid for one in local if one.whole}
     return frozenset(pid for pid in pids if pid is not None)
 
 

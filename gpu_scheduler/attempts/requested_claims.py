@@ -21,7 +21,10 @@ def requested_claims(store: Store, attempt: AttemptRecord, folder: ClaimFolder) 
     if not folder.path.is_dir():
         folder.prepare()
     names = [uuid for uuid in attempt.gpus if can_be_claimed(uuid)]
-    inherited = own_claims(read_locks_of(folder.path, names).locks)
+    locks = read_locks_of(folder.path, names).locks
+    inherited = own_claims(locks)
+    # An adopted process may hold a claim itself, if `run` has executed it.
+    held = {uuid for uuid, found in locks.items() if attempt.watched_pid in [lock.pid for lock in found]}
     totals = {gpu.uuid: gpu.total_mib for gpu in store.gpus()}
     # Of two attempts that start in the same round, only the later one gives way.
     earlier = [one for one in store.active_attempts() if one.id < attempt.id and one.state.holds_gpus]
@@ -34,6 +37,6 @@ def requested_claims(store: Store, attempt: AttemptRecord, folder: ClaimFolder) 
         if mib == 0:
             # Nothing is left. A claim beyond the memory still keeps others from claiming the whole GPU.
             mib, range_mib = 1, claimable_total(total) + BEYOND_MIB
-        if uuid not in inherited:
+        if uuid not in inherited and uuid not in held:
             gpus.append({"name": uuid, "mib": mib, "total_mib": range_mib})
     return {"folder": str(folder.path), "gpus": gpus} if gpus else None

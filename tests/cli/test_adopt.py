@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from gpu_scheduler.app import adopted_gpus
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample
 from gpu_scheduler.runner.process_scan import ticks_of
@@ -212,6 +213,22 @@ def test_attributes_apply_to_the_job(desk: Desk, process: Process) -> None:
     spec = job.spec
     assert (job.priority, spec.preempt_signal, spec.checkpoints) == (100, "USR1", "out/epoch_*.pt")
     assert spec.resume_flag == "--ckpt"
+
+
+def test_refuses_gpus_that_the_driver_or_the_scheduler_does_not_show(
+    desk: Desk, process: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed(desk)
+    samples = [GpuSample("SIM-0", 0, "card"), GpuSample("SIM-7", 7, "card", processes=())]
+    monkeypatch.setattr(adopted_gpus, "_probed", lambda *_: tuple(samples))
+    assert refusal(desk, process.pid) == (
+        1,
+        f"the driver does not list the processes on each GPU: name the GPUs of PID {process.pid} with --gpus",
+    )
+    samples[1] = GpuSample("SIM-7", 7, "card", processes=(GpuProcess(process.pid, 8000),))
+    code, error = refusal(desk, process.pid)
+    assert code == 1
+    assert error.startswith(f"PID {process.pid} uses GPU 7, which this scheduler does not manage\n")
 
 
 def test_refuses_wrong_values(desk: Desk, process: Process) -> None:

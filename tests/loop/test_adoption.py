@@ -159,10 +159,9 @@ def test_the_memory_of_an_adopted_process_counts_once(rig: Rig, start: StartProc
     assert rig.store.attempts(beside)[0].gpus == ("U0",)
 
 
-def test_the_claim_of_the_process_itself_is_not_one_of_another_program(
-    rig: Rig, start: StartProcess, tmp_path: Path
-) -> None:
-    """`run` has executed the process, so it holds a claim on its GPU."""
+@pytest.fixture
+def claiming(rig: Rig, tmp_path: Path) -> Iterator[Process]:
+    """Starts a process that claims the whole GPU U0, as if `run` had executed it."""
     code = (
         "import sys; sys.path.insert(0, sys.argv[2])\n"
         "from gpu_scheduler.runner.gpu_lock import Wanted, claim_gpus\n"
@@ -170,16 +169,33 @@ def test_the_claim_of_the_process_itself_is_not_one_of_another_program(
         f"assert isinstance(held, list)\nopen('claimed', 'w').close()\n{WAIT}"
     )
     rig.claim_folder.prepare()
-    words_ = [sys.executable, "-c", code, str(rig.claim_folder.path), str(Path(__file__).parents[2])]
-    with subprocess.Popen(words_, cwd=tmp_path) as process:
+    arguments = [code, str(rig.claim_folder.path), str(Path(__file__).parents[2])]
+    with subprocess.Popen([sys.executable, "-c", *arguments], cwd=tmp_path) as process:
         wait_for((tmp_path / "claimed").exists)
-        job = adopt(rig, identity(process), vram=8000)
-        runner_of(rig, job, 1)
-        assert [lock.pid for lock in read_gpu_locks(rig.claim_folder.path, "U0")] == [process.pid]
-        facts = rig.tick()
-        assert facts.gpus[0].claims == ()
-        finish(tmp_path, 0)
-        assert rig.tick_until_ended(job).outcome is Outcome.COMPLETED
+        yield process
+        process.kill()
+
+
+def test_the_claim_of_the_process_itself_is_not_one_of_another_program(rig: Rig, claiming: Process) -> None:
+    job = adopt(rig, identity(claiming))
+    runner_of(rig, job, 1)
+    assert [lock.pid for lock in read_gpu_locks(rig.claim_folder.path, "U0")] == [claiming.pid]
+    assert rig.tick().gpus[0].claims == ()
+    finish(rig.folder, 0)
+    assert rig.tick_until_ended(job).outcome is Outcome.COMPLETED
+
+
+def test_no_job_is_launched_in_vain_beside_a_process_that_claims_the_whole_gpu(
+    rig: Rig, claiming: Process
+) -> None:
+    job = adopt(rig, identity(claiming), vram=8000)
+    runner_of(rig, job, 1)
+    beside = rig.add_job("true", vram=8000, allowed=(0,))
+    rig.tick()
+    assert rig.job(beside).state is JobState.QUEUED
+    assert rig.store.attempts(beside) == []
+    finish(rig.folder, 0)
+    rig.tick_until_ended(beside)
 
 
 def test_a_killed_watcher_is_replaced_and_the_process_goes_on(rig: Rig, start: StartProcess) -> None:
