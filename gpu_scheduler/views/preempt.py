@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from gpu_scheduler.app.answers import Answer, AnswerKind
 from gpu_scheduler.app.preempt import PreemptEnd, PreemptReport, PreemptWait
 from gpu_scheduler.core.model.checkpoint import Checkpoint
+from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.text.formatting import count_noun, format_duration, pid_text, safe_text
 from gpu_scheduler.views.answers import answer_text
@@ -51,7 +52,8 @@ def failure_text(report: PreemptReport, wait: PreemptWait | None, data_dir: str)
             "" if wait is None else f"`preempt {job} --timeout {2 * wait.stop.grace_s:g}` waits longer, and "
         )
         return (
-            f"job {job} did not end in time, so its preemption was withdrawn and it continues\n"
+            f"job {job} did not end in time, so its preemption was withdrawn and it continues;"
+            " it may still end, if it is saving its work\n"
             f"{longer}`preempt {job} --force` ends it with SIGKILL after the timeout"
         )
     if report.end is PreemptEnd.PENDING:
@@ -78,16 +80,27 @@ def _lines(report: PreemptReport) -> Iterator[str]:
         return
     yield f"job {job} preempted{_state_text(report)}"
     if report.checkpoint is None:
-        yield "  no checkpoint found"
+        yield f"  no complete checkpoint: {_missing_text(report.job.spec)}"
     else:
         yield f"  latest checkpoint: {_checkpoint_text(report, report.checkpoint)}"
     if report.job.state is JobState.HELD:
         yield f"  `{_next_command(report)}"
 
 
+def _missing_text(spec: JobSpec) -> str:
+    """Formats why no checkpoint was found."""
+    if spec.checkpoints is not None:
+        return f"nothing matches checkpoints={spec.checkpoints}"
+    folder = spec.option("output_dir")
+    if folder is not None:
+        return f"none was found in its --output_dir {folder}"
+    return "its command has no --output_dir, and it has no attribute checkpoints="
+
+
 def _next_command(report: PreemptReport) -> str:
     if report.checkpoint is None:
-        return f"retry {report.job_id}` starts it from its beginning"
+        from_path = f"`resume --job {report.job_id} --from PATH` continues from one that you name"
+        return f"retry {report.job_id}` starts it from its beginning, and {from_path}"
     return f"resume --job {report.job_id}` continues it"
 
 
@@ -103,8 +116,8 @@ def _checkpoint_text(report: PreemptReport, checkpoint: Checkpoint) -> str:
     path = path_in(checkpoint.path, report.job.spec.cwd)
     details = [] if checkpoint.step is None else [step_text(checkpoint.step)]
     if checkpoint.saved_at is not None and report.ended_at is not None:
-        before_s = report.ended_at - checkpoint.saved_at
-        is_at_end = before_s <= _AT_END_S or report.lost_steps == 0
+        before_s = max(0.0, report.ended_at - checkpoint.saved_at)
+        is_at_end = before_s <= _AT_END_S if report.lost_steps is None else report.lost_steps == 0
         when = "at its end" if is_at_end else f"{format_duration(before_s)} before its end"
         details.append(f"saved {when}{'' if is_at_end else _loss_text(report.lost_steps)}")
     return path if not details else f"{path} ({', '.join(details)})"

@@ -128,7 +128,10 @@ def test_says_that_there_is_no_checkpoint(desk: Desk, start: Start, up: bool) ->
     code, out, err = desk.run("preempt", job)
     assert (code, err) == (0, "")
     assert out.endswith(
-        f"job {job} preempted\n  no checkpoint found\n  `retry {job}` starts it from its beginning\n"
+        f"job {job} preempted\n"
+        "  no complete checkpoint: its command has no --output_dir, and it has no attribute checkpoints=\n"
+        f"  `retry {job}` starts it from its beginning, and `resume --job {job} --from PATH` continues from"
+        " one that you name\n"
     )
 
 
@@ -147,13 +150,22 @@ def test_says_what_the_newest_checkpoint_lacks(desk: Desk, start: Start, up: boo
     assert " before its end; what came after is lost)\n" in out
 
 
+def test_says_how_many_steps_are_lost(desk: Desk, start: Start) -> None:
+    save = "mkdir -p out/checkpoint-150; echo '{}' > out/checkpoint-150/trainer_state.json"
+    job = start(f"{save}; echo Step 154/300; echo up; exec sleep 300", checkpoints=CHECKPOINTS)
+    _, out, _ = desk.run("preempt", job)
+    assert "  latest checkpoint: out/checkpoint-150 (step 150, saved " in out
+    assert " before its end; 4 steps after it are lost)\n" in out
+
+
 def test_a_job_that_does_not_end_in_time_continues(desk: Desk, start: Start, up: bool) -> None:
     job = start(STUBBORN)
     code, out, err = desk.run("preempt", job, "--timeout", "0.3")
     assert code == 1
     assert "waiting up to 0.3 s for it to save its work and end; otherwise it continues\n" in out
     assert err == (
-        f"gpu-scheduler: job {job} did not end in time, so its preemption was withdrawn and it continues\n"
+        f"gpu-scheduler: job {job} did not end in time, so its preemption was withdrawn and it continues;"
+        " it may still end, if it is saving its work\n"
         f"`preempt {job} --timeout 0.6` waits longer, and `preempt {job} --force` ends it with SIGKILL after"
         " the timeout\n"
     )
