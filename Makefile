@@ -62,7 +62,7 @@ test-all:
 
 clean:
 	rm -rf demo build dist *.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache .coverage
-	find . -name __pycache__ -type d -not -path './.venv/*' -prune -exec rm -rf {} +
+	find . -name __pycache__ -type d -not -path './.venv*/*' -prune -exec rm -rf {} +
 
 distclean: clean
 	rm -rf .venv .venv-3.* .venv-hf

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import NamedTuple
 
+from gpu_scheduler.core.command.program_folder import program_folder
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.progress.checkpoint_names import (
     CheckpointKind,
@@ -72,7 +73,9 @@ def _named_in_output(spec: JobSpec) -> Iterator[tuple[str, CheckpointName]]:
     written = RunOptions.of(spec).output_dir
     if not written or any(character in written for character in "$`\0"):
         return  # only a shell knows which folder this is
-    folder = os.path.join(spec.cwd, os.path.expanduser(written))
+    folder = path_in_program_folder(spec, written)
+    if folder is None:
+        return
     inner = (glob.iglob(os.path.join(glob.escape(folder), each)) for each in _INNER_FOLDERS)
     for each in (folder, *(path for paths in inner for path in paths)):
         try:
@@ -83,6 +86,15 @@ def _named_in_output(spec: JobSpec) -> Iterator[tuple[str, CheckpointName]]:
                         yield os.path.normpath(entry.path), name
         except OSError:
             continue
+
+
+def path_in_program_folder(spec: JobSpec, path: str) -> str | None:
+    """Returns a path of the job's program as an absolute path; None if its folder is not known."""
+    path = os.path.expanduser(path)
+    if os.path.isabs(path):
+        return path
+    folder = program_folder(spec)
+    return None if folder is None else os.path.join(os.path.expanduser(folder), path)
 
 
 def _matching(spec: JobSpec) -> Iterator[tuple[str, CheckpointName]]:

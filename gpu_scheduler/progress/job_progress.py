@@ -16,7 +16,12 @@ from gpu_scheduler.core.progress.checkpoint_names import step_in
 from gpu_scheduler.core.progress.eta import JobProgress, remaining_s
 from gpu_scheduler.core.progress.log_progress import progress_of_log
 from gpu_scheduler.core.progress.run_options import RunOptions
-from gpu_scheduler.progress.checkpoint_scan import FoundCheckpoint, newest_complete, scan_checkpoints
+from gpu_scheduler.progress.checkpoint_scan import (
+    FoundCheckpoint,
+    newest_complete,
+    path_in_program_folder,
+    scan_checkpoints,
+)
 from gpu_scheduler.progress.log_reader import LogReader
 from gpu_scheduler.progress.progress_file import ReportedProgress, read_progress_file
 
@@ -77,8 +82,10 @@ def find_checkpoint(
 def _checkpoint(
     spec: JobSpec, reported: ReportedProgress | None, found: FoundCheckpoint | None
 ) -> Checkpoint | None:
-    if reported is not None and reported.checkpoint is not None:
-        path = os.path.normpath(os.path.join(spec.cwd, reported.checkpoint))
+    written = None if reported is None else reported.checkpoint
+    whole = None if written is None else path_in_program_folder(spec, written)
+    if reported is not None and whole is not None:
+        path = os.path.normpath(whole)
         try:
             saved_at = os.stat(path).st_mtime
         except (OSError, ValueError):

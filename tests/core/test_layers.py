@@ -53,7 +53,7 @@ MAY: Mapping[str, tuple[str, ...]] = {
     "store": (*CORE, *TOP, "system", "runner.folder", "runner.record_lock"),
     "gpus.probes": ("core.model", "errors", "config", "runner.folder"),
     "gpus": (*CORE, *TOP, "system", "runner.membership", "gpus.probes", "store"),
-    "progress": ("core.model", "core.text", "core.progress"),
+    "progress": ("core.model", "core.text", "core.progress", "core.command.program_folder"),
     "attempts": (
         *CORE, *TOP, "system", "runner", "claims", "progress", *STORE, "store.writer",
         "store.attempt_folders",

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from gpu_scheduler.core.model.checkpoint import Checkpoint
+from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.progress.checkpoint_scan import scan_checkpoints
 from gpu_scheduler.progress.job_progress import find_checkpoint
 from tests.progress.training import spec, trainer_checkpoint, zip_checkpoint
@@ -24,6 +26,19 @@ def test_the_newest_folder_of_the_trainer_counts_once_its_state_is_written(tmp_p
     (newest / "trainer_state.json").write_text('{\n  "global_step": 150,\n  "max_steps": 300\n}\n')
     os.utime(newest / "trainer_state.json", (1100.0, 1100.0))
     assert find_checkpoint(job, 900.0) == Checkpoint(str(newest), 150.0, 1100.0)
+
+
+def test_the_output_folder_is_in_the_folder_to_which_the_command_changes(tmp_path: Path) -> None:
+    trainer_checkpoint(tmp_path / "outputs/checkpoint-900", 1000.0)
+    inner = trainer_checkpoint(tmp_path / "exp05/outputs/checkpoint-100", 1000.0)
+    command = "cd exp05 && python train.py --output_dir outputs"
+    job = JobSpec(kind="command", text=command, cwd=str(tmp_path), command=command)
+    assert find_checkpoint(job, None) == Checkpoint(str(inner), 100.0, 1000.0)
+    reported = tmp_path / "progress"
+    reported.write_text('{"step": 100, "checkpoint": "outputs/checkpoint-100"}\n')
+    assert find_checkpoint(job, None, str(reported)) == Checkpoint(str(inner), 100.0, 1000.0)
+    unknown = replace(job, command=command.replace("exp05", "$EXP"))
+    assert find_checkpoint(unknown, None) is None
 
 
 def test_all_but_the_newest_of_a_kind_are_complete(tmp_path: Path) -> None:

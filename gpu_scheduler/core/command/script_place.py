@@ -25,7 +25,7 @@ _MODULE_OPTIONS = ("-m", "--module")
 #: Programs that run something for each word that they get, so that one checkpoint cannot be meant for all.
 _REPEATING = frozenset({"for", "while", "until", "select", "xargs", "parallel"})
 #: Commands that run no script. A script beside them is the one that the job is about, whatever runs it.
-_PASSIVE = frozenset({
+PASSIVE = frozenset({
     ".", ":", "cd", "date", "echo", "export", "hostname", "mkdir", "module", "nvidia-smi", "set", "sleep",
     "source", "tee", "ulimit", "umask", "unset",
 })  # fmt: skip
@@ -85,7 +85,7 @@ def find_script_end(command: str, *, shell_scripts: bool = False) -> int | None:
     parts = simple_commands(command)
     if parts is None:
         return None
-    active = [part for part in parts if part.first not in _PASSIVE]
+    active = [part for part in parts if part.first not in PASSIVE]
     finder = _ScriptFinder(shell_scripts, len(active) == 1)
     found = [word for word in (finder.in_command(part) for part in active) if word is not None]
     return found[0].end if len(found) == 1 and is_clear(command, found[0]) else None
