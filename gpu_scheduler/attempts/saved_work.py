@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from gpu_scheduler.attempts.progress_source import progress_source, start_of
@@ -11,6 +11,8 @@ from gpu_scheduler.core.command.resume import stands_in
 from gpu_scheduler.core.model.attempt_status import AttemptStatus
 from gpu_scheduler.core.model.checkpoint import Checkpoint, SavedWork
 from gpu_scheduler.core.model.job_spec import JobSpec
+from gpu_scheduler.core.model.states import AttemptState
+from gpu_scheduler.core.scheduling.facts import Attempt
 from gpu_scheduler.progress.job_progress import ProgressReader, find_checkpoint
 from gpu_scheduler.progress.progress_file import PROGRESS_FILE
 from gpu_scheduler.store.records import AttemptRecord
@@ -39,6 +41,21 @@ def newest_checkpoint(store: Store, spec: JobSpec, attempts: Sequence[AttemptRec
     since = start_of(attempts[0] if last.resumed_from is None else last)
     reported = str(store.data_dir.attempt_folder(last) / PROGRESS_FILE)
     return find_checkpoint(spec, since, reported) or last.resumed_from
+
+
+def with_saved_times(store: Store, attempts: Iterable[Attempt]) -> tuple[Attempt, ...]:
+    """Returns the attempts, the running ones with the time at which they saved their newest checkpoint."""
+    return tuple(
+        replace(one, saved_at=_saved_at(store, one)) if one.state is AttemptState.RUNNING else one
+        for one in attempts
+    )
+
+
+def _saved_at(store: Store, attempt: Attempt) -> float | None:
+    job = store.job(attempt.job_id)
+    assert job is not None
+    checkpoint = newest_checkpoint(store, job.spec, store.attempts(job.id))
+    return None if checkpoint is None else checkpoint.saved_at
 
 
 def _is_complete(store: Store, spec: JobSpec, attempt: AttemptRecord, status: AttemptStatus) -> bool | None:

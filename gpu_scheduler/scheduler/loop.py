@@ -15,6 +15,7 @@ from pathlib import Path
 
 from gpu_scheduler.attempts.executor import AttemptRef, Executor, Executors, LaunchError
 from gpu_scheduler.attempts.observe import attempt_ref
+from gpu_scheduler.attempts.saved_work import with_saved_times
 from gpu_scheduler.attempts.sweep import sweep_once
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.model.wait_reason import WaitReason
@@ -112,10 +113,14 @@ class Loop:
     def _plan(self, facts: Facts) -> tuple[Facts, list[act.Action]]:
         """Returns the actions of this round, and the facts from which they were planned.
 
-        Checks the storage again before a launch. Before an attempt is given up, checks by a trial whether
-        processes can be started. If a check has a new result, plans again.
+        Before others are preempted, looks for their checkpoints, and plans again. Checks the storage again
+        before a launch. Before an attempt is given up, checks by a trial whether processes can be started. If
+        a check has a new result, plans again.
         """
         actions = plan(facts)
+        if any(isinstance(action, act.Reserve) for action in actions):
+            facts = replace(facts, attempts=with_saved_times(self.store, facts.attempts))
+            actions = plan(facts)
         launches = any(isinstance(action, (act.Start, act.Relaunch)) for action in actions)
         gives_up = any(isinstance(action, act.VoidClaim) and action.gives_up for action in actions)
         if (launches or gives_up) and self.storage is not None:

@@ -22,7 +22,12 @@ from gpu_scheduler.core.model.wait_reason import WaitReason
 from gpu_scheduler.core.scheduling.facts import Attempt, Facts, Gpu, QueuedJob
 from gpu_scheduler.core.scheduling.gpu_use import availability
 from gpu_scheduler.core.scheduling.placement import place
-from gpu_scheduler.core.scheduling.preemption import Preemption, choose_victims, find_preemption
+from gpu_scheduler.core.scheduling.preemption import (
+    Preemption,
+    choose_victims,
+    find_preemption,
+    leaving_attempts,
+)
 from gpu_scheduler.core.scheduling.vacancy import Vacancy
 from gpu_scheduler.core.scheduling.victim_search import Candidate
 from tests.core.gpu_world import NOW, facts, gpu, running
@@ -233,6 +238,13 @@ def test_the_choice_is_as_good_as_the_best_of_all_sets(
         assert found.gpus == fits(need, allowed, without_attempts(situation, found.victims))
 
 
+def found_for(need: Need, situation: Facts) -> Preemption | None:
+    """Returns what a job of priority 100 preempts."""
+    gpus = [Vacancy(one, situation) for one in situation.gpus]
+    job = QueuedJob(99, 100, 1)
+    return find_preemption(job, need, None, situation, leaving_attempts(situation), gpus)
+
+
 def test_nobody_is_preempted_who_must_be_spared() -> None:
     """One attempt for each reason to spare it, next to one that may be preempted."""
     old = {"started_at": 0.0, "priority": 300}
@@ -246,20 +258,17 @@ def test_nobody_is_preempted_who_must_be_spared() -> None:
         on(7, 0, share=100, priority=300, follows_preemption=True, started_at=NOW.wall - 59.0),
     ]
     situation = full(1, *spared, on(8, 0, share=300, **old))
-    gpus = [Vacancy(one, situation) for one in situation.gpus]
-    job = QueuedJob(99, 100, 1)
-    assert find_preemption(job, Need(1, 300), None, situation, gpus) == Preemption((8,), ("U0",))
+    assert found_for(Need(1, 300), situation) == Preemption((8,), ("U0",))
     # The cancelled attempt leaves too.
-    assert find_preemption(job, Need(1, 400), None, situation, gpus) == Preemption((8,), ("U0",))
-    assert find_preemption(job, Need(1, 500), None, situation, gpus) is None
+    assert found_for(Need(1, 400), situation) == Preemption((8,), ("U0",))
+    assert found_for(Need(1, 500), situation) is None
 
 
 @pytest.mark.parametrize("ran_s", [60.0, -1000.0])
 def test_a_job_is_preempted_again_after_a_while_and_after_the_clock_was_set_back(ran_s: float) -> None:
     again = on(1, 0, priority=300, follows_preemption=True, started_at=NOW.wall - ran_s)
     situation = full(1, again)
-    gpus = [Vacancy(one, situation) for one in situation.gpus]
-    assert find_preemption(QueuedJob(99, 100, 1), WHOLE, None, situation, gpus) is not None
+    assert found_for(WHOLE, situation) is not None
 
 
 @pytest.mark.parametrize(
@@ -279,6 +288,4 @@ def test_a_job_is_preempted_again_after_a_while_and_after_the_clock_was_set_back
 )
 def test_a_job_waits_for_attempts_that_leave_anyway(leaving: dict[str, Any], waits: bool) -> None:
     situation = full(2, on(1, 0, **leaving), on(2, 1, priority=300))
-    gpus = [Vacancy(one, situation) for one in situation.gpus]
-    found = find_preemption(QueuedJob(99, 100, 1), WHOLE, None, situation, gpus)
-    assert found == (None if waits else Preemption((2,), ("U1",)))
+    assert found_for(WHOLE, situation) == (None if waits else Preemption((2,), ("U1",)))

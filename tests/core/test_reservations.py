@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from gpu_scheduler.core.model.attempt_status import StopRequest
 from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.facts import Attempt, Facts, QueuedJob, ReservedJob
@@ -16,7 +17,8 @@ from tests.core.gpu_world import group, round_of, running
 HALF, WHOLE = ResourceSpec(share=500), ResourceSpec(share=1000)
 URGENT = replace(WHOLE, preempt=True)
 RESERVED = ReservedJob(QueuedJob(9, 100, 1), URGENT, ("U0",))
-LEAVING = running(1, "U0", share=1000, state=AttemptState.STOPPING, preempted_for=9)
+STOP = StopRequest("preempted", 60.0, stop_id="for job 9", preemptor=9)
+LEAVING = running(1, "U0", share=1000, state=AttemptState.STOPPING, preempted_for=9, stop_request=STOP)
 
 
 def starts(actions: list[act.Action]) -> dict[int, tuple[str, ...]]:
@@ -92,3 +94,35 @@ def test_a_victim_gets_its_own_signal_and_the_grace_period_of_the_scheduler() ->
     [stop] = [one.stop for one in place_jobs(situation) if isinstance(one, act.RecordStop)]
     assert (stop.cause, stop.grace_s, stop.on_timeout, stop.signal) == ("preempted", 7.0, "kill", "USR1")
     assert (stop.next_state, stop.preemptor) == ("queued", 5)
+
+
+def test_a_job_does_not_take_what_is_reserved_for_another_job_with_a_reservation() -> None:
+    """Job 9 counts on the free half of GPU 0, and job 5, which comes first, on the other half."""
+    half = replace(HALF, preempt=True)
+    reserved = (
+        ReservedJob(QueuedJob(9, 100, 1), replace(half, gpus=2), ("U0", "U1")),
+        ReservedJob(QueuedJob(5, 50, 2), WHOLE, ("U2",)),
+    )
+    of_5 = replace(LEAVING, attempt_id=2, gpus=("U2",), preempted_for=5)
+    attempts = (replace(LEAVING, gpus=("U1",)), running(3, "U0", share=500))
+    situation = round_of(3, group(HALF, 7), reserved_jobs=reserved, attempts=(*attempts, of_5))
+    assert starts(place_jobs(situation)) == {}
+    both = (reserved[0], replace(reserved[1], resources=half, gpus=("U0",)))
+    # Job 5 would fit on GPU 0 now, but then job 9 would find no place there.
+    later = replace(situation, pending_groups=(), reserved_jobs=both, attempts=(*attempts, of_5))
+    assert starts(place_jobs(later)) == {}
+
+
+def test_a_reservation_waits_for_a_cancelled_attempt_on_which_it_counts() -> None:
+    pair = ReservedJob(QueuedJob(9, 100, 1), replace(URGENT, gpus=2), ("U0", "U1"))
+    cancelled = replace(LEAVING, preempted_for=None, stop_request=StopRequest("cancelled", 10.0))
+    assert place_jobs(round_of(2, reserved_jobs=(pair,), attempts=(cancelled,))) == []
+
+
+def test_a_small_job_starts_beside_a_leaving_attempt_if_it_also_fits_beside_the_reservation() -> None:
+    half = replace(HALF, preempt=True)
+    attempts = replace(LEAVING, share=500), running(2, "U0", share=250)
+    reserved = ReservedJob(QueuedJob(9, 100, 1), half, ("U0",))
+    small = group(ResourceSpec(share=250), 2, 3)
+    situation = round_of(1, small, reserved_jobs=(reserved,), attempts=attempts)
+    assert starts(place_jobs(situation)) == {2: ("U0",)}

@@ -39,9 +39,11 @@ class Rig:
         executor: Executor | None = None,
         settings: Settings = SETTINGS,
         conda_sh: str | None = None,
+        clock: Clock | None = None,
+        failpoint: Callable[[str], None] = lambda step: None,
     ) -> None:
         self.folder = folder
-        self.clock = Clock()
+        self.clock = clock or Clock()
         self.store = Store(DataDir.of(str(folder / "state.json")), create=True)
         self.watch = GpuWatch()
         self.gpus = gpus
@@ -55,7 +57,9 @@ class Rig:
         self.launcher = Launcher(
             self.store, recorder, executors, options, environment, 0o022, logs, self.claim_folder
         )
-        self.loop = Loop(self.store, self.watch, self.launcher.launch, executors, settings, self.clock)
+        self.loop = Loop(
+            self.store, self.watch, self.launcher.launch, executors, settings, self.clock, failpoint
+        )
         self.loop.lock_folder = self.claim_folder.path
         self.take_sample()
         assert self.watch.snapshot is not None

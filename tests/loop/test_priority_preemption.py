@@ -69,6 +69,19 @@ def test_a_job_takes_the_place_of_one_of_lower_priority_which_is_queued_again(ri
     assert rig.store.attempts(second)[-1].follows_preemption
 
 
+def test_a_job_that_has_just_saved_a_checkpoint_is_preempted_before_one_that_has_not(rig: Rig) -> None:
+    first = rig.add_job("python3 -c 'import time; time.sleep(60)' --output_dir out", priority=LOW)
+    rig.runner_pid(first)
+    second = rig.add_job(SLEEP, priority=LOW)
+    rig.runner_pid(second)
+    saved = rig.folder / "out/checkpoint-5/trainer_state.json"
+    saved.parent.mkdir(parents=True)
+    saved.write_text("{}")
+    urgent = rig.add_job("true", priority=HIGH, preempt=True)
+    tick_until_state(rig, urgent, JobState.FINISHED)
+    assert [rig.store.attempts(job)[0].preempted_for for job in (first, second)] == [urgent, None]
+
+
 def test_jobs_of_equal_priority_are_not_preempted(rig: Rig) -> None:
     start_both(rig)
     equal = rig.add_job("true", priority=LOW, preempt=True)

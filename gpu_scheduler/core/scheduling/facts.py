@@ -94,7 +94,8 @@ class Attempt:
     when an earlier attempt of the job ended. saved_work: the work that it has left; None until it has ended.
     watched_pid, watched_ticks: the process that its runner watches. preempted_for: the job for which it is or
     was preempted. follows_preemption: whether the attempt before was preempted. preempt_signal: the name of
-    the signal with which it is preempted.
+    the signal with which it is preempted. saved_at: when its newest checkpoint was saved, in wall seconds;
+    None if there is none, or if it was not looked for.
     """
 
     attempt_id: int
@@ -144,6 +145,7 @@ class Attempt:
     preempted_for: int | None = None
     follows_preemption: bool = False
     preempt_signal: str = DEFAULT_STOP_SIGNAL
+    saved_at: float | None = None
 
     @property
     def open_stop(self) -> StopRequest | None:

@@ -48,9 +48,10 @@ def find_preemption(
     need: Need,
     allowed: tuple[int, ...] | None,
     facts: Facts,
+    leaving: Collection[int],
     gpus: Sequence[Vacancy],
 ) -> Preemption | None:
-    """Returns which attempts a waiting job preempts, or None. gpus: all managed GPUs."""
+    """Returns which attempts a waiting job preempts, or None. leaving, gpus: see `choose_victims`."""
     candidates = [
         Candidate(attempt.attempt_id, attempt.priority, _lost_work_s(attempt, facts.now))
         for attempt in facts.attempts
@@ -58,7 +59,6 @@ def find_preemption(
     ]
     if not candidates:
         return None
-    leaving = {attempt.attempt_id for attempt in facts.attempts if _is_leaving(attempt, facts.now)}
     return choose_victims(need, allowed, candidates, leaving, gpus, facts.settings)
 
 
@@ -77,6 +77,11 @@ def preempt(job_id: int, preemption: Preemption, facts: Facts) -> list[Action]:
         if attempt.attempt_id in preemption.victims
     ]  # fmt: skip
     return [Reserve(job_id, preemption.gpus, preemption.victims), *stops]
+
+
+def leaving_attempts(facts: Facts) -> frozenset[int]:
+    """Returns the ids of the attempts that free their GPUs soon."""
+    return frozenset(one.attempt_id for one in facts.attempts if _is_leaving(one, facts.now))
 
 
 def _may_be_preempted(attempt: Attempt, now: Now) -> bool:
@@ -104,7 +109,10 @@ def _is_leaving(attempt: Attempt, now: Now) -> bool:
 
 
 def _lost_work_s(attempt: Attempt, now: Now) -> float:
-    return math.inf if attempt.started_at is None else max(0.0, now.wall - attempt.started_at)
+    """Returns the seconds since the attempt last saved its work or, if it has not, since its start."""
+    if attempt.started_at is None:
+        return math.inf
+    return max(0.0, now.wall - max(attempt.started_at, attempt.saved_at or 0.0))
 
 
 def choose_victims(

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from gpu_scheduler.core.model.need import Need
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.core.scheduling.actions import Action, DropReservation, RecordBypassed, SetWaitReason
-from gpu_scheduler.core.scheduling.facts import Facts, Gpu, PendingGroup, QueuedJob
+from gpu_scheduler.core.scheduling.facts import Facts, Gpu, PendingGroup, QueuedJob, ReservedJob
 from gpu_scheduler.core.scheduling.needs import ResourceSpec, resolve
 from gpu_scheduler.core.scheduling.order import order, queue_key
 from gpu_scheduler.core.scheduling.placement import could_fit
-from gpu_scheduler.core.scheduling.preemption import find_preemption, may_preempt, preempt
+from gpu_scheduler.core.scheduling.preemption import (
+    find_preemption,
+    leaving_attempts,
+    may_preempt,
+    preempt,
+)
 from gpu_scheduler.core.scheduling.round_allocations import RoundAllocations
 
 
@@ -27,7 +32,8 @@ def place_jobs(facts: Facts) -> list[Action]:
         return _wait_reasons(facts.pending_groups, {id(group): why_not for group in facts.pending_groups})
     if not facts.all_sampled:
         return []
-    gpus = RoundAllocations(facts)
+    leaving = leaving_attempts(facts)
+    gpus = RoundAllocations(facts, leaving)
     needs = {group.resources: need_of(group.resources, facts) for group in facts.pending_groups}
     actions = _place_reserved_jobs(facts, gpus)
     reasons: dict[int, WaitReason] = {}
@@ -40,7 +46,7 @@ def place_jobs(facts: Facts) -> list[Action]:
         answer = gpus.place(need, group.resources.allowed)
         if isinstance(answer, WaitReason):
             reasons[id(group)] = answer
-            preempting = [] if has_preempted else _preempt(job, group.resources, answer, facts, gpus)
+            preempting = [] if has_preempted else _preempt(job, group.resources, answer, facts, leaving, gpus)
             actions += preempting
             has_preempted = has_preempted or bool(preempting)
             if not job.bypassed and not preempting and not answer.is_infeasible:
@@ -57,30 +63,46 @@ def place_jobs(facts: Facts) -> list[Action]:
 def _place_reserved_jobs(facts: Facts, gpus: RoundAllocations) -> list[Action]:
     """Starts the jobs that fit on their reserved GPUs, and keeps these GPUs for the other reserved jobs.
 
-    A job that cannot start although all its victims have left loses its reservation.
+    A job that cannot start although its victims have left, and all other attempts that were leaving, loses
+    its reservation.
     """
     actions: list[Action] = []
+    needs = {one.job.job_id: need_of(one.resources, facts) for one in facts.reserved_jobs}
+    # All of them are kept before the first job is placed, so that none takes what is reserved for another.
+    for reserved in facts.reserved_jobs:
+        gpus.reserve(reserved.job.job_id, reserved.gpus, needs[reserved.job.job_id])
     for reserved in sorted(facts.reserved_jobs, key=lambda one: queue_key(one.job)):
-        job_id, need = reserved.job.job_id, need_of(reserved.resources, facts)
-        answer = gpus.place(need, reserved.resources.allowed, reserved.gpus)
+        job_id = reserved.job.job_id
+        answer = gpus.place_reserved(job_id, needs[job_id], reserved.resources.allowed)
         if reserved.may_start and not isinstance(answer, WaitReason):
-            actions.append(gpus.start(job_id, answer, need))
-        elif any(attempt.preempted_for == job_id for attempt in facts.attempts):
-            gpus.reserve(job_id, reserved.gpus, need)
-        else:
+            actions.append(gpus.start(job_id, answer, needs[job_id]))
+        elif not _is_awaited(reserved, needs[job_id], facts, gpus):
+            gpus.release(job_id)
             actions.append(DropReservation(job_id))
     return actions
 
 
+def _is_awaited(reserved: ReservedJob, need: Need, facts: Facts, gpus: RoundAllocations) -> bool:
+    """Returns whether attempts on which a reservation counts have not left yet."""
+    job_id = reserved.job.job_id
+    has_victims = any(attempt.preempted_for == job_id for attempt in facts.attempts)
+    return has_victims or (reserved.may_start and gpus.fits_later(job_id, need, reserved.resources.allowed))
+
+
 def _preempt(
-    job: QueuedJob, resources: ResourceSpec, reason: WaitReason, facts: Facts, gpus: RoundAllocations
+    job: QueuedJob,
+    resources: ResourceSpec,
+    reason: WaitReason,
+    facts: Facts,
+    leaving: Collection[int],
+    gpus: RoundAllocations,
 ) -> list[Action]:
     """Preempts other jobs for a job that waits for this reason, if it may do so and if that helps."""
     if reason.is_infeasible or not may_preempt(job.priority, resources, facts.settings):
         return []
     need = reason.need
     assert need is not None
-    found = find_preemption(job, need, resources.allowed, facts, gpus.vacancies())
+    found = find_preemption(job, need, resources.allowed, facts, leaving, gpus.vacancies())
     if found is None:
         return []
     gpus.reserve(job.job_id, found.gpus, need)
