@@ -2,7 +2,7 @@
 …]
 
 Without arguments it runs the scenarios, the controls (each with one rule off) and the limits. `big` runs the
-three large scenarios. Any other word selects runs whose name contains it, and prints their traces. The exit
+the large scenarios. Any other word selects runs whose name contains it, and prints their traces. The exit
 code is 0 if every scenario holds and every control breaks its invariant.
 """
 

@@ -35,6 +35,8 @@ def canonical(state: bytearray, rules: Rules) -> bytes:
         state[st.PENDING_STOP] = 0
     if state[st.CLI] >= st.CLI_DONE:
         state[st.CLI], state[st.CLI_OBSERVED] = st.CLI_DONE, 0
+    if state[st.PREEMPT_CLI] == st.PREEMPT_WAITS and not state[st.PREEMPT_REQUESTS]:
+        state[st.PREEMPT_CLI] = st.PREEMPT_DONE  # it does not change anything any more
     if state[st.PREEMPT_CLI] == st.PREEMPT_DONE:
         state[st.PREEMPT_CLI] = state[st.PREEMPT_CLI_STOP] = 0
     return bytes(state)

@@ -7,6 +7,7 @@ from gpu_scheduler.core.scheduling import actions as act
 from tests.protocol import state as st
 from tests.protocol import stops
 from tests.protocol.decisions import describe
+from tests.protocol.rules import Rules
 from tests.protocol.steps import STEP, Steps
 
 _OUTCOMES = {
@@ -39,7 +40,7 @@ def commit(steps: Steps, a: int, actions: tuple[act.Action, ...]) -> None:
     after[st.LOOP] = st.IDLE
     for action in actions:
         if isinstance(action, act.FinishAttempt):
-            broken += _finish_attempt(after, a, action)
+            broken += _finish_attempt(after, a, action, steps.rules)
         elif isinstance(action, act.ReleaseAllocation):
             after[a + st.RELEASED] = 1
         elif isinstance(action, act.Transition):
@@ -76,7 +77,7 @@ def _check_preemption(state: bytes, after: bytearray, a: int) -> list[str]:
     return []
 
 
-def _finish_attempt(after: bytearray, a: int, end: act.FinishAttempt) -> list[str]:
+def _finish_attempt(after: bytearray, a: int, end: act.FinishAttempt, rules: Rules) -> list[str]:
     """Commits the end of an attempt and its effect on the job. Returns the invariants that it breaks."""
     outcome, truth = _OUTCOMES[end.outcome], after[a + st.ACTUAL_END]
     broken = []
@@ -91,7 +92,7 @@ def _finish_attempt(after: bytearray, a: int, end: act.FinishAttempt) -> list[st
     failed = end.job_outcome is Outcome.FAILED and (outcome == st.NOT_STARTED or truth == st.BY_KILL)
     if failed and after[st.STOP_REQUEST] == st.STOP_CANCEL:
         broken.append("I6 a cancelled job ends as failed")
-    broken += _check_preempted(after, a, outcome, end)
+    broken += _check_preempted(after, a, outcome, end, rules)
     if after[a + st.RESULT] == st.GPU_LOST:
         broken += _check_lost_gpu(after, end)
         outcome = st.GPU_LOST
@@ -101,16 +102,19 @@ def _finish_attempt(after: bytearray, a: int, end: act.FinishAttempt) -> list[st
     return broken
 
 
-def _check_preempted(after: bytearray, a: int, outcome: int, end: act.FinishAttempt) -> list[str]:
+def _check_preempted(
+    after: bytearray, a: int, outcome: int, end: act.FinishAttempt, rules: Rules
+) -> list[str]:
     """Returns the invariants about preemptions that the end of an attempt breaks."""
     stop = after[st.STOP_REQUEST]
     if outcome == st.PREEMPTED and not after[a + st.RESULT] and after[a + st.BOOTED] == after[st.BOOT]:
-        known = (stop, after[a + st.STOP], after[a + st.WITHDRAWN])
-        if all(stops.was_withdrawn(after, a, one) for one in known if stops.preemption_id(one) is not None):
-            return ["I16 an attempt whose preemption was withdrawn is recorded as preempted"]
-    if (outcome == st.PREEMPTED and stop != st.STOP_CANCEL) or (
-        outcome == st.NOT_STARTED and stop > st.STOP_CANCEL
-    ):
+        known = [one for one in (stop, after[a + st.STOP], after[a + st.WITHDRAWN]) if one > st.STOP_CANCEL]
+        if all(stops.was_withdrawn(after, a, one) for one in known):
+            ids = {stops.preemption_id(one) for one in known}
+            if len(ids) < 2 or not rules.excuse_last_withdrawn:
+                return ["I16 an attempt whose preemption was withdrawn is recorded as preempted"]
+    failed_launch = outcome == st.NOT_STARTED and stop > st.STOP_CANCEL
+    if failed_launch or (outcome == st.PREEMPTED and stop != st.STOP_CANCEL):
         wanted = JobState.QUEUED if stops.is_queued_after(stop) else JobState.HELD
         if end.state is not wanted:
             return [f"I17 a preempted job is {end.state.value} instead of {wanted.value}"]

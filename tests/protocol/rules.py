@@ -73,6 +73,7 @@ class Rules:
     excuse_early: bool = True  #: a claim or folder is removed before the loop has read the claim
     excuse_killed_holder: bool = True  #: the runner was killed, so the GPU is free before its command ends
     excuse_no_progress: bool = True  #: a command that reports no progress saves its work, and exits 0 late
+    excuse_last_withdrawn: bool = True  #: the runner died, and its last withdrawal names another preemption
     excuse_unlinked: bool = True  #: the lock file is removed while a process has locked it
 
 

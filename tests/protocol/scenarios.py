@@ -81,6 +81,7 @@ SCENARIOS = (
 
 BIG = (
     Scenario("preempt offline, crash, cancel", {"crash": 1, "offline": 1, "cancel": 1}),
+    Scenario("preempts offline and not, crash, kill", {"crash": 1, "kill": 1, "offline": 1, "preempt": 1}),
     Scenario(
         "crash, kill, machine ends, cancel, retry",
         {"crash": 1, "kill": 1, "machine": 1, "cancel": 1, "retry": 1},
@@ -150,5 +151,6 @@ LIMITS = (
     Control(("excuse_early",), {"unclaim": 1}, "I1 "),
     Control(("excuse_killed_holder",), {"other": 1, "kill": 1}, "I10 processes of a killed runner"),
     Control(("excuse_no_progress",), {"preempt": 1}, "I3 completed"),
+    Control(("excuse_last_withdrawn",), {"crash": 1, "offline": 1, "preempt": 1, "kill": 1}, "I16"),
     Control(("excuse_unlinked",), {"other": 1, "unlink": 1}, _OVERLAP),
 )

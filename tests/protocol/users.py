@@ -56,14 +56,9 @@ def _request_preemption(steps: Steps) -> None:
 def _preempt(steps: Steps) -> None:
     state, rules, cli = steps.state, steps.rules, steps.state[st.PREEMPT_CLI]
     a, done = st.attempt(1), {st.PREEMPT_CLI: st.PREEMPT_DONE}
-    if cli == st.PREEMPT_OBSERVES:
-        if state[st.LOOP] != st.DOWN:
-            steps.add(STEP, "PREEMPT: the scheduler is up and will carry it out", done)
-        elif state[st.JOB] in st.ACTIVE and state[st.NEWEST] == 1 and state[a + st.CLAIM] != st.VOID:
-            saw = {st.PREEMPT_CLI: st.PREEMPT_READS_STOP}
-            steps.add(STEP, "PREEMPT: no scheduler is up, and an attempt is open", saw)
-        else:
-            steps.add(STEP, "PREEMPT: no attempt is open", done)
+    if cli in (st.PREEMPT_OBSERVES, st.PREEMPT_WAITS):
+        steps.add(FAULT, "PREEMPT is killed", done)
+        _wait_for_withdrawal(steps, a)
     elif cli == st.PREEMPT_READS_STOP:
         wanted = stops.replaced_by(state[st.PREEMPT_CLI_STOP], state[a + st.STOP])
         if wanted:
@@ -75,10 +70,26 @@ def _preempt(steps: Steps) -> None:
         written = {a + st.STOP: state[st.PREEMPT_CLI_STOP]} if state[a + st.FOLDER] else {}
         steps.add(STEP, "PREEMPT writes `stop`", {st.PREEMPT_CLI: st.PREEMPT_SIGNALS, **written})
     elif st.reachable_runner(state, a, rules):
-        told = {a + st.SIGNALS: state[a + st.SIGNALS] | st.USR1}
-        steps.add(STEP, "PREEMPT signals the runner", {**done, **told})
+        told = {a + st.SIGNALS: state[a + st.SIGNALS] | st.USR1, st.PREEMPT_CLI: st.PREEMPT_WAITS}
+        steps.add(STEP, "PREEMPT signals the runner", told)
     else:
-        steps.add(STEP, "PREEMPT finds no runner", done)
+        steps.add(STEP, "PREEMPT finds no runner", {st.PREEMPT_CLI: st.PREEMPT_WAITS})
+
+
+def _wait_for_withdrawal(steps: Steps, a: int) -> None:
+    """Adds the steps of a `preempt` that waits. It writes `stop` once if no scheduler is up, even later."""
+    state, rules = steps.state, steps.rules
+    number = stops.preemption_id(state[st.PREEMPT_CLI_STOP]) or 0
+    pending = state[st.PREEMPT_REQUESTS] & ~(1 << number)
+    done = {st.PREEMPT_CLI: st.PREEMPT_DONE}
+    is_open = state[st.JOB] in st.ACTIVE and state[st.NEWEST] == 1
+    if not is_open or state[a + st.RESULT] or state[a + st.CLAIM] == st.VOID:
+        steps.add(STEP, "PREEMPT: no attempt is open", done)
+    elif stops.preemption_id(stops.observed_stop(state, a, rules)[1]) == number:
+        steps.add(STEP, "PREEMPT sees that it is withdrawn", {**done, st.PREEMPT_REQUESTS: pending})
+    elif state[st.PREEMPT_CLI] == st.PREEMPT_OBSERVES and state[st.LOOP] == st.DOWN:
+        saw = {st.PREEMPT_CLI: st.PREEMPT_READS_STOP}
+        steps.add(STEP, "PREEMPT: no scheduler is up, and an attempt is open", saw)
 
 
 def _cancel(steps: Steps) -> None:

@@ -202,6 +202,23 @@ def test_a_cancel_during_the_withdrawal_of_a_preemption_takes_effect(make: Make,
     assert seen.stop.cause == "cancelled"
 
 
+def test_a_cancel_takes_effect_that_replaces_a_withdrawn_preemption_while_it_is_discarded(
+    make: Make, tmp_path: Path
+) -> None:
+    is_discarded = "args[:2] == ('stop', 'ignored')"
+    patch = WRITES_STOP.format(function="os.rename", when=is_discarded).replace("5.0", "0.1")
+    attempt = make(STUBBORN).launch(patched(tmp_path, patch))
+    attempt.until_logged("up")
+    for _ in range(2):
+        attempt.stop("preempted", 0.1, "withdraw", "first")
+        wait_for((attempt.folder / "withdrawn").exists, "the withdrawal")
+    result = attempt.result()
+    assert (result.cause, result.signal) == ("cancelled", signal.SIGKILL)
+    seen = attempt.status()
+    assert seen.stop is not None
+    assert seen.stop.cause == "cancelled"
+
+
 def test_a_cancel_takes_precedence_over_a_preemption_regardless_of_their_order(make: Make) -> None:
     for causes in (("preempted", "cancelled"), ("cancelled", "preempted")):
         attempt = make(STUBBORN).launch()
