@@ -21,7 +21,7 @@ from gpu_scheduler.attempts.executor import LOCAL_EXECUTORS
 from gpu_scheduler.attempts.progress_source import progress_source
 from gpu_scheduler.attempts.saved_work import newest_checkpoint
 from gpu_scheduler.attempts.sweep import recorded_command
-from gpu_scheduler.core.model.attempt_status import DEFAULT_STOP_SIGNAL, StopRequest
+from gpu_scheduler.core.model.attempt_status import DEFAULT_STOP_SIGNAL, AttemptStatus, StopRequest
 from gpu_scheduler.core.model.checkpoint import Checkpoint
 from gpu_scheduler.core.model.progress import ProgressUnit
 from gpu_scheduler.core.model.request_answer import AnswerCode, RequestAnswer, wrong_state
@@ -135,6 +135,8 @@ def _refusal(job: JobRecord) -> RequestAnswer | None:
             exit_code=job.exit_code,
             signal=job.signal,
         )
+    if job.adopted is not None and job.state is JobState.QUEUED:
+        return RequestAnswer(AnswerCode.NOT_WATCHED)
     if job.state not in ACTIVE:
         return wrong_state("preempt", job.state)
     is_cancelled = job.stop_cause not in (None, "preempted")
@@ -180,7 +182,7 @@ class _Preemption:
         if end is PreemptEnd.WITHDRAWN:
             # If no scheduler has answered yet, the next one must not take up the request.
             withdraw_request(self._store, self._request)
-        if end is None and observed_status(self._store, self._attempt).is_over:
+        if end is None and self._has_ended(observed_status(self._store, self._attempt)):
             end = PreemptEnd.ENDED
         return self._report(end or PreemptEnd.PENDING)
 
@@ -188,11 +190,13 @@ class _Preemption:
         """Observes the attempt; returns the end of the preemption, or None if it has none yet."""
         recorded = self._store.attempt(self._attempt.id)
         if recorded is None or not recorded.state.is_open:
-            return PreemptEnd.ENDED
+            return None if self._is_watched_again() else PreemptEnd.ENDED
         status = observed_status(self._store, self._attempt)
         is_up = scheduler_pid_of(self._store) is not None
         if status.is_over:
-            return None if is_up else PreemptEnd.ENDED
+            if is_up:
+                return None
+            return PreemptEnd.ENDED if self._has_ended(status) else PreemptEnd.PENDING
         if status.withdrawn is not None and status.withdrawn.stop_id == self._stop.stop_id:
             return PreemptEnd.WITHDRAWN
         answer = request_answer(self._store, self._request)
@@ -211,6 +215,20 @@ class _Preemption:
     def _is_open(self, answer: RequestAnswer | None) -> bool:
         """Returns whether no scheduler has carried out the request, or none has replaced it since."""
         return answer is None or job_record(self._store, self._attempt.job_id).stop_id == self._stop.stop_id
+
+    def _has_ended(self, status: AttemptStatus) -> bool:
+        """Returns whether the job has ended. An adopted process may outlive its watcher."""
+        return status.is_over and (status.result is not None or self._attempt.watched_pid is None)
+
+    def _is_watched_again(self) -> bool:
+        """Returns whether the job is an adopted process whose watcher died; follows the next watcher."""
+        job_id = self._attempt.job_id
+        if job_record(self._store, job_id).adopted is None:
+            return False
+        for attempt in self._store.active_attempts():
+            if attempt.job_id == job_id and attempt.state.is_open:
+                self._attempt, self._has_written = attempt, False
+        return True
 
     def _is_cleared(self, answer: RequestAnswer | None) -> bool:
         """Returns whether the scheduler has carried out the request and the job continues without it."""

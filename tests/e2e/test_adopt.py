@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
@@ -193,3 +194,31 @@ def test_a_restored_store_still_knows_the_process(world: World, training: Proces
     world.wait_until(lambda jobs: jobs[1]["attempts"] == 2, "another watcher")
     finish(world, 0)
     assert world.wait_finished(1)[1]["outcome"] == "completed"
+
+
+def test_a_preemption_whose_watcher_dies_is_carried_out_by_the_next_one(
+    world: World, training: Process
+) -> None:
+    world.start()
+    world.run_ok("adopt", str(training.pid))
+    runner, _ = runner_of(world, 1)
+    os.kill(runner, signal.SIGSTOP)
+    with ThreadPoolExecutor() as pool:
+        asked = pool.submit(world.cli, "preempt", "1", "--force")
+        world.wait_until(lambda jobs: jobs[1]["state"] == "stopping", "the preemption")
+        os.kill(runner, signal.SIGKILL)
+        done = asked.result()
+    assert (done.returncode, "job 1 preempted" in done.stdout) == (0, True), done.stdout + done.stderr
+    assert training.wait() == -signal.SIGTERM
+
+
+def test_a_process_that_nothing_watches_cannot_be_preempted(world: World, training: Process) -> None:
+    world.start()
+    world.run_ok("adopt", str(training.pid))
+    runner, _ = runner_of(world, 1)
+    world.end_scheduler(signal.SIGKILL)
+    os.kill(runner, signal.SIGKILL)
+    done = world.cli("preempt", "1")
+    assert done.returncode == 1
+    assert "job 1 is an adopted process that no runner watches now; try again when" in done.stderr
+    assert training.poll() is None

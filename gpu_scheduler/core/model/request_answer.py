@@ -30,6 +30,8 @@ class AnswerCode(str, Enum):
     WITHDRAWN = "withdrawn"
     #: The job is already being cancelled, so it cannot be preempted.
     BEING_CANCELLED = "being cancelled"
+    #: The job is an adopted process that no runner watches now.
+    NOT_WATCHED = "not watched"
     NO_SUCH_JOB = "no such job"
     WRONG_STATE = "wrong state"
     ALREADY_FINISHED = "already finished"
@@ -51,7 +53,8 @@ class AnswerCode(str, Enum):
 REFUSALS = frozenset({
     AnswerCode.NO_SUCH_JOB, AnswerCode.WRONG_STATE, AnswerCode.ALREADY_FINISHED,
     AnswerCode.NOT_INTERRUPTED, AnswerCode.UNFINISHED_WORK, AnswerCode.ALREADY_COMPLETED,
-    AnswerCode.BEING_CANCELLED, AnswerCode.PARENT_FAILED, AnswerCode.CYCLE, AnswerCode.UNKNOWN,
+    AnswerCode.BEING_CANCELLED, AnswerCode.NOT_WATCHED, AnswerCode.PARENT_FAILED, AnswerCode.CYCLE,
+    AnswerCode.UNKNOWN,
 })  # fmt: skip
 
 
