@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from .output import Poller
+    from .waiting_shells import WaitingShells
 
 _SHELLS = ("/bin/bash", "/usr/bin/bash", "/usr/local/bin/bash")
 _PR_SET_CHILD_SUBREAPER = 36
@@ -49,6 +50,9 @@ class Child:
         self._report_fd = -1
         self._failure: str | None = None
         self._is_subreaper = _become_subreaper()
+        #: The shells that wait for programs which have been asked to end, and the signal for them.
+        self._shells: WaitingShells | None = None
+        self._asked_with: int = pending_signals.TERM
         self.running = False
         self.exit_code: int | None = None
         self.signal: int | None = None
@@ -194,6 +198,50 @@ class Child:
                     os.kill(self._pid, number)
             except OSError:
                 pass
+
+    def ask_to_end(self, number: int) -> None:
+        """Sends a signal to the command and its programs. If a shell waits for programs, these come first.
+
+        In that case, `check_shells` must be called from time to time.
+        """
+        if not self.running:
+            return
+        self._shells, self._asked_with = None, number
+        try:
+            from .waiting_shells import ask_programs
+
+            self._shells = ask_programs(self._pid, number)
+        except (ImportError, OSError):
+            pass  # out of file descriptors or memory
+        if self._shells is None:
+            self._signal_all()
+
+    def check_shells(self) -> float | None:
+        """Signals the shells that wait for programs once these have ended.
+
+        Returns the seconds until the next check; None if no shell waits.
+        """
+        if self._shells is None:
+            return None
+        try:
+            wait_s = self._shells.check()
+        except OSError:
+            wait_s = None
+        if wait_s is None:
+            self._shells = None
+            self._signal_all()
+        return wait_s
+
+    def continue_shells(self) -> None:
+        """Lets the shells wait for their programs again, because the command may continue."""
+        if self._shells is not None:
+            self._shells.resume()
+            self._shells = None
+
+    def _signal_all(self) -> None:
+        self.signal_group(self._asked_with)
+        # A stopped process would not receive the signal.
+        self.signal_group(pending_signals.CONT)
 
     @property
     def group(self) -> int:

@@ -15,7 +15,7 @@ else:
     import _signal
 
 TERM, USR1, CHLD, WINCH = _signal.SIGTERM, _signal.SIGUSR1, _signal.SIGCHLD, _signal.SIGWINCH
-KILL, CONT = _signal.SIGKILL, _signal.SIGCONT
+KILL, STOP, CONT = _signal.SIGKILL, _signal.SIGSTOP, _signal.SIGCONT
 _HANDLED = (TERM, USR1, CHLD, WINCH)
 #: The signals with which a command can be asked to end, by name.
 STOP_SIGNALS = {

@@ -60,6 +60,16 @@ def ticks_of(pid: int) -> int | None:
     return None if fields is None else int(fields[19])
 
 
+def group_members(group: int) -> dict[int, tuple[int, int]]:
+    """Returns the parent and the start time, in ticks, of each living process in a process group, by pid."""
+    found = {}
+    for pid in _pids():
+        fields = living_fields(pid)
+        if fields is not None and int(fields[2]) == group:
+            found[pid] = int(fields[1]), int(fields[19])
+    return found
+
+
 def group_of(pid: int) -> int | None:
     """Returns the process group of a process; None if it is gone or a zombie."""
     fields = living_fields(pid)

@@ -188,13 +188,16 @@ class AttemptSupervisor:
             if limit is not None and now >= limit:
                 limit = None
                 self._terminate("timed_out", self._spec["term_grace_s"], "kill")
+            look_again_s = self._child.check_shells()
             due = self._termination.due(now)
             if due == "kill":
                 self._child.signal_group(pending_signals.KILL)
             elif due == "withdraw":
                 self._withdraw()
-            ends = [end for end in (limit, self._termination.deadline) if end is not None]
-            self._poller.wait(min(ends) - now if ends else None)
+            waits = [end - now for end in (limit, self._termination.deadline) if end is not None]
+            if look_again_s is not None:
+                waits.append(look_again_s)
+            self._poller.wait(min(waits, default=None))
             self._handle_signals()
 
     def _handle_signals(self) -> None:
@@ -254,9 +257,7 @@ class AttemptSupervisor:
     ) -> None:
         name = signal if signal in pending_signals.STOP_SIGNALS else "TERM"
         if self._termination.request(cause, grace_s, on_timeout, time.monotonic(), request_id, name):
-            self._child.signal_group(pending_signals.STOP_SIGNALS[name])
-            # A stopped process would not receive the signal.
-            self._child.signal_group(pending_signals.CONT)
+            self._child.ask_to_end(pending_signals.STOP_SIGNALS[name])
 
     def _withdraw(self) -> None:
         """Withdraws the request in the file `stop`. If a cancel has replaced it, obeys the cancel.
@@ -274,6 +275,8 @@ class AttemptSupervisor:
         self._termination.withdraw("" if taken is None or is_obeyed else taken["id"])
         if taken is not None and is_obeyed:
             self._obey(taken)
+        if self._termination.cause is None:
+            self._child.continue_shells()
 
     def _read_stop(self, name: str) -> dict[str, Any] | None:
         stop = files.try_load(self._folder, name)

@@ -86,6 +86,18 @@ class WatchedProcess:
         if number == pending_signals.KILL:
             signal_processes(self.descendants, number)
 
+    def ask_to_end(self, number: int) -> None:
+        """Sends a signal to the process."""
+        self.signal_group(number)
+        # A stopped process would not receive the signal.
+        self.signal_group(pending_signals.CONT)
+
+    def check_shells(self) -> None:
+        """Does nothing: the process is signalled at once, even if it is a shell."""
+
+    def continue_shells(self) -> None:
+        """Does nothing, because no shell waits."""
+
     def _record_end(self, _events: int) -> None:
         assert self._fd is not None
         self._poller.unwatch(self._fd)

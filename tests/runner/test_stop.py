@@ -6,6 +6,7 @@ import json
 import os
 import shlex
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -19,6 +20,21 @@ from tests.runner.conftest import Make
 
 STUBBORN = "trap '' TERM; echo up; while :; do sleep 0.05; done"
 SAVING = "trap 'echo saved; exit 0' TERM; echo up; while :; do sleep 0.05; done"
+
+SAVING_PROGRAM = """
+import os, signal, sys, time
+def save(*_):
+    print("asked", flush=True)
+    time.sleep(0.3)
+    while not os.path.exists(sys.argv[1]):
+        time.sleep(0.02)
+    print("saved", flush=True)
+    os._exit(0)
+signal.signal(signal.SIGTERM, save)
+print("up", flush=True)
+while True:
+    time.sleep(0.05)
+"""
 
 #: A patch that makes a function write the file `stop` before the real function is called.
 WRITES_STOP = """
@@ -159,26 +175,64 @@ def test_a_cancel_after_a_preemption_with_another_signal_sends_sigterm(make: Mak
     assert (result.cause, result.signal) == ("cancelled", signal.SIGTERM)
 
 
-def test_a_program_in_a_shell_script_can_save_its_state(make: Make) -> None:
-    # The shell ends at once, so the program is one of the processes that the command left behind.
-    program = "trap 'echo asked; sleep 0.5; echo saved; exit 0' TERM; echo up; while :; do sleep 0.05; done"
-    attempt = make(f"(sh -c {shlex.quote(program)}); echo never", term_grace_s=0.1).launch()
+@pytest.mark.parametrize("terminal", [False, True])
+@pytest.mark.parametrize(
+    "script", ["{0}; echo never", "({0} 2>&1 | cat); echo never", "bash -c '{0}; echo never'"]
+)
+def test_a_program_in_a_shell_script_can_save_its_state(
+    make: Make, tmp_path: Path, script: str, terminal: bool
+) -> None:
+    attempt = make(script.format(saving_program(tmp_path)), term_grace_s=0.1, terminal=terminal).launch()
     attempt.until_logged("up")
     attempt.stop("preempted", 30, "withdraw")
     result = attempt.result()
     assert (result.cause, result.signal, result.survivors) == ("preempted", signal.SIGTERM, ())
-    assert attempt.body().splitlines()[-2:] == ["asked", "saved"]
+    assert attempt.body().split()[-2:] == ["asked", "saved"]
 
 
-def test_a_cancel_shortens_the_time_of_a_program_whose_shell_has_ended(make: Make) -> None:
-    attempt = make(f"(sh -c {shlex.quote(STUBBORN)}); echo never").launch()
+def test_a_shell_script_continues_after_a_withdrawal(make: Make, tmp_path: Path) -> None:
+    script = f"{saving_program(tmp_path, until='go')}; echo next; exit 5"
+    attempt = make(script).launch()
     attempt.until_logged("up")
-    shell = command_of(attempt)
+    attempt.stop("preempted", 0.2, "withdraw")
+    wait_for((attempt.folder / "withdrawn").exists, "the withdrawal")
+    (tmp_path / "go").touch()
+    result = attempt.result()
+    assert (result.cause, result.exit_code) == (None, 5)
+    assert attempt.body().split()[-3:] == ["asked", "saved", "next"]
+
+
+def test_a_cancel_ends_a_program_whose_shell_is_suspended(make: Make, tmp_path: Path) -> None:
+    attempt = make(f"{saving_program(tmp_path, until='never')}; echo never").launch()
+    attempt.until_logged("up")
     attempt.stop("preempted", 60, "withdraw")
-    wait_for(lambda: not Path(f"/proc/{shell}").exists(), "the end of the shell")
+    attempt.until_logged("asked")
+    attempt.stop("cancelled", 0.2)
+    result = attempt.result(10)
+    assert (result.cause, result.signal, result.survivors) == ("cancelled", signal.SIGKILL, ())
+
+
+def test_a_cancel_shortens_the_time_of_a_process_whose_parent_has_ended(make: Make, tmp_path: Path) -> None:
+    stubborn = shlex.quote(saving_program(tmp_path, until="never"))
+    parent = f"import subprocess; subprocess.Popen({stubborn}, shell=True).wait()"
+    attempt = make(f"exec {sys.executable} -c {shlex.quote(parent)}").launch()
+    attempt.until_logged("up")
+    command = command_of(attempt)
+    attempt.stop("preempted", 60, "withdraw")
+    wait_for(lambda: not Path(f"/proc/{command}").exists(), "the end of the parent")
     attempt.stop("cancelled", 0.2)
     result = attempt.result(10)
     assert (result.cause, result.signal, result.survivors) == ("cancelled", signal.SIGTERM, ())
+
+
+def saving_program(folder: Path, until: str | None = None) -> str:
+    """Returns the command line of a program that saves its work when it gets SIGTERM, and then ends.
+
+    until: the name of a file without which it does not end.
+    """
+    script = folder / "saving.py"
+    script.write_text(SAVING_PROGRAM)
+    return f"{sys.executable} -S {script} {folder / until if until else script}"
 
 
 def test_a_preempted_command_can_save_its_state(make: Make) -> None:
