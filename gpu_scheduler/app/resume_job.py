@@ -7,7 +7,7 @@ the job needs, and records the request.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from gpu_scheduler.app.answers import COMMAND_LINE, Answer
@@ -17,7 +17,7 @@ from gpu_scheduler.app.location import Location
 from gpu_scheduler.app.refusals import early_refusal, observed, refusal_of_retry, refused_answer
 from gpu_scheduler.app.store_access import open_store, requested_verbs
 from gpu_scheduler.attempts.saved_work import newest_checkpoint
-from gpu_scheduler.core.command.resume import DEFAULT_FLAG, VARIABLE, with_checkpoint
+from gpu_scheduler.core.command.resume import DEFAULT_FLAG, with_checkpoint
 from gpu_scheduler.core.model.checkpoint import Checkpoint
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.request_answer import AnswerCode, RequestAnswer
@@ -73,6 +73,15 @@ def resume_job(
         return ResumeResult(answer, job, checkpoint, peak)
 
 
+def preempted_jobs(location: Location, numbers: Collection[int]) -> list[int]:
+    """Returns those of these ids, in order, whose job is held because it was preempted."""
+    if not location.resolve().database.exists():
+        return []
+    with open_store(location, read_only=True) as store:
+        found = (store.job(number) for number in sorted(numbers))
+        return [job.id for job in found if job is not None and job.held_by == Outcome.PREEMPTED.value]
+
+
 def _refusal(store: Store, job: JobRecord, *, completed: bool) -> RequestAnswer | None:
     pending = requested_verbs(store).get(job.id, ())
     refusal = early_refusal(store, "resume_job", job.id, pending, is_up=False)
@@ -122,11 +131,15 @@ def _check_place(job: JobRecord, checkpoint: Checkpoint) -> None:
     if with_checkpoint(job.spec, checkpoint.path) is not None:
         return
     flag = job.spec.resume_flag or DEFAULT_FLAG
-    change = "change its line" if job.is_of_file else "submit it again"
+    path = safe_text(checkpoint.path)
+    new = "add a line" if job.is_of_file else "submit the command"
+    remedy = f"{new} with `{flag} {path}` where the path belongs"
+    if job.spec.resume_flag is None:
+        named = f"put [resume-flag={flag}] before its line" if job.is_of_file else ""
+        named = named or f"run `set {job.id} resume-flag={flag}`"
+        remedy = f"if it runs a shell script that passes its arguments on, {named}; otherwise, {remedy}"
     raise SchedulerError(
-        f"job {job.id} cannot resume from {safe_text(checkpoint.path)}: it is unclear where its command takes"
-        f' {flag}\n{change} with `{flag} none` or "${VARIABLE}" where the path belongs; if it runs a shell'
-        " script that accepts an option for the path, resume-flag=OPTION names it"
+        f"job {job.id} cannot resume from {path}: it is unclear where its command takes {flag}\n{remedy}"
     )
 
 

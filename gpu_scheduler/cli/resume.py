@@ -16,7 +16,9 @@ def resume(options: Namespace) -> int:
     if options.job is None:
         if options.from_path is not None:
             raise UsageError("--from names the checkpoint of a job; write `resume --job JOB --from PATH`")
-        return request_commands.resume(options)
+        code = request_commands.resume(options)
+        _name_preempted_jobs(options)
+        return code
     from gpu_scheduler.app.resume_job import resume_job
     from gpu_scheduler.views.resume import to_text
 
@@ -28,3 +30,12 @@ def resume(options: Namespace) -> int:
         return 1
     print(text)
     return 0
+
+
+def _name_preempted_jobs(options: Namespace) -> None:
+    """Prints a note for each preempted job whose number is that of a GPU that was resumed."""
+    from gpu_scheduler.app.resume_job import preempted_jobs
+
+    numbers = {gpu for given in options.ids if given is not None for gpu in given}
+    for job_id in preempted_jobs(location_of(options), numbers):
+        print_message(f"note: job {job_id} is preempted; `resume --job {job_id}` continues it")

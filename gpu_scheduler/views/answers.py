@@ -68,7 +68,7 @@ def _reply_text(reply: RequestAnswer, job_id: int, data_dir: str) -> str:
         return _not_interrupted_text(reply, job_id)
     if reply.code is AnswerCode.UNFINISHED_WORK:
         return (
-            f"{job} is {reply.outcome}; `resume --job {job_id}` continues it from its newest checkpoint, and"
+            f"{job} is {reply.outcome}; `resume --job {job_id}` continues it from a checkpoint, and"
             f" `retry {job_id}` starts it from its beginning"
         )
     if reply.code is AnswerCode.ALREADY_COMPLETED:

@@ -125,6 +125,7 @@ def _fact_lines(detail: JobDetail) -> Iterator[str]:
         yield _row("Time limit", format_duration(spec.timeout_s))
     yield _row("Allowed GPUs", "any" if spec.allowed is None else ", ".join(map(str, spec.allowed)))
     yield _row("Priority", str(job.priority))
+    yield from _preemption_lines(spec)
     yield _row("Environment", _environment_text(spec, job.source))
     yield _row("Folder", spec.cwd)
     yield from (_row("Variable", f"{name}={value}") for name, value in dict(spec.env).items())
@@ -141,6 +142,17 @@ def _origin(detail: JobDetail) -> str:
         return f"{detail.line.path}:{detail.line.number}"
     kind, _, path = detail.job.record.source.partition(":")
     return f"{path}; its line was removed" if kind == "file" else f"`{kind}`"
+
+
+def _preemption_lines(spec: JobSpec) -> Iterator[str]:
+    if spec.preempt:
+        yield _row("Preempts", "running jobs of lower priority")
+    if spec.preempt_signal is not None:
+        yield _row("Preempted", f"with SIG{spec.preempt_signal}")
+    if spec.resume_flag is not None:
+        yield _row("Resume flag", spec.resume_flag)
+    if spec.checkpoints is not None:
+        yield _row("Checkpoints", spec.checkpoints)
 
 
 def _retry_lines(job: JobRecord) -> Iterator[str]:

@@ -101,6 +101,8 @@ def preempting(
     thread.start()
     try:
         assert waits.wait(60)
+        verbs = "SELECT count(*) FROM request WHERE verb = 'preempt'"
+        wait_for(lambda: desk.store.db.rows(verbs)[0][0] > 0, "the request")
         yield reports
     finally:
         thread.join(60)

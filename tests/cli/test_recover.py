@@ -153,7 +153,7 @@ def test_an_interrupted_job_is_not_released(desk: Desk, up: bool) -> None:
     job = desk.run_job(WAIT)
     kill_attempts(desk.folders)
     refused = (
-        f"gpu-scheduler: job {job} is interrupted; `resume --job {job}` continues it from its newest"
+        f"gpu-scheduler: job {job} is interrupted; `resume --job {job}` continues it from a"
         f" checkpoint, and `retry {job}` starts it from its beginning\n"
     )
     with desk.scheduler() if up else nullcontext():

@@ -134,8 +134,11 @@ def test_a_checkpoint_that_is_older_than_the_job_belongs_to_another_run(desk: De
     ("text", "message"),
     [
         ("for s in 1 2; do python train.py --output_dir outputs ; done", "it is unclear where"),
-        ("bash train.sh --output_dir outputs", "resume-flag=OPTION names it"),
-        ("./train --output_dir outputs", "submit it again with `--resume_from_checkpoint none`"),
+        (
+            "bash train.sh --output_dir outputs",
+            "arguments on, run `set 1 resume-flag=--resume_from_checkpoint`; otherwise, submit",
+        ),
+        ("./train --output_dir outputs", "submit the command with `--resume_from_checkpoint /"),
     ],
 )
 def test_a_command_without_a_place_for_the_path_is_refused(
@@ -245,3 +248,10 @@ def test_a_killed_job_is_resumed_before_its_interruption_is_recorded(desk: Desk,
     assert row is not None
     assert row.resume_from is not None
     assert (row.resume_from.step, row.checkpoint) == (7.0, row.resume_from)
+
+
+def test_resuming_a_gpu_names_the_preempted_job_with_its_number(desk: Desk) -> None:
+    job = stopped(desk)
+    note = f"gpu-scheduler: note: job {job} is preempted; `resume --job {job}` continues it\n"
+    code, _, err = desk.run("resume", "0", str(job))
+    assert (code, err) == (0, note)
