@@ -27,6 +27,7 @@ from gpu_scheduler.core.model.progress import ProgressUnit
 from gpu_scheduler.core.model.request_answer import AnswerCode, RequestAnswer, wrong_state
 from gpu_scheduler.core.model.states import ACTIVE, AttemptState, JobState, Outcome
 from gpu_scheduler.core.progress.eta import JobProgress
+from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.progress.job_progress import ProgressReader
 from gpu_scheduler.store.location import refuse_copy
 from gpu_scheduler.store.records import ActiveAttemptRecord, AttemptRecord, JobRecord
@@ -54,11 +55,16 @@ class PreemptEnd(str, Enum):
 
 @dataclass(frozen=True)
 class PreemptWait:
-    """The preemption that the command waits for. pid: that of the job's command; None if it is not known."""
+    """The preemption that the command waits for.
+
+    pid: that of the job's command; None if it is not known. is_repeated: whether the job is being preempted
+    already; `stop` is then combined from both requests.
+    """
 
     job_id: int
     pid: int | None
     stop: StopRequest
+    is_repeated: bool = False
 
 
 @dataclass(frozen=True)
@@ -103,6 +109,10 @@ def preempt(
         job_id = resolve_job(store, ref)
         job = observed_job(store, job_record(store, job_id))
         attempt = _open_attempt(store, job_id)
+        if job.adopted is not None and job.state is JobState.QUEUED:
+            raise SchedulerError(
+                f"job {job_id} is process {job.adopted.pid}, which no scheduler watches yet; run `start`"
+            )
         refusal = _refusal(job)
         if refusal is not None or attempt is None:
             refusal = refusal or wrong_state("preempt", job.state)
@@ -115,11 +125,13 @@ def preempt(
             secrets.token_hex(8),
             job.spec.preempt_signal or DEFAULT_STOP_SIGNAL,
         )
-        on_wait(PreemptWait(job_id, _command_pid(store, attempt), stop))
+        effective = stop.combined_with(attempt.stop_request)
+        is_repeated = attempt.stop_request is not None
+        on_wait(PreemptWait(job_id, _command_pid(store, attempt), effective, is_repeated))
         args = {"stop_id": stop.stop_id, "grace_s": stop.grace_s, "on_timeout": stop.on_timeout}
         request = add_request(store, "preempt", str(job_id), by, **args)
         store.data_dir.ring_doorbell()
-        return _Preemption(store, attempt, stop, request).wait()
+        return _Preemption(store, attempt, effective, request).wait()
 
 
 def _open_attempt(store: Store, job_id: int) -> ActiveAttemptRecord | None:

@@ -21,8 +21,11 @@ _AT_END_S = 1.0
 def wait_text(wait: PreemptWait) -> str:
     """Formats what `preempt` does and how long it waits, as two lines."""
     pid = "" if wait.pid is None else f" (pid {wait.pid})"
+    first = f"sending SIG{wait.stop.signal} to job {wait.job_id}{pid}"
+    if wait.is_repeated:
+        first = f"job {wait.job_id}{pid} is being preempted already"
     return (
-        f"sending SIG{wait.stop.signal} to job {wait.job_id}{pid}\n"
+        f"{first}\n"
         f"waiting up to {wait.stop.grace_s:g} s for it to save its work and end; {_next_step_text(wait)}"
     )
 

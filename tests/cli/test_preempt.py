@@ -234,6 +234,17 @@ def test_two_preemptions_at_once_are_withdrawn_together(desk: Desk, start: Start
     until_recorded(desk, job, ("finished", Outcome.FAILED, None), up=up)
 
 
+def test_a_preemption_that_may_be_withdrawn_does_not_shorten_one_that_ends_with_sigkill(desk: Desk) -> None:
+    job = start_job(desk, STUBBORN)
+    with desk.scheduler():
+        with preempting(desk, job, 2, force=True):
+            wait_for(lambda: desk.state(job) == "stopping", "the first preemption")
+            code, out, _ = desk.run("preempt", job, "--timeout", "0")
+        assert code == 0
+        assert " is being preempted already\nwaiting up to 2 s for it to save its work and end; then" in out
+        assert f"job {job} preempted\n" in out
+
+
 def test_a_job_that_ended_by_itself_keeps_its_outcome(desk: Desk, start: Start, up: bool) -> None:
     job = start(STUBBORN)
 

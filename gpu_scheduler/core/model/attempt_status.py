@@ -66,15 +66,18 @@ class StopRequest:
     def combined_with(self, earlier: StopRequest | None) -> StopRequest:
         """Returns the request that results if this one follows an earlier, open one of no higher rank.
 
-        A second preemption keeps what is stricter in the first one: the shorter grace period, SIGKILL at its
-        end, and the job that needs the GPUs.
+        A second preemption keeps SIGKILL at the end of the first one's grace period, and the job that needs
+        the GPUs. Of two grace periods with the same end, the shorter one counts; one that ends with a
+        withdrawal never shortens one that ends with SIGKILL.
         """
         if earlier is None or earlier.cause != self.cause or earlier.cause != "preempted":
             return self
+        both = (self, earlier)
+        strictest = [one for one in both if one.on_timeout == "kill"] or both
         return replace(
             self,
-            grace_s=min(self.grace_s, earlier.grace_s),
-            on_timeout="kill" if "kill" in (self.on_timeout, earlier.on_timeout) else "withdraw",
+            grace_s=min(one.grace_s for one in strictest),
+            on_timeout=strictest[0].on_timeout,
             preemptor=self.preemptor if self.preemptor is not None else earlier.preemptor,
         )
 
