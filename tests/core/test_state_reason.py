@@ -24,7 +24,7 @@ REASONS = st.builds(
     StateReason, st.sampled_from(ReasonKind), st.none() | st.sampled_from(FailureKind),
     NUMBERS, NUMBERS, st.none() | st.text(), st.none() | st.text(),
     st.sampled_from([None, "command", "child"]), PIDS, st.booleans(), NUMBERS, NUMBERS, NUMBERS,
-    st.none() | st.text(), NUMBERS, st.none() | st.sampled_from(Outcome), PIDS,
+    st.none() | st.text(), NUMBERS, st.none() | st.sampled_from(Outcome), NUMBERS, PIDS,
     st.lists(STEPS, max_size=3).map(tuple),
 )  # fmt: skip
 
