@@ -17,6 +17,9 @@ from tests.waiting import wait_for
 
 #: 0.16 s for each step, of 8 samples.
 TRAIN = ("train.py", "--output_dir", "outputs", "--report_to", "none", "--sample_ms", "20")
+#: 0.28 s for each step. Without a bar, the seconds that Python needs to import its libraries count as work,
+#: so the run must be much longer than these.
+WITHOUT_BAR = ("--disable_tqdm", "True", "--sample_ms", "35")
 #: 0.32 s for each step.
 LIGHTNING = ("lit.py", "--output_dir", "outputs", "--sample_ms", "40")
 #: Seconds that one run may take on a busy machine.
@@ -49,6 +52,12 @@ def log_of(world: World, job: int, attempt: int) -> str:
     """Returns the log of one attempt, with a line for each frame of a bar."""
     log = world.run_ok("logs", str(job), "--attempt", str(attempt), "--raw")
     return log.replace("\r", "\n")
+
+
+def attempts_of(world: World, job: int) -> list[dict[str, Any]]:
+    """Returns the attempts of a job, as `show --json` lists them."""
+    attempts: list[dict[str, Any]] = json.loads(world.run_ok("show", str(job), "--json"))["attempts"]
+    return attempts
 
 
 def steps_in_log(log: str, total: int) -> list[int]:
@@ -103,9 +112,9 @@ def half_way(world: World, job: int) -> HalfWay | None:
     "words",
     [
         ("--max_steps", "240", "--save_steps", "50"),
-        ("--num_train_epochs", "5", "--samples", "400", "--disable_tqdm", "True", "--logging_steps", "5"),
-        ("--max_steps", "240", "--save_steps", "10", "--disable_tqdm", "True"),
-        ("--max_steps", "240", "--disable_tqdm", "True", "--report_progress", "True"),
+        (*WITHOUT_BAR, "--num_train_epochs", "5", "--samples", "400", "--logging_steps", "5"),
+        (*WITHOUT_BAR, "--max_steps", "240", "--save_steps", "10"),
+        (*WITHOUT_BAR, "--max_steps", "240", "--report_progress", "True"),
     ],
     ids=["bar", "dict lines", "checkpoints", "progress file"],
 )
@@ -161,6 +170,31 @@ def assert_continued(world: World, job: int, checkpoint: int, total: int) -> Non
     logged = [entry["step"] for entry in state["log_history"] if "loss" in entry]
     # Losses logged before the checkpoint come from its trainer_state.json.
     assert logged == list(range(5, total + 1, 5))
+
+
+@pytest.mark.parametrize(
+    "flag", ["resume-flag=--resume_from_checkpoint ", ""], ids=["with resume-flag", "without"]
+)
+def test_a_victim_continues_by_itself_if_it_has_a_resume_flag(world: World, flag: str) -> None:
+    train = " ".join(TRAIN)
+    world.append(
+        f"[venv=.venv priority=LOW {flag}name=long] python {train} --max_steps 100 --save_steps 20"
+        " --logging_steps 5 --overwrite_output_dir True"
+    )
+    world.start("--simulate", "1")
+    wait_for_step(world, 1, 50, 100)
+    urgent = train.replace("outputs", "urgent")
+    world.append(f"[venv=.venv preempt priority=CRITICAL name=urgent] python {urgent} --max_steps 10")
+    finished = wait_completed(world, 1, 2)
+    first, second = attempts_of(world, 1)
+    assert first["outcome"] == "preempted"
+    assert second["started_at"] >= finished[2]["finished_at"]
+    if flag:
+        resumed_at = int(second["resumed_from"]["step"])
+        assert resumed_at in (40, 60)
+        assert_continued(world, 1, resumed_at, 100)
+    else:
+        assert next(step for step in steps_in_log(log_of(world, 1, 2), 100) if step) == 1
 
 
 def test_preempts_lightning_with_sigusr1_and_resumes_it(world: World) -> None:
