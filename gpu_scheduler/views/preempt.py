@@ -104,6 +104,8 @@ def _next_command(report: PreemptReport) -> str:
     if report.checkpoint is None:
         from_path = f"`resume --job {report.job_id} --from PATH` continues from one that you name"
         return f"retry {report.job_id}` starts it from its beginning, and {from_path}"
+    if not report.has_place:
+        return f"resume --job {report.job_id}` says what its command needs to continue from it"
     return f"resume --job {report.job_id}` continues it"
 
 

@@ -23,8 +23,9 @@ from gpu_scheduler.core.scheduling import actions as act
 from tests.cli.desk import Desk
 from tests.waiting import wait_for
 
-#: Saves a checkpoint when it gets a signal, and ends with exit code 0.
+#: Saves a checkpoint when it gets a signal, and ends with exit code 0. It uses the one from which it resumes.
 SAVING = (
+    ": $GPU_SCHEDULER_CHECKPOINT\n"
     "save() {{ mkdir -p out/checkpoint-150; echo '{{}}' > out/checkpoint-150/trainer_state.json; exit 0; }}\n"
     "trap save {signal}; echo up; while :; do sleep 0.02; done"
 )
@@ -150,6 +151,13 @@ def test_says_what_the_newest_checkpoint_lacks(desk: Desk, start: Start, up: boo
     _, out, _ = desk.run("preempt", job)
     assert "  latest checkpoint: out/checkpoint-150 (step 150, saved 2 min" in out
     assert " before its end; what came after is lost)\n" in out
+
+
+def test_says_that_the_command_has_no_place_for_the_checkpoint(desk: Desk, start: Start) -> None:
+    script = SAVING.format(signal="TERM").replace("$GPU_SCHEDULER_CHECKPOINT", "")
+    job = start(script, checkpoints=CHECKPOINTS)
+    _, out, _ = desk.run("preempt", job)
+    assert out.endswith(f"  `resume --job {job}` says what its command needs to continue from it\n")
 
 
 def test_says_how_many_steps_are_lost(desk: Desk, start: Start) -> None:
