@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from gpu_scheduler.app.diagnosis import diagnose
 from gpu_scheduler.app.job_views import job_view
+from gpu_scheduler.app.location import Location
 from gpu_scheduler.app.view_context import context_of
 from gpu_scheduler.attempts.sweep import sweep
 from gpu_scheduler.core.model.event import EventKind
@@ -119,6 +121,9 @@ def test_the_freed_gpu_is_kept_from_other_jobs_until_the_last_victim_has_left(ri
     rig.tick_until(lambda: len(rig.tick().attempts) == 1, "the GPU of the quick job is free")
     assert wait_reason(rig, urgent) == f"waiting for job {slow}, which is being preempted for it"
     assert [rig.job(job).state for job in (urgent, backfill, quick)] == [JobState.QUEUED] * 3
+    explained = diagnose(Location(str(rig.folder / "state.json")), backfill).waiting
+    assert explained is not None
+    assert [gpu.reserved_for for gpu in explained.placement.gpus] == [(urgent,), (urgent,)]
     (rig.folder / "go").touch()
     tick_until_state(rig, urgent, JobState.FINISHED)
     tick_until_state(rig, backfill, JobState.FINISHED)

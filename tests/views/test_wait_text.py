@@ -36,6 +36,7 @@ REASONS = st.builds(
     gpus=st.integers(0, 9), obstacles=st.lists(OBSTACLES, max_size=6).map(tuple),
     allowed=st.none() | st.integers(0, 9), size_mib=st.integers(0, 90_000),
     line_number=st.none() | st.integers(1, 9), due_at=st.none() | st.floats(0, 1e6),
+    victims=st.lists(st.integers(1, 9), max_size=3).map(tuple),
 )  # fmt: skip
 
 
@@ -142,3 +143,15 @@ def test_two_obstacles_are_equal_exactly_if_their_texts_are_equal(
     found = [obstacle(view, need, Limits()) for view in (one, other)]
     words = [why and obstacle_text(why) for why in found]
     assert (found[0] == found[1]) is (words[0] == words[1])
+
+
+@pytest.mark.parametrize(
+    ("victims", "text"),
+    [
+        ((3,), "waiting for job 3, which is being preempted for it"),
+        ((3, 4), "waiting for jobs 3, 4, which are being preempted for it"),
+        ((), "about to start on the GPUs that are reserved for it"),
+    ],
+)
+def test_a_job_with_a_reservation_waits_for_its_victims(victims: tuple[int, ...], text: str) -> None:
+    assert wait_text(WaitReason(WaitKind.PREEMPTING, victims=victims)) == text
