@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpu_scheduler.app import job_views
-from gpu_scheduler.app.current_need import CurrentNeed, current_need
+from gpu_scheduler.app.current_need import CurrentNeed, current_llm_config, current_need, learned_needs
 from gpu_scheduler.app.dependency_facts import DependencyFacts, dependency_facts
 from gpu_scheduler.app.job_progress import with_progress
 from gpu_scheduler.app.job_refs import JobRef, job_record, resolve_job
@@ -29,18 +29,21 @@ from gpu_scheduler.core.failure.log_lines import rendered_lines
 from gpu_scheduler.core.model.event import Event, EventKind
 from gpu_scheduler.core.model.finding import Finding
 from gpu_scheduler.core.model.health_issue import HealthIssue
+from gpu_scheduler.core.model.need import Need
 from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.core.model.state_reason import FailureKind
 from gpu_scheduler.core.model.states import FAILED, WAITING, JobState
-from gpu_scheduler.core.scheduling.facts import Attempt
-from gpu_scheduler.core.scheduling.gpu_admission import GpuAvailability, with_reservation
+from gpu_scheduler.core.scheduling.facts import Attempt, Facts
+from gpu_scheduler.core.scheduling.gpu_admission import GpuAvailability
+from gpu_scheduler.core.scheduling.gpu_use import availability
+from gpu_scheduler.core.scheduling.queue_placement import judged_gpus
 from gpu_scheduler.core.scheduling.settings import Limits
 from gpu_scheduler.health.doctor import job as checks
 from gpu_scheduler.intake.state_file_edits import requested_pauses
 from gpu_scheduler.store.events import events_of_job
 from gpu_scheduler.store.job_lists import jobs_ahead_of
 from gpu_scheduler.store.jobs_files import LineLocation, MalformedLineRecord, line_of, malformed_lines
-from gpu_scheduler.store.records import AttemptRecord, JobRecord
+from gpu_scheduler.store.records import AttemptRecord, GpuRecord, JobRecord
 from gpu_scheduler.store.reservations import reserved_jobs
 from gpu_scheduler.store.store import Store
 
@@ -56,13 +59,15 @@ _NEARBY_LINES = 3
 
 @dataclass(frozen=True)
 class PlacementFacts:
-    """The GPUs as placement evaluates them now.
+    """The GPUs as they are now, and as placement judges them.
 
-    holders: the ids of the scheduler's jobs on each GPU, by UUID; sampled_at: the time of the
-    newest sample in seconds since 1970, None if there is no sample.
+    judged: the same GPUs; those that only a reservation for another job closes, as they will be then.
+    holders: the ids of the scheduler's jobs on each GPU, by UUID; sampled_at: the time of the newest sample
+    in seconds since 1970, None if there is no sample.
     """
 
     gpus: Sequence[GpuAvailability]
+    judged: Sequence[GpuAvailability]
     holders: Mapping[str, tuple[int, ...]]
     limits: Limits
     sampled_at: float | None
@@ -190,10 +195,11 @@ def _waiting_facts(inspected: _Inspection) -> WaitingFacts:
     conda_sh = store.recorded_options().conda_sh
     conda = environment_of(record.spec, conda_sh).conda
     is_in_queue = inspected.view.record.state is JobState.QUEUED and not record.unmet_parents
+    need = current_need(store, record)
     return WaitingFacts(
         health_issues=health_issues_of(store),
-        need=current_need(store, record),
-        placement=_placement_facts(inspected),
+        need=need,
+        placement=_placement_facts(inspected, need.need),
         environment=(
             *checks.environment(record.spec, conda, conda_sh, is_of_file=record.is_of_file),
             checks.script(record.spec),
@@ -209,16 +215,11 @@ def _retry_in_s(record: JobRecord, now: Now) -> float | None:
     return None if at is None or record.boot_id != now.boot_id else at - now.boot
 
 
-def _placement_facts(inspected: _Inspection) -> PlacementFacts:
+def _placement_facts(inspected: _Inspection, need: Need) -> PlacementFacts:
     store, attempts = inspected.store, inspected.attempts
     records, options = store.gpus(), store.recorded_options()
-    gpus: Sequence[GpuAvailability] = ()
-    if records:
-        from gpu_scheduler.app.stored_gpus import stored_gpus
-
-        pauses = requested_pauses(store)
-        gpus = stored_gpus(records, pauses, attempts, options, inspected.now, inspected.foreign)
-        gpus = _with_reservations(gpus, inspected)
+    facts = _round_facts(inspected, records) if records else None
+    gpus = () if facts is None else tuple(availability(gpu, facts) for gpu in facts.gpus)
     holders = {
         gpu.uuid: tuple(
             sorted({one.job_id for one in attempts if gpu.uuid in one.gpus and one.state.holds_gpus})
@@ -226,21 +227,22 @@ def _placement_facts(inspected: _Inspection) -> PlacementFacts:
         for gpu in gpus
     }
     sampled = max((gpu.sampled_at for gpu in records if gpu.sampled_at is not None), default=None)
-    return PlacementFacts(gpus, holders, options, sampled)
+    judged = () if facts is None else tuple(judged_gpus(facts, need, inspected.record.id))
+    return PlacementFacts(gpus, judged, holders, options, sampled)
 
 
-def _with_reservations(gpus: Sequence[GpuAvailability], inspected: _Inspection) -> list[GpuAvailability]:
-    """Returns the GPUs less what is reserved for other jobs."""
-    store, views = inspected.store, list(gpus)
-    for reserved in reserved_jobs(store, inspected.now):
-        job = store.job(reserved.job.job_id)
-        if job is None or job.id == inspected.record.id:
-            continue
-        need, limits = current_need(store, job).need, store.recorded_options()
-        views = [
-            with_reservation(one, job.id, need, limits) if one.uuid in reserved.gpus else one for one in views
-        ]
-    return views
+def _round_facts(inspected: _Inspection, records: Sequence[GpuRecord]) -> Facts:
+    """Returns the facts with which the next round places the job."""
+    from gpu_scheduler.app.stored_gpus import stored_facts
+
+    store, options = inspected.store, inspected.store.recorded_options()
+    pauses = requested_pauses(store)
+    return replace(
+        stored_facts(records, pauses, inspected.attempts, options, inspected.now, inspected.foreign),
+        config=current_llm_config(options),
+        learned_mib=learned_needs(store),
+        reserved_jobs=tuple(reserved_jobs(store, inspected.now)),
+    )
 
 
 def _line_facts(store: Store, record: JobRecord) -> LineFacts:

@@ -1,4 +1,4 @@
-"""Builds the managed GPUs as placement evaluates them: from the stored samples, with the same code."""
+"""Builds the facts with which placement evaluates the managed GPUs, from the stored samples."""
 
 from __future__ import annotations
 
@@ -9,23 +9,21 @@ from gpu_scheduler.claims.foreign_claims import ForeignClaims
 from gpu_scheduler.core.model.gpu import GpuSample, Snapshot
 from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.core.scheduling.facts import Attempt, Facts
-from gpu_scheduler.core.scheduling.gpu_admission import GpuAvailability
-from gpu_scheduler.core.scheduling.gpu_use import availability
 from gpu_scheduler.core.scheduling.needs import LlmConfig
 from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.gpus.watch import GpuWatch, watched_processes, with_stored_values
 from gpu_scheduler.store.records import GpuRecord
 
 
-def stored_gpus(
+def stored_facts(
     records: Sequence[GpuRecord],
     paused: Mapping[str, bool],
     attempts: Sequence[Attempt],
     settings: Settings,
     now: Now,
     foreign: ForeignClaims,
-) -> list[GpuAvailability]:
-    """Returns the availability of each of these GPUs. attempts: all attempts that are not yet reconciled.
+) -> Facts:
+    """Returns the facts about these GPUs. attempts: all attempts that are not yet reconciled.
 
     foreign: the claims of other programs.
     """
@@ -46,8 +44,7 @@ def stored_gpus(
         )
         for gpu in watch.gpus(managed, tokens, watched=watched_processes(attempts))
     )
-    facts = Facts(now, settings, LlmConfig(), gpus, attempts=tuple(attempts))
-    return [availability(gpu, facts) for gpu in gpus]
+    return Facts(now, settings, LlmConfig(), gpus, attempts=tuple(attempts))
 
 
 def _sample(gpu: GpuRecord, samples_back: int) -> GpuSample:

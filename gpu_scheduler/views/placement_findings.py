@@ -49,6 +49,7 @@ def placement(
 
 def gpu(
     view: GpuAvailability,
+    judged: GpuAvailability,
     need: Need,
     allowed: tuple[int, ...] | None,
     limits: Limits,
@@ -56,7 +57,8 @@ def gpu(
 ) -> Finding:
     """Returns the finding about whether one GPU accepts the job, with the values that are compared.
 
-    holders: the ids of the scheduler's jobs on the GPU.
+    view, judged: the GPU as it is now, and as placement judges it. holders: the ids of the scheduler's jobs
+    on the GPU.
     """
     measured = _measurements(view, need, limits, holders)
     if need.vram is not None:
@@ -64,7 +66,7 @@ def gpu(
     if allowed is not None and view.index not in allowed:
         message = f"not allowed for this job, which may use only {format_gpu_list(allowed)}"
         return ok(Check.GPU, f"{message}; {measured}", view.index)
-    why = obstacle(view, need, limits)
+    why = obstacle(judged, need, limits)
     if why is None:
         return ok(Check.GPU, f"accepts the job; {measured}", view.index)
     message = f"does not accept the job: {obstacle_text(why)}; {measured}"

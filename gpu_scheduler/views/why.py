@@ -135,11 +135,11 @@ def _placement(diagnosis: Diagnosis, need: Need, facts: PlacementFacts) -> Itera
     is_in_queue = job.state is JobState.QUEUED and not job.unmet_parents
     where = "on the job's line" if job.is_of_file else f"with `set {job.id} KEY=VALUE`"
     yield placement_findings.placement(
-        need, allowed, facts.gpus, facts.limits, where=where, is_in_queue=is_in_queue
+        need, allowed, facts.judged, facts.limits, where=where, is_in_queue=is_in_queue
     )
     yield from job_findings.unmanaged(allowed, [gpu.index for gpu in facts.gpus])
-    for gpu in facts.gpus:
-        yield placement_findings.gpu(gpu, need, allowed, facts.limits, facts.holders[gpu.uuid])
+    for gpu, judged in zip(facts.gpus, facts.judged, strict=True):
+        yield placement_findings.gpu(gpu, judged, need, allowed, facts.limits, facts.holders[gpu.uuid])
     if diagnosis.scheduler_pid is None and facts.sampled_at is not None:
         age = format_age(facts.sampled_at, diagnosis.now)
         yield warn(Check.VALUES, f"last sample of the GPUs: {age}", "")

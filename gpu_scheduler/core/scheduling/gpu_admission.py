@@ -76,11 +76,6 @@ def with_allocation(gpu: GpuAvailability, need: Need, limits: Limits) -> GpuAvai
     return replace(gpu, allocated_share=share, committed_mib=memory, occupied=True, claimable_mib=claimable)
 
 
-def with_reservation(gpu: GpuAvailability, job_id: int, need: Need, limits: Limits) -> GpuAvailability:
-    """Returns the availability of a GPU that is reserved for a job with this need."""
-    return replace(with_allocation(gpu, need, limits), reserved_for=(*gpu.reserved_for, job_id))
-
-
 def counts_as_idle(foreign_mib: int, limits: Limits) -> bool:
     """Returns whether a GPU with this foreign use counts as idle. Drivers and displays use some memory."""
     return foreign_mib <= limits.idle_threshold_mib

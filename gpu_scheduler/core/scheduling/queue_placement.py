@@ -9,6 +9,7 @@ from gpu_scheduler.core.model.need import Need
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.core.scheduling.actions import Action, DropReservation, RecordBypassed, SetWaitReason
 from gpu_scheduler.core.scheduling.facts import Facts, Gpu, PendingGroup, QueuedJob, ReservedJob
+from gpu_scheduler.core.scheduling.gpu_admission import GpuAvailability
 from gpu_scheduler.core.scheduling.needs import ResourceSpec, resolve
 from gpu_scheduler.core.scheduling.order import order, queue_key
 from gpu_scheduler.core.scheduling.placement import could_fit
@@ -67,10 +68,8 @@ def _place_reserved_jobs(facts: Facts, gpus: RoundAllocations) -> list[Action]:
     its reservation.
     """
     actions: list[Action] = []
-    needs = {one.job.job_id: need_of(one.resources, facts) for one in facts.reserved_jobs}
     # All of them are kept before the first job is placed, so that none takes what is reserved for another.
-    for reserved in facts.reserved_jobs:
-        gpus.reserve(reserved.job.job_id, reserved.gpus, needs[reserved.job.job_id])
+    needs = _keep_reserved_gpus(facts, gpus)
     for reserved in sorted(facts.reserved_jobs, key=lambda one: queue_key(one.job)):
         job_id = reserved.job.job_id
         answer = gpus.place_reserved(job_id, needs[job_id], reserved.resources.allowed)
@@ -80,6 +79,21 @@ def _place_reserved_jobs(facts: Facts, gpus: RoundAllocations) -> list[Action]:
             gpus.release(job_id)
             actions.append(DropReservation(job_id))
     return actions
+
+
+def _keep_reserved_gpus(facts: Facts, gpus: RoundAllocations) -> dict[int, Need]:
+    """Keeps the GPUs that are reserved, and returns the need of each job for which they are, by its id."""
+    needs = {one.job.job_id: need_of(one.resources, facts) for one in facts.reserved_jobs}
+    for reserved in facts.reserved_jobs:
+        gpus.reserve(reserved.job.job_id, reserved.gpus, needs[reserved.job.job_id])
+    return needs
+
+
+def judged_gpus(facts: Facts, need: Need, job_id: int) -> list[GpuAvailability]:
+    """Returns each GPU as the next round judges it for a job with this need."""
+    gpus = RoundAllocations(facts, leaving_attempts(facts))
+    _keep_reserved_gpus(facts, gpus)
+    return gpus.views(need, job_id)
 
 
 def _is_awaited(reserved: ReservedJob, need: Need, facts: Facts, gpus: RoundAllocations) -> bool:

@@ -37,7 +37,11 @@ class RoundAllocations:
 
     def place(self, need: Need, allowed: tuple[int, ...] | None) -> tuple[str, ...] | WaitReason:
         """Returns the UUIDs of the GPUs for a job without a reservation, or why it waits."""
-        return place(need, allowed, [self._view(uuid, need) for uuid in self._gpus], self._facts.settings)
+        return place(need, allowed, self.views(need), self._facts.settings)
+
+    def views(self, need: Need, job_id: int | None = None) -> list[GpuAvailability]:
+        """Returns each GPU as it is judged for a job with this need, and without its own reservation."""
+        return [self._view(uuid, need, job_id) for uuid in self._gpus]
 
     def place_reserved(
         self, job_id: int, need: Need, allowed: tuple[int, ...] | None
