@@ -49,7 +49,7 @@ OUTCOMES = {
     Outcome.FAILED: "its command exited with another code, was ended by a signal, or could not be started",
     Outcome.TIMED_OUT: "it reached its time limit and was stopped",
     Outcome.CANCELLED: "the user stopped it or removed it from the queue",
-    Outcome.PREEMPTED: "`preempt` stopped it and it is held, or a job of higher priority did and it is queued",
+    Outcome.PREEMPTED: "`preempt` stopped it (it is held), or a job of higher priority (it is queued)",
     Outcome.INTERRUPTED: "its runner died without a result, or the machine went down; the job is held",
     Outcome.NOT_STARTED: "the launch failed before the command began; it is retried a few times",
     Outcome.ENDED: "it was an adopted process, which has ended; its exit code cannot be known",
