@@ -19,6 +19,8 @@ from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.store.records import AttemptRecord
 from gpu_scheduler.store.store import Store
 
+_ELSEWHERE = ", and its output does not go to a file"
+
 
 @dataclass(frozen=True)
 class AttachTarget:
@@ -148,6 +150,9 @@ def _selected_attempt(store: Store, job_id: int, number: int | None) -> AttemptR
     """Returns the attempt with that number; for None, the latest attempt."""
     job = job_record(store, job_id)
     attempts = {attempt.number: attempt for attempt in store.attempts(job_id)}
+    if not attempts and job.adopted is not None:
+        where = f"; its output goes to {job.adopted.log}" if job.adopted.log else _ELSEWHERE
+        raise SchedulerError(f"job {job_id} is process {job.adopted.pid}, which is not watched yet{where}")
     if not attempts:
         raise SchedulerError(f"job {job_id} has no log: it is {job.state} and was never started")
     attempt = attempts.get(max(attempts) if number is None else number)
@@ -172,6 +177,9 @@ def _observe(store: Store, attempt: AttemptRecord) -> AttemptStatus:
 
 def _log_path(store: Store, attempt: AttemptRecord) -> str:
     path = attempt.log or _observe(store, attempt).log
+    if path is None and attempt.watched_pid is not None:
+        adopted = f"job {attempt.job_id} is process {attempt.watched_pid}, which was adopted{_ELSEWHERE}"
+        raise NoLogError(adopted, attempt.reason)
     if path is None:
         yet = "" if attempt.outcome else " yet"
         missing = f"attempt {attempt.number} of job {attempt.job_id} has no log{yet}"

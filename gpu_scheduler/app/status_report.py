@@ -93,8 +93,16 @@ class JobView(NamedTuple):
 
     @property
     def log(self) -> str | None:
-        """The path of the newest attempt's log."""
-        return None if self.attempt is None else self.attempt.log
+        """The path of the newest attempt's log, or of that of an adopted process which is not watched yet."""
+        if self.attempt is None:
+            return None if self.record.adopted is None else self.record.adopted.log
+        return self.attempt.log
+
+    @property
+    def is_without_log(self) -> bool:
+        """True if the job is or was an adopted process whose output does not go to a file."""
+        was_watched = self.attempt is not None and self.attempt.watched_pid is not None
+        return self.log is None and (was_watched or self.record.adopted is not None)
 
     @property
     def vram_declared(self) -> int | None:

@@ -150,6 +150,8 @@ def _running(diagnosis: Diagnosis) -> Iterator[Finding]:
     gpus = f"GPU{'' if len(job.gpus) == 1 else 's'} {', '.join(map(str, job.gpus))}"
     since = "" if job.started_at is None else f", started {format_age(job.started_at, diagnosis.now)}"
     follow = f"`logs {job.record.id} -f` follows its output"
+    if job.is_without_log:
+        follow = "its output does not go to a file"
     if job.session:
         follow = f"`attach {job.record.id}` opens its session, {follow}"
     resumed = None if job.attempt is None else job.attempt.resumed_from
@@ -196,7 +198,9 @@ def _remedy(diagnosis: Diagnosis) -> str | None:
 
 def _logs(diagnosis: Diagnosis) -> Iterator[Finding]:
     log = diagnosis.job.log
-    if log is None:
+    if log is None and diagnosis.job.is_without_log:
+        yield ok(Check.LOG, "none, because the output of the process does not go to a file")
+    elif log is None:
         yield ok(Check.LOG, "none, because the job was never started")
     else:
         yield ok(Check.LOG, log) if diagnosis.log_exists else warn(Check.LOG, f"{log} no longer exists", "")

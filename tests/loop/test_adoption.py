@@ -12,15 +12,21 @@ from pathlib import Path
 
 import pytest
 
+from gpu_scheduler.app.diagnosis import diagnose
+from gpu_scheduler.app.location import Location
+from gpu_scheduler.app.logs import open_log
 from gpu_scheduler.claims.gpu_claims import read_gpu_locks
 from gpu_scheduler.core.model.adopted_process import AdoptedProcess
 from gpu_scheduler.core.model.attempt_status import RunnerIdentity
+from gpu_scheduler.core.model.finding import Check
 from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample, Snapshot
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.states import JobState, Outcome
+from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.runner.folder import boot_id
 from gpu_scheduler.runner.process_scan import ticks_of
 from gpu_scheduler.store.requests import add_request, request_answer
+from gpu_scheduler.views import why
 from tests.loop.rig import Rig
 from tests.processes import has_arguments
 from tests.reasons import words
@@ -333,3 +339,30 @@ def test_an_adopted_process_that_ignores_a_preemption_goes_on(
         assert process.poll() is None
         finish(tmp_path, 0)
         assert rig.tick_until_ended(job).outcome is Outcome.COMPLETED
+
+
+def test_why_and_logs_say_that_the_output_of_a_process_goes_to_no_file(
+    rig: Rig, start: StartProcess, tmp_path: Path
+) -> None:
+    process = start()
+    job = adopt(rig, identity(process))
+    where = Location(str(tmp_path / "state.json"))
+
+    def said(check: Check) -> str:
+        [found] = [one for one in why.findings(diagnose(where, job)) if one.check is check]
+        return found.message
+
+    def log_error() -> str:
+        with pytest.raises(SchedulerError) as refused, open_log(where, job, None) as log:
+            assert log.path
+        return str(refused.value)
+
+    nowhere = "its output does not go to a file"
+    assert log_error() == f"job {job} is process {process.pid}, which is not watched yet, and {nowhere}"
+    runner_of(rig, job, 1)
+    assert said(Check.RUNS).endswith(f"; {nowhere}")
+    assert said(Check.LOG) == "none, because the output of the process does not go to a file"
+    assert log_error() == f"job {job} is process {process.pid}, which was adopted, and {nowhere}"
+    finish(tmp_path, 0)
+    rig.tick_until_ended(job)
+    assert said(Check.LOG) == "none, because the output of the process does not go to a file"
