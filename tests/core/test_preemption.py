@@ -280,11 +280,23 @@ def test_a_job_is_preempted_again_after_a_while_and_after_the_clock_was_set_back
         ({"state": AttemptState.ORPHANED}, True),
         ({"state": AttemptState.STOPPING, "stop_request": StopRequest("cancelled", 10.0)}, True),
         (
+            {"status": AttemptStatus(claim="unlocked"), "stop_request": StopRequest("cancelled", 10.0)},
+            False,
+        ),
+        (
             {"state": AttemptState.STOPPING, "stop_request": StopRequest("preempted", 9.0, "withdraw", "x")},
             False,
         ),
     ],
-    ids=["memory", "swept", "cannot be killed", "no runner", "cancelled", "may continue"],
+    ids=[
+        "memory",
+        "swept",
+        "cannot be killed",
+        "no runner",
+        "cancelled",
+        "in a copied folder",
+        "may continue",
+    ],
 )
 def test_a_job_waits_for_attempts_that_leave_anyway(leaving: dict[str, Any], waits: bool) -> None:
     situation = full(2, on(1, 0, **leaving), on(2, 1, priority=300))

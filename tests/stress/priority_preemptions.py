@@ -91,11 +91,11 @@ class _Run:
     def live_and_die(self) -> None:
         """Starts a scheduler, adds jobs, cancels one now and then, and kills the scheduler."""
         dice = self._dice
-        self._stage.env[DIES_AT] = str(dice.choice((0, dice.randint(1, 60), dice.randint(20, 200))))
+        self._stage.env[DIES_AT] = str(dice.choice((0, dice.randint(10, 150), dice.randint(60, 400))))
         self._scheduler = self._stage.start(ready=False)
         for _ in range(dice.randint(1, 3)):
-            self._stage.append([self._line() for _ in range(dice.randint(1, 3))])
-            pause(dice.uniform(0.4, 1.5))
+            self._stage.append([self._line() for _ in range(dice.randint(1, 4))])
+            pause(dice.uniform(0.6, 2.0))
         if dice.random() < 0.2:
             self._cancel()
         self.found.count("died at a step", int(self._scheduler.poll() is not None))
@@ -105,14 +105,13 @@ class _Run:
     def _line(self) -> str:
         dice, self._number = self._dice, self._number + 1
         if dice.random() < 0.65:
-            block = f"share=1 priority={dice.choice(('NORMAL', 'LOW'))}"
+            block, seconds = f"priority={dice.choice(('NORMAL', 'LOW'))}", dice.uniform(0.5, 5.0)
         else:
-            block = (
-                f"gpus={dice.randint(1, _GPUS)} share=1 priority={dice.choice(('CRITICAL', 'HIGH'))} preempt"
-            )
+            priority, seconds = dice.choice(("CRITICAL", "HIGH")), dice.uniform(0.1, 0.8)
+            block = f"gpus={dice.randint(1, _GPUS)} priority={priority} preempt"
         save_s = dice.choice((0.0, 0.1, 0.5, 5.0, -1.0))
-        words = f"{self._stage.folder} {self._number} {dice.uniform(0.3, 2.0):.2f} {save_s}"
-        return f"[{block}] {sys.executable} -I -S {self._stage.folder}/job.py {words}"
+        words = f"{self._stage.folder} {self._number} {seconds:.2f} {save_s}"
+        return f"[share=1 {block}] {sys.executable} -I -S {self._stage.folder}/job.py {words}"
 
     def _cancel(self) -> None:
         rows = self._store.db.rows("SELECT id FROM job WHERE state <> 'finished'")

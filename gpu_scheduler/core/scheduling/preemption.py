@@ -103,6 +103,8 @@ def _is_leaving(attempt: Attempt, now: Now) -> bool:
     """Returns whether an attempt frees its GPUs soon without being preempted."""
     if attempt.state is AttemptState.ENDED:
         return not was_sent_sigkill(attempt, now)  # otherwise, its processes may remain for ever
+    if attempt.status.claim == "unlocked":
+        return False  # the loop leaves it alone, even if it must stop
     stop = attempt.open_stop or attempt.status.stop
     must_stop = stop is not None and stop.on_timeout == "kill"
     return must_stop or attempt.state in (AttemptState.ORPHANED, AttemptState.RELEASED)
