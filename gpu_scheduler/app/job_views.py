@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,7 @@ from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 
 if TYPE_CHECKING:
     from gpu_scheduler.app.status_report import AttemptWarning
-    from gpu_scheduler.core.model.attempt_status import AttemptStatus
+    from gpu_scheduler.core.model.attempt_status import AttemptStatus, StopRequest
     from gpu_scheduler.core.model.dependency import Parent
     from gpu_scheduler.core.model.now import Now
     from gpu_scheduler.core.scheduling.actions import FinishAttempt
@@ -25,6 +25,26 @@ _PARENTS = WaitReason(WaitKind.PARENTS)
 
 
 @dataclass(frozen=True)
+class OpenStop:
+    """A request to stop an attempt. ends_at: the end of the grace period, in seconds since boot, if known."""
+
+    request: StopRequest
+    ends_at: float | None
+
+
+def open_stops(attempts: Iterable[Attempt], now: Now) -> dict[int, OpenStop]:
+    """Returns the requests to stop these attempts that are open, by job id."""
+    stops = {}
+    for attempt in attempts:
+        request = attempt.open_stop or attempt.status.stop
+        if request is not None and attempt.state.is_open:
+            is_known = attempt.stopping_at is not None and attempt.boot_id == now.boot_id
+            ends_at = (attempt.stopping_at or 0.0) + request.grace_s if is_known else None
+            stops[attempt.job_id] = OpenStop(request, ends_at)
+    return stops
+
+
+@dataclass(frozen=True)
 class ViewContext:
     """The data, besides a job's own records, on which the view of a job depends.
 
@@ -33,8 +53,8 @@ class ViewContext:
     open_requests: the verb of each job's newest pending request, by job id; is_recovery_requested: whether a
     recovery of all interrupted jobs is pending; open_attempts: the facts of each open attempt, from its row
     and folder, by attempt id; victims: the jobs that are preempted for each job with reserved GPUs, by the id
-    of that job; *_retries: the defaults for jobs whose line sets no value; is_scheduler_up:
-    whether a scheduler is running.
+    of that job; stops: the open requests to stop attempts, by job id; *_retries: the defaults for jobs whose
+    line sets no value; is_scheduler_up: whether a scheduler is running.
     """
 
     now: Now
@@ -46,6 +66,7 @@ class ViewContext:
     is_recovery_requested: bool = False
     open_attempts: Mapping[int, Attempt] = field(default_factory=dict)
     victims: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    stops: Mapping[int, OpenStop] = field(default_factory=dict)
     oom_retries: int = 0
     fail_retries: int = 0
     is_scheduler_up: bool = True
@@ -65,10 +86,13 @@ def job_view(job: JobRecord, attempt: AttemptRecord | None, context: ViewContext
             wait = _requested(job, context) if job.state is JobState.HELD else None
     if attempt is not None and job.state is JobState.STARTING:
         wait = _start_delay(attempt)
+    stop = context.stops.get(job.id) if job.state is JobState.STOPPING else None
     return JobView(
         without_secrets(job),
         without_secrets(attempt),
         is_recorded=job is recorded,
+        stop=None if stop is None else stop.request,
+        stop_in_s=None if stop is None or stop.ends_at is None else stop.ends_at - context.now.boot,
         wait=wait,
         due_in_s=_due_in_s(wait, context),
         parents=context.parents.get(job.id, ()),

@@ -11,6 +11,7 @@ from gpu_scheduler.core.model.states import ACTIVE, FAILED, JobState, Outcome
 from gpu_scheduler.core.model.wait_reason import WaitReason
 
 if TYPE_CHECKING:
+    from gpu_scheduler.core.model.attempt_status import StopRequest
     from gpu_scheduler.core.model.dependency import Parent
     from gpu_scheduler.core.model.event import MisplacedProcess, Overuse
     from gpu_scheduler.core.model.gpu_claim import GpuClaim
@@ -58,7 +59,9 @@ class JobView(NamedTuple):
     peak MiB by index. memory_used: its current MiB by GPU index, which only the scheduler can fill in.
     warnings: the warnings about the attempt; a plain string describes an anomaly in its folder. last_line:
     the last output line of a running job, None if there is no output or the caller did not ask for it.
-    progress: how far a running job is, None if the caller did not ask for it.
+    progress: how far a running job is, None if the caller did not ask for it. stop: the request because of
+    which a job is being stopped, None if it is unknown. stop_in_s: the seconds that are left of its grace
+    period, None if unknown.
     """
 
     record: JobRecord
@@ -74,6 +77,8 @@ class JobView(NamedTuple):
     warnings: tuple[AttemptWarning, ...] = ()
     last_line: str | None = None
     progress: JobProgress | None = None
+    stop: StopRequest | None = None
+    stop_in_s: float | None = None
 
     @property
     def started_at(self) -> float | None:

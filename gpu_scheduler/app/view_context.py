@@ -60,9 +60,10 @@ def context_of(
     if not is_up:
         # The wait reasons of the last scheduler may be outdated, except for jobs that can never fit.
         reasons = {key: reason for key, reason in reasons.items() if reason.is_infeasible}
-    started = store.recorded_options()
+    started, now = store.recorded_options(), Clock().now()
+    observed = _observe_open(store, [attempt for attempt in active if attempt.state.is_open])
     context = job_views.ViewContext(
-        now=Clock().now(),
+        now=now,
         wait_reasons=reasons,
         default_wait=WaitKind.NOT_TRIED if is_up else WaitKind.NO_SCHEDULER,
         parents=parents_of(store, job_ids),
@@ -71,7 +72,8 @@ def context_of(
         is_recovery_requested=any(
             request.verb == "recover" and not request.target for request in open_requests(store)
         ),
-        open_attempts=_observe_open(store, [attempt for attempt in active if attempt.state.is_open]),
+        open_attempts=observed,
+        stops=job_views.open_stops(observed.values(), now),
         victims=victims_by_job(store),
         oom_retries=started.oom_retries,
         fail_retries=started.fail_retries,

@@ -22,6 +22,7 @@ from gpu_scheduler.store.dependencies import parents_of
 from gpu_scheduler.store.job_lists import cleared_count, finished_jobs, open_jobs, state_counts
 from gpu_scheduler.store.pending_groups import wait_reasons
 from gpu_scheduler.store.records import AttemptRecord, JobRecord
+from gpu_scheduler.store.reservations import victims_by_job
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.system.atomic_file import replace_file
 from gpu_scheduler.views import status_board as board
@@ -52,6 +53,7 @@ class StatusBoardFile:
         self._written_samples: object = None
         self._written_at = float("-inf")
         self._foreign = ForeignClaims()
+        self._stops: Mapping[int, job_views.OpenStop] = {}
         self._progress = ProgressWatch(clock)
         self._sources: dict[int, ProgressSource] = {}
 
@@ -79,6 +81,7 @@ class StatusBoardFile:
         self.next_write_at = None
         self._written_at = now
         self._foreign = _foreign_claims(facts)
+        self._stops = job_views.open_stops(facts.attempts, facts.now)
         self._replace_file(self._build(os.getpid(), _memory_used(facts)))
         self._written_state, self._written_samples = shown, samples
 
@@ -107,6 +110,8 @@ class StatusBoardFile:
                 wait_reasons=wait_reasons(store),
                 parents=parents_of(store, (job.id for job in jobs)),
                 indices=store.gpu_indices(),
+                victims=victims_by_job(store),
+                stops=self._stops,
             )
             counts, hidden_count = state_counts(store), cleared_count(store)
         views = [job_views.job_view(job, attempts.get(job.id), context) for job in jobs]

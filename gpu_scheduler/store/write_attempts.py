@@ -15,6 +15,7 @@ from gpu_scheduler.core.model.event import (
     EventKind,
     MisplacedProcess,
     Overuse,
+    StopStarted,
 )
 from gpu_scheduler.core.model.state_reason import ReasonKind
 from gpu_scheduler.core.model.states import (
@@ -121,12 +122,22 @@ def relaunch(context: WriteContext, action: act.Relaunch) -> None:
 
 def record_transition(context: WriteContext, action: act.Transition) -> None:
     """Changes the states of a job and its open attempt to running or stopping."""
-    change_job_state(context, action.job_id, action.state, None)
-    if action.state is JobState.STOPPING:
+    is_stopping = action.state is JobState.STOPPING
+    details = _open_stop(context, action.job_id) if is_stopping else None
+    change_job_state(context, action.job_id, action.state, None, details)
+    if is_stopping:
         columns, time = "stopping_boot = ?", context.now.boot
     else:
         columns, time = "stopping_boot = NULL, started_at = coalesce(started_at, ?)", context.now.wall
     _change_state(context, action.attempt_id, AttemptState(action.state.value), columns, time)
+
+
+def _open_stop(context: WriteContext, job_id: int) -> StopStarted | None:
+    """Returns the details of an open request; None if only the file `stop` of the attempt contains it."""
+    row = context.db.execute(
+        "SELECT stop_cause, stop_grace_s, stop_preemptor FROM job WHERE id = ?", (job_id,)
+    ).fetchone()
+    return None if row["stop_cause"] is None else StopStarted(*row)
 
 
 def record_runner_death(context: WriteContext, action: act.RecordRunnerDeath) -> None:

@@ -22,6 +22,7 @@ from gpu_scheduler.core.model.event import (
     JobsForgotten,
     MisplacedProcess,
     Overuse,
+    StopStarted,
 )
 from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
 from gpu_scheduler.core.model.units import WHOLE, format_share, share_text
@@ -30,6 +31,7 @@ from gpu_scheduler.core.text.formatting import count_noun, format_jobs, safe_tex
 from gpu_scheduler.views.attempt_end import format_seconds, memory_source, outcome_label, usage_parts
 from gpu_scheduler.views.checkpoint_text import origin_text
 from gpu_scheduler.views.reason_text import reason_text
+from gpu_scheduler.views.stop_text import stop_cause_text
 from gpu_scheduler.views.wait_text import infeasibility_text, wait_text
 
 _DEBUG, _INFO, _WARNING = logging.DEBUG, logging.INFO, logging.WARNING
@@ -46,7 +48,7 @@ _TEXTS: Mapping[str, tuple[int, str]] = {
     EventKind.RUNNER_LOST: (_WARNING, "lost the runner of attempt {attempt}, which left no result"),
     EventKind.RUNNER_KILLED: (_WARNING, "did not end in time; the runner of attempt {attempt} is killed"),
     EventKind.PREEMPTION_WITHDRAWN: (_WARNING, "did not end in time, so it is not preempted and continues"),
-    EventKind.GPUS_RESERVED: (_INFO, "preempts {victims}; GPU {gpus} is reserved for it"),
+    EventKind.GPUS_RESERVED: (_INFO, "preempts {victims}; {reserved} reserved for it"),
     EventKind.RESERVATION_DROPPED: (
         _WARNING,
         "cannot start on the GPUs that were reserved for it; they accept other jobs again",
@@ -55,7 +57,6 @@ _TEXTS: Mapping[str, tuple[int, str]] = {
     EventKind.RESTORED: (_INFO, "restored from the folder of attempt {attempt}"),
     EventKind.PAUSED: (_INFO, "GPU {gpus} paused {reason}"),
     EventKind.RESUMED: (_INFO, "GPU {gpus} resumed {reason}"),
-    EventKind.STOPPING: (_INFO, "is being stopped"),
 }
 #: The texts of the causes, other than commands, that pause or resume a GPU.
 _PAUSE_CAUSES = {
@@ -157,6 +158,8 @@ def _message(event: Event, tolerance: float, dispatched: tuple[int, int] | None)
         from gpu_scheduler.views.warnings import misplaced_process_text
 
         return EventMessage(_WARNING, misplaced_process_text(details))
+    if event.kind == EventKind.STOPPING:
+        return EventMessage(_INFO, _stop_message(details))
     if isinstance(details, JobsForgotten):
         return EventMessage(_DEBUG, f"{count_noun(details.jobs, 'job')} forgotten")
     return _fixed_message(event, details) or _state_message(event)
@@ -170,13 +173,21 @@ def _fixed_message(event: Event, details: EventDetails | None) -> EventMessage |
     data = {} if details is None else details.data()
     values = {"job": event.job_id, "reason": _reason(event) or "", **data}
     if "gpus" in values:
-        values["gpus"] = ", ".join(map(str, values["gpus"]))
+        listed = ", ".join(map(str, values["gpus"]))
+        values["reserved"] = f"GPU {listed} is" if len(values["gpus"]) == 1 else f"GPUs {listed} are"
+        values["gpus"] = listed
     if "victims" in values:
         values["victims"] = format_jobs(values["victims"])
     try:
         return EventMessage(level, text.format_map(values).rstrip())
     except KeyError:
         return None
+
+
+def _stop_message(details: EventDetails | None) -> str:
+    if not isinstance(details, StopStarted):
+        return "is being stopped"
+    return f"is {stop_cause_text(details.cause, details.preemptor)}; it has {details.grace_s:g} s to end"
 
 
 def _state_message(event: Event) -> EventMessage:

@@ -23,6 +23,7 @@ from gpu_scheduler.views.need_text import need_text
 from gpu_scheduler.views.parent_text import unmet_parents_text
 from gpu_scheduler.views.progress_text import short_text
 from gpu_scheduler.views.reason_text import outcome_text
+from gpu_scheduler.views.stop_text import stop_text
 from gpu_scheduler.views.titles import common_prefix, title
 from gpu_scheduler.views.wait_text import job_reason_text
 from gpu_scheduler.views.warnings import job_warnings
@@ -47,9 +48,10 @@ def running_row(job: JobView, now: float) -> TableRow:
     progress, output = short_text(job.progress), _one_line(job.last_line)
     process = "" if job.record.adopted is None else f"pid {job.record.adopted.pid}"
     closed = "window closed" if job.window_closed else ""
-    parts = [part for part in (closed, process, progress, output) if part]
+    stopped = "" if job.stop is None else stop_text(job.stop, job.stop_in_s)
+    parts = [part for part in (stopped, closed, process, progress, output) if part]
     # In the job's own progress bar, both the beginning and the end are informative.
-    last = Cell("; ".join(parts), keep_end=not progress)
+    last = Cell("; ".join(parts), keep_end=not (progress or stopped))
     if not parts:
         last = Cell(_one_line(job_reason_text(job)), YELLOW)
     return _table_row(job, _state_cell(job), took, last)

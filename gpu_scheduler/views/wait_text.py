@@ -11,6 +11,7 @@ from gpu_scheduler.core.text.formatting import format_jobs, format_memory
 from gpu_scheduler.views.need_text import need_text
 from gpu_scheduler.views.parent_text import parents_wait_text
 from gpu_scheduler.views.reason_text import reason_text
+from gpu_scheduler.views.stop_text import stop_text
 
 #: For these kinds, the reason stored with the job is shown.
 _STORED = frozenset({WaitKind.HELD, WaitKind.RETRY_DELAY})
@@ -21,8 +22,10 @@ _MAX_OBSTACLES = 4
 
 
 def job_reason_text(job: JobView) -> str | None:
-    """Formats why a job waits or has ended; None if there is nothing to say."""
+    """Formats why a job waits, is being stopped or has ended; None if there is nothing to say."""
     wait, reason = job.wait, job.record.reason
+    if wait is None and job.stop is not None:
+        return stop_text(job.stop, job.stop_in_s)
     if wait is None or (wait.kind in _STORED and reason is not None):
         return None if reason is None else reason_text(reason)
     if wait.kind in (WaitKind.LINE_MALFORMED, WaitKind.LINE_REMOVED, WaitKind.LINE_CHANGED):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -9,11 +10,17 @@ from pathlib import Path
 import pytest
 
 from gpu_scheduler.app.diagnosis import diagnose
+from gpu_scheduler.app.job_detail import job_detail as detail_of
 from gpu_scheduler.app.location import Location
+from gpu_scheduler.app.status import StatusQuery, status
 from gpu_scheduler.attempts.sweep import sweep
+from gpu_scheduler.core.model.event import EventKind
 from gpu_scheduler.core.model.finding import Check, Finding
 from gpu_scheduler.core.model.states import JobState
-from gpu_scheduler.views import why
+from gpu_scheduler.reporting.status_board_file import StatusBoardFile
+from gpu_scheduler.store.events import events_of_job
+from gpu_scheduler.views import job_detail, status_text, why
+from gpu_scheduler.views.event_messages import message_of
 from tests.loop.rig import SETTINGS, Rig
 
 SLEEP = "exec sleep 60"
@@ -37,6 +44,11 @@ def running(rig: Rig, command: str, **values: object) -> int:
     return job
 
 
+def without_numbers(text: str) -> str:
+    """Returns the text with an N in place of the number of seconds that are left."""
+    return re.sub(r" in \d+ s", " in N s", text)
+
+
 def findings(rig: Rig, job: int, check: Check) -> list[Finding]:
     """Returns the findings of `why` about one subject."""
     diagnosis = diagnose(Location(str(rig.folder / "state.json")), job)
@@ -52,3 +64,31 @@ def test_why_shows_what_reserved_gpus_hold_now(rig: Rig) -> None:
     said = [one.message.partition(", load")[0] for one in findings(rig, other, Check.GPU)]
     refused = f"does not accept the job: reserved for job {urgent}; share 0.6 allocated to job"
     assert said == [f"{refused} {first}", f"{refused} {second}"]
+
+
+def test_status_why_show_and_the_events_say_that_a_job_is_being_preempted(rig: Rig) -> None:
+    victim = running(rig, STUBBORN)
+    urgent = rig.add_job("true", priority=HIGH, preempt=True, gpus=2)
+    rig.tick_until(lambda: rig.job(victim).state is JobState.STOPPING, "the preemption")
+    said = f"being preempted for job {urgent}; gets SIGKILL in N s; then queued again"
+    where = Location(str(rig.folder / "state.json"))
+    headline = why.to_text(diagnose(where, victim), None, verbose=False).partition("\n")[0]
+    assert without_numbers(headline) == f"job {victim} is stopping: {said}"
+    assert f"Reason        {said}\n" in without_numbers(job_detail.to_text(detail_of(where, victim)))
+    shown = status_text.to_text(status(where, StatusQuery()))
+    assert said in without_numbers(shown)
+    [event] = [one for one in events_of_job(rig.store, victim) if one.kind == EventKind.STOPPING]
+    assert message_of(event).full_text == (
+        f"job {victim} is being preempted for job {urgent}; it has 30 s to end"
+    )
+
+
+def test_the_status_board_shows_preemptions_as_status_does(rig: Rig) -> None:
+    victim = running(rig, STUBBORN)
+    urgent = rig.add_job("true", priority=HIGH, preempt=True, gpus=2)
+    rig.tick_until(lambda: rig.job(victim).state is JobState.STOPPING, "the preemption")
+    board = StatusBoardFile(rig.store, lambda: rig.folder, rig.clock, SETTINGS)
+    board.write(rig.tick(), 1)
+    text = without_numbers((rig.folder / "status.txt").read_text())
+    assert f"being preempted for job {urgent}; gets SIGKILL in N s; then queued again" in text
+    assert f"waiting for job {victim}, which is being preempted for it" in text

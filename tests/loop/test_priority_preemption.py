@@ -166,7 +166,7 @@ def test_the_history_of_a_job_names_its_victims_and_their_gpus(rig: Rig) -> None
     tick_until_state(rig, urgent, JobState.FINISHED)
     [event] = [one for one in events_of_job(rig.store, urgent) if one.kind == EventKind.GPUS_RESERVED]
     said = message_of(event).full_text
-    assert said == f"job {urgent} preempts jobs {first}, {second}; GPU 0, 1 is reserved for it"
+    assert said == f"job {urgent} preempts jobs {first}, {second}; GPUs 0, 1 are reserved for it"
 
 
 def test_a_reservation_is_dropped_if_the_job_cannot_start_after_all(rig: Rig) -> None:

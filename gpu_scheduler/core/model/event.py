@@ -111,6 +111,19 @@ class AttemptEnded(AttemptDetails):
 
 
 @dataclass(frozen=True)
+class StopStarted(EventDetails):
+    """An attempt is being stopped.
+
+    cause: "cancelled", "preempted" or "timed_out". preemptor: the job for which it is preempted; None if the
+    user asked, or for another cause. grace_s: the seconds that it has to end.
+    """
+
+    cause: str
+    grace_s: float
+    preemptor: int | None = None
+
+
+@dataclass(frozen=True)
 class JobEnded(EventDetails):
     """A waiting job finished, so the event belongs to no attempt."""
 
@@ -188,6 +201,7 @@ class Event:
 
     _TYPES: ClassVar[Mapping[str, type[EventDetails]]] = {
         EventKind.STARTING: AttemptStarted,
+        EventKind.STOPPING: StopStarted,
         EventKind.OVERUSE: Overuse,
         EventKind.MISPLACED_PROCESS: MisplacedProcess,
         EventKind.WINDOW_CLOSED: AttemptDetails,
