@@ -87,7 +87,7 @@ MAY: Mapping[str, tuple[str, ...]] = {
     "reporting": (
         "claims", "core.model", "core.text", "core.scheduling", "errors", "clock", "system", "progress",
         "store.dependencies", "store.events", "store.job_lists", "store.jobs_files", "store.pending_groups",
-        "store.records", "store.store", "health.storage", "attempts.log_folder",
+        "store.records", "store.reservations", "store.store", "health.storage", "attempts.log_folder",
         "attempts.progress_source", "core.progress", "app", "views",
     ),
     "scheduler": (
