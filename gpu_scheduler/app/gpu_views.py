@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 
 from gpu_scheduler.app import status_report
 from gpu_scheduler.app.status_report import GpuView
@@ -26,20 +27,28 @@ def gpu_views(
     paused: Mapping[str, bool],
     limits: Limits = _DEFAULT_LIMITS,
     foreign: ForeignClaims = _NO_CLAIMS,
+    reserved: Collection[str] = (),
 ) -> tuple[GpuView, ...]:
     """Returns the views of the GPUs.
 
     attempts: the attempts that are not yet reconciled; paused: whether each GPU, by UUID, will be paused once
-    all pending requests are applied; limits: the scheduler's limits; foreign: the claims of other programs.
+    all pending requests are applied; limits: the scheduler's limits; foreign: the claims of other programs;
+    reserved: the UUIDs of the GPUs that are reserved for a job.
     """
     holders: dict[str, list[AttemptRecord]] = {}
     for attempt in attempts:
         if attempt.state.holds_gpus:
             for uuid in attempt.gpus:
                 holders.setdefault(uuid, []).append(attempt)
-    return tuple(
+    views = (
         _gpu_view(gpu, holders.get(gpu.uuid, []), paused.get(gpu.uuid, False), limits, foreign)
         for gpu in gpus
+    )
+    return tuple(
+        replace(view, state=status_report.RESERVED)
+        if view.state == status_report.AVAILABLE and view.record.uuid in reserved
+        else view
+        for view in views
     )
 
 

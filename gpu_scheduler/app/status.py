@@ -24,6 +24,7 @@ from gpu_scheduler.store.job_lists import (
     unsuccessful_counts,
 )
 from gpu_scheduler.store.jobs_files import jobs_files, malformed_lines
+from gpu_scheduler.store.reservations import reserved_gpus
 from gpu_scheduler.store.store import Store
 
 if TYPE_CHECKING:
@@ -98,8 +99,9 @@ def read_report(store: Store, query: StatusQuery) -> StatusReport:
         context = context_of(store, (job.id for job in jobs), active, is_up=pid is not None)
         foreign = foreign_claims(store, locks, context.open_attempts.values(), pid)
         gpus = gpu_views.gpu_views(
-            store.gpus(), active, requested_pauses(store), store.recorded_options(), foreign
-        )
+            store.gpus(), active, requested_pauses(store), store.recorded_options(), foreign,
+            reserved_gpus(store),
+        )  # fmt: skip
         report = StatusReport(
             now=time.time(),
             health_issues=health_issues_of(store),

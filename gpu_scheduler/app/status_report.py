@@ -23,7 +23,14 @@ if TYPE_CHECKING:
     AttemptWarning = Overuse | MisplacedProcess | str
 
 #: States of a GPU, in order of precedence.
-LOST, PAUSED, CLAIMED, BUSY, AVAILABLE = "lost", "paused", "claimed", "busy", "available"
+LOST, PAUSED, CLAIMED, BUSY, RESERVED, AVAILABLE = (
+    "lost",
+    "paused",
+    "claimed",
+    "busy",
+    "reserved",
+    "available",
+)
 
 
 @dataclass(frozen=True)

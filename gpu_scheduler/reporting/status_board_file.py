@@ -22,7 +22,7 @@ from gpu_scheduler.store.dependencies import parents_of
 from gpu_scheduler.store.job_lists import cleared_count, finished_jobs, open_jobs, state_counts
 from gpu_scheduler.store.pending_groups import wait_reasons
 from gpu_scheduler.store.records import AttemptRecord, JobRecord
-from gpu_scheduler.store.reservations import victims_by_job
+from gpu_scheduler.store.reservations import reserved_gpus, victims_by_job
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.system.atomic_file import replace_file
 from gpu_scheduler.views import status_board as board
@@ -113,6 +113,7 @@ class StatusBoardFile:
                 victims=victims_by_job(store),
                 stops=self._stops,
             )
+            reserved = reserved_gpus(store)
             counts, hidden_count = state_counts(store), cleared_count(store)
         views = [job_views.job_view(job, attempts.get(job.id), context) for job in jobs]
         progress = self._read_progress(running, attempts) if pid is not None else {}
@@ -122,7 +123,7 @@ class StatusBoardFile:
             pid=pid,
             state_file=str(store.data_dir.state_file),
             data_dir=str(store.data_dir.folder),
-            gpus=gpu_views.gpu_views(managed, unsettled, paused, self._limits, self._foreign),
+            gpus=gpu_views.gpu_views(managed, unsettled, paused, self._limits, self._foreign, reserved),
             jobs=tuple(
                 view._replace(
                     memory_used=memory_used.get(view.record.id, view.memory_used),

@@ -37,6 +37,11 @@ def reserved_jobs(store: Store, now: Now) -> list[ReservedJob]:
     ]
 
 
+def reserved_gpus(store: Store) -> frozenset[str]:
+    """Returns the UUIDs of the GPUs that are reserved for a job."""
+    return frozenset(uuid for (uuid,) in store.db.rows("SELECT DISTINCT gpu FROM reservation"))
+
+
 def victims_by_job(store: Store) -> Mapping[int, tuple[int, ...]]:
     """Returns, for each job with a reservation, the jobs that are preempted for it and hold GPUs still."""
     rows = store.db.rows(

@@ -17,6 +17,7 @@ _COLOURS = {
     status_report.LOST: RED,
     status_report.PAUSED: YELLOW,
     status_report.CLAIMED: YELLOW,
+    status_report.RESERVED: YELLOW,
     status_report.AVAILABLE: GREEN,
 }
 

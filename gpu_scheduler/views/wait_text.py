@@ -6,6 +6,8 @@ import math
 import posixpath
 
 from gpu_scheduler.app.status_report import JobView
+from gpu_scheduler.core.model.state_reason import StateReason
+from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.core.text.formatting import format_jobs, format_memory
 from gpu_scheduler.views.need_text import need_text
@@ -32,7 +34,16 @@ def job_reason_text(job: JobView) -> str | None:
         return _line_wait_text(wait, job.record.source, job.due_in_s)
     if wait.kind is WaitKind.PARENTS:
         return parents_wait_text(job.parents)
-    return wait_text(wait)
+    preemption = _preemption(job)
+    return wait_text(wait) if preemption is None else f"{wait_text(wait)}; {reason_text(preemption)}"
+
+
+def _preemption(job: JobView) -> StateReason | None:
+    """Returns why the last attempt of a queued job ended, if another job took its place."""
+    ended = job.attempt
+    if job.record.state is not JobState.QUEUED or ended is None or ended.outcome is not Outcome.PREEMPTED:
+        return None
+    return None if ended.reason is None or ended.reason.preemptor is None else ended.reason
 
 
 def wait_text(reason: WaitReason) -> str:

@@ -21,6 +21,7 @@ from gpu_scheduler.reporting.status_board_file import StatusBoardFile
 from gpu_scheduler.store.events import events_of_job
 from gpu_scheduler.views import job_detail, status_text, why
 from gpu_scheduler.views.event_messages import message_of
+from gpu_scheduler.views.wait_text import job_reason_text
 from tests.loop.rig import SETTINGS, Rig
 
 SLEEP = "exec sleep 60"
@@ -90,5 +91,21 @@ def test_the_status_board_shows_preemptions_as_status_does(rig: Rig) -> None:
     board = StatusBoardFile(rig.store, lambda: rig.folder, rig.clock, SETTINGS)
     board.write(rig.tick(), 1)
     text = without_numbers((rig.folder / "status.txt").read_text())
+    where = Location(str(rig.folder / "state.json"))
+    assert [gpu.state for gpu in status(where, StatusQuery()).gpus] == ["busy", "reserved"]
+    assert "  1  reserved " in text
     assert f"being preempted for job {urgent}; gets SIGKILL in N s; then queued again" in text
     assert f"waiting for job {victim}, which is being preempted for it" in text
+
+
+def test_a_preempted_job_that_waits_says_for_which_job_it_was_preempted(rig: Rig) -> None:
+    victim = running(rig, SLEEP)
+    urgent = rig.add_job(SLEEP, priority=HIGH, preempt=True, gpus=2)
+    rig.runner_pid(urgent)
+    where = Location(str(rig.folder / "state.json"))
+    said = f"; preempted for job {urgent}"
+    headline = why.to_text(diagnose(where, victim), None, verbose=False).partition("\n")[0]
+    assert headline.startswith(f"job {victim} is queued: ")
+    assert headline.endswith(said)
+    [row] = [job for job in status(where, StatusQuery()).jobs if job.record.id == victim]
+    assert (job_reason_text(row) or "").endswith(said)

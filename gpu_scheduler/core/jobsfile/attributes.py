@@ -58,7 +58,8 @@ ATTRIBUTE_HELP: dict[str, tuple[str | None, str]] = {
     ),
     "resume-flag": (
         "FLAG",
-        "Option with which the program resumes from a checkpoint; default --resume_from_checkpoint",
+        "Option with which the program resumes from a checkpoint, without its dashes, such as ckpt_path;"
+        " default resume_from_checkpoint",
     ),
     "checkpoints": ("GLOB", "Pattern for the checkpoints of the job, such as 'out/model_epoch_*.pt'"),
     "cuda": ("HOW", "How to handle --cuda in the command: add, rewrite or off"),
