@@ -28,7 +28,6 @@ from gpu_scheduler.core.model.progress import ProgressUnit
 from gpu_scheduler.core.model.request_answer import AnswerCode, RequestAnswer, wrong_state
 from gpu_scheduler.core.model.states import ACTIVE, AttemptState, JobState, Outcome
 from gpu_scheduler.core.progress.eta import JobProgress
-from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.progress.job_progress import ProgressReader
 from gpu_scheduler.store.location import refuse_copy
 from gpu_scheduler.store.records import ActiveAttemptRecord, AttemptRecord, JobRecord
@@ -112,10 +111,6 @@ def preempt(
         job_id = resolve_job(store, ref)
         job = observed_job(store, job_record(store, job_id))
         attempt = _open_attempt(store, job_id)
-        if job.adopted is not None and job.state is JobState.QUEUED:
-            raise SchedulerError(
-                f"job {job_id} is process {job.adopted.pid}, which no scheduler watches yet; run `start`"
-            )
         refusal = _refusal(job)
         if refusal is not None or attempt is None:
             refusal = refusal or wrong_state("preempt", job.state)
@@ -188,7 +183,7 @@ def _lost_steps(found: JobProgress) -> float | None:
 class _Preemption:
     """One preemption that this command has requested. request: the id of the request in the store."""
 
-    def __init__(self, store: Store, attempt: ActiveAttemptRecord, stop: StopRequest, request: int) -> None:
+    def __init__(self, store: Store, attempt: AttemptRecord, stop: StopRequest, request: int) -> None:
         self._store, self._attempt, self._stop, self._request = store, attempt, stop, request
         #: Whether this command has written the file `stop` itself.
         self._has_written = False
@@ -241,13 +236,12 @@ class _Preemption:
 
     def _is_watched_again(self) -> bool:
         """Returns whether the job is an adopted process whose watcher died; follows the next watcher."""
-        job_id = self._attempt.job_id
-        if job_record(self._store, job_id).adopted is None:
-            return False
-        for attempt in self._store.active_attempts():
-            if attempt.job_id == job_id and attempt.state.is_open:
-                self._attempt, self._has_written = attempt, False
-        return True
+        job = job_record(self._store, self._attempt.job_id)
+        newest = self._store.attempts(job.id)[-1]
+        if newest.id != self._attempt.id and newest.watched_pid is not None:
+            self._attempt, self._has_written = newest, False
+        # The attempt of the next watcher may have ended since the last look.
+        return newest.state.is_open or job.adopted is not None
 
     def _is_cleared(self, answer: RequestAnswer | None) -> bool:
         """Returns whether the scheduler has carried out the request and the job continues without it."""

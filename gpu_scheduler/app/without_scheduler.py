@@ -90,7 +90,7 @@ def end_jobs(store: Store, jobs: Collection[int], grace_s: float) -> dict[int, S
     return ended | {attempt.job_id: StopResult.RUNS_ELSEWHERE for attempt in elsewhere}
 
 
-def write_stop(store: Store, attempt: ActiveAttemptRecord, stop: StopRequest) -> None:
+def write_stop(store: Store, attempt: AttemptRecord, stop: StopRequest) -> None:
     """Writes the file `stop` of an attempt and wakes its runner. Raises SchedulerError if it cannot."""
     folder = store.data_dir.attempt_folder(attempt)
     try:

@@ -262,6 +262,7 @@ def test_a_scheduler_starts_no_job_after_another_host_takes_over(world: World) -
     assert home.state_file.read_text() == "{}"
     world.append("[share=0.5] echo never >> ran")
     (world.folder / "go").touch()
-    wait_for((world.folder / "ran").exists, "the end of job 1")
-    assert (world.folder / "ran").read_text() == "ran\n"
+    ran = world.folder / "ran"
+    wait_for(lambda: ran.exists() and ran.read_text(), "the end of job 1")
+    assert ran.read_text() == "ran\n"
     home.host_file.unlink()  # The clean-up must be able to read the store.

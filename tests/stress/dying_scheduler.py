@@ -61,7 +61,9 @@ if __name__ == "__main__":
     Database.transaction = _stepping_transaction  # type: ignore[method-assign]
     debounce.CHANGED_DELAY_S, debounce.LAST_LINE_DELAY_S, debounce.REMOVED_DELAY_S = 0.2, 0.5, 0.6
     if IGNORES_PARENTS in os.environ:
-        pending_groups._IN_QUEUE = "state = 'queued'"
+        all_queued = "state = 'queued' AND adopted IS NULL"
+        pending_groups.IS_STARTABLE = pending_groups.IS_STARTABLE.replace(pending_groups._IN_QUEUE, all_queued)
+        pending_groups._IN_QUEUE = all_queued
     from gpu_scheduler.cli import main
 
     sys.exit(main(sys.argv[1:]))
