@@ -51,6 +51,9 @@ def early_refusal(
         return RequestAnswer(AnswerCode.NO_SUCH_JOB)
     if is_up:
         return None
+    if job.adopted is not None and verb in ("hold", "set"):
+        # The scheduler watches the process before it reads requests, so the request would have no effect.
+        return RequestAnswer(AnswerCode.NOT_WATCHED, verb=verb)
     current = observed(store, job)
     after = predicted_state(current.state, pending)
     if verb == "recover":

@@ -114,7 +114,7 @@ class _AttemptReader:
             if not 0 <= now - self._scanned_at < SCAN_INTERVAL_S:
                 self._found, self._scanned_at = scan_checkpoints(source.spec, source.since_wall), now
             checkpoint = _checkpoint(source.spec, reported, newest_complete(self._found))
-            progress = progress or _of_checkpoints(self._found, options)
+            progress = progress or _of_checkpoints(self._own_checkpoints(source), options)
         if progress is None:
             return JobProgress(None, checkpoint)
         left = remaining_s(
@@ -124,6 +124,12 @@ class _AttemptReader:
             resumed_at=self._resumed_at(source, progress, options),
         )
         return JobProgress(progress, checkpoint, left, None if left is None else now + left)
+
+    def _own_checkpoints(self, source: ProgressSource) -> list[FoundCheckpoint]:
+        """Returns the checkpoints that show how far the attempt is; after a start from zero, only its own."""
+        if _resumed_step(source) != 0.0 or source.started_at is None:
+            return self._found
+        return [one for one in self._found if one.saved_at >= source.started_at]
 
     def _of_output(self, reported: ReportedProgress | None, options: RunOptions) -> Progress | None:
         """Returns the progress that the job reports itself or else that its log shows."""

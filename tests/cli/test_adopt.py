@@ -249,3 +249,13 @@ def test_cancel_all_spares_adopted_jobs(desk: Desk, process: Process) -> None:
         "job 1: continues, because it was adopted; `cancel 1` ends it\n"
     )
     assert desk.requests() == [("cancel", str(other))]
+
+
+def test_refuses_to_hold_or_change_a_process_that_is_not_watched_yet(desk: Desk, process: Process) -> None:
+    listed(desk)
+    desk.run("adopt", process.pid, "--gpus", "0")
+    for words, able in ((("hold", "1"), "held"), (("set", "1", "vram=3G"), "changed")):
+        code, out, err = desk.run(*words)
+        assert code == 1
+        assert f"job 1 is an adopted process, which already runs, so it cannot be {able}" in out + err
+    assert desk.requests() == []

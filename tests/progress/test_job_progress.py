@@ -103,6 +103,15 @@ def test_checkpoints_of_an_earlier_attempt_show_no_speed(tmp_path: Path) -> None
     assert from_there.remaining_s == pytest.approx(500 * 150 / 50 - 500)
 
 
+def test_an_attempt_that_starts_over_does_not_show_the_progress_of_the_one_before(tmp_path: Path) -> None:
+    trainer_checkpoint(tmp_path / "out/checkpoint-100", 950.0)
+    assert read(tmp_path, "--output_dir", "out").progress is None
+    resumed = read(
+        tmp_path, "--output_dir", "out", resumed_from=Checkpoint("/out/checkpoint-100", 100.0)
+    ).progress
+    assert resumed is not None
+
+
 def test_epochs_of_a_resumed_attempt_show_a_speed_only_if_the_steps_are_known(tmp_path: Path) -> None:
     write(tmp_path / "log", "Epoch 3/4: loss 0.1\n")
     resumed = Checkpoint("c", 150.0)

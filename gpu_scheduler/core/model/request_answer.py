@@ -63,7 +63,7 @@ class RequestAnswer(StoredValue):
     """An answer: its code, and the data that belongs to this code.
 
     state, accepted              WRONG_STATE: the job's state, and the states in which the request is possible
-    verb                         WRONG_STATE: the verb of the request
+    verb                         WRONG_STATE, NOT_WATCHED: the verb of the request
     state                        NOT_INTERRUPTED: the job's state
     jobs                         RECOVERED: the ids of all jobs that were queued again
     count                        CLEARED: the number of jobs, if all finished jobs were cleared
