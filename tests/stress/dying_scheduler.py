@@ -61,9 +61,8 @@ if __name__ == "__main__":
     Database.transaction = _stepping_transaction  # type: ignore[method-assign]
     debounce.CHANGED_DELAY_S, debounce.LAST_LINE_DELAY_S, debounce.REMOVED_DELAY_S = 0.2, 0.5, 0.6
     if IGNORES_PARENTS in os.environ:
-        all_queued = "state = 'queued' AND adopted IS NULL"
-        pending_groups.IS_STARTABLE = pending_groups.IS_STARTABLE.replace(pending_groups._IN_QUEUE, all_queued)
-        pending_groups._IN_QUEUE = all_queued
+        in_queue, pending_groups._IN_QUEUE = pending_groups._IN_QUEUE, "state = 'queued' AND adopted IS NULL"
+        pending_groups.IS_STARTABLE = pending_groups.IS_STARTABLE.replace(in_queue, pending_groups._IN_QUEUE)
     from gpu_scheduler.cli import main
 
     sys.exit(main(sys.argv[1:]))
