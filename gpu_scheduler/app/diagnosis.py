@@ -33,10 +33,12 @@ from gpu_scheduler.core.model.need import Need
 from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.core.model.state_reason import FailureKind
 from gpu_scheduler.core.model.states import FAILED, WAITING, JobState
-from gpu_scheduler.core.scheduling.facts import Attempt, Facts
+from gpu_scheduler.core.scheduling.facts import Attempt, Facts, QueuedJob
 from gpu_scheduler.core.scheduling.gpu_admission import GpuAvailability
 from gpu_scheduler.core.scheduling.gpu_use import availability
-from gpu_scheduler.core.scheduling.queue_placement import judged_gpus
+from gpu_scheduler.core.scheduling.needs import ResourceSpec
+from gpu_scheduler.core.scheduling.preemption import NoPreemption, Preemption
+from gpu_scheduler.core.scheduling.queue_placement import judged_gpus, possible_preemption
 from gpu_scheduler.core.scheduling.settings import Limits
 from gpu_scheduler.health.doctor import job as checks
 from gpu_scheduler.intake.state_file_edits import requested_pauses
@@ -62,12 +64,14 @@ class PlacementFacts:
     """The GPUs as they are now, and as placement judges them.
 
     judged: the same GPUs; those that only a reservation for another job closes, as they will be then.
+    preemption: whom the job preempts next, or why nobody; None if it may or need not preempt, or does so.
     holders: the ids of the scheduler's jobs on each GPU, by UUID; sampled_at: the time of the newest sample
     in seconds since 1970, None if there is no sample.
     """
 
     gpus: Sequence[GpuAvailability]
     judged: Sequence[GpuAvailability]
+    preemption: Preemption | NoPreemption | None
     holders: Mapping[str, tuple[int, ...]]
     limits: Limits
     sampled_at: float | None
@@ -228,7 +232,17 @@ def _placement_facts(inspected: _Inspection, need: Need) -> PlacementFacts:
     }
     sampled = max((gpu.sampled_at for gpu in records if gpu.sampled_at is not None), default=None)
     judged = () if facts is None else tuple(judged_gpus(facts, need, inspected.record.id))
-    return PlacementFacts(gpus, judged, holders, options, sampled)
+    preemption = None if facts is None else _preemption(inspected, facts, need)
+    return PlacementFacts(gpus, judged, preemption, holders, options, sampled)
+
+
+def _preemption(inspected: _Inspection, facts: Facts, need: Need) -> Preemption | NoPreemption | None:
+    job = inspected.record
+    has_reservation = any(one.job.job_id == job.id for one in facts.reserved_jobs)
+    if inspected.view.record.state is not JobState.QUEUED or job.unmet_parents or has_reservation:
+        return None
+    queued = QueuedJob(job.id, job.priority, job.position)
+    return possible_preemption(facts, need, queued, ResourceSpec.from_key(job.spec_key))
 
 
 def _round_facts(inspected: _Inspection, records: Sequence[GpuRecord]) -> Facts:

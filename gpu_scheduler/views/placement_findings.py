@@ -11,6 +11,7 @@ from gpu_scheduler.core.model.units import format_share
 from gpu_scheduler.core.model.wait_reason import WaitReason
 from gpu_scheduler.core.scheduling.gpu_admission import GpuAvailability, counts_as_idle, obstacle
 from gpu_scheduler.core.scheduling.placement import place
+from gpu_scheduler.core.scheduling.preemption import NoPreemption, Preemption
 from gpu_scheduler.core.scheduling.settings import Limits
 from gpu_scheduler.core.text.formatting import format_memory
 from gpu_scheduler.views.gpu_obstacle_text import obstacle_remedy, obstacle_text
@@ -45,6 +46,22 @@ def placement(
     if not is_in_queue:
         return ok(Check.PLACING, f"{gpus} would accept the job now")
     return ok(Check.PLACING, f"the job would start on {gpus} now")
+
+
+_NO_PREEMPTION = {
+    NoPreemption.NO_LOWER_PRIORITY: "no job of lower priority is running",
+    NoPreemption.SPARED: "each running job of lower priority is stopping, was adopted, cannot be reached, or"
+    " has run for less than 60 s since it was preempted",
+    NoPreemption.ENDING_ANYWAY: "it can start as soon as jobs that are ending have left",
+    NoPreemption.NO_HELP: "it could not start even without the jobs of lower priority that may be preempted",
+}
+
+
+def preemption(found: Preemption | NoPreemption) -> Finding:
+    """Returns the finding about the jobs that a waiting job preempts, or why it preempts none."""
+    if isinstance(found, Preemption):
+        return ok(Check.PREEMPTING, "the job may preempt others, and does so next")
+    return ok(Check.PREEMPTING, f"the job may preempt others, but not now: {_NO_PREEMPTION[found]}")
 
 
 def gpu(

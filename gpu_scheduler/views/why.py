@@ -137,6 +137,8 @@ def _placement(diagnosis: Diagnosis, need: Need, facts: PlacementFacts) -> Itera
     yield placement_findings.placement(
         need, allowed, facts.judged, facts.limits, where=where, is_in_queue=is_in_queue
     )
+    if facts.preemption is not None:
+        yield placement_findings.preemption(facts.preemption)
     yield from job_findings.unmanaged(allowed, [gpu.index for gpu in facts.gpus])
     for gpu, judged in zip(facts.gpus, facts.judged, strict=True):
         yield placement_findings.gpu(gpu, judged, need, allowed, facts.limits, facts.holders[gpu.uuid])

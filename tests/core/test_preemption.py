@@ -58,7 +58,8 @@ def chosen(
 ) -> Preemption | None:
     """Returns the choice. given: the needs of the jobs to which the round has given each GPU already."""
     gpus = [Vacancy(one, situation, given.get(one.uuid, ())) for one in situation.gpus]
-    return choose_victims(need, allowed, candidates, leaving, gpus, situation.settings)
+    found = choose_victims(need, allowed, candidates, leaving, gpus, situation.settings)
+    return found if isinstance(found, Preemption) else None
 
 
 def test_a_job_takes_the_place_of_a_running_job() -> None:
@@ -242,7 +243,8 @@ def found_for(need: Need, situation: Facts) -> Preemption | None:
     """Returns what a job of priority 100 preempts."""
     gpus = [Vacancy(one, situation) for one in situation.gpus]
     job = QueuedJob(99, 100, 1)
-    return find_preemption(job, need, None, situation, leaving_attempts(situation), gpus)
+    found = find_preemption(job, need, None, situation, leaving_attempts(situation), gpus)
+    return found if isinstance(found, Preemption) else None
 
 
 def test_nobody_is_preempted_who_must_be_spared() -> None:

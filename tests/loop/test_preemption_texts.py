@@ -109,3 +109,13 @@ def test_a_preempted_job_that_waits_says_for_which_job_it_was_preempted(rig: Rig
     assert headline.endswith(said)
     [row] = [job for job in status(where, StatusQuery()).jobs if job.record.id == victim]
     assert (job_reason_text(row) or "").endswith(said)
+
+
+def test_why_says_why_a_job_that_may_preempt_does_not(rig: Rig) -> None:
+    rig.add_job(SLEEP, priority=HIGH, gpus=2)
+    job = rig.add_job("true", priority=HIGH, preempt=True)
+    rig.tick()
+    other = rig.add_job("true", priority=HIGH)
+    [said] = findings(rig, job, Check.PREEMPTING)
+    assert said.message == "the job may preempt others, but not now: no job of lower priority is running"
+    assert findings(rig, other, Check.PREEMPTING) == []

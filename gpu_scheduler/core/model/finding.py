@@ -64,6 +64,7 @@ class Check(str, Enum):
     PARENT = "parent"
     ORDER = "order"
     PLACING = "placing"
+    PREEMPTING = "preempting"
     PROGRESS = "progress"
     RETRY = "retry"
     RUNS = "runs"

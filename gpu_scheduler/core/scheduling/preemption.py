@@ -11,6 +11,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from enum import Enum
 
 from gpu_scheduler.core.model.attempt_status import StopRequest
 from gpu_scheduler.core.model.need import Need
@@ -37,6 +38,17 @@ class Preemption:
     gpus: tuple[str, ...]
 
 
+class NoPreemption(str, Enum):
+    """Why a waiting job that may preempt others preempts nobody."""
+
+    NO_LOWER_PRIORITY = "no lower priority"
+    #: Those of lower priority are stopping, adopted, out of reach, or follow a preemption.
+    SPARED = "spared"
+    #: The job fits as soon as attempts that are ending anyway have left.
+    ENDING_ANYWAY = "ending anyway"
+    NO_HELP = "no help"
+
+
 def may_preempt(priority: int, resources: ResourceSpec, settings: Settings) -> bool:
     """Returns whether a job with this priority and these resources may preempt others."""
     limit = settings.preempt_at_priority
@@ -50,15 +62,16 @@ def find_preemption(
     facts: Facts,
     leaving: Collection[int],
     gpus: Sequence[Vacancy],
-) -> Preemption | None:
-    """Returns which attempts a waiting job preempts, or None. leaving, gpus: see `choose_victims`."""
+) -> Preemption | NoPreemption:
+    """Returns which attempts a waiting job preempts, or why none. leaving, gpus: see `choose_victims`."""
+    lower = [one for one in facts.attempts if one.priority > job.priority and one.state.holds_gpus]
     candidates = [
         Candidate(attempt.attempt_id, attempt.priority, _lost_work_s(attempt, facts.now))
-        for attempt in facts.attempts
-        if attempt.priority > job.priority and _may_be_preempted(attempt, facts.now)
+        for attempt in lower
+        if _may_be_preempted(attempt, facts.now)
     ]
     if not candidates:
-        return None
+        return NoPreemption.SPARED if lower else NoPreemption.NO_LOWER_PRIORITY
     return choose_victims(need, allowed, candidates, leaving, gpus, facts.settings)
 
 
@@ -124,8 +137,8 @@ def choose_victims(
     leaving: Collection[int],
     gpus: Sequence[Vacancy],
     limits: Limits,
-) -> Preemption | None:
-    """Returns which attempts to preempt so that a job with this need can start, or None.
+) -> Preemption | NoPreemption:
+    """Returns which attempts to preempt so that a job with this need can start, or why none.
 
     candidates: the attempts that may be preempted for the job. leaving: the ids of the attempts that are
     ending without it, and whose places the job therefore gets at no cost. gpus: all managed GPUs.
@@ -136,8 +149,10 @@ def choose_victims(
         gone = {*leaving, *(one.attempt_id for one in victims)}
         return [gpu for gpu in usable if gpu.accepts(need, gone)]
 
-    if len(accepting(())) >= need.count or len(accepting(candidates)) < need.count:
-        return None
+    if len(accepting(())) >= need.count:
+        return NoPreemption.ENDING_ANYWAY
+    if len(accepting(candidates)) < need.count:
+        return NoPreemption.NO_HELP
     # The more priorities may be touched, the more GPUs accept the job.
     priorities = sorted({one.priority for one in candidates}, reverse=True)
     allowing = [[one for one in candidates if one.priority >= lowest] for lowest in priorities]
@@ -145,4 +160,6 @@ def choose_victims(
     victims = find_victims(need, accepting(allowing[first]), allowing[first], frozenset(leaving))
     views = [gpu.without(victims | frozenset(leaving)) for gpu in usable]
     uuids = place(need, allowed, views, limits)
-    return Preemption(tuple(sorted(victims)), uuids) if isinstance(uuids, tuple) else None
+    if not isinstance(uuids, tuple):
+        return NoPreemption.NO_HELP
+    return Preemption(tuple(sorted(victims)), uuids)

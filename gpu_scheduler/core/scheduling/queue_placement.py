@@ -14,6 +14,8 @@ from gpu_scheduler.core.scheduling.needs import ResourceSpec, resolve
 from gpu_scheduler.core.scheduling.order import order, queue_key
 from gpu_scheduler.core.scheduling.placement import could_fit
 from gpu_scheduler.core.scheduling.preemption import (
+    NoPreemption,
+    Preemption,
     find_preemption,
     leaving_attempts,
     may_preempt,
@@ -96,6 +98,21 @@ def judged_gpus(facts: Facts, need: Need, job_id: int) -> list[GpuAvailability]:
     return gpus.views(need, job_id)
 
 
+def possible_preemption(
+    facts: Facts, need: Need, job: QueuedJob, resources: ResourceSpec
+) -> Preemption | NoPreemption | None:
+    """Returns whom the next round preempts for a queued job, or why nobody; None if it need or may not."""
+    if not may_preempt(job.priority, resources, facts.settings):
+        return None
+    leaving = leaving_attempts(facts)
+    gpus = RoundAllocations(facts, leaving)
+    _keep_reserved_gpus(facts, gpus)
+    answer = gpus.place(need, resources.allowed)
+    if not isinstance(answer, WaitReason) or answer.is_infeasible:
+        return None
+    return find_preemption(job, need, resources.allowed, facts, leaving, gpus.vacancies())
+
+
 def _is_awaited(reserved: ReservedJob, need: Need, facts: Facts, gpus: RoundAllocations) -> bool:
     """Returns whether attempts on which a reservation counts have not left yet."""
     job_id = reserved.job.job_id
@@ -117,7 +134,7 @@ def _preempt(
     need = reason.need
     assert need is not None
     found = find_preemption(job, need, resources.allowed, facts, leaving, gpus.vacancies())
-    if found is None:
+    if isinstance(found, NoPreemption):
         return []
     gpus.reserve(job.job_id, found.gpus, need)
     return preempt(job.job_id, found, facts)
