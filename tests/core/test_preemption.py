@@ -19,6 +19,7 @@ from gpu_scheduler.core.model.gpu_fault import LOST
 from gpu_scheduler.core.model.need import Need
 from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.model.wait_reason import WaitReason
+from gpu_scheduler.core.scheduling.departure import leaving_attempts
 from gpu_scheduler.core.scheduling.facts import Attempt, Facts, Gpu, QueuedJob
 from gpu_scheduler.core.scheduling.gpu_use import availability
 from gpu_scheduler.core.scheduling.placement import place
@@ -26,7 +27,6 @@ from gpu_scheduler.core.scheduling.preemption import (
     Preemption,
     choose_victims,
     find_preemption,
-    leaving_attempts,
 )
 from gpu_scheduler.core.scheduling.vacancy import Vacancy
 from gpu_scheduler.core.scheduling.victim_search import Candidate
@@ -289,6 +289,23 @@ def test_a_job_is_preempted_again_after_a_while_and_after_the_clock_was_set_back
             {"state": AttemptState.STOPPING, "stop_request": StopRequest("preempted", 9.0, "withdraw", "x")},
             False,
         ),
+        ({"state": AttemptState.STOPPING, "stop_request": StopRequest("preempted", 3600.0, "kill")}, False),
+        (
+            {
+                "state": AttemptState.STOPPING,
+                "stop_request": StopRequest("cancelled", 100.0),
+                "stopping_at": NOW.boot - 50.0,
+            },
+            True,
+        ),
+        (
+            {
+                "state": AttemptState.STOPPING,
+                "stop_request": StopRequest("cancelled", 10.0),
+                "stopping_at": NOW.boot - 50.0,
+            },
+            False,
+        ),
     ],
     ids=[
         "memory",
@@ -298,6 +315,9 @@ def test_a_job_is_preempted_again_after_a_while_and_after_the_clock_was_set_back
         "cancelled",
         "in a copied folder",
         "may continue",
+        "long grace period",
+        "most of the grace period is over",
+        "overdue",
     ],
 )
 def test_a_job_waits_for_attempts_that_leave_anyway(leaving: dict[str, Any], waits: bool) -> None:

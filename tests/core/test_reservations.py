@@ -9,10 +9,11 @@ from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.facts import Attempt, Facts, QueuedJob, ReservedJob
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
+from gpu_scheduler.core.scheduling.plan import plan
 from gpu_scheduler.core.scheduling.queue_placement import place_jobs
 from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.views.wait_text import wait_text
-from tests.core.gpu_world import group, round_of, running
+from tests.core.gpu_world import NOW, group, round_of, running
 
 HALF, WHOLE = ResourceSpec(share=500), ResourceSpec(share=1000)
 URGENT = replace(WHOLE, preempt=True)
@@ -126,3 +127,29 @@ def test_a_small_job_starts_beside_a_leaving_attempt_if_it_also_fits_beside_the_
     small = group(ResourceSpec(share=250), 2, 3)
     situation = round_of(1, small, reserved_jobs=(reserved,), attempts=attempts)
     assert starts(place_jobs(situation)) == {2: ("U0",)}
+
+
+def killed(signalled_s_ago: float, **values: object) -> Attempt:
+    """Returns an attempt on GPU 0 whose process outlives SIGKILL, which it has got for minutes."""
+    values |= {"survivors": (77,), "swept_at": 100.0, "signalled_at": NOW.boot - signalled_s_ago}
+    return low(1, "U0", state=AttemptState.ENDED, **values)
+
+
+def test_a_job_preempts_another_one_if_the_processes_on_a_gpu_cannot_be_killed() -> None:
+    situation = round_of(2, group(URGENT, (5, 100)), attempts=(killed(0.5), low(2, "U1")))
+    assert act.Reserve(5, ("U1",), (2,)) in plan(situation)
+
+
+def test_a_reservation_ends_if_the_processes_of_a_victim_cannot_be_killed() -> None:
+    pair = ReservedJob(QueuedJob(9, 100, 1), replace(URGENT, gpus=2), ("U0", "U1"))
+    situation = round_of(
+        2, group(HALF, (2, 300)), reserved_jobs=(pair,), attempts=(killed(0.5, preempted_for=9),)
+    )
+    actions = plan(situation)
+    assert act.DropReservation(9) in actions
+    assert starts(actions) == {2: ("U1",)}
+
+
+def test_a_reservation_waits_for_processes_that_have_just_got_sigkill() -> None:
+    dying = replace(killed(0.5, preempted_for=9), swept_at=NOW.boot - Settings().grace_s - 1.0)
+    assert plan(round_of(1, reserved_jobs=(RESERVED,), attempts=(dying,))) == []

@@ -22,7 +22,6 @@ from gpu_scheduler.core.scheduling.facts import Attempt, Facts, QueuedJob
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
 from gpu_scheduler.core.scheduling.placement import place
 from gpu_scheduler.core.scheduling.settings import Limits, Settings
-from gpu_scheduler.core.scheduling.sweep_timing import was_sent_sigkill
 from gpu_scheduler.core.scheduling.vacancy import Vacancy
 from gpu_scheduler.core.scheduling.victim_search import Candidate, find_victims
 
@@ -92,11 +91,6 @@ def preempt(job_id: int, preemption: Preemption, facts: Facts) -> list[Action]:
     return [Reserve(job_id, preemption.gpus, preemption.victims), *stops]
 
 
-def leaving_attempts(facts: Facts) -> frozenset[int]:
-    """Returns the ids of the attempts that free their GPUs soon."""
-    return frozenset(one.attempt_id for one in facts.attempts if _is_leaving(one, facts.now))
-
-
 def _may_be_preempted(attempt: Attempt, now: Now) -> bool:
     """Returns whether an attempt runs normally, belongs to us, and has not just followed a preemption.
 
@@ -110,17 +104,6 @@ def _may_be_preempted(attempt: Attempt, now: Now) -> bool:
     run_time_s = math.inf if attempt.started_at is None else now.wall - attempt.started_at
     # A negative time means that the clock was set back, which must not protect a job for ever.
     return not (attempt.follows_preemption and 0 <= run_time_s < PROTECTION_S)
-
-
-def _is_leaving(attempt: Attempt, now: Now) -> bool:
-    """Returns whether an attempt frees its GPUs soon without being preempted."""
-    if attempt.state is AttemptState.ENDED:
-        return not was_sent_sigkill(attempt, now)  # otherwise, its processes may remain for ever
-    if attempt.status.claim == "unlocked":
-        return False  # the loop leaves it alone, even if it must stop
-    stop = attempt.open_stop or attempt.status.stop
-    must_stop = stop is not None and stop.on_timeout == "kill"
-    return must_stop or attempt.state in (AttemptState.ORPHANED, AttemptState.RELEASED)
 
 
 def _lost_work_s(attempt: Attempt, now: Now) -> float:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 from gpu_scheduler.core.model.need import Need
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.core.scheduling.actions import Action, DropReservation, RecordBypassed, SetWaitReason
+from gpu_scheduler.core.scheduling.departure import leaving_attempts
 from gpu_scheduler.core.scheduling.facts import Facts, Gpu, PendingGroup, QueuedJob, ReservedJob
 from gpu_scheduler.core.scheduling.gpu_admission import GpuAvailability
 from gpu_scheduler.core.scheduling.needs import ResourceSpec, resolve
@@ -17,7 +18,6 @@ from gpu_scheduler.core.scheduling.preemption import (
     NoPreemption,
     Preemption,
     find_preemption,
-    leaving_attempts,
     may_preempt,
     preempt,
 )
@@ -35,8 +35,7 @@ def place_jobs(facts: Facts) -> list[Action]:
         return _wait_reasons(facts.pending_groups, {id(group): why_not for group in facts.pending_groups})
     if not facts.all_sampled:
         return []
-    leaving = leaving_attempts(facts)
-    gpus = RoundAllocations(facts, leaving)
+    gpus = RoundAllocations(facts, leaving_attempts(facts))
     needs = {group.resources: need_of(group.resources, facts) for group in facts.pending_groups}
     actions = _place_reserved_jobs(facts, gpus)
     reasons: dict[int, WaitReason] = {}
@@ -49,7 +48,7 @@ def place_jobs(facts: Facts) -> list[Action]:
         answer = gpus.place(need, group.resources.allowed)
         if isinstance(answer, WaitReason):
             reasons[id(group)] = answer
-            preempting = [] if has_preempted else _preempt(job, group.resources, answer, facts, leaving, gpus)
+            preempting = [] if has_preempted else _preempt(job, group.resources, answer, facts, gpus)
             actions += preempting
             has_preempted = has_preempted or bool(preempting)
             if not job.bypassed and not preempting and not answer.is_infeasible:
@@ -104,36 +103,32 @@ def possible_preemption(
     """Returns whom the next round preempts for a queued job, or why nobody; None if it need or may not."""
     if not may_preempt(job.priority, resources, facts.settings):
         return None
-    leaving = leaving_attempts(facts)
-    gpus = RoundAllocations(facts, leaving)
+    gpus = RoundAllocations(facts, leaving_attempts(facts))
     _keep_reserved_gpus(facts, gpus)
     answer = gpus.place(need, resources.allowed)
     if not isinstance(answer, WaitReason) or answer.is_infeasible:
         return None
-    return find_preemption(job, need, resources.allowed, facts, leaving, gpus.vacancies())
+    return find_preemption(job, need, resources.allowed, facts, gpus.leaving, gpus.vacancies())
 
 
 def _is_awaited(reserved: ReservedJob, need: Need, facts: Facts, gpus: RoundAllocations) -> bool:
     """Returns whether attempts on which a reservation counts have not left yet."""
     job_id = reserved.job.job_id
-    has_victims = any(attempt.preempted_for == job_id for attempt in facts.attempts)
+    has_victims = any(
+        one.preempted_for == job_id and one.attempt_id in gpus.leaving for one in facts.attempts
+    )
     return has_victims or (reserved.may_start and gpus.fits_later(job_id, need, reserved.resources.allowed))
 
 
 def _preempt(
-    job: QueuedJob,
-    resources: ResourceSpec,
-    reason: WaitReason,
-    facts: Facts,
-    leaving: Collection[int],
-    gpus: RoundAllocations,
+    job: QueuedJob, resources: ResourceSpec, reason: WaitReason, facts: Facts, gpus: RoundAllocations
 ) -> list[Action]:
     """Preempts other jobs for a job that waits for this reason, if it may do so and if that helps."""
     if reason.is_infeasible or not may_preempt(job.priority, resources, facts.settings):
         return []
     need = reason.need
     assert need is not None
-    found = find_preemption(job, need, resources.allowed, facts, leaving, gpus.vacancies())
+    found = find_preemption(job, need, resources.allowed, facts, gpus.leaving, gpus.vacancies())
     if isinstance(found, NoPreemption):
         return []
     gpus.reserve(job.job_id, found.gpus, need)

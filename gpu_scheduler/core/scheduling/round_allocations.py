@@ -28,7 +28,7 @@ class RoundAllocations:
 
     def __init__(self, facts: Facts, leaving: Collection[int]) -> None:
         self._facts = facts
-        self._leaving = leaving
+        self.leaving = leaving
         self._gpus = {gpu.uuid: gpu for gpu in facts.gpus}
         self._views = {gpu.uuid: availability(gpu, facts) for gpu in facts.gpus}
         self._given: dict[str, list[Need]] = {gpu.uuid: [] for gpu in facts.gpus}
@@ -52,7 +52,7 @@ class RoundAllocations:
 
     def fits_later(self, job_id: int, need: Need, allowed: tuple[int, ...] | None) -> bool:
         """Returns whether a job fits on the GPUs reserved for it once the leaving attempts have left."""
-        views = [self._vacancy(uuid, job_id).without(self._leaving) for uuid in self._reserved_for(job_id)]
+        views = [self._vacancy(uuid, job_id).without(self.leaving) for uuid in self._reserved_for(job_id)]
         return isinstance(place(need, allowed, views, self._facts.settings), tuple)
 
     def _reserved_for(self, job_id: int) -> list[str]:
@@ -63,7 +63,7 @@ class RoundAllocations:
         others = tuple(other for other in self._reserved[uuid] if other != job_id)
         if not others:
             return self._views[uuid]
-        later = replace(self._vacancy(uuid, job_id).without(self._leaving), reserved_for=others)
+        later = replace(self._vacancy(uuid, job_id).without(self.leaving), reserved_for=others)
         accepts = obstacle_kind(later, need, self._facts.settings) is None
         return self._views[uuid] if accepts else later
 

@@ -26,10 +26,14 @@ def sweep(attempt: Attempt, now: Now, settings: Settings) -> list[Action]:
     """Returns the next signal to the processes of an attempt, if one is due."""
     if attempt.swept_at is None:
         return [Sweep(attempt.attempt_id, kill=False)]
-    grace = attempt.stop_request.grace_s if attempt.stop_request is not None else settings.grace_s
-    if now.boot - attempt.swept_at < grace or not may_signal(attempt, now):
+    if now.boot - attempt.swept_at < sweep_grace_s(attempt, settings) or not may_signal(attempt, now):
         return []
     return [Sweep(attempt.attempt_id, kill=True)]
+
+
+def sweep_grace_s(attempt: Attempt, settings: Settings) -> float:
+    """Returns the seconds between SIGTERM and SIGKILL for the processes of an attempt."""
+    return settings.grace_s if attempt.stop_request is None else attempt.stop_request.grace_s
 
 
 def may_signal(attempt: Attempt, now: Now) -> bool:
