@@ -36,6 +36,8 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         prog = self.prog.replace(PROGRAM, invocation(), 1)
+        if message == "argument --resume-flag: expected one argument":
+            message += "; give the option without its dashes, as in --resume-flag ckpt_path"
         raise UsageError(f"{message}\n`{prog} --help` lists the accepted arguments")
 
     def format_help(self) -> str:

@@ -265,3 +265,9 @@ def test_errors_name_the_program_as_the_user_invoked_it(
     monkeypatch.setattr("sys.argv", [path])
     with pytest.raises(UsageError, match=f"`{called} add --help` lists"):
         parse(["add", "a.py", "--priority", "x"])
+
+
+def test_a_resume_flag_with_dashes_is_refused_with_the_remedy() -> None:
+    with pytest.raises(UsageError) as refused:
+        parse(["submit", "--resume-flag", "--ckpt_path", "train.py"])
+    assert "give the option without its dashes, as in --resume-flag ckpt_path\n" in str(refused.value)
