@@ -11,9 +11,10 @@ from contextlib import contextmanager
 from gpu_scheduler.attempts.observe import observe_attempt
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.config import StartOptions
-from gpu_scheduler.core.scheduling.restored_attempts import detach
+from gpu_scheduler.core.scheduling.restored_attempts import detach, detach_process
 from gpu_scheduler.scheduler.fresh_start import jobs_forgotten
 from gpu_scheduler.store import location
+from gpu_scheduler.store.adopted_jobs import jobs_to_watch
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.store.writer import StoreWriter
 
@@ -51,4 +52,7 @@ def _leave_to_original(store: Store, options: StartOptions) -> None:
     actions = []
     for attempt in store.active_attempts():
         actions += detach(observe_attempt(store, attempt), now, options, known.path)
-    StoreWriter(store, options).record(actions, now)
+    writer = StoreWriter(store, options)
+    writer.record(actions, now)
+    # A job whose watcher has just ended may be among them.
+    writer.record([detach_process(job.id, known.path) for job in jobs_to_watch(store)], now)

@@ -68,7 +68,9 @@ def finish_job(context: WriteContext, action: act.FinishJob) -> None:
 
 def hold_job(context: WriteContext, action: act.HoldJob) -> None:
     """Holds a queued job."""
-    change_job_state(context, action.job_id, JobState.HELD, action.reason, held_by=action.by, adopted=None)
+    change_job_state(
+        context, action.job_id, JobState.HELD, action.reason, held_by=action.by, adopted=None, **NO_STOP
+    )
 
 
 #: The values of the columns of a job without an open request to stop its attempt.

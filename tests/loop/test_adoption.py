@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,15 +17,19 @@ from gpu_scheduler.app.diagnosis import diagnose
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.app.logs import open_log
 from gpu_scheduler.claims.gpu_claims import read_gpu_locks
+from gpu_scheduler.config import StartOptions
 from gpu_scheduler.core.model.adopted_process import AdoptedProcess
-from gpu_scheduler.core.model.attempt_status import RunnerIdentity
+from gpu_scheduler.core.model.attempt_status import RunnerIdentity, StopRequest
 from gpu_scheduler.core.model.finding import Check
 from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample, Snapshot
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.states import JobState, Outcome
+from gpu_scheduler.core.scheduling.actions import RecordStop
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.runner.folder import boot_id
 from gpu_scheduler.runner.process_scan import ticks_of
+from gpu_scheduler.scheduler.copied_store import in_own_folder
+from gpu_scheduler.store import location
 from gpu_scheduler.store.requests import add_request, request_answer
 from gpu_scheduler.views import why
 from tests.loop.rig import Rig
@@ -308,6 +313,32 @@ def test_after_a_reboot_the_job_is_held_and_no_longer_adopted(rig: Rig, start: S
         held = rig.tick_until_ended(one)
         assert (held.state, held.held_by, held.adopted) == (JobState.HELD, "interrupted", None)
         assert "the machine was restarted" in words(held.reason)
+    assert process.poll() is None
+
+
+def test_a_copied_store_leaves_an_adopted_process_to_the_original(
+    rig: Rig, start: StartProcess, tmp_path: Path
+) -> None:
+    process = start()
+    never_watched = adopt(rig, identity(process))
+    job = adopt(rig, identity(start()))
+    location.adopt_folder(rig.store)
+    rig.loop.recorder.record([RecordStop(job, StopRequest("cancelled", 5.0))], rig.clock.now())
+    shutil.copytree(tmp_path, tmp_path / "copy")
+    copy = Rig(tmp_path / "copy")
+    with in_own_folder(copy.store, StartOptions(as_copy=True)):
+        pass
+    copy.tick()
+    for one in (never_watched, job):
+        held = copy.job(one)
+        assert (held.state, held.held_by, held.adopted, held.stop_cause) == (
+            JobState.HELD,
+            "copy",
+            None,
+            None,
+        )
+        assert f"retry {one}" in words(held.reason)
+        assert copy.store.attempts(one) == []
     assert process.poll() is None
 
 

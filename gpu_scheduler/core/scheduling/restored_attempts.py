@@ -16,6 +16,7 @@ from gpu_scheduler.core.model.states import AttemptState, JobState, Outcome
 from gpu_scheduler.core.scheduling.actions import (
     Action,
     FinishAttempt,
+    HoldJob,
     RecordMemoryReleased,
     ReleaseAllocation,
     Transition,
@@ -69,13 +70,24 @@ def detach(attempt: Attempt, now: Now, settings: Settings, original: str) -> lis
         ]
     if attempt.status.result is not None:
         return [*reconcile(replace(attempt, survivors=()), now, settings), RecordMemoryReleased(this)]
-    reason = StateReason(ReasonKind.IN_ORIGINAL_STORE, subject=original)
-    return _with_release(_hold(attempt, Outcome.INTERRUPTED, reason))
+    return _with_release(_hold(attempt, Outcome.INTERRUPTED, _in_original(original)))
+
+
+def detach_process(job_id: int, original: str) -> HoldJob:
+    """Returns the hold, in a copied store, of a queued job that is an adopted process."""
+    return HoldJob(job_id, "copy", _held(_in_original(original), job_id))
+
+
+def _in_original(original: str) -> StateReason:
+    return StateReason(ReasonKind.IN_ORIGINAL_STORE, subject=original)
+
+
+def _held(reason: StateReason, job_id: int) -> StateReason:
+    return replace(reason, next_steps=(NextStep(NextKind.HELD, job_id=job_id),))
 
 
 def _hold(attempt: Attempt, outcome: Outcome, reason: StateReason) -> FinishAttempt:
-    step = NextStep(NextKind.HELD, job_id=attempt.job_id)
-    return _finish_attempt(attempt, outcome, JobState.HELD, replace(reason, next_steps=(step,)))
+    return _finish_attempt(attempt, outcome, JobState.HELD, _held(reason, attempt.job_id))
 
 
 def _finish_attempt(
