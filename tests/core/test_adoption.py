@@ -8,6 +8,7 @@ import pytest
 
 from gpu_scheduler.core.model.adopted_process import AdoptedProcess
 from gpu_scheduler.core.model.attempt_status import AttemptResult, AttemptStatus, StopRequest
+from gpu_scheduler.core.model.gpu import GpuProcess
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.request import JobFact, Request
 from gpu_scheduler.core.model.states import AttemptState, JobState, Outcome
@@ -70,6 +71,32 @@ def test_other_jobs_are_placed_only_in_a_later_round() -> None:
 def test_no_watcher_is_started_while_it_could_not_run() -> None:
     assert starts(facts(gpu(0), adopted_jobs=(adopted(),), storage_issue="the disk is full")) == []
     assert starts(facts(gpu(0), adopted_jobs=(adopted(is_due=False),))) == []
+
+
+@pytest.mark.parametrize("used", [0, 10_000])
+@pytest.mark.parametrize("processes", [(), None])
+def test_a_process_keeps_its_gpu_until_the_next_watcher_starts(
+    used: int, processes: tuple[GpuProcess, ...] | None
+) -> None:
+    """The last watcher has just died, or could not be launched."""
+    unwatched = (adopted(is_due=False),)
+    for need in (ResourceSpec(), ALONE, MEMORY):
+        jobs = (group(need, 11, 12),)
+        world = facts(gpu(0, used, processes), gpu(1), pending_groups=jobs, adopted_jobs=unwatched)
+        assert [start.gpus for start in starts(world)][:1] == [("U1",)]
+        assert all(start.gpus == ("U1",) for start in starts(world))
+
+
+def test_a_declared_need_of_an_unwatched_process_leaves_the_rest_of_the_gpu() -> None:
+    jobs = (adopted(resources=MEMORY, is_due=False),)
+    world = facts(gpu(0, 8000), adopted_jobs=jobs, pending_groups=(group(MEMORY, 11, 12, 13),))
+    assert [start.job_id for start in starts(world)] == [11]
+
+
+def test_no_job_preempts_an_unwatched_process() -> None:
+    urgent = replace(ALONE, preempt=True)
+    world = facts(gpu(0), adopted_jobs=(adopted(is_due=False),), pending_groups=(group(urgent, (11, 0)),))
+    assert not [action for action in plan(world) if isinstance(action, act.RecordStop | act.Reserve)]
 
 
 def test_a_process_of_an_earlier_boot_is_interrupted() -> None:

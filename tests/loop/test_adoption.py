@@ -224,6 +224,16 @@ def test_a_killed_watcher_is_replaced_and_the_process_goes_on(rig: Rig, start: S
     assert rig.tick_until_ended(job).outcome is Outcome.COMPLETED
 
 
+def test_a_process_keeps_its_gpu_until_the_next_watcher_runs(rig: Rig, start: StartProcess) -> None:
+    job = adopt(rig, identity(start()))
+    waiting = rig.add_job("true", allowed=(0,))
+    os.kill(runner_of(rig, job, 1).pid, signal.SIGKILL)
+    runner_of(rig, job, 2)
+    assert rig.store.attempts(waiting) == []
+    finish(rig.folder, 0)
+    rig.tick_until_ended(waiting)
+
+
 def test_a_scheduler_and_a_watcher_that_are_killed_leave_the_process_to_the_next_ones(
     rig: Rig, start: StartProcess, tmp_path: Path
 ) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
-from gpu_scheduler.core.model.states import Outcome
+from gpu_scheduler.core.model.states import AttemptState, Outcome
 from gpu_scheduler.core.scheduling.actions import Action, HoldJob, Start
-from gpu_scheduler.core.scheduling.facts import AdoptedJob, Facts, Gpu
+from gpu_scheduler.core.scheduling.facts import AdoptedJob, Attempt, Facts, Gpu
 from gpu_scheduler.core.scheduling.gpu_use import listed_processes, unattributed_memory
 from gpu_scheduler.core.scheduling.needs import resolve
 
@@ -23,6 +23,29 @@ def watch_adopted(facts: Facts) -> list[Action]:
         elif facts.storage_issue is None and job.is_due:
             actions.append(_watch(job, facts))
     return actions
+
+
+def unwatched_attempts(facts: Facts) -> tuple[Attempt, ...]:
+    """Returns the attempts that hold the GPUs of adopted processes as long as no runner watches them.
+
+    They exist only for the accounting. Their ids are negative.
+    """
+    starts = [_watch(job, facts) for job in facts.adopted_jobs]
+    return tuple(
+        Attempt(
+            -start.job_id,
+            start.job_id,
+            token="",
+            boot_id=facts.now.boot_id,
+            state=AttemptState.RUNNING,
+            gpus=start.gpus,
+            share=start.share,
+            vram=start.vram,
+            whole=start.whole,
+            baseline_mib=dict(start.baseline_mib),
+        )
+        for start in starts
+    )
 
 
 def _watch(job: AdoptedJob, facts: Facts) -> Start:

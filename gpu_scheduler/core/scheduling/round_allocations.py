@@ -13,6 +13,7 @@ from dataclasses import replace
 from gpu_scheduler.core.model.need import Need
 from gpu_scheduler.core.model.wait_reason import WaitReason
 from gpu_scheduler.core.scheduling.actions import Start
+from gpu_scheduler.core.scheduling.adoption import unwatched_attempts
 from gpu_scheduler.core.scheduling.facts import Facts
 from gpu_scheduler.core.scheduling.gpu_admission import GpuAvailability, obstacle_kind, with_allocation
 from gpu_scheduler.core.scheduling.gpu_use import availability, unattributed_memory
@@ -27,6 +28,7 @@ class RoundAllocations:
     """
 
     def __init__(self, facts: Facts, leaving: Collection[int]) -> None:
+        facts = replace(facts, attempts=(*facts.attempts, *unwatched_attempts(facts)))
         self._facts = facts
         self.leaving = leaving
         self._gpus = {gpu.uuid: gpu for gpu in facts.gpus}
