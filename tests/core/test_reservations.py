@@ -153,3 +153,23 @@ def test_a_reservation_ends_if_the_processes_of_a_victim_cannot_be_killed() -> N
 def test_a_reservation_waits_for_processes_that_have_just_got_sigkill() -> None:
     dying = replace(killed(0.5, preempted_for=9), swept_at=NOW.boot - Settings().grace_s - 1.0)
     assert plan(round_of(1, reserved_jobs=(RESERVED,), attempts=(dying,))) == []
+
+
+#: Accepts a job that declares no memory beside it, but is not accepted beside one of more than 3/20 of a GPU.
+LARGE = ReservedJob(QueuedJob(9, 100, 1), ResourceSpec(share=100, vram=20_000, preempt=True), ("U0",))
+
+
+def test_a_job_does_not_take_the_memory_that_a_job_with_a_reservation_declares() -> None:
+    situation = round_of(
+        1, group(ResourceSpec(share=250), 2), reserved_jobs=(LARGE,), attempts=(replace(LEAVING, share=500),)
+    )
+    [wait] = place_jobs(situation)
+    assert isinstance(wait, act.SetWaitReason)
+    assert "GPU 0: reserved for job 9" in wait_text(wait.reason)
+
+
+def test_a_preemption_does_not_take_the_memory_that_a_job_with_a_reservation_declares() -> None:
+    attempts = replace(LEAVING, share=500), low(2, share=500), low(3, "U1")
+    urgent = group(ResourceSpec(share=250, preempt=True), (5, 200))
+    situation = round_of(2, urgent, reserved_jobs=(LARGE,), attempts=attempts)
+    assert act.Reserve(5, ("U1",), (3,)) in place_jobs(situation)

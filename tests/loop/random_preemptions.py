@@ -91,6 +91,8 @@ class Queue:
         values: dict[str, object] = {"priority": dice.choice(PRIORITIES[2:] if small else PRIORITIES)}
         if small:
             values["share"] = dice.choice((250, 500, 1000))
+        elif dice.random() < 0.3:
+            values |= {"vram": dice.choice((2000, 6000, 11_000, 20_000)), "share": dice.choice((100, 500))}
         elif dice.random() < 0.5:
             values |= {"gpus": dice.randint(1, GPUS), "share": dice.choice((500, 1000))}
         else:

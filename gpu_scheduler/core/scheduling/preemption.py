@@ -141,7 +141,8 @@ def choose_victims(
     allowing = [[one for one in candidates if one.priority >= lowest] for lowest in priorities]
     first = bisect_left(allowing, need.count, key=lambda victims: len(accepting(victims)))
     victims = find_victims(need, accepting(allowing[first]), allowing[first], frozenset(leaving))
-    views = [gpu.without(victims | frozenset(leaving)) for gpu in usable]
+    gone = victims | frozenset(leaving)
+    views = [gpu.without(gone) for gpu in usable if gpu.accepts(need, gone)]
     uuids = place(need, allowed, views, limits)
     if not isinstance(uuids, tuple):
         return NoPreemption.NO_HELP

@@ -2,7 +2,7 @@
 
 A reservation counts on attempts that are leaving, so it takes up nothing as long as they are there. A GPU
 therefore accepts a job if it does so now, without the reservations of other jobs, and if it also does so
-later, once the leaving attempts have left and those jobs have started.
+later, once the leaving attempts have left and those jobs have started. Each of those jobs must fit beside it.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
+from gpu_scheduler.core.model.gpu_obstacle import GpuObstacle, ObstacleKind
 from gpu_scheduler.core.model.need import Need
 from gpu_scheduler.core.model.wait_reason import WaitReason
 from gpu_scheduler.core.scheduling.actions import Start
@@ -65,16 +66,21 @@ class RoundAllocations:
         others = tuple(other for other in self._reserved[uuid] if other != job_id)
         if not others:
             return self._views[uuid]
-        later = replace(self._vacancy(uuid, job_id).without(self.leaving), reserved_for=others)
-        accepts = obstacle_kind(later, need, self._facts.settings) is None
-        return self._views[uuid] if accepts else later
+        vacancy, limits = self._vacancy(uuid, job_id), self._facts.settings
+        if vacancy.accepts(need, self.leaving):
+            return self._views[uuid]
+        later = replace(vacancy.without(self.leaving), reserved_for=others)
+        if obstacle_kind(later, need, limits) is not None:
+            return later
+        kept = GpuObstacle(later.index, ObstacleKind.RESERVED, job_id=others[0])
+        return replace(later, unavailable=kept)
 
     def _vacancy(self, uuid: str, job_id: int | None = None) -> Vacancy:
         """Returns the vacancy of a GPU, less what was given away and what is reserved for other jobs."""
         if (uuid, job_id) not in self._vacancies:
             others = [need for other, need in self._reserved[uuid].items() if other != job_id]
-            taken = (*self._given[uuid], *others)
-            self._vacancies[uuid, job_id] = Vacancy(self._gpus[uuid], self._facts, taken)
+            vacancy = Vacancy(self._gpus[uuid], self._facts, self._given[uuid], others)
+            self._vacancies[uuid, job_id] = vacancy
         return self._vacancies[uuid, job_id]
 
     def vacancies(self) -> list[Vacancy]:

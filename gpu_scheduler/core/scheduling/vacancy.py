@@ -39,12 +39,19 @@ class Occupancy:
 
 
 class Vacancy:
-    """One GPU and the attempts on it. placed: the needs of jobs to which it has been given in this round."""
+    """One GPU and the attempts on it.
 
-    def __init__(self, gpu: Gpu, facts: Facts, placed: Sequence[Need] = ()) -> None:
+    placed: the needs of the jobs to which it has been given in this round; reserved: of those for which it
+    is reserved.
+    """
+
+    def __init__(
+        self, gpu: Gpu, facts: Facts, placed: Sequence[Need] = (), reserved: Sequence[Need] = ()
+    ) -> None:
         self._gpu = gpu
         self._limits: Limits = facts.settings
         self._placed = placed
+        self._reserved = reserved
         # An attempt that has been released still explains the memory that the driver has not freed yet.
         here = [_as_holder(one) for one in facts.attempts if gpu.uuid in one.gpus]
         self._ended = [one for one in here if one.state is AttemptState.ENDED]
@@ -62,14 +69,31 @@ class Vacancy:
         return self._gpu.index
 
     def accepts(self, need: Need, leaving: Collection[int]) -> bool:
-        """Returns whether the GPU accepts a job with this need once these attempts have left it."""
-        return obstacle_kind(self.without(leaving), need, self._limits) is None
+        """Returns whether the GPU accepts a job with this need once these attempts have left it.
+
+        It must then still accept each job for which it is reserved: a job that declares no memory fits beside
+        one that does, but not always the other way round.
+        """
+        empty = self._without(leaving, self._placed)
+        jobs = [need, *self._reserved]
+        return all(
+            obstacle_kind(self._beside(empty, jobs[:at] + jobs[at + 1 :]), one, self._limits) is None
+            for at, one in enumerate(jobs)
+        )
 
     def without(self, leaving: Collection[int]) -> GpuAvailability:
         """Returns the availability of the GPU once these attempts, given by their ids, have left it."""
+        return self._without(leaving, (*self._placed, *self._reserved))
+
+    def _beside(self, view: GpuAvailability, needs: Sequence[Need]) -> GpuAvailability:
+        for need in needs:
+            view = with_allocation(view, need, self._limits)
+        return view
+
+    def _without(self, leaving: Collection[int], needs: Sequence[Need]) -> GpuAvailability:
         gone = [self.occupancies[one] for one in leaving if one in self.occupancies]
         ended = [one for one in self._ended if one.attempt_id not in leaving]
-        view = replace(
+        left = replace(
             self._view,
             allocated_share=self._view.allocated_share - sum(one.share for one in gone),
             committed_mib=self._committed(gone),
@@ -77,9 +101,7 @@ class Vacancy:
             unavailable=unavailability(self._gpu, ended),
             claimable_mib=self._claimable(leaving),
         )
-        for need in self._placed:
-            view = with_allocation(view, need, self._limits)
-        return view
+        return self._beside(left, needs)
 
     def _committed(self, gone: Sequence[Occupancy]) -> int | None:
         if self._view.committed_mib is None or self._foreign_mib is None:
