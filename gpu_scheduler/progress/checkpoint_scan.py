@@ -6,6 +6,7 @@ first attempt of the job counts. A folder that cannot be read counts as empty.
 
 from __future__ import annotations
 
+import errno
 import glob
 import os
 import re
@@ -101,10 +102,29 @@ def _matching(spec: JobSpec) -> Iterator[tuple[str, CheckpointName]]:
     pattern = spec.checkpoints
     if not pattern or "\0" in pattern:
         return
-    paths = glob.iglob(os.path.expanduser(pattern), root_dir=spec.cwd, recursive=True)
-    for path in islice(paths, _MAX_NAMES):
-        whole = os.path.normpath(os.path.join(spec.cwd, path))
+    for path in islice(_expand(os.path.join(glob.escape(spec.cwd), os.path.expanduser(pattern))), _MAX_NAMES):
+        whole = os.path.normpath(path)
         yield whole, matched_name(os.path.basename(whole))
+
+
+def _expand(pattern: str) -> Iterator[str]:
+    """Yields the paths that match a pattern.
+
+    The first `**` stands for a folder and the folders in it, up to _MAX_NAMES names. Unlike that of `glob`,
+    it follows no links, because they may form endless loops. Any other `**` is the same as `*`.
+    """
+    base, recursive, rest = pattern.partition("/**/")
+    if not recursive:
+        yield from glob.iglob(pattern)
+        return
+    names = 0
+    for root in glob.iglob(base + "/"):
+        for folder, folders, files in os.walk(root):
+            names += len(folders) + len(files)
+            if names > _MAX_NAMES:
+                return
+            folders[:] = [name for name in folders if not name.startswith(".")]
+            yield from glob.iglob(os.path.join(glob.escape(folder), rest))
 
 
 def _examine(path: str, name: CheckpointName) -> FoundCheckpoint | None:
@@ -123,7 +143,7 @@ def _examine_folder(path: str, name: CheckpointName, modified_at: float) -> Foun
     if name.kind not in (CheckpointKind.TRAINER, CheckpointKind.PATTERN):
         return None
     try:
-        with open(os.path.join(path, _TRAINER_STATE), "rb") as file:
+        with open(os.path.join(path, _TRAINER_STATE), "rb", opener=_open_at_once) as file:
             status = os.fstat(file.fileno())
             file.seek(max(0, status.st_size - 4096))
             end = file.read().rstrip()
@@ -134,9 +154,18 @@ def _examine_folder(path: str, name: CheckpointName, modified_at: float) -> Foun
     return FoundCheckpoint(path, name, status.st_mtime, total, end.endswith(b"}"))
 
 
+def _open_at_once(path: str, flags: int) -> int:
+    """Opens a regular file. Never waits for the other end of a FIFO. Raises OSError."""
+    fd = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)
+    if stat.S_ISREG(os.fstat(fd).st_mode):
+        return fd
+    os.close(fd)
+    raise OSError(errno.EINVAL, "is not a regular file", path)
+
+
 def _is_whole_zip(path: str) -> bool:
     """Returns whether a file is a ZIP file with a directory at its end, as `torch.save` writes."""
     import zipfile  # only jobs with such checkpoints need it
 
-    with open(path, "rb") as file:
+    with open(path, "rb", opener=_open_at_once) as file:
         return file.read(4) == b"PK\x03\x04" and zipfile.is_zipfile(file)

@@ -122,3 +122,21 @@ def test_the_checkpoint_that_the_job_reports_counts_first(tmp_path: Path) -> Non
     reported.write_bytes(b"x")
     os.utime(reported, (900.0, 900.0))
     assert find_checkpoint(job, None, str(report)) == Checkpoint(str(reported), 40.0, 900.0)
+
+
+def test_a_fifo_in_place_of_the_state_of_the_trainer_blocks_nothing(tmp_path: Path) -> None:
+    job = spec(tmp_path, "--output_dir", "out")
+    (tmp_path / "out/checkpoint-5").mkdir(parents=True)
+    os.mkfifo(tmp_path / "out/checkpoint-5/trainer_state.json")
+    assert find_checkpoint(job, None) is None
+
+
+def test_links_to_the_folder_itself_are_not_followed(tmp_path: Path) -> None:
+    tmp_path = tmp_path / "run[1]"
+    tmp_path.mkdir()
+    for name in "abc":
+        (tmp_path / name).symlink_to(".")
+    inner = zip_checkpoint(tmp_path / "runs/one/last-10.ckpt", 1000.0)
+    found = scan_checkpoints(spec(tmp_path, checkpoints="**/*.ckpt"), None)
+    assert [one.path for one in found] == [str(inner)]
+    assert scan_checkpoints(spec(tmp_path, checkpoints="runs/**/*.ckpt"), None) == found
