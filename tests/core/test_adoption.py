@@ -212,8 +212,14 @@ def test_a_failed_launch_of_a_watcher_is_tried_again_even_if_the_job_is_being_ca
     end = end_of(void)
     assert (end.outcome, end.state, end.launch_failures) == (Outcome.NOT_STARTED, JobState.QUEUED, 1)
     assert (end.is_still_adopted, end.keeps_stop) == (True, True)
-    last = end_of(replace(void, launch_failures=4))
-    assert (last.state, last.job_outcome, last.is_still_adopted) == (JobState.FINISHED, Outcome.FAILED, False)
+
+
+@pytest.mark.parametrize("failures", [4, 5000])
+def test_a_process_is_never_given_up_because_its_watchers_do_not_start(failures: int) -> None:
+    void = replace(WATCHING, status=AttemptStatus(claim="void"), launch_failures=failures)
+    end = end_of(void)
+    assert (end.state, end.is_still_adopted, end.not_before) == (JobState.QUEUED, True, NOW.boot + 60.0)
+    assert "another runner watches the adopted process in 60 s" in words(end.reason)
 
 
 def test_stop_jobs_spares_adopted_processes() -> None:

@@ -146,6 +146,15 @@ def test_a_checkpoint_is_newer_if_the_job_has_progressed(
     assert new.is_newer_than(old) is is_newer
 
 
+def test_a_checkpoint_saved_again_at_the_same_path_is_progress_only_of_a_job_that_resumed() -> None:
+    old, new = Checkpoint("last.ckpt", None, 10.0), Checkpoint("last.ckpt", None, 20.0)
+    attempt = replace(LIVE, status=live(), known_checkpoint=old, saved_work=SavedWork(new), recoveries=2)
+    dead = replace(attempt, status=replace(attempt.status, claim="dead"), survivors=())
+    assert end_of(dead).recoveries == 2
+    assert end_of(replace(dead, resumed_from=old)).recoveries == 0
+    assert end_of(replace(dead, resumed_from=old, saved_work=SavedWork(old))).recoveries == 2
+
+
 def preempted(job: JobFact, attempt: Attempt = LIVE, **args: Any) -> list[act.Action]:
     made = {"stop_id": "second", "grace_s": 30.0, "on_timeout": "withdraw", **args}
     requests = (Request(1, "preempt", "7", made),)

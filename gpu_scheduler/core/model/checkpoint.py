@@ -24,16 +24,18 @@ class Checkpoint(StoredValue):
         """Returns the checkpoint whose path is this text."""
         return Checkpoint(text)
 
-    def is_newer_than(self, other: Checkpoint | None) -> bool:
+    def is_newer_than(self, other: Checkpoint | None, *, has_resumed: bool = False) -> bool:
         """Returns whether the job has progressed from the other checkpoint to this one.
 
-        Steps decide if both are known. Otherwise, another path that was saved later is newer.
+        Steps decide if both are known. Otherwise, one that was saved later is newer, but not at the same path
+        unless the job has resumed, because a job that began again may have saved the same one again.
         """
         if other is None:
             return True
         if self.step is not None and other.step is not None:
             return self.step > other.step
-        return self.path != other.path and (self.saved_at or 0.0) > (other.saved_at or 0.0)
+        may_be_newer = has_resumed or self.path != other.path
+        return may_be_newer and (self.saved_at or 0.0) > (other.saved_at or 0.0)
 
 
 @dataclass(frozen=True)

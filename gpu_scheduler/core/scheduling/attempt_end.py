@@ -177,8 +177,10 @@ def end_attempt(
 def _recoveries(attempt: Attempt) -> int:
     """Returns how many recoveries the job has used since it last made progress."""
     newest = newest_checkpoint(attempt)
-    has_progressed = newest is not None and newest.is_newer_than(attempt.known_checkpoint)
-    return 0 if has_progressed else attempt.recoveries
+    has_resumed = attempt.resumed_from is not None
+    if newest is not None and newest.is_newer_than(attempt.known_checkpoint, has_resumed=has_resumed):
+        return 0
+    return attempt.recoveries
 
 
 def _with_checkpoint(end: FinishAttempt, attempt: Attempt) -> FinishAttempt:
@@ -254,9 +256,13 @@ def _with_next_state(
         not_before = now.boot + uncounted_wait_s
         return replace(queued, launch_failures=attempt.launch_failures, not_before=not_before), step
     failures = attempt.launch_failures + 1
-    if failures < settings.max_assign_attempts and not attempt.source_missing:
-        wait = min(settings.assign_retry_wait_s * 2 ** (failures - 1), MAX_RETRY_WAIT_S)
-        step = NextStep(NextKind.LAUNCH_RETRY, failures + 1, settings.max_assign_attempts, wait)
+    wait = min(settings.assign_retry_wait_s * 2.0 ** min(failures - 1, 60), MAX_RETRY_WAIT_S)
+    step = NextStep(NextKind.LAUNCH_RETRY, failures + 1, settings.max_assign_attempts, wait)
+    may_try = failures < settings.max_assign_attempts
+    if attempt.watched_pid is not None:
+        # The process runs, so its job cannot fail because nobody watches it.
+        step, may_try = NextStep(NextKind.WATCHED_AGAIN, wait_s=wait), True
+    if may_try and not attempt.source_missing:
         return replace(queued, launch_failures=failures, not_before=now.boot + wait), step
     step = NextStep(NextKind.LAUNCH_ABANDONED, failures)
     return replace(end, job_outcome=Outcome.FAILED, launch_failures=failures), step
