@@ -17,6 +17,10 @@ from gpu_scheduler.progress.job_progress import ProgressReader, find_checkpoint
 from gpu_scheduler.progress.progress_file import PROGRESS_FILE
 from gpu_scheduler.store.records import AttemptRecord
 from gpu_scheduler.store.store import Store
+from gpu_scheduler.system.deadline import within
+
+#: Seconds after which a folder with checkpoints counts as not responding.
+MAX_SEARCH_S = 2.0
 
 
 def saved_work_of(store: Store, attempt: AttemptRecord, status: AttemptStatus) -> SavedWork:
@@ -35,12 +39,16 @@ def newest_checkpoint(store: Store, spec: JobSpec, attempts: Sequence[AttemptRec
     """Returns the newest complete checkpoint of a job; None if there is none. attempts: all, oldest first.
 
     If the last attempt resumed from a checkpoint, only those that were saved since then are newer than it,
-    because the user may have chosen an older one on purpose.
+    because the user may have chosen an older one on purpose. If the folder does not respond, it is the one
+    that the store has.
     """
     last = attempts[-1]
     since = start_of(attempts[0] if last.resumed_from is None else last)
     reported = str(store.data_dir.attempt_folder(last) / PROGRESS_FILE)
-    return find_checkpoint(spec, since, reported) or last.resumed_from
+    job = store.job(last.job_id)
+    known = None if job is None else job.checkpoint
+    found = within(MAX_SEARCH_S, lambda: find_checkpoint(spec, since, reported), known)
+    return found or last.resumed_from
 
 
 def with_saved_times(store: Store, attempts: Iterable[Attempt]) -> tuple[Attempt, ...]:
@@ -69,5 +77,6 @@ def _is_complete(store: Store, spec: JobSpec, attempt: AttemptRecord, status: At
     if result.cause != "preempted" and (result.cause is not None or status.withdrawn is None):
         return None
     source = progress_source(store, spec, replace(attempt, log=attempt.log or status.log))
-    progress = ProgressReader().read(source, Clock().now().wall).progress
+    now = Clock().now().wall
+    progress = within(MAX_SEARCH_S, lambda: ProgressReader().read(source, now).progress, None)
     return None if progress is None or progress.total is None else progress.is_complete
