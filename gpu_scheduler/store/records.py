@@ -126,7 +126,7 @@ class AttemptRecord:
     the closing of its Screen window was reported. resumed_from: the checkpoint with which it started.
     watched_pid, watched_ticks: the adopted process that its runner watches and its start in kernel ticks
     since boot; None if the runner starts the command. preempted_for: the job for which it is or was
-    preempted. follows_preemption: whether the attempt before was preempted.
+    preempted. follows_preemption: whether the last attempt that ran was preempted.
     """
 
     id: int

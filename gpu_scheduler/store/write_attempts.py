@@ -37,8 +37,10 @@ from gpu_scheduler.store.write_jobs import NO_STOP, change_job_state, checkpoint
 def start(context: WriteContext, action: act.Start) -> int:
     """Opens an attempt with its allocations. Returns the attempt's id."""
     db, now = context.db, context.now
-    state, resume_from, number, last_outcome = db.execute(
-        "SELECT job.state, job.resume_from, coalesce(last.number, 0) + 1, last.outcome"
+    # An attempt whose launch failed has not run, so its job keeps the protection against preemptions.
+    state, resume_from, number, follows_preemption = db.execute(
+        "SELECT job.state, job.resume_from, coalesce(last.number, 0) + 1,"
+        " last.outcome IS 'preempted' OR (last.outcome IS 'not_started' AND last.follows_preemption)"
         " FROM job LEFT JOIN attempt AS last ON last.job_id = job.id"
         " AND last.number = (SELECT max(number) FROM attempt WHERE job_id = job.id) WHERE job.id = ?",
         (action.job_id,),
@@ -48,7 +50,7 @@ def start(context: WriteContext, action: act.Start) -> int:
         state=AttemptState.STARTING.value, executor=_executor(context, action), learned=action.learned,
         assumed=action.assumed, launch_deadline_boot=now.boot + context.settings.launch_deadline_s,
         created_at=now.wall, resumed_from=resume_from, **_watched(action),
-        follows_preemption=last_outcome == Outcome.PREEMPTED.value,
+        follows_preemption=follows_preemption,
     )  # fmt: skip
     insert_allocations(db, attempt_id, _allocations(context, action))
     checkpoint = None if resume_from is None else Checkpoint.from_json(resume_from)

@@ -12,6 +12,7 @@ from gpu_scheduler.app.diagnosis import diagnose
 from gpu_scheduler.app.job_views import job_view
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.app.view_context import context_of
+from gpu_scheduler.attempts.executor import LaunchError
 from gpu_scheduler.attempts.sweep import sweep
 from gpu_scheduler.core.model.event import EventKind
 from gpu_scheduler.core.model.states import AttemptState, JobState, Outcome
@@ -69,6 +70,23 @@ def test_a_job_takes_the_place_of_one_of_lower_priority_which_is_queued_again(ri
     tick_until_state(rig, second, JobState.RUNNING)
     assert rig.job(second).fail_retries_used == 0
     assert rig.store.attempts(second)[-1].follows_preemption
+
+
+def test_a_victim_is_still_protected_after_a_launch_that_failed(rig: Rig) -> None:
+    _, second = start_both(rig)
+    launch = rig.launcher.launch
+
+    def fail_once(attempt_id: int) -> None:
+        if len(rig.store.attempts(second)) == 2 and rig.store.attempts(second)[-1].id == attempt_id:
+            raise LaunchError("no more processes")
+        launch(attempt_id)
+
+    rig.loop._launch_attempt = fail_once
+    tick_until_state(rig, rig.add_job("true", priority=HIGH, preempt=True), JobState.FINISHED)
+    rig.tick_until(lambda: len(rig.store.attempts(second)) == 3, "the third attempt")
+    _, failed, third = rig.store.attempts(second)
+    assert failed.outcome is Outcome.NOT_STARTED
+    assert third.follows_preemption
 
 
 def test_a_job_that_has_just_saved_a_checkpoint_is_preempted_before_one_that_has_not(rig: Rig) -> None:

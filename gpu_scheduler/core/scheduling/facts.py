@@ -93,9 +93,9 @@ class Attempt:
     resumed_from: the checkpoint with which it started. known_checkpoint: the newest one that the store had
     when an earlier attempt of the job ended. saved_work: the work that it has left; None until it has ended.
     watched_pid, watched_ticks: the process that its runner watches. preempted_for: the job for which it is or
-    was preempted. follows_preemption: whether the attempt before was preempted. preempt_signal: the name of
-    the signal with which it is preempted. saved_at: when its newest checkpoint was saved, in wall seconds;
-    None if there is none, or if it was not looked for.
+    was preempted. follows_preemption: whether the last attempt that ran was preempted. preempt_signal: the
+    name of the signal with which it is preempted. saved_at: when its newest checkpoint was saved, in wall
+    seconds; None if there is none, or if it was not looked for.
     """
 
     attempt_id: int
