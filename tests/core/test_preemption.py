@@ -19,6 +19,7 @@ from gpu_scheduler.core.model.gpu_fault import LOST
 from gpu_scheduler.core.model.need import Need
 from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.model.wait_reason import WaitReason
+from gpu_scheduler.core.scheduling.deadlines import next_deadline
 from gpu_scheduler.core.scheduling.departure import leaving_attempts
 from gpu_scheduler.core.scheduling.facts import Attempt, Facts, Gpu, QueuedJob
 from gpu_scheduler.core.scheduling.gpu_use import availability
@@ -271,6 +272,13 @@ def test_a_job_is_preempted_again_after_a_while_and_after_the_clock_was_set_back
     again = on(1, 0, priority=300, follows_preemption=True, started_at=NOW.wall - ran_s)
     situation = full(1, again)
     assert found_for(WHOLE, situation) is not None
+
+
+def test_a_round_takes_place_when_a_job_may_be_preempted_again() -> None:
+    ordinary = on(1, 0, started_at=NOW.wall - 20.0)
+    protected = replace(ordinary, follows_preemption=True)
+    assert next_deadline(full(1, protected), None) == NOW.boot + 40.0
+    assert next_deadline(full(1, ordinary), None) is None
 
 
 @pytest.mark.parametrize(

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.scheduling.facts import Facts
+from gpu_scheduler.core.scheduling.preemption import protection_left_s
 
 
 def next_deadline(facts: Facts, next_retry: float | None) -> float | None:
     """Returns the next deadline in seconds since boot, or None if there is none.
 
-    A deadline is a timeout, a retry or a repeated signal.
+    A deadline is a timeout, a retry, a repeated signal or the end of a protection against preemptions.
     """
     times: list[float] = [] if next_retry is None else [next_retry]
     now, settings = facts.now.boot, facts.settings
@@ -28,6 +29,8 @@ def next_deadline(facts: Facts, next_retry: float | None) -> float | None:
             times.append(attempt.launch_deadline if waits else now + 1.0)
         elif attempt.status.stop is not None or attempt.stop_request is not None:
             times.append(now + 1.0)
+        elif protection_left_s(attempt, facts.now):
+            times.append(now + protection_left_s(attempt, facts.now))
     return min(times, default=None)
 
 

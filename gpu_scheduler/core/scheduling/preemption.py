@@ -101,9 +101,16 @@ def _may_be_preempted(attempt: Attempt, now: Now) -> bool:
     stops = attempt.stop_request is not None or status.stop is not None or status.result is not None
     if not runs or stops or attempt.watched_pid is not None:
         return False
-    run_time_s = math.inf if attempt.started_at is None else now.wall - attempt.started_at
+    return protection_left_s(attempt, now) == 0.0
+
+
+def protection_left_s(attempt: Attempt, now: Now) -> float:
+    """Returns the seconds for which an attempt is not preempted, because it follows a preemption."""
+    if attempt.started_at is None or not attempt.follows_preemption:
+        return 0.0
+    run_time_s = now.wall - attempt.started_at
     # A negative time means that the clock was set back, which must not protect a job for ever.
-    return not (attempt.follows_preemption and 0 <= run_time_s < PROTECTION_S)
+    return max(0.0, PROTECTION_S - run_time_s) if run_time_s >= 0 else 0.0
 
 
 def _lost_work_s(attempt: Attempt, now: Now) -> float:
