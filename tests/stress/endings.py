@@ -117,8 +117,9 @@ def _fact(dice: random.Random) -> JobFacts:
 
 
 def _line(order: Order, stage: Stage, number: int, fact: JobFacts, dice: random.Random) -> str:
-    # The negative control has lost track of some jobs; wait until these end by themselves.
-    longest = 3 if order.is_control else 60
+    # The negative control has lost track of some jobs; wait until these end by themselves. So do shells that
+    # get SIGINT while they wait for a program.
+    longest = 3 if order.is_control else 60 if order.full_length else 8
     seconds = longest if fact.way in _ENDED_FROM_OUTSIDE else dice.uniform(0, 0.2)
     line = f"sh {order.folder}/end.sh {stage.trace} {number} {seconds:.3f} {fact.end}"
     return line if order.is_control else f"[share=0.125] {line}"
