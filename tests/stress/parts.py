@@ -83,7 +83,7 @@ PARTS = (
     Part("P11", "GPUs shared with run", shared_gpus.sharing, suite=0.015, control=0.03),
     Part("P14", "random queues with preemptions", random_queues.queues, suite=0.02, control=0.008),
     Part(
-        "P14", "jobs with real processes preempt others", priority_preemptions.jobs, suite=0.02, control=0.08
+        "P14", "jobs with real processes preempt others", priority_preemptions.jobs, suite=None, control=0.08
     ),
     Part("P13", "preemptions that meet other events", preemptions.races, suite=0.02, control=0.02),
     Part("P2", "ten schedulers at once", claims.instances, suite=0.05, control=0.25),

@@ -23,7 +23,6 @@ SLOW_CONTROLS = (
     "power cut, ext4",
     "scheduler and Screen killed while jobs run",
     "ten schedulers at once",
-    "jobs with real processes preempt others",
 )
 
 
