@@ -8,6 +8,7 @@ import pytest
 
 from gpu_scheduler.core.model.adopted_process import AdoptedProcess
 from gpu_scheduler.core.model.attempt_status import AttemptResult, AttemptStatus, StopRequest
+from gpu_scheduler.core.model.checkpoint import SavedWork
 from gpu_scheduler.core.model.gpu import GpuProcess
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.request import JobFact, Request
@@ -17,7 +18,7 @@ from gpu_scheduler.core.scheduling.draining import is_drained
 from gpu_scheduler.core.scheduling.facts import AdoptedJob, Attempt, Facts
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
 from gpu_scheduler.core.scheduling.plan import plan
-from gpu_scheduler.core.scheduling.reconcile_attempt import reconcile
+from gpu_scheduler.core.scheduling.reconcile_attempt import has_ended, reconcile
 from gpu_scheduler.core.scheduling.scheduler_exit_code import job_exit_code
 from gpu_scheduler.core.scheduling.settings import Settings
 from tests.core.gpu_world import NOW, facts, gpu, group, running
@@ -246,3 +247,28 @@ def test_the_queue_is_not_drained_while_a_process_is_to_be_watched() -> None:
 
 def test_an_ended_job_counts_as_completed_when_the_queue_is_drained() -> None:
     assert job_exit_code(JobState.FINISHED, Outcome.ENDED, None, None, None) == 0
+
+
+def test_a_preemption_waits_for_the_next_watcher_if_the_launch_of_one_has_failed() -> None:
+    """The process was never signalled, so the job must not be held while it runs."""
+    stop = StopRequest("preempted", 60.0, "withdraw", "first")
+    void = replace(WATCHING, status=AttemptStatus(claim="void"), stop_request=stop)
+    end = end_of(void)
+    assert (end.outcome, end.state) == (Outcome.NOT_STARTED, JobState.QUEUED)
+    assert end.is_still_adopted
+    assert end.keeps_stop
+
+
+def test_a_request_is_carried_out_before_the_death_of_a_watcher_is_recorded() -> None:
+    """Without a scheduler, `cancel` ends the process, and then its watcher is killed."""
+    assert not has_ended(DEAD, NOW)
+    assert has_ended(replace(DEAD, boot_id="another boot"), NOW)
+    assert has_ended(replace(DEAD, status=AttemptStatus(claim="dead", result=RESULT)), NOW)
+
+
+def test_a_process_that_saved_its_work_for_a_preemption_of_an_earlier_watcher_is_not_complete() -> None:
+    stop = StopRequest("preempted", 60.0, "withdraw", "first")
+    second = replace(WATCHING, number=2, stop_request=stop, status=AttemptStatus(claim="live", result=RESULT))
+    assert end_of(replace(second, saved_work=SavedWork(is_complete=False))).outcome is Outcome.PREEMPTED
+    assert end_of(replace(second, saved_work=SavedWork(is_complete=True))).outcome is Outcome.COMPLETED
+    assert end_of(second).outcome is Outcome.COMPLETED

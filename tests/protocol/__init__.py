@@ -7,12 +7,13 @@ without a scheduler, another program that claims the GPU, and the faults of a sc
     python -m tests.protocol big                  the large scenarios
     python -m tests.protocol limits chain         the limits whose name contains `chain`, with traces
 
-`state` has the fields and `stops` the requests to stop an attempt; `loop` (with `requests`, `observation` and
-`commits`), `runner`, `command`, `users`, `sweep`, `gpu` and `faults` have the steps; `invariants` has the
-conditions that must hold; `rules` has a switch for each rule; `scenarios` lists the searches. The program's
-own code decides: `core.scheduling.reconcile_attempt` how an attempt is handled (`decisions`),
-`core.scheduling.job_requests` what a `preempt` changes (`stops`), and `runner.termination` how a runner ends
-its command (`termination`). The model adds its environment: files, locks, processes, signals and scans.
+`state` has the fields and `stops` the requests to stop an attempt; `loop` (with `requests`, `observation`
+and `commits`), `runner`, `command`, `adopted`, `users`, `sweep`, `gpu` and `faults` have the steps;
+`invariants` has the conditions that must hold; `rules` has a switch for each rule; `scenarios` lists the
+searches. The program's own code decides: `core.scheduling.reconcile_attempt` how an attempt is handled
+(`decisions`), `core.scheduling.job_requests` what a `preempt` changes (`stops`), `core.scheduling.adoption`
+whether an adopted process is watched again (`adopted`), and `runner.termination` how a runner ends its
+command (`termination`). The model adds its environment: files, locks, processes, signals and scans.
 
 To change the protocol, change the model first: the steps; the rule, with a switch; a control that fails
 without the rule; a new fault, with a scenario. Run all of it. Then change the code. Remove fields and steps

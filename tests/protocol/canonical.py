@@ -69,6 +69,8 @@ def _normalize_runners(state: bytearray, a: int, rules: Rules) -> None:
         state[a + st.SIGNALS] = state[a + st.TERMINATION] = state[a + st.IGNORED] = 0
         if state[a + st.COMMAND] == st.ZOMBIE:
             state[a + st.COMMAND] = st.GONE
+        elif state[a + st.COMMAND] == st.WATCHED:
+            state[a + st.COMMAND] = st.NO_COMMAND
         if state[a + st.OTHER_PROCESS] == st.OWN_SESSION and not st.command_lives(state, a):
             state[a + st.OTHER_PROCESS] = st.LOST
         elif state[a + st.OTHER_PROCESS] == st.FORK_CHAIN and state[a + st.RESULT] == st.NONE:
@@ -93,12 +95,19 @@ def _is_over(state: bytearray, a: int) -> bool:
 
 
 def _forget_lost_gpu(state: bytearray, number: int) -> None:
-    """Clears an attempt that lost its st.GPU, so that a job can lose its st.GPU any number of times.
+    """Clears an attempt that lost its GPU, so that a job can lose its GPU any number of times.
+
+    The same holds for the second watcher of an adopted process.
 
     An attempt that is still named by `cancel` or by a copy is kept.
     """
     a = st.attempt(number)
-    named = st.CLI_NONE < state[st.CLI] < st.CLI_DONE or state[st.PREEMPT_CLI] or state[st.COPIED] == number
-    if state[a + st.STORED_OUTCOME] == st.GPU_LOST and _is_over(state, a) and not named:
+    again: tuple[int, ...] = (st.GPU_LOST,)
+    if state[st.PROCESS] and number == 2:
+        again = (st.INTERRUPTED, st.NOT_STARTED, st.PREEMPTED)
+    named = st.CLI_NONE < state[st.CLI] < st.CLI_DONE or state[st.COPIED] == number
+    if number == 1 and state[st.PREEMPT_CLI]:
+        named = True  # `preempt` without a scheduler concerns only the first attempt
+    if state[a + st.STORED_OUTCOME] in again and _is_over(state, a) and not named:
         state[st.NEWEST] = number - 1
         state[a : a + st.FIELDS] = bytes(st.FIELDS)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.scheduling import actions as act
+from tests.protocol import adopted, stops
 from tests.protocol import state as st
-from tests.protocol import stops
 from tests.protocol.decisions import describe
 from tests.protocol.rules import Rules
 from tests.protocol.steps import STEP, Steps
@@ -17,6 +17,7 @@ _OUTCOMES = {
     Outcome.INTERRUPTED: st.INTERRUPTED,
     Outcome.NOT_STARTED: st.NOT_STARTED,
     Outcome.PREEMPTED: st.PREEMPTED,
+    Outcome.ENDED: st.ENDED,
 }
 _JOBS = {
     JobState.QUEUED: st.QUEUED,
@@ -81,13 +82,15 @@ def _finish_attempt(after: bytearray, a: int, end: act.FinishAttempt, rules: Rul
     """Commits the end of an attempt and its effect on the job. Returns the invariants that it breaks."""
     outcome, truth = _OUTCOMES[end.outcome], after[a + st.ACTUAL_END]
     broken = []
-    if outcome == st.COMPLETED and truth != st.EXIT_0:
+    is_late = truth == st.EXIT_SAVED and after[st.PROCESS_WITHDRAWN] and rules.excuse_late_save
+    if outcome == st.COMPLETED and truth != st.EXIT_0 and not is_late:
         broken.append("I3 completed, but the command did not exit 0")
-    if outcome == st.FAILED and truth not in (st.EXIT_7, st.BY_TERM, st.BY_KILL):
+    if outcome == st.FAILED and truth not in (st.EXIT_7, st.BY_TERM, st.BY_KILL, st.BY_MACHINE):
         broken.append("I3 failed without a code")
     if outcome in (st.FAILED, st.NOT_STARTED) and after[a + st.MACHINE_ENDED]:
         broken.append(f"I3 ended by the machine, recorded as {end.outcome.value}")
-    if outcome == st.INTERRUPTED and not after[st.FAULTED]:
+    broken += _check_adopted(after, a, outcome, end)
+    if outcome == st.INTERRUPTED and not after[st.FAULTED] and not end.is_still_adopted:
         broken.append("I3 interrupted though nothing killed runner, command or machine")
     failed = end.job_outcome is Outcome.FAILED and (outcome == st.NOT_STARTED or truth == st.BY_KILL)
     if failed and after[st.STOP_REQUEST] == st.STOP_CANCEL:
@@ -98,8 +101,28 @@ def _finish_attempt(after: bytearray, a: int, end: act.FinishAttempt, rules: Rul
         outcome = st.GPU_LOST
     after[a + st.STORED_OUTCOME] = outcome
     after[st.JOB] = _JOBS[end.state]
-    after[st.STOP_REQUEST] = 0
+    stop = after[st.STOP_REQUEST]
+    if not (end.keeps_stop and rules.stop_kept):
+        after[st.STOP_REQUEST] = 0
+        if end.is_still_adopted and stop and not stops.was_withdrawn(after, a, stop):
+            broken.append(f"I14 an open request is closed though its process runs: {stops.name_of(stop)}")
+    if end.is_still_adopted:
+        after[st.PROCESS_WITHDRAWN] |= after[a + st.EVER_WITHDRAWN]
+    else:
+        after[st.ADOPT] = after[st.PROCESS_WITHDRAWN] = 0
     return broken
+
+
+def _check_adopted(after: bytearray, a: int, outcome: int, end: act.FinishAttempt) -> list[str]:
+    """Returns the invariants about adopted processes that the end of an attempt breaks."""
+    if not after[a + st.WATCHES] or end.is_still_adopted:
+        return []
+    if st.process_lives(after):
+        return [f"I20 the job is {end.state.value} while its adopted process runs"]
+    was_stopped = adopted.end_of_process(after) in (st.BY_TERM, st.BY_KILL)
+    if outcome in (st.ENDED, st.COMPLETED) and was_stopped:
+        return ["I20 an adopted process that a request ended is recorded as ended by itself"]
+    return []
 
 
 def _check_preempted(
@@ -113,7 +136,7 @@ def _check_preempted(
             ids = {stops.preemption_id(one) for one in known}
             if len(ids) < 2 or not rules.excuse_last_withdrawn:
                 return ["I16 an attempt whose preemption was withdrawn is recorded as preempted"]
-    failed_launch = outcome == st.NOT_STARTED and stop > st.STOP_CANCEL
+    failed_launch = outcome == st.NOT_STARTED and stop > st.STOP_CANCEL and not after[a + st.WATCHES]
     if failed_launch or (outcome == st.PREEMPTED and stop != st.STOP_CANCEL):
         wanted = JobState.QUEUED if stops.is_queued_after(stop) else JobState.HELD
         if end.state is not wanted:

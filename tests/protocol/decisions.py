@@ -46,6 +46,8 @@ _RESULTS = {
     st.INTERRUPTED: replace(_COMPLETED, cause="machine", exit_code=None, signal=15),
     st.NOT_STARTED: replace(_COMPLETED, began=False, exit_code=1),
     st.PREEMPTED: replace(_COMPLETED, cause="preempted"),
+    st.ENDED: replace(_COMPLETED, exit_code=None),
+    st.KILLED: replace(_COMPLETED, exit_code=None, signal=15),
     st.GPU_LOST: replace(_COMPLETED, began=False, exit_code=None, claimed_gpu="GPU-1", claimed_by=77),
 }
 _DESCRIPTIONS: dict[type[act.Action], str] = {
@@ -65,6 +67,7 @@ class ObservedAttempt(NamedTuple):
     """The facts that a round has about an attempt.
 
     process_found: a scan finds a process of the attempt; swept: 0 (no sweep), 1 (SIGTERM) or 2 (SIGKILL).
+    watches: its runner watches an adopted process.
     complete: whether the last progress of the command was N of N; None if it reports none.
     """
 
@@ -81,6 +84,7 @@ class ObservedAttempt(NamedTuple):
     launches: int = 1
     process_found: bool = False
     swept: int = 0
+    watches: bool = False
     complete: bool | None = None
 
 
@@ -131,6 +135,8 @@ def _attempt(view: ObservedAttempt, deadline_passed: bool, late: bool) -> Attemp
         launch_deadline=long_ago if deadline_passed else 2000.0,
         launch_failures=view.number - 1,
         number=view.number,
+        watched_pid=77 if view.watches else None,
+        watched_ticks=7 if view.watches else None,
         stopping_at=long_ago if deadline_passed else just_now,
         swept_at=None if not view.swept else long_ago if deadline_passed or late else just_now,
         signalled_at=None

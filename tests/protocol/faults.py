@@ -68,6 +68,8 @@ def _reboot(steps: Steps) -> None:
     if st.CLI_NONE < after[st.CLI] < st.CLI_DONE:
         after[st.CLI] = st.CLI_KILLED
     after[st.PREEMPT_CLI] = st.PREEMPT_DONE
+    if st.process_lives(after):
+        after[st.PROCESS] = st.PROCESS_ENDED + st.BY_MACHINE
     for one in st.ATTEMPTS:
         after[one + st.SIGNALS] = after[one + st.TERMINATION] = after[one + st.OTHER_PROCESS] = after[
             one + st.REUSED

@@ -21,6 +21,8 @@ I15 a runner never obeys a preemption that it has withdrawn (`runner`)
 I16 no attempt is recorded as preempted because of a withdrawn preemption (`commits`)
 I17 a preempted job is held, or queued if the scheduler preempted it for another job (`commits`)
 I18 no preemption stays open for ever, and a job whose preemption was withdrawn is recorded as running
+I19 one runner at a time watches an adopted process, and only a request to stop signals it (`runner`, `sweep`)
+I20 the job of an adopted process ends only after the process, and as it ended (`commits`)
 """
 
 from __future__ import annotations
@@ -28,8 +30,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+from tests.protocol import adopted, stops, termination
 from tests.protocol import state as st
-from tests.protocol import stops, termination
 from tests.protocol.rules import Rules
 from tests.protocol.steps import OTHER_ENDS, OWN, STARTED, STEP
 
@@ -54,6 +56,10 @@ def broken_invariant(state: bytes, rules: Rules) -> str | None:
             st.FORKED <= command <= st.DYING or _counts_as_left(state[a + st.OTHER_PROCESS], rules)
         ):
             return "I5 the GPUs are released while a process of the attempt lives"
+    if commands and st.process_lives(state):
+        return "I1 the command of a job is started while its adopted process runs"
+    if sum(adopted.watchers(state, a) for a in st.ATTEMPTS) > 1:
+        return "I19 two runners watch the adopted process"
     if commands > 1:
         return "I1 two attempts of one job at the same time"
     return next(filter(None, (_broken_gpu_claim(state, a, rules) for a in st.ATTEMPTS)), None)
@@ -125,8 +131,8 @@ def _is_quiet(state: bytes) -> bool:
 
 
 def _has_started(state: bytes) -> bool:
-    """Returns whether a command runs, or the job is over."""
-    runs = any(state[a + st.COMMAND] == st.COMMAND_RUNS for a in st.ATTEMPTS)
+    """Returns whether a command runs or an adopted process is watched, or the job is over."""
+    runs = any(state[a + st.COMMAND] in (st.COMMAND_RUNS, st.WATCHED) for a in st.ATTEMPTS)
     return runs or state[st.JOB] in (st.HELD, st.FINISHED)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from gpu_scheduler.core.scheduling import actions as act
 from tests.protocol import state as st
 from tests.protocol import stops
+from tests.protocol.adopted import is_watched_again
 from tests.protocol.commits import commit
 from tests.protocol.decisions import reconcile_answers, release_answers
 from tests.protocol.gpu import FOREIGN, counts_as_foreign, read_lock
@@ -49,8 +50,13 @@ def steps_of_loop(steps: Steps) -> None:
 def _idle(steps: Steps) -> None:
     state, rules = steps.state, steps.rules
     job, number = state[st.JOB], state[st.NEWEST]
-    if job in (st.QUEUED, st.HELD) and state[st.CANCEL_REQUEST] == 1:
-        steps.add(STEP, "LOOP commits: job cancelled", {st.JOB: st.FINISHED, st.CANCEL_REQUEST: 2})
+    if state[st.ADOPT] and job == st.QUEUED and rules.requests_wait:
+        if number < 2:
+            _watch(steps, number + 1)
+    elif job in (st.QUEUED, st.HELD) and state[st.CANCEL_REQUEST] == 1:
+        is_running = job == st.QUEUED and state[st.ADOPT] and st.process_lives(state)
+        broken = "I20 the job is cancelled while its adopted process runs" if is_running else None
+        steps.add(STEP, "LOOP commits: job cancelled", {st.JOB: st.FINISHED, st.CANCEL_REQUEST: 2}, broken)
     elif job not in st.ACTIVE and state[st.PREEMPT_REQUESTS]:
         steps.add(STEP, "LOOP commits: the job does not run, preempt refused", {st.PREEMPT_REQUESTS: 0})
     elif job == st.QUEUED and number < 2:
@@ -75,6 +81,15 @@ def _idle(steps: Steps) -> None:
             _release(steps, k)
 
 
+def _watch(steps: Steps, number: int) -> None:
+    """Adds the start of a watcher of the adopted process. Requests about the job wait until it is watched."""
+    if is_watched_again(old_boot=bool(steps.state[st.BOOT])):
+        _start(steps, number)
+    else:
+        held = {st.JOB: st.HELD, st.ADOPT: 0, st.PROCESS_WITHDRAWN: 0, st.STOP_REQUEST: 0}
+        steps.add(STEP, "LOOP commits: the machine has restarted, held", held)
+
+
 def _observe_after_locks(steps: Steps) -> None:
     state = steps.state
     if state[st.JOB] in st.ACTIVE:
@@ -97,7 +112,8 @@ def _observe_claim(steps: Steps, then: int) -> None:
 
 def _start(steps: Steps, number: int) -> None:
     state, a = steps.state, st.attempt(number)
-    broken = "I6 a cancelled job is started again" if state[st.CANCEL_EVER_REQUESTED] else None
+    cancelled = state[st.CANCEL_EVER_REQUESTED] and not state[st.ADOPT]
+    broken = "I6 a cancelled job is started again" if cancelled else None
     if not steps.rules.record_first:
         free = _free_runner(state, a)
         if free:
@@ -105,6 +121,7 @@ def _start(steps: Steps, number: int) -> None:
             steps.add(STEP, "LOOP spawns a runner before it records the attempt", spawned)
         return
     opened = {a + st.STORED_OUTCOME: st.OPEN, a + st.BOOTED: state[st.BOOT], a + st.LAUNCHES: 1}
+    opened[a + st.WATCHES] = state[st.ADOPT]
     steps.add(
         STEP,
         f"LOOP commits starting: attempt {number}",

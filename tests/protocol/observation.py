@@ -26,6 +26,7 @@ def observe(steps: Steps, a: int, result: int = st.NONE) -> ObservedAttempt:
         launches=state[a + st.LAUNCHES],
         process_found=finds_process(state, a, rules),
         swept=state[a + st.SWEPT],
+        watches=bool(state[a + st.WATCHES]) and rules.watched_again,
         complete=_last_progress(state[a + st.ACTUAL_END]) if result and rules.excuse_no_progress else None,
     )
 
@@ -41,6 +42,7 @@ def finds_process(state: bytes, a: int, rules: Rules, *, chains: bool = True) ->
         chains or state[a + st.OTHER_PROCESS] not in (st.FORK_CHAIN, st.LOOSE_CHAIN)
     )
     mine = left or st.finds_command(state, a, rules) or st.scan_finds_runner(state, a)
+    mine = mine or st.sweeps_process(state, a, rules)
     return mine or st.finds_foreign_process(state, a, rules)
 
 

@@ -64,6 +64,13 @@ class Rules:
     cli_rechecks_claim: bool = True  #: it reads the claim after it has written `stop`; off: before
     cli_repeats: bool = True  #: it writes `stop` again if `preempt` has replaced it; off: it does not
     cli_sweeps: bool = True  #: it ends processes whose runner is gone; off: the next scheduler does
+    # Adopted processes.
+    watched_again: bool = True  #: a dead watcher is replaced by another one; off: the job is interrupted
+    process_unswept: bool = True  #: no scan finds the process; off: it belongs to the attempt
+    requests_wait: bool = True  #: a request waits until the process is watched; off: the job is cancelled
+    stop_kept: bool = True  #: an open request applies to the next watcher; off: to this one only
+    watcher_leaves: bool = True  #: SIGTERM ends only the watcher; off: as for a command
+    start_compared: bool = True  #: the watcher compares the start of the process; off: only its pid
     # Copies of the data directory.
     copy_refused: bool = True  #: a copy leaves open attempts alone; off: it reconciles them as its own
     # Limits: faults that no rule prevents. If an excuse is off, the model shows how the fault happens.
@@ -74,6 +81,7 @@ class Rules:
     excuse_killed_holder: bool = True  #: the runner was killed, so the GPU is free before its command ends
     excuse_no_progress: bool = True  #: a command that reports no progress saves its work, and exits 0 late
     excuse_last_withdrawn: bool = True  #: the runner died, and its last withdrawal names another preemption
+    excuse_late_save: bool = True  #: an adopted process saves after a withdrawal, and its watcher has died
     excuse_unlinked: bool = True  #: the lock file is removed while a process has locked it
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from tests.protocol import adopted, stops, termination
 from tests.protocol import state as st
-from tests.protocol import stops, termination
 from tests.protocol.command import steps_of_command, steps_of_other_process
 from tests.protocol.state import OUTCOMES
 from tests.protocol.steps import OWN, STEP, Steps, terminate
@@ -64,13 +64,16 @@ class _Runner:
                 self._add("finds a claim and exits", {self._at: st.RUNNER_GONE})
             else:
                 early = {} if rules.attempt_first or state[st.GPU_LOCK] else {st.GPU_LOCK: self._id}
-                on = st.LINK_CLAIM if rules.claims else st.OPEN_LOCK
+                first = st.FIRST_STOP_CHECK if state[a + st.WATCHES] else st.OPEN_LOCK
+                on = st.LINK_CLAIM if rules.claims else first
                 self._add("finds no claim", {self._at: on, **early})
         elif pc == st.LINK_CLAIM:
             if state[a + st.CLAIM]:
                 self._add("loses the claim and exits", {self._at: st.RUNNER_GONE})
             else:
                 self._add("takes the claim", {self._at: st.FIRST_STOP_CHECK, a + st.CLAIM: self._which})
+        elif pc == st.FIRST_STOP_CHECK and state[a + st.WATCHES]:
+            self._watch()
         elif pc == st.FIRST_STOP_CHECK:
             if self._stop:
                 told, _ = termination.request_end(0, self._stop)
@@ -87,6 +90,25 @@ class _Runner:
             )
         else:
             self._add("unblocks its signals", {self._at: st.SECOND_STOP_CHECK})
+
+    def _watch(self) -> None:
+        """Adds the claim of the GPU, which may fail, and the first look at the adopted process."""
+        state, a = self._steps.state, self._a
+        locked = {} if state[st.GPU_LOCK] else {st.GPU_LOCK: self._id}
+        is_other = state[st.PROCESS] > st.REUSED_PID and not self._steps.rules.start_compared
+        if st.process_lives(state) or is_other:
+            broken = "I8 a runner watches a foreign process" if is_other else None
+            watched = {**locked, a + st.COMMAND: st.WATCHED, self._at: st.SECOND_STOP_CHECK}
+            self._steps.add(STEP, f"{self._name} watches the process", watched, broken)
+        else:
+            # If it opened the process before the claim, it may know how the process ended.
+            self._process_has_ended("finds that the process has ended", locked)
+
+    def _process_has_ended(self, label: str, changes: dict[int, int]) -> None:
+        after = {**changes, self._at: st.END_OTHER_PROCESSES, self._a + st.COMMAND: st.GONE}
+        for how in (adopted.end_of_process(self._steps.state), st.UNKNOWN_END):
+            knows = "nobody knows how" if how == st.UNKNOWN_END else "and how"
+            self._add(f"{label}, {knows}", {**after, self._a + st.ACTUAL_END: how})
 
     def _claim_gpu(self, pc: int) -> None:
         state, rules = self._steps.state, self._steps.rules
@@ -121,6 +143,9 @@ class _Runner:
             ended = {self._at: st.END_OTHER_PROCESSES, a + st.COMMAND: st.GONE}
             self._add("collects the command", {**ended, **freed})
             return
+        elif state[a + st.COMMAND] == st.WATCHED and not st.process_lives(state):
+            self._process_has_ended("sees the end of the process", {})
+            return
         if state[a + st.SIGNALS] & st.USR1:
             self._signalled(st.USR1)
         elif state[a + st.SIGNALS] & st.TERM:
@@ -131,15 +156,27 @@ class _Runner:
     def _signalled(self, signal: int) -> None:
         a, signals = self._a, self._steps.state[self._a + st.SIGNALS] & ~signal
         one_signal = not self._steps.rules.own_stop_signal
+        watches = self._steps.state[a + st.WATCHES]
         if signal == st.USR1 and not (one_signal and not self._stop):
             self._check_stop("receives 'check for stop'", {a + st.SIGNALS: signals})
         elif one_signal and self._stop:
             self._check_stop("receives SIGTERM", {a + st.SIGNALS: signals})
         elif self._ignores_stop():
             self._check_stop("checks for stop, because of SIGTERM", {})
+        elif watches and self._steps.rules.watcher_leaves:
+            self._leave({a + st.SIGNALS: signals})
         else:
             requests = [self._stop] if self._stop else []
             self._request_end("receives SIGTERM", [*requests, _MACHINE], {a + st.SIGNALS: signals})
+
+    def _leave(self, changes: dict[int, int]) -> None:
+        """Adds SIGTERM to a watcher, which exits without a result unless it carries out a request to stop."""
+        if self._stop:
+            self._request_end("receives SIGTERM", [self._stop], changes)
+        elif termination.end_cause(self._steps.state[self._a + st.TERMINATION]):
+            self._add("receives SIGTERM, but ends the process first", changes)
+        else:
+            self._add("receives SIGTERM and exits without a result", {**changes, self._at: st.RUNNER_GONE})
 
     def _ignores_stop(self) -> bool:
         """Returns whether the runner has withdrawn the request in the file `stop`."""
@@ -169,6 +206,8 @@ class _Runner:
         changes = {**changes, self._a + st.TERMINATION: told}
         again = any(stops.was_withdrawn(self._steps.state, self._a, stop) for stop in requests)
         broken = _OBEYS_WITHDRAWN if again else None
+        if signals and self._steps.state[self._a + st.WATCHES] and not any(requests):
+            broken = "I19 a watcher ends a process that nobody asked to end"
         if signals:
             label = f"{self._name} {label}, SIGTERM"
             preempts = any(stops.preemption_id(stop) is not None for stop in requests)
@@ -180,6 +219,9 @@ class _Runner:
         state, a = self._steps.state, self._a
         if due == "withdraw":
             self._add("withdraws after the grace period", {self._at: st.WITHDRAW})
+        elif due == "kill" and state[a + st.COMMAND] == st.WATCHED and st.process_lives(state):
+            killed = {st.PROCESS: adopted.ended(st.BY_KILL)}
+            self._add("sends SIGKILL to the process after the grace period", killed)
         elif due == "kill" and st.command_lives(state, a):
             killed = {a + st.ACTUAL_END: st.BY_KILL}
             self._add("sends SIGKILL after the grace period", {a + st.COMMAND: st.ZOMBIE, **killed})
@@ -295,17 +337,20 @@ class _Runner:
             self._add("cannot end the remaining processes", on)
 
     def _publish(self, cause: int, truth: int) -> None:
-        a = self._a
+        state, a = self._steps.state, self._a
         if cause == st.INTERRUPTED and truth in _EXITS_0:
             cause = st.NONE  # the command saved its work and exited normally
         began = {
+            st.UNKNOWN_END: st.ENDED,
+            st.BY_MACHINE: st.KILLED,
+            **(dict.fromkeys((st.BY_TERM, st.BY_KILL), st.KILLED) if state[a + st.WATCHES] else {}),
             **dict.fromkeys(_EXITS_0, st.COMPLETED),
             st.NOT_BEGUN: st.NOT_STARTED,
             st.GPU_TAKEN: st.GPU_LOST,
         }
         by_itself = began.get(truth, st.FAILED)
         result = cause or by_itself
-        if self._steps.state[a + st.LINK] in (st.REPLACED, st.REMOVED):
+        if state[a + st.LINK] in (st.REPLACED, st.REMOVED):
             self._add("publishes its result elsewhere and exits", {self._at: st.RUNNER_GONE})
         else:
             self._add(f"publishes its result: {OUTCOMES[result]}", {self._at: st.EXIT, a + st.RESULT: result})

@@ -77,6 +77,14 @@ SCENARIOS = (
     Scenario("other program, folder removed, kill", {"other": 1, "remove": 1, "kill": 1}),
     Scenario("other program, claim removed, kill", {"other": 1, "unclaim": 1, "kill": 1}),
     Scenario("lock file removed, kill, crash", {"other": 1, "unlink": 1, "kill": 1, "crash": 1}),
+    Scenario("adopted, kill, cancel", {"adopt": 1, "kill": 1, "cancel": 1}),
+    Scenario("adopted, kills, crash, retry", {"adopt": 1, "kill": 2, "crash": 1, "retry": 1}),
+    Scenario("adopted, two preempts, kill", {"adopt": 1, "preempt": 2, "kill": 1}),
+    Scenario("adopted, preempt offline, crash, kill", {"adopt": 1, "offline": 1, "crash": 1, "kill": 1}),
+    Scenario("adopted, victim, crash, kill", {"adopt": 1, "victim": 1, "crash": 1, "kill": 1}),
+    Scenario("adopted, machine ends, preempt", {"adopt": 1, "machine": 1, "preempt": 1}),
+    Scenario("adopted, reboot, kill, preempt", {"adopt": 1, "reboot": 1, "kill": 1, "preempt": 1}),
+    Scenario("adopted, pid reused, kill", {"adopt": 1, "reuse": 1, "kill": 1}),
 )
 
 BIG = (
@@ -139,6 +147,14 @@ CONTROLS = (
     Control(("lost_claim_uncounted",), {"other": 1}, "I11"),
     Control(("cli_rechecks_claim",), {"crash": 1, "cancel": 1}, "I6"),
     Control(("cli_sweeps",), {"crash": 1, "kill": 1, "cancel": 1}, "I6"),
+    Control(("watched_again",), {"adopt": 1, "kill": 1}, "I20"),
+    Control(("watched_again",), {"adopt": 1, "kill": 1, "retry": 1}, "I1 "),
+    Control(("process_unswept",), {"adopt": 1, "kill": 1}, "I19 a sweep"),
+    Control(("requests_wait",), {"adopt": 1, "cancel": 1}, "I20"),
+    Control(("stop_kept",), {"adopt": 1, "kill": 1, "cancel": 1}, "I14"),
+    Control(("watcher_leaves",), {"adopt": 1, "machine": 1}, "I19"),
+    Control(("start_compared",), {"adopt": 1, "reuse": 1}, "I8"),
+    Control(("claims",), {"adopt": 1}, "I19 two"),
     Control(("copy_refused",), {"copy": 1}, "I7 a copy starts"),
     Control(("copy_refused", "dead_needs_runner_gone"), {"copy": 1}, "I7 a copy signals"),
 )
@@ -152,5 +168,6 @@ LIMITS = (
     Control(("excuse_killed_holder",), {"other": 1, "kill": 1}, "I10 processes of a killed runner"),
     Control(("excuse_no_progress",), {"preempt": 1}, "I3 completed"),
     Control(("excuse_last_withdrawn",), {"crash": 1, "offline": 1, "preempt": 1, "kill": 1}, "I16"),
+    Control(("excuse_late_save",), {"adopt": 1, "preempt": 1, "kill": 1}, "I3 completed"),
     Control(("excuse_unlinked",), {"other": 1, "unlink": 1}, _OVERLAP),
 )

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tests.protocol import state as st
+from tests.protocol.adopted import steps_of_process
 from tests.protocol.faults import steps_of_faults
 from tests.protocol.gpu import steps_of_gpu
 from tests.protocol.invariants import PROGRESS, Progress, broken_invariant
@@ -37,6 +38,8 @@ def steps_from(state: bytes, rules: Rules) -> list[Step]:
     steps = Steps(state, rules)
     steps_of_loop(steps)
     steps_of_runners(steps)
+    if state[st.PROCESS]:
+        steps_of_process(steps)
     steps_of_users(steps)
     steps_of_faults(steps)
     steps_of_gpu(steps)

@@ -11,15 +11,16 @@ from tests.protocol.rules import Rules
 
 # How often each fault and user action can still happen. PREEMPT: `preempt`, whose request the loop carries
 # out; OFFLINE: `preempt`, which may find no scheduler; FORCE: `preempt --force`; VICTIM: the scheduler
-# preempts the job for another one. OTHER: whether there is another program that uses the GPU; it claims the
+# preempts the job for another one. ADOPT: whether the job is an adopted process, according to the store.
+# OTHER: whether there is another program that uses the GPU; it claims the
 # GPU any number of times.
 FAULTS = (
     "crash", "kill", "reboot", "machine", "cancel", "retry", "preempt", "offline", "force", "victim", "hide",
-    "chain", "unlock", "replace", "unclaim", "remove", "copy", "reuse", "unlink", "other",
+    "chain", "unlock", "replace", "unclaim", "remove", "copy", "reuse", "unlink", "adopt", "other",
 )  # fmt: skip
 (
     CRASH, KILL, REBOOT, MACHINE, CANCEL, RETRY, PREEMPT, OFFLINE, FORCE, VICTIM, HIDE,
-    CHAIN, UNLOCK, REPLACE, UNCLAIM, REMOVE, COPY, REUSE, UNLINK, OTHER,
+    CHAIN, UNLOCK, REPLACE, UNCLAIM, REMOVE, COPY, REUSE, UNLINK, ADOPT, OTHER,
 ) = range(len(FAULTS))  # fmt: skip
 
 #: The other global fields.
@@ -36,15 +37,17 @@ FAULTS = (
     BOOT, MACHINE_ENDING, FAULTED,
     COPIED, COPY_CLAIM, COPY_JOB,  # a copy of the data directory: its attempt, claim and job state
     GPU_LOCK,  # the process that has locked the lock file of the GPU
-) = range(len(FAULTS), len(FAULTS) + 23)  # fmt: skip
-FIRST = len(FAULTS) + 23
+    # the adopted process, and bits for the ids of the preemptions that its dead watchers have withdrawn
+    PROCESS, PROCESS_WITHDRAWN,
+) = range(len(FAULTS), len(FAULTS) + 25)  # fmt: skip
+FIRST = len(FAULTS) + 25
 
 #: The fields of an attempt.
 (
     STORED_OUTCOME, BOOTED, FOLDER, CLAIM, LINK, STOP, WITHDRAWN, IGNORED, RESULT, SYNCED, RUNNER1, RUNNER2,
     SIGNALS, TERMINATION, EVER_WITHDRAWN, COMMAND, HIDDEN, COMMAND_RECORDED, ACTUAL_END, OTHER_PROCESS,
-    SPAWNS, RELEASED, LAUNCHES, MACHINE_ENDED, SWEPT, REUSED, SAVING, FIELDS,
-) = range(28)  # fmt: skip
+    SPAWNS, RELEASED, LAUNCHES, MACHINE_ENDED, SWEPT, REUSED, SAVING, WATCHES, FIELDS,
+) = range(29)  # fmt: skip
 RUNNERS = (RUNNER1, RUNNER2)
 
 # LOOP
@@ -67,10 +70,13 @@ RUNNERS = (RUNNER1, RUNNER2)
 # JOB
 QUEUED, STARTING, RUNNING, STOPPING, HELD, FINISHED = range(6)
 # STORED_OUTCOME and RESULT. GPU_LOST: not started, because the GPU was claimed by another program first.
-NONE, OPEN, COMPLETED, FAILED, CANCELLED, INTERRUPTED, NOT_STARTED, PREEMPTED, GPU_LOST = range(9)
+# ENDED and KILLED: of an adopted process, of which nobody knows how it ended, or which a signal has ended.
+NONE, OPEN, COMPLETED, FAILED, CANCELLED, INTERRUPTED, NOT_STARTED, PREEMPTED, GPU_LOST, ENDED, KILLED = (
+    range(11)
+)
 OUTCOMES = [
     "none", "open", "completed", "failed", "cancelled", "interrupted", "not_started", "preempted",
-    "not_started (GPU claimed)",
+    "not_started (GPU claimed)", "ended", "failed (signal)",
 ]  # fmt: skip
 # FOLDER
 HALF_MADE, MADE = 1, 2
@@ -98,14 +104,18 @@ FIRST_ID, SECOND_ID, FORCE_ID, VICTIM_ID = range(4)
 NO_LOCK, OTHER_PROGRAM = 0, 5
 # SIGNALS that the runner has received but not handled yet
 USR1, TERM = 1, 2
-# COMMAND. DYING: it was killed but is not gone yet.
-NO_COMMAND, FORKED, SCRIPT, COMMAND_RUNS, DYING, ZOMBIE, GONE = range(7)
+# COMMAND. DYING: it was killed but is not gone yet. WATCHED: there is none, and the runner has opened the
+# adopted process.
+NO_COMMAND, FORKED, SCRIPT, COMMAND_RUNS, DYING, ZOMBIE, GONE, WATCHED = range(8)
 # HIDDEN: the command has hidden its environment. COMMAND_RECORDED: the command has recorded its identity in
 # the folder that is now in place.
 # ACTUAL_END: how the command really ended. GPU_TAKEN: it never began, because its GPU was claimed.
 # EXIT_SAVED: it was preempted, saved its work and exited 0 although its work was not complete. SAVING: it has
-# been preempted and is saving its work.
-NEVER, EXIT_0, EXIT_7, BY_TERM, NOT_BEGUN, BY_KILL, GPU_TAKEN, EXIT_SAVED = range(8)
+# been preempted and is saving its work. UNKNOWN_END and BY_MACHINE: only of adopted processes.
+NEVER, EXIT_0, EXIT_7, BY_TERM, NOT_BEGUN, BY_KILL, GPU_TAKEN, EXIT_SAVED, UNKNOWN_END, BY_MACHINE = range(10)
+# PROCESS. PROCESS_ENDED + how it ended (see ACTUAL_END). REUSED_PID is added if another process has its pid.
+NO_PROCESS, PROCESS_RUNS, PROCESS_SAVES, PROCESS_ENDED = range(4)
+REUSED_PID = 16
 # OTHER_PROCESS of the attempt. PLAIN carries the token. ORPHAN is not a child of the runner. STUCK cannot be
 # killed. IN_SESSION hides its environment. OWN_SESSION has also left the session, and LOST has lost its
 # parents as well. The chains fork and exit faster than a scan.
@@ -148,6 +158,7 @@ def initial(**faults: int) -> bytes:
     state = bytearray(FIRST + 2 * FIELDS)
     for name, times in faults.items():
         state[FAULTS.index(name)] = times
+    state[PROCESS] = PROCESS_RUNS if state[ADOPT] else NO_PROCESS
     return bytes(state)
 
 
@@ -182,6 +193,11 @@ def runner_of(lock: int) -> tuple[int, int] | None:
 def scan_finds_runner(state: bytes | bytearray, a: int) -> bool:
     """Returns whether a scan finds a runner of the attempt. A new one does not carry the token yet."""
     return any(CHECK_CLAIM < state[a + runner] < RUNNER_GONE for runner in RUNNERS)
+
+
+def process_lives(state: bytes | bytearray) -> bool:
+    """Returns whether the adopted process runs."""
+    return state[PROCESS] in (PROCESS_RUNS, PROCESS_SAVES)
 
 
 def command_lives(state: bytes | bytearray, a: int) -> bool:
@@ -243,6 +259,11 @@ def finds_other_process(state: bytes | bytearray, a: int, rules: Rules) -> bool:
 def finds(state: bytes | bytearray, a: int, rules: Rules) -> bool:
     """Returns whether a scan finds a process of the attempt, apart from its runners."""
     return finds_command(state, a, rules) or finds_other_process(state, a, rules)
+
+
+def sweeps_process(state: bytes | bytearray, a: int, rules: Rules) -> bool:
+    """Returns whether a scan takes the adopted process for a process of the attempt that watches it."""
+    return not rules.process_unswept and bool(state[a + WATCHES]) and process_lives(state)
 
 
 def finds_foreign_process(state: bytes | bytearray, a: int, rules: Rules) -> bool:

@@ -60,6 +60,9 @@ def terminate(
 
     preempts: it may also save its work, and exit now or later; broken: the invariant that the signal breaks.
     """
+    if steps.state[a + st.WATCHES]:
+        _terminate_process(steps, kind, label, changes, machine=machine, preempts=preempts, broken=broken)
+        return
     command, end = steps.state[a + st.COMMAND], end_of_command(steps.state, a)
     by_machine = {a + st.MACHINE_ENDED: 1} if machine else {}
     if command in (st.FORKED, st.SCRIPT):
@@ -79,3 +82,29 @@ def terminate(
             steps.add(kind, f"{label}: the command ignores it", changes, broken)
     else:
         steps.add(kind, label, changes, broken)
+
+
+def _terminate_process(
+    steps: Steps,
+    kind: int,
+    label: str,
+    changes: Mapping[int, int],
+    *,
+    machine: bool,
+    preempts: bool,
+    broken: str | None,
+) -> None:
+    """Adds SIGTERM to the adopted process, which reacts like a command."""
+    if not st.process_lives(steps.state):
+        steps.add(kind, label, changes, broken)
+        return
+    saves = preempts or steps.state[st.PROCESS] == st.PROCESS_SAVES
+    ends = {
+        "dies": st.PROCESS_ENDED + (st.BY_MACHINE if machine else st.BY_TERM),
+        "exits 0": st.PROCESS_ENDED + (st.EXIT_SAVED if saves else st.EXIT_0),
+    }
+    goes_on = {"begins to save": st.PROCESS_SAVES} if saves else {}
+    if steps.state[st.PROCESS] == st.PROCESS_RUNS:
+        goes_on["ignores it"] = st.PROCESS_RUNS
+    for reaction, process in {**ends, **goes_on}.items():
+        steps.add(kind, f"{label}: the process {reaction}", {**changes, st.PROCESS: process}, broken)

@@ -42,7 +42,11 @@ def is_kill(stop: int) -> bool:
 def was_withdrawn(state: bytes | bytearray, a: int, stop: int) -> bool:
     """Returns whether the runner of this attempt has ever withdrawn the preemption."""
     number = preemption_id(stop)
-    return number is not None and not is_kill(stop) and bool(state[a + st.EVER_WITHDRAWN] & 1 << number)
+    return (
+        number is not None
+        and not is_kill(stop)
+        and bool((state[a + st.EVER_WITHDRAWN] | state[st.PROCESS_WITHDRAWN]) & 1 << number)
+    )
 
 
 def observed_stop(state: bytes | bytearray, a: int, rules: Rules) -> tuple[int, int]:

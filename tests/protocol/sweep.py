@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import product
 
 from tests.protocol import state as st
+from tests.protocol.adopted import SWEPT
 from tests.protocol.steps import STEP, Steps, end_of_command
 
 #: Possible effects of the signal on one process: for each, a label and the changed fields of the attempt.
@@ -17,6 +18,8 @@ def sweep(steps: Steps, who: str, a: int, changes: dict[int, int], *, kill: bool
     broken = None
     if st.finds_foreign_process(state, a, rules):
         broken = "I8 a foreign process is signalled"
+    elif st.sweeps_process(state, a, rules):
+        broken = SWEPT
     elif state[a + st.STORED_OUTCOME] == st.OPEN and st.owner(state, a) and state[a + st.LINK] != st.REMOVED:
         broken = "I9 processes are ended while their runner lives"
     elif _orphans_an_unfound_child(steps, a):

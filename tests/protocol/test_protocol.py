@@ -22,6 +22,8 @@ from tests.protocol.search import explore
         {"unlink": 1},
         {"preempt": 2},
         {"victim": 1, "crash": 1, "retry": 1},
+        {"adopt": 1, "kill": 1, "retry": 1},
+        {"adopt": 1, "kill": 1, "preempt": 1},
     ],
     ids=str,
 )
@@ -38,7 +40,8 @@ _QUICK = (
     "gpu_locked", "kernel_lock", "lock_compared", "attempt_first", "locks_first", "stored_runner",
     "release_last", "release_first", "lost_claim_uncounted", "copy_refused", "excuse_lost", "excuse_early",
     "excuse_killed_holder", "excuse_unlinked", "withdrawal_closes", "withdrawal_by_id",
-    "withdrawal_outlives_runner", "excuse_no_progress",
+    "withdrawal_outlives_runner", "excuse_no_progress", "watched_again", "process_unswept", "requests_wait",
+    "stop_kept", "watcher_leaves", "start_compared",
 )  # fmt: skip
 
 

@@ -62,10 +62,13 @@ def _has_completed(attempt: Attempt) -> bool | None:
 def _unseen_stop(attempt: Attempt, result: AttemptResult) -> StopRequest | None:
     """Returns the request to stop that an earlier watcher of an adopted process probably carried out.
 
-    That watcher died before the process did. An exit code shows that the process ended by itself.
+    That watcher died before the process did. An exit code shows that the process ended by itself, unless it
+    exited 0 although its work was not complete.
     """
-    is_first = attempt.watched_pid is None or attempt.number == 1
-    return None if is_first or result.exit_code is not None else attempt.open_stop
+    if attempt.watched_pid is None or attempt.number == 1:
+        return None
+    saved_work = result.exit_code == 0 and _has_completed(attempt) is False
+    return attempt.open_stop if result.exit_code is None or saved_work else None
 
 
 def newest_checkpoint(attempt: Attempt) -> Checkpoint | None:
@@ -138,8 +141,10 @@ def end_attempt(
 ) -> FinishAttempt:
     """Returns the end of an attempt with this outcome. survivors: pids of remaining processes."""
     stop = attempt.open_stop
-    if outcome is Outcome.NOT_STARTED and stop is not None and stop.cause == "preempted":
-        # It must not be launched again, although the launch failed by itself.
+    is_preempted = stop is not None and stop.cause == "preempted"
+    if outcome is Outcome.NOT_STARTED and is_preempted and attempt.watched_pid is None:
+        # It must not be launched again, although the launch failed by itself. A process that was not watched
+        # was not preempted either.
         outcome = Outcome.PREEMPTED
     end = FinishAttempt(
         attempt.job_id,

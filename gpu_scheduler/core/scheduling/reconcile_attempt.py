@@ -70,12 +70,19 @@ def has_unknown_runner(attempt: Attempt) -> bool:
 def has_ended(attempt: Attempt, now: Now) -> bool:
     """Returns whether an open attempt is over, so that the store will soon have its end."""
     status = attempt.status
+    if status.result is None and status.claim != "void" and _is_watched_again(attempt, now):
+        return False  # a request applies to the process, which the next attempt watches
     if status.result is not None or status.claim in ("dead", "void") or _is_folder_removed(attempt):
         return True
     if has_unknown_runner(attempt):
         return attempt.boot_id != now.boot_id or attempt.survivors == ()
     # A launch of an earlier boot, unless it was stopped, whose claim may have to be voided again and again.
     return status.claim == "none" and attempt.boot_id != now.boot_id and _stop_cause(attempt) is None
+
+
+def _is_watched_again(attempt: Attempt, now: Now) -> bool:
+    """Returns whether another attempt follows if the runner of this one has died without a result."""
+    return attempt.watched_pid is not None and attempt.boot_id == now.boot_id and not attempt.source_missing
 
 
 def _was_claimed(attempt: Attempt) -> bool:
@@ -237,7 +244,7 @@ def _reconcile_dead(attempt: Attempt, now: Now, settings: Settings) -> list[Acti
         since = 0.0 if died_at is None else now.boot - died_at
         if since < settings.survivor_wait_s or not was_sent_sigkill(attempt, now):
             return actions + sweep(attempt, now, settings)
-    if attempt.watched_pid is not None and attempt.boot_id == now.boot_id and not attempt.source_missing:
+    if _is_watched_again(attempt, now):
         return [watch_again(attempt, now), ReleaseAllocation(attempt.attempt_id)]
     cause = _stop_cause(attempt)
     outcome = outcome_of(cause) if cause else Outcome.INTERRUPTED
