@@ -56,11 +56,11 @@ class Part:
 #: The longest parts come first, so that parallel workers end at about the same time.
 PARTS = (
     Part("P9", "pauses edited by three writers", pauses.toggles, suite=0.006, control=0.01),
-    Part("P12", "jobs that wait for each other", dependencies.dependencies, suite=0.02, control=0.03),
+    Part("P12", "jobs that wait for each other", dependencies.dependencies, suite=0.015, control=0.03),
     Part("P12", "scheduler killed at each step of a skip", dependency_steps.steps, suite=None),
-    Part("P1 P2", "scheduler killed, direct", kills.direct, suite=0.02, control=0.03),
-    Part("P1 P2", "scheduler killed, Screen", kills.screen, suite=0.02),
-    Part("P3", "scheduler and Screen killed while jobs run", running.untouched, suite=0.02, control=0.03),
+    Part("P1 P2", "scheduler killed, direct", kills.direct, suite=0.012, control=0.03),
+    Part("P1 P2", "scheduler killed, Screen", kills.screen, suite=0.012),
+    Part("P3", "scheduler and Screen killed while jobs run", running.untouched, suite=0.012, control=0.03),
     Part("P4", "every kind of end, direct", endings.direct, suite=None),
     Part("P2 P3", "data directory copied or moved", copied_stores.copies, suite=None, control=0.01),
     Part("P2", "lock, database or data directory lost", deleted_stores.deletions, suite=None, control=0.01),
@@ -81,7 +81,7 @@ PARTS = (
     Part("P1", "power cut, btrfs", powercut.btrfs, suite=None),
     Part("P1 P2", "scheduler killed at each failpoint", failpoints.failpoints, suite=None),
     Part("P11", "GPUs shared with run", shared_gpus.sharing, suite=0.015, control=0.03),
-    Part("P14", "random queues with preemptions", random_queues.queues, suite=0.02, control=0.008),
+    Part("P14", "random queues with preemptions", random_queues.queues, suite=0.012, control=0.008),
     Part(
         "P14", "jobs with real processes preempt others", priority_preemptions.jobs, suite=None, control=0.08
     ),
