@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -76,6 +77,13 @@ def test_a_stored_value_with_a_part_of_another_version_is_read_as_unknown(part: 
     assert StateReason.from_json(text).kind is ReasonKind.UNKNOWN
     text = json.dumps({"kind": "no free gpu", "obstacles": [{"gpu": 0, "kind": "fault", "fault": part}]})
     assert WaitReason.from_json(text).kind is WaitKind.UNKNOWN
+
+
+@pytest.mark.parametrize("text", ["", "null", '{"pid": 8}', '{"mib": 5, "pid": 9, "new": 1}'])
+def test_a_class_without_an_unknown_value_rejects_a_text_that_it_cannot_read(text: str) -> None:
+    message = f"the stored text is not a valid GpuClaim: {text!r}"
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        GpuClaim.from_json(text)
 
 
 def test_an_unknown_answer_counts_as_a_refusal() -> None:

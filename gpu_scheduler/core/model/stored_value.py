@@ -20,8 +20,11 @@ class StoredValue:
 
     @classmethod
     def unknown(cls: type[T], text: str) -> T:
-        """Returns a value for a text that this version cannot read."""
-        raise NotImplementedError
+        """Returns a value for a text that this version cannot read.
+
+        A class without such a value raises ValueError, which names the class and the text.
+        """
+        raise ValueError(f"the stored text is not a valid {cls.__name__}: {text!r}")
 
     def to_json(self) -> str:
         """Returns the value as a JSON object."""
@@ -29,7 +32,10 @@ class StoredValue:
 
     @classmethod
     def from_json(cls: type[T], text: str) -> T:
-        """Returns the value that `to_json` wrote, or the result of `unknown` if the text cannot be read."""
+        """Returns the value that `to_json` wrote, or the result of `unknown` if the text cannot be read.
+
+        Raises ValueError if the text cannot be read and the class has no value for that.
+        """
         value: T = _READ(cls, text)
         return value
 
