@@ -21,7 +21,10 @@ _MAX_BYTES = 16 * 1024
 
 @dataclass(frozen=True)
 class ReportedProgress:
-    """What a job reports. Values are None if they are missing. at: when it was written, in wall seconds."""
+    """The progress that a job reports. Values are None if they are missing.
+
+    at: when it was written, in wall seconds.
+    """
 
     step: float | None = None
     total: float | None = None

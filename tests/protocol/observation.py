@@ -1,4 +1,4 @@
-"""What a round observes of an attempt: its folder, its processes and its last progress."""
+"""Observes an attempt as a round does: its folder, its processes and its last progress."""
 
 from __future__ import annotations
 

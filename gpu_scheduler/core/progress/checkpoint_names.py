@@ -21,7 +21,7 @@ class CheckpointKind(Enum):
 
 
 class CheckpointName(NamedTuple):
-    """What a name says. step, epoch: None if the name has none; epoch counts from 0."""
+    """The contents of a checkpoint's name. step, epoch: None if the name has none; epoch counts from 0."""
 
     kind: CheckpointKind
     step: float | None

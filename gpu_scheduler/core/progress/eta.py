@@ -13,7 +13,7 @@ _MAX_LEFT_S = 10 * 365 * 86400.0
 
 @dataclass(frozen=True)
 class JobProgress:
-    """What is known about the progress of a job at one moment.
+    """The progress of a job at one moment, as far as it is known.
 
     progress: None if nothing shows it. checkpoint: the newest complete checkpoint, None if there is none.
     remaining_s, finish_at: the estimated seconds until the job finishes, and when that is in wall seconds;

@@ -19,7 +19,7 @@ _OUTPUT = ("output_dir",)
 
 @dataclass(frozen=True)
 class RunOptions:
-    """What the options of a command say. Values that are missing or not positive are None.
+    """The values that the options of a command give. Values that are missing or not positive are None.
 
     max_steps, epochs: how many there are; max_steps takes precedence, as in the Hugging Face Trainer.
     output_dir: the folder for the checkpoints, as written. command: the text of the command, in lower case.
