@@ -17,10 +17,8 @@ def queues(order: Order) -> Findings:
         folder = order.folder / str(at)
         folder.mkdir()
         queue = Queue(folder, order.rng("queues").randrange(10**9) + at, reserves=not order.is_control)
-        try:
-            queue.play()
-        except AssertionError as error:
-            found.fault("queues", f"queue {at}: {error}")
+        for fault in queue.play():
+            found.fault("queues", f"queue {at}: {fault}")
         for name, count in queue.counts.items():
             found.count(name, count)
     found.figures = {"queues": number, **found.figures}
