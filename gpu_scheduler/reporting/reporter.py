@@ -14,6 +14,7 @@ from pathlib import Path
 
 from gpu_scheduler.app.masking import event_without_secrets
 from gpu_scheduler.attempts.log_folder import LogFolder
+from gpu_scheduler.attempts.running_progress import RunningProgress
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.model.event import AttemptEnded, Event, EventKind
 from gpu_scheduler.core.model.states import ACTIVE, JobState
@@ -55,8 +56,9 @@ class EventReporter:
     """Reports new events, beginning after the last reported event. Only the scheduler process has a reporter.
 
     logs: the folder of `--log-dir`; None means that the journal and the status board are in the data
-    directory. verbose: log each new peak of a job's memory use. on_attempt_end: called with the job id and
-    the attempt number before the end of an attempt is logged.
+    directory. progress: that of the running attempts, for the status board. verbose: log each new peak of a
+    job's memory use. on_attempt_end: called with the job id and the attempt number before the end of an
+    attempt is logged.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class EventReporter:
         clock: Clock,
         settings: Settings,
         logs: LogFolder | None,
+        progress: RunningProgress,
         *,
         verbose: bool = False,
         on_attempt_end: Callable[[int, int], None] = lambda job_id, number: None,
@@ -92,7 +95,7 @@ class EventReporter:
             return logs.create() if logs is not None else store.data_dir.folder
 
         self._journal = Journal(store, folder, journaled)
-        self._board = StatusBoardFile(store, folder, clock, settings)
+        self._board = StatusBoardFile(store, folder, clock, settings, progress)
         self._outputs = {name: _Output() for name in (FILE_NAME, self._board.name, _POSITIONS)}
 
     @property

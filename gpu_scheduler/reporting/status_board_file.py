@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gpu_scheduler.app import gpu_views, job_views
 from gpu_scheduler.app.status_report import StatusReport
-from gpu_scheduler.attempts.progress_source import progress_source
+from gpu_scheduler.attempts.running_progress import RunningProgress
 from gpu_scheduler.claims.foreign_claims import ForeignClaims
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.model.states import ACTIVE, JobState
@@ -16,8 +16,6 @@ from gpu_scheduler.core.progress.eta import JobProgress
 from gpu_scheduler.core.scheduling.facts import Facts
 from gpu_scheduler.core.scheduling.settings import Limits
 from gpu_scheduler.core.scheduling.usage import attempt_memory
-from gpu_scheduler.progress.job_progress import ProgressSource
-from gpu_scheduler.reporting.progress_watch import ProgressWatch
 from gpu_scheduler.store.dependencies import parents_of
 from gpu_scheduler.store.job_lists import cleared_count, finished_jobs, open_jobs, state_counts
 from gpu_scheduler.store.pending_groups import wait_reasons
@@ -43,7 +41,14 @@ class StatusBoardFile:
 
     name = "status.txt"
 
-    def __init__(self, store: Store, folder: Callable[[], Path], clock: Clock, limits: Limits) -> None:
+    def __init__(
+        self,
+        store: Store,
+        folder: Callable[[], Path],
+        clock: Clock,
+        limits: Limits,
+        progress: RunningProgress,
+    ) -> None:
         self.next_write_at: float | None = None
         self._store = store
         self._folder = folder
@@ -54,8 +59,7 @@ class StatusBoardFile:
         self._written_at = float("-inf")
         self._foreign = ForeignClaims()
         self._stops: Mapping[int, job_views.OpenStop] = {}
-        self._progress = ProgressWatch(clock)
-        self._sources: dict[int, ProgressSource] = {}
+        self._progress = progress
 
     def write(self, facts: Facts, newest_id: int) -> None:
         """Updates the file after a new event, a new sample, or `mark_outdated`.
@@ -91,7 +95,6 @@ class StatusBoardFile:
 
     def end(self) -> None:
         """Writes the board for a stopped scheduler, whose running jobs continue."""
-        self._progress.close()
         self._replace_file(self._build(None, {}))
 
     def _build(self, pid: int | None, memory_used: Mapping[int, Mapping[int, int]]) -> StatusReport:
@@ -141,17 +144,9 @@ class StatusBoardFile:
         self, running: Iterable[JobRecord], attempts: Mapping[int, AttemptRecord]
     ) -> dict[int, JobProgress]:
         """Returns the progress of running jobs as last read, by job id."""
-        sources: dict[int, ProgressSource] = {}
-        for job in running:
-            attempt = attempts.get(job.id)
-            if attempt is not None and attempt.started_at is not None:
-                source = self._sources.get(attempt.id)
-                if source is None or (source.log, source.started_at) != (attempt.log, attempt.started_at):
-                    source = progress_source(self._store, job.spec, attempt)
-                sources[job.id] = source
-        self._sources = {source.key: source for source in sources.values()}
-        known = self._progress.update(tuple(sources.values()))
-        return {job_id: known[source.key] for job_id, source in sources.items() if source.key in known}
+        newest = {job.id: attempts[job.id] for job in running if job.id in attempts}
+        known = self._progress.read(newest.values())
+        return {job_id: known[one.id] for job_id, one in newest.items() if one.id in known}
 
     def _replace_file(self, report: StatusReport) -> None:
         replace_file(self._folder() / self.name, board.to_text(report).encode("utf-8", "backslashreplace"))

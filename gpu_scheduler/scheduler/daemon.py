@@ -123,7 +123,7 @@ class Daemon:
             home, logs, self._clock, trust=options.trust_files
         )
         self._reporter = EventReporter(
-            store, self._clock, options, logs if options.log_dir else None,
+            store, self._clock, options, logs if options.log_dir else None, self._loop.progress,
             verbose=options.verbose, on_attempt_end=console.finish_attempt,
         )  # fmt: skip
         self._store.db.set_meta(LOG_FOLDER_KEY, logs.to_json())
@@ -161,6 +161,7 @@ class Daemon:
                 self._reporter.close()
         except STORAGE_ERRORS as error:
             log.error("%s; the state file may be out of date", error)
+        self._loop.progress.close()
         self._sampler.close()
         self._executors.close()
         self._wakeups.close()

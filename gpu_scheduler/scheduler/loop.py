@@ -15,6 +15,7 @@ from pathlib import Path
 
 from gpu_scheduler.attempts.executor import AttemptRef, Executor, Executors, LaunchError
 from gpu_scheduler.attempts.observe import attempt_ref
+from gpu_scheduler.attempts.running_progress import RunningProgress
 from gpu_scheduler.attempts.saved_work import with_saved_times
 from gpu_scheduler.attempts.sweep import sweep_once
 from gpu_scheduler.clock import Clock
@@ -59,6 +60,7 @@ class Loop:
         self.clock = clock
         self.config = LlmConfig()
         self.recorder = StoreWriter(store, settings, executors.default.name)
+        self.progress = RunningProgress(store, clock)
         self.on_action: Callable[[act.Action], None] = lambda action: None
         self.storage: StorageMonitor | None = None
         self.check_owner: Callable[[], None] = lambda: None

@@ -88,7 +88,7 @@ MAY: Mapping[str, tuple[str, ...]] = {
         "claims", "core.model", "core.text", "core.scheduling", "errors", "clock", "system", "progress",
         "store.dependencies", "store.events", "store.job_lists", "store.jobs_files", "store.pending_groups",
         "store.records", "store.reservations", "store.store", "health.storage", "attempts.log_folder",
-        "attempts.progress_source", "core.progress", "app", "views",
+        "attempts.running_progress", "core.progress", "app", "views",
     ),
     "scheduler": (
         *CORE, *TOP, "system", "runner", "store", "attempts", "claims", "gpus", "gpus.probes", "executors",

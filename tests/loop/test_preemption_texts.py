@@ -88,7 +88,7 @@ def test_the_status_board_shows_preemptions_as_status_does(rig: Rig) -> None:
     victim = running(rig, STUBBORN)
     urgent = rig.add_job("true", priority=HIGH, preempt=True, gpus=2)
     rig.tick_until(lambda: rig.job(victim).state is JobState.STOPPING, "the preemption")
-    board = StatusBoardFile(rig.store, lambda: rig.folder, rig.clock, SETTINGS)
+    board = StatusBoardFile(rig.store, lambda: rig.folder, rig.clock, SETTINGS, rig.loop.progress)
     board.write(rig.tick(), 1)
     text = without_numbers((rig.folder / "status.txt").read_text())
     where = Location(str(rig.folder / "state.json"))

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from gpu_scheduler.attempts.log_folder import LogFolder
+from gpu_scheduler.attempts.running_progress import MIN_INTERVAL_S, RunningProgress
 from gpu_scheduler.core.model.dependency import Dependency, DependencyKind
 from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample
 from gpu_scheduler.core.model.job_spec import JobSpec
@@ -31,7 +32,6 @@ from gpu_scheduler.core.scheduling.needs import LlmConfig
 from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.progress import job_progress as progress
 from gpu_scheduler.reporting import journal
-from gpu_scheduler.reporting.progress_watch import MIN_INTERVAL_S
 from gpu_scheduler.reporting.repeated_changes import MAX_LINES
 from gpu_scheduler.reporting.reporter import RETRY_S, EventReporter
 from gpu_scheduler.store.data_dir import DataDir
@@ -54,10 +54,13 @@ class ReporterHarness:
         samples = [GpuSample(f"U{i}", i, "card", 24576, 0, 0.0, ()) for i in range(2)]
         self.recorder.record_gpus(samples, ["U0", "U1"], self.clock.now())
         self.gpus = [Gpu(one.uuid, one.index, sample=one, sampled_at=100.0) for one in samples]
+        self.progress = RunningProgress(self.store, self.clock)
         self.reporter = self.restart()
 
     def restart(self, logs: LogFolder | None = None, *, verbose: bool = False) -> EventReporter:
-        self.reporter = EventReporter(self.store, self.clock, Settings(), logs, verbose=verbose)
+        self.reporter = EventReporter(
+            self.store, self.clock, Settings(), logs, self.progress, verbose=verbose
+        )
         return self.reporter
 
     def job(self, command: str = "true", **values: Any) -> int:
@@ -209,7 +212,7 @@ def test_the_reporter_calls_on_attempt_end_before_it_logs_the_end(
 ) -> None:
     ended: list[tuple[int, int, list[str]]] = []
     harness.reporter = EventReporter(
-        harness.store, harness.clock, Settings(), None,
+        harness.store, harness.clock, Settings(), None, harness.progress,
         on_attempt_end=lambda job, number: ended.append((job, number, logged())),
     )  # fmt: skip
     job = harness.job("echo a")
@@ -701,7 +704,7 @@ def test_the_status_board_shows_the_progress_of_running_jobs(harness: ReporterHa
     wait_for(lambda: "python train.py  60%" in text(), "the new progress on the board")
     harness.end(job, attempt)
     assert "60%" not in text()
-    harness.reporter.close()
+    harness.progress.close()
 
 
 def test_a_folder_that_does_not_respond_does_not_delay_the_status_board(
@@ -723,7 +726,7 @@ def test_a_folder_that_does_not_respond_does_not_delay_the_status_board(
     harness.clock.boot += 10.0
     harness.update()
     assert "1 finished" in harness.board.read_text()
-    harness.reporter.close()
+    harness.progress.close()
     go_on.set()
 
 
@@ -791,7 +794,7 @@ def test_the_status_board_uses_the_spike_buffer_of_the_scheduler(harness: Report
     attempt = harness.start(job := harness.job())
     harness.record(act.RecordUsage(job, attempt, 101.0, (("U0", 20000, 50.0),)))
     settings = Settings(spike_buffer=0.5)
-    EventReporter(harness.store, harness.clock, settings, None).update(harness.facts())
+    EventReporter(harness.store, harness.clock, settings, None, harness.progress).update(harness.facts())
     assert re.search(r"^  0  available +0\.5 +29\.3 GiB ", harness.board.read_text(), re.MULTILINE)
 
 

@@ -1,0 +1,114 @@
+"""Reads the progress of running attempts in a thread, because the folders of jobs may not respond."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+
+from gpu_scheduler.attempts.progress_source import progress_source
+from gpu_scheduler.clock import Clock
+from gpu_scheduler.core.progress.eta import JobProgress
+from gpu_scheduler.progress.job_progress import ProgressReader, ProgressSource
+from gpu_scheduler.store.records import AttemptRecord
+from gpu_scheduler.store.store import Store
+
+#: Minimum number of seconds between two readings.
+MIN_INTERVAL_S = 2.0
+#: Seconds after which a reading is outdated.
+_OUTDATED_S = 60.0
+#: Maximum number of seconds for which `read_now` waits for the first reading.
+FIRST_READING_S = 2.0
+
+
+class RunningProgress:
+    """The progress of running attempts as last read. The thread starts with the first attempt.
+
+    Only the thread opens files of jobs. The methods are for one other thread, that of the loop.
+    """
+
+    def __init__(self, store: Store, clock: Clock) -> None:
+        self._store = store
+        self._clock = clock
+        self._sources: dict[int, ProgressSource] = {}
+        self._changed = threading.Condition()
+        self._wanted: Sequence[ProgressSource] | None = None
+        self._known: Mapping[int, JobProgress] = {}
+        self._read_at = self._asked_at = float("-inf")
+        self._thread: threading.Thread | None = None
+        self._has_waited = False
+        self._is_closing = False
+
+    def read(self, attempts: Iterable[AttemptRecord]) -> Mapping[int, JobProgress]:
+        """Returns what was last read, by attempt id, and asks for a new reading if one is due.
+
+        Attempts that have not started, and those of which nothing has been read yet, are missing.
+        """
+        sources = self._sources_of(attempts)
+        now = self._clock.now().boot
+        with self._changed:
+            if sources and now >= self._asked_at + MIN_INTERVAL_S and self._wanted is None and self._start():
+                self._wanted, self._asked_at = tuple(sources.values()), now
+                self._changed.notify_all()
+            known = self._known if now < self._read_at + _OUTDATED_S else {}
+        return {key: known[key] for key in sources if key in known}
+
+    def read_now(self, attempts: Sequence[AttemptRecord]) -> Mapping[int, JobProgress]:
+        """Returns the same as `read`, but waits for the first reading of this process, at most for 2 s.
+
+        A scheduler that has just started thus decides on the same facts as the one before it.
+        """
+        known = self.read(attempts)
+        with self._changed:
+            if self._wanted is None or self._read_at != float("-inf") or self._has_waited:
+                return known
+            self._has_waited = True
+            self._changed.wait_for(lambda: self._wanted is None or self._is_closing, FIRST_READING_S)
+        return self.read(attempts)
+
+    def close(self) -> None:
+        """Ends the thread, which is not waited for."""
+        with self._changed:
+            self._is_closing = True
+            self._changed.notify_all()
+
+    def _sources_of(self, attempts: Iterable[AttemptRecord]) -> dict[int, ProgressSource]:
+        """Returns where to read the progress of the started attempts, by attempt id."""
+        sources: dict[int, ProgressSource] = {}
+        for attempt in attempts:
+            if attempt.started_at is None:
+                continue
+            source = self._sources.get(attempt.id)
+            if source is None or (source.log, source.started_at) != (attempt.log, attempt.started_at):
+                job = self._store.job(attempt.job_id)
+                assert job is not None
+                source = progress_source(self._store, job.spec, attempt)
+            sources[attempt.id] = source
+        self._sources = sources
+        return sources
+
+    def _start(self) -> bool:
+        """Starts the thread if it does not run; returns False while too many threads run."""
+        if self._thread is None:
+            thread = threading.Thread(target=self._run, name="progress", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:
+                return False
+            self._thread = thread
+        return True
+
+    def _run(self) -> None:
+        reader = ProgressReader()
+        while True:
+            with self._changed:
+                while self._wanted is None and not self._is_closing:
+                    self._changed.wait()
+                if self._is_closing or self._wanted is None:
+                    return
+                sources = self._wanted
+            wall = self._clock.now().wall
+            known = {source.key: reader.read(source, wall, with_checkpoint=False) for source in sources}
+            reader.keep_only(known)
+            with self._changed:
+                self._known, self._wanted, self._read_at = known, None, self._clock.now().boot
+                self._changed.notify_all()

@@ -1,0 +1,107 @@
+"""The progress of running attempts, as the loop and the status board read it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from gpu_scheduler.attempts import running_progress
+from gpu_scheduler.attempts.running_progress import MIN_INTERVAL_S, RunningProgress
+from gpu_scheduler.core.model.job_spec import JobSpec
+from gpu_scheduler.core.progress.eta import JobProgress
+from gpu_scheduler.progress import job_progress
+from gpu_scheduler.store.data_dir import DataDir
+from gpu_scheduler.store.records import AttemptRecord
+from gpu_scheduler.store.store import Store
+from tests.loop.manual_clock import ManualClock
+from tests.records import attempt_record
+from tests.waiting import wait_for
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def progress(tmp_path: Path, clock: ManualClock) -> Iterator[RunningProgress]:
+    """Provides the progress of the attempts of job 1, which is in the store."""
+    store = Store(DataDir.of(str(tmp_path / "state.json")), create=True)
+    store.insert_job(JobSpec("command", "python t.py", str(tmp_path), command="python t.py"), "test")
+    found = RunningProgress(store, clock)
+    yield found
+    found.close()
+    store.close()
+
+
+@pytest.fixture
+def attempt(tmp_path: Path, clock: ManualClock) -> AttemptRecord:
+    """Provides a running attempt that has done 25 of 100 steps in 50 s."""
+    log = tmp_path / "job.log"
+    log.write_text("Step 25/100\n")
+    return attempt_record(job_id=1, log=str(log), started_at=log.stat().st_mtime - 50.0)
+
+
+def percent(known: Mapping[int, JobProgress], attempt: AttemptRecord) -> float | None:
+    return known[attempt.id].percent if attempt.id in known else None
+
+
+def test_the_first_reading_is_waited_for_and_later_ones_are_not(
+    progress: RunningProgress, attempt: AttemptRecord, clock: ManualClock
+) -> None:
+    assert percent(progress.read_now([attempt]), attempt) == 25.0
+    assert attempt.log is not None
+    Path(attempt.log).write_text("Step 25/100\nStep 30/100\n")
+    assert percent(progress.read_now([attempt]), attempt) == 25.0  # not due yet
+
+    def later() -> float | None:
+        clock.boot += MIN_INTERVAL_S
+        return percent(progress.read([attempt]), attempt)
+
+    wait_for(lambda: later() == 30.0, "the next reading")
+
+
+def test_an_attempt_that_has_not_started_is_not_read(progress: RunningProgress) -> None:
+    assert progress.read_now([attempt_record(job_id=1, started_at=None)]) == {}
+    assert progress.read_now([]) == {}
+
+
+def test_a_folder_that_does_not_respond_is_waited_for_only_once(
+    progress: RunningProgress, attempt: AttemptRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on, waits = threading.Event(), []
+    monkeypatch.setattr(job_progress, "read_progress_file", lambda path: go_on.wait(60) and None)
+    monkeypatch.setattr(running_progress, "FIRST_READING_S", 0.01)
+    wait_for_change = threading.Condition.wait_for
+
+    def count(self: threading.Condition, *args: object) -> bool:
+        waits.append(args[-1])
+        return wait_for_change(self, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(threading.Condition, "wait_for", count)
+    try:
+        assert [progress.read_now([attempt]) for _ in range(3)] == [{}, {}, {}]
+        assert waits == [0.01]
+    finally:
+        go_on.set()
+
+
+def test_a_reading_that_is_older_than_a_minute_does_not_count(
+    progress: RunningProgress,
+    attempt: AttemptRecord,
+    clock: ManualClock,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert percent(progress.read_now([attempt]), attempt) == 25.0
+    go_on = threading.Event()
+    monkeypatch.setattr(job_progress, "read_progress_file", lambda path: go_on.wait(60) and None)
+    try:
+        clock.boot += 59.0
+        assert percent(progress.read([attempt]), attempt) == 25.0
+        clock.boot += 2.0
+        assert progress.read([attempt]) == {}
+    finally:
+        go_on.set()
