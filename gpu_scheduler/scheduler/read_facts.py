@@ -154,7 +154,8 @@ def _adopted_jobs(store: Store, now: Now) -> tuple[AdoptedJob, ...]:
     for job in jobs_to_watch(store):
         is_due = job.boot_id != now.boot_id or (job.not_before_boot or 0.0) <= now.boot
         assert job.adopted is not None
-        found.append(AdoptedJob(job.id, job.adopted, ResourceSpec.from_key(job.spec_key), is_due))
+        resources = ResourceSpec.from_key(job.spec_key)
+        found.append(AdoptedJob(job.id, job.adopted, resources, is_due, job.stop_cause))
     return tuple(found)
 
 

@@ -59,10 +59,10 @@ def checkpoint_json(checkpoint: Checkpoint | None) -> str | None:
 
 
 def finish_job(context: WriteContext, action: act.FinishJob) -> None:
-    """Finishes a waiting or skipped job without starting it."""
+    """Finishes a waiting or skipped job without starting it. It is no longer adopted."""
     change_job_state(
         context, action.job_id, JobState.FINISHED, action.reason, JobEnded(action.outcome.value),
-        outcome=action.outcome.value, finished_at=context.now.wall, held_by=None,
+        outcome=action.outcome.value, finished_at=context.now.wall, held_by=None, adopted=None, **NO_STOP,
     )  # fmt: skip
 
 

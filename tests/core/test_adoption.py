@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -25,6 +26,7 @@ from tests.core.gpu_world import NOW, facts, gpu, group, running
 from tests.reasons import words
 
 PROCESS = AdoptedProcess(4711, 55, "boot", 1_699_999_000.0, ("U0",))
+EARLIER = replace(PROCESS, boot_id="earlier")
 ALONE = ResourceSpec.of(JobSpec("command", "x", "/", command="x", gpus=1))
 MEMORY = ResourceSpec.of(JobSpec("command", "x", "/", command="x", gpus=1, vram=8000))
 WATCHING = replace(running(1, "U0"), watched_pid=4711, watched_ticks=55, survivors=())
@@ -38,7 +40,7 @@ def starts(world: Facts) -> list[act.Start]:
     return [action for action in plan(world) if isinstance(action, act.Start)]
 
 
-def adopted(process: AdoptedProcess = PROCESS, resources: ResourceSpec = ALONE, **values: bool) -> AdoptedJob:
+def adopted(process: AdoptedProcess = PROCESS, resources: ResourceSpec = ALONE, **values: Any) -> AdoptedJob:
     return AdoptedJob(10, process, resources, **values)
 
 
@@ -101,9 +103,18 @@ def test_no_job_preempts_an_unwatched_process() -> None:
 
 
 def test_a_process_of_an_earlier_boot_is_interrupted() -> None:
-    [hold] = plan(facts(gpu(0), adopted_jobs=(adopted(replace(PROCESS, boot_id="earlier")),)))
+    [hold] = plan(facts(gpu(0), adopted_jobs=(adopted(EARLIER),)))
     assert isinstance(hold, act.HoldJob)
     assert (hold.job_id, hold.by, words(hold.reason)) == (10, "interrupted", "the machine was restarted")
+
+
+def test_a_process_of_an_earlier_boot_that_had_to_stop_is_cancelled_or_preempted() -> None:
+    [end] = plan(facts(gpu(0), adopted_jobs=(adopted(EARLIER, stop_cause="cancelled"),)))
+    assert isinstance(end, act.FinishJob)
+    assert (end.job_id, end.outcome) == (10, Outcome.CANCELLED)
+    [hold] = plan(facts(gpu(0), adopted_jobs=(adopted(EARLIER, stop_cause="preempted"),)))
+    assert isinstance(hold, act.HoldJob)
+    assert (hold.job_id, hold.by) == (10, "preempted")
 
 
 @pytest.mark.parametrize(("resources", "baseline"), [(ALONE, 0), (MEMORY, 2000)])

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -323,6 +324,31 @@ def test_after_a_reboot_the_job_is_held_and_no_longer_adopted(rig: Rig, start: S
         held = rig.tick_until_ended(one)
         assert (held.state, held.held_by, held.adopted) == (JobState.HELD, "interrupted", None)
         assert "the machine was restarted" in words(held.reason)
+    assert process.poll() is None
+
+
+@pytest.mark.parametrize(
+    ("cause", "ended_as"),
+    [
+        ("cancelled", (JobState.FINISHED, Outcome.CANCELLED, None)),
+        ("preempted", (JobState.HELD, None, "preempted")),
+    ],
+)
+def test_a_request_to_stop_outlives_a_reboot_before_the_next_watcher(
+    rig: Rig, start: StartProcess, cause: Literal["cancelled", "preempted"], ended_as: tuple[object, ...]
+) -> None:
+    process = start()
+    job = adopt(rig, identity(process))
+    runner = runner_of(rig, job, 1)
+    rig.loop.recorder.record([RecordStop(job, StopRequest(cause, 60.0, stop_id="1"))], rig.clock.now())
+    os.kill(runner.pid, signal.SIGKILL)
+    rig.tick_until(lambda: rig.job(job).state is JobState.QUEUED, "the end of the first attempt")
+    with rig.store.db.transaction() as db:
+        db.execute("UPDATE job SET adopted = ?", (identity(process, boot_id="earlier").to_json(),))
+    ended = rig.tick_until_ended(job)
+    assert (ended.state, ended.outcome, ended.held_by) == ended_as
+    assert "the machine was restarted" in words(ended.reason)
+    assert (ended.adopted, ended.stop_cause) == (None, None)
     assert process.poll() is None
 
 

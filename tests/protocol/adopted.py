@@ -17,17 +17,23 @@ from gpu_scheduler.core.scheduling.needs import LlmConfig, ResourceSpec
 from gpu_scheduler.core.scheduling.settings import Settings
 from tests.protocol import state as st
 from tests.protocol.steps import FAULT, OWN, Steps
+from tests.protocol.stops import REQUESTS
 
 SWEPT = "I19 a sweep signals an adopted process"
 
 
 @cache
-def is_watched_again(*, old_boot: bool) -> bool:
-    """Returns whether the loop opens an attempt for a queued adopted process; False: the job is held."""
-    job = AdoptedJob(1, AdoptedProcess(77, 7, "boot", 0.0), ResourceSpec())
+def next_job_state(stop: int, *, old_boot: bool) -> int:
+    """Returns the next state of a job that is a process without a watcher: STARTING, HELD or FINISHED.
+
+    stop: the open request to stop it.
+    """
+    request = REQUESTS[stop]
+    cause = None if request is None else request.cause
+    job = AdoptedJob(1, AdoptedProcess(77, 7, "boot", 0.0), ResourceSpec(), stop_cause=cause)
     now = Now(1e9, 1000.0, "later boot" if old_boot else "boot")
     [action] = watch_adopted(Facts(now, Settings(), LlmConfig(), adopted_jobs=(job,)))
-    return isinstance(action, act.Start)
+    return {act.Start: st.STARTING, act.HoldJob: st.HELD, act.FinishJob: st.FINISHED}[type(action)]
 
 
 def steps_of_process(steps: Steps) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from gpu_scheduler.core.scheduling import actions as act
 from tests.protocol import state as st
 from tests.protocol import stops
-from tests.protocol.adopted import is_watched_again
+from tests.protocol.adopted import next_job_state
 from tests.protocol.commits import commit
 from tests.protocol.decisions import reconcile_answers, release_answers
 from tests.protocol.gpu import FOREIGN, counts_as_foreign, read_lock
@@ -82,12 +82,19 @@ def _idle(steps: Steps) -> None:
 
 
 def _watch(steps: Steps, number: int) -> None:
-    """Adds the start of a watcher of the adopted process. Requests about the job wait until it is watched."""
-    if is_watched_again(old_boot=bool(steps.state[st.BOOT])):
+    """Adds the start of a watcher of the adopted process, or the end of its job after a reboot.
+
+    Requests about the job wait until the process is watched.
+    """
+    state = steps.state
+    stop = state[st.STOP_REQUEST] if steps.rules.stop_outlives_boot else 0
+    job = next_job_state(stop, old_boot=bool(state[st.BOOT]))
+    if job == st.STARTING:
         _start(steps, number)
     else:
-        held = {st.JOB: st.HELD, st.ADOPT: 0, st.PROCESS_WITHDRAWN: 0, st.STOP_REQUEST: 0}
-        steps.add(STEP, "LOOP commits: the machine has restarted, held", held)
+        ended = {st.JOB: job, st.ADOPT: 0, st.PROCESS_WITHDRAWN: 0, st.STOP_REQUEST: 0}
+        name = "held" if job == st.HELD else "cancelled"
+        steps.add(STEP, f"LOOP commits: the machine has restarted, {name}", ended)
 
 
 def _observe_after_locks(steps: Steps) -> None:

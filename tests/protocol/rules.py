@@ -69,6 +69,7 @@ class Rules:
     process_unswept: bool = True  #: no scan finds the process; off: it belongs to the attempt
     requests_wait: bool = True  #: a request waits until the process is watched; off: the job is cancelled
     stop_kept: bool = True  #: an open request applies to the next watcher; off: to this one only
+    stop_outlives_boot: bool = True  #: a reboot carries out an open cancel; off: the job is interrupted
     watcher_leaves: bool = True  #: SIGTERM ends only the watcher; off: as for a command
     start_compared: bool = True  #: the watcher compares the start of the process; off: only its pid
     # Copies of the data directory.

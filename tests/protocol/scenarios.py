@@ -84,6 +84,7 @@ SCENARIOS = (
     Scenario("adopted, victim, crash, kill", {"adopt": 1, "victim": 1, "crash": 1, "kill": 1}),
     Scenario("adopted, machine ends, preempt", {"adopt": 1, "machine": 1, "preempt": 1}),
     Scenario("adopted, reboot, kill, preempt", {"adopt": 1, "reboot": 1, "kill": 1, "preempt": 1}),
+    Scenario("adopted, reboot, kill, cancel", {"adopt": 1, "reboot": 1, "kill": 1, "cancel": 1}),
     Scenario("adopted, pid reused, kill", {"adopt": 1, "reuse": 1, "kill": 1}),
 )
 
@@ -152,6 +153,9 @@ CONTROLS = (
     Control(("process_unswept",), {"adopt": 1, "kill": 1}, "I19 a sweep"),
     Control(("requests_wait",), {"adopt": 1, "cancel": 1}, "I20"),
     Control(("stop_kept",), {"adopt": 1, "kill": 1, "cancel": 1}, "I14"),
+    Control(
+        ("stop_outlives_boot",), {"adopt": 1, "kill": 1, "cancel": 1, "reboot": 1}, "I6 the cancel is lost"
+    ),
     Control(("watcher_leaves",), {"adopt": 1, "machine": 1}, "I19"),
     Control(("start_compared",), {"adopt": 1, "reuse": 1}, "I8"),
     Control(("claims",), {"adopt": 1}, "I19 two"),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
 from gpu_scheduler.core.model.states import AttemptState, Outcome
-from gpu_scheduler.core.scheduling.actions import Action, HoldJob, Start
+from gpu_scheduler.core.scheduling.actions import Action, FinishJob, HoldJob, Start
+from gpu_scheduler.core.scheduling.attempt_end import outcome_of
 from gpu_scheduler.core.scheduling.facts import AdoptedJob, Attempt, Facts, Gpu
 from gpu_scheduler.core.scheduling.gpu_use import listed_processes, unattributed_memory
 from gpu_scheduler.core.scheduling.needs import resolve
@@ -13,16 +14,24 @@ from gpu_scheduler.core.scheduling.needs import resolve
 def watch_adopted(facts: Facts) -> list[Action]:
     """Starts a watcher for each adopted process, on its own GPUs, whatever else they hold.
 
-    A process of an earlier boot is gone; its job counts as interrupted.
+    A process of an earlier boot is gone. Its job counts as interrupted, unless it had to stop.
     """
     actions: list[Action] = []
     for job in facts.adopted_jobs:
         if job.process.boot_id != facts.now.boot_id:
-            reason = StateReason(ReasonKind.MACHINE_RESTARTED)
-            actions.append(HoldJob(job.job_id, Outcome.INTERRUPTED.value, reason))
+            actions.append(_end(job))
         elif facts.storage_issue is None and job.is_due:
             actions.append(_watch(job, facts))
     return actions
+
+
+def _end(job: AdoptedJob) -> FinishJob | HoldJob:
+    """Returns the end of a job whose process ended with an earlier boot, while no runner watched it."""
+    reason = StateReason(ReasonKind.MACHINE_RESTARTED)
+    outcome = Outcome.INTERRUPTED if job.stop_cause is None else outcome_of(job.stop_cause)
+    if outcome is Outcome.CANCELLED:
+        return FinishJob(job.job_id, outcome, reason)
+    return HoldJob(job.job_id, outcome.value, reason)
 
 
 def unwatched_attempts(facts: Facts) -> tuple[Attempt, ...]:

@@ -49,13 +49,15 @@ class PendingGroup:
 class AdoptedJob:
     """A queued job that is a running process, which no runner watches.
 
-    is_due: whether a runner may be started now; False for a moment after the last one has died.
+    is_due: whether a runner may be started now; False for a moment after the last one has died. stop_cause:
+    the cause of an open request to stop it, which the last runner did not carry out; None if there is none.
     """
 
     job_id: int
     process: AdoptedProcess
     resources: ResourceSpec
     is_due: bool = True
+    stop_cause: str | None = None
 
 
 @dataclass(frozen=True)
