@@ -16,7 +16,7 @@ from gpu_scheduler.store.store import Store
 MIN_INTERVAL_S = 2.0
 #: Seconds after which a reading is outdated.
 _OUTDATED_S = 60.0
-#: Maximum number of seconds for which `read_now` waits for the first reading.
+#: Maximum number of seconds for which the first `read_now` waits.
 FIRST_READING_S = 2.0
 
 
@@ -53,13 +53,13 @@ class RunningProgress:
         return {key: known[key] for key in sources if key in known}
 
     def read_now(self, attempts: Sequence[AttemptRecord]) -> Mapping[int, JobProgress]:
-        """Returns the same as `read`, but waits for the first reading of this process, at most for 2 s.
+        """Returns the same as `read`. The first call waits for the reading, at most 2 s.
 
         A scheduler that has just started thus decides on the same facts as the one before it.
         """
         known = self.read(attempts)
         with self._changed:
-            if self._wanted is None or self._read_at != float("-inf") or self._has_waited:
+            if self._asked_at == float("-inf") or self._has_waited:
                 return known
             self._has_waited = True
             self._changed.wait_for(lambda: self._wanted is None or self._is_closing, FIRST_READING_S)
