@@ -15,9 +15,9 @@ from gpu_scheduler.config import StartOptions
 from gpu_scheduler.core.model.gpu import GpuSample
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.need import Need
+from gpu_scheduler.core.scheduling.effective_need import need_of
 from gpu_scheduler.core.scheduling.facts import Facts, Gpu
 from gpu_scheduler.core.scheduling.needs import LlmConfig, ResourceSpec
-from gpu_scheduler.core.scheduling.queue_placement import need_of
 from gpu_scheduler.errors import UsageError
 from gpu_scheduler.intake.llm_config import LlmConfigFile
 from gpu_scheduler.store.measurements import LearnedNeedsReader

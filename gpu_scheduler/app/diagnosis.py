@@ -33,7 +33,7 @@ from gpu_scheduler.core.model.need import Need
 from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.core.model.state_reason import FailureKind
 from gpu_scheduler.core.model.states import FAILED, WAITING, JobState
-from gpu_scheduler.core.scheduling.facts import Attempt, Facts, QueuedJob
+from gpu_scheduler.core.scheduling.facts import Attempt, Facts
 from gpu_scheduler.core.scheduling.gpu_admission import GpuAvailability
 from gpu_scheduler.core.scheduling.gpu_use import availability
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
@@ -45,8 +45,9 @@ from gpu_scheduler.intake.state_file_edits import requested_pauses
 from gpu_scheduler.store.events import events_of_job
 from gpu_scheduler.store.job_lists import jobs_ahead_of
 from gpu_scheduler.store.jobs_files import LineLocation, MalformedLineRecord, line_of, malformed_lines
+from gpu_scheduler.store.pending_groups import queued_job_of
 from gpu_scheduler.store.records import AttemptRecord, GpuRecord, JobRecord
-from gpu_scheduler.store.reservations import reserved_jobs
+from gpu_scheduler.store.reservations import queue_reservation, reserved_jobs
 from gpu_scheduler.store.store import Store
 
 #: Maximum number of lines shown from a failed job's log.
@@ -231,7 +232,7 @@ def _placement_facts(inspected: _Inspection, need: Need) -> PlacementFacts:
         for gpu in gpus
     }
     sampled = max((gpu.sampled_at for gpu in records if gpu.sampled_at is not None), default=None)
-    judged = () if facts is None else tuple(judged_gpus(facts, need, inspected.record.id))
+    judged = () if facts is None else tuple(judged_gpus(facts, need, queued_job_of(inspected.record)))
     preemption = None if facts is None else _preemption(inspected, facts, need)
     return PlacementFacts(gpus, judged, preemption, holders, options, sampled)
 
@@ -241,8 +242,7 @@ def _preemption(inspected: _Inspection, facts: Facts, need: Need) -> Preemption 
     has_reservation = any(one.job.job_id == job.id for one in facts.reserved_jobs)
     if inspected.view.record.state is not JobState.QUEUED or job.unmet_parents or has_reservation:
         return None
-    queued = QueuedJob(job.id, job.priority, job.position)
-    return possible_preemption(facts, need, queued, ResourceSpec.from_key(job.spec_key))
+    return possible_preemption(facts, need, queued_job_of(job), ResourceSpec.from_key(job.spec_key))
 
 
 def _round_facts(inspected: _Inspection, records: Sequence[GpuRecord]) -> Facts:
@@ -256,6 +256,7 @@ def _round_facts(inspected: _Inspection, records: Sequence[GpuRecord]) -> Facts:
         config=current_llm_config(options),
         learned_mib=learned_needs(store),
         reserved_jobs=tuple(reserved_jobs(store, inspected.now)),
+        queue_reservation=queue_reservation(store),
     )
 
 

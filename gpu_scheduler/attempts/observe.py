@@ -13,6 +13,7 @@ from gpu_scheduler.core.failure.explanation import is_failure
 from gpu_scheduler.core.model.attempt_status import DEFAULT_STOP_SIGNAL, AttemptStatus, FailureContext
 from gpu_scheduler.core.scheduling.facts import Attempt
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
+from gpu_scheduler.core.scheduling.run_times import RunTimeKey
 from gpu_scheduler.store.records import ActiveAttemptRecord, AttemptRecord
 from gpu_scheduler.store.store import Store
 
@@ -157,6 +158,7 @@ def attempt_from_record(
         runner_died_at=record.runner_died_boot,
         swept_at=record.swept_boot,
         released_at=record.released_boot,
+        run_time=RunTimeKey(record.identity, record.spec_json),
         stop_request=record.stop_request,
         launch_failures=record.launch_failures,
         recoveries=record.recoveries,

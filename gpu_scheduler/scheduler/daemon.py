@@ -44,6 +44,7 @@ from gpu_scheduler.scheduler.record_lock_folder import record_lock_folder
 from gpu_scheduler.scheduler.wakeups import Wakeups
 from gpu_scheduler.store.database import damaged_error, is_damage
 from gpu_scheduler.store.dependencies import has_unsettled_dependencies
+from gpu_scheduler.store.gpu_time import skip_gpu_time
 from gpu_scheduler.store.job_lists import interrupted_jobs
 from gpu_scheduler.store.ownership_loss import Ownership
 from gpu_scheduler.store.pending_groups import next_retry, wait_reason_by_spec
@@ -234,6 +235,7 @@ class Daemon:
             self._clock.now(),
         )
         recorder.forget_wait_reasons()
+        skip_gpu_time(self._store, self._clock.now().wall)
         self._loop.set_line_waits({})
         self._wakeups.watch_fd(self._sampler.fd, "probe")
         self._wakeups.watch(home.doorbell, "doorbell")

@@ -29,12 +29,17 @@ from gpu_scheduler.gpus.watch import GpuWatch
 from gpu_scheduler.health.storage_monitor import StorageMonitor
 from gpu_scheduler.scheduler.read_facts import read_facts
 from gpu_scheduler.store.measurements import LearnedNeedsReader
+from gpu_scheduler.store.queue_starts import QueueStartsReader
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.store.writer import StoreWriter
 
 log = logging.getLogger(__name__)
 
 _PERFORMED_ON_ATTEMPT = (act.VoidClaim, act.RequestStop, act.WakeRunner, act.KillRunner, act.Sweep)
+
+
+#: Actions after which no other round is needed at once.
+_WITHOUT_CONSEQUENCES = (act.SetWaitReason, act.RecordGpuTime)
 
 
 class Loop:
@@ -68,6 +73,7 @@ class Loop:
         self.placing = True
         self.stop_requested = False
         self.sample_wanted = False
+        self._starts = QueueStartsReader(store)
         self._learned = LearnedNeedsReader(store, settings.spike_buffer)
         self._logged: set[str] = set()
         self._line_waits: Mapping[int, WaitReason] | None = None
@@ -79,16 +85,16 @@ class Loop:
         """Runs one round.
 
         Returns None if the round changed anything; the caller should then run another round at once. If it
-        changed nothing except wait reasons, returns the facts. If an action cannot be performed, performs the
-        other actions first and then raises its error. Calls `check_owner` after observing and before
-        recording, and raises its errors.
+        changed nothing except wait reasons and the count of GPU time, returns the facts. If an action cannot
+        be performed, performs the other actions first and then raises its error. Calls `check_owner` after
+        observing and before recording, and raises its errors.
         """
         now = self.clock.now()
         issue = self.storage.issue() if self.storage is not None else None
         facts = read_facts(
             self.store, self.watch, self._executors, self.config, self.settings, now, issue,
             placing=self.placing, learned=self._learned if self.store.learning else None,
-            lock_folder=self.lock_folder,
+            starts=self._starts, lock_folder=self.lock_folder,
         )  # fmt: skip
         # If this scheduler no longer owns the folder, it must not record what it observed there.
         self.check_owner()
@@ -109,8 +115,7 @@ class Loop:
             self._failpoint(f"performed {type(action).__name__}")
         if failed is not None:
             raise failed
-        # Wait reasons are only for display, so a change to them needs no other round.
-        return facts if all(isinstance(action, act.SetWaitReason) for action in actions) else None
+        return facts if all(isinstance(action, _WITHOUT_CONSEQUENCES) for action in actions) else None
 
     def _plan(self, facts: Facts) -> tuple[Facts, list[act.Action]]:
         """Returns the actions of this round, and the facts from which they were planned.

@@ -20,12 +20,14 @@ from gpu_scheduler.gpus.watch import GpuWatch, watched_processes, with_stored_va
 from gpu_scheduler.runner.membership import RecordedCommand
 from gpu_scheduler.store.adopted_jobs import jobs_to_watch
 from gpu_scheduler.store.dependencies import has_unsettled_dependencies, is_ancestor
+from gpu_scheduler.store.gpu_time import gpu_time
 from gpu_scheduler.store.job_lists import find_job_fact, interrupted_jobs, listed_count
 from gpu_scheduler.store.measurements import LearnedNeedsReader
 from gpu_scheduler.store.pending_groups import startable_jobs, wait_reason_by_spec
+from gpu_scheduler.store.queue_starts import QueueStartsReader
 from gpu_scheduler.store.records import ActiveAttemptRecord
 from gpu_scheduler.store.requests import open_requests
-from gpu_scheduler.store.reservations import reserved_jobs
+from gpu_scheduler.store.reservations import queue_reservation, reserved_jobs
 from gpu_scheduler.store.store import Store
 
 #: Maximum number of jobs that a round reads from one pending group. If it starts them all, another round
@@ -44,11 +46,13 @@ def read_facts(
     *,
     placing: bool = True,
     learned: LearnedNeedsReader | None = None,
+    starts: QueueStartsReader | None = None,
     lock_folder: Path | None = None,
 ) -> Facts:
     """Returns all facts on which the decisions of one round are based.
 
     placing: whether jobs may be started. learned: the reader of learned needs; None if needs are not learned.
+    starts: the reader of the starts that overtook waiting jobs; None to read all of them.
     lock_folder: the folder with the lock files of the GPUs; None if there is none.
     """
     managed = store.gpus()
@@ -92,6 +96,9 @@ def read_facts(
         pending_groups=_pending_groups(store, now) if placing else (),
         adopted_jobs=_adopted_jobs(store, now),
         reserved_jobs=tuple(reserved_jobs(store, now)) if placing else (),
+        queue_reservation=queue_reservation(store) if placing else None,
+        overtakes=(starts or QueueStartsReader(store)).overtakes(),
+        gpu_time=gpu_time(store, now.wall),
         requests=requests,
         jobs=_target_jobs(store, {request.target for request in requests}),
         cyclic_request=_find_cyclic_request(store, requests),

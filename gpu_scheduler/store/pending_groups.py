@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gpu_scheduler.core.model.wait_reason import WaitReason
 from gpu_scheduler.store.store import Store
@@ -11,11 +11,15 @@ from gpu_scheduler.store.store import Store
 if TYPE_CHECKING:
     from gpu_scheduler.core.model.now import Now
     from gpu_scheduler.core.scheduling.facts import QueuedJob
+    from gpu_scheduler.store.records import JobRecord
 
 
 #: The condition of the index `job_queue`, which leaves out adopted processes and the jobs that wait for other
 #: jobs.
 _IN_QUEUE = "state = 'queued' AND unmet_parents = 0 AND adopted IS NULL"
+
+#: The columns from which `queued_job` builds a job.
+QUEUED_JOB_COLUMNS = "id, priority, position, created_at, coalesce(queued_at, created_at), identity, spec"
 
 #: The condition for a queued job to wait only for GPUs. Its parameters: the time since boot, and the boot id.
 IS_STARTABLE = (
@@ -52,17 +56,30 @@ def wait_reason_by_spec(store: Store) -> dict[str, WaitReason | None]:
 def startable_jobs(store: Store, spec_key: str, boot: float, boot_id: str, limit: int) -> list[QueuedJob]:
     """Returns the first `limit` jobs in a pending group that are waiting only for GPUs, in queue order.
 
-    Omits the jobs for which GPUs are reserved.
+    Omits the jobs for which others are preempted.
     """
-    from gpu_scheduler.core.scheduling.facts import QueuedJob
-
     rows = store.db.rows(
-        f"SELECT id, priority, position, bypassed_at FROM job WHERE {IS_STARTABLE} AND spec_key = ?"
-        " AND NOT EXISTS (SELECT 1 FROM reservation WHERE reservation.job_id = job.id)"
+        f"SELECT {QUEUED_JOB_COLUMNS} FROM job WHERE {IS_STARTABLE} AND spec_key = ?"
+        " AND NOT EXISTS (SELECT 1 FROM reservation WHERE reservation.job_id = job.id AND start_at IS NULL)"
         " ORDER BY priority, position, id LIMIT ?",
         boot, boot_id, spec_key, limit,
     )  # fmt: skip
-    return [QueuedJob(id, priority, position, since is not None) for id, priority, position, since in rows]
+    return [queued_job(tuple(row)) for row in rows]
+
+
+def queued_job(row: tuple[Any, ...]) -> QueuedJob:
+    """Builds a queued job from a row of QUEUED_JOB_COLUMNS."""
+    from gpu_scheduler.core.scheduling.facts import QueuedJob
+    from gpu_scheduler.core.scheduling.run_times import RunTimeKey
+
+    job_id, priority, position, submitted_at, waiting_since, identity, spec_json = row
+    return QueuedJob(job_id, priority, position, submitted_at, waiting_since, RunTimeKey(identity, spec_json))
+
+
+def queued_job_of(job: JobRecord) -> QueuedJob:
+    """Returns a job as a queued job."""
+    values = job.id, job.priority, job.position, job.created_at, job.queued_at or job.created_at
+    return queued_job((*values, job.identity, job.spec_json))
 
 
 def next_retry(store: Store, now: Now) -> float | None:

@@ -38,8 +38,8 @@ class JobRecord(NamedTuple):
     unmet_parents: the number of its dependencies whose condition is not met; failed_parents: the number of
     those whose parent has finished. recoveries: how often `start --recover` queued it again. cleared_at: when
     `clear` took it out of the lists. checkpoint: the newest complete one when its last attempt ended.
-    resume_from: the one with which its next attempt starts. adopted: the process, started elsewhere, that the
-    job is; None for an ordinary job.
+    resume_from: the one with which its next attempt starts. queued_at: when it last began to wait for GPUs.
+    adopted: the process, started elsewhere, that the job is; None for an ordinary job.
     """
 
     id: int
@@ -73,6 +73,7 @@ class JobRecord(NamedTuple):
     checkpoint: Checkpoint | None
     resume_from: Checkpoint | None
     adopted: AdoptedProcess | None
+    queued_at: float | None
     created_at: float
     finished_at: float | None
 
@@ -126,7 +127,8 @@ class AttemptRecord:
     the closing of its Screen window was reported. resumed_from: the checkpoint with which it started.
     watched_pid, watched_ticks: the adopted process that its runner watches and its start in kernel ticks
     since boot; None if the runner starts the command. preempted_for: the job for which it is or was
-    preempted. follows_preemption: whether the last attempt that ran was preempted.
+    preempted. follows_preemption: whether the last attempt that ran was preempted. queue_priority,
+    queue_position: the place of its job in the queue when it started; None for a watcher.
     """
 
     id: int
@@ -167,6 +169,8 @@ class AttemptRecord:
     watched_ticks: int | None
     preempted_for: int | None
     follows_preemption: bool
+    queue_priority: int | None
+    queue_position: int | None
 
     @property
     def runner(self) -> RunnerIdentity | None:
@@ -258,7 +262,8 @@ class ActiveAttemptRecord(AttemptRecord):
     """An attempt that is open, holds GPUs or awaits memory release, with some fields of its job.
 
     stop_request: the open request to stop it. priority, checkpoint, preempt_signal: those of its job.
-    source_missing: whether the job came from a jobs file that no longer has a line for it.
+    source_missing: whether the job came from a jobs file that no longer has a line for it. spec_json: its
+    JobSpec as JSON.
     """
 
     stop_request: StopRequest | None
@@ -270,6 +275,8 @@ class ActiveAttemptRecord(AttemptRecord):
     oom_retries_used: int
     fail_retries_used: int
     recoveries: int
+    identity: str
+    spec_json: str
     source_missing: bool
 
 
@@ -280,7 +287,8 @@ class GpuRecord:
     processes: None if they are not available. loads: the last load samples in percent, newest last;
     foreign_loads: the last loads in percent that foreign processes caused; foreign_load_boot: the time of the
     newest sample in foreign_loads. foreign_peaks: the pid, the start in wall seconds and the highest observed
-    memory in MiB of each foreign process.
+    memory in MiB of each foreign process. usable_since: when it was last resumed, became managed, or
+    recovered from a fault, in wall seconds; None if that was before the store recorded it.
     """
 
     uuid: str
@@ -297,3 +305,4 @@ class GpuRecord:
     foreign_peaks: tuple[tuple[int, float, int], ...]
     foreign_loads: tuple[float | None, ...]
     foreign_load_boot: float | None
+    usable_since: float | None

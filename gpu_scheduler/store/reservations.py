@@ -6,35 +6,59 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from gpu_scheduler.store.pending_groups import IS_STARTABLE
+from gpu_scheduler.store.pending_groups import IS_STARTABLE, QUEUED_JOB_COLUMNS, queued_job
 from gpu_scheduler.store.store import Store
 
 if TYPE_CHECKING:
     from gpu_scheduler.core.model.now import Now
-    from gpu_scheduler.core.scheduling.facts import ReservedJob
+    from gpu_scheduler.core.scheduling.facts import QueueReservation, ReservedJob
 
 
 def reserved_jobs(store: Store, now: Now) -> list[ReservedJob]:
-    """Returns the queued jobs for which GPUs are reserved."""
-    from gpu_scheduler.core.scheduling.facts import QueuedJob, ReservedJob
+    """Returns the queued jobs for which others are preempted and GPUs are therefore reserved."""
+    from gpu_scheduler.core.scheduling.facts import ReservedJob
     from gpu_scheduler.core.scheduling.needs import ResourceSpec
 
     rows = store.db.rows(
-        "SELECT id, priority, position, bypassed_at, spec_key,"
+        f"SELECT {QUEUED_JOB_COLUMNS}, spec_key,"
         " (SELECT json_group_array(gpu) FROM reservation WHERE job_id = job.id),"
         f" {IS_STARTABLE}"
-        " FROM job WHERE id IN (SELECT job_id FROM reservation)",
+        " FROM job WHERE id IN (SELECT job_id FROM reservation WHERE start_at IS NULL)",
         now.boot, now.boot_id,
     )  # fmt: skip
     return [
         ReservedJob(
-            QueuedJob(id, priority, position, since is not None),
-            ResourceSpec.from_key(spec_key),
-            tuple(json.loads(gpus)),
-            bool(may_start),
+            queued_job(row[:-3]),
+            ResourceSpec.from_key(row[-3]),
+            tuple(json.loads(row[-2])),
+            bool(row[-1]),
         )
-        for id, priority, position, since, spec_key, gpus, may_start in rows
+        for row in map(tuple, rows)
     ]
+
+
+def queue_reservation(store: Store) -> QueueReservation | None:
+    """Returns the reservation by queue order, or None."""
+    from gpu_scheduler.core.scheduling.facts import QueueReservation
+    from gpu_scheduler.core.scheduling.needs import ResourceSpec
+
+    row = store.db.row(
+        f"SELECT {QUEUED_JOB_COLUMNS}, spec_key,"
+        " (SELECT json_group_array(gpu) FROM reservation WHERE job_id = job.id),"
+        " (SELECT max(start_at) FROM reservation WHERE job_id = job.id),"
+        " (SELECT max(overtakes) FROM reservation WHERE job_id = job.id)"
+        " FROM job WHERE id IN (SELECT job_id FROM reservation WHERE start_at IS NOT NULL)",
+    )
+    if row is None:
+        return None
+    *job, spec_key, gpus, start_at, overtakes = tuple(row)
+    return QueueReservation(
+        queued_job(tuple(job)),
+        ResourceSpec.from_key(spec_key),
+        tuple(json.loads(gpus)),
+        start_at,
+        overtakes,
+    )
 
 
 def reserved_gpus(store: Store) -> frozenset[str]:
@@ -43,10 +67,11 @@ def reserved_gpus(store: Store) -> frozenset[str]:
 
 
 def victims_by_job(store: Store) -> Mapping[int, tuple[int, ...]]:
-    """Returns, for each job with a reservation, the jobs that are preempted for it and hold GPUs still."""
+    """Returns, for each job that preempts others, the jobs that are preempted for it and hold GPUs still."""
     rows = store.db.rows(
         "SELECT DISTINCT reservation.job_id, attempt.job_id FROM reservation LEFT JOIN attempt"
         " ON attempt.preempted_for = reservation.job_id AND attempt.state <> 'closed'"
+        " WHERE reservation.start_at IS NULL"
         " ORDER BY attempt.job_id"
     )
     victims: dict[int, tuple[int, ...]] = {}

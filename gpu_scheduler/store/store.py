@@ -152,16 +152,17 @@ class Store:
         with self.db.transaction() as db:
             cursor = db.execute(
                 "INSERT INTO job (source, kind, identity, name, text, spec, spec_key, priority, position,"
-                " state, outcome, reason, held_by, created_at, finished_at, environment, adopted)"
+                " state, outcome, reason, held_by, created_at, finished_at, environment, adopted, queued_at)"
                 " VALUES (?, ?, ?, ?, ?, ?, ?, ?,"
                 " coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'job'), 0) + 1,"
-                " ?, ?, ?, ?, ?, ?, ?, ?)",
+                " ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (source, spec.kind, spec.identity, spec.name, spec.text, spec.to_json(),
                  self.spec_key(spec),
                  NORMAL_PRIORITY if spec.priority is None else spec.priority, state.value,
                  outcome.value if outcome else None, reason.to_json() if reason else None,
                  ("line" if has_line else "user") if state is JobState.HELD else None,
-                 at, at if outcome else None, environment, None if adopted is None else adopted.to_json()),
+                 at, at if outcome else None, environment,
+                 None if adopted is None else adopted.to_json(), at),
             )  # fmt: skip
             job_id = cursor.lastrowid
             assert job_id is not None
@@ -212,7 +213,7 @@ class Store:
             f"SELECT {ATTEMPT_COLUMNS}, {STOP_REQUEST_COLUMN}, job.priority, job.checkpoint,"
             " json_extract(job.spec, '$.preempt_signal') AS preempt_signal,"
             " job.launch_failures, job.spec_key, job.oom_retries_used, job.fail_retries_used,"
-            " job.recoveries,"
+            " job.recoveries, job.identity, job.spec AS spec_json,"
             " substr(job.source, 1, 5) = 'file:'"
             " AND NOT EXISTS (SELECT 1 FROM line WHERE line.job_id = job.id) AS source_missing"
             " FROM attempt JOIN job ON job.id = attempt.job_id WHERE attempt.state <> 'closed'"

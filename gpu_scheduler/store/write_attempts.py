@@ -38,8 +38,8 @@ def start(context: WriteContext, action: act.Start) -> int:
     """Opens an attempt with its allocations. Returns the attempt's id."""
     db, now = context.db, context.now
     # An attempt whose launch failed has not run, so its job keeps the protection against preemptions.
-    state, resume_from, number, follows_preemption = db.execute(
-        "SELECT job.state, job.resume_from, coalesce(last.number, 0) + 1,"
+    state, resume_from, priority, position, number, follows_preemption = db.execute(
+        "SELECT job.state, job.resume_from, job.priority, job.position, coalesce(last.number, 0) + 1,"
         " last.outcome IS 'preempted' OR (last.outcome IS 'not_started' AND last.follows_preemption)"
         " FROM job LEFT JOIN attempt AS last ON last.job_id = job.id"
         " AND last.number = (SELECT max(number) FROM attempt WHERE job_id = job.id) WHERE job.id = ?",
@@ -51,6 +51,8 @@ def start(context: WriteContext, action: act.Start) -> int:
         assumed=action.assumed, launch_deadline_boot=now.boot + context.settings.launch_deadline_s,
         created_at=now.wall, resumed_from=resume_from, **_watched(action),
         follows_preemption=follows_preemption,
+        queue_priority=None if action.process else priority,
+        queue_position=None if action.process else position,
     )  # fmt: skip
     insert_allocations(db, attempt_id, _allocations(context, action))
     checkpoint = None if resume_from is None else Checkpoint.from_json(resume_from)
@@ -63,7 +65,7 @@ def start(context: WriteContext, action: act.Start) -> int:
     )  # fmt: skip
     change_job_state(
         context, action.job_id, JobState.STARTING, None, details, before=JobState(state),
-        not_before_boot=None, bypassed_at=None,
+        not_before_boot=None,
     )  # fmt: skip
     return attempt_id
 

@@ -10,6 +10,8 @@ from gpu_scheduler.core.model.event import EventKind, GpusChanged
 from gpu_scheduler.core.model.gpu import GpuSample
 from gpu_scheduler.core.model.gpu_fault import FaultKind, GpuFault
 from gpu_scheduler.core.scheduling import actions as act
+from gpu_scheduler.core.scheduling.gpu_time import PERIOD_HOURS
+from gpu_scheduler.store.gpu_time import COUNTED_UNTIL_KEY
 from gpu_scheduler.store.write_context import WriteContext
 
 #: Number of load samples to keep for each GPU, which is enough for every mean load.
@@ -31,14 +33,21 @@ def record_samples(
             (gpu.uuid, gpu.index, gpu.name),
         )
         db.execute(
-            "UPDATE gpu SET total_mib = coalesce(?, total_mib), used_mib = ?, load_percent = ?,"
-            " fault = ?, sampled_at = ?, processes = ?, loads = ? WHERE uuid = ?",
+            "UPDATE gpu SET total_mib = coalesce(?1, total_mib), used_mib = ?2, load_percent = ?3,"
+            " usable_since = CASE WHEN fault IS NOT NULL AND ?4 IS NULL THEN ?5 ELSE usable_since END,"
+            " fault = ?4, sampled_at = ?5, processes = ?6, loads = ?7 WHERE uuid = ?8",
             (gpu.total_mib, gpu.used_mib, gpu.load_percent, gpu.fault and gpu.fault.to_json(), at,
              _processes_json(gpu), _recent_loads_json(db, gpu), gpu.uuid),
         )  # fmt: skip
     if managed is not None:
-        db.execute("UPDATE gpu SET managed = 0, foreign_loads = '[]', foreign_load_boot = NULL")
-        db.executemany("UPDATE gpu SET managed = 1 WHERE uuid = ?", [(uuid,) for uuid in managed])
+        listed = json.dumps(list(managed))
+        is_managed = "uuid IN (SELECT value FROM json_each(:listed))"
+        db.execute(
+            "UPDATE gpu SET foreign_loads = '[]', foreign_load_boot = NULL,"
+            f" usable_since = CASE WHEN {is_managed} AND NOT managed THEN :at ELSE usable_since END,"
+            f" managed = {is_managed}",
+            {"listed": listed, "at": at},
+        )
 
 
 def record_probe_failure(db: sqlite3.Connection, cause: str) -> None:
@@ -54,13 +63,27 @@ def record_probe_failure(db: sqlite3.Connection, cause: str) -> None:
 def set_paused(context: WriteContext, action: act.SetPaused) -> None:
     """Pauses or resumes a GPU."""
     cursor = context.db.execute(
-        "UPDATE gpu SET paused = ? WHERE uuid = ? AND paused <> ?",
-        (action.paused, action.uuid, action.paused),
+        "UPDATE gpu SET paused = :paused, usable_since = CASE WHEN :paused THEN usable_since ELSE :now END"
+        " WHERE uuid = :uuid AND paused <> :paused",
+        {"paused": action.paused, "uuid": action.uuid, "now": context.now.wall},
     )
     if cursor.rowcount:
         kind = EventKind.PAUSED if action.paused else EventKind.RESUMED
         details = GpusChanged(context.gpu_indices([action.uuid]), action.cause)
         context.add_event(kind, details=details)
+
+
+def record_gpu_time(context: WriteContext, action: act.RecordGpuTime) -> None:
+    """Adds GPU time to that of the current hour, and forgets the hours before the counted period."""
+    db, hour = context.db, int(action.until // 3600)
+    db.execute(
+        "INSERT INTO gpu_time VALUES (?, ?, ?) ON CONFLICT (hour) DO UPDATE SET"
+        " delivered_s = delivered_s + excluded.delivered_s,"
+        " reserved_idle_s = reserved_idle_s + excluded.reserved_idle_s",
+        (hour, action.delivered_s, action.reserved_idle_s),
+    )
+    db.execute("DELETE FROM gpu_time WHERE hour < ?", (hour - PERIOD_HOURS,))
+    db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (COUNTED_UNTIL_KEY, repr(action.until)))
 
 
 def _processes_json(gpu: GpuSample) -> str | None:

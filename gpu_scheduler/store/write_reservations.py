@@ -24,3 +24,22 @@ def drop_reservation(context: WriteContext, action: act.DropReservation) -> None
     """Deletes the reservation of a job."""
     context.db.execute("DELETE FROM reservation WHERE job_id = ?", (action.job_id,))
     context.add_event(EventKind.RESERVATION_DROPPED, action.job_id)
+
+
+def set_queue_reservation(context: WriteContext, action: act.SetQueueReservation) -> None:
+    """Replaces the reservation by queue order. Only a new job or the end of the reservation is an event."""
+    db = context.db
+    old = db.execute("SELECT job_id FROM reservation WHERE start_at IS NOT NULL LIMIT 1").fetchone()
+    old_job = None if old is None else old["job_id"]
+    db.execute("DELETE FROM reservation WHERE start_at IS NOT NULL")
+    if action.job_id is None:
+        if old_job is not None:
+            context.add_event(EventKind.RESERVATION_DROPPED, old_job)
+        return
+    db.executemany(
+        "INSERT INTO reservation (job_id, gpu, start_at, overtakes) VALUES (?, ?, ?, ?)",
+        [(action.job_id, gpu, action.start_at, action.overtakes) for gpu in action.gpus],
+    )
+    if action.job_id != old_job:
+        details = GpusReserved(context.gpu_indices(action.gpus), [], action.start_at, action.overtakes)
+        context.add_event(EventKind.GPUS_RESERVED, action.job_id, details=details)

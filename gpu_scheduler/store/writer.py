@@ -35,7 +35,6 @@ _UPDATES: Mapping[type[act.Action], str] = {
     act.RecordForeignPeaks: "UPDATE gpu SET foreign_peaks = :peaks WHERE uuid = :uuid",
     act.ClearJob: "UPDATE job SET cleared_at = coalesce(cleared_at, :wall) WHERE id = :job_id",
     act.ClearFinished: "UPDATE job SET cleared_at = :wall WHERE state = 'finished' AND cleared_at IS NULL",
-    act.RecordBypassed: "UPDATE job SET bypassed_at = coalesce(bypassed_at, :wall) WHERE id = :job_id",
 }
 
 #: The kind of event that each of these actions adds.
@@ -68,6 +67,8 @@ _RECORD: Mapping[type[act.Action], Callable[[WriteContext, Any], int | None]] = 
     act.SetQueuePositions: write_jobs.set_queue_positions,
     act.Reserve: write_reservations.reserve,
     act.DropReservation: write_reservations.drop_reservation,
+    act.SetQueueReservation: write_reservations.set_queue_reservation,
+    act.RecordGpuTime: write_gpus.record_gpu_time,
     act.SetWaitReason: write_jobs.set_wait_reason,
     act.AnswerRequest: write_jobs.answer_request,
 }
@@ -76,7 +77,7 @@ _RECORD: Mapping[type[act.Action], Callable[[WriteContext, Any], int | None]] = 
 #: ends the processes concerned.
 _REPEATABLE = (
     act.RecordUsage, act.RecordForeignLoad, act.RecordForeignPeaks, act.RecordRunner, act.Transition,
-    act.ReleaseAllocation, act.RecordMemoryReleased, act.SetWaitReason, act.RecordBypassed, act.EndScheduler,
+    act.ReleaseAllocation, act.RecordMemoryReleased, act.SetWaitReason, act.RecordGpuTime, act.EndScheduler,
 )  # fmt: skip
 
 

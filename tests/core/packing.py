@@ -19,10 +19,10 @@ from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.model.wait_reason import WaitReason
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.accounting import Allocation, declared_mib
+from gpu_scheduler.core.scheduling.effective_need import need_of
 from gpu_scheduler.core.scheduling.facts import Attempt, Facts, Gpu, PendingGroup, QueuedJob
 from gpu_scheduler.core.scheduling.needs import LlmConfig, ResourceSpec
 from gpu_scheduler.core.scheduling.plan import plan
-from gpu_scheduler.core.scheduling.queue_placement import need_of
 from gpu_scheduler.core.scheduling.settings import Settings
 
 MARGIN, IDLE, SPIKE, TOLERANCE = 512, 200, Fraction(1, 10), Fraction(1, 10)
@@ -234,10 +234,9 @@ class Machine:
                 }
             elif isinstance(action, act.RecordMemoryReleased):
                 del self.running[action.attempt_id]
-            elif isinstance(action, act.SetWaitReason):
-                self.reasons[action.spec_key] = action.reason
             else:
-                assert isinstance(action, act.RecordBypassed), action
+                assert isinstance(action, act.SetWaitReason), action
+                self.reasons[action.spec_key] = action.reason
 
     def start(self, action: act.Start) -> None:
         self.starts += 1

@@ -17,12 +17,12 @@ from gpu_scheduler.core.model.states import AttemptState, JobState, Outcome
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.draining import is_drained
-from gpu_scheduler.core.scheduling.facts import Attempt, Gpu, PendingGroup, QueuedJob
+from gpu_scheduler.core.scheduling.effective_need import need_of
+from gpu_scheduler.core.scheduling.facts import Attempt, Gpu
 from gpu_scheduler.core.scheduling.gpu_use import availability, foreign_memory
 from gpu_scheduler.core.scheduling.needs import LlmConfig, Requirement, ResourceSpec
 from gpu_scheduler.core.scheduling.order import order
 from gpu_scheduler.core.scheduling.plan import plan
-from gpu_scheduler.core.scheduling.queue_placement import need_of
 from gpu_scheduler.core.scheduling.settings import Limits, Settings
 from gpu_scheduler.views.wait_text import wait_text
 from tests.core.gpu_world import facts, gpu, group, round_of, running
@@ -55,7 +55,6 @@ def test_a_job_that_fits_starts_before_a_blocked_job() -> None:
     two_gpus = round_of(2, group(TWO, (1, 0)), group(HALF, (2, 1)), attempts=(whole("U0"),))
     actions = plan(two_gpus)
     assert starts(actions) == {2: ("U1",)}
-    assert act.RecordBypassed(1) in actions
 
 
 def test_jobs_behind_a_job_that_is_not_loaded_yet_wait_for_the_next_round() -> None:
@@ -247,16 +246,6 @@ def test_places_no_jobs_in_a_round_that_finishes_an_attempt() -> None:
     starting = whole("U0", state=AttemptState.STARTING)
     actions = plan(round_of(2, group(HALF, (1, 0)), attempts=(starting,)))
     assert actions == [act.Transition(90, 9, JobState.RUNNING)]
-
-
-def test_records_a_bypassed_job_once_but_never_an_infeasible_one() -> None:
-    far = ResourceSpec(gpus=9)
-    assert act.RecordBypassed(1) not in plan(round_of(1, group(far, (1, 0)), group(HALF, (2, 1))))
-    bypassed = PendingGroup(TWO, (QueuedJob(1, 0, 1, bypassed=True),))
-    found = plan(round_of(2, bypassed, group(HALF, (2, 1), (3, 1)), attempts=(whole("U0"),)))
-    assert not any(isinstance(a, act.RecordBypassed) for a in found)
-    found = plan(round_of(2, group(TWO, (1, 0)), group(HALF, (2, 1), (3, 1)), attempts=(whole("U0"),)))
-    assert [a for a in found if isinstance(a, act.RecordBypassed)] == [act.RecordBypassed(1)]
 
 
 def test_a_start_records_unattributed_memory_as_its_baseline() -> None:

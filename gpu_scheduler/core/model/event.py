@@ -162,10 +162,16 @@ class GpusChanged(EventDetails):
 
 @dataclass(frozen=True)
 class GpusReserved(EventDetails):
-    """GPUs were reserved for a job. victims: the jobs that are preempted for it."""
+    """GPUs were reserved for a job.
+
+    victims: the jobs that are preempted for it; if there are none, GPUs are reserved by queue order.
+    start_at: when it is then expected to start, in wall seconds; overtakes: how often it had been overtaken.
+    """
 
     gpus: Sequence[int]
     victims: Sequence[int]
+    start_at: float | None = None
+    overtakes: int | None = None
 
 
 @dataclass(frozen=True)

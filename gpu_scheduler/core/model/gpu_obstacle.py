@@ -24,7 +24,7 @@ class ObstacleKind(str, Enum):
     RELEASING = "releasing"
     AWAITING_MEMORY = "awaiting memory release"
     BUSY = "busy"
-    #: Kept for a job for which others are preempted.
+    #: Kept for a job for which others are preempted, or which has been overtaken too often.
     RESERVED = "reserved"
     SHARE = "share"
     MEMORY = "memory"
@@ -53,6 +53,8 @@ class GpuObstacle(StoredValue):
     """The obstacle on one GPU. gpu: the index of the GPU.
 
     job_id               QUARANTINED: the job that held the GPU; RESERVED: the job for which it is kept
+    reserved_from        RESERVED by queue order: when that job is expected to start, in wall seconds
+    overtakes            RESERVED by queue order: how often that job has been overtaken
     pids                 QUARANTINED: the first few of the job's processes that have not ended
     fault                FAULT: the fault of the GPU
     free                 SHARE: share that is left, in thousandths; MEMORY: MiB that a job can still declare
@@ -78,5 +80,7 @@ class GpuObstacle(StoredValue):
     foreign_peak_mib: int | None = None
     claims: tuple[GpuClaim, ...] = ()
     detail: str | None = None
+    reserved_from: float | None = None
+    overtakes: int | None = None
 
     _BUILD: ClassVar = {"kind": ObstacleKind, "pids": tuple, "fault": _fault, "claims": _claims}

@@ -359,10 +359,30 @@ class SetWaitReason(Action):
 
 
 @dataclass(frozen=True)
-class RecordBypassed(Action):
-    """Records that a job behind this one in the queue has been started."""
+class SetQueueReservation(Action):
+    """Reserves GPUs by queue order for a queued job, and for no other job.
 
-    job_id: int
+    job_id: None if for no job. gpus: UUIDs. start_at: the expected start in wall seconds. overtakes: how
+    often the job has been overtaken.
+    """
+
+    job_id: int | None
+    gpus: tuple[str, ...] = ()
+    start_at: float = 0.0
+    overtakes: int = 0
+
+
+@dataclass(frozen=True)
+class RecordGpuTime(Action):
+    """Adds GPU-seconds to those of the current hour.
+
+    delivered_s: allocated to attempts; reserved_idle_s: not allocated, on GPUs reserved by queue order.
+    until: the end of the counted time in wall seconds.
+    """
+
+    delivered_s: float
+    reserved_idle_s: float
+    until: float
 
 
 @dataclass(frozen=True)

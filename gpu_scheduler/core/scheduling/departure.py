@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.scheduling.facts import Attempt, Facts
@@ -14,25 +16,36 @@ OVERTIME_S = RUNNER_OVERTIME_S + 5.0
 
 
 def leaving_attempts(facts: Facts) -> frozenset[int]:
-    """Returns the ids of the attempts that free their GPUs soon."""
-    return frozenset(one.attempt_id for one in facts.attempts if _is_leaving(one, facts.now, facts.settings))
+    """Returns the ids of the attempts that free their GPUs soon.
+
+    These are the ones that end within the longest of the scheduler's own grace periods. One that the user
+    gave more time is not waited for, and one that outlives SIGKILL may remain for ever.
+    """
+    soon_s = max(facts.settings.grace_s, facts.settings.preempt_grace_s)
+
+    def is_leaving(attempt: Attempt) -> bool:
+        left_s = departure_s(attempt, facts.now, facts.settings)
+        return attempt.state is AttemptState.RELEASED or (left_s is not None and left_s <= soon_s)
+
+    return frozenset(one.attempt_id for one in facts.attempts if is_leaving(one))
 
 
-def _is_leaving(attempt: Attempt, now: Now, settings: Settings) -> bool:
-    """Returns whether an attempt ends within the longest of the scheduler's own grace periods.
+def departure_s(attempt: Attempt, now: Now, settings: Settings) -> float | None:
+    """Returns the seconds in which an attempt that is ending frees its GPUs; None if it is not ending.
 
-    One that the user gave more time is not waited for, and one that outlives SIGKILL may remain for ever.
+    Infinite if it may remain for ever.
     """
     stop = attempt.open_stop or attempt.status.stop
     if attempt.state is AttemptState.RELEASED:
-        return True
+        since, grace_s = attempt.released_at, settings.memory_release_s
+        return grace_s if since is None else max(0.0, grace_s - (now.boot - since))
     if attempt.state.is_open and attempt.status.claim == "unlocked":
-        return False  # the loop leaves it alone, even if it must stop
+        return None  # the loop leaves it alone, even if it must stop
     if attempt.state in (AttemptState.ENDED, AttemptState.ORPHANED):
         since, grace_s = attempt.swept_at, sweep_grace_s(attempt, settings)
     elif stop is not None and stop.on_timeout == "kill":
         since, grace_s = attempt.stopping_at, stop.grace_s
     else:
-        return False
+        return None
     left_s = grace_s if since is None else grace_s - (now.boot - since)
-    return -OVERTIME_S < left_s <= max(settings.grace_s, settings.preempt_grace_s)
+    return max(0.0, left_s) if left_s > -OVERTIME_S else math.inf

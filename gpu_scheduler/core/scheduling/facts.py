@@ -21,18 +21,27 @@ from gpu_scheduler.core.model.request import InterruptedJob, JobFact, Request
 from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.model.wait_reason import WaitReason
 from gpu_scheduler.core.scheduling.accounting import Allocation
+from gpu_scheduler.core.scheduling.gpu_time import GpuTime
 from gpu_scheduler.core.scheduling.needs import LlmConfig, ResourceSpec
+from gpu_scheduler.core.scheduling.overtakes import Overtakes
+from gpu_scheduler.core.scheduling.run_times import RunTimeEstimates, RunTimeKey, RunTimes
 from gpu_scheduler.core.scheduling.settings import Settings
 
 
 @dataclass(frozen=True)
 class QueuedJob:
-    """A job that may start now, ordered by priority and then by queue position, lowest first."""
+    """A job that may start now, ordered by priority and then by queue position, lowest first.
+
+    submitted_at: when it was submitted; waiting_since: when it last began to wait for GPUs, both in wall
+    seconds. run_time: identifies the runs from which its run time is estimated.
+    """
 
     job_id: int
     priority: int
     position: int
-    bypassed: bool = False
+    submitted_at: float = 0.0
+    waiting_since: float = 0.0
+    run_time: RunTimeKey | None = None
 
 
 @dataclass(frozen=True)
@@ -74,6 +83,21 @@ class ReservedJob:
 
 
 @dataclass(frozen=True)
+class QueueReservation:
+    """The reservation by queue order, for a job that has been overtaken too often.
+
+    gpus: UUIDs. start_at: when the job is expected to start, in wall seconds, as it is shown. overtakes: how
+    often it had been overtaken when the reservation began.
+    """
+
+    job: QueuedJob
+    resources: ResourceSpec
+    gpus: tuple[str, ...]
+    start_at: float
+    overtakes: int
+
+
+@dataclass(frozen=True)
 class Attempt:
     """An attempt that holds GPUs or awaits their memory release, as described by the store and by its folder.
 
@@ -97,7 +121,8 @@ class Attempt:
     watched_pid, watched_ticks: the process that its runner watches. preempted_for: the job for which it is or
     was preempted. follows_preemption: whether the last attempt that ran was preempted. preempt_signal: the
     name of the signal with which it is preempted. saved_at: when its newest checkpoint was saved, in wall
-    seconds; None if there is none, or if it was not looked for.
+    seconds; None if there is none, or if it was not looked for. run_time: identifies the runs from which the
+    run time of its job is estimated. remaining_s: the seconds left by its progress; None if unknown.
     """
 
     attempt_id: int
@@ -148,6 +173,8 @@ class Attempt:
     follows_preemption: bool = False
     preempt_signal: str = DEFAULT_STOP_SIGNAL
     saved_at: float | None = None
+    run_time: RunTimeKey | None = None
+    remaining_s: float | None = None
 
     @property
     def open_stop(self) -> StopRequest | None:
@@ -178,7 +205,8 @@ class Gpu:
     in MiB, by (pid, start time). total_mib: the memory size in the store, even if the GPU cannot be read now.
     foreign_loads: the load of foreign processes in each of the last samples in percent, the newest last; None
     if unknown. foreign_load_at: the time of the newest of these samples. claims: the claims of other
-    programs. claims_problem: why the GPU cannot be claimed; None if it can.
+    programs. claims_problem: why the GPU cannot be claimed; None if it can. usable_since: when it was last
+    resumed, became managed, or recovered from a fault, in wall seconds; 0 if unknown.
     """
 
     uuid: str
@@ -196,6 +224,7 @@ class Gpu:
     foreign_load_at: float | None = None
     claims: tuple[GpuClaim, ...] = ()
     claims_problem: str | None = None
+    usable_since: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -204,13 +233,14 @@ class Facts:
 
     all_sampled: whether every managed GPU has been sampled. probe_error: why the GPUs cannot be read; None if
     they can. storage_issue: the problem with our own storage that blocks new starts; None if there is none.
-    pending_groups: the queued jobs for which no GPUs are reserved. unmanaged_gpus: GPUs in the sample that
-    this scheduler does not manage. learned_mib: the MiB that a job of each workload class needs, if needs are
+    pending_groups: the queued jobs that preempt no others. unmanaged_gpus: GPUs in the sample that this
+    scheduler does not manage. learned_mib: the MiB that a job of each workload class needs, if needs are
     learned. has_unsettled_dependencies: whether a job is to be skipped or queued again because of its
     parents. cyclic_request: the id of the first request that sets dependencies, if its job would wait for
     itself. adopted_jobs: the queued jobs that are running processes. interrupted: the jobs that a recovery
     queues again; finished_count: the number of finished jobs that are not cleared. Both are read only if they
-    are needed.
+    are needed. overtakes: the newest starts; run_times: estimates; queue_reservation: the one in the store;
+    gpu_time: the GPU time of the last days, None if it is not counted.
     """
 
     now: Now
@@ -225,6 +255,10 @@ class Facts:
     pending_groups: tuple[PendingGroup, ...] = ()
     adopted_jobs: tuple[AdoptedJob, ...] = ()
     reserved_jobs: tuple[ReservedJob, ...] = ()
+    queue_reservation: QueueReservation | None = None
+    overtakes: Overtakes = field(default_factory=Overtakes)
+    run_times: RunTimeEstimates = field(default_factory=RunTimes)
+    gpu_time: GpuTime | None = None
     requests: tuple[Request, ...] = ()
     jobs: Mapping[int, JobFact] = field(default_factory=dict)
     learned_mib: Mapping[str, int] = field(default_factory=dict)

@@ -10,18 +10,26 @@ from gpu_scheduler.core.scheduling.actions import (
     Action,
     RecordMemoryReleased,
     RecordWindowClosed,
+    ReleaseAllocation,
+    SetQueueReservation,
     SettleDependencies,
+    Start,
 )
 from gpu_scheduler.core.scheduling.adoption import watch_adopted
+from gpu_scheduler.core.scheduling.effective_need import allowed_gpus
 from gpu_scheduler.core.scheduling.facts import Attempt, Facts
+from gpu_scheduler.core.scheduling.gpu_time import count_gpu_time
 from gpu_scheduler.core.scheduling.gpu_use import display_memory, unattributed_memory
 from gpu_scheduler.core.scheduling.misplaced import misplaced_processes
-from gpu_scheduler.core.scheduling.queue_placement import allowed_gpus, place_jobs
+from gpu_scheduler.core.scheduling.queue_placement import place_jobs
 from gpu_scheduler.core.scheduling.reconcile_attempt import reconcile
 from gpu_scheduler.core.scheduling.recovery import recover_interrupted
 from gpu_scheduler.core.scheduling.release import check_memory_release, release_allocation
 from gpu_scheduler.core.scheduling.retry import GpuInventory
 from gpu_scheduler.core.scheduling.usage import record_measurements, with_recorded_peaks
+
+#: The actions that change what is allocated or reserved.
+_ALLOCATION_CHANGES = (Start, ReleaseAllocation, SetQueueReservation)
 
 
 def plan(facts: Facts) -> list[Action]:
@@ -32,6 +40,12 @@ def plan(facts: Facts) -> list[Action]:
     attempt that they belong to. Jobs are placed only in a round that changes no allocations in other ways, so
     that every placement is based on the stored state.
     """
+    actions = _plan(facts)
+    changes = any(isinstance(action, _ALLOCATION_CHANGES) for action in actions)
+    return count_gpu_time(facts, allocations_change=changes) + actions
+
+
+def _plan(facts: Facts) -> list[Action]:
     actions: list[Action] = requests.answer_requests(facts)
     if actions:
         return actions

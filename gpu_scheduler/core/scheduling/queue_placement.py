@@ -1,65 +1,38 @@
-"""Places queued jobs on GPUs in queue order. Later jobs bypass a job that does not fit (backfill)."""
+"""Places waiting jobs: first those that preempt others, then the rest of the queue in order."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
-
 from gpu_scheduler.core.model.need import Need
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
-from gpu_scheduler.core.scheduling.actions import Action, DropReservation, RecordBypassed, SetWaitReason
+from gpu_scheduler.core.scheduling.actions import Action, DropReservation, Start
 from gpu_scheduler.core.scheduling.departure import leaving_attempts
-from gpu_scheduler.core.scheduling.facts import Facts, Gpu, PendingGroup, QueuedJob, ReservedJob
+from gpu_scheduler.core.scheduling.effective_need import need_of
+from gpu_scheduler.core.scheduling.facts import Facts, QueuedJob, ReservedJob
 from gpu_scheduler.core.scheduling.gpu_admission import GpuAvailability
-from gpu_scheduler.core.scheduling.needs import ResourceSpec, resolve
-from gpu_scheduler.core.scheduling.order import order, queue_key
-from gpu_scheduler.core.scheduling.placement import could_fit
-from gpu_scheduler.core.scheduling.preemption import (
-    NoPreemption,
-    Preemption,
-    find_preemption,
-    may_preempt,
-    preempt,
-)
+from gpu_scheduler.core.scheduling.needs import ResourceSpec
+from gpu_scheduler.core.scheduling.order import queue_key
+from gpu_scheduler.core.scheduling.preemption import NoPreemption, Preemption, find_preemption, may_preempt
+from gpu_scheduler.core.scheduling.queue_reservation import expected_ends, plan_reservation
+from gpu_scheduler.core.scheduling.queue_walk import QueueWalk, wait_reasons
 from gpu_scheduler.core.scheduling.round_allocations import RoundAllocations
 
 
 def place_jobs(facts: Facts) -> list[Action]:
     """Starts every waiting job that fits now, in queue order, and records why the other jobs wait.
 
-    The jobs for which GPUs are reserved come first. If a job does not fit, jobs behind it that fit bypass it
-    (backfill). Each bypassed job is recorded. At most one job of a round preempts others.
+    The jobs that preempt others come first, on the GPUs that are reserved for them. At most one job of a
+    round begins to preempt others, and at most one job has GPUs reserved by queue order.
     """
     why_not = _general_wait_reason(facts)
     if why_not is not None:
-        return _wait_reasons(facts.pending_groups, {id(group): why_not for group in facts.pending_groups})
+        return wait_reasons(facts.pending_groups, {id(group): why_not for group in facts.pending_groups})
     if not facts.all_sampled:
         return []
     gpus = RoundAllocations(facts, leaving_attempts(facts))
-    needs = {group.resources: need_of(group.resources, facts) for group in facts.pending_groups}
     actions = _place_reserved_jobs(facts, gpus)
-    reasons: dict[int, WaitReason] = {}
-    waiting: list[int] = []
-    has_preempted = False
-    for job, group in order(facts.pending_groups):
-        if id(group) in reasons:
-            continue
-        need = needs[group.resources]
-        answer = gpus.place(need, group.resources.allowed)
-        if isinstance(answer, WaitReason):
-            reasons[id(group)] = answer
-            preempting = [] if has_preempted else _preempt(job, group.resources, answer, facts, gpus)
-            actions += preempting
-            has_preempted = has_preempted or bool(preempting)
-            if not job.bypassed and not preempting and not answer.is_infeasible:
-                waiting.append(job.job_id)
-            continue
-        actions += [RecordBypassed(passed) for passed in waiting]
-        waiting.clear()
-        actions.append(gpus.start(job.job_id, answer, need))
-        if group.has_more and job is group.jobs[-1]:
-            break  # the group's next job, which this round has not read, may precede all remaining jobs
-    return actions + _wait_reasons(facts.pending_groups, reasons)
+    return (
+        actions + QueueWalk(facts, gpus, has_started=any(isinstance(one, Start) for one in actions)).place()
+    )
 
 
 def _place_reserved_jobs(facts: Facts, gpus: RoundAllocations) -> list[Action]:
@@ -90,11 +63,17 @@ def _keep_reserved_gpus(facts: Facts, gpus: RoundAllocations) -> dict[int, Need]
     return needs
 
 
-def judged_gpus(facts: Facts, need: Need, job_id: int) -> list[GpuAvailability]:
-    """Returns each GPU as the next round judges it for a job with this need."""
+def judged_gpus(facts: Facts, need: Need, job: QueuedJob) -> list[GpuAvailability]:
+    """Returns each GPU as the next round judges it for a queued job with this need."""
     gpus = RoundAllocations(facts, leaving_attempts(facts))
     _keep_reserved_gpus(facts, gpus)
-    return gpus.views(need, job_id)
+    stored = facts.queue_reservation
+    if stored is not None and queue_key(stored.job) < queue_key(job):
+        wanted = need_of(stored.resources, facts)
+        planned = plan_reservation(wanted, stored.resources.allowed, gpus.vacancies(), expected_ends(facts))
+        if planned is not None:
+            gpus.reserve_in_order(stored.job.job_id, wanted, planned, stored.start_at, stored.overtakes)
+    return gpus.views(need, job.job_id, facts.run_times.estimate(job.run_time).upper_s)
 
 
 def possible_preemption(
@@ -120,57 +99,8 @@ def _is_awaited(reserved: ReservedJob, need: Need, facts: Facts, gpus: RoundAllo
     return has_victims or (reserved.may_start and gpus.fits_later(job_id, need, reserved.resources.allowed))
 
 
-def _preempt(
-    job: QueuedJob, resources: ResourceSpec, reason: WaitReason, facts: Facts, gpus: RoundAllocations
-) -> list[Action]:
-    """Preempts other jobs for a job that waits for this reason, if it may do so and if that helps."""
-    if reason.is_infeasible or not may_preempt(job.priority, resources, facts.settings):
-        return []
-    need = reason.need
-    assert need is not None
-    found = find_preemption(job, need, resources.allowed, facts, gpus.leaving, gpus.vacancies())
-    if isinstance(found, NoPreemption):
-        return []
-    gpus.reserve(job.job_id, found.gpus, need)
-    return preempt(job.job_id, found, facts)
-
-
-def need_of(resources: ResourceSpec, facts: Facts) -> Need:
-    """Returns the current need of a job with these resources.
-
-    Learned memory applies only if some GPU would still have room for another job. Otherwise the job counts as
-    one that declares nothing.
-    """
-    need = resolve(resources, facts.config, facts.learned_mib)
-    if resources.workload_class in facts.learned_mib and not _leaves_room(need, resources, facts):
-        need = resolve(resources, facts.config)
-    return replace(need, exclusive=True) if facts.settings.exclusive else need
-
-
-def _leaves_room(need: Need, resources: ResourceSpec, facts: Facts) -> bool:
-    limits = facts.settings
-    beside = replace(limits, margin_mib=limits.margin_mib + limits.idle_threshold_mib)
-    return any(
-        could_fit(need, gpu.sample.total_mib if gpu.sample else None, beside)
-        for gpu in allowed_gpus(resources, facts)
-    )
-
-
-def allowed_gpus(resources: ResourceSpec, facts: Facts) -> list[Gpu]:
-    """Returns the managed GPUs that a job with these resources may use."""
-    return [gpu for gpu in facts.gpus if resources.allowed is None or gpu.index in resources.allowed]
-
-
 def _general_wait_reason(facts: Facts) -> WaitReason | None:
     """Returns the reason why no job can start, whatever it needs; None if jobs can start."""
     if facts.storage_issue is not None:
         return WaitReason(WaitKind.STORAGE, facts.storage_issue)
     return None if facts.probe_error is None else WaitReason(WaitKind.GPUS_UNREADABLE, facts.probe_error)
-
-
-def _wait_reasons(groups: tuple[PendingGroup, ...], reasons: Mapping[int, WaitReason]) -> list[Action]:
-    return [
-        SetWaitReason(group.resources.key(), reasons[id(group)])
-        for group in groups
-        if reasons.get(id(group), group.reason) != group.reason
-    ]

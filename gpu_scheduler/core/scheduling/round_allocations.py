@@ -1,14 +1,20 @@
 """Keeps account of the GPUs during the placement of one round: each start leaves less for the next job.
 
-A reservation counts on attempts that are leaving, so it takes up nothing as long as they are there. A GPU
+A reservation counts on attempts that will have left, so it takes up nothing as long as they are there. A GPU
 therefore accepts a job if it does so now, without the reservations of other jobs, and if it also does so
-later, once the leaving attempts have left and those jobs have started. Each of those jobs must fit beside it.
+later, once those attempts have left and the jobs with reservations have started. Each of these jobs must fit
+beside it. There are two kinds of reservation:
+
+- for a job that preempts others: the attempts that count as leaving are ending now;
+- by queue order: those attempts are expected to have ended when the job starts, and a job that will itself
+  have ended by then is accepted, too.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from gpu_scheduler.core.model.gpu_obstacle import GpuObstacle, ObstacleKind
 from gpu_scheduler.core.model.need import Need
@@ -19,7 +25,27 @@ from gpu_scheduler.core.scheduling.facts import Facts
 from gpu_scheduler.core.scheduling.gpu_admission import GpuAvailability, obstacle_kind, with_allocation
 from gpu_scheduler.core.scheduling.gpu_use import availability, unattributed_memory
 from gpu_scheduler.core.scheduling.placement import place
+from gpu_scheduler.core.scheduling.queue_reservation import PlannedReservation
 from gpu_scheduler.core.scheduling.vacancy import Vacancy
+
+
+@dataclass(frozen=True)
+class _Given:
+    """A part of a GPU that this round has given to a job, which will have ended within upper_s seconds."""
+
+    need: Need
+    upper_s: float
+
+
+@dataclass(frozen=True)
+class _QueueReservation:
+    """The reservation by queue order; see `RoundAllocations.reserve_in_order`."""
+
+    job_id: int
+    need: Need
+    planned: PlannedReservation
+    start_at: float
+    overtakes: int
 
 
 class RoundAllocations:
@@ -34,17 +60,38 @@ class RoundAllocations:
         self.leaving = leaving
         self._gpus = {gpu.uuid: gpu for gpu in facts.gpus}
         self._views = {gpu.uuid: availability(gpu, facts) for gpu in facts.gpus}
-        self._given: dict[str, list[Need]] = {gpu.uuid: [] for gpu in facts.gpus}
+        self._given: dict[str, list[_Given]] = {gpu.uuid: [] for gpu in facts.gpus}
         self._reserved: dict[str, dict[int, Need]] = {gpu.uuid: {} for gpu in facts.gpus}
         self._vacancies: dict[tuple[str, int | None], Vacancy] = {}
+        self._queue: _QueueReservation | None = None
+        self._queue_vacancies: dict[str, Vacancy] = {}
 
-    def place(self, need: Need, allowed: tuple[int, ...] | None) -> tuple[str, ...] | WaitReason:
-        """Returns the UUIDs of the GPUs for a job without a reservation, or why it waits."""
-        return place(need, allowed, self.views(need), self._facts.settings)
+    @property
+    def facts(self) -> Facts:
+        """The facts, with an attempt for each adopted process that no runner watches."""
+        return self._facts
 
-    def views(self, need: Need, job_id: int | None = None) -> list[GpuAvailability]:
+    @property
+    def has_queue_reservation(self) -> bool:
+        """True if GPUs are reserved by queue order."""
+        return self._queue is not None
+
+    def place(
+        self, need: Need, allowed: tuple[int, ...] | None, upper_s: float = math.inf
+    ) -> tuple[str, ...] | WaitReason:
+        """Returns the UUIDs of the GPUs for a job without a reservation, or why it waits.
+
+        upper_s: the seconds within which the job will have ended; infinite if unknown.
+        """
+        return place(need, allowed, self.views(need, upper_s=upper_s), self._facts.settings)
+
+    def views(
+        self, need: Need, job_id: int | None = None, upper_s: float = math.inf
+    ) -> list[GpuAvailability]:
         """Returns each GPU as it is judged for a job with this need, and without its own reservation."""
-        return [self._view(uuid, need, job_id) for uuid in self._gpus]
+        return [
+            self._beside_queue(uuid, self._view(uuid, need, job_id), need, upper_s) for uuid in self._gpus
+        ]
 
     def place_reserved(
         self, job_id: int, need: Need, allowed: tuple[int, ...] | None
@@ -75,11 +122,31 @@ class RoundAllocations:
         kept = GpuObstacle(later.index, ObstacleKind.RESERVED, job_id=others[0])
         return replace(later, unavailable=kept)
 
+    def _beside_queue(self, uuid: str, view: GpuAvailability, need: Need, upper_s: float) -> GpuAvailability:
+        """Returns this view, or a closed one if only the reservation by queue order keeps the job off."""
+        queue = self._queue
+        if queue is None or uuid not in queue.planned.gpus or upper_s <= queue.planned.start_in_s:
+            return view
+        if obstacle_kind(view, need, self._facts.settings) is not None:
+            return view
+        if uuid not in self._queue_vacancies:
+            staying = [one.need for one in self._given[uuid] if one.upper_s > queue.planned.start_in_s]
+            reserved = [*self._reserved[uuid].values(), queue.need]
+            self._queue_vacancies[uuid] = Vacancy(self._gpus[uuid], self._facts, staying, reserved)
+        if self._queue_vacancies[uuid].accepts(need, {*queue.planned.leaving, *self.leaving}):
+            return view
+        closed = GpuObstacle(
+            view.index, ObstacleKind.RESERVED, job_id=queue.job_id, reserved_from=queue.start_at,
+            overtakes=queue.overtakes,
+        )  # fmt: skip
+        return replace(view, unavailable=closed)
+
     def _vacancy(self, uuid: str, job_id: int | None = None) -> Vacancy:
         """Returns the vacancy of a GPU, less what was given away and what is reserved for other jobs."""
         if (uuid, job_id) not in self._vacancies:
             others = [need for other, need in self._reserved[uuid].items() if other != job_id]
-            vacancy = Vacancy(self._gpus[uuid], self._facts, self._given[uuid], others)
+            given = [one.need for one in self._given[uuid]]
+            vacancy = Vacancy(self._gpus[uuid], self._facts, given, others)
             self._vacancies[uuid, job_id] = vacancy
         return self._vacancies[uuid, job_id]
 
@@ -87,13 +154,17 @@ class RoundAllocations:
         """Returns the vacancy of each GPU, less what was given away and what is reserved."""
         return [self._vacancy(uuid) for uuid in self._gpus]
 
-    def start(self, job_id: int, uuids: tuple[str, ...], need: Need) -> Start:
-        """Gives these GPUs to a job and returns its start. Any reservation of the job ends."""
+    def start(self, job_id: int, uuids: tuple[str, ...], need: Need, upper_s: float = math.inf) -> Start:
+        """Gives these GPUs to a job and returns its start. Its reservation by a preemption ends.
+
+        upper_s: the seconds within which the job will have ended; infinite if unknown.
+        """
         self.release(job_id)
         limits = self._facts.settings
         for uuid in uuids:
             self._views[uuid] = with_allocation(self._views[uuid], need, limits)
-            self._given[uuid].append(need)
+            self._given[uuid].append(_Given(need, upper_s))
+            self._queue_vacancies.pop(uuid, None)
         self._vacancies.clear()
         baseline = tuple(
             (uuid, unattributed_memory(gpu, self._facts.attempts, limits) or 0)
@@ -107,6 +178,16 @@ class RoundAllocations:
         for uuid in self._gpus.keys() & set(uuids):
             self._reserved[uuid][job_id] = need
         self._vacancies.clear()
+
+    def reserve_in_order(
+        self, job_id: int, need: Need, planned: PlannedReservation, start_at: float, overtakes: int
+    ) -> None:
+        """Reserves GPUs by queue order, from now on, for a job that waits for them.
+
+        start_at, overtakes: the values that the obstacles of other jobs show.
+        """
+        self._queue = _QueueReservation(job_id, need, planned, start_at, overtakes)
+        self._queue_vacancies.clear()
 
     def release(self, job_id: int) -> None:
         """Ends the reservation of a job, if it has one."""

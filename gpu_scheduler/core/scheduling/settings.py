@@ -6,6 +6,7 @@ Times are in seconds and memory is in MiB. A fraction of 0.1 means 10 percent.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,15 @@ class Limits:
     spike_buffer: float = 0.10
 
 
+class QueueOrder(str, Enum):
+    """How a waiting job that does not fit affects the jobs behind it."""
+
+    #: Every job that fits starts.
+    BACKFILL = "backfill"
+    #: So it does, but GPUs are reserved for a job that has been overtaken too often.
+    RESERVE = "reserve"
+
+
 @dataclass(frozen=True)
 class Settings(Limits):
     """The limits and the other options that decisions depend on.
@@ -39,6 +49,9 @@ class Settings(Limits):
     preempt_at_priority: the priority at or above which (that is, with this or a smaller number) jobs may
     preempt others without the attribute `preempt`; None if no priority suffices. preempt_grace_s: the time
     that a job preempted for another one has to save its work.
+
+    aging: the number of overtakes after which GPUs are reserved for a job. idle_budget: the part of the
+    delivered GPU time for which reserved GPUs may have been idle before a new reservation is made.
     """
 
     exclusive: bool = False
@@ -48,6 +61,9 @@ class Settings(Limits):
     recover: bool = False
     preempt_at_priority: int | None = None
     preempt_grace_s: float = 60.0
+    queue_order: QueueOrder = QueueOrder.RESERVE
+    aging: int = 8
+    idle_budget: float = 0.10
     max_assign_attempts: int = 5
     assign_retry_wait_s: float = 5.0
     launch_deadline_s: float = 10.0

@@ -64,6 +64,11 @@ class Vacancy:
         self._allocated_mib = sum(one.allocated_mib for one in self.occupancies.values())
 
     @property
+    def uuid(self) -> str:
+        """The UUID of the GPU."""
+        return self._gpu.uuid
+
+    @property
     def index(self) -> int:
         """The index of the GPU."""
         return self._gpu.index

@@ -1,0 +1,98 @@
+"""Finds the GPUs to reserve for a waiting job, and when they will be free for it.
+
+The end of each attempt is estimated. On each GPU, attempts are taken off both accounts in the order of their
+ends until the job fits. Nothing is ended for the job. Foreign memory stays, and a GPU that is paused, lost or
+quarantined is never free.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from gpu_scheduler.core.model.need import Need
+from gpu_scheduler.core.scheduling.departure import departure_s
+from gpu_scheduler.core.scheduling.facts import Attempt, Facts
+from gpu_scheduler.core.scheduling.vacancy import Vacancy
+
+
+@dataclass(frozen=True)
+class ExpectedEnd:
+    """When an attempt is expected to leave its GPUs.
+
+    in_s: seconds from now; infinite if it may never leave. is_known: whether that is more than a guess.
+    """
+
+    in_s: float
+    is_known: bool
+
+
+@dataclass(frozen=True)
+class PlannedReservation:
+    """The GPUs to reserve for a job, by index.
+
+    start_in_s: the seconds until all of them are expected to be free for it. leaving: the ids of the attempts
+    that are expected to have ended by then. has_unknown_holder: whether nothing is known about the end of an
+    attempt that must leave these GPUs first.
+    """
+
+    gpus: tuple[str, ...]
+    start_in_s: float
+    leaving: frozenset[int]
+    has_unknown_holder: bool
+
+
+def expected_ends(facts: Facts) -> dict[int, ExpectedEnd]:
+    """Returns when each attempt is expected to leave its GPUs, by its id."""
+    return {one.attempt_id: _expected_end(one, facts) for one in facts.attempts}
+
+
+def _expected_end(attempt: Attempt, facts: Facts) -> ExpectedEnd:
+    in_s = departure_s(attempt, facts.now, facts.settings)
+    if in_s is not None:
+        return ExpectedEnd(in_s, is_known=True)
+    if attempt.remaining_s is not None:
+        return ExpectedEnd(attempt.remaining_s, is_known=True)
+    estimate = facts.run_times.estimate(attempt.run_time)
+    age_s = 0.0 if attempt.started_at is None else max(0.0, facts.now.wall - attempt.started_at)
+    return ExpectedEnd(estimate.remaining_s(age_s), estimate.predicted_s is not None)
+
+
+def plan_reservation(
+    need: Need, allowed: tuple[int, ...] | None, gpus: Sequence[Vacancy], ends: Mapping[int, ExpectedEnd]
+) -> PlannedReservation | None:
+    """Returns the GPUs that are free first for a job with this need; None if too few will ever be.
+
+    Of GPUs that are free at the same time, it reserves those with the most free share, then those with the
+    lowest index.
+    """
+    found: list[tuple[float, int, int, Vacancy, frozenset[int]]] = []
+    for gpu in gpus:
+        if allowed is not None and gpu.index not in allowed:
+            continue
+        gone = _attempts_to_leave(gpu, need, ends)
+        if gone is not None:
+            free_in_s = max((ends[one].in_s for one in gone), default=0.0)
+            found.append((free_in_s, gpu.without(()).allocated_share, gpu.index, gpu, gone))
+    if len(found) < need.count:
+        return None
+    chosen = sorted(found, key=lambda one: one[:3])[: need.count]
+    start_in_s = chosen[-1][0]
+    return PlannedReservation(
+        tuple(gpu.uuid for *_, gpu, _ in sorted(chosen, key=lambda one: one[2])),
+        start_in_s,
+        frozenset(one for one, end in ends.items() if end.in_s <= start_in_s),
+        any(not ends[one].is_known for *_, gone in chosen for one in gone),
+    )
+
+
+def _attempts_to_leave(gpu: Vacancy, need: Need, ends: Mapping[int, ExpectedEnd]) -> frozenset[int] | None:
+    """Returns the attempts whose end a job with this need must wait for on a GPU; None if it never fits."""
+    here = sorted(
+        (one for one in gpu.occupancies if ends[one].in_s < math.inf), key=lambda one: ends[one].in_s
+    )
+    # The more attempts have left, the more jobs fit.
+    number = bisect_left(range(len(here) + 1), True, key=lambda left: gpu.accepts(need, here[:left]))
+    return frozenset(here[:number]) if number <= len(here) else None

@@ -1,0 +1,30 @@
+"""Reads the newest starts of queued jobs, by which waiting jobs were overtaken."""
+
+from __future__ import annotations
+
+from gpu_scheduler.core.scheduling.overtakes import REMEMBERED_STARTS, Overtakes, QueueStart
+from gpu_scheduler.store.store import Store
+
+
+class QueueStartsReader:
+    """Reads the newest starts, and afterwards only those that were added since."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._newest = 0
+        self._overtakes = Overtakes()
+
+    def overtakes(self) -> Overtakes:
+        """Returns the newest starts."""
+        rows = self._store.db.rows(
+            "SELECT attempt.id, queue_priority, queue_position, job.created_at, attempt.created_at"
+            " FROM attempt CROSS JOIN job ON job.id = attempt.job_id"
+            " WHERE attempt.id > ? AND queue_priority IS NOT NULL ORDER BY attempt.id DESC LIMIT ?",
+            self._newest, REMEMBERED_STARTS,
+        )  # fmt: skip
+        if rows:
+            self._newest = rows[0][0]
+            self._overtakes = self._overtakes.with_starts(
+                [QueueStart(*tuple(row)[1:]) for row in reversed(rows)]
+            )
+        return self._overtakes
