@@ -37,20 +37,26 @@ class GpuTime:
 
 
 def count_gpu_time(facts: Facts, *, allocations_change: bool) -> list[Action]:
-    """Records the GPU time since it was last counted, if enough has passed or if allocations change now."""
+    """Records the GPU time since it was last counted, if allocations change now or enough time has passed.
+
+    While nothing is allocated or reserved, nothing needs to be recorded until an allocation changes.
+    """
     counted = facts.gpu_time
     if counted is None:
         return []
     now = facts.now.wall
-    # The first time only sets the clock. So does a clock that was set back.
-    seconds = 0.0 if counted.counted_until is None else max(0.0, now - counted.counted_until)
-    is_due = counted.counted_until is None or now < counted.counted_until or seconds >= _INTERVAL_S
-    if not is_due and not (allocations_change and seconds > 0):
+    if counted.counted_until is None or now < counted.counted_until:
+        return [RecordGpuTime(0.0, 0.0, now)]  # begin to count; the clock may have been set back
+    seconds = now - counted.counted_until
+    if seconds < _INTERVAL_S and not (allocations_change and seconds > 0):
         return []
     reserved = () if facts.queue_reservation is None else facts.queue_reservation.gpus
     shares = {gpu.uuid: min(WHOLE, _allocated_share(gpu, facts)) for gpu in facts.gpus}
+    delivered = sum(shares.values())
     idle = sum(WHOLE - share for uuid, share in shares.items() if uuid in reserved)
-    return [RecordGpuTime(seconds * sum(shares.values()) / WHOLE, seconds * idle / WHOLE, now)]
+    if not (delivered or idle or allocations_change):
+        return []
+    return [RecordGpuTime(seconds * delivered / WHOLE, seconds * idle / WHOLE, now)]
 
 
 def _allocated_share(gpu: Gpu, facts: Facts) -> int:

@@ -123,10 +123,11 @@ class QueueWalk:
         """
         facts, stored = self._facts, self._facts.queue_reservation
         is_stored = stored is not None and stored.job.job_id == job.job_id
-        since = waiting_since(job, resources, need, facts)
         aging = facts.settings.aging
-        if not is_stored and not facts.overtakes.reaches(job, since, aging):
+        # The first condition is cheap, and nearly always false.
+        if not is_stored and not facts.overtakes.reaches(job, job.waiting_since, aging):
             return
+        since = waiting_since(job, resources, need, facts)
         planned = self._planned(need, resources.allowed)
         if planned is None:
             return
