@@ -9,9 +9,13 @@ from __future__ import annotations
 import os
 
 from . import pending_signals
-from .output import LogWriter
-from .supervise import AttemptSupervisor
+from .attempt_supervisor import AttemptSupervisor
+from .output import LogWriter, Poller
 from .watched_process import WatchedProcess, is_alive, signal_processes
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 #: Seconds after the end of a stopped process until its remaining descendants get SIGKILL, and until they are
 #: given up.
@@ -22,20 +26,18 @@ _RESCAN_S = 0.03
 class WatchSupervisor(AttemptSupervisor):
     """Supervises one attempt that watches a process, from the claim to the result."""
 
-    _child: WatchedProcess
-
-    def _open_log(self) -> LogWriter:
-        return LogWriter(None)  # the log is the process's own file
-
-    def _make_child(self, path: str) -> WatchedProcess:
-        return WatchedProcess(self._spec["watch"], self._poller)
+    def __init__(self, folder: int, spec: dict[str, Any]) -> None:
+        poller = Poller()
+        self._process = WatchedProcess(spec["watch"], poller)
+        # The log is the process's own file.
+        super().__init__(folder, spec, poller, LogWriter(None), self._process)
 
     def _begin(self) -> bool:
         # The process already uses its GPUs, so it is watched even if they cannot be claimed. A `stop` that
         # exists already is read as soon as the process is watched.
-        self._gpus.claim(self._child)
+        self._gpus.claim(self._process)
         self._signals.listen()
-        self._child.watch()
+        self._process.watch()
         return True
 
     def _shut_down(self) -> None:
@@ -46,7 +48,7 @@ class WatchSupervisor(AttemptSupervisor):
 
     def _find_leftovers(self) -> Descendants | None:
         """Returns the descendants that a stopped process has left; None if it was not stopped."""
-        return Descendants(self._child) if self._termination.cause is not None else None
+        return Descendants(self._process) if self._termination.cause is not None else None
 
 
 class Descendants:

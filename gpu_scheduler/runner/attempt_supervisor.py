@@ -1,0 +1,275 @@
+"""Supervises the processes of an attempt: obeys requests to stop, ends leftovers, and publishes the result.
+
+The order of these steps is part of the protocol. A supervisor uses nothing but the attempt folder. Modules
+that are slow to import are imported after the command has started.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from abc import ABC, abstractmethod
+
+from . import folder as files
+from . import pending_signals, publish
+from .attempt_gpus import AttemptGpus
+from .oom_counter import OomCounter
+from .output import LogWriter, Output, Poller
+from .stop_files import StopFiles
+from .termination import Termination, describe_outcome
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from .child import Child
+    from .leftovers import Leftovers
+    from .watch import Descendants
+    from .watched_process import WatchedProcess
+
+#: When a machine shuts down, the command and the runner receive SIGTERM one after the other, at most this
+#: many seconds apart.
+_MACHINE_GAP_S = 0.3
+#: Number of processes that a command needs in order to start and to activate its environment.
+_PROCESSES_NEEDED = 2
+_QUIET_S = 0.02
+_DRAIN_S = 0.2
+
+
+class AttemptSupervisor(ABC):
+    """Supervises the processes of one attempt, from the claim to the result.
+
+    Subclasses supervise a command (`supervise`) or a process that was started elsewhere (`watch`).
+    """
+
+    def __init__(
+        self, folder: int, spec: dict[str, Any], poller: Poller, log: LogWriter, child: Child | WatchedProcess
+    ) -> None:
+        self._folder = folder
+        self._spec = spec
+        self._poller = poller
+        self._log = log
+        self._child = child
+        self._termination = Termination()
+        self._stops = StopFiles(folder, spec["token"], self._termination)
+        self._signals = pending_signals.PendingSignals()
+        self._output = Output(poller, log, spec["terminal"])
+        self._gpus = AttemptGpus(spec)
+        self._result = publish.ResultWriter(folder)
+        self._oom = OomCounter()
+        self._cause: str | None = None
+        self._survivors: list[int] = []
+        self._lock: int | None = None
+
+    @abstractmethod
+    def _begin(self) -> bool:
+        """Begins to supervise; returns False if there is nothing to supervise."""
+
+    @abstractmethod
+    def _shut_down(self) -> None:
+        """Reacts to the shutdown of the machine or the session."""
+
+    @abstractmethod
+    def _find_leftovers(self) -> Leftovers | Descendants | None:
+        """Returns the processes that were left running at the end; None if there are none."""
+
+    def claim(self) -> bool:
+        """Claims the attempt; returns whether that succeeded. If it did not, removes the reserved file."""
+        spec = self._spec
+        session = (os.environ.get("STY") or spec["session"]) if spec["terminal"] else None
+        identity = {
+            "token": spec["token"],
+            "pid": os.getpid(),
+            "start_ticks": files.start_ticks(),
+            "boot_id": spec["boot_id"],
+            "session": session,
+            "log": spec["log"],
+        }
+        try:
+            self._lock = publish.claim(self._folder, identity)
+        finally:
+            if self._lock is None:
+                self._result.discard()
+        return self._lock is not None
+
+    def run(self) -> None:
+        """Supervises the processes until they have ended, and publishes the result."""
+        if self._begin():
+            self._supervise()
+            self._wind_down()
+        # Released first, because after the result the loop takes the claims for those of another program.
+        self._gpus.release()
+        self._publish()
+
+    def _supervise(self) -> None:
+        self._output.start()
+        self._poller.watch(self._signals.fd, 1, self._signals.drain_wakeup)
+        pending_signals.unblock()
+        if self._child.running:
+            self._child.reap()
+            self._check_stop_file()
+        timeout = self._spec["timeout_s"]
+        limit = None if timeout is None else self._child.spawned + timeout
+        while self._child.running:
+            now = time.monotonic()
+            if limit is not None and now >= limit:
+                limit = None
+                self._terminate("timed_out", self._spec["term_grace_s"], "kill")
+            look_again_s = self._child.check_shells()
+            due = self._termination.due(now)
+            if due == "kill":
+                self._child.signal_group(pending_signals.KILL)
+            elif due == "withdraw":
+                self._withdraw()
+            waits = [end - now for end in (limit, self._termination.deadline) if end is not None]
+            if look_again_s is not None:
+                waits.append(look_again_s)
+            self._poller.wait(min(waits, default=None))
+            self._handle_signals()
+
+    def _handle_signals(self) -> None:
+        if self._signals.take(pending_signals.CHLD):
+            self._child.reap()
+        if self._signals.take(pending_signals.WINCH):
+            self._output.resize()
+        # If the command has ended by itself, its own result counts, even if a signal arrives at the same
+        # time.
+        if self._child.running and self._signals.take(pending_signals.USR1):
+            self._check_stop_file()
+        if self._child.running and self._signals.take(pending_signals.TERM):
+            # A scheduler that cannot identify the runner writes `stop` and signals all processes. Read `stop`
+            # first, because its cause outranks a machine shutdown.
+            self._check_stop_file()
+            self._shut_down()
+
+    def _check_stop_file(self) -> None:
+        stop = self._stops.read()
+        if stop is not None:
+            self._obey(stop)
+
+    def _obey(self, stop: dict[str, Any]) -> None:
+        self._terminate(stop["cause"], stop["grace_s"], stop["follow"], stop["id"], stop["signal"])
+
+    def _terminate(
+        self, cause: str, grace_s: float, on_timeout: str, request_id: str = "", signal: str = "TERM"
+    ) -> None:
+        name = signal if signal in pending_signals.STOP_SIGNALS else "TERM"
+        if self._termination.request(cause, grace_s, on_timeout, time.monotonic(), request_id, name):
+            self._child.ask_to_end(pending_signals.STOP_SIGNALS[name])
+
+    def _withdraw(self) -> None:
+        """Withdraws the request in the file `stop`. If a cancel has replaced it, obeys the cancel.
+
+        A newer preemption, if its grace may end in a withdrawal too, is withdrawn together with the older
+        one, because the command has not ended within the grace of that one.
+        """
+        taken = self._stops.withdraw()
+        is_obeyed = taken is not None and taken["follow"] != "withdraw"
+        self._termination.withdraw("" if taken is None or is_obeyed else taken["id"])
+        if taken is not None and is_obeyed:
+            self._obey(taken)
+        if self._termination.cause is None:
+            self._child.continue_shells()
+
+    def _wind_down(self) -> None:
+        """Reads the last output, ends leftover processes, and waits briefly for SIGTERM from a shutdown."""
+        child = self._child
+        self._cause = self._termination.cause
+        self._output.close_command_end()
+        self._drain()
+        # When a machine shuts down, SIGTERM reaches the command and the runner one after the other.
+        machine_may_come = child.exit_code != 0 and self._cause is None
+        machine_until = child.ended + _MACHINE_GAP_S
+        rest = self._find_leftovers()
+        while True:
+            now = time.monotonic()
+            if machine_may_come and self._signals.take(pending_signals.TERM):
+                self._cause, machine_may_come = "machine", False
+            if self._signals.take(pending_signals.CHLD):
+                child.reap()
+            self._tighten(rest)
+            machine_may_come = machine_may_come and now < machine_until
+            look_again_s = None if rest is None else rest.step(now)
+            waits = [] if look_again_s is None else [look_again_s]
+            if machine_may_come:
+                waits.append(machine_until - now)
+            if not waits:
+                break
+            self._poller.wait(min(waits))
+        if rest is not None:
+            self._survivors = rest.survivors
+            self._drain()
+        if self._cause == "machine" and child.exit_code == 0:
+            # The command succeeded in spite of SIGTERM, so it was not interrupted.
+            self._cause = None
+
+    def _tighten(self, rest: Leftovers | Descendants | None) -> None:
+        """Gives the processes of a command that was asked to end the rest of its grace period."""
+        if self._cause is None:
+            return
+        if self._signals.take(pending_signals.USR1):
+            self._check_stop_file()
+            self._cause = self._termination.cause
+        if rest is not None and self._termination.deadline is not None:
+            rest.kill_at(self._termination.deadline)
+
+    def _drain(self) -> None:
+        end = time.monotonic() + _DRAIN_S
+        while not self._output.ended and time.monotonic() < end:
+            if not self._poller.wait(_QUIET_S):
+                return
+
+    def _shortage(self) -> int | None:
+        """Returns the errno of the shortage that prevented the command from beginning; None if none did.
+
+        A shell that cannot fork does not report the errno. This method then starts processes to find out.
+        """
+        child = self._child
+        not_tried = self._cause is not None or not child.spawned
+        if child.began or not_tried or child.shortage is not None:
+            return child.shortage
+        try:
+            from .shortage import start_error
+        except (ImportError, OSError):
+            return None
+        number = start_error(_PROCESSES_NEEDED)
+        if number is not None:
+            detail = f" ({child.message})" if child.message else ""
+            child.fail(f"no process could be started: {os.strerror(number)}{detail}", number=number)
+        return child.shortage
+
+    def _publish(self) -> None:
+        child = self._child
+        shortage = self._shortage()
+        message = child.message or self._log.problem
+        duration_s = child.ended - child.spawned
+        ended_ago_s = time.monotonic() - child.ended if child.ended else 0.0
+        text = describe_outcome(self._cause, child.began, child.exit_code, child.signal)
+        count = self._log.lost_bytes
+        lost = f", {count} byte{'' if count == 1 else 's'} of output lost" if count else ""
+        left = f", still running: {' '.join(map(str, self._survivors))}" if self._survivors else ""
+        if child.message and child.exit_code is None and child.signal is None:
+            self._log.write_line(child.message)  # command.sh has already written the message
+        self._log.write_line(f"--- {text}, after {duration_s:.1f} s{lost}{left}")
+        self._result.publish(
+            {
+                "token": self._spec["token"],
+                "cause": self._cause,
+                "exit_code": child.exit_code,
+                "signal": child.signal,
+                "began": child.began,
+                "survivors": self._survivors,
+                "started_at": child.started_at,
+                "ended_at": time.time() - ended_ago_s,
+                "lost_bytes": self._log.lost_bytes,
+                "oom_kills": self._oom.kills(),
+                "shortage": shortage,
+                "message": message,
+                "failure": child.failure,
+                "claimed_gpu": self._gpus.claimed_gpu,
+                "claimed_by": self._gpus.claimed_by,
+                "watched": self._spec.get("watch") is not None,
+            }
+        )
+        if self._output.mirror is not None:
+            self._output.mirror.restore()
