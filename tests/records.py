@@ -20,7 +20,7 @@ def job_record(**values: Any) -> JobRecord:
         "not_before_boot": None, "boot_id": None, "line_wait": None,
         "min_vram_mib": None, "oom_retries_used": 0, "fail_retries_used": 0,
         "unmet_parents": 0, "failed_parents": 0, "recoveries": 0, "cleared_at": None,
-        "checkpoint": None, "resume_from": None, "adopted": None,
+        "checkpoint": None, "resume_from": None, "adopted": None, "queued_at": 900.0,
         "created_at": 900.0, "finished_at": None, **values,
     }  # fmt: skip
     outcome = fields["outcome"]
@@ -62,7 +62,7 @@ def attempt_record(
         "reason": None, "survivors": (), "log": "/logs/3.log", "session": "gpujob_0_echo_3",
         "window_closed": False, "created_at": 940.0, "started_at": 950.0, "ended_at": None,
         "resumed_from": None, "watched_pid": None, "watched_ticks": None, "preempted_for": None,
-        "follows_preemption": False, **values,
+        "follows_preemption": False, "queue_priority": 200, "queue_position": 1, **values,
     }  # fmt: skip
     return AttemptRecord(**{**fields, "outcome": fields["outcome"] and Outcome(fields["outcome"])})
 
@@ -78,7 +78,8 @@ def gpu_record(**values: Any) -> GpuRecord:
     fields: dict[str, Any] = {
         "uuid": "A", "index": 0, "name": "H200", "total_mib": 1000, "paused": False,
         "used_mib": 10, "load_percent": 0.0, "fault": None, "sampled_at": 5.0, "processes": None,
-        "loads": (), "foreign_peaks": (), "foreign_loads": (), "foreign_load_boot": None, **values,
+        "loads": (), "foreign_peaks": (), "foreign_loads": (), "foreign_load_boot": None,
+        "usable_since": None, **values,
     }  # fmt: skip
     return GpuRecord(**fields)
 
