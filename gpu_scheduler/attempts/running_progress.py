@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from gpu_scheduler.attempts.progress_source import progress_source
 from gpu_scheduler.clock import Clock
+from gpu_scheduler.core.model.now import Now
+from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.progress.eta import JobProgress
+from gpu_scheduler.core.scheduling.facts import Attempt
 from gpu_scheduler.progress.job_progress import ProgressReader, ProgressSource
 from gpu_scheduler.store.records import AttemptRecord
 from gpu_scheduler.store.store import Store
@@ -112,3 +116,21 @@ class RunningProgress:
             with self._changed:
                 self._known, self._wanted, self._read_at = known, None, self._clock.now().boot
                 self._changed.notify_all()
+
+
+def with_remaining_times(
+    attempts: Iterable[Attempt], known: Mapping[int, JobProgress], now: Now
+) -> tuple[Attempt, ...]:
+    """Returns the attempts, the running ones with the time until they finish, if their progress shows it.
+
+    known: the progress by attempt id.
+    """
+
+    def remaining_s(attempt: Attempt) -> float | None:
+        progress = known.get(attempt.attempt_id)
+        if progress is None or progress.finish_at is None or attempt.state is not AttemptState.RUNNING:
+            return None
+        left = progress.finish_at - now.wall
+        return left if left > 0 else None
+
+    return tuple(replace(one, remaining_s=remaining_s(one)) if known else one for one in attempts)

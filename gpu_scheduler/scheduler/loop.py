@@ -30,6 +30,7 @@ from gpu_scheduler.health.storage_monitor import StorageMonitor
 from gpu_scheduler.scheduler.read_facts import read_facts
 from gpu_scheduler.store.measurements import LearnedNeedsReader
 from gpu_scheduler.store.queue_starts import QueueStartsReader
+from gpu_scheduler.store.run_times import RunTimesReader
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.store.writer import StoreWriter
 
@@ -74,6 +75,7 @@ class Loop:
         self.stop_requested = False
         self.sample_wanted = False
         self._starts = QueueStartsReader(store)
+        self._run_times = RunTimesReader(store)
         self._learned = LearnedNeedsReader(store, settings.spike_buffer)
         self._logged: set[str] = set()
         self._line_waits: Mapping[int, WaitReason] | None = None
@@ -94,7 +96,8 @@ class Loop:
         facts = read_facts(
             self.store, self.watch, self._executors, self.config, self.settings, now, issue,
             placing=self.placing, learned=self._learned if self.store.learning else None,
-            starts=self._starts, lock_folder=self.lock_folder,
+            starts=self._starts, run_times=self._run_times, progress=self.progress,
+            lock_folder=self.lock_folder,
         )  # fmt: skip
         # If this scheduler no longer owns the folder, it must not record what it observed there.
         self.check_owner()

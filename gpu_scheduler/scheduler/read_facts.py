@@ -8,6 +8,7 @@ from pathlib import Path
 
 from gpu_scheduler.attempts.executor import AttemptRef, Executors
 from gpu_scheduler.attempts.observe import attempt_ref, observe_attempt, runner_pids
+from gpu_scheduler.attempts.running_progress import RunningProgress, with_remaining_times
 from gpu_scheduler.attempts.sweep import processes_of, recorded_command
 from gpu_scheduler.claims.foreign_claims import LockReading, read_locks_of
 from gpu_scheduler.core.model.now import Now
@@ -15,7 +16,7 @@ from gpu_scheduler.core.model.request import JobFact, Request
 from gpu_scheduler.core.scheduling.facts import AdoptedJob, Attempt, Facts, PendingGroup
 from gpu_scheduler.core.scheduling.needs import LlmConfig, ResourceSpec
 from gpu_scheduler.core.scheduling.reconcile_attempt import needs_process_scan
-from gpu_scheduler.core.scheduling.settings import Settings
+from gpu_scheduler.core.scheduling.settings import QueueOrder, Settings
 from gpu_scheduler.gpus.watch import GpuWatch, watched_processes, with_stored_values
 from gpu_scheduler.runner.membership import RecordedCommand
 from gpu_scheduler.store.adopted_jobs import jobs_to_watch
@@ -28,6 +29,7 @@ from gpu_scheduler.store.queue_starts import QueueStartsReader
 from gpu_scheduler.store.records import ActiveAttemptRecord
 from gpu_scheduler.store.requests import open_requests
 from gpu_scheduler.store.reservations import queue_reservation, reserved_jobs
+from gpu_scheduler.store.run_times import RunTimesReader
 from gpu_scheduler.store.store import Store
 
 #: Maximum number of jobs that a round reads from one pending group. If it starts them all, another round
@@ -47,12 +49,15 @@ def read_facts(
     placing: bool = True,
     learned: LearnedNeedsReader | None = None,
     starts: QueueStartsReader | None = None,
+    run_times: RunTimesReader | None = None,
+    progress: RunningProgress | None = None,
     lock_folder: Path | None = None,
 ) -> Facts:
     """Returns all facts on which the decisions of one round are based.
 
     placing: whether jobs may be started. learned: the reader of learned needs; None if needs are not learned.
-    starts: the reader of the starts that overtook waiting jobs; None to read all of them.
+    starts, run_times: the readers of the starts that overtook waiting jobs, and of the run times; None to
+    read all of them. progress: that of the running attempts; None if it is not looked for.
     lock_folder: the folder with the lock files of the GPUs; None if there is none.
     """
     managed = store.gpus()
@@ -63,6 +68,11 @@ def read_facts(
     records = store.active_attempts()
     refs = {record.token: attempt_ref(store, record) for record in records}
     attempts = _attempts(store, executors, records, refs, now)
+    pending = _pending_groups(store, now) if placing else ()
+    reservation = queue_reservation(store) if placing else None
+    if progress is not None and pending and settings.queue_order is QueueOrder.RESERVE:
+        known = progress.read(records) if reservation is None else progress.read_now(records)
+        attempts = with_remaining_times(attempts, known, now)
     tokens = {attempt.token: attempt.attempt_id for attempt in attempts}
 
     def command_of(token: str) -> RecordedCommand | None:
@@ -93,11 +103,12 @@ def read_facts(
         probe_error=watch.failure,
         storage_issue=health_issue,
         attempts=attempts,
-        pending_groups=_pending_groups(store, now) if placing else (),
+        pending_groups=pending,
         adopted_jobs=_adopted_jobs(store, now),
         reserved_jobs=tuple(reserved_jobs(store, now)) if placing else (),
-        queue_reservation=queue_reservation(store) if placing else None,
+        queue_reservation=reservation,
         overtakes=(starts or QueueStartsReader(store)).overtakes(),
+        run_times=(run_times or RunTimesReader(store)).run_times(),
         gpu_time=gpu_time(store, now.wall),
         requests=requests,
         jobs=_target_jobs(store, {request.target for request in requests}),

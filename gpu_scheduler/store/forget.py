@@ -1,6 +1,7 @@
 """Forgets all jobs of a store.
 
-It keeps the GPUs and their pauses, the measured usage of attempts, and the working directories of jobs files.
+It keeps the GPUs and their pauses, the measured usage and run times of attempts, and the working directories
+of jobs files.
 Job ids are never reused.
 """
 

@@ -30,6 +30,7 @@ from gpu_scheduler.core.scheduling.accounting import Allocation, declared_mib
 from gpu_scheduler.store.database import insert
 from gpu_scheduler.store.measurements import record_measurement
 from gpu_scheduler.store.records import AllocationRecord, AttemptRecord
+from gpu_scheduler.store.run_times import record_run_time
 from gpu_scheduler.store.write_context import WriteContext
 from gpu_scheduler.store.write_jobs import NO_STOP, change_job_state, checkpoint_json, reason_json
 
@@ -199,6 +200,7 @@ def finish_attempt(context: WriteContext, action: act.FinishAttempt) -> None:
     )  # fmt: skip
     attempt, job = context.store.attempt_with_job(action.attempt_id)
     record_measurement(context.db, attempt, job, context.now.wall)
+    record_run_time(context.db, attempt, job, context.now.wall)
     raised: dict[str, Any] = {}
     if action.min_vram_mib is not None:
         key = context.store.spec_key(job.spec, action.min_vram_mib)

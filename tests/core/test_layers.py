@@ -19,8 +19,8 @@ STORE = tuple(
     for name in (
         "accepted_lines", "adopted_jobs", "ancestors", "data_dir", "database", "dependencies", "environments",
         "events", "gpu_kind", "job_lists", "jobs_files", "location", "measurements", "new_store",
-        "pending_groups", "permissions", "read_only", "records", "requests", "reservations", "scheduler_lock",
-        "state_file", "store",
+        "pending_groups", "permissions", "read_only", "records", "requests", "reservations", "run_times",
+        "scheduler_lock", "state_file", "store",
     )
 )  # fmt: skip
 

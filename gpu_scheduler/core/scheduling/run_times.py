@@ -70,7 +70,7 @@ class Estimate:
         upper = math.inf
         if self.predicted_s is not None:
             enough = len(self.ratios) >= MIN_RUNS
-            upper = self.predicted_s * (_upper_quantile(self.ratios) if enough else _ASSUMED_SPREAD)
+            upper = self.predicted_s * (upper_quantile(self.ratios) if enough else _ASSUMED_SPREAD)
         return upper if self.timeout_s is None else min(upper, self.timeout_s)
 
     def remaining_s(self, age_s: float) -> float:
@@ -85,7 +85,7 @@ class Estimate:
         else:
             above = self.ratios[bisect_right(self.ratios, age_s / self.predicted_s) :]
             if len(above) >= MIN_RUNS:
-                left = self.predicted_s * median(above) - age_s
+                left = self.predicted_s * _middle(above) - age_s
             elif age_s < self.predicted_s:
                 left = self.predicted_s - age_s
             else:
@@ -101,37 +101,62 @@ class RunTimeEstimates(Protocol):
 
 
 @dataclass(frozen=True)
-class ClassRunTimes:
-    """The completed runs of a workload class.
+class Prediction:
+    """The median run time of earlier runs, from which a job's own is predicted.
 
-    runs: their number. median_s: None if there are fewer than MIN_RUNS. by_identity: the median for each
-    identity. ratios: the sorted ratios of actual run times to those predicted from the runs before.
+    runs: the number of these runs. is_of_identity: whether they had the identity of the job; otherwise, they
+    are those of its workload class.
     """
 
+    seconds: float
     runs: int
-    median_s: float | None
-    by_identity: Mapping[str, float]
-    ratios: tuple[float, ...]
+    is_of_identity: bool
 
-    @classmethod
-    def of(cls, runs: Sequence[tuple[str, float]]) -> ClassRunTimes:
-        """Returns the values for these runs, oldest first: the identity and the seconds of each."""
+
+@dataclass(frozen=True)
+class ClassRunTimes:
+    """The completed runs of a workload class, oldest first: the identity and the seconds of each.
+
+    The rest is computed when it is first needed, because a round needs few classes.
+    """
+
+    runs: tuple[tuple[str, float], ...]
+
+    def prediction(self, identity: str) -> Prediction | None:
+        """Returns the prediction for a job of this class; None if there are too few runs."""
+        same = self._by_identity.get(identity)
+        if same:
+            return Prediction(_middle(same), len(same), is_of_identity=True)
+        if self.median_s is None:
+            return None
+        return Prediction(self.median_s, len(self.runs), is_of_identity=False)
+
+    @cached_property
+    def median_s(self) -> float | None:
+        """The median of all runs; None if there are fewer than MIN_RUNS."""
+        return median(seconds for _, seconds in self.runs) if len(self.runs) >= MIN_RUNS else None
+
+    @cached_property
+    def ratios(self) -> tuple[float, ...]:
+        """The sorted ratios of actual run times to those predicted from the runs before them."""
         every: list[float] = []
         same: dict[str, list[float]] = {}
-        ratios: list[float] = []
-        for identity, seconds in runs:
+        found: list[float] = []
+        for identity, seconds in self.runs:
             before = same.setdefault(identity, [])
-            predicted = median(before) if before else median(every) if len(every) >= MIN_RUNS else None
-            if predicted:
-                insort(ratios, seconds / predicted)
+            if before or len(every) >= MIN_RUNS:
+                found.append(seconds / _middle(before or every))
             insort(before, seconds)
             insort(every, seconds)
-        return cls(
-            len(runs),
-            median(every) if len(every) >= MIN_RUNS else None,
-            {identity: median(listed) for identity, listed in same.items()},
-            tuple(ratios),
-        )
+        return tuple(sorted(found))
+
+    @cached_property
+    def _by_identity(self) -> Mapping[str, Sequence[float]]:
+        """The sorted run times of each identity."""
+        same: dict[str, list[float]] = {}
+        for identity, seconds in self.runs:
+            insort(same.setdefault(identity, []), seconds)
+        return same
 
 
 @dataclass(frozen=True)
@@ -140,17 +165,27 @@ class RunTimes:
 
     classes: Mapping[str, ClassRunTimes] = field(default_factory=dict)
 
+    def prediction(self, key: RunTimeKey) -> Prediction | None:
+        """Returns the prediction for the job with this key; None if there are too few runs."""
+        known = self.classes.get(key.workload_class)
+        return None if known is None else known.prediction(key.identity)
+
     def estimate(self, key: RunTimeKey | None) -> Estimate:
         """Returns the estimate for the job with this key; without a key, that of an unknown job."""
         if key is None:
             return Estimate()
-        known = self.classes.get(key.workload_class)
-        if known is None:
+        predicted = self.prediction(key)
+        if predicted is None:
             return Estimate(timeout_s=key.timeout_s)
-        predicted = known.by_identity.get(key.identity, known.median_s)
-        return Estimate(predicted or None, known.ratios, key.timeout_s)
+        return Estimate(predicted.seconds, self.classes[key.workload_class].ratios, key.timeout_s)
 
 
-def _upper_quantile(values: Sequence[float]) -> float:
-    """Returns the upper quantile of sorted values by the nearest-rank method."""
+def upper_quantile(values: Sequence[float]) -> float:
+    """Returns the value of sorted ones below which nine of ten are, by the nearest-rank method."""
     return values[max(0, math.ceil(UPPER_QUANTILE * len(values)) - 1)]
+
+
+def _middle(values: Sequence[float]) -> float:
+    """Returns the median of sorted values."""
+    half = len(values) // 2
+    return values[half] if len(values) % 2 else (values[half - 1] + values[half]) / 2

@@ -23,6 +23,18 @@ CREATE TABLE run_time (                             -- completed attempts that s
     seconds        REAL NOT NULL
 );
 CREATE INDEX run_time_class ON run_time (workload_class, id);
+-- The measurements name the classes of earlier attempts, but not the attempts. Equal seconds identify them.
+WITH completed AS MATERIALIZED (
+    SELECT job.identity, attempt.ended_at, attempt.ended_at - attempt.started_at AS seconds
+    FROM attempt JOIN job ON job.id = attempt.job_id
+    WHERE attempt.outcome = 'completed' AND attempt.resumed_from IS NULL AND job.checkpoint IS NULL
+)
+INSERT INTO run_time (workload_class, identity, at, seconds)
+SELECT measurement.workload_class, completed.identity, measurement.at, measurement.seconds
+FROM measurement JOIN completed ON completed.seconds = measurement.seconds
+    AND completed.ended_at BETWEEN measurement.at - 3600.0 AND measurement.at + 1.0
+WHERE measurement.outcome = 'completed' AND measurement.seconds > 0
+GROUP BY measurement.id ORDER BY measurement.id;
 
 CREATE TABLE gpu_time (                             -- GPU-seconds in each hour of wall time
     hour            INTEGER PRIMARY KEY,            -- hours since 1970
