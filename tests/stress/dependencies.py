@@ -10,8 +10,6 @@ In the negative control, rounds ignore dependencies, and a trigger of the store 
 
 from __future__ import annotations
 
-import signal
-import subprocess
 from pathlib import Path
 
 from gpu_scheduler.store.requests import add_request
@@ -25,9 +23,9 @@ from tests.stress.dependency_judge import (
 from tests.stress.dependency_state import BY, judge_completion, judge_inserted, judge_lines, judge_rest
 from tests.stress.dependency_trace import JobsTrace
 from tests.stress.dependent_jobs import DependentUser
-from tests.stress.dying_scheduler import DIES_AT, IGNORES_PARENTS
-from tests.stress.gated import end_scheduler
-from tests.stress.harness import Stage, environment, kill, pause, runner_pids, scheduler
+from tests.stress.dying_run import DyingRun
+from tests.stress.dying_scheduler import IGNORES_PARENTS
+from tests.stress.harness import environment, kill, pause, runner_pids, scheduler
 from tests.stress.part import Findings, Order
 
 _PROGRAM = "tests.stress.dying_scheduler"
@@ -50,37 +48,24 @@ def dependencies(order: Order) -> Findings:
     return run.found
 
 
-class _Run:
+class _Run(DyingRun):
     """One folder with its schedulers, its user and its store."""
 
     def __init__(self, order: Order) -> None:
-        self.found = Findings()
-        self._dice = order.rng("dependencies")
-        env = {**environment(), DIES_AT: "0"}
+        env = environment()
         if order.is_control:
             env[IGNORES_PARENTS] = "1"
-        (order.folder / "jobs.txt").touch()
         command = scheduler(order.folder, "--recover", program=_PROGRAM)
-        self._stage = Stage(order.folder, command=command, env=env)
-        end_scheduler(self._stage.start())
-        self._store = self._stage.store()
+        super().__init__(order, "dependencies", command, env)
         install_triggers(self._store)
         if order.is_control:
             self._store.db.connection.execute("DROP TRIGGER parent_finished")
         self.user = DependentUser(self._stage, self._store, self._dice)
-        self._scheduler: subprocess.Popen[bytes] | None = None
-
-    def close(self) -> None:
-        """Ends the scheduler and closes the store."""
-        if self._scheduler is not None:
-            end_scheduler(self._scheduler, signal.SIGKILL)
-        self._store.close()
 
     def live_and_die(self) -> None:
         """Starts a scheduler, lets the user act, and kills the scheduler if it has not died at a step."""
         dice = self._dice
-        self._stage.env[DIES_AT] = str(dice.choice((0, dice.randint(1, 40), dice.randint(1, 200))))
-        self._scheduler = self._stage.start(ready=False)
+        self._start(0, dice.randint(1, 40), dice.randint(1, 200))
         self.user.submit(dice.randint(3, 9))
         if dice.random() < 0.5:
             self.user.edit()
@@ -90,8 +75,7 @@ class _Run:
             if dice.random() < 0.06:
                 self._kill_runners(runner_pids(self._stage.folder)[-1:])
         judge_counts(self._store, self.found)
-        self.found.count("died at a step", int(self._scheduler.poll() is not None))
-        end_scheduler(self._scheduler, signal.SIGKILL)
+        self._kill()
         if dice.random() < 0.2:
             self._kill_runners(runner_pids(self._stage.folder))
             self._kill_commands()
@@ -109,7 +93,7 @@ class _Run:
 
     def end(self) -> None:
         """Lets a scheduler run all jobs that can run, and judges the state that it leaves."""
-        self._drain()
+        self._drain(_DRAIN_TIMEOUT_S)
         judge_skips(self._store, self.found)
         judge_rest(self._store, self.found)
         wrong = judge_lines(self._store, self._stage.jobs_file, self.found)
@@ -125,17 +109,10 @@ class _Run:
                 self.user.correct({line.number for line in wrong})
             if not self._requeue_all() and not wrong:
                 break
-            self._drain()
+            self._drain(_DRAIN_TIMEOUT_S)
         judge_completion(self._store, self.found)
         self._judge()
         judge_starts(self._store, JobsTrace.read(self._stage.trace), self.found)
-
-    def _drain(self) -> None:
-        self._stage.env[DIES_AT] = "0"
-        try:
-            self._stage.drain(_DRAIN_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self.found.fault("stuck", self._stage.output_file.read_text()[-2000:])
 
     def _requeue_all(self) -> int:
         """Requests a release or retry of every held or unsuccessful job. Returns the number of requests."""

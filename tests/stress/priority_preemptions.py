@@ -6,16 +6,13 @@ it. In the negative control, a trigger of the store deletes each reservation.
 
 from __future__ import annotations
 
-import signal
-import subprocess
 import sys
 from collections import Counter
 
 from gpu_scheduler.core.model.states import JobState, Outcome
 from tests.loop.preemption_judge import history_faults
-from tests.stress.dying_scheduler import DIES_AT
-from tests.stress.gated import end_scheduler
-from tests.stress.harness import Stage, environment, pause, scheduler
+from tests.stress.dying_run import DyingRun
+from tests.stress.harness import environment, pause, scheduler
 from tests.stress.part import Findings, Order
 
 #: Run as `python job.py FOLDER N SECONDS SAVE_S`. If SAVE_S is negative, the job ignores SIGTERM.
@@ -60,46 +57,32 @@ def jobs(order: Order) -> Findings:
     return run.found
 
 
-class _Run:
+class _Run(DyingRun):
     """One folder with its schedulers and jobs."""
 
     def __init__(self, order: Order) -> None:
-        self.found = Findings()
-        self._dice = order.rng("priority preemptions")
         self._number = 0
         self._touched: set[int] = set()
         folder = order.folder
         (folder / "job.py").write_text(_JOB)
         options = ("--preempt-grace", str(_GRACE_S), "--poll", "0.2")
         command = scheduler(folder, *options, gpus=_GPUS, program="tests.stress.dying_scheduler")
-        self._stage = Stage(folder, command=command, env={**environment(), DIES_AT: "0"})
-        self._stage.jobs_file.touch()
-        end_scheduler(self._stage.start())
-        self._store = self._stage.store()
+        super().__init__(order, "priority preemptions", command, environment())
         if order.is_control:
             self._store.db.connection.execute(
                 "CREATE TRIGGER lost AFTER INSERT ON reservation BEGIN DELETE FROM reservation; END"
             )
-        self._scheduler: subprocess.Popen[bytes] | None = None
-
-    def close(self) -> None:
-        """Ends the scheduler and closes the store."""
-        if self._scheduler is not None:
-            end_scheduler(self._scheduler, signal.SIGKILL)
-        self._store.close()
 
     def live_and_die(self) -> None:
         """Starts a scheduler, adds jobs, cancels one now and then, and kills the scheduler."""
         dice = self._dice
-        self._stage.env[DIES_AT] = str(dice.choice((0, dice.randint(10, 150), dice.randint(60, 400))))
-        self._scheduler = self._stage.start(ready=False)
+        self._start(0, dice.randint(10, 150), dice.randint(60, 400))
         for _ in range(dice.randint(1, 3)):
             self._stage.append([self._line() for _ in range(dice.randint(1, 4))])
             pause(dice.uniform(0.6, 2.0))
         if dice.random() < 0.2:
             self._cancel()
-        self.found.count("died at a step", int(self._scheduler.poll() is not None))
-        end_scheduler(self._scheduler, signal.SIGKILL)
+        self._kill()
         self.found.count("schedulers")
 
     def _line(self) -> str:
@@ -122,11 +105,7 @@ class _Run:
 
     def end(self) -> None:
         """Lets a scheduler run all jobs to their end, and judges the store and what the jobs wrote."""
-        self._stage.env[DIES_AT] = "0"
-        try:
-            self._stage.drain(_DRAIN_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self.found.fault("stuck", self._stage.output_file.read_text()[-2000:])
+        self._drain(_DRAIN_TIMEOUT_S)
         counts: Counter[str] = Counter()
         for text in history_faults(self._store, self._touched, counts):
             self.found.fault("history", text)
