@@ -62,6 +62,20 @@ def runner_of(world: World, job_id: int) -> tuple[int, int]:
         return runner.pid, store.attempts(job_id)[-1].number
 
 
+def adopt(world: World, training: Process) -> int:
+    """Starts a scheduler that adopts the training run; returns the pid of the runner that watches it."""
+    world.start()
+    world.run_ok("adopt", str(training.pid))
+    return runner_of(world, 1)[0]
+
+
+def adopt_unwatched(world: World, training: Process) -> None:
+    """Lets a scheduler adopt the training run, and kills the scheduler and the runner."""
+    runner = adopt(world, training)
+    world.end_scheduler(signal.SIGKILL)
+    os.kill(runner, signal.SIGKILL)
+
+
 def test_a_training_run_is_adopted_and_the_next_job_waits_for_it(world: World, training: Process) -> None:
     world.start()
     world.run_ok("pause", "2,3")
@@ -112,11 +126,7 @@ def test_the_process_survives_kills_of_the_scheduler_and_of_its_watcher(
 
 
 def test_a_reused_pid_is_not_the_adopted_process(world: World, training: Process) -> None:
-    world.start()
-    world.run_ok("adopt", str(training.pid))
-    runner, _ = runner_of(world, 1)
-    world.end_scheduler(signal.SIGKILL)
-    os.kill(runner, signal.SIGKILL)
+    adopt_unwatched(world, training)
     # The process has ended, and this one got its pid.
     home = DataDir.of(str(world.folder / world.state))
     with closing(Store(home)) as store, store.db.transaction() as db:
@@ -161,11 +171,7 @@ def test_stop_and_cancel_all_leave_the_process_alone_and_cancel_ends_it(
 def test_a_cancel_that_no_watcher_can_carry_out_waits_for_the_next_scheduler(
     world: World, training: Process
 ) -> None:
-    world.start()
-    world.run_ok("adopt", str(training.pid))
-    runner, _ = runner_of(world, 1)
-    world.end_scheduler(signal.SIGKILL)
-    os.kill(runner, signal.SIGKILL)
+    adopt_unwatched(world, training)
     done = world.cli("cancel", "1")
     assert (done.returncode, done.stdout) == (
         1,
@@ -178,9 +184,7 @@ def test_a_cancel_that_no_watcher_can_carry_out_waits_for_the_next_scheduler(
 
 
 def test_a_restored_store_still_knows_the_process(world: World, training: Process) -> None:
-    world.start()
-    world.run_ok("adopt", str(training.pid))
-    runner, _ = runner_of(world, 1)
+    runner = adopt(world, training)
     world.end_scheduler(signal.SIGKILL)
     home = DataDir.of(str(world.folder / world.state))
     for path in Path(home.folder).glob("*.db*"):
@@ -199,9 +203,7 @@ def test_a_restored_store_still_knows_the_process(world: World, training: Proces
 def test_a_preemption_whose_watcher_dies_is_carried_out_by_the_next_one(
     world: World, training: Process
 ) -> None:
-    world.start()
-    world.run_ok("adopt", str(training.pid))
-    runner, _ = runner_of(world, 1)
+    runner = adopt(world, training)
     os.kill(runner, signal.SIGSTOP)
     with ThreadPoolExecutor() as pool:
         asked = pool.submit(world.cli, "preempt", "1", "--force")
@@ -213,11 +215,7 @@ def test_a_preemption_whose_watcher_dies_is_carried_out_by_the_next_one(
 
 
 def test_a_process_that_nothing_watches_cannot_be_preempted(world: World, training: Process) -> None:
-    world.start()
-    world.run_ok("adopt", str(training.pid))
-    runner, _ = runner_of(world, 1)
-    world.end_scheduler(signal.SIGKILL)
-    os.kill(runner, signal.SIGKILL)
+    adopt_unwatched(world, training)
     done = world.cli("preempt", "1")
     assert done.returncode == 1
     assert "job 1 is an adopted process that no runner watches now; try again when" in done.stderr

@@ -10,6 +10,7 @@ from pathlib import Path
 from gpu_scheduler.attempts.executor import Executor, Executors
 from gpu_scheduler.attempts.launch import Launcher
 from gpu_scheduler.attempts.log_folder import LogFolder
+from gpu_scheduler.attempts.sweep import sweep
 from gpu_scheduler.claims.lock_folder import ClaimFolder, find_lock_folder
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.config import StartOptions
@@ -27,6 +28,8 @@ from gpu_scheduler.store.writer import StoreWriter
 from tests.waiting import wait_for
 
 SETTINGS = Settings(launch_deadline_s=3.0, assign_retry_wait_s=0.05, grace_s=1.0, max_assign_attempts=3)
+#: Preempted jobs have more time than a test takes.
+PREEMPTING = replace(SETTINGS, preempt_grace_s=30.0)
 
 
 class Rig:
@@ -127,3 +130,8 @@ class Rig:
         [pid] = [a.status.pid for a in self.tick().attempts if a.job_id == job_id and a.state.is_open]
         assert pid is not None
         return pid
+
+    def end_processes(self) -> None:
+        """Ends the processes that attempts have left."""
+        for row in self.store.active_attempts():
+            sweep(self.store.data_dir.attempt_folder(row), row.token, term_s=0.0)

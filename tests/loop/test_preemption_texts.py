@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,6 @@ from gpu_scheduler.app.diagnosis import diagnose
 from gpu_scheduler.app.job_detail import job_detail as detail_of
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.app.status import StatusQuery, status
-from gpu_scheduler.attempts.sweep import sweep
 from gpu_scheduler.core.model.event import EventKind
 from gpu_scheduler.core.model.finding import Check, Finding
 from gpu_scheduler.core.model.states import JobState
@@ -22,7 +20,7 @@ from gpu_scheduler.store.events import events_of_job
 from gpu_scheduler.views import job_detail, status_text, why
 from gpu_scheduler.views.event_messages import message_of
 from gpu_scheduler.views.wait_text import job_reason_text
-from tests.loop.rig import SETTINGS, Rig
+from tests.loop.rig import PREEMPTING, SETTINGS, Rig
 
 SLEEP = "exec sleep 60"
 #: Ignores the signal of a preemption.
@@ -32,10 +30,9 @@ LOW, HIGH = 300, 100
 
 @pytest.fixture
 def rig(tmp_path: Path) -> Iterator[Rig]:
-    made = Rig(tmp_path, gpus=2, settings=replace(SETTINGS, preempt_grace_s=30.0))
+    made = Rig(tmp_path, gpus=2, settings=PREEMPTING)
     yield made
-    for row in made.store.active_attempts():
-        sweep(made.store.data_dir.attempt_folder(row), row.token, term_s=0.0)
+    made.end_processes()
 
 
 def running(rig: Rig, command: str, **values: object) -> int:

@@ -13,7 +13,6 @@ from gpu_scheduler.app.job_views import job_view
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.app.view_context import context_of
 from gpu_scheduler.attempts.executor import LaunchError
-from gpu_scheduler.attempts.sweep import sweep
 from gpu_scheduler.core.model.event import EventKind
 from gpu_scheduler.core.model.states import AttemptState, JobState, Outcome
 from gpu_scheduler.store.events import events_of_job
@@ -22,7 +21,7 @@ from gpu_scheduler.store.reservations import reserved_jobs
 from gpu_scheduler.views.event_messages import message_of
 from gpu_scheduler.views.reason_text import reason_text
 from gpu_scheduler.views.wait_text import job_reason_text
-from tests.loop.rig import SETTINGS, Rig
+from tests.loop.rig import PREEMPTING, Rig
 
 SLEEP = "exec sleep 60"
 LOW, HIGH = 300, 100
@@ -30,10 +29,9 @@ LOW, HIGH = 300, 100
 
 @pytest.fixture
 def rig(tmp_path: Path) -> Iterator[Rig]:
-    made = Rig(tmp_path, gpus=2, settings=replace(SETTINGS, preempt_grace_s=30.0))
+    made = Rig(tmp_path, gpus=2, settings=PREEMPTING)
     yield made
-    for row in made.store.active_attempts():
-        sweep(made.store.data_dir.attempt_folder(row), row.token, term_s=0.0)
+    made.end_processes()
 
 
 def start_both(rig: Rig, command: str = SLEEP, **values: object) -> tuple[int, int]:

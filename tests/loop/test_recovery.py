@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from gpu_scheduler.attempts.folder_status import observe
-from gpu_scheduler.attempts.sweep import sweep
 from gpu_scheduler.core.model.dependency import Dependency, DependencyKind
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
@@ -36,8 +35,7 @@ WAITING = "echo x >> ran; until [ -e go ]; do sleep 0.02; done"
 def rig(tmp_path: Path) -> Iterator[Rig]:
     made = Rig(tmp_path)
     yield made
-    for row in made.store.active_attempts():
-        sweep(made.store.data_dir.attempt_folder(row), row.token, term_s=0.0)
+    made.end_processes()
 
 
 def restarted(rig: Rig, *, recover: bool = False) -> Rig:

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.attempts.sweep import sweep
 from gpu_scheduler.core.model.checkpoint import Checkpoint
 from gpu_scheduler.store.records import AttemptRecord, JobRecord
 from gpu_scheduler.store.requests import add_request, request_answer
@@ -44,8 +43,7 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
     (tmp_path / "train.py").write_text(TRAIN)
     made = Rig(tmp_path)
     yield made
-    for row in made.store.active_attempts():
-        sweep(made.store.data_dir.attempt_folder(row), row.token, term_s=0.0)
+    made.end_processes()
 
 
 def add_training(rig: Rig, *words: str, **values: object) -> int:
