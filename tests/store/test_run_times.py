@@ -126,8 +126,18 @@ def test_reads_only_the_classes_with_new_runs(store: Store) -> None:
     assert second.classes[u] is first.classes[u]
 
 
+def test_keeps_the_newest_runs_of_all_classes(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_times, "KEPT", 3)
+    reader = RunTimesReader(store)
+    for number in range(1, 6):
+        ran(store, f"bash job_{number}.sh", float(number))
+        known = reader.run_times().classes
+    assert [seconds for _, seconds in recorded(store)] == [3.0, 4.0, 5.0]
+    assert [one.runs[0][1] for one in known.values()] == [3.0, 4.0, 5.0]
+
+
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-@given(st.lists(st.tuples(st.sampled_from("tuv"), st.booleans()), max_size=12))
+@given(st.lists(st.tuples(st.sampled_from("tuvw"), st.booleans()), max_size=20))
 def test_a_reader_that_has_followed_all_runs_knows_the_same_as_a_new_one(
     store: Store, steps: list[tuple[str, bool]]
 ) -> None:
@@ -135,6 +145,7 @@ def test_a_reader_that_has_followed_all_runs_knows_the_same_as_a_new_one(
     for number, (name, is_read) in enumerate(steps, 1):
         with store.db.transaction(synced=False), pytest.MonkeyPatch.context() as patch:
             patch.setattr(run_times, "KEPT_PER_CLASS", 3)
+            patch.setattr(run_times, "KEPT", 6)
             ran(store, f"python {name}.py", float(number))
         if is_read:
             reader.run_times()
