@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal
 
-from gpu_scheduler.core.scheduling.settings import Settings
+from gpu_scheduler.core.scheduling.settings import QueueOrder, Settings
 
 if TYPE_CHECKING:
     from gpu_scheduler.core.model.job_spec import CudaIds
@@ -64,10 +64,14 @@ class StartOptions(Settings):
     def from_values(cls, values: Mapping[str, Any]) -> StartOptions:
         """Builds the options from values by name.
 
-        An option whose value is None or missing gets its default. Other names are ignored.
+        An option whose value is None or missing gets its default. Other names are ignored. The queue order
+        may be given as text.
         """
         names = (field.name for field in fields(cls))
-        return cls(**{name: values[name] for name in names if values.get(name) is not None})
+        given = {name: values[name] for name in names if values.get(name) is not None}
+        if "queue_order" in given:
+            given["queue_order"] = QueueOrder(given["queue_order"])
+        return cls(**given)
 
     @property
     def simulated(self) -> bool:

@@ -9,6 +9,8 @@ from gpu_scheduler.cli.shared_arguments import DAY_S, flag, gpu_option, probe_op
 
 #: Largest value of --tolerance and --spike-buffer, which are fractions of a job's memory.
 _MAX_FRACTION = 10
+#: Largest value of --aging. Sixteen times as many starts are remembered (core.scheduling.overtakes).
+_MAX_AGING = 64
 
 
 def start(parser: argparse.ArgumentParser) -> None:
@@ -17,6 +19,7 @@ def start(parser: argparse.ArgumentParser) -> None:
     _start_gpus(parser.add_argument_group("GPUs"))
     _start_memory(parser.add_argument_group("job memory"))
     _start_launches(parser.add_argument_group("launches and retries"))
+    _start_queue_order(parser.add_argument_group("queue order"))
     _start_preemption(parser.add_argument_group("preemption"))
     _start_scheduler(parser.add_argument_group("scheduler"))
 
@@ -89,6 +92,20 @@ def _start_launches(group: argparse._ArgumentGroup) -> None:
             type=values.number(0, 3600, minimum=0),
             help="Seconds to wait after a failed launch; the wait doubles after each further"
             " failure")  # fmt: skip
+
+
+def _start_queue_order(group: argparse._ArgumentGroup) -> None:
+    setting(group, "--queue-order", choices=("backfill", "reserve"),
+            help="What becomes of a job that finds too few free GPUs while later jobs start. backfill: every"
+            " job that fits starts; reserve: GPUs are reserved for a job that has been overtaken too"
+            " often")  # fmt: skip
+    setting(group, "--aging", metavar="N", type=values.integer(1, _MAX_AGING),
+            help="Number of times that jobs submitted at least an hour later must overtake a job before GPUs"
+            " are reserved for it; 16 times as often if nothing is known about the end of a job that must"
+            " leave these GPUs")  # fmt: skip
+    setting(group, "--idle-budget", metavar="X", type=values.number(0, 1, minimum=0),
+            help="Time that reserved GPUs may have been idle in the last 7 days, as a fraction of the GPU"
+            " time that jobs got; above it, no new reservation begins")  # fmt: skip
 
 
 def _start_preemption(group: argparse._ArgumentGroup) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,9 @@ import pytest
 from gpu_scheduler.cli.commands import GROUPS
 from gpu_scheduler.cli.parser import parse
 from gpu_scheduler.config import StartOptions
+from gpu_scheduler.core.scheduling.overtakes import REMEMBERED_STARTS
+from gpu_scheduler.core.scheduling.queue_walk import UNKNOWN_END_FACTOR
+from gpu_scheduler.core.scheduling.settings import QueueOrder
 from gpu_scheduler.errors import UsageError
 
 COMMANDS = {
@@ -48,7 +53,7 @@ _ALL_CHANGED = StartOptions(
     max_assign_attempts=2, assign_retry_wait_s=0.0, log_dir="logs", gpu_probe="simulated", simulate="4:80G",
     cuda_ids="visible", conda_sh="c.sh", drain=True, take_over=True, margin_mib=1024, idle_threshold_mib=0,
     spike_buffer=0.2, tolerance=0.0, exclusive=True, oom_retries=3, fail_retries=1, recover=True, learn=True,
-    preempt_at_priority=100, preempt_grace_s=5.0,
+    preempt_at_priority=100, preempt_grace_s=5.0, queue_order=QueueOrder.BACKFILL, aging=3, idle_budget=0.0,
     poll_s=0.5, verbose=True, fresh=True, ignore_old_sessions=True, as_copy=True, trust_files=True,
 )  # fmt: skip
 #: Fields of Settings that no option sets.
@@ -62,10 +67,23 @@ def test_every_option_of_start_sets_its_field() -> None:
         " --max-assign-attempts 2 --assign-retry-wait 0 --log-dir logs --gpu-probe simulated --simulate 4:80G"
         " --cuda-ids visible --conda-sh c.sh --drain --take-over --margin 1G --idle-threshold 0"
         " --spike-buffer 0.2 --tolerance 0 --exclusive --oom-retries 3 --fail-retries 1 --recover --learn"
-        " --preempt-at-priority HIGH --preempt-grace 5"
+        " --preempt-at-priority HIGH --preempt-grace 5 --queue-order backfill --aging 3 --idle-budget 0"
         " --poll 0.5 -v --fresh --ignore-old-sessions --as-copy --trust-files"
     )
     assert StartOptions.from_values(vars(parse(["start", *words.split(" ")]))) == _ALL_CHANGED
+
+
+def test_the_options_of_start_survive_being_recorded() -> None:
+    recorded = StartOptions.from_values(json.loads(json.dumps(asdict(_ALL_CHANGED))))
+    assert recorded == _ALL_CHANGED
+    assert recorded.queue_order is QueueOrder.BACKFILL
+
+
+def test_so_many_overtakes_as_the_largest_aging_needs_can_be_counted() -> None:
+    most = parse(["start", "--aging", "64"]).aging
+    assert most * UNKNOWN_END_FACTOR <= REMEMBERED_STARTS
+    with pytest.raises(UsageError, match="from 1 to 64"):
+        parse(["start", "--aging", "65"])
 
 
 def test_every_tested_option_of_start_differs_from_its_default() -> None:
@@ -128,6 +146,11 @@ def test_start_accepts_a_count_or_a_list_of_gpus(text: str) -> None:
         (["start", "--spike-buffer", "11"], ["--spike-buffer", "'11'", "from 0 to 10"]),
         (["start", "--oom-retries", "-1"], ["--oom-retries", "from 0 to 1000"]),
         (["start", "--fail-retries", "1.5"], ["--fail-retries", "'1.5'", "whole number"]),
+        (["start", "--queue-order", "fifo"], ["--queue-order", "'fifo'", "backfill", "reserve"]),
+        (["start", "--aging", "0"], ["--aging", "'0'", "from 1 to 64"]),
+        (["start", "--aging", "1.5"], ["--aging", "'1.5'", "whole number"]),
+        (["start", "--idle-budget", "1.1"], ["--idle-budget", "'1.1'", "from 0 to 1"]),
+        (["start", "--idle-budget", "nan"], ["--idle-budget", "'nan'"]),
         (["start", "--poll", "0"], ["--poll", "'0'", "from 0.1 to 3600"]),
         (["start", "--poll", "3601"], ["--poll", "'3601'"]),
         (["add", "a.py", "--priority", "high"], ["--priority", "'high'", "upper case: HIGH"]),

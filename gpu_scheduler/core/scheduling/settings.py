@@ -34,6 +34,9 @@ class QueueOrder(str, Enum):
     #: So it does, but GPUs are reserved for a job that has been overtaken too often.
     RESERVE = "reserve"
 
+    def __str__(self) -> str:
+        return self.value
+
 
 @dataclass(frozen=True)
 class Settings(Limits):
