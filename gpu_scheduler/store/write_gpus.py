@@ -34,10 +34,12 @@ def record_samples(
         )
         db.execute(
             "UPDATE gpu SET total_mib = coalesce(?1, total_mib), used_mib = ?2, load_percent = ?3,"
-            " usable_since = CASE WHEN fault IS NOT NULL AND ?4 IS NULL THEN ?5 ELSE usable_since END,"
+            # While no GPU could be read, no job started anywhere, so no job was overtaken.
+            " usable_since = CASE WHEN json_extract(fault, '$.kind') <> ?9 AND ?4 IS NULL THEN ?5"
+            " ELSE usable_since END,"
             " fault = ?4, sampled_at = ?5, processes = ?6, loads = ?7 WHERE uuid = ?8",
             (gpu.total_mib, gpu.used_mib, gpu.load_percent, gpu.fault and gpu.fault.to_json(), at,
-             _processes_json(gpu), _recent_loads_json(db, gpu), gpu.uuid),
+             _processes_json(gpu), _recent_loads_json(db, gpu), gpu.uuid, FaultKind.UNREADABLE.value),
         )  # fmt: skip
     if managed is not None:
         listed = json.dumps(list(managed))

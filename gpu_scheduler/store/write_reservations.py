@@ -10,6 +10,8 @@ from gpu_scheduler.store.write_context import WriteContext
 def reserve(context: WriteContext, action: act.Reserve) -> None:
     """Records the reservation of a queued job, and for which job its victims are preempted."""
     db = context.db
+    # The job may have had a reservation by queue order.
+    db.execute("DELETE FROM reservation WHERE job_id = ?", (action.job_id,))
     rows = [(action.job_id, gpu) for gpu in action.gpus]
     db.executemany("INSERT INTO reservation (job_id, gpu) VALUES (?, ?)", rows)
     victims = [(action.job_id, attempt_id) for attempt_id in action.victims]

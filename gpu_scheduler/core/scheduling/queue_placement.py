@@ -65,15 +65,7 @@ def _keep_reserved_gpus(facts: Facts, gpus: RoundAllocations) -> dict[int, Need]
 
 def judged_gpus(facts: Facts, need: Need, job: QueuedJob) -> list[GpuAvailability]:
     """Returns each GPU as the next round judges it for a queued job with this need."""
-    gpus = RoundAllocations(facts, leaving_attempts(facts))
-    _keep_reserved_gpus(facts, gpus)
-    stored = facts.queue_reservation
-    if stored is not None and queue_key(stored.job) < queue_key(job):
-        wanted = need_of(stored.resources, facts)
-        planned = plan_reservation(wanted, stored.resources.allowed, gpus.vacancies(), expected_ends(facts))
-        if planned is not None:
-            gpus.reserve_in_order(stored.job.job_id, wanted, planned, stored.start_at, stored.overtakes)
-    return gpus.views(need, job.job_id, facts.run_times.estimate(job.run_time).upper_s)
+    return _gpus_for(job, facts).views(need, job.job_id, _upper_s(job, facts))
 
 
 def possible_preemption(
@@ -82,12 +74,30 @@ def possible_preemption(
     """Returns whom the next round preempts for a queued job, or why nobody; None if it need or may not."""
     if not may_preempt(job.priority, resources, facts.settings):
         return None
-    gpus = RoundAllocations(facts, leaving_attempts(facts))
-    _keep_reserved_gpus(facts, gpus)
-    answer = gpus.place(need, resources.allowed)
+    gpus, upper_s = _gpus_for(job, facts), _upper_s(job, facts)
+    answer = gpus.place(need, resources.allowed, upper_s)
     if not isinstance(answer, WaitReason) or answer.is_infeasible:
         return None
-    return find_preemption(job, need, resources.allowed, facts, gpus.leaving, gpus.vacancies())
+    usable = gpus.preemptible(need, upper_s + facts.settings.preempt_grace_s)
+    return find_preemption(job, need, resources.allowed, facts, gpus.leaving, usable)
+
+
+def _gpus_for(job: QueuedJob, facts: Facts) -> RoundAllocations:
+    """Returns the GPUs with the reservations that a queued job meets in the next round."""
+    gpus = RoundAllocations(facts, leaving_attempts(facts))
+    _keep_reserved_gpus(facts, gpus)
+    stored = facts.queue_reservation
+    if stored is not None and queue_key(stored.job) < queue_key(job):
+        wanted = need_of(stored.resources, facts)
+        ends = expected_ends(gpus.facts)
+        planned = plan_reservation(wanted, stored.resources.allowed, gpus.vacancies(), ends)
+        if planned is not None:
+            gpus.reserve_in_order(stored.job.job_id, wanted, planned, stored.start_at, stored.overtakes)
+    return gpus
+
+
+def _upper_s(job: QueuedJob, facts: Facts) -> float:
+    return facts.run_times.estimate(job.run_time).upper_s
 
 
 def _is_awaited(reserved: ReservedJob, need: Need, facts: Facts, gpus: RoundAllocations) -> bool:

@@ -53,10 +53,11 @@ def _expected_end(attempt: Attempt, facts: Facts) -> ExpectedEnd:
     in_s = departure_s(attempt, facts.now, facts.settings)
     if in_s is not None:
         return ExpectedEnd(in_s, is_known=True)
-    if attempt.remaining_s is not None:
-        return ExpectedEnd(attempt.remaining_s, is_known=True)
     estimate = facts.run_times.estimate(attempt.run_time)
     age_s = 0.0 if attempt.started_at is None else max(0.0, facts.now.wall - attempt.started_at)
+    if attempt.remaining_s is not None:
+        limit_s = math.inf if estimate.timeout_s is None else max(0.0, estimate.timeout_s - age_s)
+        return ExpectedEnd(min(attempt.remaining_s, limit_s), is_known=True)
     return ExpectedEnd(estimate.remaining_s(age_s), estimate.predicted_s is not None)
 
 

@@ -32,7 +32,7 @@ from gpu_scheduler.core.scheduling.settings import QueueOrder
 UNKNOWN_END_FACTOR = 16
 #: The expected start of a job is shown as a multiple of this number of seconds, so that it rarely changes.
 _START_STEP_S = 300.0
-#: Maximum number of different reservations that a round plans.
+#: Maximum number of different reservations that a round plans, besides that of the job in the store.
 _MAX_PLANS = 16
 
 
@@ -75,7 +75,7 @@ class QueueWalk:
             self._reasons.setdefault(id(group), answer)
             if self._is_full(group, need):
                 self._full.add(id(group))
-                if self._preempt(job, group.resources, answer):
+                if self._preempt(job, group.resources, answer, upper_s):
                     return
         if self._may_reserve and not self._reasons[id(group)].is_infeasible:
             self._consider(job, group.resources, need)
@@ -99,7 +99,7 @@ class QueueWalk:
             return True
         return isinstance(self._gpus.place(need, group.resources.allowed, 0.0), WaitReason)
 
-    def _preempt(self, job: QueuedJob, resources: ResourceSpec, reason: WaitReason) -> bool:
+    def _preempt(self, job: QueuedJob, resources: ResourceSpec, reason: WaitReason, upper_s: float) -> bool:
         """Preempts other jobs for a job that waits for this reason, if it may do so and if that helps."""
         facts, gpus = self._facts, self._gpus
         may = may_preempt(job.priority, resources, facts.settings)
@@ -107,12 +107,14 @@ class QueueWalk:
             return False
         need = reason.need
         assert need is not None
-        found = find_preemption(job, need, resources.allowed, facts, gpus.leaving, gpus.vacancies())
+        usable = gpus.preemptible(need, upper_s + facts.settings.preempt_grace_s)
+        found = find_preemption(job, need, resources.allowed, facts, gpus.leaving, usable)
         if isinstance(found, NoPreemption):
             return False
         gpus.reserve(job.job_id, found.gpus, need)
         self._actions += preempt(job.job_id, found, facts)
         self._has_preempted = True
+        self._plans.clear()
         return True
 
     def _consider(self, job: QueuedJob, resources: ResourceSpec, need: Need) -> None:
@@ -128,21 +130,20 @@ class QueueWalk:
         if not is_stored and not facts.overtakes.reaches(job, job.waiting_since, aging):
             return
         since = waiting_since(job, resources, need, facts)
-        planned = self._planned(need, resources.allowed)
-        if planned is None:
+        if not is_stored and not facts.overtakes.reaches(job, since, aging):
             return
-        needed = aging * UNKNOWN_END_FACTOR if planned.has_unknown_holder else aging
-        if not is_stored and not facts.overtakes.reaches(job, since, needed):
-            return
-        if (
-            stored is None
-            and facts.gpu_time is not None
-            and facts.gpu_time.exceeds(facts.settings.idle_budget)
-        ):
+        told = facts.gpu_time
+        if stored is None and told is not None and told.exceeds(facts.settings.idle_budget):
             self._may_reserve = False
             return
         if self._has_started:
             self._is_over = True  # the next round knows when the jobs that this round starts will end
+            return
+        planned = self._planned(need, resources.allowed, is_stored=is_stored)
+        if planned is None:
+            return
+        needed = aging * UNKNOWN_END_FACTOR if planned.has_unknown_holder else aging
+        if not is_stored and not facts.overtakes.reaches(job, since, needed):
             return
         start_at = math.ceil((facts.now.wall + planned.start_in_s) / _START_STEP_S) * _START_STEP_S
         overtakes = stored.overtakes if is_stored and stored else facts.overtakes.count(job, since)
@@ -150,9 +151,11 @@ class QueueWalk:
         self._reservation = SetQueueReservation(job.job_id, planned.gpus, start_at, overtakes)
         self._may_reserve = False
 
-    def _planned(self, need: Need, allowed: tuple[int, ...] | None) -> PlannedReservation | None:
+    def _planned(
+        self, need: Need, allowed: tuple[int, ...] | None, *, is_stored: bool
+    ) -> PlannedReservation | None:
         if (need, allowed) not in self._plans:
-            if len(self._plans) >= _MAX_PLANS:
+            if len(self._plans) >= _MAX_PLANS and not is_stored:
                 return None
             if self._ends is None:
                 self._ends = expected_ends(self._gpus.facts)

@@ -125,21 +125,26 @@ class RoundAllocations:
     def _beside_queue(self, uuid: str, view: GpuAvailability, need: Need, upper_s: float) -> GpuAvailability:
         """Returns this view, or a closed one if only the reservation by queue order keeps the job off."""
         queue = self._queue
-        if queue is None or uuid not in queue.planned.gpus or upper_s <= queue.planned.start_in_s:
+        if queue is None or obstacle_kind(view, need, self._facts.settings) is not None:
             return view
-        if obstacle_kind(view, need, self._facts.settings) is not None:
-            return view
-        if uuid not in self._queue_vacancies:
-            staying = [one.need for one in self._given[uuid] if one.upper_s > queue.planned.start_in_s]
-            reserved = [*self._reserved[uuid].values(), queue.need]
-            self._queue_vacancies[uuid] = Vacancy(self._gpus[uuid], self._facts, staying, reserved)
-        if self._queue_vacancies[uuid].accepts(need, {*queue.planned.leaving, *self.leaving}):
+        if self._leaves_room_for_queue(uuid, need, upper_s):
             return view
         closed = GpuObstacle(
             view.index, ObstacleKind.RESERVED, job_id=queue.job_id, reserved_from=queue.start_at,
             overtakes=queue.overtakes,
         )  # fmt: skip
         return replace(view, unavailable=closed)
+
+    def _leaves_room_for_queue(self, uuid: str, need: Need, upper_s: float) -> bool:
+        """Returns whether a job with this need leaves a GPU to the one for which queue order reserves it."""
+        queue = self._queue
+        if queue is None or uuid not in queue.planned.gpus or upper_s <= queue.planned.start_in_s:
+            return True
+        if uuid not in self._queue_vacancies:
+            staying = [one.need for one in self._given[uuid] if one.upper_s > queue.planned.start_in_s]
+            reserved = [*self._reserved[uuid].values(), queue.need]
+            self._queue_vacancies[uuid] = Vacancy(self._gpus[uuid], self._facts, staying, reserved)
+        return self._queue_vacancies[uuid].accepts(need, {*queue.planned.leaving, *self.leaving})
 
     def _vacancy(self, uuid: str, job_id: int | None = None) -> Vacancy:
         """Returns the vacancy of a GPU, less what was given away and what is reserved for other jobs."""
@@ -153,6 +158,15 @@ class RoundAllocations:
     def vacancies(self) -> list[Vacancy]:
         """Returns the vacancy of each GPU, less what was given away and what is reserved."""
         return [self._vacancy(uuid) for uuid in self._gpus]
+
+    def preemptible(self, need: Need, upper_s: float) -> list[Vacancy]:
+        """Returns the vacancy of each GPU on which a job with this need may preempt others.
+
+        upper_s: the seconds within which the job will have ended; infinite if unknown.
+        """
+        return [
+            self._vacancy(uuid) for uuid in self._gpus if self._leaves_room_for_queue(uuid, need, upper_s)
+        ]
 
     def start(self, job_id: int, uuids: tuple[str, ...], need: Need, upper_s: float = math.inf) -> Start:
         """Gives these GPUs to a job and returns its start. Its reservation by a preemption ends.
@@ -178,6 +192,7 @@ class RoundAllocations:
         for uuid in self._gpus.keys() & set(uuids):
             self._reserved[uuid][job_id] = need
         self._vacancies.clear()
+        self._queue_vacancies.clear()
 
     def reserve_in_order(
         self, job_id: int, need: Need, planned: PlannedReservation, start_at: float, overtakes: int

@@ -1,0 +1,183 @@
+"""What the store records for the order of the queue: starts, reservations, waiting times and GPU time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpu_scheduler.core.model.dependency import Dependency, DependencyKind
+from gpu_scheduler.core.model.gpu import GpuSample
+from gpu_scheduler.core.model.gpu_fault import LOST, GpuFault
+from gpu_scheduler.core.model.job_spec import JobSpec
+from gpu_scheduler.core.model.now import Now
+from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
+from gpu_scheduler.core.model.states import Outcome
+from gpu_scheduler.core.scheduling import actions as act
+from gpu_scheduler.core.scheduling.gpu_time import GpuTime
+from gpu_scheduler.core.scheduling.overtakes import QueueStart
+from gpu_scheduler.core.scheduling.settings import Settings
+from gpu_scheduler.store.data_dir import DataDir
+from gpu_scheduler.store.events import events_of_job
+from gpu_scheduler.store.gpu_time import gpu_time, skip_gpu_time
+from gpu_scheduler.store.queue_starts import QueueStartsReader
+from gpu_scheduler.store.reservations import queue_reservation, reserved_jobs
+from gpu_scheduler.store.store import Store
+from gpu_scheduler.store.writer import StoreWriter
+
+WALL = 1_700_000_000.0
+USER = StateReason(ReasonKind.HELD_BY_USER)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(DataDir.of(str(tmp_path / "s.json")), create=True)
+
+
+def at(seconds: float) -> Now:
+    return Now(WALL + seconds, 1000.0 + seconds, "boot")
+
+
+def record(store: Store, *actions: act.Action, after_s: float = 0.0) -> dict[int, int]:
+    return StoreWriter(store, Settings()).record(actions, at(after_s))
+
+
+def add(store: Store, *parents: int, priority: int = 200, after_s: float = 0.0) -> int:
+    spec = JobSpec("command", "true", "/", command="true", priority=priority)
+    needed = [Dependency(one, DependencyKind.COMPLETED, str(one)) for one in parents]
+    return store.insert_job(spec, "cli", WALL + after_s, needed)
+
+
+def sample(store: Store, *gpus: tuple[str, GpuFault | None], after_s: float, manage: bool = False) -> None:
+    taken = [GpuSample(uuid, n, "card", 24_576, 0, 0.0, (), fault) for n, (uuid, fault) in enumerate(gpus)]
+    uuids = [uuid for uuid, _ in gpus] if manage else None
+    StoreWriter(store, Settings()).record_gpus(taken, uuids, at(after_s))
+
+
+def waits_since(store: Store, job: int) -> float:
+    row = store.job(job)
+    assert row is not None
+    assert row.queued_at is not None
+    return row.queued_at - WALL
+
+
+def usable_since(store: Store) -> list[float | None]:
+    found = [one.usable_since for one in store.gpus()]
+    return [None if since is None else since - WALL for since in found]
+
+
+def test_a_start_is_remembered_with_the_place_that_the_job_had_in_the_queue(store: Store) -> None:
+    reader = QueueStartsReader(store)
+    assert reader.overtakes().starts == ()
+    first, second = add(store), add(store, priority=100, after_s=5.0)
+    record(store, act.Start(first, ("U0",), 1000), after_s=10.0)
+    positions = {job: row.position for job in (first, second) if (row := store.job(job))}
+    begun = QueueStart(200, positions[first], WALL, WALL + 10.0)
+    assert reader.overtakes().starts == (begun,)
+    record(store, act.Start(second, ("U1",), 1000), after_s=20.0)
+    expected = (begun, QueueStart(100, positions[second], WALL + 5.0, WALL + 20.0))
+    assert reader.overtakes().starts == expected
+    assert QueueStartsReader(store).overtakes().starts == expected
+    assert reader.overtakes() is reader.overtakes()
+
+
+def test_a_job_waits_since_it_was_last_queued(store: Store) -> None:
+    job = add(store, after_s=1.0)
+    assert waits_since(store, job) == 1.0
+    record(store, act.HoldJob(job, "user", USER), after_s=50.0)
+    record(store, act.RequeueJob(job, USER), after_s=90.0)
+    assert waits_since(store, job) == 90.0
+
+
+def test_a_job_with_parents_waits_since_the_last_of_them_finished(store: Store) -> None:
+    first, second = add(store), add(store)
+    job = add(store, first, second)
+    for n, parent in enumerate((first, second), 1):
+        record(store, act.FinishJob(parent, Outcome.COMPLETED, USER), after_s=100.0 * n)
+        assert waits_since(store, job) == 100.0 * n
+
+
+def test_a_reservation_by_queue_order_is_replaced(store: Store) -> None:
+    first, second = add(store), add(store)
+    record(store, act.SetQueueReservation(first, ("U0", "U1"), WALL + 300.0, 8))
+    found = queue_reservation(store)
+    assert found is not None
+    assert (found.job.job_id, found.gpus) == (first, ("U0", "U1"))
+    assert (found.start_at, found.overtakes) == (WALL + 300.0, 8)
+    assert reserved_jobs(store, at(0.0)) == []
+    record(store, act.SetQueueReservation(first, ("U1",), WALL + 600.0, 8))
+    record(store, act.SetQueueReservation(second, ("U0",), WALL + 600.0, 9))
+    found = queue_reservation(store)
+    assert found is not None
+    assert (found.job.job_id, found.gpus) == (second, ("U0",))
+    record(store, act.SetQueueReservation(None))
+    assert queue_reservation(store) is None
+    kinds = [[str(one.kind) for one in events_of_job(store, job)] for job in (first, second)]
+    assert kinds == [["queued", "gpus_reserved"], ["queued", "gpus_reserved", "reservation_dropped"]]
+
+
+@pytest.mark.parametrize("leave", ["start", "hold", "cancel"])
+def test_a_reservation_ends_when_its_job_leaves_the_queue(store: Store, leave: str) -> None:
+    job = add(store)
+    record(store, act.SetQueueReservation(job, ("U0",), WALL, 8))
+    actions: dict[str, act.Action] = {
+        "start": act.Start(job, ("U0",), 1000),
+        "hold": act.HoldJob(job, "user", USER),
+        "cancel": act.FinishJob(job, Outcome.CANCELLED, USER),
+    }
+    record(store, actions[leave], act.SetQueueReservation(None))
+    assert queue_reservation(store) is None
+    assert "reservation_dropped" not in [str(one.kind) for one in events_of_job(store, job)]
+
+
+def test_a_job_with_a_reservation_can_begin_to_preempt_others(store: Store) -> None:
+    job = add(store)
+    record(store, act.SetQueueReservation(job, ("U0", "U1"), WALL, 8))
+    record(store, act.Reserve(job, ("U1",), ()), act.SetQueueReservation(None))
+    assert queue_reservation(store) is None
+    assert [one.gpus for one in reserved_jobs(store, at(0.0))] == [("U1",)]
+
+
+def test_a_gpu_is_usable_since_it_was_managed_or_resumed(store: Store) -> None:
+    sample(store, ("U0", None), ("U1", None), after_s=1.0, manage=True)
+    assert usable_since(store) == [1.0, 1.0]
+    sample(store, ("U0", None), ("U1", None), after_s=2.0, manage=True)
+    assert usable_since(store) == [1.0, 1.0]  # a scheduler was started again
+    record(store, act.SetPaused("U1", True), after_s=5.0)
+    record(store, act.SetPaused("U1", True), after_s=6.0)
+    record(store, act.SetPaused("U1", False), after_s=9.0)
+    record(store, act.SetPaused("U1", False), after_s=12.0)
+    assert usable_since(store) == [1.0, 9.0]
+
+
+def test_a_gpu_is_usable_since_it_recovered_from_a_fault(store: Store) -> None:
+    sample(store, ("U0", None), ("U1", None), after_s=1.0, manage=True)
+    sample(store, ("U0", None), ("U1", LOST), after_s=2.0)
+    sample(store, ("U0", None), ("U1", LOST), after_s=3.0)
+    assert usable_since(store) == [1.0, 1.0]
+    sample(store, ("U0", None), ("U1", None), after_s=4.0)
+    sample(store, ("U0", None), ("U1", None), after_s=5.0)
+    assert usable_since(store) == [1.0, 4.0]
+
+
+def test_a_reading_that_fails_for_all_gpus_does_not_make_waiting_jobs_younger(store: Store) -> None:
+    """No job starts without a reading, so no job is overtaken meanwhile."""
+    sample(store, ("U0", None), ("U1", None), after_s=1.0, manage=True)
+    StoreWriter(store, Settings()).record_probe_failure("timeout")
+    sample(store, ("U0", None), ("U1", None), after_s=9.0)
+    assert usable_since(store) == [1.0, 1.0]
+
+
+def test_the_gpu_time_of_the_last_seven_days_is_counted(store: Store) -> None:
+    assert gpu_time(store, WALL) == GpuTime(0.0, 0.0, None)
+    record(store, act.RecordGpuTime(50.0, 5.0, WALL))
+    record(store, act.RecordGpuTime(20.0, 2.0, WALL + 60.0), after_s=60.0)
+    assert gpu_time(store, WALL + 61.0) == GpuTime(70.0, 7.0, WALL + 60.0)
+    week = 7 * 24 * 3600.0
+    record(store, act.RecordGpuTime(1.0, 0.0, WALL + week), after_s=week)
+    assert gpu_time(store, WALL + week - 3600.0).delivered_s == 71.0
+    assert gpu_time(store, WALL + week) == GpuTime(1.0, 0.0, WALL + week)
+    record(store, act.RecordGpuTime(1.0, 0.0, WALL + week + 7200.0), after_s=week + 7200.0)
+    assert [row["delivered_s"] for row in store.db.rows("SELECT delivered_s FROM gpu_time")] == [1.0, 1.0]
+    skip_gpu_time(store, WALL + week + 9000.0)
+    assert gpu_time(store, WALL + week + 9000.0) == GpuTime(2.0, 0.0, WALL + week + 9000.0)
