@@ -16,9 +16,11 @@ from gpu_scheduler.core.scheduling.calibration import (
     advise,
     suggested_entries,
 )
+from gpu_scheduler.core.scheduling.run_time_summary import RunTimeSummary, summarise
 from gpu_scheduler.core.text.json_edit import with_model_entries
 from gpu_scheduler.intake.llm_config import LlmConfigText
 from gpu_scheduler.store.measurements import workload_classes
+from gpu_scheduler.store.run_times import RunTimesReader
 from gpu_scheduler.store.store import Store
 
 _EMPTY_CONFIG = "{\n}\n"
@@ -30,7 +32,7 @@ class CalibrationView:
 
     path: the path of llm_config.json; entries: the new entry of each model that has enough data; written:
     whether the entries were written to the file; backup: the path of the file's previous version; tolerance:
-    the fraction by which a declaration may be off.
+    the fraction by which a declaration may be off; run_times: the run times of each workload class.
     """
 
     path: str
@@ -39,6 +41,7 @@ class CalibrationView:
     written: bool = False
     backup: str | None = None
     tolerance: float = 0.10
+    run_times: Sequence[RunTimeSummary] = ()
 
 
 def calibrate(location: Location, llm_config: str | None, *, write: bool) -> CalibrationView:
@@ -48,6 +51,7 @@ def calibrate(location: Location, llm_config: str | None, *, write: bool) -> Cal
     """
     with open_store(location, read_only=True) as store:
         measured = workload_classes(store)
+        run_times = summarise(RunTimesReader(store).run_times())
         rules = _rules(store)
         known = store.recorded_options().llm_config
     file = LlmConfigText.read(llm_config or known or config.LLM_CONFIG, must_exist=llm_config is not None)
@@ -59,7 +63,7 @@ def calibrate(location: Location, llm_config: str | None, *, write: bool) -> Cal
         written = True
     kept = None if backup is None else str(backup)
     return without_secrets(
-        CalibrationView(str(file.path), suggestions, entries, written, kept, rules.tolerance)
+        CalibrationView(str(file.path), suggestions, entries, written, kept, rules.tolerance, run_times)
     )
 
 

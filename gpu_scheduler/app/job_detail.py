@@ -19,11 +19,13 @@ from gpu_scheduler.app.status_report import JobView
 from gpu_scheduler.app.store_access import open_store, scheduler_pid_of
 from gpu_scheduler.app.view_context import context_of
 from gpu_scheduler.core.model.event import Event
-from gpu_scheduler.core.model.states import Outcome
+from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.scheduling.declaration_accuracy import DeclarationAccuracy, judge_declaration
+from gpu_scheduler.core.scheduling.run_times import RunTimeKey, RunTimes
 from gpu_scheduler.store.events import events_of_job
 from gpu_scheduler.store.jobs_files import LineLocation, line_of
-from gpu_scheduler.store.records import AttemptRecord
+from gpu_scheduler.store.records import AttemptRecord, JobRecord
+from gpu_scheduler.store.run_times import class_run_times
 from gpu_scheduler.store.store import Store
 
 if TYPE_CHECKING:
@@ -51,11 +53,26 @@ class AttemptView:
 
 
 @dataclass(frozen=True)
+class JobRunTime:
+    """How long a job is expected to run in all, from its start.
+
+    median_s: the median of earlier runs; upper_s: the seconds within which nine of ten such jobs end. The
+    time limit of the job caps both. runs: the number of these runs. is_of_identity: whether they ran the same
+    command; otherwise, the same program and model.
+    """
+
+    median_s: float
+    upper_s: float
+    runs: int
+    is_of_identity: bool
+
+
+@dataclass(frozen=True)
 class JobDetail:
     """The details of one job at `now`, without secrets.
 
     line: the current position of its line; tolerance: the fraction by which an accurate declaration may be
-    off.
+    off. run_time: None if the job has finished, or if there are too few earlier runs.
     """
 
     now: float
@@ -65,6 +82,7 @@ class JobDetail:
     attempts: tuple[AttemptView, ...]
     history: tuple[Event, ...]
     tolerance: float
+    run_time: JobRunTime | None = None
 
 
 def job_detail(location: Location, job: JobRef) -> JobDetail:
@@ -92,8 +110,20 @@ def _read(store: Store, job_id: int) -> JobDetail:
                 attempts=tuple(_attempt_view(store, one, context, tolerance) for one in attempts),
                 history=tuple(events_of_job(store, job_id)),
                 tolerance=tolerance,
+                run_time=None if job.state is JobState.FINISHED else _run_time(store, job),
             )
         )
+
+
+def _run_time(store: Store, job: JobRecord) -> JobRunTime | None:
+    key = RunTimeKey(job.identity, job.spec_json)
+    known = RunTimes({key.workload_class: class_run_times(store, key.workload_class)})
+    predicted = known.prediction(key)
+    if predicted is None:
+        return None
+    median_s = predicted.seconds if key.timeout_s is None else min(predicted.seconds, key.timeout_s)
+    upper_s = known.estimate(key).upper_s
+    return JobRunTime(median_s, upper_s, predicted.runs, predicted.is_of_identity)
 
 
 def _attempt_view(

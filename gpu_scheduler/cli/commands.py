@@ -99,7 +99,7 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
         "doctor": Command("report_commands", arguments.doctor, "doctor",
             "Check this machine for problems without changing anything"),
         "calibrate": Command("report_commands", arguments.calibrate, "calibrate --write",
-            "Compare the memory that jobs used with their declarations, and suggest llm_config.json entries"),
+            "Show the memory and the time that jobs used, and suggest llm_config.json entries"),
         "completion": Command("completion", arguments.completion, "completion bash",
             "Print a script that enables completion in a shell"),
     },

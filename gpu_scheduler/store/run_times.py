@@ -42,6 +42,14 @@ def record_run_time(db: sqlite3.Connection, attempt: AttemptRecord, job: JobReco
     db.execute("DELETE FROM run_time WHERE id <= ?", (newest - KEPT,))
 
 
+def class_run_times(store: Store, workload_class: str) -> ClassRunTimes:
+    """Returns the runs of one class."""
+    rows = store.db.rows(
+        "SELECT identity, seconds FROM run_time WHERE workload_class = ? ORDER BY id", workload_class
+    )
+    return ClassRunTimes(tuple((identity, seconds) for identity, seconds in rows))
+
+
 class RunTimesReader:
     """Reads the run times of all classes, and afterwards only those of classes that have changed."""
 

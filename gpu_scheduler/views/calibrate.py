@@ -1,4 +1,4 @@
-"""Formats measured memory use, declarations and suggested declarations as text and JSON."""
+"""Formats measured memory use, declarations, suggested declarations and run times as text and JSON."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from gpu_scheduler.core.scheduling.calibration import (
 )
 from gpu_scheduler.core.text.formatting import format_duration, safe_text
 from gpu_scheduler.views.layout import Cell, Column, TableRow, render_table
+from gpu_scheduler.views.run_times import summary_object, table_lines
 
 if TYPE_CHECKING:
     from gpu_scheduler.app.calibrate import CalibrationView
@@ -34,16 +35,24 @@ _OLDER_SCHEDULER_NOTE = "The older scheduler cannot read entries in braces."
 
 
 def to_text(view: CalibrationView, width: int | None = None) -> str:
-    """Formats a table and, below it, the suggestions. width: the maximum width of a row, None = unlimited."""
+    """Formats a table of memory use, the suggestions below it, and a table of run times.
+
+    width: the maximum width of a row, None = unlimited.
+    """
+    blocks = _memory_blocks(view, width)
+    blocks += ["\n".join(lines) for lines in (table_lines(view.run_times, width),) if lines]
+    return "\n\n".join(blocks) + "\n"
+
+
+def _memory_blocks(view: CalibrationView, width: int | None) -> list[str]:
     if not view.suggestions:
-        return (
+        return [
             "No measurements yet: no completed job was observed using GPU memory.\n"
-            "The scheduler measures jobs whenever it samples the GPUs (`start --poll` sets how often).\n"
-        )
+            "The scheduler measures jobs whenever it samples the GPUs (`start --poll` sets how often)."
+        ]
     rows = render_table(_COLUMNS, [_row(one, view.tolerance) for one in view.suggestions], width)
     blocks = ["\n".join([*rows, "Memory in MiB per GPU."]), "\n".join(_model_lines(view))]
-    blocks += ["\n".join(lines) for lines in (_attribute_lines(view),) if lines]
-    return "\n\n".join(blocks) + "\n"
+    return blocks + ["\n".join(lines) for lines in (_attribute_lines(view),) if lines]
 
 
 def _row(advice: Advice, tolerance: float) -> TableRow:
@@ -130,6 +139,7 @@ def to_json(view: CalibrationView) -> str:
         "llm_config": view.path,
         "measured": [_suggestion_object(one, view.tolerance) for one in view.suggestions],
         "models": dict(view.entries),
+        "run_times": [summary_object(one) for one in view.run_times],
         "written": view.written,
         "backup": view.backup,
     }

@@ -17,6 +17,7 @@ from gpu_scheduler.views.need_text import current_need_text
 from gpu_scheduler.views.parent_text import parent_text
 from gpu_scheduler.views.progress_text import long_text
 from gpu_scheduler.views.reason_text import outcome_text, reason_text
+from gpu_scheduler.views.run_times import estimate_object, estimate_text
 from gpu_scheduler.views.status_json import job_object
 from gpu_scheduler.views.wait_text import job_reason_text
 from gpu_scheduler.views.warnings import attempt_warnings, job_warnings
@@ -47,6 +48,7 @@ def to_json(detail: JobDetail) -> str:
         "fail_retries_used": record.fail_retries_used,
         "fail_retries": spec.fail_retries,
         "timeout_s": spec.timeout_s,
+        "run_time": estimate_object(detail.run_time),
         "checkpoint": checkpoint_object(record.checkpoint),
         "resumes_from": checkpoint_object(record.resume_from),
         "allowed_gpus": None if spec.allowed is None else list(spec.allowed),
@@ -121,6 +123,8 @@ def _fact_lines(detail: JobDetail) -> Iterator[str]:
         yield _row("Arguments", " ".join(spec.arguments) or "none")
     yield _row("Need", current_need_text(detail.need))
     yield from _retry_lines(job)
+    if detail.run_time is not None:
+        yield _row("Run time", estimate_text(detail.run_time))
     if spec.timeout_s is not None:
         yield _row("Time limit", format_duration(spec.timeout_s))
     yield _row("Allowed GPUs", "any" if spec.allowed is None else ", ".join(map(str, spec.allowed)))

@@ -139,10 +139,50 @@ def test_calibrate_json_has_the_documented_keys(desk: Desk, config: Path) -> Non
     for title, keys in {
         "# `calibrate --json`": value,
         "## An element of `measured`": value["measured"][0],
+        "## An element of `run_times`": value["run_times"][0],
     }.items():
         section = re.split(r"^#", text.partition(f"\n{title}\n")[2], flags=re.MULTILINE)[0]
         rows = re.findall(r"^\| (`.*?) \|", section, flags=re.MULTILINE)
         assert {key for row in rows for key in re.findall(r"`(\w+)`", row)} == set(keys), title
+
+
+def test_calibrate_shows_how_long_jobs_ran_and_how_good_the_estimates_were(desk: Desk, config: Path) -> None:
+    for seconds in (100.0, 100.0, 150.0, 80.0, 100.0, 130.0, 900.0):
+        run_job(desk, "python long.py --llm qwen", seconds)
+    code, out, err = desk.run("calibrate")
+    assert (code, err) == (0, "")
+    [at] = [number for number, line in enumerate(out.splitlines()) if "9 of 10 within" in line][:1]
+    row, program = out.splitlines()[at + 1 : at + 3]
+    assert re.split(r"\s\s+", row.strip()) == ["qwen", "7", "1", "1 min 40 s", "9.00 x", "25 %"]
+    assert program.strip() == "long.py"
+    assert "\n3 programs have fewer than 5 completed runs; `calibrate --json` lists them.\n" in out
+    found = {one["program"]: one for one in calibrate_json(desk)["run_times"]}
+    assert found["long.py"] == {
+        "model": "qwen", "program": "long.py", "runs": 7, "commands": 1, "median_s": 100.0,
+        "upper_ratio": 9.0, "median_error": 0.25,
+    }  # fmt: skip
+    assert (found["t.py"]["runs"], found["t.py"]["commands"], found["t.py"]["upper_ratio"]) == (3, 3, None)
+
+
+def test_calibrate_shows_run_times_of_jobs_whose_memory_was_not_measured(desk: Desk) -> None:
+    for seconds in (1.0, 2.0, 3.0, 4.0, 5.0):
+        run_job(desk, "python cpu.py", seconds)
+    out = desk.run("calibrate")[1]
+    assert out.startswith("No measurements yet")
+    assert re.search(r"^- +5 +1 +3\.0 s +- +- *\n +cpu\.py$", out, re.MULTILINE)
+
+
+def run_job(desk: Desk, text: str, seconds: float) -> None:
+    """Inserts a job that ran for so many seconds, and whose memory was not measured."""
+    job = desk.job(text)
+    this = desk.record(act.Start(job, ("SIM-0",), 0))[job]
+    done = Outcome.COMPLETED
+    desk.record(
+        act.FinishAttempt(
+            job, this, done, JobState.FINISHED, done, started_at=100.0, ended_at=100.0 + seconds
+        )
+    )
+    desk.record(act.ReleaseAllocation(this), act.RecordMemoryReleased(this))
 
 
 def test_calibrate_uses_the_schedulers_spike_buffer_and_tolerance(desk: Desk, config: Path) -> None:

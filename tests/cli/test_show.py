@@ -249,7 +249,43 @@ def test_show_prints_the_jobs_file_and_line_number_of_a_job(desk: Desk) -> None:
     assert f"{path}:12" in desk.run("show", job)[1]
 
 
+def run(desk: Desk, text: str, seconds: float) -> int:
+    """Inserts a job that ran for so many seconds; returns its id."""
+    job = desk.job(text)
+    done = Outcome.COMPLETED
+    this = desk.attempt(job).id
+    desk.record(
+        act.FinishAttempt(
+            job, this, done, JobState.FINISHED, done, started_at=100.0, ended_at=100.0 + seconds
+        )
+    )
+    return job
+
+
+def test_show_says_how_long_a_job_usually_runs(desk: Desk) -> None:
+    for seconds in (4000.0, 4800.0, 5000.0):
+        finished = run(desk, "python t.py", seconds)
+    run(desk, "python t.py --lr 1", 60.0)
+    same, other = desk.job("python t.py"), desk.job("python t.py --lr 2")
+    limited = desk.job("python t.py --lr 1", timeout_s=90.0)
+    text = "usually 1 h 20 min (3 runs of this command); 9 of 10 such jobs end within 2 h 40 min"
+    assert f"\nRun time      {text}\n" in desk.run("show", same)[1]
+    assert show_json(desk, same)["run_time"] == {
+        "median_s": 4800.0, "upper_s": 9600.0, "runs": 3, "same_command": True,
+    }  # fmt: skip
+    assert (
+        "usually 1 min (1 run of this command); 9 of 10 such jobs end within 1 min 30 s"
+        in (desk.run("show", limited)[1])
+    )
+    for unknown in (finished, other):
+        assert show_json(desk, unknown)["run_time"] is None
+        assert "Run time" not in desk.run("show", unknown)[1]
+    run(desk, "python t.py --lr 3", 4000.0)
+    assert "usually 1 h 6 min (5 runs of its program and model); " in desk.run("show", other)[1]
+
+
 def test_show_json_has_exactly_the_documented_keys(desk: Desk) -> None:
+    run(desk, "echo hello", 5.0)
     job = desk.job()
     desk.attempt(job)
     text = (Path(__file__).parents[2] / "docs" / "json.md").read_text()
@@ -257,6 +293,7 @@ def test_show_json_has_exactly_the_documented_keys(desk: Desk) -> None:
     for title, keys in {
         "# `show --json`": show_json(desk, job).keys(),
         "## An element of `attempts`": show_json(desk, job)["attempts"][0].keys(),
+        "## The value of `run_time`": show_json(desk, job)["run_time"].keys(),
         "# `why --json`": why.keys(),
     }.items():
         section = re.split(r"^#", text.partition(f"\n{title}\n")[2], flags=re.MULTILINE)[0]

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_scheduler.core.model.job_spec import JobSpec
+from gpu_scheduler.core.scheduling.run_time_summary import RunTimeSummary, summarise
 from gpu_scheduler.core.scheduling.run_times import (
     ClassRunTimes,
     Estimate,
@@ -174,3 +175,12 @@ def test_a_class_is_analysed_only_when_one_of_its_jobs_needs_an_estimate() -> No
     classes = {one: ClassRunTimes(listed) for one in (key().workload_class, "other")}
     assert RunTimes(classes).estimate(key()).predicted_s is not None
     assert [len(vars(one)) > 1 for one in classes.values()] == [True, False]
+
+
+def test_a_summary_compares_runs_with_the_estimates_before_them() -> None:
+    known = ClassRunTimes(runs(100.0, 100.0, 150.0, 80.0, 100.0, 130.0, 900.0))
+    few = ClassRunTimes(runs(10.0, 30.0))
+    assert summarise(RunTimes({'["u.py", "qwen"]': known, '["t.py", null]': few})) == [
+        RunTimeSummary("t.py", None, 2, 1, 20.0, None, None),
+        RunTimeSummary("u.py", "qwen", 7, 1, 100.0, 9.0, 0.25),
+    ]
