@@ -29,6 +29,7 @@ from gpu_scheduler.gpus.watch import GpuWatch
 from gpu_scheduler.health.storage_monitor import StorageMonitor
 from gpu_scheduler.scheduler.read_facts import read_facts
 from gpu_scheduler.store.measurements import LearnedNeedsReader
+from gpu_scheduler.store.pending_groups_reader import PendingGroupsReader
 from gpu_scheduler.store.queue_starts import QueueStartsReader
 from gpu_scheduler.store.run_times import RunTimesReader
 from gpu_scheduler.store.store import Store
@@ -76,6 +77,7 @@ class Loop:
         self.sample_wanted = False
         self._starts = QueueStartsReader(store)
         self._run_times = RunTimesReader(store)
+        self._groups = PendingGroupsReader(store)
         self._learned = LearnedNeedsReader(store, settings.spike_buffer)
         self._logged: set[str] = set()
         self._line_waits: Mapping[int, WaitReason] | None = None
@@ -96,7 +98,7 @@ class Loop:
         facts = read_facts(
             self.store, self.watch, self._executors, self.config, self.settings, now, issue,
             placing=self.placing, learned=self._learned if self.store.learning else None,
-            starts=self._starts, run_times=self._run_times, progress=self.progress,
+            starts=self._starts, run_times=self._run_times, groups=self._groups, progress=self.progress,
             lock_folder=self.lock_folder,
         )  # fmt: skip
         # If this scheduler no longer owns the folder, it must not record what it observed there.
@@ -107,6 +109,7 @@ class Loop:
             return facts
         self._failpoint("planned")
         opened = self.recorder.record(actions, now)
+        self._groups.accept(actions)
         self._failpoint("recorded")
         failed: OSError | sqlite3.OperationalError | None = None
         for action in actions:

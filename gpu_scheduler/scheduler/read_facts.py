@@ -13,7 +13,7 @@ from gpu_scheduler.attempts.sweep import processes_of, recorded_command
 from gpu_scheduler.claims.foreign_claims import LockReading, read_locks_of
 from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.core.model.request import JobFact, Request
-from gpu_scheduler.core.scheduling.facts import AdoptedJob, Attempt, Facts, PendingGroup
+from gpu_scheduler.core.scheduling.facts import AdoptedJob, Attempt, Facts
 from gpu_scheduler.core.scheduling.needs import LlmConfig, ResourceSpec
 from gpu_scheduler.core.scheduling.reconcile_attempt import needs_process_scan
 from gpu_scheduler.core.scheduling.settings import QueueOrder, Settings
@@ -24,17 +24,13 @@ from gpu_scheduler.store.dependencies import has_unsettled_dependencies, is_ance
 from gpu_scheduler.store.gpu_time import gpu_time
 from gpu_scheduler.store.job_lists import find_job_fact, interrupted_jobs, listed_count
 from gpu_scheduler.store.measurements import LearnedNeedsReader
-from gpu_scheduler.store.pending_groups import startable_jobs, wait_reason_by_spec
+from gpu_scheduler.store.pending_groups_reader import PendingGroupsReader
 from gpu_scheduler.store.queue_starts import QueueStartsReader
 from gpu_scheduler.store.records import ActiveAttemptRecord
 from gpu_scheduler.store.requests import open_requests
 from gpu_scheduler.store.reservations import queue_reservation, reserved_jobs
 from gpu_scheduler.store.run_times import RunTimesReader
 from gpu_scheduler.store.store import Store
-
-#: Maximum number of jobs that a round reads from one pending group. If it starts them all, another round
-#: follows.
-JOBS_PER_GROUP = 64
 
 
 def read_facts(
@@ -51,13 +47,15 @@ def read_facts(
     starts: QueueStartsReader | None = None,
     run_times: RunTimesReader | None = None,
     progress: RunningProgress | None = None,
+    groups: PendingGroupsReader | None = None,
     lock_folder: Path | None = None,
 ) -> Facts:
     """Returns all facts on which the decisions of one round are based.
 
     placing: whether jobs may be started. learned: the reader of learned needs; None if needs are not learned.
-    starts, run_times: the readers of the starts that overtook waiting jobs, and of the run times; None to
-    read all of them. progress: that of the running attempts; None if it is not looked for.
+    starts, run_times, groups: the readers of the starts that overtook waiting jobs, of the run times, and of
+    the pending groups; None to read all of them. progress: that of the running attempts; None if it is not
+    looked for.
     lock_folder: the folder with the lock files of the GPUs; None if there is none.
     """
     managed = store.gpus()
@@ -68,7 +66,7 @@ def read_facts(
     records = store.active_attempts()
     refs = {record.token: attempt_ref(store, record) for record in records}
     attempts = _attempts(store, executors, records, refs, now)
-    pending = _pending_groups(store, now) if placing else ()
+    pending = (groups or PendingGroupsReader(store)).read(now) if placing else ()
     reservation = queue_reservation(store) if placing else None
     if progress is not None and pending and settings.queue_order is QueueOrder.RESERVE:
         known = progress.read(records) if reservation is None else progress.read_now(records)
@@ -152,19 +150,6 @@ def _attempts(
         with_survivors(record, attempt) if attempt.token in wanted else attempt
         for record, attempt in zip(records, attempts, strict=True)
     )
-
-
-def _pending_groups(store: Store, now: Now) -> tuple[PendingGroup, ...]:
-    groups = []
-    for key, reason in wait_reason_by_spec(store).items():
-        jobs = tuple(startable_jobs(store, key, now.boot, now.boot_id, JOBS_PER_GROUP + 1))
-        if jobs:
-            groups.append(
-                PendingGroup(
-                    ResourceSpec.from_key(key), jobs[:JOBS_PER_GROUP], len(jobs) > JOBS_PER_GROUP, reason
-                )
-            )
-    return tuple(groups)
 
 
 def _adopted_jobs(store: Store, now: Now) -> tuple[AdoptedJob, ...]:

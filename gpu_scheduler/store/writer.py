@@ -141,13 +141,17 @@ class StoreWriter:
             write_gpus.record_probe_failure(db, cause)
 
     def forget_wait_reasons(self) -> None:
-        """Deletes the wait reasons of resource specs without queued jobs."""
+        """Deletes the wait reasons and the changes of pending groups without queued jobs.
+
+        A reader of the pending groups that exists already may miss these changes.
+        """
         with self._store.db.transaction() as db:
-            db.execute(
-                "DELETE FROM pending_group WHERE NOT EXISTS"
-                " (SELECT 1 FROM job WHERE state = 'queued' AND unmet_parents = 0 AND adopted IS NULL"
-                " AND job.spec_key = pending_group.spec_key)"
-            )
+            for table in ("pending_group", "group_change"):
+                db.execute(
+                    f"DELETE FROM {table} WHERE NOT EXISTS"
+                    " (SELECT 1 FROM job WHERE state = 'queued' AND unmet_parents = 0 AND adopted IS NULL"
+                    f" AND job.spec_key = {table}.spec_key)"
+                )
 
     def set_line_waits(self, waits: Mapping[int, WaitReason]) -> None:
         """Records which jobs must not start because of their lines, and why. Forgets all earlier records."""

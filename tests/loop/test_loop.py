@@ -60,7 +60,8 @@ def test_starts_and_ends_are_saved_durably_before_the_loop_acts_on_them(rig: Rig
     assert any("SET log = " in text for text in unsynced)
     assert not [text for text in unsynced if "INTO attempt" in text or "outcome = " in text]
     durable = ("INTO attempt", "UPDATE attempt SET state = 'ended'")
-    assert sum(any(part in text for part in durable) for text in statements) == 2
+    # A statement is reported again for each step of a trigger that it fires.
+    assert len({text for text in statements if any(part in text for part in durable)}) == 2
 
 
 def test_a_new_scheduler_reads_results_written_before_its_start(rig: Rig) -> None:

@@ -65,6 +65,7 @@ class RoundAllocations:
         self._vacancies: dict[tuple[str, int | None], Vacancy] = {}
         self._queue: _QueueReservation | None = None
         self._queue_vacancies: dict[str, Vacancy] = {}
+        self._beside: dict[str, dict[Need, bool]] = {}
 
     @property
     def facts(self) -> Facts:
@@ -140,11 +141,19 @@ class RoundAllocations:
         queue = self._queue
         if queue is None or uuid not in queue.planned.gpus or upper_s <= queue.planned.start_in_s:
             return True
+        beside = self._beside.setdefault(uuid, {})
+        if need not in beside:
+            leaving = {*queue.planned.leaving, *self.leaving}
+            beside[need] = self._queue_vacancy(uuid, queue).accepts(need, leaving)
+        return beside[need]
+
+    def _queue_vacancy(self, uuid: str, queue: _QueueReservation) -> Vacancy:
+        """Returns the vacancy of a GPU when the job starts for which queue order reserves it."""
         if uuid not in self._queue_vacancies:
             staying = [one.need for one in self._given[uuid] if one.upper_s > queue.planned.start_in_s]
             reserved = [*self._reserved[uuid].values(), queue.need]
             self._queue_vacancies[uuid] = Vacancy(self._gpus[uuid], self._facts, staying, reserved)
-        return self._queue_vacancies[uuid].accepts(need, {*queue.planned.leaving, *self.leaving})
+        return self._queue_vacancies[uuid]
 
     def _vacancy(self, uuid: str, job_id: int | None = None) -> Vacancy:
         """Returns the vacancy of a GPU, less what was given away and what is reserved for other jobs."""
@@ -179,6 +188,7 @@ class RoundAllocations:
             self._views[uuid] = with_allocation(self._views[uuid], need, limits)
             self._given[uuid].append(_Given(need, upper_s))
             self._queue_vacancies.pop(uuid, None)
+            self._beside.pop(uuid, None)
         self._vacancies.clear()
         baseline = tuple(
             (uuid, unattributed_memory(gpu, self._facts.attempts, limits) or 0)
@@ -193,6 +203,7 @@ class RoundAllocations:
             self._reserved[uuid][job_id] = need
         self._vacancies.clear()
         self._queue_vacancies.clear()
+        self._beside.clear()
 
     def reserve_in_order(
         self, job_id: int, need: Need, planned: PlannedReservation, start_at: float, overtakes: int
@@ -203,6 +214,7 @@ class RoundAllocations:
         """
         self._queue = _QueueReservation(job_id, need, planned, start_at, overtakes)
         self._queue_vacancies.clear()
+        self._beside.clear()
 
     def release(self, job_id: int) -> None:
         """Ends the reservation of a job, if it has one."""

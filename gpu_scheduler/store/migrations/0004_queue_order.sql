@@ -63,3 +63,42 @@ WHEN new.state = 'finished' AND old.state <> 'finished' BEGIN
         queued_at = coalesce(new.finished_at, queued_at)
     WHERE id IN (SELECT job_id FROM dependency WHERE parent_id = new.id AND kind = 'completed');
 END;
+
+-- The newest change to the startable jobs of each pending group. Ids are never reused, so a reader that knows the
+-- newest id finds every later change. Rows are deleted and inserted again, because the conflict clause of the
+-- statement that fires a trigger would replace that of an INSERT in the trigger.
+CREATE TABLE group_change (
+    id       INTEGER PRIMARY KEY AUTOINCREMENT,
+    spec_key TEXT NOT NULL UNIQUE
+);
+CREATE TRIGGER group_job_inserted AFTER INSERT ON job
+WHEN new.state = 'queued' AND new.unmet_parents = 0 AND new.adopted IS NULL BEGIN
+    DELETE FROM group_change WHERE spec_key = new.spec_key;
+    INSERT INTO group_change (spec_key) VALUES (new.spec_key);
+END;
+CREATE TRIGGER group_job_changed AFTER UPDATE OF
+    spec_key, identity, spec, priority, position, state, source_missing, not_before_boot, boot_id, unmet_parents,
+    adopted, queued_at
+ON job WHEN
+    (old.state = 'queued' AND old.unmet_parents = 0 AND old.adopted IS NULL)
+    OR (new.state = 'queued' AND new.unmet_parents = 0 AND new.adopted IS NULL)
+BEGIN
+    DELETE FROM group_change WHERE spec_key IN (old.spec_key, new.spec_key);
+    INSERT INTO group_change (spec_key) SELECT old.spec_key UNION SELECT new.spec_key;
+END;
+-- A queued job whose last attempt still holds its GPUs cannot start.
+CREATE TRIGGER group_attempt_changed AFTER UPDATE OF state ON attempt
+WHEN new.state <> old.state AND 'ended' IN (old.state, new.state) BEGIN
+    DELETE FROM group_change
+        WHERE spec_key IN (SELECT spec_key FROM job WHERE id = new.job_id AND state = 'queued');
+    INSERT INTO group_change (spec_key) SELECT spec_key FROM job WHERE id = new.job_id AND state = 'queued';
+END;
+-- A job that preempts others is not placed with its group.
+CREATE TRIGGER group_reservation_inserted AFTER INSERT ON reservation WHEN new.start_at IS NULL BEGIN
+    DELETE FROM group_change WHERE spec_key IN (SELECT spec_key FROM job WHERE id = new.job_id);
+    INSERT INTO group_change (spec_key) SELECT spec_key FROM job WHERE id = new.job_id;
+END;
+CREATE TRIGGER group_reservation_deleted AFTER DELETE ON reservation WHEN old.start_at IS NULL BEGIN
+    DELETE FROM group_change WHERE spec_key IN (SELECT spec_key FROM job WHERE id = old.job_id);
+    INSERT INTO group_change (spec_key) SELECT spec_key FROM job WHERE id = old.job_id;
+END;

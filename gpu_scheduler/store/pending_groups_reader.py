@@ -1,0 +1,80 @@
+"""Reads the pending groups, and afterwards only those that have changed since.
+
+The table `group_change` names the groups whose startable jobs have changed. Only the passing of time changes
+others: a failed launch may be retried after a delay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from gpu_scheduler.core.model.now import Now
+from gpu_scheduler.core.model.wait_reason import WaitReason
+from gpu_scheduler.core.scheduling.actions import Action, SetWaitReason
+from gpu_scheduler.core.scheduling.facts import PendingGroup
+from gpu_scheduler.core.scheduling.needs import ResourceSpec
+from gpu_scheduler.store.pending_groups import startable_jobs, wait_reason_by_spec
+from gpu_scheduler.store.store import Store
+
+#: Maximum number of jobs that a round reads from one pending group. If it starts them all, another round
+#: follows.
+JOBS_PER_GROUP = 64
+
+
+class PendingGroupsReader:
+    """Reads the pending groups. A new reader reads all of them, with the same result."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._groups: dict[str, PendingGroup] = {}
+        self._newest_change = 0
+        self._read_at: Now | None = None
+
+    def read(self, now: Now) -> tuple[PendingGroup, ...]:
+        """Returns the groups with jobs that may start now."""
+        before = self._read_at
+        # Read before the groups, so that a group that changes in between is read again.
+        changes = self._store.db.rows(
+            "SELECT id, spec_key FROM group_change WHERE id > ? ORDER BY id", self._newest_change
+        )
+        if before is None or before.boot_id != now.boot_id or before.boot > now.boot:
+            self._groups = {}
+            changed = wait_reason_by_spec(self._store)
+        else:
+            keys = {key for _, key in changes} | self._retried_groups(before, now)
+            changed = {key: self._stored_reason(key) for key in keys}
+        for key, reason in changed.items():
+            self._read_group(key, reason, now)
+        if changes:
+            self._newest_change = changes[-1]["id"]
+        self._read_at = now
+        return tuple(self._groups.values())
+
+    def accept(self, recorded: Iterable[Action]) -> None:
+        """Accepts the wait reasons of these actions, which are in the store now."""
+        for action in recorded:
+            if isinstance(action, SetWaitReason) and action.spec_key in self._groups:
+                group = self._groups[action.spec_key]
+                self._groups[action.spec_key] = replace(group, reason=action.reason)
+
+    def _read_group(self, key: str, reason: WaitReason | None, now: Now) -> None:
+        jobs = tuple(startable_jobs(self._store, key, now.boot, now.boot_id, JOBS_PER_GROUP + 1))
+        if not jobs:
+            self._groups.pop(key, None)
+            return
+        has_more = len(jobs) > JOBS_PER_GROUP
+        self._groups[key] = PendingGroup(ResourceSpec.from_key(key), jobs[:JOBS_PER_GROUP], has_more, reason)
+
+    def _stored_reason(self, key: str) -> WaitReason | None:
+        row = self._store.db.row("SELECT reason FROM pending_group WHERE spec_key = ?", key)
+        return None if row is None else WaitReason.from_json(row["reason"])
+
+    def _retried_groups(self, before: Now, now: Now) -> set[str]:
+        """Returns the groups with a job whose retry delay has run out since the last reading."""
+        rows = self._store.db.rows(
+            "SELECT DISTINCT spec_key FROM job WHERE state = 'queued' AND boot_id = ?"
+            " AND not_before_boot > ? AND not_before_boot <= ?",
+            now.boot_id, before.boot, now.boot,
+        )  # fmt: skip
+        return {row["spec_key"] for row in rows}
