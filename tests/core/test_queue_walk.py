@@ -41,7 +41,9 @@ from tests.core.queue_world import (
     waiting,
 )
 
-TIMES = GivenTimes({"hour": exactly(HOUR), "long": exactly(9 * HOUR), "short": exactly(60.0)})
+TIMES = GivenTimes(
+    {"hour": exactly(HOUR), "long": exactly(9 * HOUR), "short": exactly(60.0), "nearly": exactly(HOUR - 30.0)}
+)
 #: An attempt on GPU 0, which ends in an hour.
 HOLDER = holder(1, runs="hour")
 #: The expected start of a job that waits for it: an hour from now, rounded up to five minutes.
@@ -255,10 +257,9 @@ def test_two_jobs_fit_beside_the_reserved_one_only_together() -> None:
 def test_a_job_that_ends_before_the_start_takes_nothing_from_one_beside_the_reserved_job() -> None:
     both = ResourceSpec(share=700, gpus=2)
     short = jobs_of(ResourceSpec(share=400), waiting(2, ago_s=NEW_S, runs="short"))
-    beside = jobs_of(ResourceSpec(share=250), waiting(3, ago_s=NEW_S))
-    attempt = holder(1, runs="hour", share=400)
-    situation = queue(jobs_of(both, OLDEST), short, beside, attempts=(attempt,))
-    assert set(starts(place_jobs(situation))) == {2, 3}
+    beside = jobs_of(ResourceSpec(share=300), waiting(3, ago_s=NEW_S), waiting(4, ago_s=NEW_S))
+    situation = queue(jobs_of(both, OLDEST), short, beside)
+    assert starts(place_jobs(situation)) == {2: ("U1",), 3: ("U1",)}
 
 
 def test_memory_beside_the_reserved_job_counts_like_share() -> None:
@@ -443,7 +444,9 @@ def preempting(job_id: int, runs: str = "unknown", resources: ResourceSpec = WHO
     return jobs_of(replace(resources, preempt=True), waiting(job_id, ago_s=NEW_S, runs=runs))
 
 
-@pytest.mark.parametrize(("runs", "preempts"), [("unknown", False), ("long", False), ("short", True)])
+@pytest.mark.parametrize(
+    ("runs", "preempts"), [("unknown", False), ("long", False), ("nearly", False), ("short", True)]
+)
 def test_a_job_behind_preempts_none_on_the_reserved_gpus_unless_it_ends_before_the_start(
     runs: str, preempts: bool
 ) -> None:
