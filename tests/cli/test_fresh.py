@@ -62,6 +62,8 @@ def fill_store(desk: Desk) -> tuple[int, int]:
             "INSERT INTO measurement (workload_class, at, gpu_count, peak_mib, outcome)"
             " VALUES ('[]', 0, 1, 9, 'completed')"
         )
+        db.execute("INSERT INTO run_time (workload_class, identity, at, seconds) VALUES ('[]', 'a', 0, 9)")
+        db.execute("INSERT INTO forecast VALUES (?, 0, 1, 2)", (waits,))
     never = WaitReason(WaitKind.TOO_FEW_GPUS, need=Need(9, 1000))
     job = store.job(waits)
     assert job is not None
@@ -76,7 +78,7 @@ def count(store: Store, table: str) -> int:
     return int(row["n"])
 
 
-CLEARED_TABLES = ("job", "attempt", "allocation", "line", "pending_group", "job_count")
+CLEARED_TABLES = ("job", "attempt", "allocation", "line", "pending_group", "job_count", "forecast")
 
 
 def test_fresh_forgets_jobs_and_keeps_facts_about_the_machine(desk: Desk) -> None:
@@ -94,7 +96,7 @@ def test_fresh_forgets_jobs_and_keeps_facts_about_the_machine(desk: Desk) -> Non
     assert store.gpus() == gpus
     assert requested_pauses(store) == {"SIM-0": True, "SIM-1": True}
     assert desk.requests() == [("pause", "SIM-1")]
-    assert count(store, "measurement") == 1
+    assert (count(store, "measurement"), count(store, "run_time")) == (1, 1)
     assert state_counts(store) == {}
     assert list(desk.data_dir.runs.iterdir()) == []
     assert {path.name for path in desk.data_dir.folder.iterdir()}.isdisjoint(

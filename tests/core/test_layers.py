@@ -85,14 +85,14 @@ MAY: Mapping[str, tuple[str, ...]] = {
         "store.jobs_files",
     ),
     "reporting": (
-        "claims", "core.model", "core.text", "core.scheduling", "errors", "clock", "system", "progress",
+        "claims", "core.model", "core.text", "core.scheduling", "errors", "clock", "system",
         "store.dependencies", "store.events", "store.job_lists", "store.jobs_files", "store.pending_groups",
         "store.records", "store.reservations", "store.store", "health.storage", "attempts.log_folder",
         "attempts.running_progress", "core.progress", "app", "views",
     ),
     "scheduler": (
         *CORE, *TOP, "system", "runner", "store", "attempts", "claims", "gpus", "gpus.probes", "executors",
-        "intake", "health", "progress", "reporting", "views.wait_text",
+        "intake", "health", "reporting", "views.wait_text",
     ),
     # The command line only parses arguments and formats results; every use case is in app.
     "cli": ("app", "views", "core.model", "core.text", "core.jobsfile.attributes", *TOP, "system.shortages"),

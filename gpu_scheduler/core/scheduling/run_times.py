@@ -1,4 +1,4 @@
-"""Estimates how long jobs run, from the run times of completed attempts (docs/design.md, Queue order).
+"""Estimates how long jobs run, from the run times of completed attempts (docs/design.md, Run times).
 
 Jobs with the same identity are expected to take the same time; otherwise, jobs of the same workload class.
 """
