@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpu_scheduler.core.model.gpu import GpuProcess
+from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.scheduling import playback as module
 from gpu_scheduler.core.scheduling.actions import Action, RecordGpuTime
 from gpu_scheduler.core.scheduling.facts import Facts, QueuedJob
@@ -20,6 +21,7 @@ from gpu_scheduler.core.scheduling.run_times import Estimate, RunTimeKey
 from gpu_scheduler.core.scheduling.settings import QueueOrder, Settings
 from tests.core.gpu_world import NOW, TOTAL, facts, gpu, group, running
 
+SPEC_JSON = JobSpec("command", "train", "/w", command="train").to_json()
 BACKFILL = Settings(queue_order=QueueOrder.BACKFILL)
 
 
@@ -44,7 +46,7 @@ class Box:
         wall = NOW.wall + at
         self.durations[job_id] = duration
         spec = replace(ResourceSpec(share=1000, gpus=gpus), **resources)  # type: ignore[arg-type]
-        job = QueuedJob(job_id, priority, job_id, wall, wall, RunTimeKey(str(duration), "{}"))
+        job = QueuedJob(job_id, priority, job_id, wall, wall, RunTimeKey(str(duration), SPEC_JSON))
         self.playback.submit(job, spec, wall)
 
     def play(self) -> list[Run]:
