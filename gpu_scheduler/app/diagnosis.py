@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from gpu_scheduler.app import job_views
-from gpu_scheduler.app.current_need import CurrentNeed, current_llm_config, current_need, learned_needs
+from gpu_scheduler.app.current_need import CurrentNeed, current_need
 from gpu_scheduler.app.dependency_facts import DependencyFacts, dependency_facts
 from gpu_scheduler.app.job_progress import with_progress
 from gpu_scheduler.app.job_refs import JobRef, job_record, resolve_job
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.app.masking import without_secrets
 from gpu_scheduler.app.oom_case import OomCase, oom_case
+from gpu_scheduler.app.round_facts import round_facts
 from gpu_scheduler.app.status_report import JobView
 from gpu_scheduler.app.store_access import open_store, scheduler_pid_of
 from gpu_scheduler.app.stored_claims import foreign_claims, read_locks
@@ -41,13 +42,11 @@ from gpu_scheduler.core.scheduling.preemption import NoPreemption, Preemption
 from gpu_scheduler.core.scheduling.queue_placement import judged_gpus, possible_preemption
 from gpu_scheduler.core.scheduling.settings import Limits
 from gpu_scheduler.health.doctor import job as checks
-from gpu_scheduler.intake.state_file_edits import requested_pauses
 from gpu_scheduler.store.events import events_of_job
 from gpu_scheduler.store.job_lists import jobs_ahead_of
 from gpu_scheduler.store.jobs_files import LineLocation, MalformedLineRecord, line_of, malformed_lines
 from gpu_scheduler.store.pending_groups import queued_job_of
-from gpu_scheduler.store.records import AttemptRecord, GpuRecord, JobRecord
-from gpu_scheduler.store.reservations import queue_reservation, reserved_jobs
+from gpu_scheduler.store.records import AttemptRecord, JobRecord
 from gpu_scheduler.store.store import Store
 
 #: Maximum number of lines shown from a failed job's log.
@@ -223,7 +222,7 @@ def _retry_in_s(record: JobRecord, now: Now) -> float | None:
 def _placement_facts(inspected: _Inspection, need: Need) -> PlacementFacts:
     store, attempts = inspected.store, inspected.attempts
     records, options = store.gpus(), store.recorded_options()
-    facts = _round_facts(inspected, records) if records else None
+    facts = round_facts(store, attempts, inspected.now, inspected.foreign) if records else None
     gpus = () if facts is None else tuple(availability(gpu, facts) for gpu in facts.gpus)
     holders = {
         gpu.uuid: tuple(
@@ -243,21 +242,6 @@ def _preemption(inspected: _Inspection, facts: Facts, need: Need) -> Preemption 
     if inspected.view.record.state is not JobState.QUEUED or job.unmet_parents or has_reservation:
         return None
     return possible_preemption(facts, need, queued_job_of(job), ResourceSpec.from_key(job.spec_key))
-
-
-def _round_facts(inspected: _Inspection, records: Sequence[GpuRecord]) -> Facts:
-    """Returns the facts with which the next round places the job."""
-    from gpu_scheduler.app.stored_gpus import stored_facts
-
-    store, options = inspected.store, inspected.store.recorded_options()
-    pauses = requested_pauses(store)
-    return replace(
-        stored_facts(records, pauses, inspected.attempts, options, inspected.now, inspected.foreign),
-        config=current_llm_config(options),
-        learned_mib=learned_needs(store),
-        reserved_jobs=tuple(reserved_jobs(store, inspected.now)),
-        queue_reservation=queue_reservation(store),
-    )
 
 
 def _line_facts(store: Store, record: JobRecord) -> LineFacts:

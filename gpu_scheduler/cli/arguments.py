@@ -190,6 +190,12 @@ def eta(parser: argparse.ArgumentParser) -> None:
     shared_options(parser, "--json")
 
 
+def plan(parser: argparse.ArgumentParser) -> None:
+    """Declares the options of `plan`."""
+    flag(parser, "--all", "Forecast all queued jobs, not only the first 1,000")
+    shared_options(parser, "--json")
+
+
 def show(parser: argparse.ArgumentParser) -> None:
     """Declares the job argument and the options of `show`."""
     one_job(parser)

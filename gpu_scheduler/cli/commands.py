@@ -40,6 +40,8 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
             "Explain, check by check, why a job does not start or why it failed"),
         "eta": Command("report_commands", arguments.eta, "eta 3",
             "Show how far a running job is and when it will finish; without a job, all running jobs"),
+        "plan": Command("report_commands", arguments.plan, "plan --json",
+            "Show when each running and waiting job is expected to start and end, and on which GPUs"),
         "logs": Command("logs", arguments.logs, "logs 3 -f",
             "Print the log of a job's latest attempt, or of the attempt given by --attempt"),
         "attach": Command("logs", arguments.one_job, "attach 3",

@@ -1,4 +1,4 @@
-"""The commands `show`, `why`, `eta`, `screens`, `lint`, `calibrate` and `doctor`, which print text or JSON.
+"""The commands that print a report about jobs, files or the machine as text or JSON.
 
 Each command imports only the modules that it needs.
 """
@@ -60,6 +60,19 @@ def eta(options: Namespace) -> int:
     else:
         sys.stdout.write(to_text(report, stdout_screen().width))
     return 1 if unknown else 0
+
+
+def plan(options: Namespace) -> int:
+    """Prints when the running and waiting jobs are expected to start and end."""
+    from gpu_scheduler.app import forecast as app
+    from gpu_scheduler.views.forecast import to_json, to_text
+
+    try:
+        view = app.forecast_queue(location_of(options), all_jobs=options.all)
+    except StoreNotFoundError:
+        view = app.ForecastView(time.time())
+    sys.stdout.write(to_json(view) if options.json else to_text(view, stdout_screen().width))
+    return 0
 
 
 def screens(options: Namespace) -> int:

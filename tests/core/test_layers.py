@@ -18,9 +18,9 @@ STORE = tuple(
     f"store.{name}"
     for name in (
         "accepted_lines", "adopted_jobs", "ancestors", "data_dir", "database", "dependencies", "environments",
-        "events", "gpu_kind", "job_lists", "jobs_files", "location", "measurements", "new_store",
-        "pending_groups", "permissions", "read_only", "records", "requests", "reservations", "run_times",
-        "scheduler_lock", "state_file", "store",
+        "events", "forecasts", "gpu_kind", "gpu_time", "job_lists", "jobs_files", "location", "measurements",
+        "new_store", "pending_groups", "permissions", "queue_starts", "read_only", "records", "requests",
+        "reservations", "run_times", "scheduler_lock", "state_file", "store",
     )
 )  # fmt: skip
 

@@ -48,12 +48,13 @@ _RUNS = AttemptStatus(claim="live")
 
 @dataclass(frozen=True)
 class Run:
-    """One run of a job, with the UUIDs of its GPUs; times in wall seconds.
+    """One run of a job, with the id of its attempt and the UUIDs of its GPUs; times in wall seconds.
 
     ended_at: infinite if the run does not end. is_preempted: whether the job was queued again.
     """
 
     job_id: int
+    attempt_id: int
     gpus: tuple[str, ...]
     started_at: float
     ended_at: float
@@ -254,5 +255,5 @@ class Playback:
         self.facts = replace(self.facts, gpus=gpus, attempts=self.running)
 
     def _run(self, attempt: Attempt) -> Run:
-        now = self.facts.now.wall
-        return Run(attempt.job_id, attempt.gpus, attempt.started_at or self._began.wall, now)
+        started_at = attempt.started_at or self._began.wall
+        return Run(attempt.job_id, attempt.attempt_id, attempt.gpus, started_at, self.facts.now.wall)

@@ -92,6 +92,23 @@ class Estimate:
                 left = max(_MIN_EXCEEDED_S, age_s / 2)
         return left if self.timeout_s is None else min(left, max(0.0, self.timeout_s - age_s))
 
+    def remaining_upper_s(self, age_s: float) -> float:
+        """Returns the time within which nine of ten jobs end that have run for age_s seconds.
+
+        A job that has exceeded its upper estimate ends like the earlier runs that had exceeded theirs by as
+        much, or, if there are too few of them, within twice its median remaining time. Infinite if unknown.
+        """
+        if self.predicted_s is None:
+            return math.inf if self.timeout_s is None else max(0.0, self.timeout_s - age_s)
+        above = self.ratios[bisect_right(self.ratios, age_s / self.predicted_s) :]
+        if len(above) >= MIN_RUNS:
+            left = self.predicted_s * upper_quantile(above) - age_s
+        elif age_s < self.upper_s:
+            left = self.upper_s - age_s
+        else:
+            left = _ASSUMED_SPREAD * self.remaining_s(age_s)
+        return left if self.timeout_s is None else min(left, max(0.0, self.timeout_s - age_s))
+
 
 class RunTimeEstimates(Protocol):
     """Estimates the run time of a job."""

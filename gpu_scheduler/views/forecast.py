@@ -1,0 +1,134 @@
+"""Formats the forecast of the queue as text and JSON, for `plan`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from gpu_scheduler.core.model.states import ACTIVE
+from gpu_scheduler.core.text.formatting import count_noun, format_eta, format_jobs, safe_text
+from gpu_scheduler.views.layout import Cell, Column, TableRow, render_table
+from gpu_scheduler.views.progress_text import finish_text
+from gpu_scheduler.views.text_width import wrap_text
+from gpu_scheduler.views.titles import title
+from gpu_scheduler.views.wait_text import held_text, job_reason_text
+
+if TYPE_CHECKING:
+    from gpu_scheduler.app.forecast import ForecastJob, ForecastView
+
+#: Marks a time that rests on a guess.
+_GUESS = "~"
+#: Maximum number of jobs without an estimate that are listed.
+_MAX_NAMED = 8
+_COLUMNS = (
+    Column("Job", is_right=True), Column("Start"), Column("In", is_right=True), Column("End"),
+    Column("In", is_right=True), Column("90%"), Column("GPUs"), Column("What", is_flexible=True),
+)  # fmt: skip
+_REASON_COLUMNS = (Column("Job", is_right=True), Column("No forecast"))
+
+
+def to_text(view: ForecastView, width: int | None) -> str:
+    """Formats a table with one row per job, and notes. width: the maximum width, None = unlimited."""
+    expected = [one for one in view.jobs if one.forecast is not None]
+    others = [one for one in view.jobs if one.forecast is None]
+    blocks = []
+    if expected:
+        blocks.append(render_table(_COLUMNS, [_row(one, view.now) for one in expected], width))
+    if others:
+        rows = [TableRow([Cell(str(one.job.record.id)), Cell(_why_not(one))]) for one in others]
+        blocks.append(render_table(_REASON_COLUMNS, rows, width))
+    if not view.jobs:
+        blocks.append(["No job is running or waiting."])
+    notes = [line for note in _notes(view) for line in ([note] if width is None else wrap_text(note, width))]
+    return "\n\n".join("\n".join(block) for block in [*blocks, notes] if block) + "\n"
+
+
+def _row(one: ForecastJob, now: float) -> TableRow:
+    expected = one.forecast
+    assert expected is not None
+    start = _GUESS if expected.rests_on_guess else ""
+    end = _GUESS if expected.rests_on_guess or not expected.has_estimate else ""
+    is_running = one.job.record.state in ACTIVE
+    cells = (
+        str(one.job.record.id),
+        f"{start}{finish_text(expected.start_at, now)}",
+        "" if is_running else _in_text(start, expected.start_at - now),
+        f"{end}{finish_text(expected.end_at, now)}",
+        _in_text(end, expected.end_at - now),
+        "?" if expected.end_upper_at is None else finish_text(expected.end_upper_at, now),
+        ",".join(map(str, one.gpus)),
+        title(one.job),
+    )
+    return TableRow([Cell(text) for text in cells])
+
+
+def _in_text(mark: str, seconds: float) -> str:
+    return "now" if seconds < 1 else f"{mark}{format_eta(seconds)}"
+
+
+def _why_not(one: ForecastJob) -> str:
+    record = one.job.record
+    reason = held_text(one.job) if record.state == "held" else job_reason_text(one.job) or record.state
+    return safe_text(reason)
+
+
+def _notes(view: ForecastView) -> Iterator[str]:
+    forecasts = [(one.job.record.id, one.forecast) for one in view.jobs if one.forecast is not None]
+    unknown = sorted(job_id for job_id, expected in forecasts if not expected.has_estimate)
+    if unknown:
+        yield (
+            f"{_GUESS} is a guess: no earlier run shows how long {_jobs_text(unknown)}"
+            f" {'takes, so it counts' if len(unknown) == 1 else 'take, so they count'} as 10 minutes, or as"
+            " long again as the time so far."
+        )
+    if view.idle_share is not None and view.idle_until is not None:
+        mark = _GUESS if unknown else ""
+        share, until = (
+            f"{mark}{100 * view.idle_share:.0f}%",
+            f"{mark}{finish_text(view.idle_until, view.now)}",
+        )
+        yield f"The GPUs are idle for {share} of the time until the last job starts ({until})."
+    if view.omitted:
+        be = "is" if view.omitted == 1 else "are"
+        yield f"{count_noun(view.omitted, 'queued job')} behind these {be} not shown (plan --all)."
+    for issue in view.health_issues:
+        yield f"No job starts until this is resolved: {safe_text(str(issue))}"
+    if view.scheduler_pid is None and view.jobs:
+        yield "No scheduler is running. The times assume that one starts now."
+
+
+def _jobs_text(job_ids: Sequence[int]) -> str:
+    listed = format_jobs(job_ids[:_MAX_NAMED])
+    more = len(job_ids) - _MAX_NAMED
+    return f"{listed} and {more:,} more" if more > 0 else listed
+
+
+def to_json(view: ForecastView) -> str:
+    """Formats the forecast as JSON, as docs/json.md describes."""
+    value = {
+        "now": view.now,
+        "scheduler": view.scheduler_pid,
+        "jobs": [_job_object(one) for one in view.jobs],
+        "idle_share": None if view.idle_share is None else round(view.idle_share, 4),
+        "idle_until": view.idle_until,
+        "omitted": view.omitted,
+    }
+    return json.dumps(value, indent=1) + "\n"
+
+
+def _job_object(one: ForecastJob) -> dict[str, Any]:
+    record, expected = one.job.record, one.forecast
+    return {
+        "id": record.id,
+        "name": record.name,
+        "state": record.state,
+        "start_at": None if expected is None else expected.start_at,
+        "end_at": None if expected is None else expected.end_at,
+        "start_p90_at": None if expected is None else expected.start_upper_at,
+        "end_p90_at": None if expected is None else expected.end_upper_at,
+        "gpus": list(one.gpus),
+        "has_estimate": None if expected is None else expected.has_estimate,
+        "rests_on_guess": None if expected is None else expected.rests_on_guess,
+        "no_forecast": _why_not(one) if expected is None else None,
+    }
