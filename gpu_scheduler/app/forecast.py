@@ -18,7 +18,8 @@ from gpu_scheduler.attempts.observe import observe_attempt
 from gpu_scheduler.core.model.health_issue import HealthIssue
 from gpu_scheduler.core.model.states import ACTIVE, JobState
 from gpu_scheduler.core.scheduling.facts import Facts
-from gpu_scheduler.core.scheduling.forecast import Forecast, JobForecast, WaitingJob, forecast
+from gpu_scheduler.core.scheduling.forecast import Forecast, JobForecast, forecast
+from gpu_scheduler.core.scheduling.forecast_play import WaitingJob
 from gpu_scheduler.store.forecasts import waiting_jobs
 from gpu_scheduler.store.job_lists import open_jobs, state_counts
 from gpu_scheduler.store.store import Store

@@ -27,6 +27,7 @@ from gpu_scheduler.core.scheduling.plan import plan
 from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.gpus.watch import GpuWatch
 from gpu_scheduler.health.storage_monitor import StorageMonitor
+from gpu_scheduler.scheduler.first_forecasts import FirstForecasts
 from gpu_scheduler.scheduler.read_facts import read_facts
 from gpu_scheduler.store.measurements import LearnedNeedsReader
 from gpu_scheduler.store.pending_groups_reader import PendingGroupsReader
@@ -41,7 +42,7 @@ _PERFORMED_ON_ATTEMPT = (act.VoidClaim, act.RequestStop, act.WakeRunner, act.Kil
 
 
 #: Actions after which no other round is needed at once.
-_WITHOUT_CONSEQUENCES = (act.SetWaitReason, act.RecordGpuTime)
+_WITHOUT_CONSEQUENCES = (act.SetWaitReason, act.RecordGpuTime, act.RecordForecasts)
 
 
 class Loop:
@@ -78,6 +79,7 @@ class Loop:
         self._starts = QueueStartsReader(store)
         self._run_times = RunTimesReader(store)
         self._groups = PendingGroupsReader(store)
+        self._forecasts = FirstForecasts(store)
         self._learned = LearnedNeedsReader(store, settings.spike_buffer)
         self._logged: set[str] = set()
         self._line_waits: Mapping[int, WaitReason] | None = None
@@ -89,9 +91,9 @@ class Loop:
         """Runs one round.
 
         Returns None if the round changed anything; the caller should then run another round at once. If it
-        changed nothing except wait reasons and the count of GPU time, returns the facts. If an action cannot
-        be performed, performs the other actions first and then raises its error. Calls `check_owner` after
-        observing and before recording, and raises its errors.
+        changed nothing except wait reasons, the count of GPU time and forecasts, returns the facts. If an
+        action cannot be performed, performs the other actions first and then raises its error. Calls
+        `check_owner` after observing and before recording, and raises its errors.
         """
         now = self.clock.now()
         issue = self.storage.issue() if self.storage is not None else None
@@ -105,6 +107,8 @@ class Loop:
         self.check_owner()
         self._log_anomalies(facts)
         facts, actions = self._plan(facts)
+        if not actions and self.placing:
+            actions = [*self._forecasts.due(facts)]
         if not actions:
             return facts
         self._failpoint("planned")

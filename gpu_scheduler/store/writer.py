@@ -70,6 +70,7 @@ _RECORD: Mapping[type[act.Action], Callable[[WriteContext, Any], int | None]] = 
     act.SetQueueReservation: write_reservations.set_queue_reservation,
     act.RecordGpuTime: write_gpus.record_gpu_time,
     act.SetWaitReason: write_jobs.set_wait_reason,
+    act.RecordForecasts: write_jobs.record_forecasts,
     act.AnswerRequest: write_jobs.answer_request,
 }
 
@@ -77,7 +78,8 @@ _RECORD: Mapping[type[act.Action], Callable[[WriteContext, Any], int | None]] = 
 #: ends the processes concerned.
 _REPEATABLE = (
     act.RecordUsage, act.RecordForeignLoad, act.RecordForeignPeaks, act.RecordRunner, act.Transition,
-    act.ReleaseAllocation, act.RecordMemoryReleased, act.SetWaitReason, act.RecordGpuTime, act.EndScheduler,
+    act.ReleaseAllocation, act.RecordMemoryReleased, act.SetWaitReason, act.RecordGpuTime,
+    act.RecordForecasts, act.EndScheduler,
 )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from gpu_scheduler.core.scheduling.calibration import (
     NoSuggestion,
     suggested_entries,
 )
-from gpu_scheduler.core.text.formatting import format_duration, safe_text
+from gpu_scheduler.core.text.formatting import count_noun, format_duration, safe_text
 from gpu_scheduler.views.layout import Cell, Column, TableRow, render_table
 from gpu_scheduler.views.run_times import summary_object, table_lines
 
@@ -35,13 +35,27 @@ _OLDER_SCHEDULER_NOTE = "The older scheduler cannot read entries in braces."
 
 
 def to_text(view: CalibrationView, width: int | None = None) -> str:
-    """Formats a table of memory use, the suggestions below it, and a table of run times.
+    """Formats memory use as a table with suggestions, run times as a table, and the errors of forecasts.
 
     width: the maximum width of a row, None = unlimited.
     """
     blocks = _memory_blocks(view, width)
-    blocks += ["\n".join(lines) for lines in (table_lines(view.run_times, width),) if lines]
+    blocks += [
+        "\n".join(lines) for lines in (table_lines(view.run_times, width), _forecast_lines(view)) if lines
+    ]
     return "\n\n".join(blocks) + "\n"
+
+
+def _forecast_lines(view: CalibrationView) -> list[str]:
+    """Says how far the forecasts were off, as far as that is known."""
+    found = view.forecasts
+    if found.start_error_s is None or found.end_error_s is None:
+        return []
+    start, end = format_duration(found.start_error_s), format_duration(found.end_error_s)
+    return [
+        f"Forecasts of {count_noun(found.jobs, 'completed job')}, made after their submission: in the median,"
+        f" the start was off by {start} and the end by {end}."
+    ]
 
 
 def _memory_blocks(view: CalibrationView, width: int | None) -> list[str]:
@@ -140,6 +154,7 @@ def to_json(view: CalibrationView) -> str:
         "measured": [_suggestion_object(one, view.tolerance) for one in view.suggestions],
         "models": dict(view.entries),
         "run_times": [summary_object(one) for one in view.run_times],
+        "forecasts": dict(vars(view.forecasts)),
         "written": view.written,
         "backup": view.backup,
     }
