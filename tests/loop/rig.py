@@ -83,14 +83,19 @@ class Rig:
     def tick(self) -> Facts:
         """Runs rounds until nothing is left to do, and returns the last facts."""
         while True:
-            self.executor.reap()
-            facts = self.loop.tick()
-            if self.loop.sample_wanted:
-                self.loop.sample_wanted = False
-                self.take_sample()
-                continue
+            facts = self.tick_once()
             if facts is not None:
                 return facts
+
+    def tick_once(self) -> Facts | None:
+        """Runs one round, and takes a sample if it wants one. Returns facts if nothing is left to do."""
+        self.executor.reap()
+        facts = self.loop.tick()
+        if self.loop.sample_wanted:
+            self.loop.sample_wanted = False
+            self.take_sample()
+            return None
+        return facts
 
     def tick_until(
         self, condition: Callable[[], object], description: str = "", timeout_s: float = 60.0
