@@ -14,6 +14,7 @@ from gpu_scheduler.core.model.wait_reason import WaitReason
 from gpu_scheduler.core.scheduling.actions import Action, SetWaitReason
 from gpu_scheduler.core.scheduling.facts import PendingGroup
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
+from gpu_scheduler.core.scheduling.pending_queue import PendingQueue
 from gpu_scheduler.store.pending_groups import startable_jobs, wait_reason_by_spec
 from gpu_scheduler.store.store import Store
 
@@ -27,11 +28,11 @@ class PendingGroupsReader:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._groups: dict[str, PendingGroup] = {}
+        self._queue = PendingQueue({})
         self._newest_change = 0
         self._read_at: Now | None = None
 
-    def read(self, now: Now) -> tuple[PendingGroup, ...]:
+    def read(self, now: Now) -> PendingQueue:
         """Returns the groups with jobs that may start now."""
         before = self._read_at
         # Read before the groups, so that a group that changes in between is read again.
@@ -39,32 +40,37 @@ class PendingGroupsReader:
             "SELECT id, spec_key FROM group_change WHERE id > ? ORDER BY id", self._newest_change
         )
         if before is None or before.boot_id != now.boot_id or before.boot > now.boot:
-            self._groups = {}
-            changed = wait_reason_by_spec(self._store)
+            every = {
+                key: self._group(key, reason, now) for key, reason in wait_reason_by_spec(self._store).items()
+            }
+            self._queue = PendingQueue({key: group for key, group in every.items() if group is not None})
         else:
             keys = {key for _, key in changes} | self._retried_groups(before, now)
-            changed = {key: self._stored_reason(key) for key in keys}
-        for key, reason in changed.items():
-            self._read_group(key, reason, now)
+            if keys:
+                changed = {key: self._group(key, self._stored_reason(key), now) for key in keys}
+                self._queue = self._queue.updated(changed)
         if changes:
             self._newest_change = changes[-1]["id"]
         self._read_at = now
-        return tuple(self._groups.values())
+        return self._queue
 
     def accept(self, recorded: Iterable[Action]) -> None:
         """Accepts the wait reasons of these actions, which are in the store now."""
-        for action in recorded:
-            if isinstance(action, SetWaitReason) and action.spec_key in self._groups:
-                group = self._groups[action.spec_key]
-                self._groups[action.spec_key] = replace(group, reason=action.reason)
+        reasons = {one.spec_key: one.reason for one in recorded if isinstance(one, SetWaitReason)}
+        changed = {
+            key: replace(self._queue.group(key), reason=reason)
+            for key, reason in reasons.items()
+            if self._queue.has_group(key)
+        }
+        if changed:
+            self._queue = self._queue.updated(changed)
 
-    def _read_group(self, key: str, reason: WaitReason | None, now: Now) -> None:
+    def _group(self, key: str, reason: WaitReason | None, now: Now) -> PendingGroup | None:
         jobs = tuple(startable_jobs(self._store, key, now.boot, now.boot_id, JOBS_PER_GROUP + 1))
         if not jobs:
-            self._groups.pop(key, None)
-            return
+            return None
         has_more = len(jobs) > JOBS_PER_GROUP
-        self._groups[key] = PendingGroup(ResourceSpec.from_key(key), jobs[:JOBS_PER_GROUP], has_more, reason)
+        return PendingGroup(ResourceSpec.from_key(key), jobs[:JOBS_PER_GROUP], has_more, reason)
 
     def _stored_reason(self, key: str) -> WaitReason | None:
         row = self._store.db.row("SELECT reason FROM pending_group WHERE spec_key = ?", key)

@@ -55,7 +55,7 @@ def queue_reservation(store: Store) -> QueueReservation | None:
     return QueueReservation(
         queued_job(tuple(job)),
         ResourceSpec.from_key(spec_key),
-        tuple(sorted(json.loads(gpus))),
+        tuple(json.loads(gpus)),
         start_at,
         overtakes,
     )

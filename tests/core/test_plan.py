@@ -21,7 +21,6 @@ from gpu_scheduler.core.scheduling.effective_need import need_of
 from gpu_scheduler.core.scheduling.facts import Attempt, Gpu
 from gpu_scheduler.core.scheduling.gpu_use import availability, foreign_memory
 from gpu_scheduler.core.scheduling.needs import LlmConfig, Requirement, ResourceSpec
-from gpu_scheduler.core.scheduling.order import order
 from gpu_scheduler.core.scheduling.plan import plan
 from gpu_scheduler.core.scheduling.settings import Limits, Settings
 from gpu_scheduler.views.wait_text import wait_text
@@ -60,7 +59,6 @@ def test_a_job_that_fits_starts_before_a_blocked_job() -> None:
 def test_jobs_behind_a_job_that_is_not_loaded_yet_wait_for_the_next_round() -> None:
     lines = (group(HALF, (1, 0), (2, 0), more=True), group(WHOLE, (3, 5)))
     assert starts(plan(round_of(3, *lines))) == {1: ("U0",), 2: ("U0",)}
-    assert [job.job_id for job, _ in order(lines)] == [1, 2, 3]
 
 
 def test_starts_jobs_queued_behind_a_blocked_group_of_jobs() -> None:

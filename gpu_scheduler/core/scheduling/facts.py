@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from gpu_scheduler.core.model.adopted_process import AdoptedProcess
 from gpu_scheduler.core.model.attempt_status import (
@@ -53,6 +54,11 @@ class PendingGroup:
     has_more: bool = False
     reason: WaitReason | None = None
 
+    @cached_property
+    def submitted_at(self) -> float:
+        """When the first of the jobs was submitted, in wall seconds."""
+        return min(job.submitted_at for job in self.jobs)
+
 
 @dataclass(frozen=True)
 class AdoptedJob:
@@ -86,7 +92,7 @@ class ReservedJob:
 class QueueReservation:
     """The reservation by queue order, for a job that has been overtaken too often.
 
-    gpus: sorted UUIDs. start_at: when the job is expected to start, in wall seconds, as it is shown. overtakes: how
+    gpus: UUIDs. start_at: when the job is expected to start, in wall seconds, as it is shown. overtakes: how
     often it had been overtaken when the reservation began.
     """
 
@@ -233,14 +239,14 @@ class Facts:
 
     all_sampled: whether every managed GPU has been sampled. probe_error: why the GPUs cannot be read; None if
     they can. storage_issue: the problem with our own storage that blocks new starts; None if there is none.
-    pending_groups: the queued jobs that preempt no others. unmanaged_gpus: GPUs in the sample that this
-    scheduler does not manage. learned_mib: the MiB that a job of each workload class needs, if needs are
-    learned. has_unsettled_dependencies: whether a job is to be skipped or queued again because of its
-    parents. cyclic_request: the id of the first request that sets dependencies, if its job would wait for
-    itself. adopted_jobs: the queued jobs that are running processes. interrupted: the jobs that a recovery
-    queues again; finished_count: the number of finished jobs that are not cleared. Both are read only if they
-    are needed. overtakes: the newest starts; run_times: estimates; queue_reservation: the one in the store;
-    gpu_time: the GPU time of the last days, None if it is not counted.
+    pending_groups: the queued jobs that preempt no others, as a tuple or as a PendingQueue. unmanaged_gpus:
+    GPUs in the sample that this scheduler does not manage. learned_mib: the MiB that a job of each workload
+    class needs, if needs are learned. has_unsettled_dependencies: whether a job is to be skipped or queued
+    again because of its parents. cyclic_request: the id of the first request that sets dependencies, if its
+    job would wait for itself. adopted_jobs: the queued jobs that are running processes. interrupted: the jobs
+    that a recovery queues again; finished_count: the number of finished jobs that are not cleared. Both are
+    read only if they are needed. overtakes: the newest starts; run_times: estimates; queue_reservation: the
+    one in the store; gpu_time: the GPU time of the last days, None if it is not counted.
     """
 
     now: Now
@@ -252,7 +258,7 @@ class Facts:
     probe_error: str | None = None
     storage_issue: str | None = None
     attempts: tuple[Attempt, ...] = ()
-    pending_groups: tuple[PendingGroup, ...] = ()
+    pending_groups: Sequence[PendingGroup] = ()
     adopted_jobs: tuple[AdoptedJob, ...] = ()
     reserved_jobs: tuple[ReservedJob, ...] = ()
     queue_reservation: QueueReservation | None = None

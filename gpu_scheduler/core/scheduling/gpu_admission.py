@@ -123,7 +123,7 @@ def obstacle_kind(gpu: GpuAvailability, need: Need, limits: Limits) -> ObstacleK
     use = foreign_use(gpu, need, limits)
     if use is not None or need.vram is None:
         return use
-    headroom = _headroom(gpu, limits)
+    headroom = headroom_mib(gpu, limits)
     if headroom is None:
         return ObstacleKind.MEMORY_UNKNOWN
     return None if need.vram <= headroom else ObstacleKind.MEMORY
@@ -137,7 +137,7 @@ def _leaves_claim(gpu: GpuAvailability, need: Need) -> bool:
     return size is not None and size <= gpu.claimable_mib
 
 
-def _headroom(gpu: GpuAvailability, limits: Limits) -> int | None:
+def headroom_mib(gpu: GpuAvailability, limits: Limits) -> int | None:
     """Returns the MiB that one more job can declare; None if unknown."""
     if gpu.total_mib is None or gpu.committed_mib is None:
         return None
@@ -165,7 +165,7 @@ def describe_obstacle(gpu: GpuAvailability, kind: ObstacleKind, limits: Limits) 
     mib = round_mib(gpu.foreign_mib or 0)
     if kind is not ObstacleKind.MEMORY:
         return GpuObstacle(index, kind, foreign_mib=mib, foreign_pid=pid, processes_listed=listed)
-    free = round_mib(_headroom(gpu, limits) or 0)
+    free = round_mib(headroom_mib(gpu, limits) or 0)
     if gpu.foreign_peak_mib:
         return GpuObstacle(index, kind, free=free, foreign_peak_mib=round_mib(gpu.foreign_peak_mib))
     # Memory that unknown processes use is not free either, so it is part of the obstacle.

@@ -54,12 +54,17 @@ class Overtakes:
 
         For nearly all jobs, the answer is no, and is found by a binary search.
         """
+        return self.may_reach(job, job.submitted_at, number) and self.count(job, since) >= number
+
+    def may_reach(self, job: QueuedJob, submitted_at: float, number: int) -> bool:
+        """Returns whether `number` starts overtook a job, or one behind it that was submitted at this time.
+
+        It does not matter how long these jobs have been waiting, so the answer may be yes where it is no.
+        """
         if number <= 0:
             return True
         first = bisect_right(self._keys, (job.priority, job.position))
-        if self._latest(number)[first] < job.submitted_at + LATE_S:
-            return False
-        return self.count(job, since) >= number
+        return self._latest(number)[first] >= submitted_at + LATE_S
 
     @cached_property
     def _by_key(self) -> list[QueueStart]:

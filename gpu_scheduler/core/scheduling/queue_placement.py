@@ -11,9 +11,10 @@ from gpu_scheduler.core.scheduling.facts import Facts, QueuedJob, ReservedJob
 from gpu_scheduler.core.scheduling.gpu_admission import GpuAvailability
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
 from gpu_scheduler.core.scheduling.order import queue_key
+from gpu_scheduler.core.scheduling.pending_queue import PendingQueue
 from gpu_scheduler.core.scheduling.preemption import NoPreemption, Preemption, find_preemption, may_preempt
 from gpu_scheduler.core.scheduling.queue_reservation import expected_ends, plan_reservation
-from gpu_scheduler.core.scheduling.queue_walk import QueueWalk, wait_reasons
+from gpu_scheduler.core.scheduling.queue_walk import QueueWalk, groups_to_explain, wait_reasons
 from gpu_scheduler.core.scheduling.round_allocations import RoundAllocations
 
 
@@ -25,7 +26,8 @@ def place_jobs(facts: Facts) -> list[Action]:
     """
     why_not = _general_wait_reason(facts)
     if why_not is not None:
-        return wait_reasons(facts.pending_groups, {id(group): why_not for group in facts.pending_groups})
+        queue = PendingQueue.of(facts.pending_groups)
+        return wait_reasons(queue, dict.fromkeys(groups_to_explain(queue, facts.now), why_not))
     if not facts.all_sampled:
         return []
     gpus = RoundAllocations(facts, leaving_attempts(facts))

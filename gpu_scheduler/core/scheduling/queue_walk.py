@@ -8,15 +8,20 @@ reserved GPUs free for it. The order of the queue never changes. The rule is in 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from heapq import heapify, heappop, heappush, nsmallest
+from itertools import islice
 
 from gpu_scheduler.core.model.need import Need
+from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.core.model.wait_reason import WaitReason
 from gpu_scheduler.core.scheduling.actions import Action, SetQueueReservation, SetWaitReason
-from gpu_scheduler.core.scheduling.effective_need import allowed_gpus, need_of
+from gpu_scheduler.core.scheduling.effective_need import allowed_gpus
 from gpu_scheduler.core.scheduling.facts import Facts, PendingGroup, QueuedJob
+from gpu_scheduler.core.scheduling.fit_limits import FitLimits
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
-from gpu_scheduler.core.scheduling.order import order
+from gpu_scheduler.core.scheduling.order import queue_key
+from gpu_scheduler.core.scheduling.pending_queue import PendingQueue
 from gpu_scheduler.core.scheduling.preemption import NoPreemption, find_preemption, may_preempt, preempt
 from gpu_scheduler.core.scheduling.queue_reservation import (
     ExpectedEnd,
@@ -34,80 +39,150 @@ UNKNOWN_END_FACTOR = 16
 _START_STEP_S = 300.0
 #: Maximum number of different reservations that a round plans, besides that of the job in the store.
 _MAX_PLANS = 16
+#: Number of groups, the first of the queue, in which a round looks for aged jobs.
+_MAX_AGING_GROUPS = 512
+#: Maximum number of jobs for which a round estimates whether they end before reserved GPUs are needed.
+_MAX_ESTIMATES = 512
+#: Maximum number of groups, the first of the queue, for which a round looks for jobs to preempt.
+_MAX_PREEMPTING = 128
+#: Maximum number of groups that do not fit and whose wait reasons a round determines.
+MAX_EXPLAINED = 128
+#: Number of groups, the first of the queue, whose wait reasons every round determines.
+_ALWAYS_EXPLAINED = 32
+#: Seconds for which it is the turn of the same groups.
+_TURN_S = 5.0
 
 
 class QueueWalk:
-    """One walk through the queue. has_started: whether this round has already started a job."""
+    """One walk through the queue. has_started: whether this round has already started a job.
+
+    It visits only the groups that may fit, those whose wait reasons are due, and those that may get the
+    reservation. Each visit is one of these: (queue key of the job, handle of its group, index of the job).
+    """
 
     def __init__(self, facts: Facts, gpus: RoundAllocations, *, has_started: bool) -> None:
         self._facts = facts
         self._gpus = gpus
+        self._queue = PendingQueue.of(facts.pending_groups)
+        self._index = self._queue.requests(facts)
+        self._limits = FitLimits(self._index, gpus, facts.settings)
         self._actions: list[Action] = []
-        self._reasons: dict[int, WaitReason] = {}
-        self._full: set[int] = set()
+        self._reasons: dict[str, WaitReason] = {}
+        self._full: set[str] = set()
         self._has_started = has_started
         self._has_preempted = False
         self._is_over = False
         self._may_reserve = facts.settings.queue_order is QueueOrder.RESERVE
+        self._explained = {*groups_to_explain(self._queue, facts.now), *self._preempting()}
+        self._aging = frozenset(self._possibly_aged()) if self._may_reserve else frozenset()
+        self._estimates_left = _MAX_ESTIMATES
         self._reservation = SetQueueReservation(None)
         self._plans: dict[tuple[Need, tuple[int, ...] | None], PlannedReservation | None] = {}
         self._ends: Mapping[int, ExpectedEnd] | None = None
 
     def place(self) -> list[Action]:
         """Returns the starts, at most one preemption, and the changes of the reservation and wait reasons."""
-        groups = self._facts.pending_groups
-        needs = {group.resources: need_of(group.resources, self._facts) for group in groups}
-        for job, group in order(groups):
-            self._visit(job, group, needs[group.resources])
-            if self._is_over:
-                break
-        else:
+        always = {*self._explained, *self._aging}
+        handles = always.union(self._limits.may_fit_handles())
+        visits = [(self._queue.key(handle), handle, 0) for handle in handles]
+        heapify(visits)
+        while visits and not self._is_over:
+            _, handle, at = heappop(visits)
+            group = self._queue.group(handle)
+            has_started = self._visit(group.jobs[at], handle, group)
+            if at + 1 < len(group.jobs) and self._is_of_interest(handle):
+                heappush(visits, (queue_key(group.jobs[at + 1]), handle, at + 1))
+            if has_started and len(visits) > 2 * (len(always) + self._limits.number()):
+                handles = always.union(self._limits.may_fit_handles())
+                visits = [visit for visit in visits if visit[1] in handles]
+                heapify(visits)
+        if not self._is_over:
             self._actions += self._changed_reservation()
-        return self._actions + wait_reasons(groups, self._reasons)
+        return self._actions + wait_reasons(self._queue, self._reasons)
 
-    def _visit(self, job: QueuedJob, group: PendingGroup, need: Need) -> None:
-        if id(group) not in self._full:
-            upper_s = self._upper_s(job)
-            answer = self._gpus.place(need, group.resources.allowed, upper_s)
-            if not isinstance(answer, WaitReason):
-                self._start(job, group, need, answer, upper_s)
-                return
-            self._reasons.setdefault(id(group), answer)
-            if self._is_full(group, need):
-                self._full.add(id(group))
-                if self._preempt(job, group.resources, answer, upper_s):
-                    return
-        if self._may_reserve and not self._reasons[id(group)].is_infeasible:
-            self._consider(job, group.resources, need)
+    def _preempting(self) -> Iterator[str]:
+        """Yields the handles of the first groups that may preempt others."""
+        handles = set(self._index.preempting)
+        limit = self._facts.settings.preempt_at_priority
+        if limit is not None:
+            handles.update(islice(self._queue.up_to_priority(limit), _MAX_PREEMPTING))
+        yield from nsmallest(_MAX_PREEMPTING, handles, key=self._queue.key)
+
+    def _possibly_aged(self) -> Iterator[str]:
+        """Yields the handles of the groups in which a job may be aged or has the reservation."""
+        facts, stored = self._facts, self._facts.queue_reservation
+        if stored is not None:
+            yield from self._queue.holding(stored.job.job_id, stored.resources.key())
+        for handle in self._queue.first(_MAX_AGING_GROUPS):
+            group = self._queue.group(handle)
+            if facts.overtakes.may_reach(group.jobs[0], group.submitted_at, facts.settings.aging):
+                yield handle
+
+    def _is_of_interest(self, handle: str) -> bool:
+        """Returns whether the walk visits the next job of a group."""
+        if handle in self._aging and self._may_reserve:
+            return True
+        if handle in self._full:
+            return False
+        is_unexplained = handle in self._explained and handle not in self._reasons
+        return is_unexplained or self._limits.may_fit(self._index.requests[handle])
+
+    def _visit(self, job: QueuedJob, handle: str, group: PendingGroup) -> bool:
+        """Starts a job if it fits; returns whether it did. Otherwise considers it for the reservation."""
+        if handle not in self._full:
+            request = self._index.requests[handle]
+            upper_s = self._upper_s(job, handle)
+            if upper_s is not None:
+                answer = self._gpus.place(request.need, group.resources.allowed, upper_s)
+                if not isinstance(answer, WaitReason):
+                    self._start(job, group, request.need, answer, upper_s)
+                    return True
+                self._reasons.setdefault(handle, answer)
+                self._limits.refused(request, ends_in_time=self._gpus.ends_in_time(upper_s))
+            if not self._limits.may_fit(request):
+                self._full.add(handle)
+                if self._preempt(job, handle, group):
+                    return False
+        if self._may_reserve and handle in self._aging:
+            self._consider(job, handle, group)
+        return False
 
     def _start(
         self, job: QueuedJob, group: PendingGroup, need: Need, gpus: tuple[str, ...], upper_s: float
     ) -> None:
         self._actions.append(self._gpus.start(job.job_id, gpus, need, upper_s))
+        self._limits.gpus_changed()
         self._has_started = True
         if group.has_more and job is group.jobs[-1]:
             self._is_over = True  # the group's next job, which this round has not read, may precede the rest
 
-    def _upper_s(self, job: QueuedJob) -> float:
-        if not self._gpus.has_queue_reservation:
+    def _upper_s(self, job: QueuedJob, handle: str) -> float | None:
+        """Returns the seconds within which a job will have ended; None if it certainly does not fit."""
+        request = self._index.requests[handle]
+        is_unexplained = handle in self._explained and handle not in self._reasons
+        if not is_unexplained and not self._limits.may_fit(request):
+            return None
+        upper_s = self._estimate(job)
+        in_time = self._gpus.ends_in_time(upper_s)
+        return upper_s if is_unexplained or self._limits.may_fit(request, ends_in_time=in_time) else None
+
+    def _estimate(self, job: QueuedJob) -> float:
+        """Returns the seconds within which a job will have ended; infinite if unknown or of no interest."""
+        if not self._gpus.has_queue_reservation or self._estimates_left <= 0:
             return math.inf
+        self._estimates_left -= 1
         return self._facts.run_times.estimate(job.run_time).upper_s
 
-    def _is_full(self, group: PendingGroup, need: Need) -> bool:
-        """Returns whether no job of a group fits, even if it ends before the reserved GPUs are needed."""
-        if not self._gpus.has_queue_reservation:
-            return True
-        return isinstance(self._gpus.place(need, group.resources.allowed, 0.0), WaitReason)
-
-    def _preempt(self, job: QueuedJob, resources: ResourceSpec, reason: WaitReason, upper_s: float) -> bool:
-        """Preempts other jobs for a job that waits for this reason, if it may do so and if that helps."""
+    def _preempt(self, job: QueuedJob, handle: str, group: PendingGroup) -> bool:
+        """Preempts other jobs for a job that does not fit, if it may do so and if that helps."""
+        resources, reason = group.resources, self._reasons.get(handle)
         facts, gpus = self._facts, self._gpus
         may = may_preempt(job.priority, resources, facts.settings)
-        if self._has_preempted or reason.is_infeasible or not may:
+        if reason is None or self._has_preempted or reason.is_infeasible or not may:
             return False
         need = reason.need
         assert need is not None
-        usable = gpus.preemptible(need, upper_s + facts.settings.preempt_grace_s)
+        usable = gpus.preemptible(need, self._estimate(job) + facts.settings.preempt_grace_s)
         found = find_preemption(job, need, resources.allowed, facts, gpus.leaving, usable)
         if isinstance(found, NoPreemption):
             return False
@@ -117,17 +192,20 @@ class QueueWalk:
         self._plans.clear()
         return True
 
-    def _consider(self, job: QueuedJob, resources: ResourceSpec, need: Need) -> None:
+    def _consider(self, job: QueuedJob, handle: str, group: PendingGroup) -> None:
         """Reserves GPUs for a job that does not fit, if it has been overtaken too often.
 
         At most one job of the queue gets them. The job in the store keeps its reservation, until an earlier
         job gets one.
         """
         facts, stored = self._facts, self._facts.queue_reservation
+        resources, need = group.resources, self._index.requests[handle].need
         is_stored = stored is not None and stored.job.job_id == job.job_id
         aging = facts.settings.aging
         # The first condition is cheap, and nearly always false.
         if not is_stored and not facts.overtakes.reaches(job, job.waiting_since, aging):
+            return
+        if self._is_infeasible(handle, need, resources):
             return
         since = waiting_since(job, resources, need, facts)
         if not is_stored and not facts.overtakes.reaches(job, since, aging):
@@ -150,6 +228,10 @@ class QueueWalk:
         self._gpus.reserve_in_order(job.job_id, need, planned, start_at, overtakes)
         self._reservation = SetQueueReservation(job.job_id, planned.gpus, start_at, overtakes)
         self._may_reserve = False
+
+    def _is_infeasible(self, handle: str, need: Need, resources: ResourceSpec) -> bool:
+        reason = self._reasons.get(handle) or self._gpus.place(need, resources.allowed)
+        return isinstance(reason, WaitReason) and reason.is_infeasible
 
     def _planned(
         self, need: Need, allowed: tuple[int, ...] | None, *, is_stored: bool
@@ -187,10 +269,24 @@ def waiting_since(job: QueuedJob, resources: ResourceSpec, need: Need, facts: Fa
     return max(job.waiting_since, usable[need.count - 1])
 
 
-def wait_reasons(groups: tuple[PendingGroup, ...], reasons: Mapping[int, WaitReason]) -> list[Action]:
-    """Returns the changes of the wait reasons. reasons: by the identity of the group."""
+def groups_to_explain(queue: PendingQueue, now: Now) -> list[str]:
+    """Returns the handles of the groups whose wait reasons a round determines: all of them, if they are few.
+
+    Otherwise the first groups of the queue, then those without a reason, then the others in turn.
+    """
+    if len(queue) <= MAX_EXPLAINED:
+        return list(queue.first(MAX_EXPLAINED))
+    chosen = dict.fromkeys([*queue.first(_ALWAYS_EXPLAINED), *queue.without_reason(MAX_EXPLAINED)])
+    found = list(chosen)[:MAX_EXPLAINED]
+    left = MAX_EXPLAINED - len(found)
+    start = int(now.boot // _TURN_S) * left % len(queue)
+    return [*found, *queue.from_place(start, left)]
+
+
+def wait_reasons(queue: PendingQueue, reasons: Mapping[str, WaitReason]) -> list[Action]:
+    """Returns the changes of the wait reasons. reasons: by the handle of the group."""
     return [
-        SetWaitReason(group.resources.key(), reasons[id(group)])
-        for group in groups
-        if reasons.get(id(group), group.reason) != group.reason
+        SetWaitReason(queue.group(handle).resources.key(), reason)
+        for handle, reason in reasons.items()
+        if reason != queue.group(handle).reason
     ]

@@ -79,6 +79,17 @@ class RoundAllocations:
         """True if GPUs are reserved by queue order."""
         return self._queue is not None
 
+    def ends_in_time(self, upper_s: float) -> bool:
+        """Returns whether a job will have ended before reserved GPUs are needed, if any are by queue order.
+
+        upper_s: the seconds within which the job will have ended; infinite if unknown.
+        """
+        return self._queue is None or upper_s <= self._queue.planned.start_in_s
+
+    def current(self) -> list[GpuAvailability]:
+        """Returns each GPU as it is now, without any reservation."""
+        return list(self._views.values())
+
     def place(
         self, need: Need, allowed: tuple[int, ...] | None, upper_s: float = math.inf
     ) -> tuple[str, ...] | WaitReason:
