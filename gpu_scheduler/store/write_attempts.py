@@ -29,7 +29,7 @@ from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.accounting import Allocation, declared_mib
 from gpu_scheduler.store.database import insert
 from gpu_scheduler.store.measurements import record_measurement
-from gpu_scheduler.store.records import AllocationRecord, AttemptRecord
+from gpu_scheduler.store.records import AllocationRecord, AttemptRecord, JobRecord
 from gpu_scheduler.store.run_times import record_run_time
 from gpu_scheduler.store.write_context import WriteContext
 from gpu_scheduler.store.write_jobs import NO_STOP, change_job_state, checkpoint_json, reason_json
@@ -216,16 +216,17 @@ def finish_attempt(context: WriteContext, action: act.FinishAttempt) -> None:
         not_before_boot=action.not_before, boot_id=context.now.boot_id,
         oom_retries_used=action.oom_retries_used, fail_retries_used=action.fail_retries_used,
         finished_at=ended_at if action.state is JobState.FINISHED else None,
-        **raised, **_resumption(action), **({} if action.is_still_adopted else {"adopted": None}),
+        **raised, **_resumption(action, job), **({} if action.is_still_adopted else {"adopted": None}),
         **({} if action.keeps_stop else NO_STOP),
     )  # fmt: skip
 
 
-def _resumption(action: act.FinishAttempt) -> dict[str, Any]:
-    """Returns the columns of the job that decide with which checkpoint its next attempt starts."""
+def _resumption(action: act.FinishAttempt, job: JobRecord) -> dict[str, Any]:
+    """Returns the columns of the job that decide how, and since when, its next attempt waits to start."""
     known = checkpoint_json(action.checkpoint)
     if action.outcome is Outcome.NOT_STARTED:
-        return {"checkpoint": known}  # the next attempt starts as this one should have
+        # The next attempt starts as this one should have, and the job has waited all the while.
+        return {"checkpoint": known, "queued_at": job.queued_at}
     return {"checkpoint": known, "resume_from": checkpoint_json(action.resume_from)}
 
 

@@ -42,7 +42,7 @@ def change_job_state(
         check_transition(job_id, before, state, context.job_history(job_id))
     values = {"state": state.value, "reason": reason_json(reason), **values}
     if state is JobState.QUEUED and state is not before:
-        values["queued_at"] = context.now.wall
+        values.setdefault("queued_at", context.now.wall)
     names = ", ".join(f"{name} = ?" for name in values)
     db.execute(f"UPDATE job SET {names} WHERE id = ?", (*values.values(), job_id))
     # A skipped job can also be cancelled.

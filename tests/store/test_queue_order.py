@@ -1,4 +1,4 @@
-"""What the store records for the order of the queue: starts, reservations, waiting times and GPU time."""
+"""The columns of the store for the order of the queue: starts, reservations, waiting times and GPU time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpu_scheduler.core.model.gpu_fault import LOST, GpuFault
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
-from gpu_scheduler.core.model.states import Outcome
+from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.gpu_time import GpuTime
 from gpu_scheduler.core.scheduling.overtakes import QueueStart
@@ -64,6 +64,15 @@ def waits_since(store: Store, job: int) -> float:
 def usable_since(store: Store) -> list[float | None]:
     found = [one.usable_since for one in store.gpus()]
     return [None if since is None else since - WALL for since in found]
+
+
+def test_a_failed_launch_does_not_interrupt_the_wait(store: Store) -> None:
+    sample(store, ("U0", None), after_s=0.0, manage=True)
+    job = add(store)
+    opened = record(store, act.Start(job, ("U0",), 1000), after_s=100.0)
+    retry = act.FinishAttempt(job, opened[job], Outcome.NOT_STARTED, JobState.QUEUED, None)
+    record(store, retry, after_s=200.0)
+    assert waits_since(store, job) == WALL
 
 
 def test_a_start_is_remembered_with_the_place_that_the_job_had_in_the_queue(store: Store) -> None:
