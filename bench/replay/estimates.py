@@ -76,7 +76,7 @@ class Learned(Estimates):
 
 
 class ByClass(Estimates):
-    """What the scheduler itself learns if the column `class` names the program of each job."""
+    """Learns as the scheduler itself does if the column `class` names the program of each job."""
 
     def __init__(self, jobs: Sequence[TraceJob], seed: int) -> None:
         super().__init__(jobs, seed)

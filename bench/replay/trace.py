@@ -31,7 +31,7 @@ class TraceJob:
 
     @property
     def resources(self) -> ResourceSpec:
-        """What the line of the job would request."""
+        """The resources that the line of the job would request."""
         return ResourceSpec(share=self.share, gpus=self.gpus)
 
 
