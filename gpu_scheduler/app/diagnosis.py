@@ -17,6 +17,7 @@ from gpu_scheduler.app.job_refs import JobRef, job_record, resolve_job
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.app.masking import without_secrets
 from gpu_scheduler.app.oom_case import OomCase, oom_case
+from gpu_scheduler.app.remaining_times import with_progress_of_attempts
 from gpu_scheduler.app.round_facts import round_facts
 from gpu_scheduler.app.status_report import JobView
 from gpu_scheduler.app.store_access import open_store, scheduler_pid_of
@@ -39,6 +40,7 @@ from gpu_scheduler.core.scheduling.gpu_admission import GpuAvailability
 from gpu_scheduler.core.scheduling.gpu_use import availability
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
 from gpu_scheduler.core.scheduling.preemption import NoPreemption, Preemption
+from gpu_scheduler.core.scheduling.queue_outlook import QueueOutlook, queue_outlook
 from gpu_scheduler.core.scheduling.queue_placement import judged_gpus, possible_preemption
 from gpu_scheduler.core.scheduling.settings import Limits
 from gpu_scheduler.health.doctor import job as checks
@@ -47,6 +49,7 @@ from gpu_scheduler.store.job_lists import jobs_ahead_of
 from gpu_scheduler.store.jobs_files import LineLocation, MalformedLineRecord, line_of, malformed_lines
 from gpu_scheduler.store.pending_groups import queued_job_of
 from gpu_scheduler.store.records import AttemptRecord, JobRecord
+from gpu_scheduler.store.run_times import RunTimesReader
 from gpu_scheduler.store.store import Store
 
 #: Maximum number of lines shown from a failed job's log.
@@ -65,6 +68,8 @@ class PlacementFacts:
 
     judged: the same GPUs; those that only a reservation for another job closes, as they will be then.
     preemption: whom the job preempts next, or why nobody; None if it may or need not preempt, or does so.
+    queue: its overtakes and its reservation; None if it is not in the queue, or if none are ever made.
+    idle_budget: that of the scheduler.
     holders: the ids of the scheduler's jobs on each GPU, by UUID; sampled_at: the time of the newest sample
     in seconds since 1970, None if there is no sample.
     """
@@ -72,6 +77,8 @@ class PlacementFacts:
     gpus: Sequence[GpuAvailability]
     judged: Sequence[GpuAvailability]
     preemption: Preemption | NoPreemption | None
+    queue: QueueOutlook | None
+    idle_budget: float
     holders: Mapping[str, tuple[int, ...]]
     limits: Limits
     sampled_at: float | None
@@ -152,6 +159,11 @@ class _Inspection:
     foreign: ForeignClaims
     now: Now
 
+    @property
+    def is_in_queue(self) -> bool:
+        """True if the job is queued and does not wait for other jobs."""
+        return self.view.record.state is JobState.QUEUED and not self.record.unmet_parents
+
 
 def diagnose(location: Location, job: JobRef) -> Diagnosis:
     """Returns the facts about a job. Raises SchedulerError if there is no such job."""
@@ -198,7 +210,6 @@ def _waiting_facts(inspected: _Inspection) -> WaitingFacts:
     store, record = inspected.store, inspected.record
     conda_sh = store.recorded_options().conda_sh
     conda = environment_of(record.spec, conda_sh).conda
-    is_in_queue = inspected.view.record.state is JobState.QUEUED and not record.unmet_parents
     need = current_need(store, record)
     return WaitingFacts(
         health_issues=health_issues_of(store),
@@ -208,7 +219,7 @@ def _waiting_facts(inspected: _Inspection) -> WaitingFacts:
             *checks.environment(record.spec, conda, conda_sh, is_of_file=record.is_of_file),
             checks.script(record.spec),
         ),
-        ahead=jobs_ahead_of(store, record, _MAX_JOBS_NAMED) if is_in_queue else None,
+        ahead=jobs_ahead_of(store, record, _MAX_JOBS_NAMED) if inspected.is_in_queue else None,
         retry_in_s=_retry_in_s(record, inspected.now),
         line=_line_facts(store, record),
     )
@@ -222,7 +233,7 @@ def _retry_in_s(record: JobRecord, now: Now) -> float | None:
 def _placement_facts(inspected: _Inspection, need: Need) -> PlacementFacts:
     store, attempts = inspected.store, inspected.attempts
     records, options = store.gpus(), store.recorded_options()
-    facts = round_facts(store, attempts, inspected.now, inspected.foreign) if records else None
+    facts = _round_facts(inspected) if records else None
     gpus = () if facts is None else tuple(availability(gpu, facts) for gpu in facts.gpus)
     holders = {
         gpu.uuid: tuple(
@@ -233,15 +244,30 @@ def _placement_facts(inspected: _Inspection, need: Need) -> PlacementFacts:
     sampled = max((gpu.sampled_at for gpu in records if gpu.sampled_at is not None), default=None)
     judged = () if facts is None else tuple(judged_gpus(facts, need, queued_job_of(inspected.record)))
     preemption = None if facts is None else _preemption(inspected, facts, need)
-    return PlacementFacts(gpus, judged, preemption, holders, options, sampled)
+    queue = None if facts is None else _queue_outlook(inspected, facts, need)
+    return PlacementFacts(gpus, judged, preemption, queue, options.idle_budget, holders, options, sampled)
 
 
 def _preemption(inspected: _Inspection, facts: Facts, need: Need) -> Preemption | NoPreemption | None:
     job = inspected.record
     has_reservation = any(one.job.job_id == job.id for one in facts.reserved_jobs)
-    if inspected.view.record.state is not JobState.QUEUED or job.unmet_parents or has_reservation:
+    if not inspected.is_in_queue or has_reservation:
         return None
     return possible_preemption(facts, need, queued_job_of(job), ResourceSpec.from_key(job.spec_key))
+
+
+def _queue_outlook(inspected: _Inspection, facts: Facts, need: Need) -> QueueOutlook | None:
+    job = inspected.record
+    if not inspected.is_in_queue or any(one.job.job_id == job.id for one in facts.reserved_jobs):
+        return None
+    run_times, resources = RunTimesReader(inspected.store).run_times(), ResourceSpec.from_key(job.spec_key)
+    return queue_outlook(facts, need, queued_job_of(job), resources, run_times)
+
+
+def _round_facts(inspected: _Inspection) -> Facts:
+    """Returns the facts with which the next round places the job."""
+    facts = round_facts(inspected.store, inspected.attempts, inspected.now, inspected.foreign)
+    return with_progress_of_attempts(facts, inspected.store)
 
 
 def _line_facts(store: Store, record: JobRecord) -> LineFacts:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from gpu_scheduler.app import status_report
@@ -17,6 +17,7 @@ from gpu_scheduler.store.records import AttemptRecord, GpuRecord
 
 _DEFAULT_LIMITS = Limits()
 _NO_CLAIMS = ForeignClaims()
+_NOT_RESERVED: Mapping[str, tuple[int, ...]] = {}
 #: The need of a job that declares no memory.
 _UNDECLARED = Need(1, WHOLE)
 
@@ -27,13 +28,13 @@ def gpu_views(
     paused: Mapping[str, bool],
     limits: Limits = _DEFAULT_LIMITS,
     foreign: ForeignClaims = _NO_CLAIMS,
-    reserved: Collection[str] = (),
+    reserved: Mapping[str, tuple[int, ...]] = _NOT_RESERVED,
 ) -> tuple[GpuView, ...]:
     """Returns the views of the GPUs.
 
     attempts: the attempts that are not yet reconciled; paused: whether each GPU, by UUID, will be paused once
     all pending requests are applied; limits: the scheduler's limits; foreign: the claims of other programs;
-    reserved: the UUIDs of the GPUs that are reserved for a job.
+    reserved: the ids of the jobs for which each reserved GPU is reserved, by UUID.
     """
     holders: dict[str, list[AttemptRecord]] = {}
     for attempt in attempts:
@@ -44,12 +45,13 @@ def gpu_views(
         _gpu_view(gpu, holders.get(gpu.uuid, []), paused.get(gpu.uuid, False), limits, foreign)
         for gpu in gpus
     )
-    return tuple(
-        replace(view, state=status_report.RESERVED)
-        if view.state == status_report.AVAILABLE and view.record.uuid in reserved
-        else view
-        for view in views
-    )
+    return tuple(_with_reservation(view, reserved.get(view.record.uuid, ())) for view in views)
+
+
+def _with_reservation(view: GpuView, jobs: tuple[int, ...]) -> GpuView:
+    """Returns the view of a GPU that is reserved for these jobs."""
+    is_shown = jobs and view.state == status_report.AVAILABLE
+    return replace(view, reserved_for=jobs, state=status_report.RESERVED if is_shown else view.state)
 
 
 def _gpu_view(

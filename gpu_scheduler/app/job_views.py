@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from gpu_scheduler.core.scheduling.actions import FinishAttempt
     from gpu_scheduler.core.scheduling.facts import Attempt
     from gpu_scheduler.store.records import AttemptRecord, JobRecord
+    from gpu_scheduler.store.reservations import QueueReservationRecord
 
 
 _PARENTS = WaitReason(WaitKind.PARENTS)
@@ -53,8 +54,8 @@ class ViewContext:
     open_requests: the verb of each job's newest pending request, by job id; is_recovery_requested: whether a
     recovery of all interrupted jobs is pending; open_attempts: the facts of each open attempt, from its row
     and folder, by attempt id; victims: the jobs that are preempted for each job with reserved GPUs, by the id
-    of that job; stops: the open requests to stop attempts, by job id; *_retries: the defaults for jobs whose
-    line sets no value; is_scheduler_up: whether a scheduler is running.
+    of that job; reservation: the one by queue order; stops: the open requests to stop attempts, by job id;
+    *_retries: the defaults for jobs whose line sets no value; is_scheduler_up: whether a scheduler runs.
     """
 
     now: Now
@@ -66,6 +67,7 @@ class ViewContext:
     is_recovery_requested: bool = False
     open_attempts: Mapping[int, Attempt] = field(default_factory=dict)
     victims: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    reservation: QueueReservationRecord | None = None
     stops: Mapping[int, OpenStop] = field(default_factory=dict)
     oom_retries: int = 0
     fail_retries: int = 0
@@ -100,6 +102,7 @@ def job_view(job: JobRecord, attempt: AttemptRecord | None, context: ViewContext
         gpus=() if attempt is None else gpu_indices(attempt, context.indices),
         peaks={} if attempt is None else peaks_by_index(attempt, context.indices),
         warnings=() if attempt is None else warnings(attempt, context.indices, fact),
+        as_of=context.now.wall,
     )
 
 
@@ -181,7 +184,24 @@ def _wait_reason(job: JobRecord, attempt: AttemptRecord | None, context: ViewCon
         return WaitReason(WaitKind.PROCESSES_LEFT)
     if job.id in context.victims and context.is_scheduler_up:
         return WaitReason(WaitKind.PREEMPTING, victims=context.victims[job.id])
-    return context.wait_reasons.get(job.spec_key) or WaitReason(context.default_wait)
+    of_group = context.wait_reasons.get(job.spec_key) or WaitReason(context.default_wait)
+    if context.reservation is None or context.reservation.job_id != job.id or not context.is_scheduler_up:
+        return of_group
+    return _reserved(of_group, context.reservation, context.indices)
+
+
+def _reserved(
+    of_group: WaitReason, reservation: QueueReservationRecord, indices: Mapping[str, int]
+) -> WaitReason:
+    """Returns the reason of the job with the reservation by queue order. of_group: that of its group."""
+    return WaitReason(
+        WaitKind.RESERVED,
+        need=of_group.need,
+        gpus=of_group.gpus,
+        reserved=tuple(sorted(indices.get(uuid, -1) for uuid in reservation.gpus)),
+        reserved_from=reservation.start_at,
+        overtakes=reservation.overtakes,
+    )
 
 
 def _requested(job: JobRecord, context: ViewContext) -> WaitReason | None:

@@ -40,6 +40,7 @@ class GpuView:
     share: the allocated thousandths; jobs: the ids of the jobs to which the GPU is allocated; allocated_mib:
     the memory allocated to them, None if unknown; has_declared_memory: whether any of them declared memory.
     claims: the claims of other programs; claims_problem: why the GPU cannot be claimed, None if it can.
+    reserved_for: the ids of the jobs for which the GPU is reserved.
     """
 
     record: GpuRecord
@@ -50,6 +51,7 @@ class GpuView:
     has_declared_memory: bool = False
     claims: tuple[GpuClaim, ...] = ()
     claims_problem: str | None = None
+    reserved_for: tuple[int, ...] = ()
 
 
 #: The memory use by GPU index of a job that uses no memory.
@@ -68,7 +70,7 @@ class JobView(NamedTuple):
     the last output line of a running job, None if there is no output or the caller did not ask for it.
     progress: how far a running job is, None if the caller did not ask for it. stop: the request because of
     which a job is being stopped, None if it is unknown. stop_in_s: the seconds that are left of its grace
-    period, None if unknown.
+    period, None if unknown. as_of: when the view was made, in seconds since 1970.
     """
 
     record: JobRecord
@@ -86,6 +88,7 @@ class JobView(NamedTuple):
     progress: JobProgress | None = None
     stop: StopRequest | None = None
     stop_in_s: float | None = None
+    as_of: float = 0.0
 
     @property
     def started_at(self) -> float | None:

@@ -20,7 +20,7 @@ from gpu_scheduler.store.location import original_of_copy
 from gpu_scheduler.store.pending_groups import wait_reasons
 from gpu_scheduler.store.records import ActiveAttemptRecord
 from gpu_scheduler.store.requests import open_requests
-from gpu_scheduler.store.reservations import victims_by_job
+from gpu_scheduler.store.reservations import queue_reservation_record, victims_by_job
 from gpu_scheduler.store.store import Store
 
 if TYPE_CHECKING:
@@ -75,6 +75,7 @@ def context_of(
         open_attempts=observed,
         stops=job_views.open_stops(observed.values(), now),
         victims=victims_by_job(store),
+        reservation=queue_reservation_record(store),
         oom_retries=started.oom_retries,
         fail_retries=started.fail_retries,
         is_scheduler_up=is_up,

@@ -20,7 +20,7 @@ from gpu_scheduler.store.dependencies import parents_of
 from gpu_scheduler.store.job_lists import cleared_count, finished_jobs, open_jobs, state_counts
 from gpu_scheduler.store.pending_groups import wait_reasons
 from gpu_scheduler.store.records import AttemptRecord, JobRecord
-from gpu_scheduler.store.reservations import reserved_gpus, victims_by_job
+from gpu_scheduler.store.reservations import queue_reservation_record, reserved_gpus, victims_by_job
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.system.atomic_file import replace_file
 from gpu_scheduler.views import status_board as board
@@ -114,6 +114,7 @@ class StatusBoardFile:
                 parents=parents_of(store, (job.id for job in jobs)),
                 indices=store.gpu_indices(),
                 victims=victims_by_job(store),
+                reservation=queue_reservation_record(store),
                 stops=self._stops,
             )
             reserved = reserved_gpus(store)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from gpu_scheduler.store.pending_groups import IS_STARTABLE, QUEUED_JOB_COLUMNS, queued_job
 from gpu_scheduler.store.store import Store
@@ -12,6 +12,33 @@ from gpu_scheduler.store.store import Store
 if TYPE_CHECKING:
     from gpu_scheduler.core.model.now import Now
     from gpu_scheduler.core.scheduling.facts import QueueReservation, ReservedJob
+
+
+class QueueReservationRecord(NamedTuple):
+    """The reservation by queue order.
+
+    gpus: UUIDs. start_at: when the job is expected to start, in seconds since 1970. overtakes: how often it
+    had been overtaken.
+    """
+
+    job_id: int
+    gpus: tuple[str, ...]
+    start_at: float
+    overtakes: int
+
+
+def queue_reservation_record(store: Store) -> QueueReservationRecord | None:
+    """Returns the reservation by queue order, or None."""
+    rows = [
+        tuple(row)
+        for row in store.db.rows(
+            "SELECT job_id, gpu, start_at, overtakes FROM reservation WHERE start_at IS NOT NULL"
+        )
+    ]
+    if not rows:
+        return None
+    job_id, _, start_at, overtakes = rows[0]
+    return QueueReservationRecord(job_id, tuple(gpu for _, gpu, *_ in rows), start_at, overtakes)
 
 
 def reserved_jobs(store: Store, now: Now) -> list[ReservedJob]:
@@ -61,9 +88,12 @@ def queue_reservation(store: Store) -> QueueReservation | None:
     )
 
 
-def reserved_gpus(store: Store) -> frozenset[str]:
-    """Returns the UUIDs of the GPUs that are reserved for a job."""
-    return frozenset(uuid for (uuid,) in store.db.rows("SELECT DISTINCT gpu FROM reservation"))
+def reserved_gpus(store: Store) -> Mapping[str, tuple[int, ...]]:
+    """Returns the jobs for which each reserved GPU is reserved, by the UUID of the GPU."""
+    found: dict[str, tuple[int, ...]] = {}
+    for uuid, job_id in store.db.rows("SELECT gpu, job_id FROM reservation ORDER BY job_id"):
+        found[uuid] = (*found.get(uuid, ()), job_id)
+    return found
 
 
 def victims_by_job(store: Store) -> Mapping[int, tuple[int, ...]]:

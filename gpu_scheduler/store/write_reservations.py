@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpu_scheduler.core.model.event import EventKind, GpusReserved
+from gpu_scheduler.core.model.event import EventKind, GpusReserved, ReservationDropped
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.store.write_context import WriteContext
 
@@ -31,12 +31,15 @@ def drop_reservation(context: WriteContext, action: act.DropReservation) -> None
 def set_queue_reservation(context: WriteContext, action: act.SetQueueReservation) -> None:
     """Replaces the reservation by queue order. Only a new job or the end of the reservation is an event."""
     db = context.db
-    old = db.execute("SELECT job_id FROM reservation WHERE start_at IS NOT NULL LIMIT 1").fetchone()
+    old = db.execute(
+        "SELECT job_id, overtakes FROM reservation WHERE start_at IS NOT NULL LIMIT 1"
+    ).fetchone()
     old_job = None if old is None else old["job_id"]
     db.execute("DELETE FROM reservation WHERE start_at IS NOT NULL")
+    if old_job not in (None, action.job_id):
+        dropped = ReservationDropped(old["overtakes"])
+        context.add_event(EventKind.RESERVATION_DROPPED, old_job, details=dropped)
     if action.job_id is None:
-        if old_job is not None:
-            context.add_event(EventKind.RESERVATION_DROPPED, old_job)
         return
     db.executemany(
         "INSERT INTO reservation (job_id, gpu, start_at, overtakes) VALUES (?, ?, ?, ?)",

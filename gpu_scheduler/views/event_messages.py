@@ -19,9 +19,11 @@ from gpu_scheduler.core.model.event import (
     Event,
     EventDetails,
     EventKind,
+    GpusReserved,
     JobsForgotten,
     MisplacedProcess,
     Overuse,
+    ReservationDropped,
     StopStarted,
 )
 from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
@@ -121,7 +123,7 @@ def detail(event: Event) -> str | None:
 
 def _reason(event: Event) -> str | None:
     if isinstance(event.reason, WaitReason):
-        return wait_text(event.reason)
+        return wait_text(event.reason, event.at)
     if isinstance(event.reason, StateReason):
         return reason_text(event.reason)
     return event.reason or _PAUSE_CAUSES.get(event.data.get("cause", ""))
@@ -160,6 +162,10 @@ def _message(event: Event, tolerance: float, dispatched: tuple[int, int] | None)
         return EventMessage(_WARNING, misplaced_process_text(details))
     if event.kind == EventKind.STOPPING:
         return EventMessage(_INFO, _stop_message(details))
+    if isinstance(details, GpusReserved) and details.start_at is not None:
+        return EventMessage(_INFO, _reservation_text(event, details, details.start_at))
+    if isinstance(details, ReservationDropped) and details.overtakes is not None:
+        return EventMessage(_INFO, "has no reserved GPUs any more")
     if isinstance(details, JobsForgotten):
         return EventMessage(_DEBUG, f"{count_noun(details.jobs, 'job')} forgotten")
     return _fixed_message(event, details) or _state_message(event)
@@ -182,6 +188,13 @@ def _fixed_message(event: Event, details: EventDetails | None) -> EventMessage |
         return EventMessage(level, text.format_map(values).rstrip())
     except KeyError:
         return None
+
+
+def _reservation_text(event: Event, reserved: GpusReserved, start_at: float) -> str:
+    from gpu_scheduler.views.reservation_text import own_reservation_text, times_text
+
+    own = own_reservation_text(reserved.gpus, start_at, event.at)
+    return f"has been overtaken {times_text(reserved.overtakes or 0)}; {own}"
 
 
 def _stop_message(details: EventDetails | None) -> str:

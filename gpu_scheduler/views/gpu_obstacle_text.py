@@ -6,15 +6,21 @@ from gpu_scheduler.core.model.gpu_obstacle import GpuObstacle, ObstacleKind
 from gpu_scheduler.core.model.units import format_share
 from gpu_scheduler.core.text.formatting import format_memory
 from gpu_scheduler.views.gpu_claims import claims_problem_text, claims_text
+from gpu_scheduler.views.reservation_text import reserved_text
 
 
-def obstacle_text(found: GpuObstacle) -> str:
-    """Formats why a GPU does not accept a job, as a phrase that follows the GPU's name."""
+def obstacle_text(found: GpuObstacle, now: float = 0.0) -> str:
+    """Formats why a GPU does not accept a job, as a phrase that follows the GPU's name.
+
+    now: the time in seconds since 1970, relative to which other times are given; 0 if unknown.
+    """
     if found.kind is ObstacleKind.FAULT:
         return str(found.fault)
     if found.kind is ObstacleKind.QUARANTINED:
         processes = "process" if len(found.pids) == 1 else "processes"
         return f"quarantined: job {found.job_id} left {processes} {', '.join(map(str, found.pids))}"
+    if found.kind is ObstacleKind.RESERVED and found.reserved_from is not None:
+        return reserved_text(found.job_id or 0, found.reserved_from, found.overtakes, now)
     if found.kind is ObstacleKind.RESERVED:
         return f"reserved for job {found.job_id}"
     if found.kind is ObstacleKind.SHARE:

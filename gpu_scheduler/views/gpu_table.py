@@ -52,11 +52,17 @@ def _row(gpu: GpuView, by_memory: bool) -> TableRow:
             *allocated,
             Cell(_memory_text(gpu)),
             Cell(load),
-            Cell(format_ranges(gpu.jobs) or "-"),
+            Cell(_jobs_text(gpu)),
             Cell(name),
         ],
         detail_lines=[safe_text(text) for text in _claim_lines(gpu)],
     )
+
+
+def _jobs_text(gpu: GpuView) -> str:
+    """Formats the jobs on the GPU, and the jobs for which it is reserved: "3-5, then 7", "then 7"."""
+    then = f"then {format_ranges(gpu.reserved_for)}" if gpu.reserved_for else ""
+    return ", ".join(text for text in (format_ranges(gpu.jobs), then) if text) or "-"
 
 
 def _claim_lines(gpu: GpuView) -> list[str]:

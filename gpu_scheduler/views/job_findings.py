@@ -57,7 +57,8 @@ def order(priority: int, count: int, first_ids: Sequence[int]) -> Finding:
     return ok(
         Check.ORDER,
         f"priority {priority}; {count_noun(count, 'queued job')} before it: {listed}{more};"
-        " the scheduler tries jobs in this order, and every job that fits starts",
+        " the scheduler tries jobs in this order, and a job that fits starts, unless it needs GPUs that are"
+        " reserved",
     )
 
 

@@ -152,7 +152,16 @@ def _group_wait_text(job: JobView) -> str:
         return ""
     if job.wait.kind is WaitKind.PARENTS:
         return f"wait for {safe_text(unmet_parents_text(job.parents))}"
-    return "" if job.wait.need is None else f"wait for {_need_text(job.wait.need)}"
+    if job.wait.need is None:
+        return ""
+    text = f"wait for {_need_text(job.wait.need)}"
+    if not job.wait.obstacles:
+        return text
+    # This import is here to keep `status` fast if the reason lists no GPU.
+    from gpu_scheduler.views.reservation_text import reserved_gpus_text
+
+    reserved = reserved_gpus_text(job.wait.obstacles, job.as_of)
+    return f"{text}; {reserved}" if reserved else text
 
 
 def _need_text(need: Need) -> str:

@@ -25,12 +25,13 @@ def placement(
     limits: Limits,
     *,
     where: str,
+    now: float,
     is_in_queue: bool = True,
 ) -> Finding:
     """Returns the finding about where the job would start if the scheduler placed it now.
 
-    where: where its request can be changed, such as "on the job's line"; is_in_queue: whether the
-    scheduler may place it, because it is neither held nor waits for other jobs.
+    where: where its request can be changed, such as "on the job's line"; now: in seconds since 1970;
+    is_in_queue: whether the scheduler may place it, because it is neither held nor waits for other jobs.
     """
     answer = place(need, allowed, views, limits)
     if isinstance(answer, WaitReason):
@@ -40,7 +41,7 @@ def placement(
                 f"{where}, request {less}fewer or other GPUs; or start the scheduler with more GPUs (--gpus)"
             )
             return bad(Check.PLACING, wait_text(answer), remedy)
-        return warn(Check.PLACING, wait_text(answer), "")
+        return warn(Check.PLACING, wait_text(answer, now), "")
     chosen = [str(view.index) for view in views if view.uuid in answer]
     gpus = f"GPU{'' if len(chosen) == 1 else 's'} {', '.join(chosen)}"
     if not is_in_queue:
@@ -71,11 +72,12 @@ def gpu(
     allowed: tuple[int, ...] | None,
     limits: Limits,
     holders: Collection[int],
+    now: float,
 ) -> Finding:
     """Returns the finding about whether one GPU accepts the job, with the values that are compared.
 
     view, judged: the GPU as it is now, and as placement judges it. holders: the ids of the scheduler's jobs
-    on the GPU.
+    on the GPU. now: in seconds since 1970.
     """
     measured = _measurements(view, need, limits, holders)
     if need.vram is not None:
@@ -86,7 +88,7 @@ def gpu(
     why = obstacle(judged, need, limits)
     if why is None:
         return ok(Check.GPU, f"accepts the job; {measured}", view.index)
-    message = f"does not accept the job: {obstacle_text(why)}; {measured}"
+    message = f"does not accept the job: {obstacle_text(why, now)}; {measured}"
     return warn(Check.GPU, message, obstacle_remedy(why), view.index)
 
 

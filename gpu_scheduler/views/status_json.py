@@ -31,6 +31,7 @@ def gpu_object(gpu: GpuView) -> dict[str, Any]:
         "fault": None if record.fault is None else str(record.fault),
         "sampled_at": record.sampled_at,
         "jobs": list(gpu.jobs),
+        "reserved_for": list(gpu.reserved_for),
         "claims": claim_objects(gpu.claims, gpu.claims_problem),
         "claims_problem": gpu.claims_problem,
     }

@@ -34,8 +34,8 @@ def job_reason_text(job: JobView) -> str | None:
         return _line_wait_text(wait, job.record.source, job.due_in_s)
     if wait.kind is WaitKind.PARENTS:
         return parents_wait_text(job.parents)
-    preemption = _preemption(job)
-    return wait_text(wait) if preemption is None else f"{wait_text(wait)}; {reason_text(preemption)}"
+    preemption, text = _preemption(job), wait_text(wait, job.as_of)
+    return text if preemption is None else f"{text}; {reason_text(preemption)}"
 
 
 def _preemption(job: JobView) -> StateReason | None:
@@ -46,18 +46,23 @@ def _preemption(job: JobView) -> StateReason | None:
     return None if ended.reason is None or ended.reason.preemptor is None else ended.reason
 
 
-def wait_text(reason: WaitReason) -> str:
-    """Formats a wait reason, unless it concerns the line or the parents of a single job."""
+def wait_text(reason: WaitReason, now: float = 0.0) -> str:
+    """Formats a wait reason, unless it concerns the line or the parents of a single job.
+
+    now: the time in seconds since 1970, relative to which other times are given; 0 if unknown.
+    """
     if reason.is_infeasible:
         return f"infeasible: {infeasibility_text(reason)}"
     if reason.kind is WaitKind.NO_FREE_GPU:
-        return _no_free_gpu_text(reason)
+        return _no_free_gpu_text(reason, now)
     if reason.kind is WaitKind.GPUS_UNREADABLE:
         return f"the GPUs cannot be read: {reason.cause}"
     if reason.kind is WaitKind.RELAUNCHED:
         return f"launched {reason.launches} times but not started yet"
     if reason.kind is WaitKind.PREEMPTING:
         return _preempting_text(reason)
+    if reason.kind is WaitKind.RESERVED:
+        return _reserved_text(reason, now)
     if reason.kind is WaitKind.REQUEST:
         return f"{_COMMANDS.get(reason.cause, reason.cause)} requested; waiting for the scheduler"
     if reason.kind is WaitKind.NOT_WATCHED:
@@ -82,6 +87,14 @@ def _preempting_text(reason: WaitReason) -> str:
         return "about to start on the GPUs that are reserved for it"
     be = "is" if len(reason.victims) == 1 else "are"
     return f"waiting for {format_jobs(reason.victims)}, which {be} being preempted for it"
+
+
+def _reserved_text(reason: WaitReason, now: float) -> str:
+    from gpu_scheduler.views.reservation_text import own_reservation_text, times_text
+
+    free = f"{_needs(reason)}, {reason.gpus} free; " if reason.need is not None else ""
+    own = own_reservation_text(reason.reserved, reason.reserved_from or 0.0, now)
+    return f"{free}{own}, because it has been overtaken {times_text(reason.overtakes or 0)}"
 
 
 def held_text(job: JobView) -> str:
@@ -130,17 +143,21 @@ def _too_small_text(reason: WaitReason) -> str:
     return f"{have} {size}, of which {given} can be allocated to jobs (margin {margin})"
 
 
-def _no_free_gpu_text(reason: WaitReason) -> str:
-    obstacles = reason.obstacles
-    if not obstacles:
-        return f"{_needs(reason)}, {reason.gpus} free"
+def _no_free_gpu_text(reason: WaitReason, now: float) -> str:
+    head = f"{_needs(reason)}, {reason.gpus} free"
+    if not reason.obstacles:
+        return head
     # This import is here to keep `status` fast if the reason lists no GPU.
     from gpu_scheduler.views.gpu_obstacle_text import obstacle_text
+    from gpu_scheduler.views.reservation_text import is_by_queue_order, reserved_gpus_text
 
-    listed = [f"GPU {one.gpu}: {obstacle_text(one)}" for one in obstacles[:_MAX_OBSTACLES]]
+    obstacles = [one for one in reason.obstacles if not is_by_queue_order(one)]
+    listed = [f"GPU {one.gpu}: {obstacle_text(one, now)}" for one in obstacles[:_MAX_OBSTACLES]]
     if len(obstacles) > _MAX_OBSTACLES:
         listed.append(f"and {len(obstacles) - _MAX_OBSTACLES} more")
-    return f"{_needs(reason)}, {reason.gpus} free ({'; '.join(listed)})"
+    others = f" ({'; '.join(listed)})" if listed else ""
+    reserved = reserved_gpus_text(reason.obstacles, now)
+    return f"{head}{others}; {reserved}" if reserved else f"{head}{others}"
 
 
 def _line_wait_text(reason: WaitReason, source: str, due_in_s: float | None) -> str:

@@ -18,7 +18,7 @@ from gpu_scheduler.core.text.formatting import (
     safe_text,
     without_repetition,
 )
-from gpu_scheduler.views import dependency_findings, job_findings, placement_findings
+from gpu_scheduler.views import dependency_findings, job_findings, placement_findings, queue_findings
 from gpu_scheduler.views.checkpoint_text import origin_text
 from gpu_scheduler.views.dependency_findings import skip_remedy
 from gpu_scheduler.views.event_messages import dated_line
@@ -135,13 +135,17 @@ def _placement(diagnosis: Diagnosis, need: Need, facts: PlacementFacts) -> Itera
     is_in_queue = job.state is JobState.QUEUED and not job.unmet_parents
     where = "on the job's line" if job.is_of_file else f"with `set {job.id} KEY=VALUE`"
     yield placement_findings.placement(
-        need, allowed, facts.judged, facts.limits, where=where, is_in_queue=is_in_queue
+        need, allowed, facts.judged, facts.limits, where=where, now=diagnosis.now, is_in_queue=is_in_queue
     )
+    if facts.queue is not None:
+        yield from queue_findings.findings(facts.queue, facts.judged, diagnosis.now, facts.idle_budget, where)
     if facts.preemption is not None:
         yield placement_findings.preemption(facts.preemption)
     yield from job_findings.unmanaged(allowed, [gpu.index for gpu in facts.gpus])
     for gpu, judged in zip(facts.gpus, facts.judged, strict=True):
-        yield placement_findings.gpu(gpu, judged, need, allowed, facts.limits, facts.holders[gpu.uuid])
+        yield placement_findings.gpu(
+            gpu, judged, need, allowed, facts.limits, facts.holders[gpu.uuid], diagnosis.now
+        )
     if diagnosis.scheduler_pid is None and facts.sampled_at is not None:
         age = format_age(facts.sampled_at, diagnosis.now)
         yield warn(Check.VALUES, f"last sample of the GPUs: {age}", "")

@@ -175,6 +175,16 @@ class GpusReserved(EventDetails):
 
 
 @dataclass(frozen=True)
+class ReservationDropped(EventDetails):
+    """GPUs are no longer reserved for a job, which has not started on them.
+
+    overtakes: how often it had been overtaken; None if they were reserved because it preempted others.
+    """
+
+    overtakes: int | None = None
+
+
+@dataclass(frozen=True)
 class JobsForgotten(EventDetails):
     """`start --fresh` removed this many jobs."""
 
@@ -213,6 +223,7 @@ class Event:
         EventKind.WINDOW_CLOSED: AttemptDetails,
         EventKind.PREEMPTION_WITHDRAWN: AttemptDetails,
         EventKind.GPUS_RESERVED: GpusReserved,
+        EventKind.RESERVATION_DROPPED: ReservationDropped,
         EventKind.RELAUNCHED: AttemptDetails,
         EventKind.RUNNER_LOST: AttemptDetails,
         EventKind.RUNNER_KILLED: AttemptDetails,

@@ -33,6 +33,8 @@ class WaitKind(str, Enum):
     HELD = "held"
     #: GPUs are reserved for the job, and jobs are preempted for it.
     PREEMPTING = "preempting"
+    #: GPUs are reserved for the job, because it has been overtaken too often.
+    RESERVED = "reserved"
     #: The job waits for other jobs.
     PARENTS = "parents"
     RETRY_DELAY = "retry delay"
@@ -69,8 +71,8 @@ class WaitReason(StoredValue):
     cause          STORAGE, GPUS_UNREADABLE: the problem; HELD: "user", "line" or the outcome of the attempt
                    that ended; REQUEST: the requested action; NOT_WATCHED: the pid of the process
     need           the need of each job, for the kinds that concern GPUs
-    gpus           NO_FREE_GPU: number of GPUs that would accept the job now; TOO_FEW_GPUS: number of managed
-                   GPUs that the job may use
+    gpus           NO_FREE_GPU, RESERVED: number of GPUs that would accept the job now; TOO_FEW_GPUS: number
+                   of managed GPUs that the job may use
     obstacles      NO_FREE_GPU: why the other GPUs would not accept the job, except those full of our own jobs
     managed        TOO_FEW_GPUS: number of managed GPUs
     allowed        TOO_FEW_GPUS, GPUS_TOO_SMALL: number of GPUs that the line allows; None if any
@@ -80,6 +82,9 @@ class WaitReason(StoredValue):
     margin_mib     GPUS_TOO_SMALL: memory on each GPU that is never allocated to jobs
     line_number    LINE_MALFORMED, LINE_CHANGED: number of the line
     victims        PREEMPTING: the jobs that are preempted and have not left their GPUs yet
+    reserved       RESERVED: the indices of the GPUs
+    reserved_from  RESERVED: when the job is expected to start, in seconds since 1970
+    overtakes      RESERVED: how often the job had been overtaken
     launches       RELAUNCHED: number of launches of an attempt that no runner has claimed yet
     due_at         the time, in seconds since boot, at which a job whose line was removed is cancelled, a
                    changed line takes effect or a delayed job starts; None if unknown
@@ -99,8 +104,13 @@ class WaitReason(StoredValue):
     launches: int = 0
     victims: tuple[int, ...] = ()
     due_at: float | None = None
+    reserved: tuple[int, ...] = ()
+    reserved_from: float | None = None
+    overtakes: int | None = None
 
-    _BUILD: ClassVar = {"kind": WaitKind, "need": _need, "obstacles": _obstacles, "victims": tuple}
+    _BUILD: ClassVar = {
+        "kind": WaitKind, "need": _need, "obstacles": _obstacles, "victims": tuple, "reserved": tuple,
+    }  # fmt: skip
 
     @property
     def is_infeasible(self) -> bool:

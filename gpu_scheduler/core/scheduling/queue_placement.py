@@ -67,7 +67,7 @@ def _keep_reserved_gpus(facts: Facts, gpus: RoundAllocations) -> dict[int, Need]
 
 def judged_gpus(facts: Facts, need: Need, job: QueuedJob) -> list[GpuAvailability]:
     """Returns each GPU as the next round judges it for a queued job with this need."""
-    return _gpus_for(job, facts).views(need, job.job_id, _upper_s(job, facts))
+    return gpus_for(job, facts).views(need, job.job_id, _upper_s(job, facts))
 
 
 def possible_preemption(
@@ -76,7 +76,7 @@ def possible_preemption(
     """Returns whom the next round preempts for a queued job, or why nobody; None if it need or may not."""
     if not may_preempt(job.priority, resources, facts.settings):
         return None
-    gpus, upper_s = _gpus_for(job, facts), _upper_s(job, facts)
+    gpus, upper_s = gpus_for(job, facts), _upper_s(job, facts)
     answer = gpus.place(need, resources.allowed, upper_s)
     if not isinstance(answer, WaitReason) or answer.is_infeasible:
         return None
@@ -84,7 +84,7 @@ def possible_preemption(
     return find_preemption(job, need, resources.allowed, facts, gpus.leaving, usable)
 
 
-def _gpus_for(job: QueuedJob, facts: Facts) -> RoundAllocations:
+def gpus_for(job: QueuedJob, facts: Facts) -> RoundAllocations:
     """Returns the GPUs with the reservations that a queued job meets in the next round."""
     gpus = RoundAllocations(facts, leaving_attempts(facts))
     _keep_reserved_gpus(facts, gpus)

@@ -73,7 +73,7 @@ def plan_reservation(
     for gpu in gpus:
         if allowed is not None and gpu.index not in allowed:
             continue
-        gone = _attempts_to_leave(gpu, need, ends)
+        gone = attempts_to_leave(gpu, need, ends)
         if gone is not None:
             free_in_s = max((ends[one].in_s for one in gone), default=0.0)
             found.append((free_in_s, gpu.without(()).allocated_share, gpu.index, gpu, gone))
@@ -89,7 +89,7 @@ def plan_reservation(
     )
 
 
-def _attempts_to_leave(gpu: Vacancy, need: Need, ends: Mapping[int, ExpectedEnd]) -> frozenset[int] | None:
+def attempts_to_leave(gpu: Vacancy, need: Need, ends: Mapping[int, ExpectedEnd]) -> frozenset[int] | None:
     """Returns the attempts whose end a job with this need must wait for on a GPU; None if it never fits."""
     here = sorted(
         (one for one in gpu.occupancies if ends[one].in_s < math.inf), key=lambda one: ends[one].in_s
