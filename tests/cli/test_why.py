@@ -106,7 +106,7 @@ def test_why_shows_thresholds_and_measured_values(desk: Desk) -> None:
 def test_why_reports_that_a_job_can_never_fit(desk: Desk) -> None:
     grade, says, remedy = checks(desk, desk.job(gpus=9))["placing"]
     assert (grade, says) == ("bad", "infeasible: needs 9 idle GPUs, but only 2 are managed")
-    assert remedy.startswith("with `set 1 KEY=VALUE`, request fewer or other GPUs")
+    assert remedy.startswith("with `set 1`, request fewer or other GPUs")
     assert (
         checks(desk, desk.job(allowed=(0, 5)))["allowed GPUs"][1]
         == "GPU 5 is not managed; the managed GPUs are 0,1"
@@ -161,7 +161,7 @@ def test_why_reports_a_need_that_exceeds_the_memory_of_every_gpu(desk: Desk) -> 
         "infeasible: needs 24.0 GiB of a GPU, but the largest managed GPU has 24.0 GiB, of which 23.5 GiB"
         " can be allocated to jobs (margin 512 MiB)",
     )
-    assert remedy.startswith("with `set 1 KEY=VALUE`, request less memory (vram=), or fewer")
+    assert remedy.startswith("with `set 1`, request less memory (vram=), or fewer")
 
 
 def test_why_shows_the_declaration_of_a_running_job_before_its_first_measurement(desk: Desk) -> None:
@@ -495,7 +495,7 @@ def test_why_shows_a_missing_script(desk: Desk, source: str, remedy: str) -> Non
         ("file:/jobs.txt", "on the job's line, request fewer", "correct [venv=DIR] on the line"),
         (
             "submit",
-            "with `set 1 KEY=VALUE`, request fewer",
+            "with `set 1`, request fewer",
             "cancel the job and submit it again with another",
         ),
     ],

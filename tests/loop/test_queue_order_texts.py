@@ -161,7 +161,7 @@ def test_why_shows_what_lets_a_job_use_reserved_gpus(rig: Rig) -> None:
     )
     [found] = findings(rig, unknown, Check.RESERVED)
     assert found.message == f"{rule} nothing is known about how long it takes"
-    assert found.remedy.startswith(f"with `set {unknown} KEY=VALUE`, give it a time limit that ends before")
+    assert found.remedy.startswith(f"with `set {unknown}`, give it a time limit that ends before")
     [found] = findings(rig, limited, Check.RESERVED)
     assert found.message == f"{rule} it takes at most its time limit of 2 h 46 min"
     short = rig.add_job(UNKNOWN, gpus=1, timeout_s=60.0)
