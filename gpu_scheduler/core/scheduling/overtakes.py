@@ -41,7 +41,13 @@ class Overtakes:
 
     def with_starts(self, starts: Sequence[QueueStart]) -> Overtakes:
         """Returns a copy with these newer starts."""
-        return Overtakes((*self.starts, *starts)) if starts else self
+        if not starts:
+            return self
+        changed = Overtakes((*self.starts, *starts))
+        # A start that is forgotten may have been the newest submission, so this is an upper bound.
+        newest = max(one.submitted_at for one in starts)
+        changed.__dict__["_newest_submission"] = max(self._newest_submission, newest)
+        return changed
 
     def count(self, job: QueuedJob, since: float) -> int:
         """Returns how often a job has been overtaken since a time in wall seconds."""
@@ -63,8 +69,14 @@ class Overtakes:
         """
         if number <= 0:
             return True
+        if self._newest_submission < submitted_at + LATE_S:
+            return False
         first = bisect_right(self._keys, (job.priority, job.position))
         return self._latest(number)[first] >= submitted_at + LATE_S
+
+    @cached_property
+    def _newest_submission(self) -> float:
+        return max((one.submitted_at for one in self.starts), default=float("-inf"))
 
     @cached_property
     def _by_key(self) -> list[QueueStart]:
