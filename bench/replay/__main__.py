@@ -1,7 +1,7 @@
 """Replays a trace of jobs through the decisions of the scheduler, on a virtual clock.
 
-`python -m bench.replay TRACE.csv`, or a generated trace: `stream LOAD`, `batch JOBS`, or the name of a mix.
-The table has a column for each queue order and each kind of run-time estimates.
+`python -m bench.replay TRACE.csv`, or a generated trace: `stream LOAD MINUTES`, `batch JOBS`, or the name of
+a mix. The table has a column for each queue order and each kind of run-time estimates.
 
 A trace has one row for each job: submit_s, duration_s, and optionally gpus (1), share of each GPU (1) and
 class. Jobs have equal priority, and run alone on their part of the GPUs.
@@ -67,7 +67,8 @@ def _combinations(options: argparse.Namespace) -> list[tuple[QueueOrder, str]]:
 def _jobs(options: argparse.Namespace, seed: int) -> list[TraceJob]:
     kind, *values = options.trace
     if kind == "stream":
-        return stream(float(values[0]) if values else 0.9, seed, gpus=options.gpus)
+        load, minutes, *_ = [float(value) for value in values] + [0.9, 15.0][len(values) :]
+        return stream(load, seed, minutes=minutes, gpus=options.gpus)
     if kind == "batch":
         return batch(int(values[0]) if values else 200, seed)
     if kind in MIXES:
@@ -97,7 +98,7 @@ def _parser() -> argparse.ArgumentParser:
         "trace",
         nargs="+",
         metavar="TRACE",
-        help=f"a CSV file, stream [LOAD], batch [JOBS], {', '.join(MIXES)}",
+        help=f"a CSV file, stream [LOAD [MINUTES]], batch [JOBS], {', '.join(MIXES)}",
     )
     parser.add_argument("--gpus", type=int, default=8)
     parser.add_argument(

@@ -21,10 +21,12 @@ HOUR_S = 3600.0
 DAY_S = 24 * HOUR_S
 
 
-def stream(load: float, seed: int, *, gpus: int = 8, days: float = 30.0) -> list[TraceJob]:
-    """Returns one-GPU jobs with a mean run time of an hour, and one job that needs all GPUs for 4 h."""
+def stream(
+    load: float, seed: int, *, minutes: float = 15.0, gpus: int = 8, days: float = 30.0
+) -> list[TraceJob]:
+    """Returns one-GPU jobs with this mean run time, and one job that needs all GPUs for 4 h."""
     chance = random.Random(f"stream {load} {seed}")
-    mean_s = HOUR_S
+    mean_s = 60 * minutes
     jobs, at = [], 0.0
     while (at := at + chance.expovariate(load * gpus / mean_s)) < days * DAY_S:
         jobs.append(TraceJob(at, _duration_s(chance, mean_s, 1.0), name="small"))
@@ -36,7 +38,7 @@ def batch(number: int, seed: int) -> list[TraceJob]:
     """Returns jobs of mixed sizes, all submitted at time 0."""
     chance = random.Random(f"batch {number} {seed}")
     sizes = {(1, 250): 10, (1, 500): 15, (1, 1000): 45, (2, 1000): 15, (4, 1000): 10, (8, 1000): 5}
-    return [_job(chance, 0.0, sizes, HOUR_S, 1.2) for _ in range(number)]
+    return [_job(chance, sizes, HOUR_S, 1.2) for _ in range(number)]
 
 
 @dataclass(frozen=True)
@@ -44,8 +46,8 @@ class Mix:
     """The parameters of a mix.
 
     load: the work, as a part of what 8 GPUs can do while jobs arrive. mean_s: of the run times, whose
-    logarithms have the standard deviation sigma. night: the rate of arrivals at night, as a part of that by
-    day. sizes: how often a job needs so many GPUs and so many thousandths of each.
+    logarithms have the standard deviation sigma. night: the rate of arrivals at midnight, as a part of that
+    at noon. sizes: how often a job needs so many GPUs and so many thousandths of each.
     """
 
     jobs: int
@@ -56,23 +58,23 @@ class Mix:
     sizes: Mapping[tuple[int, int], float]
 
 
-_LAB = {(1, 1000): 80, (2, 1000): 10, (4, 1000): 7, (8, 1000): 3}
-_SWEEPS = {(1, 500): 20, (1, 1000): 70, (2, 1000): 4, (4, 1000): 4, (8, 1000): 2}
-_TRAINING = {(1, 1000): 55, (2, 1000): 20, (4, 1000): 15, (8, 1000): 10}
+_LAB = {(1, 1000): 86, (2, 1000): 6, (4, 1000): 4, (8, 1000): 4}
+_SWEEPS = {(1, 500): 30, (1, 1000): 60, (2, 1000): 5, (4, 1000): 3, (8, 1000): 2}
+_TRAINING = {(1, 1000): 75, (2, 1000): 12, (4, 1000): 8, (8, 1000): 5}
 
 #: Three mixes, named after those who have such queues.
 MIXES = {
-    "lab": Mix(2000, 0.9, 2.0 * HOUR_S, 1.6, 0.3, _LAB),
-    "sweeps": Mix(3000, 1.0, 1.0 * HOUR_S, 2.0, 0.6, _SWEEPS),
-    "training": Mix(2500, 1.1, 3.0 * HOUR_S, 1.4, 0.5, _TRAINING),
+    "lab": Mix(2500, 1.0, HOUR_S, 1.6, 0.4, _LAB),
+    "sweeps": Mix(2500, 0.9, 0.5 * HOUR_S, 1.4, 0.4, _SWEEPS),
+    "training": Mix(2500, 1.1, HOUR_S, 1.4, 0.4, _TRAINING),
 }
 
 
 def mix(name: str, seed: int, *, gpus: int = 8) -> list[TraceJob]:
     """Returns the jobs of one of the MIXES."""
     values = MIXES[name]
-    chance = random.Random(f"{name} {seed}")
-    jobs = [_job(chance, 0.0, values.sizes, values.mean_s, values.sigma) for _ in range(values.jobs)]
+    chance = random.Random(f"x {seed}")
+    jobs = [_job(chance, values.sizes, values.mean_s, values.sigma) for _ in range(values.jobs)]
     seconds = sum(job.work_s for job in jobs) / (values.load * gpus)
     times = _arrivals(chance, len(jobs), seconds, values.night)
     return [
@@ -82,10 +84,15 @@ def mix(name: str, seed: int, *, gpus: int = 8) -> list[TraceJob]:
 
 
 def _job(
-    chance: random.Random, at: float, sizes: Mapping[tuple[int, int], float], mean_s: float, sigma: float
+    chance: random.Random,
+    sizes: Mapping[tuple[int, int], float],
+    mean_s: float,
+    sigma: float,
 ) -> TraceJob:
+    """Returns a job that is submitted at time 0."""
     [(gpus, share)] = chance.choices(list(sizes), list(sizes.values()))
-    return TraceJob(at, _duration_s(chance, mean_s, sigma), gpus, share, f"{gpus}x{share / 1000:g}")
+    duration_s = _duration_s(chance, mean_s, sigma)
+    return TraceJob(0.0, duration_s, gpus, share, f"{gpus}x{share / 1000:g}")
 
 
 def _duration_s(chance: random.Random, mean_s: float, sigma: float) -> float:
