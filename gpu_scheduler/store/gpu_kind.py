@@ -19,6 +19,8 @@ from gpu_scheduler.store.store import Store
 
 #: Key in `meta` for the id of the last measurement before the store switched from real to simulated GPUs.
 _NEWEST_REAL_MEASUREMENT = "measured_on_real_gpus"
+#: The same for run times.
+_NEWEST_REAL_RUN_TIME = "newest_real_run_time"
 
 
 @dataclass(frozen=True)
@@ -60,16 +62,19 @@ def change_gpu_kind(store: Store, uuids: Iterable[str], now: Now) -> None:
     """Marks these managed GPUs, which are all of the kind that is no longer used, as unmanaged.
 
     If they are simulated, also removes everything that would affect real GPUs: pauses, needs raised after an
-    OOM, and measurements. Real GPUs keep their pauses while they are unmanaged. Only the scheduler that holds
-    the locks may call this function.
+    OOM, measurements, run times, and GPU time. Real GPUs keep their pauses while they are unmanaged. Only the
+    scheduler that holds the locks may call this function.
     """
     leaving = list(uuids)
     with store.db.transaction() as db:
         db.executemany("UPDATE gpu SET managed = 0 WHERE uuid = ?", [(uuid,) for uuid in leaving])
         db.execute("DELETE FROM pending_group")
+        db.execute("DELETE FROM reservation WHERE start_at IS NOT NULL")
         if not any(map(is_simulated, leaving)):
             row = db.execute("SELECT coalesce(max(id), 0) FROM measurement").fetchone()
             store.db.set_meta(_NEWEST_REAL_MEASUREMENT, str(row[0]))
+            row = db.execute("SELECT coalesce(max(id), 0) FROM run_time").fetchone()
+            store.db.set_meta(_NEWEST_REAL_RUN_TIME, str(row[0]))
             return
         db.executemany(
             "UPDATE gpu SET paused = 0, foreign_peaks = '[]' WHERE uuid = ?", [(uuid,) for uuid in leaving]
@@ -83,6 +88,8 @@ def change_gpu_kind(store: Store, uuids: Iterable[str], now: Now) -> None:
         db.execute(
             "DELETE FROM measurement WHERE id > ?", (int(store.db.meta(_NEWEST_REAL_MEASUREMENT) or 0),)
         )
+        db.execute("DELETE FROM run_time WHERE id > ?", (int(store.db.meta(_NEWEST_REAL_RUN_TIME) or 0),))
+        db.execute("DELETE FROM gpu_time")
         _reset_min_vram(store, db)
 
 

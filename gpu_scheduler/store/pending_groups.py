@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _IN_QUEUE = "state = 'queued' AND unmet_parents = 0 AND adopted IS NULL"
 
 #: The columns from which `queued_job` builds a job.
-QUEUED_JOB_COLUMNS = "id, priority, position, created_at, coalesce(queued_at, created_at), identity, spec"
+QUEUED_JOB_COLUMNS = "id, priority, position, submitted_at, queued_at, identity, spec"
 
 #: The condition for a queued job to wait only for GPUs. Its parameters: the time since boot, and the boot id.
 IS_STARTABLE = (
@@ -78,7 +78,7 @@ def queued_job(row: tuple[Any, ...]) -> QueuedJob:
 
 def queued_job_of(job: JobRecord) -> QueuedJob:
     """Returns a job as a queued job."""
-    values = job.id, job.priority, job.position, job.created_at, job.queued_at or job.created_at
+    values = job.id, job.priority, job.position, job.submitted_at, job.queued_at
     return queued_job((*values, job.identity, job.spec_json))
 
 

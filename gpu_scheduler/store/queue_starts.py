@@ -17,9 +17,8 @@ class QueueStartsReader:
     def overtakes(self) -> Overtakes:
         """Returns the newest starts."""
         rows = self._store.db.rows(
-            "SELECT attempt.id, queue_priority, queue_position, job.created_at, attempt.created_at"
-            " FROM attempt CROSS JOIN job ON job.id = attempt.job_id"
-            " WHERE attempt.id > ? AND queue_priority IS NOT NULL ORDER BY attempt.id DESC LIMIT ?",
+            "SELECT id, queue_priority, queue_position, submitted_at, created_at FROM attempt"
+            " WHERE id > ? AND queue_priority IS NOT NULL ORDER BY id DESC LIMIT ?",
             self._newest, REMEMBERED_STARTS,
         )  # fmt: skip
         if rows:

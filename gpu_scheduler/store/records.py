@@ -39,6 +39,7 @@ class JobRecord(NamedTuple):
     those whose parent has finished. recoveries: how often `start --recover` queued it again. cleared_at: when
     `clear` took it out of the lists. checkpoint: the newest complete one when its last attempt ended.
     resume_from: the one with which its next attempt starts. queued_at: when it last began to wait for GPUs.
+    submitted_at: when it was submitted, the last time if it was submitted again.
     adopted: the process, started elsewhere, that the job is; None for an ordinary job.
     """
 
@@ -73,7 +74,8 @@ class JobRecord(NamedTuple):
     checkpoint: Checkpoint | None
     resume_from: Checkpoint | None
     adopted: AdoptedProcess | None
-    queued_at: float | None
+    queued_at: float
+    submitted_at: float
     created_at: float
     finished_at: float | None
 
@@ -128,7 +130,7 @@ class AttemptRecord:
     watched_pid, watched_ticks: the adopted process that its runner watches and its start in kernel ticks
     since boot; None if the runner starts the command. preempted_for: the job for which it is or was
     preempted. follows_preemption: whether the last attempt that ran was preempted. queue_priority,
-    queue_position: the place of its job in the queue when it started; None for a watcher.
+    queue_position, submitted_at: those of its job when it started; None for a watcher.
     """
 
     id: int
@@ -171,6 +173,7 @@ class AttemptRecord:
     follows_preemption: bool
     queue_priority: int | None
     queue_position: int | None
+    submitted_at: float | None
 
     @property
     def runner(self) -> RunnerIdentity | None:

@@ -152,17 +152,18 @@ class Store:
         with self.db.transaction() as db:
             cursor = db.execute(
                 "INSERT INTO job (source, kind, identity, name, text, spec, spec_key, priority, position,"
-                " state, outcome, reason, held_by, created_at, finished_at, environment, adopted, queued_at)"
+                " state, outcome, reason, held_by, created_at, finished_at, environment, adopted, queued_at,"
+                " submitted_at)"
                 " VALUES (?, ?, ?, ?, ?, ?, ?, ?,"
                 " coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'job'), 0) + 1,"
-                " ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                " ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (source, spec.kind, spec.identity, spec.name, spec.text, spec.to_json(),
                  self.spec_key(spec),
                  NORMAL_PRIORITY if spec.priority is None else spec.priority, state.value,
                  outcome.value if outcome else None, reason.to_json() if reason else None,
                  ("line" if has_line else "user") if state is JobState.HELD else None,
                  at, at if outcome else None, environment,
-                 None if adopted is None else adopted.to_json(), at),
+                 None if adopted is None else adopted.to_json(), at, at),
             )  # fmt: skip
             job_id = cursor.lastrowid
             assert job_id is not None

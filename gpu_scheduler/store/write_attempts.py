@@ -39,21 +39,23 @@ def start(context: WriteContext, action: act.Start) -> int:
     """Opens an attempt with its allocations. Returns the attempt's id."""
     db, now = context.db, context.now
     # An attempt whose launch failed has not run, so its job keeps the protection against preemptions.
-    state, resume_from, priority, position, number, follows_preemption = db.execute(
-        "SELECT job.state, job.resume_from, job.priority, job.position, coalesce(last.number, 0) + 1,"
+    state, resume_from, *place, number, follows_preemption = db.execute(
+        "SELECT job.state, job.resume_from, job.priority, job.position, job.submitted_at,"
+        " coalesce(last.number, 0) + 1,"
         " last.outcome IS 'preempted' OR (last.outcome IS 'not_started' AND last.follows_preemption)"
         " FROM job LEFT JOIN attempt AS last ON last.job_id = job.id"
         " AND last.number = (SELECT max(number) FROM attempt WHERE job_id = job.id) WHERE job.id = ?",
         (action.job_id,),
     ).fetchone()
+    if action.process is not None:
+        place = [None] * 3  # an adopted process never queues
     attempt_id = insert(
         db, "attempt", job_id=action.job_id, number=number, token=secrets.token_hex(16), boot_id=now.boot_id,
         state=AttemptState.STARTING.value, executor=_executor(context, action), learned=action.learned,
         assumed=action.assumed, launch_deadline_boot=now.boot + context.settings.launch_deadline_s,
         created_at=now.wall, resumed_from=resume_from, **_watched(action),
         follows_preemption=follows_preemption,
-        queue_priority=None if action.process else priority,
-        queue_position=None if action.process else position,
+        **dict(zip(("queue_priority", "queue_position", "submitted_at"), place, strict=True)),
     )  # fmt: skip
     insert_allocations(db, attempt_id, _allocations(context, action))
     checkpoint = None if resume_from is None else Checkpoint.from_json(resume_from)

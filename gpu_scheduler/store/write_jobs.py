@@ -112,6 +112,7 @@ def requeue_job(context: WriteContext, action: act.RequeueJob) -> None:
     kept = (
         row["held_by"] in ("user", "line") or row["outcome"] == Outcome.SKIPPED.value or action.recoveries > 0
     )
+    is_submitted = row["state"] == JobState.FINISHED.value and row["outcome"] != Outcome.SKIPPED.value
     min_vram_mib = row["min_vram_mib"] if action.min_vram_mib is None else action.min_vram_mib
     change_job_state(
         context, action.job_id, JobState.QUEUED, None, event_reason=action.reason,
@@ -119,6 +120,7 @@ def requeue_job(context: WriteContext, action: act.RequeueJob) -> None:
         finished_at=None, cleared_at=None, **NO_STOP, adopted=None,
         resume_from=row["resume_from"] if action.keeps_checkpoint else checkpoint_json(action.checkpoint),
         recoveries=action.recoveries,
+        submitted_at=context.now.wall if is_submitted else row["submitted_at"],
         oom_retries_used=row["oom_retries_used"] if kept else 0,
         fail_retries_used=row["fail_retries_used"] if kept else 0,
         min_vram_mib=min_vram_mib,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,30 @@ def waits_since(store: Store, job: int) -> float:
 def usable_since(store: Store) -> list[float | None]:
     found = [one.usable_since for one in store.gpus()]
     return [None if since is None else since - WALL for since in found]
+
+
+def test_a_job_waits_since_the_last_unmet_dependency_was_removed(store: Store) -> None:
+    parent = add(store)
+    child = add(store, parent, after_s=-1e6)
+    record(store, act.SetDependencies(child, DependencyKind.COMPLETED, ()))
+    # The database dates the removal itself.
+    assert waits_since(store, child) + WALL == pytest.approx(time.time(), abs=60.0)
+
+
+def test_a_job_is_submitted_again_by_a_retry_but_not_by_a_release(store: Store) -> None:
+    sample(store, ("U0", None), after_s=0.0, manage=True)
+    job = add(store)
+    again = act.RequeueJob(job, StateReason(ReasonKind.RETRIED_BY_USER))
+    record(store, act.HoldJob(job, "user", USER), after_s=10.0)
+    record(store, again, after_s=20.0)
+    row = store.job(job)
+    assert row is not None
+    assert row.submitted_at == WALL
+    record(store, act.FinishJob(job, Outcome.CANCELLED, None), after_s=30.0)
+    record(store, again, after_s=40.0)
+    record(store, act.Start(job, ("U0",), 1000), after_s=50.0)
+    [start] = QueueStartsReader(store).overtakes().starts
+    assert (start.submitted_at, start.started_at) == (WALL + 40.0, WALL + 50.0)
 
 
 def test_a_failed_launch_does_not_interrupt_the_wait(store: Store) -> None:

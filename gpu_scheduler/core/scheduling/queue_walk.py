@@ -203,12 +203,13 @@ class QueueWalk:
         is_stored = stored is not None and stored.job.job_id == job.job_id
         aging = facts.settings.aging
         # The first condition is cheap, and nearly always false.
-        if not is_stored and not facts.overtakes.reaches(job, job.waiting_since, aging):
+        if not is_stored and not facts.overtakes.may_reach(job, job.submitted_at, aging):
             return
         if self._is_infeasible(handle, need, resources):
             return
         since = waiting_since(job, resources, need, facts)
-        if not is_stored and not facts.overtakes.reaches(job, since, aging):
+        needed = self._overtakes_needed(need, resources.allowed, is_stored=is_stored)
+        if needed is None or not (is_stored or facts.overtakes.reaches(job, since, needed)):
             return
         told = facts.gpu_time
         if stored is None and told is not None and told.exceeds(facts.settings.idle_budget):
@@ -220,9 +221,6 @@ class QueueWalk:
         planned = self._planned(need, resources.allowed, is_stored=is_stored)
         if planned is None:
             return
-        needed = aging * UNKNOWN_END_FACTOR if planned.has_unknown_holder else aging
-        if not is_stored and not facts.overtakes.reaches(job, since, needed):
-            return
         start_at = math.ceil((facts.now.wall + planned.start_in_s) / _START_STEP_S) * _START_STEP_S
         overtakes = stored.overtakes if is_stored and stored else facts.overtakes.count(job, since)
         self._gpus.reserve_in_order(job.job_id, need, planned, start_at, overtakes)
@@ -232,6 +230,21 @@ class QueueWalk:
     def _is_infeasible(self, handle: str, need: Need, resources: ResourceSpec) -> bool:
         reason = self._reasons.get(handle) or self._gpus.place(need, resources.allowed)
         return isinstance(reason, WaitReason) and reason.is_infeasible
+
+    def _overtakes_needed(
+        self, need: Need, allowed: tuple[int, ...] | None, *, is_stored: bool
+    ) -> int | None:
+        """Returns how often a job must have been overtaken; None if no GPUs can be reserved for it.
+
+        After a start in this round, the reservation is planned in the next one, so the smaller number counts.
+        """
+        aging = self._facts.settings.aging
+        if self._has_started:
+            return aging
+        planned = self._planned(need, allowed, is_stored=is_stored)
+        if planned is None:
+            return None
+        return aging * UNKNOWN_END_FACTOR if planned.has_unknown_holder else aging
 
     def _planned(
         self, need: Need, allowed: tuple[int, ...] | None, *, is_stored: bool

@@ -2,11 +2,14 @@
 
 -- When the job last began to wait for GPUs: when it was queued, or when the last of its parents finished.
 ALTER TABLE job RENAME COLUMN bypassed_at TO queued_at;
-UPDATE job SET queued_at = created_at;
+-- When it was submitted, or submitted again by a retry or a repeated line.
+ALTER TABLE job ADD COLUMN submitted_at REAL;
+UPDATE job SET queued_at = created_at, submitted_at = created_at;
 
 -- The place of the job in the queue at this start. NULL: a watcher, because an adopted process never queues.
 ALTER TABLE attempt ADD COLUMN queue_priority INTEGER;
 ALTER TABLE attempt ADD COLUMN queue_position INTEGER;
+ALTER TABLE attempt ADD COLUMN submitted_at REAL;           -- that of its job at this start
 
 -- When the GPU was last resumed, became managed, or recovered from a fault. NULL: before this schema.
 ALTER TABLE gpu ADD COLUMN usable_since REAL;
@@ -62,6 +65,14 @@ WHEN new.state = 'finished' AND old.state <> 'finished' BEGIN
         failed_parents = failed_parents + (new.outcome NOT IN ('completed', 'ended')),
         queued_at = coalesce(new.finished_at, queued_at)
     WHERE id IN (SELECT job_id FROM dependency WHERE parent_id = new.id AND kind = 'completed');
+END;
+-- So does a job whose last unmet parent is removed from its dependencies.
+CREATE TRIGGER dependency_removed BEFORE DELETE ON dependency BEGIN
+    UPDATE job SET queued_at = (julianday('now') - 2440587.5) * 86400.0
+    WHERE id = old.job_id AND unmet_parents = 1 AND coalesce(
+        (SELECT parent.state <> 'finished'
+                OR (old.kind = 'completed' AND parent.outcome NOT IN ('completed', 'ended'))
+         FROM job AS parent WHERE parent.id = old.parent_id), 1);
 END;
 
 -- The newest change to the startable jobs of each pending group. Ids are never reused, so a reader that knows the
