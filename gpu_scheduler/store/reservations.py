@@ -82,7 +82,7 @@ def queue_reservation(store: Store) -> QueueReservation | None:
     return QueueReservation(
         queued_job(tuple(job)),
         ResourceSpec.from_key(spec_key),
-        tuple(json.loads(gpus)),
+        tuple(sorted(json.loads(gpus))),
         start_at,
         overtakes,
     )

@@ -46,5 +46,7 @@ def set_queue_reservation(context: WriteContext, action: act.SetQueueReservation
         [(action.job_id, gpu, action.start_at, action.overtakes) for gpu in action.gpus],
     )
     if action.job_id != old_job:
-        details = GpusReserved(context.gpu_indices(action.gpus), [], action.start_at, action.overtakes)
+        details = GpusReserved(
+            sorted(context.gpu_indices(action.gpus)), [], action.start_at, action.overtakes
+        )
         context.add_event(EventKind.GPUS_RESERVED, action.job_id, details=details)

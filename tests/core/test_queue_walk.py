@@ -513,3 +513,10 @@ def test_the_gpus_are_judged_beside_a_process_that_no_runner_watches() -> None:
 def test_nothing_is_reserved_in_a_round_without_overtakes() -> None:
     situation = replace(queue(jobs_of(PAIR, OLDEST), new(2)), overtakes=Overtakes())
     assert starts(plan(situation)) == {2: ("U1",)}
+
+
+def test_the_gpus_are_in_the_order_of_the_store_whatever_their_indices() -> None:
+    waits = queue(jobs_of(PAIR, OLDEST))
+    swapped = tuple(replace(one, index=1 - one.index) for one in waits.gpus)
+    [made] = reservations(plan(replace(waits, gpus=swapped)))
+    assert made.gpus == ("U0", "U1")

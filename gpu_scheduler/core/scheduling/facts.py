@@ -92,7 +92,7 @@ class ReservedJob:
 class QueueReservation:
     """The reservation by queue order, for a job that has been overtaken too often.
 
-    gpus: UUIDs. start_at: when the job is expected to start, in wall seconds, as it is shown. overtakes: how
+    gpus: sorted UUIDs. start_at: when the job is expected to start, in wall seconds, as it is shown. overtakes: how
     often it had been overtaken when the reservation began.
     """
 

@@ -31,7 +31,7 @@ class ExpectedEnd:
 
 @dataclass(frozen=True)
 class PlannedReservation:
-    """The GPUs to reserve for a job, by index.
+    """The GPUs to reserve for a job, as sorted UUIDs.
 
     start_in_s: the seconds until all of them are expected to be free for it. leaving: the ids of the attempts
     that are expected to have ended by then. has_unknown_holder: whether nothing is known about the end of an
@@ -82,7 +82,7 @@ def plan_reservation(
     chosen = sorted(found, key=lambda one: one[:3])[: need.count]
     start_in_s = chosen[-1][0]
     return PlannedReservation(
-        tuple(gpu.uuid for *_, gpu, _ in sorted(chosen, key=lambda one: one[2])),
+        tuple(sorted(gpu.uuid for *_, gpu, _ in chosen)),
         start_in_s,
         frozenset(one for one, end in ends.items() if end.in_s <= start_in_s),
         any(not ends[one].is_known for *_, gone in chosen for one in gone),
