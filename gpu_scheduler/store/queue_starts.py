@@ -21,8 +21,11 @@ class QueueStartsReader:
             " WHERE id > ? AND queue_priority IS NOT NULL ORDER BY id DESC LIMIT ?",
             self._newest, REMEMBERED_STARTS,
         )  # fmt: skip
+        newest = self._store.db.row("SELECT coalesce(max(id), 0) AS id FROM attempt")
+        assert newest is not None
+        # Only the loop adds attempts, so none was added since the query.
+        self._newest = newest["id"]
         if rows:
-            self._newest = rows[0][0]
             self._overtakes = self._overtakes.with_starts(
                 [QueueStart(*tuple(row)[1:]) for row in reversed(rows)]
             )

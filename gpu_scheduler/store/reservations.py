@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
+from gpu_scheduler.core.model.wait_reason import WaitKind
 from gpu_scheduler.store.pending_groups import IS_STARTABLE, QUEUED_JOB_COLUMNS, queued_job
 from gpu_scheduler.store.store import Store
 
@@ -73,18 +74,21 @@ def queue_reservation(store: Store) -> QueueReservation | None:
         f"SELECT {QUEUED_JOB_COLUMNS}, spec_key,"
         " (SELECT json_group_array(gpu) FROM reservation WHERE job_id = job.id),"
         " (SELECT max(start_at) FROM reservation WHERE job_id = job.id),"
-        " (SELECT max(overtakes) FROM reservation WHERE job_id = job.id)"
+        " (SELECT max(overtakes) FROM reservation WHERE job_id = job.id),"
+        " source_missing AND json_extract(line_wait, '$.kind') IN (?, ?)"
         " FROM job WHERE id IN (SELECT job_id FROM reservation WHERE start_at IS NOT NULL)",
-    )
+        WaitKind.LINE_REMOVED.value, WaitKind.LINE_CHANGED.value,
+    )  # fmt: skip
     if row is None:
         return None
-    *job, spec_key, gpus, start_at, overtakes = tuple(row)
+    *job, spec_key, gpus, start_at, overtakes, is_delayed = tuple(row)
     return QueueReservation(
         queued_job(tuple(job)),
         ResourceSpec.from_key(spec_key),
         tuple(sorted(json.loads(gpus))),
         start_at,
         overtakes,
+        bool(is_delayed),
     )
 
 

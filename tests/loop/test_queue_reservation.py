@@ -13,6 +13,7 @@ from gpu_scheduler.core.model.event import EventKind
 from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample, Snapshot
 from gpu_scheduler.core.model.gpu_fault import GOOD_SAMPLES_NEEDED, LOST
 from gpu_scheduler.core.model.job_spec import JobSpec
+from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.core.scheduling.needs import workload_class_of
 from gpu_scheduler.core.scheduling.settings import QueueOrder
 from gpu_scheduler.store.events import events_of_job
@@ -230,6 +231,18 @@ def test_a_change_of_what_the_job_needs_takes_effect_at_once(
         runs: "running"
     }
     assert box.reserved() is None
+
+
+def test_the_reservation_stays_while_the_line_of_the_job_is_being_edited(box: Box) -> None:
+    before = box.reserved()
+    other = box.add("other")
+    box.rig.loop.set_line_waits({box.large: WaitReason(WaitKind.LINE_REMOVED)})
+    box.pass_time(5.0)
+    assert (box.reserved(), box.state(other)) == (before, "queued")
+    box.rig.loop.set_line_waits({box.large: WaitReason(WaitKind.LINE_MALFORMED)})
+    box.pass_time(5.0)
+    assert box.reserved() is None
+    assert box.state(box.small) != "queued"
 
 
 def test_a_reservation_ends_while_one_of_its_gpus_is_paused(box: Box) -> None:

@@ -363,8 +363,8 @@ class SetWaitReason(Action):
 class SetQueueReservation(Action):
     """Reserves GPUs by queue order for a queued job, and for no other job.
 
-    job_id: None if for no job. gpus: sorted UUIDs. start_at: the expected start in wall seconds. overtakes: how
-    often the job has been overtaken.
+    job_id: None if for no job. gpus: sorted UUIDs. start_at: the expected start in wall seconds. overtakes:
+    how often the job has been overtaken.
     """
 
     job_id: int | None

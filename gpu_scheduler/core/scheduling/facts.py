@@ -92,8 +92,9 @@ class ReservedJob:
 class QueueReservation:
     """The reservation by queue order, for a job that has been overtaken too often.
 
-    gpus: sorted UUIDs. start_at: when the job is expected to start, in wall seconds, as it is shown. overtakes: how
-    often it had been overtaken when the reservation began.
+    gpus: sorted UUIDs. start_at: when the job is expected to start, in wall seconds, as it is shown.
+    overtakes: how often it had been overtaken when the reservation began. is_delayed: whether the job cannot
+    start for a moment, because its line is being edited; it is then not in its group.
     """
 
     job: QueuedJob
@@ -101,6 +102,7 @@ class QueueReservation:
     gpus: tuple[str, ...]
     start_at: float
     overtakes: int
+    is_delayed: bool = False
 
 
 @dataclass(frozen=True)

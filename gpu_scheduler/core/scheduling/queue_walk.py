@@ -16,8 +16,8 @@ from gpu_scheduler.core.model.need import Need
 from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.core.model.wait_reason import WaitReason
 from gpu_scheduler.core.scheduling.actions import Action, SetQueueReservation, SetWaitReason
-from gpu_scheduler.core.scheduling.effective_need import allowed_gpus
-from gpu_scheduler.core.scheduling.facts import Facts, PendingGroup, QueuedJob
+from gpu_scheduler.core.scheduling.effective_need import allowed_gpus, need_of
+from gpu_scheduler.core.scheduling.facts import Facts, PendingGroup, QueuedJob, QueueReservation
 from gpu_scheduler.core.scheduling.fit_limits import FitLimits
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
 from gpu_scheduler.core.scheduling.order import queue_key
@@ -85,16 +85,22 @@ class QueueWalk:
         always = {*self._explained, *self._aging}
         handles = always.union(self._limits.may_fit_handles())
         visits = [(self._queue.key(handle), handle, 0) for handle in handles]
+        stored = self._facts.queue_reservation
+        if stored is not None and stored.is_delayed:
+            visits.append((queue_key(stored.job), "", 0))
         heapify(visits)
         while visits and not self._is_over:
             _, handle, at = heappop(visits)
+            if stored is not None and not handle:
+                self._keep(stored)
+                continue
             group = self._queue.group(handle)
             has_started = self._visit(group.jobs[at], handle, group)
             if at + 1 < len(group.jobs) and self._is_of_interest(handle):
                 heappush(visits, (queue_key(group.jobs[at + 1]), handle, at + 1))
             if has_started and len(visits) > 2 * (len(always) + self._limits.number()):
                 handles = always.union(self._limits.may_fit_handles())
-                visits = [visit for visit in visits if visit[1] in handles]
+                visits = [visit for visit in visits if not visit[1] or visit[1] in handles]
                 heapify(visits)
         if not self._is_over:
             self._actions += self._changed_reservation()
@@ -221,8 +227,21 @@ class QueueWalk:
         planned = self._planned(need, resources.allowed, is_stored=is_stored)
         if planned is None:
             return
-        start_at = math.ceil((facts.now.wall + planned.start_in_s) / _START_STEP_S) * _START_STEP_S
         overtakes = stored.overtakes if is_stored and stored else facts.overtakes.count(job, since)
+        self._reserve(job, need, planned, overtakes)
+
+    def _keep(self, stored: QueueReservation) -> None:
+        """Keeps the reservation of a job that cannot start for a moment."""
+        if self._has_started:
+            self._is_over = True
+        elif self._may_reserve:
+            need = need_of(stored.resources, self._facts)
+            planned = self._planned(need, stored.resources.allowed, is_stored=True)
+            if planned is not None:
+                self._reserve(stored.job, need, planned, stored.overtakes)
+
+    def _reserve(self, job: QueuedJob, need: Need, planned: PlannedReservation, overtakes: int) -> None:
+        start_at = math.ceil((self._facts.now.wall + planned.start_in_s) / _START_STEP_S) * _START_STEP_S
         self._gpus.reserve_in_order(job.job_id, need, planned, start_at, overtakes)
         self._reservation = SetQueueReservation(job.job_id, planned.gpus, start_at, overtakes)
         self._may_reserve = False
