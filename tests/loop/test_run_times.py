@@ -25,6 +25,7 @@ TRAINING = "echo ' 25%|##5       | 25/100 [10:00<30:00, 24.00s/it]'; until [ -e 
 def rig(tmp_path: Path) -> Iterator[Rig]:
     found = Rig(tmp_path)
     yield found
+    found.end_processes()
     found.loop.progress.close()
 
 
@@ -71,14 +72,14 @@ def test_the_progress_of_running_jobs_counts_while_others_wait(rig: Rig) -> None
     end(rig, job)
 
 
-def test_the_progress_of_running_jobs_does_not_count_without_reservations(tmp_path: Path) -> None:
-    rig = Rig(tmp_path, settings=replace(SETTINGS, queue_order=QueueOrder.BACKFILL))
+def test_the_progress_of_running_jobs_does_not_count_without_reservations(rig: Rig) -> None:
+    backfill = Rig(rig.folder, settings=replace(SETTINGS, queue_order=QueueOrder.BACKFILL))
     threads = {*threading.enumerate()}
-    job = train(rig)
-    rig.add_job("true", gpus=2)
-    assert [remaining_s(rig.tick(), job) for _ in range(3)] == [None] * 3
+    job = train(backfill)
+    backfill.add_job("true", gpus=2)
+    assert [remaining_s(backfill.tick(), job) for _ in range(3)] == [None] * 3
     assert "progress" not in [one.name for one in {*threading.enumerate()} - threads]
-    end(rig, job)
+    end(backfill, job)
 
 
 def test_a_new_scheduler_knows_the_progress_in_its_first_round_if_gpus_are_reserved(rig: Rig) -> None:
