@@ -46,7 +46,8 @@ def findings(
 def _then(outlook: QueueOutlook, idle_budget: float) -> str:
     """Formats when GPUs are reserved for a job that has been overtaken, or why they are not."""
     if outlook.overtakes < outlook.needed:
-        return f"after {outlook.needed}, GPUs are reserved for it"
+        why = ", because nothing is known about the end of a job on these GPUs" if outlook.is_guess else ""
+        return f"after {outlook.needed}, GPUs are reserved for it{why}"
     if outlook.first_job is not None:
         return f"job {outlook.first_job}, which is before it in the queue, has the reserved GPUs"
     if not outlook.is_possible:

@@ -176,7 +176,8 @@ def test_why_shows_how_often_a_job_must_be_overtaken(rig: Rig) -> None:
     overtake(rig)
     [found] = findings(rig, big, Check.OVERTAKEN)
     # Nothing is known about the end of the job on GPU 0.
-    assert found.message == "overtaken once; after 16, GPUs are reserved for it"
+    expected = "overtaken once; after 16, GPUs are reserved for it"
+    assert found.message == f"{expected}, because nothing is known about the end of a job on these GPUs"
     rig.store.record_options(StartOptions(queue_order=QueueOrder.BACKFILL))
     assert findings(rig, big, Check.OVERTAKEN) == []
 

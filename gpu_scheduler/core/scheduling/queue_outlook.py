@@ -55,6 +55,7 @@ class QueueOutlook:
     """The state of a waiting job with respect to the queue order.
 
     overtakes: how often it has been overtaken; needed: after how many overtakes GPUs are reserved for it.
+    is_guess: whether nothing is known about the end of a job on these GPUs, so that more of them are needed.
     is_possible: whether enough GPUs are expected to be free for it at some time. is_over_budget: whether
     reserved GPUs have been idle for too long. first_job: the job before it in the queue that has the
     reservation; None if there is none. reservation: its own; gpus: the indices of the reserved GPUs. awaited:
@@ -63,6 +64,7 @@ class QueueOutlook:
 
     overtakes: int
     needed: int
+    is_guess: bool
     is_possible: bool
     is_over_budget: bool
     first_job: int | None
@@ -93,6 +95,7 @@ def queue_outlook(
         if own is None
         else own.overtakes,
         settings.aging * (UNKNOWN_END_FACTOR if is_guess else 1),
+        is_guess,
         planned is not None,
         stored is None and told is not None and told.exceeds(settings.idle_budget),
         stored.job.job_id if is_behind and stored is not None else None,
