@@ -24,7 +24,7 @@ def let_hours_pass(store: Store) -> None:
     job = store.job(HOLDER)
     assert job is not None
     with store.db.transaction() as db:
-        db.execute("UPDATE job SET created_at = created_at - ?1, queued_at = queued_at - ?1", (2 * HOUR,))
+        db.execute("UPDATE job SET submitted_at = submitted_at - ?1, queued_at = queued_at - ?1", (2 * HOUR,))
         db.execute("UPDATE gpu SET usable_since = usable_since - ?", (2 * HOUR,))
         db.execute(
             "INSERT INTO run_time (workload_class, identity, at, seconds) SELECT ?, identity, created_at, ?"

@@ -45,8 +45,8 @@ def add_old_job(rig: Rig, gpus: int) -> int:
     """Adds a job as if it had been submitted two hours ago."""
     job = rig.add_job(SLEEP, gpus=gpus)
     with rig.store.db.transaction() as db:
-        db.execute("UPDATE job SET created_at = created_at - 7200, queued_at = queued_at - 7200 WHERE id = ?",
-                   (job,))  # fmt: skip
+        earlier = "submitted_at = submitted_at - 7200, queued_at = queued_at - 7200"
+        db.execute(f"UPDATE job SET {earlier} WHERE id = ?", (job,))
     return job
 
 
