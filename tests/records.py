@@ -20,7 +20,8 @@ def job_record(**values: Any) -> JobRecord:
         "not_before_boot": None, "boot_id": None, "line_wait": None,
         "min_vram_mib": None, "oom_retries_used": 0, "fail_retries_used": 0,
         "unmet_parents": 0, "failed_parents": 0, "recoveries": 0, "cleared_at": None,
-        "checkpoint": None, "resume_from": None, "adopted": None, "queued_at": 900.0,
+        "checkpoint": None, "resume_from": None, "adopted": None,
+        "queued_at": 900.0, "submitted_at": 900.0,
         "created_at": 900.0, "finished_at": None, **values,
     }  # fmt: skip
     outcome = fields["outcome"]
@@ -62,7 +63,8 @@ def attempt_record(
         "reason": None, "survivors": (), "log": "/logs/3.log", "session": "gpujob_0_echo_3",
         "window_closed": False, "created_at": 940.0, "started_at": 950.0, "ended_at": None,
         "resumed_from": None, "watched_pid": None, "watched_ticks": None, "preempted_for": None,
-        "follows_preemption": False, "queue_priority": 200, "queue_position": 1, **values,
+        "follows_preemption": False,
+        "queue_priority": 200, "queue_position": 1, "submitted_at": None, **values,
     }  # fmt: skip
     return AttemptRecord(**{**fields, "outcome": fields["outcome"] and Outcome(fields["outcome"])})
 

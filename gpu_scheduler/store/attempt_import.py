@@ -47,7 +47,8 @@ def insert_job(
     insert(
         db, "job", id=folder.job_id, kind=spec.kind, identity=spec.identity, name=spec.name, text=spec.text,
         spec=spec.to_json(), spec_key=store.spec_key(spec, job["min_vram_mib"]), position=folder.job_id,
-        state="queued", created_at=created_at, environment=environment, **job,
+        state="queued", created_at=created_at, queued_at=created_at, submitted_at=created_at,
+        environment=environment, **job,
     )  # fmt: skip
 
 
