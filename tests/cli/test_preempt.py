@@ -236,6 +236,7 @@ def test_a_forced_preemption_follows_a_withdrawn_one(desk: Desk, start: Start, u
 def test_two_preemptions_at_once_are_withdrawn_together(desk: Desk, start: Start, up: bool) -> None:
     job = start(STUBBORN)
     with preempting(desk, job, 60) as first:
+        wait_for(lambda: list(desk.path.rglob("runs/*/*/stop")), "the first preemption")
         assert desk.run("preempt", job, "--timeout", "0.3")[0] == 1
     assert first[0].end is PreemptEnd.WITHDRAWN
     (desk.path / "go").touch()
