@@ -13,7 +13,7 @@ from gpu_scheduler.attempts.sweep import processes_of, recorded_command
 from gpu_scheduler.claims.foreign_claims import LockReading, read_locks_of
 from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.core.model.request import JobFact, Request
-from gpu_scheduler.core.scheduling.facts import AdoptedJob, Attempt, Facts
+from gpu_scheduler.core.scheduling.facts import AdoptedJob, Attempt, Facts, Gpu
 from gpu_scheduler.core.scheduling.needs import LlmConfig, ResourceSpec
 from gpu_scheduler.core.scheduling.reconcile_attempt import needs_process_scan
 from gpu_scheduler.core.scheduling.settings import QueueOrder, Settings
@@ -26,7 +26,7 @@ from gpu_scheduler.store.job_lists import find_job_fact, interrupted_jobs, liste
 from gpu_scheduler.store.measurements import LearnedNeedsReader
 from gpu_scheduler.store.pending_groups_reader import PendingGroupsReader
 from gpu_scheduler.store.queue_starts import QueueStartsReader
-from gpu_scheduler.store.records import ActiveAttemptRecord
+from gpu_scheduler.store.records import ActiveAttemptRecord, GpuRecord
 from gpu_scheduler.store.requests import open_requests
 from gpu_scheduler.store.reservations import queue_reservation, reserved_jobs
 from gpu_scheduler.store.run_times import RunTimesReader
@@ -71,32 +71,15 @@ def read_facts(
     if progress is not None and pending and settings.queue_order is QueueOrder.RESERVE:
         known = progress.read(records) if reservation is None else progress.read_now(records)
         attempts = with_remaining_times(attempts, known, now)
-    tokens = {attempt.token: attempt.attempt_id for attempt in attempts}
-
-    def command_of(token: str) -> RecordedCommand | None:
-        return recorded_command(refs[token].folder, token)
-
-    watched = watched_processes(attempts)
-    foreign = locks.foreign_claims({gpu.uuid: gpu.total_mib for gpu in managed}, runner_pids(attempts))
-    paused = {gpu.uuid: (gpu.index, gpu.paused) for gpu in managed}
-    recorded = {gpu.uuid: gpu for gpu in managed}
-    sampled = watch.snapshot.gpus if attempts and watch.snapshot is not None else ()
-    unmanaged = {gpu.uuid: (gpu.index, False) for gpu in sampled if gpu.uuid not in paused}
+    gpus, unmanaged = _gpus(watch, managed, attempts, refs, locks)
     requests = tuple(open_requests(store))
     verbs = {request.verb for request in requests}
     return Facts(
         now=now,
         settings=settings,
         config=config,
-        gpus=tuple(
-            replace(
-                with_stored_values(gpu, recorded[gpu.uuid]),
-                claims=foreign.claims.get(gpu.uuid, ()),
-                claims_problem=foreign.problems.get(gpu.uuid),
-            )
-            for gpu in watch.gpus(paused, tokens, command_of, watched)
-        ),
-        unmanaged_gpus=watch.gpus(unmanaged, tokens, command_of, watched),
+        gpus=gpus,
+        unmanaged_gpus=unmanaged,
         all_sampled=watch.snapshot is not None,
         probe_error=watch.failure,
         storage_issue=health_issue,
@@ -116,6 +99,36 @@ def read_facts(
         finished_count=listed_count(store) if "clear" in verbs else 0,
         learned_mib=learned.needs() if learned is not None else {},
     )
+
+
+def _gpus(
+    watch: GpuWatch,
+    managed: Sequence[GpuRecord],
+    attempts: Sequence[Attempt],
+    refs: Mapping[str, AttemptRef],
+    locks: LockReading,
+) -> tuple[tuple[Gpu, ...], tuple[Gpu, ...]]:
+    """Returns the managed GPUs, with the claims of other programs, and the other GPUs in the sample."""
+    tokens = {attempt.token: attempt.attempt_id for attempt in attempts}
+
+    def command_of(token: str) -> RecordedCommand | None:
+        return recorded_command(refs[token].folder, token)
+
+    watched = watched_processes(attempts)
+    foreign = locks.foreign_claims({gpu.uuid: gpu.total_mib for gpu in managed}, runner_pids(attempts))
+    paused = {gpu.uuid: (gpu.index, gpu.paused) for gpu in managed}
+    recorded = {gpu.uuid: gpu for gpu in managed}
+    sampled = watch.snapshot.gpus if attempts and watch.snapshot is not None else ()
+    unmanaged = {gpu.uuid: (gpu.index, False) for gpu in sampled if gpu.uuid not in paused}
+    with_claims = tuple(
+        replace(
+            with_stored_values(gpu, recorded[gpu.uuid]),
+            claims=foreign.claims.get(gpu.uuid, ()),
+            claims_problem=foreign.problems.get(gpu.uuid),
+        )
+        for gpu in watch.gpus(paused, tokens, command_of, watched)
+    )
+    return with_claims, watch.gpus(unmanaged, tokens, command_of, watched)
 
 
 def _attempts(
