@@ -49,8 +49,14 @@ class AwaitedJob:
 Report = Callable[[Sequence[AwaitedJob]], None]
 
 
+def find_jobs(location: Location, refs: Iterable[JobRef]) -> list[int]:
+    """Returns the ids of the jobs. Raises SchedulerError if a reference means no job or several jobs."""
+    with open_store(location, read_only=True) as store:
+        return resolve_jobs(store, refs)
+
+
 def wait_for_jobs(
-    location: Location, refs: Iterable[JobRef], report: Report, timeout_s: float | None = None
+    location: Location, job_ids: Sequence[int], report: Report, timeout_s: float | None = None
 ) -> int | None:
     """Waits until these jobs have ended. Returns the largest of their exit codes; None after the timeout.
 
@@ -58,9 +64,7 @@ def wait_for_jobs(
     end that is recorded in the folder of a job counts. Raises SchedulerError if a job does not exist.
     """
     end = None if timeout_s is None else time.monotonic() + timeout_s
-    codes = [0]
-    with open_store(location, read_only=True) as store:
-        left = resolve_jobs(store, refs)
+    left, codes = job_ids, [0]
     while True:
         # The store is opened again and again, because `start --restore` replaces the database.
         with open_store(location, read_only=True) as store:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from gpu_scheduler.app.answers import SUBMIT
@@ -38,6 +38,7 @@ from gpu_scheduler.errors import UsageError
 from gpu_scheduler.store.environments import add_environment
 from gpu_scheduler.store.location import refuse_copy
 from gpu_scheduler.store.new_store import check_encoding
+from gpu_scheduler.system.interrupts import interrupts_deferred
 
 #: The attributes that choose the environment of a job.
 _ENVIRONMENTS = frozenset({"conda", "venv"})
@@ -74,11 +75,17 @@ class SubmittedJob:
     is_scheduler_up: bool
 
 
-def submit(location: Location, new: NewJob, variables: Mapping[str, str]) -> SubmittedJob:
+def submit(
+    location: Location,
+    new: NewJob,
+    variables: Mapping[str, str],
+    on_submitted: Callable[[SubmittedJob], None],
+) -> None:
     """Checks everything, then inserts the job and wakes the scheduler.
 
-    variables: the environment that the job inherits. Raises UsageError for a wrong value; then nothing was
-    submitted.
+    variables: the environment that the job inherits. on_submitted: called once the job is in the store; until
+    it returns, Ctrl-C is deferred, so that no job is submitted without it. Raises UsageError for a wrong
+    value; then nothing was submitted.
     """
     recorded = recorded_setting(location, "")
     try:
@@ -90,7 +97,7 @@ def submit(location: Location, new: NewJob, variables: Mapping[str, str]) -> Sub
         line = compose_line(lambda: format_command_line(attribute_items(command.attributes), [command.text]))
         spec, notes = parse_new_line(line, os.getcwd(), recorded.known_gpus)
         warnings = (*notes, *command.notes, *job_warnings(recorded, spec))
-        return without_secrets(_insert(location, spec, variables, command.venv, warnings))
+        _insert(location, spec, variables, command.venv, warnings, on_submitted)
     except UsageError as error:
         raise UsageError(f"{error}; nothing was submitted") from None
 
@@ -150,10 +157,11 @@ def _insert(
     variables: Mapping[str, str],
     venv: str | None,
     warnings: tuple[LineNote, ...],
-) -> SubmittedJob:
+    on_submitted: Callable[[SubmittedJob], None],
+) -> None:
     # The parents of a job are in an existing store.
     is_new = not (spec.after or spec.after_any) and create_missing_store(location)
-    with open_store(location) as store:
+    with open_store(location) as store, interrupts_deferred():
         refuse_copy(store)
         with store.db.transaction():
             parents = resolve_parents(store, spec)
@@ -162,7 +170,7 @@ def _insert(
                 spec, SUBMIT, dependencies=parents.dependencies, environment=environment
             )
         store.data_dir.ring_doorbell()
-        return SubmittedJob(
+        submitted = SubmittedJob(
             job_id,
             spec.text,
             venv,
@@ -171,3 +179,4 @@ def _insert(
             is_new,
             scheduler_pid_of(store) is not None,
         )
+        on_submitted(without_secrets(submitted))

@@ -56,13 +56,17 @@ def wait(options: Namespace) -> int:
 
 
 def _wait_for_jobs(options: Namespace) -> int:
+    from gpu_scheduler.app.job_wait import find_jobs
     from gpu_scheduler.cli.claim_arguments import given_gpu_option
-    from gpu_scheduler.cli.job_wait import wait_until_ended
+    from gpu_scheduler.cli.job_wait import JobWait
 
     given = given_gpu_option(options)
     if given is not None:
         raise UsageError(f"{given} chooses GPUs and cannot be combined with --job; leave out one of them")
-    return wait_until_ended(location_of(options), options.jobs, options.timeout)
+    location = location_of(options)
+    with JobWait(location) as wait:
+        wait.left = find_jobs(location, options.jobs)
+        return wait.until_ended(options.timeout)
 
 
 def gpus(options: Namespace) -> int:

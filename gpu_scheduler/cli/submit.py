@@ -6,6 +6,7 @@ import json
 import os
 import shlex
 from argparse import Namespace
+from functools import partial
 
 from gpu_scheduler.app import submit as app
 from gpu_scheduler.cli.arguments import given_attributes
@@ -16,8 +17,27 @@ from gpu_scheduler.views.line_notes import line_note_text
 
 
 def submit(options: Namespace) -> int:
-    """Submits the job and prints its id. Prints notes and warnings on stderr."""
-    job = app.submit(location_of(options), _new_job(options), os.environ)
+    """Submits the job and prints its id; with --wait, returns its exit code.
+
+    Prints notes and warnings on stderr.
+    """
+    location, new = location_of(options), _new_job(options)
+    if not options.wait:
+        app.submit(location, new, os.environ, partial(_announce, options))
+        return 0
+    from gpu_scheduler.cli.job_wait import JobWait
+
+    with JobWait(location) as wait:
+
+        def on_submitted(job: app.SubmittedJob) -> None:
+            wait.left = [job.id]
+            _announce(options, job)
+
+        app.submit(location, new, os.environ, on_submitted)
+        return wait.until_ended()
+
+
+def _announce(options: Namespace, job: app.SubmittedJob) -> None:
     if options.own_words:
         print_message(
             f"`submit` took {shlex.join(options.own_words)} as its own; put `--` between the script and its"
@@ -33,11 +53,6 @@ def submit(options: Namespace) -> int:
         print(f"job {job.id} submitted: {safe_text(job.text)}", flush=True)
     if not job.is_scheduler_up and (job.is_store_new or not options.wait):
         print_message(_no_scheduler_text(job))
-    if not options.wait:
-        return 0
-    from gpu_scheduler.cli.job_wait import wait_until_ended
-
-    return wait_until_ended(location_of(options), [job.id])
 
 
 def _new_job(options: Namespace) -> app.NewJob:

@@ -6,12 +6,17 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from gpu_scheduler.app import job_wait
+from gpu_scheduler.app import submit as app_submit
+from gpu_scheduler.cli import submit
 from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
 from gpu_scheduler.core.model.states import Outcome
 from gpu_scheduler.core.scheduling import actions as act
+from gpu_scheduler.store.data_dir import DataDir
 from tests.cli.desk import Desk
 from tests.e2e.world import World
 from tests.waiting import wait_for
@@ -89,6 +94,52 @@ def test_ctrl_c_leaves_the_job_running(world: World) -> None:
     (world.folder / "go").touch()
     assert again.end() == 0
     again.wait_for_text("job 1 completed")
+
+
+def interrupt_before(patch: pytest.MonkeyPatch, owner: Any, name: str) -> None:
+    """Sends SIGINT to this process, as Ctrl-C does, before each call of a function."""
+    real = getattr(owner, name)
+
+    def interrupted(*args: Any, **values: Any) -> Any:
+        signal.raise_signal(signal.SIGINT)
+        return real(*args, **values)
+
+    patch.setattr(owner, name, interrupted)
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [
+        (DataDir, "ring_doorbell"),  # the job has just been committed
+        (submit, "_announce"),
+        (job_wait, "open_store"),
+        (job_wait, "_awaited_jobs"),
+    ],
+)
+def test_ctrl_c_right_after_the_submission_says_that_the_job_continues(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str
+) -> None:
+    desk.job()  # creates the store
+    interrupt_before(monkeypatch, owner, name)
+    code, out, err = desk.run("submit", "--wait", "--", "true")
+    assert (code, out) == (130, "job 2 submitted: true\n")
+    assert err.endswith("no longer waiting; job 2 continues, and `wait --job 2` waits for it again\n")
+
+
+def test_ctrl_c_before_the_submission_submits_nothing(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    desk.job()
+    interrupt_before(monkeypatch, app_submit, "interrupts_deferred")
+    assert desk.run("submit", "--wait", "--", "true") == (130, "", "")
+    assert desk.store.job(2) is None
+
+
+def test_ctrl_c_before_the_first_report_names_the_jobs(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    for _ in range(3):
+        desk.job()
+    interrupt_before(monkeypatch, job_wait, "_awaited_jobs")
+    code, _, err = desk.run("wait", "--job", "1-3")
+    assert code == 130
+    assert err.endswith("no longer waiting; jobs 1-3 continue, and `wait --job 1-3` waits for them again\n")
 
 
 def test_wait_says_what_a_job_needs_and_keeps_waiting(world: World) -> None:
