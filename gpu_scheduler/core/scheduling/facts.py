@@ -25,6 +25,7 @@ from gpu_scheduler.core.scheduling.accounting import Allocation
 from gpu_scheduler.core.scheduling.gpu_time import GpuTime
 from gpu_scheduler.core.scheduling.needs import LlmConfig, ResourceSpec
 from gpu_scheduler.core.scheduling.overtakes import Overtakes
+from gpu_scheduler.core.scheduling.remembered import Remembered
 from gpu_scheduler.core.scheduling.run_times import RunTimeEstimates, RunTimeKey, RunTimes
 from gpu_scheduler.core.scheduling.settings import Settings
 
@@ -248,7 +249,8 @@ class Facts:
     job would wait for itself. adopted_jobs: the queued jobs that are running processes. interrupted: the jobs
     that a recovery queues again; finished_count: the number of finished jobs that are not cleared. Both are
     read only if they are needed. overtakes: the newest starts; run_times: estimates; queue_reservation: the
-    one in the store; gpu_time: the GPU time of the last days, None if it is not counted.
+    one in the store; gpu_time: the GPU time of the last days, None if it is not counted. remembered: what was
+    computed from these values, for the facts that are derived from these.
     """
 
     now: Now
@@ -274,3 +276,8 @@ class Facts:
     cyclic_request: int | None = None
     interrupted: tuple[InterruptedJob, ...] = ()
     finished_count: int = 0
+    remembered: Remembered = field(default_factory=Remembered, compare=False, repr=False)
+
+    def attempts_on(self, uuid: str) -> tuple[Attempt, ...]:
+        """Returns the attempts that hold a GPU or await the release of their memory there."""
+        return tuple(attempt for attempt in self.attempts if uuid in attempt.gpus)

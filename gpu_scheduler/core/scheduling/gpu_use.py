@@ -27,11 +27,16 @@ _MAX_PIDS = 4
 
 def availability(gpu: Gpu, facts: Facts) -> GpuAvailability:
     """Returns the availability of a GPU, taking into account every attempt that still holds part of it."""
-    here = [a for a in facts.attempts if gpu.uuid in a.gpus]
-    holders = _holders(gpu, facts.attempts)
-    limits = facts.settings
+    here, limits = facts.attempts_on(gpu.uuid), facts.settings
+    return facts.remembered.get(
+        ("availability", gpu.uuid), (gpu, limits, *here), lambda: availability_beside(gpu, here, limits)
+    )
+
+
+def availability_beside(gpu: Gpu, here: Sequence[Attempt], limits: Limits) -> GpuAvailability:
+    """Returns the availability of a GPU. here: the attempts that have not left it."""
+    holders = _holders(gpu, here)
     total = gpu.sample.total_mib if gpu.sample else None
-    foreign_mib = foreign_memory(gpu, facts.attempts, limits)
     return GpuAvailability(
         uuid=gpu.uuid,
         index=gpu.index,
@@ -39,12 +44,12 @@ def availability(gpu: Gpu, facts: Facts) -> GpuAvailability:
         allocated_share=sum(
             allocated_share(a.allocation(gpu.uuid), total, limits.spike_buffer) for a in holders
         ),
-        committed_mib=None if total is None else _committed_memory(gpu, holders, facts.attempts, limits),
+        committed_mib=None if total is None else _committed_memory(gpu, holders, here, limits),
         occupied=bool(holders),
-        foreign_mib=foreign_mib,
-        foreign_pid=_foreign_pid(gpu, facts.attempts),
+        foreign_mib=foreign_memory(gpu, here, limits),
+        foreign_pid=_foreign_pid(gpu, here),
         processes_listed=_identified_processes(gpu) is not None,
-        foreign_peak_mib=_foreign_peak_above_use(gpu, facts.attempts),
+        foreign_peak_mib=_foreign_peak_above_use(gpu, here),
         mean_load=gpu.mean_load,
         mean_foreign_load=_mean(gpu.foreign_loads),
         unavailable=unavailability(gpu, here),
