@@ -139,12 +139,14 @@ def test_overtakes_count_only_since_the_job_was_queued_again(since_s: float, is_
     [
         ((HOUR - 1.0, 0.0), 2, None, False),
         ((HOUR, HOUR), 2, None, True),
-        # The third GPU would have been enough for two.
-        ((HOUR - 1.0, HOUR), 3, None, True),
-        ((HOUR - 1.0, HOUR), 3, (0, 1), False),
+        # A pause of one GPU does not change what happened before.
+        ((HOUR, 0.0), 2, None, True),
+        ((0.0, HOUR), 3, (0, 1), True),
+        ((HOUR - 1.0, HOUR - 1.0), 3, None, True),
+        ((HOUR - 1.0, HOUR - 1.0), 3, (0, 1), False),
     ],
 )
-def test_overtakes_count_only_while_enough_gpus_are_usable(
+def test_overtakes_count_since_one_of_the_gpus_was_usable(
     usable_ago_s: tuple[float, float], gpus: int, allowed: tuple[int, ...] | None, is_reserved: bool
 ) -> None:
     """The starts took place an hour ago. GPU 0 and GPU 1 were resumed at these times."""

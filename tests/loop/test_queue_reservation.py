@@ -248,9 +248,15 @@ def test_the_reservation_stays_while_the_line_of_the_job_is_being_edited(box: Bo
 def test_a_reservation_ends_while_one_of_its_gpus_is_paused(box: Box) -> None:
     box.ask("pause", "U0")
     assert (box.reserved(), box.state(box.small)) == (None, "running")
-    box.ask("resume", "U0")
-    # Its waiting time begins again, because it could not have run meanwhile.
+
+
+def test_a_pause_of_one_gpu_does_not_change_how_often_a_job_was_overtaken(box: Box) -> None:
+    before = box.reserved()
+    box.ask("hold", box.small)
+    box.ask("pause", "U0")
     assert box.reserved() is None
+    box.ask("resume", "U0")
+    assert box.reserved() == before == (box.large, ("U0", "U1"))
 
 
 def test_a_reservation_ends_while_one_of_its_gpus_is_lost(box: Box) -> None:
@@ -259,8 +265,8 @@ def test_a_reservation_ends_while_one_of_its_gpus_is_lost(box: Box) -> None:
     assert box.state(box.small) == "queued"
     for _ in range(GOOD_SAMPLES_NEEDED):
         box.sample(gpu_sample(0), gpu_sample(1))
-    # Its waiting time begins again, as after a pause.
-    assert (box.reserved(), box.state(box.small)) == (None, "running")
+    # The job has been overtaken often enough before.
+    assert (box.reserved(), box.state(box.small)) == ((box.large, ("U0", "U1")), "queued")
 
 
 def test_a_reservation_ends_while_a_foreign_process_has_its_gpu(box: Box) -> None:

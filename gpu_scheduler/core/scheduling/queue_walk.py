@@ -288,17 +288,18 @@ class QueueWalk:
 def waiting_since(job: QueuedJob, resources: ResourceSpec, need: Need, facts: Facts) -> float:
     """Returns since when a job could have run but for other jobs, in wall seconds; infinite if it cannot.
 
-    That is since it was queued or its last parent finished, and since enough of the GPUs that it may use are
-    managed, not paused and without a fault.
+    That is since it was queued or its last parent finished, and since one of the GPUs that it may use is
+    managed, not paused and without a fault: while all of them are paused, nothing can overtake it there. A
+    pause of some of them changes nothing about earlier overtakes.
     """
-    usable = sorted(
+    usable = [
         gpu.usable_since
         for gpu in allowed_gpus(resources, facts)
         if not gpu.paused and (gpu.sample is None or gpu.sample.fault is None)
-    )
+    ]
     if len(usable) < need.count:
         return math.inf
-    return max(job.waiting_since, usable[need.count - 1])
+    return max(job.waiting_since, min(usable))
 
 
 def groups_to_explain(queue: PendingQueue, now: Now) -> list[str]:
