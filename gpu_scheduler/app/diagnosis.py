@@ -260,6 +260,10 @@ def _queue_outlook(inspected: _Inspection, facts: Facts, need: Need) -> QueueOut
     job = inspected.record
     if not inspected.is_in_queue or any(one.job.job_id == job.id for one in facts.reserved_jobs):
         return None
+    stored = facts.queue_reservation
+    has_reservation = stored is not None and stored.job.job_id == job.id
+    if job.line_wait is not None and not has_reservation:
+        return None  # nothing is reserved for it before its line is valid again
     run_times, resources = RunTimesReader(inspected.store).run_times(), ResourceSpec.from_key(job.spec_key)
     return queue_outlook(facts, need, queued_job_of(job), resources, run_times)
 

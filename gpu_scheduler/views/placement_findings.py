@@ -31,7 +31,8 @@ def placement(
     """Returns the finding about where the job would start if the scheduler placed it now.
 
     where: where its request can be changed, such as "on the job's line"; now: in seconds since 1970;
-    is_in_queue: whether the scheduler may place it, because it is neither held nor waits for other jobs.
+    is_in_queue: whether the scheduler may place it, because it is neither held nor waits for other jobs or
+    for its line.
     """
     answer = place(need, allowed, views, limits)
     if isinstance(answer, WaitReason):

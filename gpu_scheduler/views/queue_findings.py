@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from gpu_scheduler.core.model.finding import Check, Finding, ok, warn
 from gpu_scheduler.core.model.gpu_list import format_gpu_list
+from gpu_scheduler.core.model.gpu_obstacle import GpuObstacle
 from gpu_scheduler.core.scheduling.gpu_admission import GpuAvailability
 from gpu_scheduler.core.scheduling.queue_outlook import AwaitedEnd, EndBasis, QueueOutlook
 from gpu_scheduler.core.scheduling.run_times import Estimate
@@ -39,8 +40,16 @@ def findings(
         yield warn(
             Check.RESERVED,
             f"{reserved_gpus_text(kept, now)}; {rule}, and {_own_time_text(outlook.estimate)}",
-            f"{where}, give it a time limit that ends before that, such as timeout=30m",
+            _remedy(outlook.estimate, kept, now, where),
         )
+
+
+def _remedy(estimate: Estimate, kept: Sequence[GpuObstacle], now: float, where: str) -> str:
+    """Formats the advice to give a time limit to a job about whose run time nothing is known; "" if none."""
+    minutes = math.floor((min(one.reserved_from or now for one in kept) - now) / 60)
+    if estimate.upper_s < math.inf or minutes < 1:
+        return ""
+    return f"if it surely ends before that, {where}, give it a time limit, such as timeout={minutes}m"
 
 
 def _then(outlook: QueueOutlook, idle_budget: float) -> str:

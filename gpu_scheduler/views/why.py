@@ -132,7 +132,7 @@ def _placement(diagnosis: Diagnosis, need: Need, facts: PlacementFacts) -> Itera
         return
     allowed = diagnosis.job.record.spec.allowed
     job = diagnosis.job.record
-    is_in_queue = job.state is JobState.QUEUED and not job.unmet_parents
+    is_in_queue = job.state is JobState.QUEUED and not job.unmet_parents and job.line_wait is None
     where = "on the job's line" if job.is_of_file else f"with `set {job.id}`"
     yield placement_findings.placement(
         need, allowed, facts.judged, facts.limits, where=where, now=diagnosis.now, is_in_queue=is_in_queue

@@ -16,6 +16,7 @@ from gpu_scheduler.attempts.sweep import sweep
 from gpu_scheduler.config import StartOptions
 from gpu_scheduler.core.model.event import EventKind
 from gpu_scheduler.core.model.finding import Check, Finding
+from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.core.scheduling.needs import workload_class_of
 from gpu_scheduler.core.scheduling.settings import QueueOrder
 from gpu_scheduler.reporting.status_board_file import StatusBoardFile
@@ -161,9 +162,12 @@ def test_why_shows_what_lets_a_job_use_reserved_gpus(rig: Rig) -> None:
     )
     [found] = findings(rig, unknown, Check.RESERVED)
     assert found.message == f"{rule} nothing is known about how long it takes"
-    assert found.remedy.startswith(f"with `set {unknown}`, give it a time limit that ends before")
+    advice = f"if it surely ends before that, with `set {unknown}`, give it a time limit, such as timeout="
+    assert found.remedy.startswith(advice)
+    assert 60 < int(found.remedy.removeprefix(advice).removesuffix("m")) <= 90  # GPU 0 is held for 1 h 23 min
     [found] = findings(rig, limited, Check.RESERVED)
     assert found.message == f"{rule} it takes at most its time limit of 2 h 46 min"
+    assert found.remedy == ""
     short = rig.add_job(UNKNOWN, gpus=1, timeout_s=60.0)
     assert findings(rig, short, Check.RESERVED) == []
 
@@ -192,3 +196,12 @@ def test_the_events_say_when_a_reservation_begins_and_ends(rig: Rig) -> None:
         f"job {big} has been overtaken once; GPUs 0,1 are reserved for it from about T",
         f"job {big} has no reserved GPUs any more",
     ]
+
+
+@pytest.mark.usefixtures("is_up")
+def test_why_announces_nothing_to_a_job_whose_line_is_malformed(rig: Rig) -> None:
+    _, big = reserve(rig)
+    assert findings(rig, big, Check.RESERVED) != []
+    rig.loop.set_line_waits({big: WaitReason(WaitKind.LINE_MALFORMED)})
+    rig.tick_until(lambda: queue_reservation(rig.store) is None, "the end of the reservation", 20)
+    assert findings(rig, big, Check.RESERVED) == findings(rig, big, Check.OVERTAKEN) == []
