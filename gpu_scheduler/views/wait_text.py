@@ -92,9 +92,9 @@ def _preempting_text(reason: WaitReason) -> str:
 def _reserved_text(reason: WaitReason, now: float) -> str:
     from gpu_scheduler.views.reservation_text import own_reservation_text, times_text
 
-    free = f"{_needs(reason)}, {reason.gpus} free; " if reason.need is not None else ""
+    free = f"; {_needs(reason)}, {reason.gpus} free" if reason.need is not None else ""
     own = own_reservation_text(reason.reserved, reason.reserved_from or 0.0, now)
-    return f"{free}{own}, because it has been overtaken {times_text(reason.overtakes or 0)}"
+    return f"{own}, because it has been overtaken {times_text(reason.overtakes or 0)}{free}"
 
 
 def held_text(job: JobView) -> str:

@@ -115,8 +115,8 @@ def test_status_says_for_whom_gpus_are_reserved_and_why_others_wait(rig: Rig) ->
     small = rig.add_job(UNKNOWN, gpus=1)
     rig.tick()
     assert reason(rig, big) == (
-        "needs 2 idle GPUs, 1 free; GPUs 0,1 are reserved for it from about T,"
-        " because it has been overtaken once"
+        "GPUs 0,1 are reserved for it from about T, because it has been overtaken once;"
+        " needs 2 idle GPUs, 1 free"
     )
     assert reason(rig, small) == (
         f"needs 1 idle GPU, 0 free; GPU 1 is reserved for job {big} from about T (it has been overtaken once)"
