@@ -8,7 +8,8 @@ import os
 def held_mib(pid: int, folder: str, total_mib: int) -> dict[str, int]:
     """Returns the MiB that a process has locked, by the name of the lock file in `folder`.
 
-    A lock to infinity counts up to `total_mib`. Returns an empty dict for a process that has ended.
+    Only the first `total_mib` bytes stand for memory: a job for which none is left locks one beyond them, and
+    has 0 MiB. Returns an empty dict for a process without locks, or one that has ended.
     """
     held: dict[str, int] = {}
     try:
@@ -20,17 +21,19 @@ def held_mib(pid: int, folder: str, total_mib: int) -> dict[str, int]:
             path = os.readlink(f"/proc/{pid}/fd/{fd}")
             if os.path.dirname(path) == folder:
                 with open(f"/proc/{pid}/fdinfo/{fd}") as file:
-                    mib = sum(_length(line, total_mib) for line in file if line.startswith("lock:"))
-                held[os.path.basename(path)] = mib
+                    locks = [_length(line, total_mib) for line in file if line.startswith("lock:")]
+                if locks:
+                    held[os.path.basename(path)] = sum(locks)
         except (FileNotFoundError, ProcessLookupError):
             pass  # the descriptor was closed, or the process ended
-    return {name: mib for name, mib in held.items() if mib}
+    return held
 
 
 def _length(line: str, total_mib: int) -> int:
-    """Returns the length of a lock: "lock: 1: POSIX ADVISORY WRITE 4711 fe:00:1449986 0 EOF"."""
+    """Returns the MiB of a lock: "lock: 1: POSIX ADVISORY WRITE 4711 fe:00:1449986 0 EOF"."""
     first, last = line.split()[-2:]
-    return (total_mib if last == "EOF" else int(last) + 1) - int(first)
+    end = total_mib if last == "EOF" else min(int(last) + 1, total_mib)
+    return max(0, end - int(first))
 
 
 def has_locks(pid: int) -> bool:

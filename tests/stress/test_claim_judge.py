@@ -117,11 +117,14 @@ def test_trace_is_read_as_it_grows_and_without_a_line_that_is_not_complete(tmp_p
 
 
 def test_locks_of_a_process_are_read_from_the_kernel(tmp_path: Path) -> None:
-    (tmp_path / "SIM-0").touch()
-    (tmp_path / "SIM-1").touch()
+    """SIM-2 is locked beyond its memory."""
+    ranges_of = {"SIM-0": [(10, 5), (100, 50)], "SIM-1": [(0, 0)], "SIM-2": [(TOTAL, 1)]}
+    for name in [*ranges_of, "SIM-3"]:
+        (tmp_path / name).touch()
     child = os.fork()
     if child == 0:
-        for name, ranges in {"SIM-0": [(10, 5), (100, 50)], "SIM-1": [(0, 0)]}.items():
+        os.open(tmp_path / "SIM-3", os.O_RDWR)
+        for name, ranges in ranges_of.items():
             fd = os.open(tmp_path / name, os.O_RDWR)
             for start, length in ranges:
                 fcntl.lockf(fd, fcntl.LOCK_EX, length, start)
@@ -129,7 +132,7 @@ def test_locks_of_a_process_are_read_from_the_kernel(tmp_path: Path) -> None:
         os._exit(0)
     try:
         os.waitpid(child, os.WUNTRACED)
-        assert held_mib(child, str(tmp_path), TOTAL) == {"SIM-0": 55, "SIM-1": TOTAL}
+        assert held_mib(child, str(tmp_path), TOTAL) == {"SIM-0": 55, "SIM-1": TOTAL, "SIM-2": 0}
         assert held_mib(child, str(tmp_path.parent), TOTAL) == {}
         assert has_locks(child)
     finally:
