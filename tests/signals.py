@@ -9,18 +9,19 @@ from contextlib import contextmanager
 
 @contextmanager
 def default_signals() -> Iterator[None]:
-    """Replaces the handling of ignored signals with handlers that do nothing.
+    """Replaces ignored signals with handlers: the one of Python for SIGINT, else one that does nothing.
 
     If the tests run under `nohup`, or after `&` in a script, every program would inherit ignored signals.
     Handlers are not inherited, so children get the default handling.
     """
-    ignored = [
-        number
-        for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM)
-        if signal.getsignal(number) is signal.SIG_IGN
-    ]
+    handlers = {
+        signal.SIGINT: signal.default_int_handler,
+        signal.SIGHUP: lambda *_: None,
+        signal.SIGTERM: lambda *_: None,
+    }
+    ignored = [number for number in handlers if signal.getsignal(number) is signal.SIG_IGN]
     for number in ignored:
-        signal.signal(number, lambda *_: None)
+        signal.signal(number, handlers[number])
     try:
         yield
     finally:

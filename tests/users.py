@@ -37,8 +37,10 @@ class User:
                 os.setresgid(uid, uid, uid)
                 os.setresuid(uid, uid, uid)
             os.umask(umask)
+            theirs.send(None)
             _answer(theirs)
         theirs.close()
+        self._requests.recv()  # it runs as its user from now on
 
     def ask(self, function: Callable[..., Any], *arguments: object) -> None:
         """Makes the process call a function. `answer` returns the result."""
