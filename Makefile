@@ -30,7 +30,7 @@ demo: install
 
 test:
 	@bash tools/setup.sh screen --optional tmux
-	$(PYTHON) -m pytest -n 2 --dist worksteal -q $(PYTEST)
+	$(PYTHON) -m pytest -n 3 --dist worksteal -q $(PYTEST)
 
 docs:
 	@bash tools/setup.sh

@@ -74,7 +74,14 @@ def test_nothing_is_counted_if_the_facts_do_not_tell_the_time() -> None:
 
 @pytest.mark.parametrize(
     ("delivered_s", "idle_s", "exceeds"),
-    [(0.0, 0.0, False), (0.0, 1.0, True), (1000.0, 100.0, False), (1000.0, 100.5, True)],
+    [(0.0, 0.0, False), (36_000.0, 3600.0, False), (36_000.0, 3600.5, True)],
 )
 def test_the_budget_is_a_part_of_the_delivered_time(delivered_s: float, idle_s: float, exceeds: bool) -> None:
     assert GpuTime(delivered_s, idle_s).exceeds(0.1) == exceeds
+
+
+def test_at_least_one_gpu_hour_counts_as_delivered() -> None:
+    assert not GpuTime(0.0, 360.0).exceeds(0.1)
+    assert not GpuTime(3500.0, 360.0).exceeds(0.1)
+    assert GpuTime(0.0, 360.5).exceeds(0.1)
+    assert GpuTime(0.0, 0.5).exceeds(0.0)

@@ -299,9 +299,9 @@ def test_jobs_behind_the_job_use_the_gpus_that_are_not_reserved() -> None:
     assert starts(place_jobs(ended)) == {1: ("U2", "U3")}
 
 
-@pytest.mark.parametrize(("idle_s", "is_reserved"), [(100.0, True), (101.0, False)])
+@pytest.mark.parametrize(("idle_s", "is_reserved"), [(1000.0, True), (1001.0, False)])
 def test_no_reservation_begins_while_the_idle_budget_is_exceeded(idle_s: float, is_reserved: bool) -> None:
-    situation = queue(jobs_of(PAIR, OLDEST), new(2), gpu_time=GpuTime(1000.0, idle_s, NOW.wall))
+    situation = queue(jobs_of(PAIR, OLDEST), new(2), gpu_time=GpuTime(10_000.0, idle_s, NOW.wall))
     actions = place_jobs(situation)
     assert (reserved_for(actions) == 1) == is_reserved
     assert starts(actions) == ({} if is_reserved else {2: ("U1",)})

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 PERIOD_HOURS = 168
 #: GPU time is recorded at least this often, in seconds, and whenever allocations change.
 _INTERVAL_S = 60.0
+#: At least this much time counts as delivered, in GPU-seconds: in a new store, a few idle seconds would
+#: otherwise exceed any fraction of what was delivered so far.
+_MIN_DELIVERED_S = 3600.0
 
 
 @dataclass(frozen=True)
@@ -32,8 +35,11 @@ class GpuTime:
     counted_until: float | None = None
 
     def exceeds(self, idle_budget: float) -> bool:
-        """Returns whether reserved GPUs were idle for more than this fraction of the delivered time."""
-        return self.reserved_idle_s > idle_budget * self.delivered_s
+        """Returns whether reserved GPUs were idle for more than this fraction of the delivered time.
+
+        At least one GPU-hour counts as delivered.
+        """
+        return self.reserved_idle_s > idle_budget * max(self.delivered_s, _MIN_DELIVERED_S)
 
 
 def count_gpu_time(facts: Facts, *, allocations_change: bool) -> list[Action]:
