@@ -39,7 +39,8 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
         "why": Command("report_commands", arguments.why, "why 3",
             "Explain, check by check, why a job does not start or why it failed"),
         "eta": Command("report_commands", arguments.eta, "eta 3",
-            "Show how far a running job is and when it will finish; without a job, all running jobs"),
+            "Show how far a running job is and when it will finish; without a job, all running jobs (`plan`"
+            " also shows jobs that report no progress)"),
         "plan": Command("report_commands", arguments.plan, "plan --json",
             "Show when each running and waiting job is expected to start and end, and on which GPUs"),
         "logs": Command("logs", arguments.logs, "logs 3 -f",

@@ -76,6 +76,8 @@ def _why_not(one: ForecastJob) -> str:
 def _notes(view: ForecastView) -> Iterator[str]:
     forecasts = [(one.job.record.id, one.forecast) for one in view.jobs if one.forecast is not None]
     unknown = sorted(job_id for job_id, expected in forecasts if not expected.has_estimate)
+    if any(expected.end_upper_at is not None for _, expected in forecasts):
+        yield "90% is the end if every run takes as long as nine of ten such runs at most."
     if unknown:
         yield (
             f"{_GUESS} is a guess: no earlier run shows how long {_jobs_text(unknown)}"

@@ -141,9 +141,8 @@ def _group_row(jobs: Sequence[JobView]) -> TableRow:
         Cell(wait, YELLOW) if wait else Cell(f"wait, {_reason_cell(first).text}", _reason_cell(first).colour)
     )
     ids = format_ranges([job.record.id for job in jobs])
-    return TableRow(
-        (Cell(f"{len(jobs):,} jobs "), why, Cell(f": {ids}{about}")), is_spanning=True, count=len(jobs)
-    )
+    cells = (Cell(f"{len(jobs):,} jobs "), why, Cell(f": {ids}{about}{_reservation_text(first)}"))
+    return TableRow(cells, is_spanning=True, count=len(jobs))
 
 
 def _group_wait_text(job: JobView) -> str:
@@ -152,16 +151,18 @@ def _group_wait_text(job: JobView) -> str:
         return ""
     if job.wait.kind is WaitKind.PARENTS:
         return f"wait for {safe_text(unmet_parents_text(job.parents))}"
-    if job.wait.need is None:
+    return "" if job.wait.need is None else f"wait for {_need_text(job.wait.need)}"
+
+
+def _reservation_text(job: JobView) -> str:
+    """Returns the reserved GPUs that the job cannot use, for the end of a line; "" if there are none."""
+    if job.wait is None or job.infeasible or job.wait.need is None or not job.wait.obstacles:
         return ""
-    text = f"wait for {_need_text(job.wait.need)}"
-    if not job.wait.obstacles:
-        return text
     # This import is here to keep `status` fast if the reason lists no GPU.
     from gpu_scheduler.views.reservation_text import reserved_gpus_text
 
     reserved = reserved_gpus_text(job.wait.obstacles, job.as_of)
-    return f"{text}; {reserved}" if reserved else text
+    return f"; {reserved}" if reserved else ""
 
 
 def _need_text(need: Need) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 from gpu_scheduler.core.model.finding import Check, Finding, bad, ok, warn
 from gpu_scheduler.core.model.gpu_list import format_gpu_list
@@ -89,7 +90,8 @@ def gpu(
     why = obstacle(judged, need, limits)
     if why is None:
         return ok(Check.GPU, f"accepts the job; {measured}", view.index)
-    message = f"does not accept the job: {obstacle_text(why, now)}; {measured}"
+    brief = replace(why, overtakes=None)  # another finding says why the GPU is reserved
+    message = f"does not accept the job: {obstacle_text(brief, now)}; {measured}"
     return warn(Check.GPU, message, obstacle_remedy(why), view.index)
 
 

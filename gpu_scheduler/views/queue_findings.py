@@ -10,8 +10,8 @@ from gpu_scheduler.core.model.gpu_list import format_gpu_list
 from gpu_scheduler.core.model.gpu_obstacle import GpuObstacle
 from gpu_scheduler.core.scheduling.gpu_admission import GpuAvailability
 from gpu_scheduler.core.scheduling.queue_outlook import AwaitedEnd, EndBasis, QueueOutlook
-from gpu_scheduler.core.scheduling.run_times import Estimate
-from gpu_scheduler.core.text.formatting import count_noun, format_duration
+from gpu_scheduler.core.scheduling.run_times import Estimate, Prediction
+from gpu_scheduler.core.text.formatting import format_duration
 from gpu_scheduler.views.reservation_text import (
     is_by_queue_order,
     own_reservation_text,
@@ -83,10 +83,18 @@ def _basis_text(one: AwaitedEnd) -> str:
     if one.basis is EndBasis.PROGRESS:
         return f"by its progress; {ran}"
     if one.basis is EndBasis.RUN_TIMES and one.prediction is not None:
-        usual = format_duration(one.prediction.seconds)
-        return f"{ran}; such jobs usually take {usual}, {count_noun(one.prediction.runs, 'run')}"
+        return f"{ran}{_earlier_runs_text(one.prediction, one.age_s)}"
     limit = "" if one.timeout_s is None else f", its time limit is {format_duration(one.timeout_s)}"
     return f"a guess: {ran}{limit}, and too few earlier runs are known"
+
+
+def _earlier_runs_text(prediction: Prediction, age_s: float) -> str:
+    """Formats the run times of earlier runs, beside the run time of a job so far, in seconds."""
+    median = format_duration(prediction.seconds)
+    runs = "one earlier run" if prediction.runs == 1 else f"the median of {prediction.runs} earlier runs"
+    if age_s > prediction.seconds:
+        return f", longer than {runs}, {median}"
+    return f"; one earlier run took {median}" if prediction.runs == 1 else f"; {runs} is {median}"
 
 
 def _own_time_text(estimate: Estimate) -> str:

@@ -136,11 +136,11 @@ def test_status_says_for_whom_gpus_are_reserved_and_why_others_wait(rig: Rig) ->
 
 def test_the_row_of_several_jobs_says_for_whom_gpus_are_reserved(rig: Rig, is_up: None) -> None:
     _, big = reserve(rig)
-    for _ in range(2):
-        rig.add_job(UNKNOWN, gpus=1)
+    small = [rig.add_job(UNKNOWN, gpus=1) for _ in range(2)]
     rig.tick()
     text = without_times(status_text.to_text(status(where(rig), StatusQuery())))
-    assert f"2 jobs wait for 1 idle GPU; GPU 1 is reserved for job {big} from about T" in text
+    assert f"2 jobs wait for 1 idle GPU: {small[0]}, {small[1]}" in text
+    assert f"; GPU 1 is reserved for job {big} from about T" in text
 
 
 @pytest.mark.usefixtures("is_up")
@@ -149,7 +149,7 @@ def test_why_shows_the_reservation_and_the_estimates_behind_it(rig: Rig) -> None
     own, awaited = (one.message for one in findings(rig, big, Check.RESERVED))
     assert own == "GPUs 0,1 are reserved for it from about T, because it has been overtaken once"
     assert awaited.startswith(f"GPU 0: job {holder} is expected to end in 1 h 2")
-    assert awaited.endswith("(it has run for T; such jobs usually take 1 h 23 min, 1 run)")
+    assert awaited.endswith("(it has run for T; one earlier run took 1 h 23 min)")
 
 
 @pytest.mark.usefixtures("is_up")
