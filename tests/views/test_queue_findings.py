@@ -1,0 +1,110 @@
+"""Findings of `why` about the queue order, formatted from values."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gpu_scheduler.core.model.finding import Check
+from gpu_scheduler.core.scheduling.facts import QueuedJob, QueueReservation
+from gpu_scheduler.core.scheduling.needs import ResourceSpec
+from gpu_scheduler.core.scheduling.queue_outlook import AwaitedEnd, EndBasis, QueueOutlook
+from gpu_scheduler.core.scheduling.run_times import Estimate, Prediction
+from gpu_scheduler.views import queue_findings
+
+NOW = 1_800_000_000.0
+OVERTAKEN = QueueOutlook(9, 8, False, True, False, None, None, (), (), Estimate())
+
+
+def messages(outlook: QueueOutlook) -> list[tuple[Check, str]]:
+    """Returns the findings about a job, with an idle budget of 10 %."""
+    found = queue_findings.findings(outlook, [], NOW, 0.10, "on the job's line")
+    return [(one.check, one.message) for one in found]
+
+
+@pytest.mark.parametrize(
+    ("changes", "then"),
+    [
+        ({"overtakes": 1}, "overtaken once; after 8, GPUs are reserved for it"),
+        (
+            {"needed": 128, "is_guess": True},
+            "overtaken 9 times; after 128, GPUs are reserved for it, because nothing is known about the end"
+            " of a job on these GPUs",
+        ),
+        (
+            {"first_job": 4, "is_over_budget": True},
+            "overtaken 9 times; job 4, which is before it in the queue, has the reserved GPUs",
+        ),
+        (
+            {"is_possible": False, "is_over_budget": True},
+            "overtaken 9 times; no GPUs are reserved for it, because it is not known when enough of them will"
+            " be free for it",
+        ),
+        (
+            {"is_over_budget": True},
+            "overtaken 9 times; no GPUs are reserved for it, because reserved GPUs were idle for more than"
+            " 10 % of the GPU time that jobs got in the last 7 days (--idle-budget)",
+        ),
+        ({}, "overtaken 9 times; GPUs are reserved for it next"),
+    ],
+)
+def test_an_overtaken_job_without_a_reservation_is_told_what_it_waits_for(
+    changes: dict[str, object], then: str
+) -> None:
+    assert messages(replace(OVERTAKEN, **changes)) == [(Check.OVERTAKEN, then)]  # type: ignore[arg-type]
+
+
+def test_a_job_that_was_never_overtaken_has_no_finding() -> None:
+    assert messages(replace(OVERTAKEN, overtakes=0)) == []
+
+
+LONG = Prediction(7200.0, 10, is_of_identity=True)
+ONCE = Prediction(7200.0, 1, is_of_identity=True)
+
+
+@pytest.mark.parametrize(
+    ("awaited", "message"),
+    [
+        (
+            AwaitedEnd(3, (1,), 5.0, 60.0, EndBasis.ENDING, LONG, None),
+            "GPU 1: job 3 is ending",
+        ),
+        (
+            AwaitedEnd(3, (0, 1), 1800.0, 3600.0, EndBasis.PROGRESS, LONG, None),
+            "GPUs 0,1: job 3 is expected to end in 30 min (by its progress; it has run for 1 h)",
+        ),
+        (
+            AwaitedEnd(3, (1,), 3600.0, 3600.0, EndBasis.RUN_TIMES, LONG, None),
+            "GPU 1: job 3 is expected to end in 1 h"
+            " (it has run for 1 h; the median of 10 earlier runs is 2 h)",
+        ),
+        (
+            AwaitedEnd(3, (1,), 3600.0, 3600.0, EndBasis.RUN_TIMES, ONCE, None),
+            "GPU 1: job 3 is expected to end in 1 h (it has run for 1 h; one earlier run took 2 h)",
+        ),
+        (
+            AwaitedEnd(3, (1,), 3600.0, 10800.0, EndBasis.RUN_TIMES, LONG, None),
+            "GPU 1: job 3 is expected to end in 1 h"
+            " (it has run for 3 h, longer than the median of 10 earlier runs, 2 h)",
+        ),
+        (
+            AwaitedEnd(3, (1,), 3600.0, 3600.0, EndBasis.GUESS, None, None),
+            "GPU 1: job 3 is expected to end in 1 h"
+            " (a guess: it has run for 1 h, and too few earlier runs are known)",
+        ),
+        (
+            AwaitedEnd(3, (1,), 3600.0, 3600.0, EndBasis.GUESS, None, 86400.0),
+            "GPU 1: job 3 is expected to end in 1 h"
+            " (a guess: it has run for 1 h, its time limit is 1 d, and too few earlier runs are known)",
+        ),
+    ],
+)
+def test_the_end_of_a_job_that_must_leave_is_shown_with_its_source(awaited: AwaitedEnd, message: str) -> None:
+    own = QueueReservation(QueuedJob(7, 200, 7), ResourceSpec(), ("GPU-1",), NOW + 3600, 9)
+    outlook = replace(OVERTAKEN, reservation=own, gpus=(1,), awaited=(awaited,))
+    [(check, first), second] = messages(outlook)
+    assert check is Check.RESERVED
+    assert first.startswith("GPU 1 is reserved for it from about ")
+    assert first.endswith(", because it has been overtaken 9 times")
+    assert second == (Check.RESERVED, message)
