@@ -14,6 +14,7 @@ from __future__ import annotations
 import _ctypes  # noqa: F401 - loaded here so that the runners need not load it, like `leftovers`
 import gc
 import os
+import resource  # noqa: F401
 import sys
 
 from . import leftovers, pending_signals, supervise  # noqa: F401

@@ -5,6 +5,7 @@ A process belongs to the attempt that the first applicable one of these identifi
 1. the token of the process or, without one, the token of its nearest ancestor in the same session
 2. the recorded command that leads or led the session, or the attempt to which its living leader belongs
 3. the attempt to which the parent of the session belongs, by the same rule
+4. the mark of the process, which it inherits and cannot lose (`folder.set_mark`)
 
 The innermost token thus wins: if a scheduler itself runs in a job, its jobs belong to the attempts of that
 inner scheduler and are never signalled for the outer job.
@@ -41,10 +42,11 @@ class ProcessRow:
     """A row of the process table.
 
     start: the start time in kernel ticks since boot. ended: whether the process is a zombie. token: the token
-    of its attempt, or None if it has none or its environment cannot be read.
+    of its attempt, or None if it has none or its environment cannot be read. mark: the token of the given
+    attempt with which it is marked.
     """
 
-    __slots__ = ("autogroup", "ended", "parent", "pid", "session", "start", "token")
+    __slots__ = ("autogroup", "ended", "mark", "parent", "pid", "session", "start", "token")
 
     def __init__(
         self,
@@ -55,9 +57,10 @@ class ProcessRow:
         ended: bool = False,
         token: str | None = None,
         autogroup: str | None = None,
+        mark: str | None = None,
     ) -> None:
         self.pid, self.start, self.parent, self.session = pid, start, parent, session
-        self.ended, self.token, self.autogroup = ended, token, autogroup
+        self.ended, self.token, self.autogroup, self.mark = ended, token, autogroup, mark
 
 
 class Membership:
@@ -124,7 +127,7 @@ class Membership:
                 token = self._session_owner(link)
                 if token is not None:
                     return token
-        return None
+        return line[0].mark if line else None
 
     def _ancestry(self, pid: int) -> list[ProcessRow]:
         """Returns the process and its ancestors, without process 1."""

@@ -14,6 +14,7 @@ import time
 from .folder import (
     COMMAND_FILE,
     COMMAND_SIZE,
+    MARKED_DIGITS,
     SHORTAGE,
     TOKEN,
     boot_id,
@@ -21,6 +22,7 @@ from .folder import (
     has_ended,
     init_ticks,
     living_fields,
+    mark_of,
     try_read_proc,
 )
 from .membership import Membership, ProcessRow, RecordedCommand, living_descendants
@@ -90,7 +92,7 @@ def has_terminal(pid: int) -> bool | None:
 
 def descendants(root: int) -> dict[int, int]:
     """Returns the start times, by pid, of all living descendants of `root`."""
-    return living_descendants(root, _table(newest_first(), {}, frozenset()).values())
+    return living_descendants(root, _table(newest_first(), {}, {}, frozenset()).values())
 
 
 def read_recorded_command(folder: int, token: str) -> RecordedCommand | None:
@@ -140,12 +142,15 @@ def scan(attempts: Mapping[str, RecordedCommand | None]) -> Scan:
     """Scans /proc for the processes of these attempts.
 
     attempts: the command of each attempt by token, None if it was not recorded. Reads only the environments
-    of the user's own processes, or of all processes for root. Stops early if no process carries one of the
-    tokens or is in the session of one of the commands, because no process can then belong to an attempt.
+    and marks of the user's own processes, or of all processes for root. Stops early if no process carries one
+    of the tokens or marks or is in the session of one of the commands, because no process can then belong to
+    an attempt.
     """
     me, uid = os.getpid(), os.geteuid()
     sessions = frozenset(command.pid for command in attempts.values() if command is not None)
+    by_mark = {token[:MARKED_DIGITS]: token for token in attempts}
     tokens: dict[int, str] = {}
+    marks: dict[int, str] = {}
     in_session: dict[int, int] = {}
     undecided: dict[int, int] = {}
     missed = False
@@ -165,6 +170,8 @@ def scan(attempts: Mapping[str, RecordedCommand | None]) -> Scan:
             continue
         own_environment = environment(pid)
         _record_token(tokens, pid, own_environment)
+        if pid not in tokens and (token := by_mark.get(mark_of(pid) or "")):
+            marks[pid] = token
         fields = None if own_environment else fields_of(pid)
         if fields is not None and has_ended(fields):
             ended.add((pid, int(fields[19])))
@@ -172,20 +179,21 @@ def scan(attempts: Mapping[str, RecordedCommand | None]) -> Scan:
             living.add(pid)
         missed = missed or (not own_environment and fields is None)
         ticks = None if fields is None else _user_ticks(fields)
-        if ticks is not None and (pid, ticks) not in _without_environment:
+        if ticks is not None and pid not in marks and (pid, ticks) not in _without_environment:
             undecided[pid] = ticks
     missed = missed or not ended <= _seen_zombies
     _seen_zombies.clear()
     _seen_zombies.update(ended)
     _reread_environments(undecided, tokens)
-    if not in_session and not any(token in attempts for token in tokens.values()):
+    if not in_session and not marks and not any(token in attempts for token in tokens.values()):
         return Scan({}, missed)
-    table = _table(pids, tokens, sessions)
+    table = _table(pids, tokens, marks, sessions)
     rule = Membership(table.get, attempts, me)
     found = rule.members(table.values())
-    gone = {pid for pid in {*in_session, *tokens} if pid not in table or (table[pid].ended and pid in living)}
+    known = {*in_session, *tokens, *marks}
+    gone = {pid for pid in known if pid not in table or (table[pid].ended and pid in living)}
     for pid in gone:
-        token = tokens.get(pid) or rule.owner_of_session(in_session[pid])
+        token = tokens.get(pid) or marks.get(pid) or rule.owner_of_session(in_session[pid])
         if token is not None and token in attempts:
             found.setdefault(token, {pid: 0})
     return Scan(found, missed)
@@ -196,7 +204,9 @@ def newest_first() -> list[int]:
     return sorted(_pids(), reverse=True)
 
 
-def _table(pids: list[int], tokens: Mapping[int, str], sessions: frozenset[int]) -> dict[int, ProcessRow]:
+def _table(
+    pids: list[int], tokens: Mapping[int, str], marks: Mapping[int, str], sessions: frozenset[int]
+) -> dict[int, ProcessRow]:
     table = {}
     for pid in pids:
         fields = fields_of(pid)
@@ -210,6 +220,7 @@ def _table(pids: list[int], tokens: Mapping[int, str], sessions: frozenset[int])
                 has_ended(fields),
                 tokens.get(pid),
                 autogroup(pid) if session in sessions else None,
+                marks.get(pid),
             )
     return table
 

@@ -73,6 +73,7 @@ def _claim(path: str) -> AttemptSupervisor | int:
         # Somebody started this runner by hand. A sweep must find it too, but /proc shows only variables that
         # were passed to exec.
         os.execve(sys.executable, sys.orig_argv, {**os.environ, files.TOKEN: spec["token"]})
+    files.set_mark(spec["token"])
     attempt = _supervisor(path, folder, spec)
     return attempt if attempt.claim() else 0
 

@@ -18,6 +18,7 @@ from gpu_scheduler.executors.screen import ScreenExecutor, screen_problem
 from gpu_scheduler.health.storage import describe_store_error
 from gpu_scheduler.reporting.console import Console
 from gpu_scheduler.reporting.log_setup import configure_logging
+from gpu_scheduler.runner.folder import set_mark
 from gpu_scheduler.scheduler.copied_store import in_own_folder
 from gpu_scheduler.scheduler.daemon import Daemon
 from gpu_scheduler.scheduler.fresh_start import refuse_active, refuse_unrecorded
@@ -59,6 +60,7 @@ def run(
     Raises SchedulerError or a subclass if the options or the machine do not allow a start.
     """
     umask = os.umask(0o077)
+    set_mark(None)  # if a job started this scheduler, a sweep of that job must not end its helpers
     home = DataDir.of(options.state_file, options.data_dir)
     warnings = _check_start(options, home)
     claim_folder = prepare_claim_folder(options, home)

@@ -52,9 +52,7 @@ def broken_invariant(state: bytes, rules: Rules) -> str | None:
             continue
         if record > st.OPEN and st.command_lives(state, a) and state[a + st.SWEPT] < 2:
             return f"I2 the attempt is recorded as {st.OUTCOMES[record]} while its command lives"
-        if state[a + st.RELEASED] and (
-            st.FORKED <= command <= st.DYING or _counts_as_left(state[a + st.OTHER_PROCESS], rules)
-        ):
+        if state[a + st.RELEASED] and (st.FORKED <= command <= st.DYING or _counts_as_left(state, a, rules)):
             return "I5 the GPUs are released while a process of the attempt lives"
     if commands and st.process_lives(state):
         return "I1 the command of a job is started while its adopted process runs"
@@ -95,14 +93,15 @@ def _is_excused(state: bytes, a: int, rules: Rules) -> bool:
 
 
 def _is_unrecorded(state: bytes, a: int) -> bool:
-    """Returns whether a hidden process cannot be found, because the command's identity is not recorded."""
-    if state[a + st.COMMAND_RECORDED] or st.owner(state, a):
+    """Returns whether a hidden process cannot be found: it has no mark, and its command is not recorded."""
+    if not state[st.UNMARKED] or state[a + st.COMMAND_RECORDED] or st.owner(state, a):
         return False
     return bool(state[a + st.HIDDEN]) or state[a + st.OTHER_PROCESS] == st.IN_SESSION
 
 
-def _counts_as_left(left: int, rules: Rules) -> bool:
-    if left == st.LOST:
+def _counts_as_left(state: bytes, a: int, rules: Rules) -> bool:
+    left = state[a + st.OTHER_PROCESS]
+    if left == st.LOST and state[st.UNMARKED]:
         return not rules.excuse_lost
     if left == st.LOOSE_CHAIN:
         return not rules.excuse_chain

@@ -26,6 +26,7 @@ class Rules:
     # Which processes belong to an attempt.
     runner_token: bool = True  #: a runner's child carries the token before exec; off: it does not
     command_recorded: bool = True  #: the command records its identity before exec; off: it has only a token
+    marked: bool = True  #: a process keeps the mark of its attempt whatever it does; off: it has no mark
     by_session: bool = True  #: members of the command's session belong to the attempt; off: they do not
     by_descent: bool = True  #: descendants of found processes belong to the attempt; off: they do not
     session_checked: bool = True  #: a session whose number was reused does not count; off: it does
@@ -75,9 +76,11 @@ class Rules:
     # Copies of the data directory.
     copy_refused: bool = True  #: a copy leaves open attempts alone; off: it reconciles them as its own
     # Limits: faults that no rule prevents. If an excuse is off, the model shows how the fault happens.
-    excuse_lost: bool = True  #: a process that hid its environment, left the session and lost its parents
+    excuse_lost: bool = (
+        True  #: an unmarked process hid its environment, left its session and lost its parents
+    )
     excuse_chain: bool = True  #: a fork chain without a live runner, which no scan finds
-    excuse_unrecorded_command: bool = True  #: the runner died, and the command's record was removed
+    excuse_unrecorded_command: bool = True  #: the runner of an unmarked command died, its record was removed
     excuse_early: bool = True  #: a claim or folder is removed before the loop has read the claim
     excuse_killed_holder: bool = True  #: the runner was killed, so the GPU is free before its command ends
     excuse_no_progress: bool = True  #: a command that reports no progress saves its work, and exits 0 late

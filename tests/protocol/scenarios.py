@@ -52,6 +52,10 @@ SCENARIOS = (
     Scenario("victim, preempt offline, crash", {"crash": 1, "victim": 1, "offline": 1}),
     Scenario("hidden processes, kill, crash, retry", {"hide": 1, "kill": 1, "crash": 1, "retry": 1}),
     Scenario("two hidden processes, kill, cancel", {"hide": 2, "kill": 1, "cancel": 1}),
+    Scenario(
+        "hidden, unmarked, kill, crash, retry", {"hide": 1, "unmarked": 1, "kill": 1, "crash": 1, "retry": 1}
+    ),
+    Scenario("two hidden, unmarked, kill, cancel", {"hide": 2, "unmarked": 1, "kill": 1, "cancel": 1}),
     Scenario("fork chain, kill, cancel", {"chain": 1, "kill": 1, "cancel": 1}),
     Scenario("lock lost, kill, crash, cancel", {"unlock": 1, "kill": 1, "crash": 1, "cancel": 1}),
     Scenario("folder replaced, kill, cancel", {"replace": 1, "kill": 1, "cancel": 1}),
@@ -113,10 +117,12 @@ CONTROLS = (
     Control(("dead_needs_runner_gone",), {"unlock": 1}, "I9"),
     Control(("whole_identity",), {"kill": 1, "reuse": 1}, "I4"),
     Control(("removed_claim_waits",), {"unclaim": 1}, "I9"),
-    Control(("runner_token",), {"kill": 1}, "I2"),
-    Control(("command_recorded",), {"kill": 1, "hide": 1}, "I2"),
-    Control(("by_session",), {"kill": 1, "hide": 1}, "I5"),
-    Control(("by_descent",), {"kill": 1, "hide": 1}, "I5"),
+    Control(("runner_token",), {"unmarked": 1, "kill": 1}, "I2"),
+    Control(("command_recorded",), {"unmarked": 1, "kill": 1, "hide": 1}, "I2"),
+    Control(("marked",), {"kill": 1, "hide": 1}, "I5 the GPUs"),
+    Control(("marked",), {"kill": 1, "hide": 1, "cancel": 1}, "I5 the GPUs"),
+    Control(("by_session",), {"unmarked": 1, "kill": 1, "hide": 1}, "I5"),
+    Control(("by_descent",), {"unmarked": 1, "kill": 1, "hide": 1}, "I5"),
     Control(("session_checked",), {"kill": 1, "reuse": 1}, "I8"),
     Control(("kill_runner_first",), {"cancel": 1}, "I6"),
     Control(("release_sweep",), {}, "I4"),
@@ -165,9 +171,9 @@ CONTROLS = (
 
 #: Faults that the rules cannot prevent, each without the excuse that normally hides it.
 LIMITS = (
-    Control(("excuse_lost",), {"kill": 1, "hide": 1}, "I5"),
+    Control(("excuse_lost",), {"unmarked": 1, "kill": 1, "hide": 1}, "I5"),
     Control(("excuse_chain",), {"kill": 1, "chain": 1}, "I5"),
-    Control(("excuse_unrecorded_command",), {"remove": 1, "kill": 1, "hide": 1}, "I2"),
+    Control(("excuse_unrecorded_command",), {"unmarked": 1, "remove": 1, "kill": 1, "hide": 1}, "I2"),
     Control(("excuse_early",), {"unclaim": 1}, "I1 "),
     Control(("excuse_killed_holder",), {"other": 1, "kill": 1}, "I10 processes of a killed runner"),
     Control(("excuse_no_progress",), {"preempt": 1}, "I3 completed"),

@@ -13,14 +13,15 @@ from tests.protocol.rules import Rules
 # out; OFFLINE: `preempt`, which may find no scheduler; FORCE: `preempt --force`; VICTIM: the scheduler
 # preempts the job for another one. ADOPT: whether the job is an adopted process, according to the store.
 # OTHER: whether there is another program that uses the GPU; it claims the
-# GPU any number of times.
+# GPU any number of times. UNMARKED: whether the runners cannot mark their processes.
 FAULTS = (
     "crash", "kill", "reboot", "machine", "cancel", "retry", "preempt", "offline", "force", "victim", "hide",
     "chain", "unlock", "replace", "unclaim", "remove", "copy", "reuse", "unlink", "adopt", "other",
+    "unmarked",
 )  # fmt: skip
 (
     CRASH, KILL, REBOOT, MACHINE, CANCEL, RETRY, PREEMPT, OFFLINE, FORCE, VICTIM, HIDE,
-    CHAIN, UNLOCK, REPLACE, UNCLAIM, REMOVE, COPY, REUSE, UNLINK, ADOPT, OTHER,
+    CHAIN, UNLOCK, REPLACE, UNCLAIM, REMOVE, COPY, REUSE, UNLINK, ADOPT, OTHER, UNMARKED,
 ) = range(len(FAULTS))  # fmt: skip
 
 #: The other global fields.
@@ -233,9 +234,16 @@ def is_below_runner(state: bytes | bytearray, a: int, rules: Rules) -> bool:
     return rules.by_descent and owner(state, a) > 0
 
 
+def are_marked(state: bytes | bytearray, rules: Rules) -> bool:
+    """Returns whether the processes of an attempt keep its mark."""
+    return rules.marked and not state[UNMARKED]
+
+
 def finds_command(state: bytes | bytearray, a: int, rules: Rules) -> bool:
-    """Returns whether a scan finds the command, by its token or by its recorded identity."""
+    """Returns whether a scan finds the command, by its mark, its token or its recorded identity."""
     command = state[a + COMMAND]
+    if are_marked(state, rules):
+        return FORKED <= command <= DYING
     if command == FORKED:
         return rules.runner_token
     if command in (COMMAND_RUNS, DYING) and state[a + HIDDEN]:
@@ -244,9 +252,11 @@ def finds_command(state: bytes | bytearray, a: int, rules: Rules) -> bool:
 
 
 def finds_other_process(state: bytes | bytearray, a: int, rules: Rules) -> bool:
-    """Returns whether a scan finds the other process, by token, by session or as a descendant."""
+    """Returns whether a scan finds the other process, by mark, token or session, or as a descendant."""
     left = state[a + OTHER_PROCESS]
-    if left in (NOBODY, LOST):
+    if left == NOBODY or are_marked(state, rules):
+        return left != NOBODY
+    if left == LOST:
         return False
     if left in (IN_SESSION, OWN_SESSION):
         if left == IN_SESSION and rules.by_session and state[a + COMMAND_RECORDED]:

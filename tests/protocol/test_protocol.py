@@ -15,6 +15,7 @@ from tests.protocol.search import explore
     "faults",
     [
         {"hide": 1, "kill": 1},
+        {"hide": 1, "kill": 1, "unmarked": 1},
         {"unlock": 1},
         {"unclaim": 1},
         {"copy": 1},
@@ -37,7 +38,7 @@ def test_invariants_hold_in_every_state(faults: dict[str, int]) -> None:
 _QUICK = (
     "record_first", "void_first", "claim_first", "dead_needs_runner_gone", "removed_claim_waits",
     "runner_token", "command_recorded", "by_session", "by_descent", "session_checked", "no_children",
-    "gpu_locked", "kernel_lock", "lock_compared", "attempt_first", "locks_first", "stored_runner",
+    "marked", "gpu_locked", "kernel_lock", "lock_compared", "attempt_first", "locks_first", "stored_runner",
     "release_last", "release_first", "lost_claim_uncounted", "copy_refused", "excuse_lost", "excuse_early",
     "excuse_killed_holder", "excuse_unlinked", "withdrawal_closes", "withdrawal_by_id",
     "withdrawal_outlives_runner", "excuse_no_progress", "watched_again", "process_unswept", "requests_wait",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 
 from gpu_scheduler.attempts.executor import Executor
 from gpu_scheduler.attempts.runner_control import kill_runner
-from gpu_scheduler.attempts.sweep import processes_of, recorded_command, sweep
+from gpu_scheduler.attempts.sweep import processes_of, recorded_command, sweep, sweep_once
 from gpu_scheduler.executors.direct import DirectExecutor
 from gpu_scheduler.executors.screen import ScreenExecutor
 from gpu_scheduler.runner import folder as files
@@ -85,6 +86,53 @@ def test_a_sweep_finds_and_ends_the_hidden_process_of_a_killed_runner(make: Make
     assert pid in attempt.pids()
     assert sweep(attempt.folder, attempt.token, term_s=0.2) == ()
     wait_for(lambda: process_scan.ticks_of(pid) is None, "its end")
+
+
+#: Processes that leave the session, hide their environment and have no parent once the command has ended.
+LOST = {
+    "from the start": "(setsid env -i sh -c 'echo up $$; exec sleep 300' &); exec sleep 300",
+    "after its parent": "setsid env -i sh -c 'trap \"\" TERM; echo up $$; while :; do sleep 1; done'; exit 3",
+}
+
+
+@pytest.mark.parametrize("lost", LOST)
+def test_a_sweep_finds_a_process_by_its_mark_after_every_parent_has_ended(make: Make, lost: str) -> None:
+    attempt = make(LOST[lost]).launch()
+    pid = up(attempt)
+    without_runner(attempt)
+    assert pid in attempt.pids()
+    sweep_once(attempt.folder, attempt.token, signal.SIGTERM)
+    command = recorded_command(attempt.folder, attempt.token)
+    assert command is not None
+    wait_for(lambda: process_scan.ticks_of(command.pid) is None, "the end of the command")
+    assert process_scan.ticks_of(pid) is None or pid in attempt.pids()
+    assert sweep(attempt.folder, attempt.token, term_s=0.2) == ()
+    assert process_scan.ticks_of(pid) is None
+
+
+def test_a_process_is_found_whose_runner_was_killed_after_it_had_ended_the_command(make: Make) -> None:
+    """Only the runner connected the hidden process with its attempt: it had adopted it."""
+    attempt = make(LOST["after its parent"]).launch()
+    pid = up(attempt)
+    command = recorded_command(attempt.folder, attempt.token)
+    assert command is not None
+    attempt.stop()
+    wait_for(lambda: process_scan.ticks_of(command.pid) is None, "the end of the command")
+    without_runner(attempt)
+    assert pid in attempt.pids()
+    assert sweep(attempt.folder, attempt.token, term_s=0.2) == ()
+    assert process_scan.ticks_of(pid) is None
+
+
+def test_a_sweep_leaves_no_process_of_a_program_that_forks_all_the_time(make: Make) -> None:
+    """A child that is forked after a scan has listed its parent outlives the parent."""
+    child = f"300.{secrets.randbelow(10**9)}"
+    forks = f"while :; do sleep {child} & sleep 0.001; done"
+    attempt = make(f"setsid env -i sh -c 'trap \"\" HUP; echo up $$; {forks}'; exit 3").launch()
+    up(attempt)
+    without_runner(attempt)
+    assert sweep(attempt.folder, attempt.token, term_s=0.2) == ()
+    assert subprocess.run(["pgrep", "-fx", f"sleep {child}"]).returncode == 1
 
 
 def test_a_sweep_finds_and_ends_a_hidden_process_in_screen(make: Make, sockets: Path) -> None:

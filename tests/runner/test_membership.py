@@ -20,8 +20,9 @@ def p(
     token: str | None = None,
     autogroup: str | None = "/autogroup-7",
     ended: bool = False,
+    mark: str | None = None,
 ) -> ProcessRow:
-    return ProcessRow(pid, start, parent, session, ended, token, autogroup)
+    return ProcessRow(pid, start, parent, session, ended, token, autogroup, mark)
 
 
 def leader(start: int = 500, *, ended: bool = False, token: str | None = None) -> ProcessRow:
@@ -55,7 +56,10 @@ def members(
         ),
         pytest.param([p(200, 1, 200, token=A), p(201, 1, 200)], [200, 201], id="the session of a member"),
         pytest.param([p(200, 1, 200, token=A), p(201, 200, 201)], [200, 201], id="a child of a carrier"),
-        pytest.param([p(200, 1, 200)], [], id="left the session, hid its environment and was reparented"),
+        pytest.param([p(200, 1, 200, mark=A)], [200], id="left the session, hid its environment, reparented"),
+        pytest.param([p(200, 1, 200)], [], id="the same without a mark"),
+        pytest.param([p(200, 1, 200, mark=A, token=B)], [], id="the token of another attempt"),
+        pytest.param([p(200, ASKER, 200, mark=A)], [], id="marked, but started by the scanning scheduler"),
         pytest.param([p(200, ended=True)], [], id="a zombie"),
     ],
 )  # fmt: skip

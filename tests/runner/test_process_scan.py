@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
+import resource
 import secrets
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from gpu_scheduler.runner import fork_chains, process_scan
-from gpu_scheduler.runner.folder import TOKEN, fields_of
+from gpu_scheduler.runner.folder import TOKEN, fields_of, mark_of, set_mark
 from gpu_scheduler.runner.membership import RecordedCommand
 from tests.runner.attempt import wait_for
 
@@ -64,6 +66,37 @@ def test_finds_the_token_at_any_position_in_the_environment_of_a_process(env: di
     finally:
         process.kill()
         process.wait()
+
+
+@pytest.mark.parametrize("limits", [(resource.RLIM_INFINITY, resource.RLIM_INFINITY), (5, 7)])
+def test_a_mark_is_a_limit_that_the_process_and_its_children_keep(limits: tuple[int, int]) -> None:
+    """Where the limit may not be raised, nothing is marked."""
+    token, is_free = "0" * 16 + secrets.token_hex(8), limits[1] == resource.RLIM_INFINITY
+    text = "env -i setsid sh -c 'echo up; sleep 60 & wait' & exec sleep 60"
+
+    def mark() -> None:
+        resource.setrlimit(resource.RLIMIT_RTTIME, limits)
+        set_mark(token)
+
+    with subprocess.Popen(["sh", "-c", text], stdout=subprocess.PIPE, preexec_fn=mark) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"up\n"
+        found = {process.pid: 0} | wait_for(
+            lambda: len(some := process_scan.descendants(process.pid)) > 1 and some, "children"
+        )
+        marks = {mark_of(pid) for pid in found}
+        for pid in found:
+            os.kill(pid, signal.SIGKILL)
+    assert marks == ({token[:15]} if is_free else {None})
+
+
+def test_a_scheduler_removes_the_mark_that_it_inherited() -> None:
+    code = (
+        "import os; from gpu_scheduler.runner.folder import mark_of, set_mark;"
+        "set_mark('a' * 32); print(mark_of(os.getpid())); set_mark(None); print(mark_of(os.getpid()))"
+    )
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert answer.stdout.split() == ["a" * 15, "None"]
 
 
 def test_the_descendants_of_a_process_do_not_include_zombies() -> None:
