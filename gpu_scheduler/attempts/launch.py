@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from datetime import datetime
+from pathlib import Path
 
 from gpu_scheduler.attempts.executor import Executor, Executors, LaunchError
 from gpu_scheduler.attempts.log_folder import LogFolder, create_log
@@ -15,11 +18,12 @@ from gpu_scheduler.claims.lock_folder import VARIABLE, ClaimFolder, LockFolderEr
 from gpu_scheduler.config import StartOptions
 from gpu_scheduler.core.command import resume
 from gpu_scheduler.core.command.build import build_command
-from gpu_scheduler.core.command.environment import find_conda_sh
+from gpu_scheduler.core.command.environment import GIVEN_PORT, find_conda_sh, ports_for
 from gpu_scheduler.core.command.sessions import session_name
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.text.formatting import safe_text
 from gpu_scheduler.progress.progress_file import PROGRESS_FILE
+from gpu_scheduler.runner.spec import read_spec
 from gpu_scheduler.store import attempt_folders
 from gpu_scheduler.store.environments import environment_of_job
 from gpu_scheduler.store.jobs_files import find_jobs_file
@@ -29,6 +33,7 @@ from gpu_scheduler.store.writer import StoreWriter
 
 #: The variable that names the file in which a job can report its progress.
 PROGRESS_VARIABLE = "GPU_SCHEDULER_PROGRESS"
+_PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 class Launcher:
@@ -61,6 +66,8 @@ class Launcher:
         self._environment = environment
         self._umask = umask
         self._claim_folder = claim_folder
+        #: The attempt to which each port was given; None before the first launch.
+        self._ports: dict[int, int] | None = None
         self._extra = {VARIABLE: str(claim_folder.shared)}
         if options.simulated:
             self._extra["GPU_SCHEDULER_SIM"] = str(store.data_dir.simulation)
@@ -112,7 +119,7 @@ class Launcher:
         submitted = self._submitted_environment(job)
         command = build_command(
             spec, gpus, self._environment if submitted is None else submitted, token, job.id, number,
-            self._conda_sh(submitted), options.cuda_ids, self._variables(attempt),
+            self._conda_sh(submitted), options.cuda_ids, self._variables(attempt), self._port_for(attempt),
         )  # fmt: skip
         source_cwd = self._source_cwd(job.source)
         session = session_name(gpus, spec.mode, job.id) if executor.has_terminal else None
@@ -152,6 +159,32 @@ class Launcher:
         if attempt.resumed_from is not None:
             added[resume.VARIABLE] = attempt.resumed_from.path
         return added
+
+    def _port_for(self, attempt: AttemptRecord) -> int | None:
+        """Returns a port that is free now and that no other active attempt has; None if there is none."""
+        if self._ports is None:
+            self._ports = dict(self._ports_in_folders())
+        try:
+            ephemeral = int(_PORT_RANGE.read_text().split()[0])
+        except (OSError, ValueError, IndexError):
+            return None
+        for port in ports_for(attempt.token, ephemeral):
+            holder = self._ports.get(port, attempt.id)
+            if holder != attempt.id and self._store.attempt_with_job(holder)[0].state.holds_gpus:
+                continue
+            # Without SO_REUSEADDR, this also refuses a port to which earlier connections linger.
+            with suppress(OSError), socket.socket() as probe:
+                probe.bind(("", port))
+                self._ports[port] = attempt.id
+                return port
+        return None
+
+    def _ports_in_folders(self) -> Iterator[tuple[int, int]]:
+        """Yields the ports that earlier schedulers have given to active attempts, with the attempts."""
+        for attempt in self._store.active_attempts():
+            with suppress(OSError, KeyError, ValueError):
+                folder = self._store.data_dir.attempt_folder(attempt)
+                yield int(read_spec(folder)["env"][GIVEN_PORT]), attempt.id
 
     def _submitted_environment(self, job: JobRecord) -> Mapping[str, str] | None:
         """Returns the variables with which a job was submitted; None if it inherits the scheduler's.

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from gpu_scheduler.core.command import cuda
 from gpu_scheduler.core.command.build import AttemptCommand, build_command
-from gpu_scheduler.core.command.environment import find_conda_sh
+from gpu_scheduler.core.command.environment import find_conda_sh, ports_for
 from gpu_scheduler.core.model.job_spec import CudaMode, JobSpec
 from tests.fakes.conda import plant, plant_hook
 
@@ -38,11 +38,11 @@ def build_test_command(
     conda_sh: str | None = None,
     gpus: tuple[int, ...] = (0, 2),
     extra: Mapping[str, str] | None = None,
+    port: int | None = None,
 ) -> AttemptCommand:
     """Builds the command of attempt 1 of job 7."""
-    return build_command(
-        spec, gpus, {"PATH": PROGRAMS} if base is None else base, TOKEN, 7, 1, conda_sh, "physical", extra
-    )
+    base = {"PATH": PROGRAMS} if base is None else base
+    return build_command(spec, gpus, base, TOKEN, 7, 1, conda_sh, "physical", extra, port)
 
 
 def run_command(
@@ -135,6 +135,41 @@ def test_commands_reach_bash_unchanged(text: str) -> None:
         "",
         ".",
     )
+
+
+GIVEN = {"MASTER_PORT": "12345", "PET_MASTER_PORT": "12345", "GPU_SCHEDULER_PORT": "12345"}
+
+
+@pytest.mark.parametrize(
+    ("base", "own", "expected"),
+    [
+        pytest.param({}, (), GIVEN, id="no port is given"),
+        pytest.param({"MASTER_PORT": "7"}, (), {"MASTER_PORT": "7"}, id="the environment gives one"),
+        pytest.param({"PET_MASTER_PORT": "7"}, (), {"PET_MASTER_PORT": "7"}, id="to torchrun alone"),
+        pytest.param({}, (("MASTER_PORT", "8"),), {"MASTER_PORT": "8"}, id="the job gives one"),
+        pytest.param(dict.fromkeys(GIVEN, "9"), (), GIVEN, id="the scheduler's port of a surrounding job"),
+        pytest.param(
+            {**dict.fromkeys(GIVEN, "9"), "MASTER_PORT": "7"}, (), {"MASTER_PORT": "7"},
+            id="the surrounding job chose another port",
+        ),
+    ],
+)  # fmt: skip
+def test_a_job_gets_a_port_unless_somebody_chose_one(
+    base: dict[str, str], own: tuple[tuple[str, str], ...], expected: dict[str, str]
+) -> None:
+    env = build_test_command(replace(SHELL, env=own), {"PATH": PROGRAMS, **base}, port=12345).env
+    names = (*GIVEN, "MASTER_ADDR", "RANK", "WORLD_SIZE", "LOCAL_RANK")
+    assert {name: env[name] for name in names if name in env} == expected
+    without = build_test_command(replace(SHELL, env=own), {"PATH": PROGRAMS}).env
+    assert "MASTER_PORT" not in without or own
+
+
+@given(st.text("0123456789abcdef", min_size=32, max_size=32), st.sampled_from([1024, 9000, 32768]))
+def test_ports_are_below_those_that_the_kernel_gives_to_programs(token: str, ephemeral: int) -> None:
+    ports = list(ports_for(token, ephemeral))
+    assert all(1024 <= port < ephemeral and port != 29500 for port in ports)
+    assert len(set(ports)) == len(ports)
+    assert ports or ephemeral == 1024
 
 
 def test_runs_a_script_with_python3_if_python_is_missing(tmp_path: Path) -> None:

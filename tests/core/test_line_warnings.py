@@ -19,6 +19,7 @@ FILES = ("train.py", "Makefile")
 NOT_ON_PATH = "`{}` is not a program on PATH, so bash will report `command not found`"
 CONDA_ACTIVATE = "`conda activate` fails in a job, because its shell is not set up for it; write"
 ASKS_FOR_ONE = "the line requests 1 GPU; write"
+PORT = '{} takes port 29500, as in any other job; add {} "$MASTER_PORT"'
 NUMERIC_NAME = "name={0}: commands such as `cancel {0}` treat it as a job id; add a letter"
 SEES_ONE_GPU = "the job sees one GPU, always as cuda:0;"
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -75,6 +76,9 @@ def warnings_of(line: str, shell: JobShell | None = SHELL) -> list[str]:
             "uv run accelerate launch --multi_gpu --num_processes=2 train.py > log 2>&1",
             f"accelerate launch starts 2 processes, but {ASKS_FOR_ONE} [gpus=2]",
         ),
+        ("deepspeed train.py", PORT.format("deepspeed", "--master_port")),
+        ("[gpus=2] deepspeed --num_gpus=2 t.py --master_port 3", PORT.format("deepspeed", "--master_port")),
+        ("[gpus=2] accelerate launch t.py", PORT.format("accelerate launch", "--main_process_port")),
         (
             "python train.py --device cuda:1",
             f"--device cuda:1: {SEES_ONE_GPU} write cuda:0, and [allowed=1] for GPU 1",
@@ -111,7 +115,9 @@ def test_warns_about_lines_whose_jobs_will_fail(line: str, warning: str) -> None
         "torchrun --nproc-per-node 1 train.py", "torchrun train.py", "torchrun train.py --nproc-per-node 4",
         "echo torchrun --nproc-per-node 4", "grep accelerate log",
         "accelerate launch --cpu --num_processes 4 train.py", "accelerate launch train.py",
-        "accelerate config", "accelerate launch --num_machines 2 --num_processes 4 t.py",
+        "accelerate config", 'deepspeed --master_port "$MASTER_PORT" t.py', "deepspeed --num_nodes 2 t.py",
+        "[gpus=2] accelerate launch --main-process-port=0 t.py", "[gpus=2] torchrun t.py",
+        "accelerate launch --num_machines 2 --num_processes 4 t.py",
         "python -m torch.distributed.run t.py", "python -m tool torch.distributed.run --nproc-per-node 4",
         "0,train.py,,torchrun-4gpu,--x 3,", "python t.py --device cuda:0", "python t.py --device cuda",
         "[gpus=2] python t.py --device cuda:1", "python t.py --device $D", "python t.py --note 'cuda:1'",

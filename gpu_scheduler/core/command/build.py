@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from gpu_scheduler.core.command import cuda
 from gpu_scheduler.core.command.activation import JobEnvironment, activation_text, environment_of
-from gpu_scheduler.core.command.environment import inherited_environment
+from gpu_scheduler.core.command.environment import GIVEN_PORT, PORT_VARIABLES, inherited_environment
 from gpu_scheduler.core.model.job_spec import CudaIds, JobSpec
 
 _HEADER = """\
@@ -85,12 +85,13 @@ def build_command(
     conda_sh: str | None,
     cuda_ids_default: CudaIds,
     extra: Mapping[str, str] | None = None,
+    port: int | None = None,
 ) -> AttemptCommand:
     """Builds the command of an attempt that uses these GPUs.
 
     base_env: the variables that the job inherits: those of the scheduler, or those with which the job was
     submitted; extra: variables that the scheduler adds; conda_sh: the file that defines `conda`; None if
-    there is no conda.
+    there is no conda. port: the port at which the job's processes meet, unless the variables give one.
     """
     environment = environment_of(spec, conda_sh)
     own = {
@@ -105,6 +106,8 @@ def build_command(
     }
     replaced = environment.bin_folder is not None
     env = {**inherited_environment(base_env, replaced, conda_sh is not None), **(extra or {}), **own, **marks}
+    if port is not None and env.keys().isdisjoint(PORT_VARIABLES):
+        env |= dict.fromkeys((*PORT_VARIABLES, GIVEN_PORT), str(port))
     ids = cuda.format_ids(gpus, spec.cuda_ids or cuda_ids_default)
     shown, last = _job_command(spec, ids, environment)
     unreachable = shlex.quote(f"working folder {spec.cwd} cannot be entered")

@@ -8,11 +8,16 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 #: Variables that jobs do not inherit: those of the terminal, of another Python interpreter, of a surrounding
 #: batch system and of the scheduler itself.
 _DENIED = re.compile(r"STY|WINDOW|TERMCAP|COLUMNS|LINES|PYTHONHOME|SLURM_.*|GPU_SCHEDULER_.*")
+#: Variables from which launchers of several processes take the port at which these meet; torchrun reads the
+#: second. GIVEN_PORT tells a port that a scheduler gave to the surrounding job from one that the user chose.
+PORT_VARIABLES, GIVEN_PORT = ("MASTER_PORT", "PET_MASTER_PORT"), "GPU_SCHEDULER_PORT"
+#: The default port of most launchers. It is left to the jobs whose launchers ignore the variables.
+_DEFAULT_PORT = 29500
 #: Variables that an active environment has set. Conda's own settings, such as CONDA_ENVS_PATH, belong to the
 #: user and are not among them.
 _ACTIVE_ENVIRONMENT = re.compile(r"VIRTUAL_ENV(_PROMPT)?|_CE_(CONDA|M)|CONDA_(PYTHON_)?EXE")
@@ -35,7 +40,8 @@ def inherited_environment(
     active environment are left out, and its folder is removed from PATH. conda_available: whether command.sh
     can deactivate the active environment with conda. If so, the variables that conda needs for this are kept.
     """
-    env = {name: value for name, value in base.items() if not _DENIED.fullmatch(name)}
+    given = {name for name in PORT_VARIABLES if base.get(name) == base.get(GIVEN_PORT)}
+    env = {name: value for name, value in base.items() if not _DENIED.fullmatch(name) and name not in given}
     if not replaces_active:
         return env
     gone = {
@@ -49,6 +55,18 @@ def inherited_environment(
     if "PATH" in env:
         env["PATH"] = ":".join(part for part in env["PATH"].split(":") if part.rstrip("/") not in gone)
     return env
+
+
+def ports_for(token: str, ephemeral: int) -> Iterator[int]:
+    """Yields the ports that an attempt may get, beginning anywhere, so that schedulers rarely try the same.
+
+    ephemeral: the first port that the kernel itself gives to programs. The ports are below it.
+    """
+    ports = range(10_000 if ephemeral > 11_000 else 1_024, ephemeral)
+    for number in range(len(ports)):
+        port = ports[(int(token[:8], 16) + number) % len(ports)]
+        if port != _DEFAULT_PORT:
+            yield port
 
 
 def find_conda_sh(env: Mapping[str, str], exists: Callable[[str], bool]) -> str | None:

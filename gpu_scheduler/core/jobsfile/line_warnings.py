@@ -44,7 +44,12 @@ _PROCESS_COUNT_OPTIONS = {
     "accelerate launch": ("--num_processes", "--num-processes"),
     "deepspeed": ("--num_gpus",),
 }
-_MACHINE_COUNT_OPTIONS = ("--num_machines", "--num-machines", "--nnodes")
+#: The options with a port of launchers that ignore MASTER_PORT.
+_PORT_OPTIONS = {
+    "accelerate launch": ("--main_process_port", "--main-process-port"),
+    "deepspeed": ("--master_port",),
+}
+_MACHINE_COUNT_OPTIONS = ("--num_machines", "--num-machines", "--nnodes", "--num_nodes")
 _TORCHRUN_MODULES = ("torch.distributed.run", "torch.distributed.launch")
 _DEVICE = re.compile(r"cuda:([0-9]{1,3})")
 #: Text that commands treat as a job id or a range of ids, and never as a name.
@@ -68,7 +73,7 @@ def line_warnings(spec: JobSpec, gpus: int, shell: JobShell | None) -> Iterator[
         yield from _check_conda_activate(text, commands)
     words = [[word.unquoted for word in command] for command in commands]
     for command in words:
-        yield from _check_process_count(command, gpus)
+        yield from _check_launcher(command, gpus)
     if cuda_override_note(text) is None:
         yield from _check_device(spec, [word for command in words for word in command], gpus)
 
@@ -142,7 +147,7 @@ def _check_conda_activate(text: str, commands: Sequence[Sequence[ShellWord]]) ->
         return
 
 
-def _check_process_count(words: Sequence[str], gpus: int) -> Iterator[str]:
+def _check_launcher(words: Sequence[str], gpus: int) -> Iterator[str]:
     launcher, options = _find_launcher(words)
     if (
         launcher is None
@@ -154,6 +159,10 @@ def _check_process_count(words: Sequence[str], gpus: int) -> Iterator[str]:
     if count is not None and count > gpus:
         requested = "1 GPU" if gpus == 1 else f"{gpus} GPUs"
         yield f"{launcher} starts {count} processes, but the line requests {requested}; write [gpus={count}]"
+    elif launcher == "deepspeed" or (launcher == "accelerate launch" and gpus > 1):
+        ports = _PORT_OPTIONS[launcher]
+        if not any(option.partition("=")[0] in ports for option in options):
+            yield f'{launcher} takes port 29500, as in any other job; add {ports[0]} "$MASTER_PORT"'
 
 
 def _find_launcher(words: Sequence[str]) -> tuple[str | None, Sequence[str]]:
