@@ -14,6 +14,7 @@ from gpu_scheduler.core.model.gpu import GpuProcess
 from gpu_scheduler.core.model.gpu_claim import GpuClaim
 from gpu_scheduler.core.model.gpu_fault import LOST
 from gpu_scheduler.core.model.gpu_obstacle import ObstacleKind
+from gpu_scheduler.core.model.need import Need
 from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.effective_need import need_of
@@ -23,6 +24,7 @@ from gpu_scheduler.core.scheduling.needs import ResourceSpec
 from gpu_scheduler.core.scheduling.overtakes import Overtakes
 from gpu_scheduler.core.scheduling.plan import plan
 from gpu_scheduler.core.scheduling.queue_placement import judged_gpus, place_jobs, possible_preemption
+from gpu_scheduler.core.scheduling.queue_walk import waiting_since
 from gpu_scheduler.core.scheduling.settings import QueueOrder, Settings
 from tests.core.gpu_world import NOW, gpu, round_of
 from tests.core.queue_world import (
@@ -75,6 +77,13 @@ def closed_by(actions: list[act.Action], resources: ResourceSpec) -> list[tuple[
         one for one in actions if isinstance(one, act.SetWaitReason) and one.spec_key == resources.key()
     ]
     return [(one.gpu, one.job_id) for one in wait.reason.obstacles if one.kind is ObstacleKind.RESERVED]
+
+
+@pytest.mark.parametrize(("usable", "since"), [(2, 0.0), (1, math.inf), (0, math.inf)])
+def test_a_job_for_two_gpus_is_not_overtaken_while_one_of_them_is_usable(usable: int, since: float) -> None:
+    job, gpus = waiting(1), tuple(gpu(n, paused=n >= usable) for n in range(3))
+    found = waiting_since(job, PAIR, Need(2, share=1000), replace(round_of(3), gpus=gpus))
+    assert found == (job.waiting_since if since == 0.0 else since)
 
 
 def test_gpus_are_reserved_for_a_job_that_has_been_overtaken_often_enough() -> None:

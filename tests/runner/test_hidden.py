@@ -110,6 +110,15 @@ def test_a_sweep_finds_a_process_by_its_mark_after_every_parent_has_ended(make: 
     assert process_scan.ticks_of(pid) is None
 
 
+def test_a_stopped_process_ends_at_the_sigterm_of_a_sweep(make: Make) -> None:
+    attempt = make("echo up $$; kill -STOP $$; sleep 300").launch()
+    pid = up(attempt)
+    without_runner(attempt)
+    wait_for(lambda: b"T" in (files.fields_of(pid) or []), "the stopped process")
+    sweep_once(attempt.folder, attempt.token, signal.SIGTERM)
+    wait_for(lambda: process_scan.ticks_of(pid) is None, "its end", 20)
+
+
 def test_a_process_is_found_whose_runner_was_killed_after_it_had_ended_the_command(make: Make) -> None:
     """Only the runner connected the hidden process with its attempt: it had adopted it."""
     attempt = make(LOST["after its parent"]).launch()

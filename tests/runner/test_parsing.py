@@ -67,6 +67,27 @@ KINDS: dict[str, Callable[[Path], object]] = {
 }
 
 
+@pytest.mark.parametrize(
+    ("stop", "counts"),
+    [
+        ({"follow": "withdraw", "id": "1"}, False),
+        ({"follow": "withdraw", "id": "2"}, True),
+        ({"follow": "withdraw", "id": ""}, True),
+        ({"follow": "kill", "id": "1"}, True),
+    ],
+)
+def test_a_stop_that_repeats_a_withdrawn_preemption_does_not_count(
+    tmp_path: Path, stop: dict[str, str], counts: bool
+) -> None:
+    preemption = {**STOP, "cause": "preempted", "signal": "TERM"}
+    (tmp_path / "withdrawn").write_text(json.dumps({**preemption, "follow": "withdraw", "id": "1"}))
+    (tmp_path / "stop").write_text(json.dumps({**preemption, **stop}))
+    status = observe(tmp_path, "t")
+    assert (status.stop is not None) == counts
+    assert status.withdrawn is not None
+    assert status.withdrawn.stop_id == "1"
+
+
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_unusable_file_of_an_attempt_is_reported_and_counts_as_absent(

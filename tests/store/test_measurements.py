@@ -15,16 +15,19 @@ from gpu_scheduler.core.model.gpu import GpuSample
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.need import Need
 from gpu_scheduler.core.model.now import Now
+from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.core.scheduling import actions as act
+from gpu_scheduler.core.scheduling.facts import Attempt
 from gpu_scheduler.core.scheduling.needs import ResourceSpec, workload_class_of
 from gpu_scheduler.core.scheduling.settings import Settings
+from gpu_scheduler.core.scheduling.sweep_timing import was_sent_sigkill
 from gpu_scheduler.intake.state_file_summary import allocated_shares
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.events import events_after
 from gpu_scheduler.store.measurements import LearnedNeedsReader, workload_classes
-from gpu_scheduler.store.records import AttemptRecord
+from gpu_scheduler.store.records import AttemptRecord, JobRecord
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.store.writer import StoreWriter
 
@@ -185,6 +188,89 @@ def test_memory_set_by_the_user_overrides_memory_raised_after_an_oom(store: Stor
     assert row is not None
     assert (row.min_vram_mib, ResourceSpec.from_key(row.spec_key).min_vram_mib) == (None, None)
     assert ResourceSpec.from_key(row.spec_key).vram == 6000
+
+
+def job_of(store: Store, job_id: int) -> JobRecord:
+    job = store.job(job_id)
+    assert job is not None
+    return job
+
+
+HELD: dict[str, Any] = {"state": JobState.HELD, "job_outcome": None}
+
+
+@pytest.mark.parametrize(
+    ("outcome", "recoveries", "left"),
+    [
+        pytest.param(Outcome.INTERRUPTED, 1, (1, 2), id="the scheduler recovers the job"),
+        pytest.param(Outcome.INTERRUPTED, 0, (0, 0), id="the user queues it again"),
+    ],
+)
+def test_only_the_user_gives_a_job_its_retries_again(
+    store: Store, outcome: Outcome, recoveries: int, left: tuple[int, int]
+) -> None:
+    job = add(store)
+    end(store, job, start(store, job), outcome, **HELD, oom_retries_used=1, fail_retries_used=2)
+    record(store, act.RequeueJob(job, StateReason(ReasonKind.RECOVERED), recoveries=recoveries))
+    assert (job_of(store, job).oom_retries_used, job_of(store, job).fail_retries_used) == left
+
+
+@pytest.mark.parametrize(
+    ("values", "finished_at"),
+    [
+        ({}, 160.0),
+        (HELD, None),
+        ({"state": JobState.QUEUED, "job_outcome": None}, None),
+    ],
+)
+def test_only_a_finished_job_has_a_time_at_which_it_finished(
+    store: Store, values: dict[str, Any], finished_at: float | None
+) -> None:
+    job = add(store)
+    end(store, job, start(store, job), Outcome.FAILED, ended_at=160.0, **values)
+    assert job_of(store, job).finished_at == finished_at
+
+
+def test_sigkill_leaves_the_time_of_sigterm_so_that_survivors_are_not_awaited_for_ever(store: Store) -> None:
+    attempt = start(store, add(store))
+    writer = StoreWriter(store, Settings())
+
+    def after(kill: bool, boot: float) -> Attempt:
+        writer.record([act.Sweep(attempt, kill)], Now(NOW.wall, boot, "boot"))
+        [stored] = store.active_attempts()
+        return attempt_from_record(stored, AttemptStatus())
+
+    terminated = after(False, 1000.0)
+    assert (terminated.swept_at, terminated.signalled_at) == (1000.0, 1000.0)
+    assert not was_sent_sigkill(terminated, Now(NOW.wall, 1030.0, "boot"))
+    killed = after(True, 1030.0)
+    assert (killed.swept_at, killed.signalled_at) == (1000.0, 1030.0)
+    assert was_sent_sigkill(killed, Now(NOW.wall, 1032.0, "boot"))
+
+
+def test_memory_raised_after_an_oom_is_no_declaration(store: Store) -> None:
+    job = add(store, "python big.py")
+    attempt = start(store, job)
+    use(store, job, attempt, 1.0, ("U0", 8000, 50.0))
+    end(store, job, attempt, Outcome.FAILED, state=JobState.QUEUED, job_outcome=None, min_vram_mib=9000)
+    again = start(store, job, vram=9000)
+    use(store, job, again, 2.0, ("U0", 8500, 50.0))
+    end(store, job, again, min_vram_mib=None)
+    rows = store.db.rows("SELECT peak_mib, declared_mib FROM measurement ORDER BY id")
+    assert [tuple(row) for row in rows] == [(8000, None), (8500, None)]
+
+
+def test_the_first_launch_after_a_shortage_is_no_second_launch(store: Store) -> None:
+    job = add(store)
+    attempt = start(store, job)
+
+    def relaunches() -> int:
+        record(store, act.Relaunch(attempt))
+        return sum(one.kind == "relaunched" for one in events_after(store, 0, 100))
+
+    StoreWriter(store, Settings()).record_shortage(attempt)
+    assert relaunches() == 0
+    assert relaunches() == 1
 
 
 def test_reports_only_the_first_few_of_many_infeasible_jobs(store: Store) -> None:

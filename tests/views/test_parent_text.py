@@ -40,6 +40,8 @@ FAILED = parent(6, JobState.FINISHED, Outcome.TIMED_OUT)
             [RUNNING, HELD, parent(7), parent(8), parent(9)],
             "after job 3 (running), job 4 (held), job 7 (queued) and 2 more",
         ),
+        ([RUNNING, HELD, parent(7)], "after job 3 (running), job 4 (held), job 7 (queued)"),
+        ([DONE, RUNNING, HELD, parent(7)], "after job 3 (running), job 4 (held), job 7 (queued)"),
         ([RUNNING, FAILED], "job 6 timed out, so the job will be skipped"),
         ([RUNNING, FAILED._replace(kind=DependencyKind.FINISHED)], "after job 3 (running)"),
         (
