@@ -66,8 +66,7 @@ class Launcher:
         self._environment = environment
         self._umask = umask
         self._claim_folder = claim_folder
-        #: The attempt to which each port was given; None before the first launch.
-        self._ports: dict[int, int] | None = None
+        self._ports: dict[int, int] | None = None  #: the attempt to which each port was given
         self._extra = {VARIABLE: str(claim_folder.shared)}
         if options.simulated:
             self._extra["GPU_SCHEDULER_SIM"] = str(store.data_dir.simulation)
@@ -183,8 +182,8 @@ class Launcher:
         """Yields the ports that earlier schedulers have given to active attempts, with the attempts."""
         for attempt in self._store.active_attempts():
             with suppress(OSError, KeyError, ValueError):
-                folder = self._store.data_dir.attempt_folder(attempt)
-                yield int(read_spec(folder)["env"][GIVEN_PORT]), attempt.id
+                spec = read_spec(self._store.data_dir.attempt_folder(attempt))
+                yield int(spec["env"][GIVEN_PORT]), attempt.id
 
     def _submitted_environment(self, job: JobRecord) -> Mapping[str, str] | None:
         """Returns the variables with which a job was submitted; None if it inherits the scheduler's.

@@ -166,11 +166,9 @@ def boot_id() -> str:
 
 
 def set_mark(token: str | None) -> None:
-    """Marks this process and all its later descendants as processes of an attempt; None: removes the mark.
+    """Marks this process and its future descendants as an attempt's, with a limit too high to limit anything.
 
-    The mark is a limit so high that it limits nothing. The kernel passes it on at every fork and exec, and
-    neither a new environment, a new session nor the end of a parent removes it. Does nothing if the hard
-    limit is lower; the other rules of `membership` then apply alone.
+    token: None removes the mark. Does nothing if the hard limit is lower than the mark.
     """
     import resource  # delays the runner by 0.2 ms, and the fork server has loaded it
 
@@ -183,10 +181,7 @@ def set_mark(token: str | None) -> None:
 
 
 def mark_of(pid: int) -> str | None:
-    """Returns the first MARKED_DIGITS digits of the token with which a process is marked; None if it is not.
-
-    Unlike the environment, the mark can also be read during exec.
-    """
+    """Returns the first digits of the token with which a process is marked; None if it has no mark."""
     limit = try_read_proc(pid, "limits").partition(b"Max realtime timeout")[2].split(None, 1)[:1]
     digits = f"{int(limit[0]):x}" if limit and limit[0].isdigit() else ""
     return digits[1:] if len(digits) == 1 + MARKED_DIGITS and digits.startswith(_MARK) else None

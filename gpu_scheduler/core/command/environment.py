@@ -16,8 +16,7 @@ _DENIED = re.compile(r"STY|WINDOW|TERMCAP|COLUMNS|LINES|PYTHONHOME|SLURM_.*|GPU_
 #: Variables from which launchers of several processes take the port at which these meet; torchrun reads the
 #: second. GIVEN_PORT tells a port that a scheduler gave to the surrounding job from one that the user chose.
 PORT_VARIABLES, GIVEN_PORT = ("MASTER_PORT", "PET_MASTER_PORT"), "GPU_SCHEDULER_PORT"
-#: The default port of most launchers. It is left to the jobs whose launchers ignore the variables.
-_DEFAULT_PORT = 29500
+_DEFAULT_PORT = 29500  # left to the jobs whose launchers ignore the variables
 #: Variables that an active environment has set. Conda's own settings, such as CONDA_ENVS_PATH, belong to the
 #: user and are not among them.
 _ACTIVE_ENVIRONMENT = re.compile(r"VIRTUAL_ENV(_PROMPT)?|_CE_(CONDA|M)|CONDA_(PYTHON_)?EXE")

@@ -44,11 +44,8 @@ _PROCESS_COUNT_OPTIONS = {
     "accelerate launch": ("--num_processes", "--num-processes"),
     "deepspeed": ("--num_gpus",),
 }
-#: The options with a port of launchers that ignore MASTER_PORT.
-_PORT_OPTIONS = {
-    "accelerate launch": ("--main_process_port", "--main-process-port"),
-    "deepspeed": ("--master_port",),
-}
+#: The option for the port of each launcher that ignores MASTER_PORT.
+_PORT_OPTIONS = {"accelerate launch": "main_process_port", "deepspeed": "master_port"}
 _MACHINE_COUNT_OPTIONS = ("--num_machines", "--num-machines", "--nnodes", "--num_nodes")
 _TORCHRUN_MODULES = ("torch.distributed.run", "torch.distributed.launch")
 _DEVICE = re.compile(r"cuda:([0-9]{1,3})")
@@ -160,9 +157,9 @@ def _check_launcher(words: Sequence[str], gpus: int) -> Iterator[str]:
         requested = "1 GPU" if gpus == 1 else f"{gpus} GPUs"
         yield f"{launcher} starts {count} processes, but the line requests {requested}; write [gpus={count}]"
     elif launcher == "deepspeed" or (launcher == "accelerate launch" and gpus > 1):
-        ports = _PORT_OPTIONS[launcher]
-        if not any(option.partition("=")[0] in ports for option in options):
-            yield f'{launcher} takes port 29500, as in any other job; add {ports[0]} "$MASTER_PORT"'
+        name = _PORT_OPTIONS[launcher]
+        if not any(option[2:].partition("=")[0].replace("-", "_") == name for option in options):
+            yield f'{launcher} takes port 29500, as in any other job; add --{name} "$MASTER_PORT"'
 
 
 def _find_launcher(words: Sequence[str]) -> tuple[str | None, Sequence[str]]:
