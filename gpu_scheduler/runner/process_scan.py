@@ -170,8 +170,6 @@ def scan(attempts: Mapping[str, RecordedCommand | None]) -> Scan:
             continue
         own_environment = environment(pid)
         _record_token(tokens, pid, own_environment)
-        if pid not in tokens and (token := by_mark.get(mark_of(pid) or "")):
-            marks[pid] = token
         fields = None if own_environment else fields_of(pid)
         if fields is not None and has_ended(fields):
             ended.add((pid, int(fields[19])))
@@ -179,7 +177,9 @@ def scan(attempts: Mapping[str, RecordedCommand | None]) -> Scan:
             living.add(pid)
         missed = missed or (not own_environment and fields is None)
         ticks = None if fields is None else _user_ticks(fields)
-        if ticks is not None and pid not in marks and (pid, ticks) not in _without_environment:
+        if pid not in tokens and (own_environment or ticks) and (token := by_mark.get(mark_of(pid) or "")):
+            marks[pid] = token
+        elif ticks is not None and (pid, ticks) not in _without_environment:
             undecided[pid] = ticks
     missed = missed or not ended <= _seen_zombies
     _seen_zombies.clear()
