@@ -1,8 +1,8 @@
 """P6: jobs' processes hide from the scheduler while runners and schedulers are killed and jobs are cancelled.
 
-Each process hides its environment, leaves its session or leaves its parents, but never does all three. It
-holds a lock for its GPU as long as it lives, so that the next job on that GPU detects whether it is alone. In
-the end, no job may have left a process behind, and no foreign process may have been signalled.
+Each process hides its environment, leaves its session or leaves its parents; some do all three. It holds a
+lock for its GPU as long as it lives, so that the next job on that GPU detects whether it is alone. In the
+end, no job may have left a process behind, and no foreign process may have been signalled.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ _WAYS = {
     "cleared in a session of its own": "setsid -w {clear} sh {script} {arguments}; exit {code}",
     "cleared and forked twice": "({clear} sh {script} {arguments} &); sleep {longer}; exit {code}",
     "its own session, forked twice": "(setsid sh {script} {arguments} &); sleep {longer}; exit {code}",
+    "in every way": "(setsid {clear} sh {script} {arguments} &); sleep {longer}; exit {code}",
 }
 _CODES = (0, 0, 3, 42)
 #: Seconds within which processes must end after every attempt has been reconciled.
@@ -53,7 +54,10 @@ _EXIT_GRACE_S = 10.0
 
 
 def hidden(order: Order) -> Findings:
-    """Runs 300 jobs on two GPUs, kills about half of their runners, and cancels some jobs."""
+    """Runs 300 jobs on two GPUs, kills about half of their runners, and cancels some jobs.
+
+    Some runners are killed while they end the job.
+    """
     found, dice, count = Findings(), order.rng("hidden"), order.scaled(300, 5)
     stage = stage_in(order.folder, order, gpus=2)
     (order.folder / "hidden.sh").write_text(_SCRIPT)
@@ -127,13 +131,18 @@ def _run(
                 process = stage.start()
                 found.count("schedulers killed")
             elif dice.random() < 0.1 and (running := _runners(stage)):
-                _, job_id = dice.choice(running)
+                runner, job_id = dice.choice(running)
                 cancelled.add(job_id)
                 store = stage.store()
                 add_request(store, "cancel", str(job_id), "stress", grace_s=1.0)
                 store.data_dir.ring_doorbell()
                 store.close()
                 found.count("cancelled")
+                if dice.random() < 0.5:
+                    pause(dice.uniform(0.0, 0.1))
+                    if kill(runner):
+                        killed.add(job_id)
+                        found.count("runners killed")
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(60)
