@@ -18,6 +18,7 @@ from pathlib import Path
 
 from tests.stress.execute import PartRun, run_part
 from tests.stress.parts import PARTS, Part
+from tests.stress.report import skipped_text
 
 
 def jobs_of(words: list[str], size: str, seed: int) -> list[PartRun]:
@@ -57,9 +58,10 @@ def main() -> int:
         for future in as_completed([pool.submit(run_part, job) for job in jobs]):
             done.append(future.result())
             print(done[-1], flush=True)
+    parts = [asdict(one) for one in sorted(done, key=lambda one: (one.promise, one.name, one.is_control))]
+    print("".join(f"{line}\n" for line in skipped_text(parts)), end="", flush=True)
     if args.out:
         result = {"seed": args.seed, "size": args.size, "date": time.strftime("%Y-%m-%d")}
-        parts = [asdict(one) for one in sorted(done, key=lambda one: (one.promise, one.name, one.is_control))]
         Path(args.out).write_text(json.dumps({**result, "parts": parts}, indent=1) + "\n")
     return 0 if all(one.good for one in done) else 1
 

@@ -18,6 +18,7 @@ def table(results: dict[str, Any]) -> str:
     """Returns the results as a Markdown table."""
     lines = [
         f"Run on {results['date']}, seed {results['seed']}, size `{results['size']}`.",
+        *skipped_text(results["parts"]),
         "",
         "| guarantee | part | figures | faults | fault rate below (95 %) | faults of the negative control |",
         "| --- | --- | --- | --- | --- | --- |",
@@ -33,6 +34,14 @@ def table(results: dict[str, Any]) -> str:
         cells = [part["promise"], part["name"], done, faults, _bound(part), by_control]
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(lines)
+
+
+def skipped_text(parts: list[dict[str, Any]]) -> list[str]:
+    """Returns a line that names the parts that were skipped, with the reasons; none if all parts ran."""
+    skipped = [
+        f"{one['name']} ({one['skipped']})" for one in parts if one["skipped"] and not one["is_control"]
+    ]
+    return [f"Not run, so not tested by these figures: {'; '.join(skipped)}."] if skipped else []
 
 
 def _figures(figures: dict[str, Any]) -> str:

@@ -15,6 +15,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
+from tests.isolation import LOCK_DIR
 from tests.stress.gated import end_scheduler, killed_at_exit, stage_in
 from tests.stress.harness import Stage, pause
 from tests.stress.part import Findings, Order
@@ -91,7 +92,10 @@ def _uid(dice: random.Random, *mode: str) -> int:
 
 
 def _stage(order: Order, uid: int, *mode: str) -> Stage:
-    """Makes a folder that this user owns. The scheduler in it can read the program's files, as root can."""
+    """Makes a folder that this user owns, and gives them the lock folder.
+
+    The scheduler can read the program's files, as root can.
+    """
     folder = order.folder / "limited"
     stage = stage_in(folder, order, *mode)
     (folder / "job.sh").write_text(_JOB)
@@ -101,7 +105,7 @@ def _stage(order: Order, uid: int, *mode: str) -> Stage:
         stage.prefix = ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups", *reads]
         stage.env |= {"HOME": str(folder), "SCREENDIR": str(folder / "screen")}
         (folder / "screen").mkdir(mode=0o700)
-        for path in (folder, *folder.iterdir()):
+        for path in (folder, *folder.iterdir(), Path(os.environ[LOCK_DIR])):
             os.chown(path, uid, uid)
     return stage
 

@@ -17,7 +17,8 @@ def part(**more: object) -> dict[str, object]:
 def rows(*parts: dict[str, object]) -> list[str]:
     text = table({"date": "2030-01-02", "seed": 7, "size": "full", "parts": list(parts)})
     assert text.startswith("Run on 2030-01-02, seed 7, size `full`.\n")
-    return text.splitlines()[4:]
+    lines = text.splitlines()
+    return lines[lines.index("") + 3 :]
 
 
 def test_row_of_a_part_without_faults_shows_the_bound_and_the_negative_control() -> None:
@@ -32,6 +33,18 @@ def test_row_with_faults_shows_no_bound_and_row_of_a_skipped_part_gives_the_reas
         "| P2 | races | races: 10,000, won: 5/5 | run twice: 1 | - | - |",
         "| P2 | races | skipped: only root | - | - | - |",
     ]
+
+
+def test_report_names_the_parts_that_were_skipped_before_the_table() -> None:
+    skipped = part(name="power cut, XFS", skipped="mkfs.xfs not installed")
+    parts = [part(), skipped, part(name="power cut, btrfs", skipped="mkfs.btrfs not installed")]
+    lines = table({"date": "2030-01-02", "seed": 7, "size": "full", "parts": parts}).splitlines()
+    assert lines[1:3] == [
+        "Not run, so not tested by these figures: power cut, XFS (mkfs.xfs not installed);"
+        " power cut, btrfs (mkfs.btrfs not installed).",
+        "",
+    ]
+    assert table({"date": "2030-01-02", "seed": 7, "size": "full", "parts": [part()]}).splitlines()[1] == ""
 
 
 def test_report_replaces_the_text_between_the_markers() -> None:
