@@ -197,7 +197,8 @@ class _Search:
     def _claim(self, chosen: Sequence[ClaimedGpu], unusable: dict[str, str]) -> bool:
         """Claims the GPUs; returns whether this process now holds them. Records unusable lock files."""
         mib = self._request.criteria.claim_mib
-        wanted = [Wanted(gpu.sample.uuid, mib, gpu.sample.total_mib) for gpu in chosen]
+        samples = [gpu.sample for gpu in chosen]
+        wanted = [Wanted(one.uuid, None if one.exclusive else mib, one.total_mib) for one in samples]
         try:
             return not isinstance(claim_gpus(str(self._folder), wanted, inheritable=True), Refusal)
         except OSError as error:

@@ -90,12 +90,15 @@ def _state(gpu: GpuRecord, share: int, paused: bool, limits: Limits, foreign: Fo
 
 def _is_used_by_foreign_processes(gpu: GpuRecord, limits: Limits) -> bool:
     """Returns whether foreign processes keep jobs without declared memory off a GPU that runs no job."""
+    in_use = gpu.used_mib
+    if gpu.unified and gpu.processes is not None:  # the rest of the machine uses this memory too
+        in_use = sum(one.used_mib or 0 for one in gpu.processes if not one.graphics_only)
     loads = [load for load in gpu.foreign_loads if load is not None]
     available = GpuAvailability(
         gpu.uuid,
         gpu.index,
         gpu.total_mib,
-        foreign_mib=gpu.used_mib,
+        foreign_mib=in_use,
         mean_foreign_load=sum(loads) / len(loads) if loads else None,
     )
     return foreign_use(available, _UNDECLARED, limits) is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from dataclasses import replace
 
 from gpu_scheduler.app.gpu_source import GpuSource
 from gpu_scheduler.claims.foreign_claims import LockReading, read_locks_of
@@ -50,7 +51,7 @@ def with_claims(
     own: the UUIDs of GPUs whose claims are left out, because the caller uses them under an ancestor's claim.
     """
     return tuple(
-        ClaimedGpu(sample)
+        ClaimedGpu(replace(sample, exclusive=False))  # the caller may be the process that uses it
         if sample.uuid in own
         else ClaimedGpu(
             sample,

@@ -57,4 +57,6 @@ def _sample(gpu: GpuRecord, samples_back: int) -> GpuSample:
         load_percent=gpu.loads[-1 - samples_back] if gpu.loads else None,
         processes=gpu.processes,
         fault=gpu.fault,
+        exclusive=gpu.exclusive,
+        unified=gpu.unified,
     )

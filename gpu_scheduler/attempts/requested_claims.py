@@ -26,13 +26,14 @@ def requested_claims(store: Store, attempt: AttemptRecord, folder: ClaimFolder) 
     # An adopted process may hold a claim itself, if `run` has executed it.
     held = {uuid for uuid, found in locks.items() if attempt.watched_pid in [lock.pid for lock in found]}
     totals = {gpu.uuid: gpu.total_mib for gpu in store.gpus()}
+    exclusive = {gpu.uuid for gpu in store.gpus() if gpu.exclusive}
     # Of two attempts that start in the same round, only the later one gives way.
     earlier = [one for one in store.active_attempts() if one.id < attempt.id and one.state.holds_gpus]
     gpus = []
     for uuid in names:
         beside = [one.allocation_on(uuid) for one in earlier if uuid in one.gpus]
         total = totals.get(uuid)
-        mib = capped_claim(attempt.allocation_on(uuid), beside, total)
+        mib = None if uuid in exclusive else capped_claim(attempt.allocation_on(uuid), beside, total)
         range_mib = total if mib is None else claimable_total(total)
         if mib == 0:
             # Nothing is left. A claim beyond the memory still keeps others from claiming the whole GPU.

@@ -78,8 +78,9 @@ def gpus(options: Namespace) -> int:
     with source.probe:
         found = machine_gpus(source)
     problem = lock_folder_problem(source)
-    if problem is not None:
-        print_message(problem)
+    for message in (source.probe.note, problem):
+        if message:
+            print_message(message)
     sys.stdout.write(to_json(found) if options.json else to_text(found, stdout_screen().width))
     return 0
 

@@ -78,6 +78,7 @@ class Sampler:
             self._watch.record_failure(error.why)
             recorder.record_probe_failure(error.why)
             return
+        self._log_note(snapshot)
         settled, _ = update_faults(snapshot.gpus, _still_managed(known, snapshot.gpus))
         samples, note = restrict_to_visible(settled, os.environ.get("CUDA_VISIBLE_DEVICES"))
         if note is not None and not samples:
@@ -156,12 +157,17 @@ class Sampler:
         settled, changes = update_faults(snapshot.gpus, known)
         if self._watch.failure is not None:
             log.info("the GPUs respond again")
+        self._log_note(snapshot)
         self._watch.accept_sample(replace(snapshot, gpus=settled))
         now = self._clock.now()
         recorder.record_gpus(_with_uuid(settled), [gpu.uuid for gpu in known] if found else None, now)
         self._without_uuid -= {gpu.index for gpu in found}
         for change in changes:
             self._log_change(change)
+
+    def _log_note(self, snapshot: Snapshot) -> None:
+        if snapshot.note and (self._watch.snapshot is None or self._watch.snapshot.note != snapshot.note):
+            log.warning("%s", snapshot.note)
 
     def _log_change(self, change: GpuChange) -> None:
         gpu = change.gpu

@@ -184,4 +184,6 @@ _GPU_FIELDS: Mapping[str, Callable[[Any], Any]] = {
     "loads": _tuple,
     "foreign_peaks": _tuples,
     "foreign_loads": _tuple,
+    "exclusive": bool,
+    "unified": bool,
 }

@@ -291,7 +291,8 @@ class GpuRecord:
     foreign_loads: the last loads in percent that foreign processes caused; foreign_load_boot: the time of the
     newest sample in foreign_loads. foreign_peaks: the pid, the start in wall seconds and the highest observed
     memory in MiB of each foreign process. usable_since: when it was last resumed, became managed, or
-    recovered from a fault, in wall seconds; None if that was before the store recorded it.
+    recovered from a fault, in wall seconds; None if that was before the store recorded it. exclusive and
+    unified: as in GpuSample.
     """
 
     uuid: str
@@ -309,3 +310,5 @@ class GpuRecord:
     foreign_loads: tuple[float | None, ...]
     foreign_load_boot: float | None
     usable_since: float | None
+    exclusive: bool = False
+    unified: bool = False

@@ -37,9 +37,11 @@ def record_samples(
             # While no GPU could be read, no job started anywhere, so no job was overtaken.
             " usable_since = CASE WHEN json_extract(fault, '$.kind') <> ?9 AND ?4 IS NULL THEN ?5"
             " ELSE usable_since END,"
-            " fault = ?4, sampled_at = ?5, processes = ?6, loads = ?7 WHERE uuid = ?8",
+            " fault = ?4, sampled_at = ?5, processes = ?6, loads = ?7, exclusive = ?10, unified = ?11"
+            " WHERE uuid = ?8",
             (gpu.total_mib, gpu.used_mib, gpu.load_percent, gpu.fault and gpu.fault.to_json(), at,
-             _processes_json(gpu), _recent_loads_json(db, gpu), gpu.uuid, FaultKind.UNREADABLE.value),
+             _processes_json(gpu), _recent_loads_json(db, gpu), gpu.uuid, FaultKind.UNREADABLE.value,
+             gpu.exclusive, gpu.unified),
         )  # fmt: skip
     if managed is not None:
         listed = json.dumps(list(managed))

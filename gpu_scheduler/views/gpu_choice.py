@@ -41,10 +41,11 @@ def _predicate(found: Ineligibility) -> str:
         return f"has {found.free_mib} MiB free{claimed}"
     if found.kind is IneligibilityKind.LOAD:
         return f"has a utilization of {found.load_percent:.0f}%"
-    return _UNKNOWN[found.kind]
+    return _PREDICATES[found.kind]
 
 
-_UNKNOWN = {
+_PREDICATES = {
+    IneligibilityKind.EXCLUSIVE: "is in compute mode Exclusive_Process, and a process uses it",
     IneligibilityKind.MEMORY_UNKNOWN: "does not report its free memory",
     IneligibilityKind.LOAD_UNKNOWN: "does not report its utilization",
 }

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from gpu_scheduler.core.model.gpu import GpuSample
 from gpu_scheduler.core.model.gpu_claim import GpuClaim
 from gpu_scheduler.core.text.formatting import safe_text
+from gpu_scheduler.store.records import GpuRecord
 
 #: Maximum number of claims on one GPU that are listed.
 _MAX_LISTED = 3
@@ -35,6 +37,12 @@ def claims_text(claims: Sequence[GpuClaim]) -> str:
     listed = [claim_text(claim) for claim in claims[:_MAX_LISTED]]
     more = len(claims) - len(listed)
     return "; ".join([*listed, *([f"and {more} more"] if more else [])])
+
+
+def mode_lines(gpu: GpuSample | GpuRecord) -> list[str]:
+    """Returns lines about the compute mode and the memory of a GPU, if there is anything to say."""
+    exclusive = ["compute mode Exclusive_Process: one job at a time"] if gpu.exclusive else []
+    return [*exclusive, *(["unified memory: total and use are those of the machine"] if gpu.unified else [])]
 
 
 def claims_problem_text(problem: str) -> str:

@@ -31,6 +31,9 @@ def obstacle_text(found: GpuObstacle, now: float = 0.0) -> str:
         return f"{_foreign_load_source(found)} {found.foreign_load} %"
     if found.kind in (ObstacleKind.FOREIGN_MEMORY, ObstacleKind.FOREIGN_PROCESS):
         return _foreign_memory_text(found)
+    if found.kind is ObstacleKind.EXCLUSIVE:
+        user = "one job at a time" if found.foreign_pid is None else f"used by process {found.foreign_pid}"
+        return f"compute mode Exclusive_Process, {user}"
     if found.kind is ObstacleKind.CLAIMED:
         return claims_text(found.claims)
     if found.kind is ObstacleKind.CLAIMS_UNKNOWN:
@@ -38,6 +41,8 @@ def obstacle_text(found: GpuObstacle, now: float = 0.0) -> str:
     return _OBSTACLE_TEXTS[found.kind]
 
 
+#: The most MiB that may be those of a display, or of Windows.
+_DISPLAY_MIB = 16 * 1024
 _OBSTACLE_TEXTS = {
     ObstacleKind.PAUSED: "paused",
     ObstacleKind.NOT_SAMPLED: "not reported by the probe",
@@ -59,11 +64,14 @@ def _foreign_memory_text(found: GpuObstacle) -> str:
     memory = format_memory(found.foreign_mib or 0)
     if found.foreign_pid is not None:
         return f"foreign process {found.foreign_pid} uses {memory}"
-    return (
-        f"{memory} in use by unknown processes or the driver"
+    text = (
+        "{} in use by unknown processes or the driver"
         if found.processes_listed
-        else f"foreign processes use {memory}"
+        else "foreign processes use {}"
     )
+    if found.kind is ObstacleKind.FOREIGN_PROCESS and (found.foreign_mib or 0) <= _DISPLAY_MIB:
+        text += f"; `start --idle-threshold {-(-(found.foreign_mib or 0) * 11 // 1000) * 100}` ignores it"
+    return text.format(memory)
 
 
 def _foreign_load_source(found: GpuObstacle) -> str:
@@ -85,6 +93,7 @@ _OBSTACLE_REMEDIES = {
     ObstacleKind.QUARANTINED: "end what is left (kill -9)",
     ObstacleKind.RELEASING: _SOON,
     ObstacleKind.AWAITING_MEMORY: _SOON,
+    ObstacleKind.EXCLUSIVE: "`sudo nvidia-smi -i {gpu} -c 0` lets several processes use the GPU",
     ObstacleKind.MEMORY_UNKNOWN: "check the GPU's memory with `nvidia-smi -q -i {gpu}`",
     ObstacleKind.FOREIGN_MEMORY: f"{_WAIT}declare the job's memory, as in [vram=8G]; or start the scheduler"
     " with a higher --mem-threshold",

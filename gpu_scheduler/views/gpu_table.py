@@ -10,7 +10,7 @@ from gpu_scheduler.core.model.gpu_list import format_ranges
 from gpu_scheduler.core.model.units import format_share
 from gpu_scheduler.core.text.formatting import format_memory, safe_text
 from gpu_scheduler.views.colours import GREEN, RED, YELLOW
-from gpu_scheduler.views.gpu_claims import claims_problem_text, claims_text
+from gpu_scheduler.views.gpu_claims import claims_problem_text, claims_text, mode_lines
 from gpu_scheduler.views.layout import Cell, Column, TableRow
 
 _COLOURS = {
@@ -55,7 +55,7 @@ def _row(gpu: GpuView, by_memory: bool) -> TableRow:
             Cell(_jobs_text(gpu)),
             Cell(name),
         ],
-        detail_lines=[safe_text(text) for text in _claim_lines(gpu)],
+        detail_lines=[safe_text(text) for text in _detail_lines(gpu)],
     )
 
 
@@ -65,10 +65,10 @@ def _jobs_text(gpu: GpuView) -> str:
     return ", ".join(text for text in (format_ranges(gpu.jobs), then) if text) or "-"
 
 
-def _claim_lines(gpu: GpuView) -> list[str]:
-    """Returns lines about the claims of other programs on the GPU, if there is anything to say."""
+def _detail_lines(gpu: GpuView) -> list[str]:
+    """Returns lines about the modes of the GPU and about claims, if there is anything to say."""
     problem = [] if gpu.claims_problem is None else [claims_problem_text(gpu.claims_problem)]
-    return [*problem, *([claims_text(gpu.claims)] if gpu.claims else [])]
+    return [*mode_lines(gpu.record), *problem, *([claims_text(gpu.claims)] if gpu.claims else [])]
 
 
 def _memory_text(gpu: GpuView) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from gpu_scheduler.core.model.claimed_gpu import ClaimedGpu
 from gpu_scheduler.core.text.formatting import safe_text
-from gpu_scheduler.views.gpu_claims import claim_objects, claim_text, claims_problem_text
+from gpu_scheduler.views.gpu_claims import claim_objects, claim_text, claims_problem_text, mode_lines
 from gpu_scheduler.views.layout import Cell, Column, TableRow, render_table
 
 
@@ -33,7 +33,7 @@ def _row(gpu: ClaimedGpu, columns: int) -> TableRow:
     claims = [safe_text(claims_problem_text(gpu.claims_problem))] if gpu.claims_problem else []
     return TableRow(
         [Cell(text) for text in cells[:columns]],
-        detail_lines=[*claims, *(claim_text(claim) for claim in gpu.claims)],
+        detail_lines=[*mode_lines(sample), *claims, *(claim_text(claim) for claim in gpu.claims)],
     )
 
 
@@ -56,6 +56,8 @@ def _gpu_object(gpu: ClaimedGpu) -> dict[str, Any]:
         "memory_used_mib": sample.used_mib,
         "memory_total_mib": sample.total_mib,
         "memory_free_mib": gpu.free_mib,
+        "unified_memory": sample.unified,
+        "exclusive_process": sample.exclusive,
         "load_percent": sample.load_percent,
         "fault": None if sample.fault is None else str(sample.fault),
         "claims": claim_objects(gpu.claims, gpu.claims_problem),

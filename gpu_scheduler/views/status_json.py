@@ -27,6 +27,8 @@ def gpu_object(gpu: GpuView) -> dict[str, Any]:
         "memory_used_mib": record.used_mib,
         "memory_total_mib": record.total_mib,
         "memory_allocated_mib": gpu.allocated_mib,
+        "unified_memory": record.unified,
+        "exclusive_process": record.exclusive,
         "load_percent": record.load_percent,
         "fault": None if record.fault is None else str(record.fault),
         "sampled_at": record.sampled_at,

@@ -81,6 +81,24 @@ def test_run_takes_the_gpu_with_the_most_free_memory_and_forwards_the_exit_code(
     assert err.endswith(", 44211 MiB free)\n")
 
 
+def test_run_takes_a_gpu_in_exclusive_mode_entirely_and_only_without_another_process(driver: Box) -> None:
+    driver.plant(FakeGpu("GPU-a", 1, mode=3))
+    driver.hold("--mb", "1000")
+    assert not driver.can_claim("--mb", "1000")
+    driver.plant(FakeGpu("GPU-a", 1, mode=3, compute=((7, 10),)), FakeGpu("GPU-b", 2, mode=2))
+    code, _, err = driver.run("run", "--min-free-mb", "5", "--timeout", "0", "--", "true")
+    assert code == 124
+    assert "GPU 1 has a fault: in compute mode Prohibited" in err
+
+
+def test_run_waits_for_the_process_on_a_gpu_in_exclusive_mode(driver: Box) -> None:
+    driver.plant(FakeGpu("GPU-a", 1, mode=3, compute=((7, 10),)))
+    code, _, err = driver.run("run", "--timeout", "0", "--", "true")
+    assert (code, "GPU 0 is in compute mode Exclusive_Process, and a process uses it" in err) == (124, True)
+    driver.plant(FakeGpu("GPU-a", 1, mode=3, graphics=((7, 10),)))
+    assert driver.run("run", "--timeout", "0", "--", "true")[0] == 0
+
+
 def test_wait_prints_the_ids_and_says_that_it_holds_nothing(any_box: Box) -> None:
     code, out, err = any_box.run("wait", "-n", "2")
     assert (code, out) == (0, "0,1\n")

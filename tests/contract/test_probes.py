@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 
 from gpu_scheduler.config import ProbeKind
-from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample
-from gpu_scheduler.core.model.gpu_fault import LOST, MIG_MODE
+from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample, Snapshot
+from gpu_scheduler.core.model.gpu_fault import LOST, MIG_MODE, PROHIBITED
 from gpu_scheduler.errors import GpuStateError
 from gpu_scheduler.gpus.probes import ProbeError
 from gpu_scheduler.gpus.probes.probe_client import ProbeClient
+from gpu_scheduler.gpus.probes.probe_server import take_sample
 from tests.fakes.machine import FakeGpu, FakeMachine
 
 ALL: tuple[ProbeKind, ...] = ("simulated", "nvml", "gputil")
@@ -145,6 +146,71 @@ def test_gputil_error_without_nvidia_smi_names_a_remedy(
         pytest.raises(GpuStateError, match=r"nvidia-smi is not on PATH\n.*--simul"),
     ):
         probe.sample()
+
+
+def test_compute_mode_is_read(real: FakeMachine, where: str) -> None:
+    real.plant(*(FakeGpu(f"GPU-{mode}", 1 + mode, mode=mode) for mode in range(4)))
+    gpus = sample(real, where)
+    assert [(gpu.exclusive, gpu.fault) for gpu in gpus] == [
+        (False, None),
+        (True, None),
+        (False, PROHIBITED),
+        (True, None),
+    ]
+
+
+def test_memory_of_a_gpu_without_memory_of_its_own_is_that_of_the_machine(
+    real: FakeMachine, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real.plant(FakeGpu("GPU-a", 1, unified=True), FakeGpu("GPU-b", 2, used=5))
+    shared, own = sample(real, where)
+    first, kib, _ = Path("/proc/meminfo").read_text().split(maxsplit=2)
+    assert (first, shared.total_mib, shared.unified) == ("MemTotal:", int(kib) // 1024, True)
+    assert 0 < (shared.used_mib or 0) < int(kib) // 1024
+    assert (own.total_mib, own.used_mib, own.unified, shared.fault) == (24576, 5, False, None)
+    for text in ("", "MemTotal: x kB\n", "MemTotal:  2048 kB\n"):
+        (tmp_path / "meminfo").write_text(text)
+        monkeypatch.setattr("gpu_scheduler.gpus.probes.MEMINFO", str(tmp_path / "meminfo"))
+        shared, own = sample(real, "here")
+        assert (shared.total_mib, shared.used_mib, shared.unified, own.used_mib) == (None, None, True, 5)
+
+
+@pytest.mark.parametrize("call", ["nvmlInit", "nvmlDeviceGetCount"])
+@pytest.mark.parametrize(
+    "answer", [OSError("no library"), TypeError("odd"), RecursionError(), MemoryError("full"), None, "x"]
+)
+def test_auto_falls_back_if_nvml_fails_for_whatever_reason_and_says_so(
+    call: str, answer: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = FakeMachine("auto", tmp_path / "machine", monkeypatch)
+    machine.plant(FakeGpu())
+    probe = machine.probe()
+
+    def broken() -> object:
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    with monkeypatch.context() as patch:
+        patch.setattr(f"tests.fakes.pynvml.{call}", broken)
+        taken = take_sample(probe)
+        assert isinstance(taken, Snapshot)
+        assert [gpu.uuid for gpu in taken.gpus] == ["GPU-a"]
+        fails = call == "nvmlDeviceGetCount" or isinstance(answer, Exception)
+        assert ("; the GPUs are read with nvidia-smi instead of NVML, so" in taken.note) == fails
+    # NVML is used again as soon as it works.
+    taken = take_sample(probe)
+    assert isinstance(taken, Snapshot)
+    assert (taken.gpus[0].processes, taken.note) == ((), "")
+
+
+def test_auto_asks_nvidia_smi_if_nvml_finds_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = FakeMachine("auto", tmp_path / "machine", monkeypatch)
+    machine.plant(FakeGpu())
+    monkeypatch.setattr("tests.fakes.pynvml.nvmlDeviceGetCount", lambda: 0)
+    assert [gpu.uuid for gpu in machine.probe().sample()] == ["GPU-a"]
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert machine.probe().sample() == ()
 
 
 def test_auto_uses_nvml_and_falls_back_to_gputil(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample
+from gpu_scheduler.core.model.gpu_claim import GpuClaim
 from gpu_scheduler.core.model.gpu_obstacle import GpuObstacle, ObstacleKind
 from gpu_scheduler.core.model.need import Need
 from gpu_scheduler.core.model.states import AttemptState
@@ -210,6 +211,98 @@ def test_foreign_memory_is_unknown_if_the_driver_reports_no_memory() -> None:
         None,
         None,
     )
+
+
+def unified(used: int, *processes: GpuProcess, listed: bool = True) -> Gpu:
+    """Returns a GPU that uses the memory of a machine, which has as much memory as other GPUs."""
+    one = gpu(0, used, processes if listed else None)
+    assert one.sample is not None
+    return replace(one, sample=replace(one.sample, unified=True))
+
+
+def test_unified_memory_in_use_by_the_machine_is_committed_but_leaves_the_gpu_idle() -> None:
+    busy_machine = unified(10_000)
+    assert (available(busy_machine).foreign_mib, available(busy_machine).committed_mib) == (0, 10_000)
+    assert unattributed_memory(busy_machine, (), LIMITS) is None
+    for resources in (ALONE, HALF, WHOLE, ResourceSpec(vram=14_000)):
+        assert isinstance(start_or_reason(busy_machine, resources), act.Start)
+    assert "room for 13.7 GiB" in str(start_or_reason(busy_machine, ResourceSpec(vram=15_000)))
+    full = unified(int(0.8 * TOTAL) + 600)
+    assert "in use by unknown processes" in str(start_or_reason(full, HALF))
+    assert isinstance(start_or_reason(full, ResourceSpec(vram=3000)), act.Start)
+
+
+def test_memory_declared_on_unified_memory_is_kept_beside_that_of_the_machine() -> None:
+    ours = running(1, vram=8000)
+    beside = unified(9000, GpuProcess(5, 1000))
+    beside = replace(beside, owners={5: 1})
+    # 8000 MiB of the machine are in use, and 8000 MiB are declared.
+    assert available(beside, ours).committed_mib == 8000 + 8000
+    assert isinstance(start_or_reason(beside, ResourceSpec(vram=8000), ours), act.Start)
+    assert isinstance(start_or_reason(beside, ResourceSpec(vram=9000), ours), str)
+
+
+def test_a_gpu_with_unified_memory_is_idle_if_the_driver_lists_no_foreign_process() -> None:
+    foreign = unified(9000, GpuProcess(7, 5000))
+    assert "foreign process 7 uses 4.9 GiB" in str(start_or_reason(foreign, ALONE))
+    desktop = unified(9000, GpuProcess(7, 150, graphics_only=True), GpuProcess(8, 180))
+    assert isinstance(start_or_reason(desktop, ALONE), act.Start)
+    unlisted = start_or_reason(unified(9000, listed=False), ALONE)
+    assert "foreign processes use 8.8 GiB; `start --idle-threshold 10000` ignores it" in str(unlisted)
+    assert isinstance(start_or_reason(unified(9000, listed=False), ResourceSpec(vram=9000)), act.Start)
+
+
+def test_a_job_on_unified_memory_is_released_whatever_memory_the_machine_uses() -> None:
+    ended = running(1, share=1000, state=AttemptState.RELEASED, released_at=998.0, baseline_mib={"U0": 0})
+    assert act.RecordMemoryReleased(1) in plan(facts(unified(12_000), attempts=(ended,)))
+    assert act.RecordMemoryReleased(1) not in plan(facts(gpu(0, 12_000), attempts=(ended,)))
+
+
+@pytest.mark.parametrize(
+    ("used", "listed"), [(201, False), (1639, False), (6000, False), (16_000, False), (2048, True)]
+)
+def test_the_idle_threshold_that_a_wait_reason_names_would_do(used: int, listed: bool) -> None:
+    one = gpu(0, used, () if listed else None)
+    words = str(start_or_reason(one, ALONE))
+    (named,) = re.findall(r"; `start --idle-threshold (\d+)` ignores it", words)
+    enough = replace(LIMITS, idle_threshold_mib=int(named))
+    assert obstacle(available(one), Need(1, 1000, alone=True), enough) is None
+    assert int(named) < 1.2 * used + 100
+    with_process = start_or_reason(gpu(0, used, (GpuProcess(7, used),)), ALONE)
+    assert "idle-threshold" not in str(with_process)
+
+
+def exclusive(*processes: GpuProcess, used: int | None = None) -> Gpu:
+    one = gpu(0, used, processes)
+    assert one.sample is not None
+    return replace(one, sample=replace(one.sample, exclusive=True))
+
+
+@pytest.mark.parametrize("resources", [HALF, WHOLE, ResourceSpec(vram=2000), ResourceSpec(share=100)])
+def test_a_gpu_in_exclusive_mode_takes_one_job_at_a_time(resources: ResourceSpec) -> None:
+    assert isinstance(start_or_reason(exclusive(), resources), act.Start)
+    ours = running(1, share=100)
+    beside = replace(exclusive(GpuProcess(5, 100)), owners={5: 1})
+    reason = str(start_or_reason(beside, resources, ours))
+    assert reason.endswith(("(GPU 0: compute mode Exclusive_Process, one job at a time)", "0 free"))
+    assert ("Exclusive_Process" in reason) or resources is WHOLE
+    small = GpuProcess(7, 10)
+    assert str(start_or_reason(exclusive(small), resources)).endswith(
+        "(GPU 0: compute mode Exclusive_Process, used by process 7)"
+    )
+    display = GpuProcess(7, 10, graphics_only=True)
+    assert isinstance(start_or_reason(exclusive(display), resources), act.Start)
+
+
+def test_two_jobs_of_one_round_do_not_share_a_gpu_in_exclusive_mode() -> None:
+    actions = plan(facts(exclusive(), gpu(1), pending_groups=(group(ResourceSpec(share=100), 1, 2, 3),)))
+    starts = [one.gpus for one in actions if isinstance(one, act.Start)]
+    assert sorted(starts) == [("U0",), ("U1",), ("U1",)]
+
+
+def test_any_claim_of_another_program_closes_a_gpu_in_exclusive_mode() -> None:
+    claimed = replace(exclusive(), claims=(GpuClaim(100, 7, "ann"),))
+    assert "100 MiB claimed by" in str(start_or_reason(claimed, ResourceSpec(vram=2000)))
 
 
 def test_unattributed_memory_is_reserved_and_counts_as_foreign_above_the_driver_allowance() -> None:

@@ -24,7 +24,8 @@ class FakeGpu:
     """A GPU as a probe reads it, in MiB and percent.
 
     compute, graphics: processes as (pid, MiB); measured: process loads that NVML has measured, as (pid,
-    percent, seconds ago); errors: error codes by NVML call.
+    percent, seconds ago); errors: error codes by NVML call. mode: the compute mode, as in NVML. unified:
+    whether it uses the memory of the machine. name: each character stands for one byte.
     """
 
     uuid: str = "GPU-a"
@@ -38,6 +39,9 @@ class FakeGpu:
     mig: int | None = None
     errors: dict[str, int] = field(default_factory=dict)
     measured: tuple[tuple[int, int, float], ...] = ()
+    mode: int = 0
+    unified: bool = False
+    name: str = "Fake"
 
 
 class FakeMachine:
@@ -71,18 +75,22 @@ class FakeMachine:
             errors = dict(card.errors)
             if card.lost:
                 errors["GetHandleByIndex"] = 15
+            if card.unified:
+                errors |= {"GetMemoryInfo": 3, "GetMemoryInfo_v2": 3}
             if card.load is None:
                 errors["GetUtilizationRates"] = 3
-            values = {key: getattr(card, key) for key in ("uuid", "bus", "total", "used", "load", "mig")}
+            values = {
+                key: getattr(card, key) for key in ("uuid", "bus", "total", "used", "load", "mig", "mode")
+            }
             values |= {"compute": card.compute, "graphics": card.graphics, "measured": card.measured}
-            values |= {"errors": errors, "name": "Fake"}
+            values |= {"errors": errors, "name": card.name}
             raw.append(values)
         (self.folder / "gpus.json").write_text(json.dumps({"cards": raw, **world}))
 
     def _plant_smi(self, cards: Sequence[FakeGpu]) -> None:
         # Reverse the lines (which no driver does), so that the parser cannot rely on their order.
         lines = [_smi_line(i, card) for i, card in enumerate(sorted(cards, key=lambda c: c.bus))]
-        (self.folder / "smi.csv").write_text("".join(f"{line}\n" for line in reversed(lines)))
+        (self.folder / "smi.csv").write_text("".join(f"{line}\n" for line in reversed(lines)), "latin-1")
 
     def _plant_simulation(self, cards: Sequence[FakeGpu]) -> None:
         if self.kind != "simulated":
@@ -104,6 +112,9 @@ def _smi_line(index: int, gpu: FakeGpu) -> str:
     if gpu.lost:
         return f"{index}, {gpu.uuid}, " + ", ".join(["[GPU is lost]"] * 5 + ["Fake"] + ["[GPU is lost]"] * 5)
     load = "[N/A]" if gpu.load is None else f"{gpu.load:.0f}"
-    mode = {None: "[N/A]", 0: "Disabled", 1: "Enabled"}[gpu.mig]
-    memory = f"{gpu.total}, {gpu.used}, {gpu.total - gpu.used}"
-    return f"{index}, {gpu.uuid}, {load}, {memory}, 550.1, Fake, 0, Disabled, Disabled, 40, {mode}"
+    mig = {None: "[N/A]", 0: "Disabled", 1: "Enabled"}[gpu.mig]
+    mode = ("Default", "Exclusive_Thread", "Prohibited", "Exclusive_Process")[gpu.mode]
+    memory = f"{gpu.total}, {gpu.used}, {gpu.total - gpu.used}" if not gpu.unified else "[N/A], [N/A], [N/A]"
+    return (
+        f"{index}, {gpu.uuid}, {load}, {memory}, 550.1, {gpu.name}, 0, Disabled, Disabled, 40, {mode}, {mig}"
+    )

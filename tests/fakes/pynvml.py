@@ -3,6 +3,7 @@
     {"init": null, "cards": [{"uuid": …, "name": …, "bus": 1, "total": MiB, "used": MiB, "load": percent,
                               "compute": [[pid, MiB]], "graphics": [[pid, MiB]],
                               "measured": [[pid, percent, seconds ago]] (none: "Not Found"),
+                              "mode": the compute mode (0 = default),
                               "mig": null, or the mode, or [the mode now, the mode after a reset],
                               "errors": {"call": code}}]}
 
@@ -118,8 +119,9 @@ def nvmlDeviceGetUUID(i: int) -> str:
     return str(_gpu("GetUUID", i)["uuid"])
 
 
-def nvmlDeviceGetName(i: int) -> bytes:
-    return str(_gpu("GetName", i)["name"]).encode()
+def nvmlDeviceGetName(i: int) -> str:
+    # The real library decodes the bytes of the driver too, without allowing for errors.
+    return str(_gpu("GetName", i)["name"]).encode("latin-1").decode()
 
 
 def nvmlDeviceGetPciInfo(i: int) -> Any:
@@ -153,6 +155,10 @@ def nvmlDeviceGetProcessUtilization(i: int, last_seen: int) -> list[Any]:
     if not newer:
         raise NVMLError(NVML_ERROR_NOT_FOUND)
     return newer
+
+
+def nvmlDeviceGetComputeMode(i: int) -> int:
+    return int(_gpu("GetComputeMode", i).get("mode", 0))
 
 
 def nvmlDeviceGetMigMode(i: int) -> list[int]:

@@ -73,7 +73,35 @@ CASES = (
     Case(
         "memory not available (GB10, shared with the machine)",
         "0, GPU-s, 2, [N/A], [N/A], [N/A], 580.126.09, NVIDIA GB10, [N/A], Disabled, Disabled, 36, [N/A]\n",
+        ((0, "GPU-s", 122880, 7168, 2.0, None),),
+    ),
+    Case(
+        "memory that this user may not read is not that of the machine",
+        "0, GPU-s, 2, [Insufficient Permissions], [Insufficient Permissions], [N/A], 580.126.09, NVIDIA A100,"
+        " [N/A], Disabled, Disabled, 36, Default, [N/A]\n",
         ((0, "GPU-s", None, None, 2.0, None),),
+    ),
+    Case(
+        "memory of a GPU in MIG mode is not that of the machine",
+        "0, GPU-s, [N/A], [N/A], [N/A], [N/A], 580.126.09, NVIDIA A100, [N/A], Disabled, Disabled, 36,"
+        " Default, Enabled\n",
+        ((0, "GPU-s", None, None, None, "in MIG mode"),),
+    ),
+    Case(
+        "compute mode Prohibited",
+        "0, GPU-s, 2, 81920, 5, 81915, 580.126.09, NVIDIA A100, [N/A], Disabled, Disabled, 36, Prohibited,"
+        " [N/A]\n",
+        ((0, "GPU-s", 81920, 5, 2.0, "in compute mode Prohibited"),),
+    ),
+    Case(
+        "a number with 400 digits",
+        f"{_row(0, 'GPU-z', '0, ' + '9' * 400 + ', 5, 0')}\n{C}\n",
+        ((0, "GPU-z", None, 5, 0.0, None), C_OBSERVED),
+    ),
+    Case(
+        "a name that is not UTF-8",
+        _row(0, "GPU-z", "0, 100, 5, 0").encode().replace(b"NVIDIA", b"\xf8\xff") + f"\n{C}\n".encode(),
+        ((0, "GPU-z", 100, 5, 0.0, None), C_OBSERVED),
     ),
     Case(
         "memory of 0 MiB",

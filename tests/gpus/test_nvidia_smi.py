@@ -18,6 +18,8 @@ from tests.gpus.smi_table import CASES, NO_HANDLE, A, B, C, Case, Observed
 
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeMachine:
+    (tmp_path / "meminfo").write_text("MemTotal:       125829120 kB\nMemAvailable:   118489088 kB\n")
+    monkeypatch.setattr("gpu_scheduler.gpus.probes.MEMINFO", str(tmp_path / "meminfo"))
     return FakeMachine("gputil", tmp_path / "machine", monkeypatch)
 
 
@@ -64,12 +66,22 @@ def test_output_without_gpus_is_an_error_with_a_remedy(case: Case, machine: Fake
     assert str(caught.value).isprintable()
 
 
-def test_nvidia_smi_runs_once_if_gputil_can_read_its_whole_output(machine: FakeMachine) -> None:
-    machine.plant(FakeGpu("GPU-a", 1), FakeGpu("GPU-b", 2, used=5, load=7.0))
-    (machine.folder / "calls").touch()
-    assert len(machine.probe().sample()) == 2
-    [call] = (machine.folder / "calls").read_text().splitlines()
+def test_nvidia_smi_runs_once_if_gputil_can_read_its_whole_output_and_rarely_for_the_modes(
+    machine: FakeMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine.plant(FakeGpu("GPU-a", 1), FakeGpu("GPU-b", 2, used=5, load=7.0, mode=3))
+    probe, calls = machine.probe(), machine.folder / "calls"
+    calls.touch()
+    assert [gpu.exclusive for gpu in probe.sample()] == [False, True]
+    call, modes = calls.read_text().splitlines()
     assert "mig.mode" not in call
+    assert "--query-gpu=uuid,compute_mode " in modes
+    calls.write_text("")
+    assert [gpu.exclusive for gpu in probe.sample()] == [False, True]
+    assert calls.read_text().splitlines() == [call]
+    monkeypatch.setattr("gpu_scheduler.gpus.probes.gputil.MODES_S", 0.0)
+    machine.plant(FakeGpu("GPU-a", 1), FakeGpu("GPU-b", 2))
+    assert [gpu.exclusive for gpu in machine.probe().sample()] == [False, False]
 
 
 def test_driver_without_mig_is_queried_without_the_mig_field(machine: FakeMachine) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -30,7 +31,15 @@ ABOUT_ONE = [
     ("GetUtilizationRates", NOT_SUPPORTED, None),
     ("GetUtilizationRates", NO_DATA, None),
     ("GetUtilizationRates", RESET_REQUIRED, "query failed: GPU requires restart"),
-    ("GetUtilizationRates", 77, "query failed: NVML Error with code 77"),
+    ("GetUtilizationRates", 77, None),
+    ("GetPciInfo", 77, None),
+    ("GetName", 77, None),
+    ("GetUUID", 77, "query failed: its UUID cannot be read"),
+    ("GetHandleByIndex", 77, "query failed: no handle (code 77)"),
+    ("GetComputeMode", NOT_SUPPORTED, None),
+    ("GetComputeMode", RESET_REQUIRED, "query failed: GPU requires restart"),
+    *(("GetMemoryInfo_v2", code, None) for code in (2, 25, 26, 14)),
+    *(("GetUtilizationRates", code, f"query failed: {MESSAGES[code]}") for code in (1, 9, 20)),
     ("GetComputeRunningProcesses", NO_PERMISSION, None),
     ("GetGraphicsRunningProcesses", TIMEOUT, "query failed: Timeout"),
     ("GetMigMode", FUNCTION_NOT_FOUND, None),
@@ -125,8 +134,9 @@ def test_value_that_the_driver_does_not_support_is_unknown(machine: FakeMachine,
     calls = ["GetMemoryInfo", "GetMemoryInfo_v2", "GetUtilizationRates", "GetComputeRunningProcesses"]
     machine.plant(FakeGpu(errors=dict.fromkeys(calls, code)))
     (gpu,) = machine.probe().sample()
-    assert (gpu.total_mib, gpu.used_mib, gpu.load_percent, gpu.processes) == (None, None, None, None)
-    assert gpu.fault is None
+    assert (gpu.load_percent, gpu.processes, gpu.fault) == (None, None, None)
+    assert gpu.unified == (code == NOT_SUPPORTED)
+    assert gpu.unified or (gpu.total_mib, gpu.used_mib) == (None, None)
 
 
 def test_old_driver_uses_version_1_of_the_memory_call(machine: FakeMachine) -> None:
@@ -134,10 +144,10 @@ def test_old_driver_uses_version_1_of_the_memory_call(machine: FakeMachine) -> N
     assert machine.probe().sample()[0].used_mib == 321
 
 
-def test_values_read_before_a_fault_are_kept(machine: FakeMachine) -> None:
+def test_a_fault_leaves_only_its_own_field_unknown(machine: FakeMachine) -> None:
     machine.plant(FakeGpu(used=5, errors={"GetUtilizationRates": UNKNOWN}), FakeGpu("GPU-b", 2, used=6))
     first, second = machine.probe().sample()
-    assert (first.used_mib, first.load_percent, first.processes) == (5, None, None)
+    assert (first.used_mib, first.load_percent, first.processes) == (5, None, ())
     assert first.fault == GpuFault(FaultKind.QUERY_FAILED, "Unknown Error")
     assert (second.used_mib, second.fault) == (6, None)
 
@@ -166,12 +176,17 @@ def test_library_error_fails_the_sample(
 
 @pytest.mark.parametrize("call", ["GetHandleByIndex", "GetUtilizationRates"])
 @pytest.mark.parametrize("code", [UNINITIALIZED, NOT_LOADED, MISMATCH, NO_MEMORY])
-def test_library_error_during_a_sample_fails_the_whole_sample(
+def test_library_error_of_every_gpu_fails_the_whole_sample_but_not_that_of_one_gpu(
     call: str, code: int, machine: FakeMachine
 ) -> None:
-    machine.plant(FakeGpu("GPU-a", 1), FakeGpu("GPU-b", 2, errors={call: code}))
-    with pytest.raises(ProbeError, match=r"^NVML: "):
+    bad = {call: code}
+    machine.plant(FakeGpu("GPU-a", 1, errors=bad), FakeGpu("GPU-b", 2, errors=bad))
+    with pytest.raises(ProbeError, match=f"^NVML: {re.escape(MESSAGES[code])}"):
         machine.probe().sample()
+    machine.plant(FakeGpu("GPU-a", 1, used=7), FakeGpu("GPU-b", 2, errors=bad))
+    first, second = machine.probe().sample()
+    assert (first.used_mib, first.fault) == (7, None)
+    assert str(second.fault) == f"query failed: {MESSAGES[code]}"
 
 
 def test_skips_a_gpu_that_this_user_may_not_access(machine: FakeMachine) -> None:
@@ -242,6 +257,31 @@ def test_fake_pynvml_has_the_same_messages_as_the_real_library(monkeypatch: pyte
     monkeypatch.delenv("PYTHONPATH", raising=False)
     real = importlib.import_module("pynvml")
     assert {code: str(real.NVMLError(code)) for code in MESSAGES} == MESSAGES
+
+
+def test_name_that_is_not_utf_8_is_a_name(machine: FakeMachine) -> None:
+    machine.plant(FakeGpu("GPU-a", 1, name="\xf8\xff RTX\x1b[2J"), FakeGpu("GPU-b", 2))
+    first, second = machine.probe().sample()
+    assert (first.name, first.used_mib, first.fault) == ("\ufffd\ufffd RTX?[2J", 0, None)
+    assert (second.name, second.fault) == ("Fake", None)
+
+
+def test_gpu_with_an_unreadable_or_repeated_uuid_has_a_fault(machine: FakeMachine) -> None:
+    machine.plant(*(FakeGpu(uuid, bus) for bus, uuid in enumerate(("GPU-a", "GPU-a", "../x", "SIM-0", ""))))
+    first, *others = machine.probe().sample()
+    assert (first.uuid, first.fault) == ("GPU-a", None)
+    assert [gpu.uuid for gpu in others] == [f"unknown-{index}" for index in range(1, 5)]
+    assert {str(gpu.fault) for gpu in others} == {"query failed: its UUID cannot be read"}
+
+
+def test_a_gpu_that_does_not_respond_is_queried_only_once(
+    machine: FakeMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[int] = []
+    monkeypatch.setattr(sys.modules["pynvml"], "nvmlDeviceGetMigMode", calls.append)
+    machine.plant(FakeGpu("GPU-a", 1, errors={"GetMemoryInfo_v2": TIMEOUT}), FakeGpu("GPU-b", 2))
+    first, second = machine.probe().sample()
+    assert (str(first.fault), second.fault, calls) == ("query failed: Timeout", None, [1])
 
 
 def test_library_is_reopened_after_a_failure(machine: FakeMachine) -> None:

@@ -38,7 +38,8 @@ class GpuSample:
     """The state of one GPU at one moment.
 
     `fault` is None for a GPU that answered; otherwise the other values may be incomplete. `processes` is None
-    if the probe cannot list processes (GPUtil).
+    if the probe cannot list processes (GPUtil). exclusive: whether its compute mode lets only one process use
+    it. unified: whether its memory is that of the machine, as total_mib and used_mib then are.
     """
 
     uuid: str
@@ -49,14 +50,20 @@ class GpuSample:
     load_percent: float | None = None
     processes: tuple[GpuProcess, ...] | None = None
     fault: GpuFault | None = None
+    exclusive: bool = False
+    unified: bool = False
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """One result of a probe: every GPU of the machine, in PCI order, at `taken_at` (seconds since boot)."""
+    """One result of a probe: every GPU of the machine, in PCI order, at `taken_at` (seconds since boot).
+
+    note: why the preferred probe was not used; "" if it was.
+    """
 
     taken_at: float
     gpus: tuple[GpuSample, ...]
+    note: str = ""
 
 
 def without_impossible_values(sample: GpuSample) -> GpuSample:

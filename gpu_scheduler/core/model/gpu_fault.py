@@ -19,6 +19,7 @@ class FaultKind(str, Enum):
     UNLISTED = "unlisted"
     QUERY_FAILED = "query failed"
     MIG_MODE = "mig mode"
+    PROHIBITED = "prohibited"
     RECOVERING = "recovering"
     UNREADABLE = "unreadable"
     #: A fault that only another version defines; `cause` is its stored text.
@@ -66,8 +67,10 @@ LOST = GpuFault(FaultKind.LOST)
 UNLISTED = GpuFault(FaultKind.UNLISTED)
 #: In MIG mode a job would get one slice of the GPU instead of its share.
 MIG_MODE = GpuFault(FaultKind.MIG_MODE)
+PROHIBITED = GpuFault(FaultKind.PROHIBITED)
 _PHRASES = {
     FaultKind.LOST: "lost",
     FaultKind.UNLISTED: "lost: the driver no longer lists it",
     FaultKind.MIG_MODE: "in MIG mode, which is not supported (`sudo nvidia-smi -i GPU -mig 0` turns it off)",
+    FaultKind.PROHIBITED: "in compute mode Prohibited: no process can use it (`sudo nvidia-smi -i GPU -c 0`)",
 }

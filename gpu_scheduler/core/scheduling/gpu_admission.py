@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 #: The obstacles that our own jobs, or reservations for them, can cause.
-_OWN_USE = (ObstacleKind.BUSY, ObstacleKind.SHARE, ObstacleKind.MEMORY)
+_OWN_USE = (ObstacleKind.BUSY, ObstacleKind.EXCLUSIVE, ObstacleKind.SHARE, ObstacleKind.MEMORY)
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,7 @@ class GpuAvailability:
     claims               the claims of other programs
     claimable_mib        MiB that neither they nor our attempts claim; None if there are no such claims
     claims_problem       why the GPU cannot be claimed, or None
+    exclusive            whether only one process at a time can use the GPU
     reserved_for         the jobs whose needs count as allocated because the GPU is reserved for them
     """
 
@@ -61,6 +62,7 @@ class GpuAvailability:
     claimable_mib: int | None = None
     claims_problem: str | None = None
     reserved_for: tuple[int, ...] = ()
+    exclusive: bool = False
 
 
 def with_allocation(gpu: GpuAvailability, need: Need, limits: Limits) -> GpuAvailability:
@@ -110,6 +112,8 @@ def obstacle_kind(gpu: GpuAvailability, need: Need, limits: Limits) -> ObstacleK
         return gpu.unavailable.kind
     if need.whole and gpu.occupied:
         return ObstacleKind.BUSY
+    if gpu.exclusive and (gpu.occupied or gpu.foreign_pid is not None):
+        return ObstacleKind.EXCLUSIVE
     if need.share and gpu.allocated_share + need.share > WHOLE:
         # The remaining share is of interest only to a job that requests part of a GPU.
         is_full = gpu.allocated_share >= WHOLE or need.share == WHOLE
@@ -131,8 +135,8 @@ def obstacle_kind(gpu: GpuAvailability, need: Need, limits: Limits) -> ObstacleK
 
 def _leaves_claim(gpu: GpuAvailability, need: Need) -> bool:
     """Returns whether the claim of a job with this need fits beside the claims of other programs."""
-    if gpu.claimable_mib is None:
-        return True
+    if gpu.claimable_mib is None or gpu.exclusive:
+        return not gpu.claims
     size = claim_size(Allocation(need.share, need.vram, need.whole), gpu.total_mib)
     return size is not None and size <= gpu.claimable_mib
 
@@ -155,6 +159,8 @@ def describe_obstacle(gpu: GpuAvailability, kind: ObstacleKind, limits: Limits) 
         return GpuObstacle(index, kind, free=WHOLE - gpu.allocated_share)
     if kind in (ObstacleKind.BUSY, ObstacleKind.MEMORY_UNKNOWN):
         return GpuObstacle(index, kind)
+    if kind is ObstacleKind.EXCLUSIVE:
+        return GpuObstacle(index, kind, foreign_pid=None if gpu.occupied else pid)
     if kind is ObstacleKind.CLAIMED:
         return GpuObstacle(index, kind, claims=gpu.claims)
     if kind is ObstacleKind.CLAIMS_UNKNOWN:

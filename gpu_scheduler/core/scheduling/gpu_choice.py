@@ -23,6 +23,7 @@ class IneligibilityKind(str, Enum):
 
     FAULT = "fault"
     CLAIMED = "claimed"
+    EXCLUSIVE = "exclusive"
     CLAIMS_UNKNOWN = "claims unknown"
     MEMORY = "memory"
     MEMORY_UNKNOWN = "memory unknown"
@@ -130,12 +131,14 @@ def _ineligibility(gpu: ClaimedGpu, criteria: GpuCriteria) -> Ineligibility | No
         return Ineligibility(index, IneligibilityKind.CLAIMS_UNKNOWN, claims_problem=gpu.claims_problem)
     if _is_claimed(gpu, criteria.claim_mib):
         return Ineligibility(index, IneligibilityKind.CLAIMED, claims=gpu.claims)
+    if gpu.sample.exclusive and any(not one.graphics_only for one in gpu.sample.processes or ()):
+        return Ineligibility(index, IneligibilityKind.EXCLUSIVE)
     return _memory_reason(gpu, criteria) or _load_reason(gpu, criteria)
 
 
 def _is_claimed(gpu: ClaimedGpu, wanted_mib: int | None) -> bool:
     """Returns whether the claims of other programs prevent a claim on this memory (None: the whole GPU)."""
-    if wanted_mib is None:
+    if wanted_mib is None or gpu.sample.exclusive:
         return bool(gpu.claims)
     return gpu.unclaimed_mib is not None and gpu.unclaimed_mib < wanted_mib
 

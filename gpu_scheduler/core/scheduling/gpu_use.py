@@ -56,6 +56,7 @@ def availability_beside(gpu: Gpu, here: Sequence[Attempt], limits: Limits) -> Gp
         claims=gpu.claims,
         claimable_mib=_claimable_memory(gpu, holders, total),
         claims_problem=gpu.claims_problem,
+        exclusive=gpu.sample is not None and gpu.sample.exclusive,
     )
 
 
@@ -132,6 +133,8 @@ def foreign_memory(gpu: Gpu, attempts: Sequence[Attempt], limits: Limits) -> int
     If the probe lists the processes with their memory, this is the sum for the foreign processes, plus any
     unattributed memory beyond the amount that a driver may use. Otherwise it is the larger of two values: the
     baseline that was measured when our jobs started, and the memory in use beyond the sum of our allocations.
+
+    The machine itself uses unified memory too: unattributed memory counts there only from --mem-threshold on.
     """
     sample = gpu.sample
     if sample is None:
@@ -139,7 +142,10 @@ def foreign_memory(gpu: Gpu, attempts: Sequence[Attempt], limits: Limits) -> int
     processes = listed_processes(gpu)
     if processes is not None:
         unattributed = max(0, _unattributed_foreign_memory(gpu, attempts, limits) - DRIVER_MIB)
-        return sum(p.used_mib or 0 for p in _foreign_processes(gpu, processes, attempts)) + unattributed
+        listed = sum(p.used_mib or 0 for p in _foreign_processes(gpu, processes, attempts))
+        if sample.unified and listed + unattributed < limits.mem_threshold * (sample.total_mib or 0):
+            return listed
+        return listed + unattributed
     if sample.used_mib is None:
         return None
     ours = _holders(gpu, attempts)
@@ -162,7 +168,8 @@ def _load_of_processes(gpu: Gpu, attempts: Sequence[Attempt], limits: Limits) ->
     processes = gpu.sample.processes if gpu.sample else None
     if processes is None or gpu.has_unmatched_process:
         return None
-    if listed_processes(gpu) is not None and _unattributed_foreign_memory(gpu, attempts, limits) > DRIVER_MIB:
+    is_listed = listed_processes(gpu) is not None and gpu.sample is not None and not gpu.sample.unified
+    if is_listed and _unattributed_foreign_memory(gpu, attempts, limits) > DRIVER_MIB:
         return None  # some process is missing from the driver's list
     loads = [process.load_percent for process in _foreign_processes(gpu, processes, attempts)]
     known = [load for load in loads if load is not None]
@@ -184,15 +191,19 @@ def unattributed_memory(gpu: Gpu, attempts: Sequence[Attempt], limits: Limits) -
     """Returns the memory, in MiB, that is in use on a GPU but by no listed process; None if unknown.
 
     It includes memory that a dead process has not released yet. Without a process list, the foreign memory is
-    returned instead.
+    returned instead. It is unknown for unified memory, which the rest of the machine uses too.
     """
     sample = gpu.sample
-    if sample is None or sample.used_mib is None:
+    if sample is None or sample.used_mib is None or sample.unified:
         return None
-    processes = listed_processes(gpu)
-    if processes is None:
+    if listed_processes(gpu) is None:
         return foreign_memory(gpu, attempts, limits)
-    return max(0, sample.used_mib - sum(p.used_mib or 0 for p in processes))
+    return _unlisted_memory(gpu)
+
+
+def _unlisted_memory(gpu: Gpu) -> int:
+    used = (gpu.sample.used_mib if gpu.sample else None) or 0
+    return max(0, used - sum(p.used_mib or 0 for p in listed_processes(gpu) or ()))
 
 
 def _unattributed_foreign_memory(gpu: Gpu, attempts: Sequence[Attempt], limits: Limits) -> int:
@@ -201,7 +212,7 @@ def _unattributed_foreign_memory(gpu: Gpu, attempts: Sequence[Attempt], limits: 
     A probe may miss processes: within a container it does not list processes outside, and some probes list no
     processes at all.
     """
-    unattributed = unattributed_memory(gpu, attempts, limits) or 0
+    unattributed = _unlisted_memory(gpu)
     ours = _holders(gpu, attempts)
     owners = {gpu.owners.get(process.pid) for process in listed_processes(gpu) or ()}
     unlisted = [attempt for attempt in ours if attempt.attempt_id not in owners]

@@ -6,6 +6,8 @@ it through `gpus.probes.probe_client`. An unknown value is None, never zero.
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from typing import Protocol
 
 from gpu_scheduler.config import ProbeKind
@@ -18,6 +20,7 @@ DRIVER_REMEDY = (
     " and `ldconfig -p | grep nvidia-ml` must show the driver's library; or try --simulate 4 without a GPU"
 )
 REBOOT_REMEDY = "the driver was updated, but its old kernel module is still loaded; reboot the machine"
+MEMINFO = "/proc/meminfo"
 
 
 class ProbeError(GpuStateError):
@@ -28,6 +31,11 @@ class ProbeError(GpuStateError):
         self.remedy = remedy
 
 
+def as_probe_error(error: Exception) -> ProbeError:
+    """Returns an error of a driver's library, which may be of any kind, as a ProbeError."""
+    return error if isinstance(error, ProbeError) else ProbeError(f"{type(error).__name__}: {error}")
+
+
 class Probe(Protocol):
     """Takes samples of the GPUs of this machine."""
 
@@ -36,6 +44,24 @@ class Probe(Protocol):
 
         For a GPU that does not respond, the sample has a `fault`. Raises ProbeError if no GPU can be read.
         """
+
+
+def with_machine_memory(sample: GpuSample) -> GpuSample:
+    """Returns a GPU that uses the memory of the machine, with that memory; other GPUs unchanged."""
+    if not sample.unified:
+        return sample
+    try:
+        with open(MEMINFO, encoding="ascii") as file:
+            kib = dict(re.findall(r"(?m)^(\w+): +([0-9]{1,12}) kB$", file.read()))
+        total, available = int(kib["MemTotal"]) // 1024, int(kib["MemAvailable"]) // 1024
+    except (OSError, ValueError, KeyError):
+        return sample
+    return replace(sample, total_mib=total, used_mib=max(0, total - available))
+
+
+def printable(text: str, max_length: int = 200) -> str:
+    """Returns a line of arbitrary output, cut to a length, with `?` for each unprintable character."""
+    return "".join(c if c.isprintable() else "?" for c in text[:max_length].strip())
 
 
 def make_probe(kind: ProbeKind, simulate: str | None = None, sim_dir: str | None = None) -> Probe:

@@ -3,32 +3,36 @@
 from __future__ import annotations
 
 from gpu_scheduler.core.model.gpu import GpuSample
-from gpu_scheduler.gpus.probes import DRIVER_REMEDY, Probe, ProbeError
+from gpu_scheduler.gpus.probes import DRIVER_REMEDY, Probe, ProbeError, as_probe_error
 from gpu_scheduler.gpus.probes.gputil import GputilProbe
 from gpu_scheduler.gpus.probes.nvml import NvmlProbe
 
 
 class AutoProbe:
-    """A probe that uses NVML if it works, otherwise GPUtil.
+    """A probe that uses NVML if it works, otherwise GPUtil. Tries both in this order at each sample.
 
-    Tries both at each sample until one of them works, and then keeps using that one.
+    note: why NVML was not used for the newest sample; "" if it was.
     """
 
     def __init__(self) -> None:
-        self._chosen: Probe | None = None
+        self._probes: tuple[Probe, ...] = (NvmlProbe(), GputilProbe())
+        self.note = ""
 
     def sample(self) -> tuple[GpuSample, ...]:
         """Returns a sample of every GPU; see Probe.sample."""
-        if self._chosen is not None:
-            return self._chosen.sample()
         errors: list[ProbeError] = []
-        for probe in (NvmlProbe(), GputilProbe()):
+        samples: tuple[GpuSample, ...] | None = None
+        for probe in self._probes:
             try:
                 samples = probe.sample()
-            except ProbeError as error:
-                errors.append(error)
+            except Exception as error:  # noqa: BLE001 - a library that fails in any way must not hide the GPUs
+                errors.append(as_probe_error(error))
                 continue
-            self._chosen = probe
+            if samples:
+                instead = "the GPUs are read with nvidia-smi instead of NVML, so their processes are unknown"
+                self.note = f"{errors[0]}; {instead}" if errors else ""
+                return samples
+        if samples is not None:
             return samples
         raise ProbeError("; ".join(map(str, errors)), _remedy(errors))
 

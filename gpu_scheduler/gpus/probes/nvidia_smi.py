@@ -3,27 +3,32 @@
 A value that a GPU does not support is `[N/A]` or `[Not Supported]`; it is unknown, not a fault. The line of a
 lost GPU contains `[GPU is lost]`, and the line of a GPU that needs a reset contains `[GPU requires reset]`.
 If `nvidia-smi` cannot open a GPU, it prints an error message instead of the GPU's line. The GPU is then
-missing, like any GPU that the driver no longer lists.
+missing, like any GPU that the driver no longer lists. A GPU without memory values uses that of the machine.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import replace
 
 from gpu_scheduler.core.model.gpu import GpuSample, without_impossible_values
-from gpu_scheduler.core.model.gpu_fault import LOST, MIG_MODE, FaultKind, GpuFault
+from gpu_scheduler.core.model.gpu_fault import LOST, MIG_MODE, PROHIBITED, FaultKind, GpuFault
+from gpu_scheduler.gpus.probes import printable
 
-#: The columns that GPUtil queries, in its order, and the MIG mode, which drivers before 450 do not have.
+#: The MIG mode, which drivers before 450 do not have.
+MIG_FIELD = ",mig.mode.current"
+#: The columns that GPUtil queries, in its order, and the modes.
 FIELDS = (
     "index,uuid,utilization.gpu,memory.total,memory.used,memory.free,driver_version,name,gpu_serial,"
-    "display_active,display_mode,temperature.gpu,mig.mode.current"
+    f"display_active,display_mode,temperature.gpu,compute_mode{MIG_FIELD}"
 )
 #: The output on a machine without a GPU, which is not an error.
 NONE_FOUND = "No devices were found"
 _GPU_LINE = re.compile(r"([0-9]{1,4}), (GPU-[^,]*)(?:, (.*))?")
 _NUMBER = re.compile(r"[0-9]+(\.[0-9]+)?")
-_NOT_KNOWN = ("", "n/a", "not supported", "not available", "insufficient permissions")
+_NOT_SUPPORTED = ("n/a", "not supported")
+_NOT_KNOWN = ("", *_NOT_SUPPORTED, "not available", "insufficient permissions")
 
 
 def parse(text: str) -> tuple[list[GpuSample], str]:
@@ -46,16 +51,14 @@ def parse(text: str) -> tuple[list[GpuSample], str]:
     return found, error
 
 
-def printable(text: str, max_length: int = 200) -> str:
-    """Returns a line of arbitrary output, cut to a length, with `?` for each unprintable character."""
-    return "".join(c if c.isprintable() else "?" for c in text[:max_length].strip())
-
-
 def _gpu(index: int, uuid: str, values: list[str]) -> GpuSample:
     """Returns the GPU with these values, which are the columns after the UUID. Missing values are unknown."""
     values = [value.strip("[] ") for value in values] + [""] * 11
-    numbers, name, mig = values[:3], values[5], values[10]
-    load, total, used = (float(text) if _NUMBER.fullmatch(text) else None for text in numbers)
+    numbers, name, modes = values[:3], values[5], values[10:]
+    load, total, used = (min(float(text), 1e15) if _NUMBER.fullmatch(text) else None for text in numbers)
+    fault = _fault(values, numbers)
+    if fault is None and "Enabled" in modes:
+        fault = MIG_MODE
     sample = GpuSample(
         uuid=uuid,
         index=index,
@@ -63,9 +66,16 @@ def _gpu(index: int, uuid: str, values: list[str]) -> GpuSample:
         total_mib=None if total is None else int(total),
         used_mib=None if used is None else int(used),
         load_percent=load,
-        fault=_fault(values, numbers) or (MIG_MODE if mig == "Enabled" else None),
+        fault=fault,
+        unified=fault is None and all(text.lower() in _NOT_SUPPORTED for text in numbers[1:]),
     )
-    return without_impossible_values(sample)
+    return without_impossible_values(with_compute_mode(sample, modes))
+
+
+def with_compute_mode(sample: GpuSample, modes: Collection[str]) -> GpuSample:
+    """Returns the GPU with its compute mode, if it is among these values: "Prohibited" or "Exclusive_…"."""
+    fault = sample.fault or (PROHIBITED if "Prohibited" in modes else None)
+    return replace(sample, fault=fault, exclusive=any(mode.startswith("Exclusive") for mode in modes))
 
 
 def _fault(values: list[str], numbers: list[str]) -> GpuFault | None:

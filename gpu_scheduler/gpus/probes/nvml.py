@@ -1,19 +1,26 @@
 """Reads the memory, load and processes of each GPU through NVML, the driver's own library.
 
-If an error concerns one GPU, it becomes that GPU's fault and does not affect the other GPUs. Other modules
-decide to which job a process belongs and which GPUs are missing.
+An error makes one field of one GPU unknown. It is a fault of that GPU if the GPU itself does not respond.
+Other modules decide to which job a process belongs and which GPUs are missing.
 """
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
-from gpu_scheduler.core.model.gpu import UNKNOWN_UUID_PREFIX, GpuProcess, GpuSample, without_impossible_values
-from gpu_scheduler.core.model.gpu_fault import LOST, MIG_MODE, FaultKind, GpuFault
-from gpu_scheduler.gpus.probes import DRIVER_REMEDY, REBOOT_REMEDY, ProbeError
+from gpu_scheduler.core.model.gpu import (
+    MAX_MIB,
+    UNKNOWN_UUID_PREFIX,
+    GpuProcess,
+    GpuSample,
+    without_impossible_values,
+)
+from gpu_scheduler.core.model.gpu_fault import LOST, MIG_MODE, PROHIBITED, FaultKind, GpuFault
+from gpu_scheduler.gpus.probes import DRIVER_REMEDY, REBOOT_REMEDY, ProbeError, printable, with_machine_memory
 
 MIB = 1 << 20
 #: The period, in microseconds before now, for which the loads of processes are requested. It always contains
@@ -26,8 +33,20 @@ REOPEN_S = 30.0
 _NOT_ALLOWED = "check `ls -l /dev/nvidia*`: you need read and write access to the device files"
 _NO_MEMORY = "free system memory, or raise the memory limit of the scheduler (MemoryMax)"
 
+#: Codes of errors, which are the same in all versions.
+_NOT_SUPPORTED, _NO_PERMISSION, _NOT_FOUND, _TIMEOUT, _LOST, _MISMATCH, _MEMORY = 3, 4, 6, 10, 15, 18, 20
+#: If every GPU answers with one of these, the library has failed: not initialized, no driver, …
+_LIBRARY_ERRORS = (1, 9, _MISMATCH, _MEMORY)
+#: The answers of a GPU that does not respond, also: interrupt, reset required, not found, unknown.
+_FAULTS = (*_LIBRARY_ERRORS, _TIMEOUT, 11, _LOST, 16, 28, 999)
+#: The compute modes: exclusive by thread or by process, and prohibited.
+_EXCLUSIVE, _PROHIBITED = (1, 3), 2
+#: The form of a UUID that can identify a GPU.
+_UUID = re.compile(rf"(?!SIM-|{UNKNOWN_UUID_PREFIX})[A-Za-z0-9][A-Za-z0-9_.:-]{{0,99}}")
+
 #: A PCI address: domain, bus, device.
 Pci = tuple[int, int, int]
+T = TypeVar("T")
 
 
 class NvmlProbe:
@@ -48,15 +67,22 @@ class NvmlProbe:
         """Returns a sample of every GPU; see Probe.sample."""
         nvml = self._open()
         try:
-            found = [self._query(nvml, i) for i in range(nvml.nvmlDeviceGetCount())]
+            count = min(int(nvml.nvmlDeviceGetCount()), 1024)  # more than any machine has
         except nvml.NVMLError as error:
             self._close()
-            raise ProbeError(f"NVML: {error}", _remedy(nvml, error)) from None
-        answers = [answer for answer in found if answer is not None]
-        if found and not answers:
-            raise ProbeError(f"NVML: this user may not use any GPU ({len(found)} found)", _NOT_ALLOWED)
-        self._has_fault = any(gpu.fault not in (None, MIG_MODE) for _, gpu in answers)
-        return tuple(_with_index(gpu, index, pci) for index, (pci, gpu) in enumerate(_ordered(answers)))
+            raise ProbeError(f"NVML: {error}", _remedy(error)) from None
+        devices = [_Device(nvml, i, self._identities) for i in range(count)]
+        found = [device for device in devices if not device.is_denied]
+        if devices and not found:
+            raise ProbeError(f"NVML: this user may not use any GPU ({count} found)", _NOT_ALLOWED)
+        failures = [device.library_error for device in found if device.library_error is not None]
+        if failures and len(failures) == len(found):
+            self._close()
+            raise ProbeError(f"NVML: {failures[0]}", _remedy(failures[0]))
+        self._has_fault = any(device.gpu.fault not in (None, MIG_MODE, PROHIBITED) for device in found)
+        if all(device.pci is not None for device in found):  # otherwise, NVML's order is the same
+            found.sort(key=lambda device: device.pci or (0, 0, 0))
+        return _numbered([device.gpu for device in found])
 
     def _open(self) -> Any:
         if self._nvml is not None and not (
@@ -72,7 +98,7 @@ class NvmlProbe:
         try:
             pynvml.nvmlInit()
         except pynvml.NVMLError as error:
-            raise ProbeError(f"NVML: {error}", _remedy(pynvml, error)) from None
+            raise ProbeError(f"NVML: {error}", _remedy(error)) from None
         self._nvml, self._opened_at = pynvml, time.monotonic()
         return pynvml
 
@@ -80,109 +106,125 @@ class NvmlProbe:
         nvml, self._nvml = self._nvml, None
         try:
             nvml.nvmlShutdown()
-        except nvml.NVMLError:
-            pass  # the next sample opens the library again and reports any problem
-
-    def _query(self, nvml: Any, i: int) -> tuple[Pci | None, GpuSample] | None:
-        """Returns NVML's i-th GPU with its PCI address; None if this user may not open the GPU.
-
-        The address is None if it could never be read. A GPU that the user may not open is not counted,
-        because CUDA does not count it either. Raises NVMLError if the library itself has failed.
-        """
-        try:
-            handle = nvml.nvmlDeviceGetHandleByIndex(i)
-            uuid = _text(nvml.nvmlDeviceGetUUID(handle))
-            if uuid not in self._identities:
-                bus = nvml.nvmlDeviceGetPciInfo(handle)
-                pci = (int(bus.domain), int(bus.bus), int(bus.device))
-                self._identities[uuid] = _text(nvml.nvmlDeviceGetName(handle)), pci
-        except nvml.NVMLError as error:
-            if error.value == nvml.NVML_ERROR_NO_PERMISSION:
-                return None
-            # NVML counts a lost GPU, but does not return a handle for it.
-            return None, GpuSample(f"{UNKNOWN_UUID_PREFIX}{i}", i, "unknown", fault=_fault(nvml, error))
-        name, pci = self._identities[uuid]
-        return pci, _with_values(nvml, handle, GpuSample(uuid, i, name))
+        except Exception:  # noqa: BLE001 - the next sample opens the library again and reports any problem
+            pass
 
 
-def _ordered(answers: list[tuple[Pci | None, GpuSample]]) -> list[tuple[Pci | None, GpuSample]]:
-    """Returns the GPUs, sorted by PCI address. If one is unknown, keeps NVML's order, which is the same."""
-    if any(pci is None for pci, _ in answers):
-        return answers
-    return sorted(answers, key=lambda answer: answer[0] or (0, 0, 0))
+def _numbered(gpus: list[GpuSample]) -> tuple[GpuSample, ...]:
+    """Returns the GPUs with their indices. A GPU without a UUID of its own is identified by its index."""
+    found: dict[str, GpuSample] = {}
+    for index, gpu in enumerate(gpus):
+        uuid, fault = gpu.uuid, gpu.fault
+        if not _UUID.fullmatch(uuid) or uuid in found:
+            uuid = f"{UNKNOWN_UUID_PREFIX}{index}"
+            fault = fault or GpuFault(FaultKind.QUERY_FAILED, "its UUID cannot be read")
+        gpu = without_impossible_values(replace(gpu, uuid=uuid, index=index, fault=fault))
+        found[uuid] = with_machine_memory(gpu)
+    return tuple(found.values())
 
 
-def _with_index(gpu: GpuSample, index: int, pci: Pci | None) -> GpuSample:
-    # A GPU without a UUID is identified by its index.
-    uuid = f"{UNKNOWN_UUID_PREFIX}{index}" if pci is None else gpu.uuid
-    return without_impossible_values(replace(gpu, uuid=uuid, index=index))
+class _Device:
+    """NVML's i-th GPU, with all fields that can be read.
 
-
-def _with_values(nvml: Any, handle: Any, gpu: GpuSample) -> GpuSample:
-    """Returns the GPU with its values; after an error, with the fault and the values read before it."""
-    try:
-        memory = _memory(nvml, handle)
-        if memory is not None:
-            gpu = replace(gpu, total_mib=int(memory.total) // MIB, used_mib=int(memory.used) // MIB)
-        rates = _optional(nvml, nvml.nvmlDeviceGetUtilizationRates, handle)
-        gpu = replace(gpu, load_percent=None if rates is None else float(rates.gpu))
-        compute = _optional(nvml, nvml.nvmlDeviceGetComputeRunningProcesses, handle)
-        graphics = _optional(nvml, nvml.nvmlDeviceGetGraphicsRunningProcesses, handle)
-        if compute is not None:
-            processes = _processes(compute, graphics or (), _process_loads(nvml, handle))
-            gpu = replace(gpu, processes=processes)
-        return replace(gpu, fault=MIG_MODE) if _in_mig_mode(nvml, handle) else gpu
-    except nvml.NVMLError as error:
-        return replace(gpu, fault=_fault(nvml, error))
-
-
-def _in_mig_mode(nvml: Any, handle: Any) -> bool:
-    query = getattr(nvml, "nvmlDeviceGetMigMode", None)
-    modes = None if query is None else _optional(nvml, query, handle)
-    return modes is not None and bool(modes[0])  # the mode now; modes[1] applies after the next reset
-
-
-def _memory(nvml: Any, handle: Any) -> Any:
-    # Prefer version 2. Version 1 counts memory that the driver reserves as used, about 600 MiB on large GPUs.
-    second = getattr(nvml, "nvmlMemory_v2", None)
-    found = None if second is None else _optional(nvml, nvml.nvmlDeviceGetMemoryInfo, handle, second)
-    return found if found is not None else _optional(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
-
-
-def _optional(nvml: Any, call: Callable[..., Any], *args: Any) -> Any:
-    """Returns the result of a call, or None if the GPU, the driver or the user's rights do not allow it.
-
-    Raises NVMLError for a fault.
+    identities: the known names and PCI addresses by UUID, to which this GPU is added. gpu: the sample; its
+    UUID is "" if it cannot be read. is_denied: whether this user may not open the GPU, which is then not
+    counted, as in CUDA. library_error: an error that may concern the whole library.
     """
-    try:
-        return call(*args)
-    except nvml.NVMLError as error:
-        unknown = (
-            nvml.NVML_ERROR_NOT_SUPPORTED,
-            nvml.NVML_ERROR_NO_PERMISSION,
-            nvml.NVML_ERROR_FUNCTION_NOT_FOUND,
-            nvml.NVML_ERROR_NO_DATA,
-        )
-        if error.value in unknown:
-            return None
-        raise
 
+    def __init__(self, nvml: Any, i: int, identities: dict[str, tuple[str, Pci]]) -> None:
+        self._nvml, self._code = nvml, 0
+        self._fault: GpuFault | None = None
+        self.library_error: Exception | None = None
+        self.pci: Pci | None = None
+        handle = self._read(lambda: nvml.nvmlDeviceGetHandleByIndex(i))
+        self.is_denied = handle is None and self._code == _NO_PERMISSION
+        if handle is not None:
+            self.gpu = self._sample(handle, i, identities)
+        else:  # NVML counts a lost GPU, but does not return a handle for it
+            fault = self._fault or GpuFault(FaultKind.QUERY_FAILED, f"no handle (code {self._code})")
+            self.gpu = GpuSample("", i, "unknown", fault=fault)
 
-def _process_loads(nvml: Any, handle: Any) -> dict[int, float] | None:
-    """Returns the load in percent, by pid, of each process that loads the GPU; None if it is unknown."""
-    query = getattr(nvml, "nvmlDeviceGetProcessUtilization", None)
-    if query is None:
+    def _read(self, read: Callable[[], T], can_fault: bool = True) -> T | None:
+        """Returns the result of a call; None if it fails, after noting the code and any fault of the GPU."""
+        if self._fault is not None and self._code in (_TIMEOUT, _LOST):
+            return None  # each further call could take as long
+        self._code = 0
+        try:
+            return read()
+        except self._nvml.NVMLError as error:
+            self._code = error.value
+            if can_fault and error.value in _FAULTS:
+                fault = GpuFault(FaultKind.QUERY_FAILED, printable(str(error)))
+                self._fault = self._fault or (LOST if error.value == _LOST else fault)
+                self.library_error = error if error.value in _LIBRARY_ERRORS else self.library_error
+        except Exception:  # noqa: BLE001 - an answer that the library or this module does not understand
+            pass
         return None
+
+    def _sample(self, handle: Any, i: int, identities: dict[str, tuple[str, Pci]]) -> GpuSample:
+        nvml, read = self._nvml, self._read
+        uuid = read(lambda: _text(lambda: nvml.nvmlDeviceGetUUID(handle))) or ""
+        name, self.pci = identities.get(uuid, (None, None))
+        if self.pci is None:
+            name = read(lambda: _text(lambda: nvml.nvmlDeviceGetName(handle)))
+            self.pci = read(lambda: _pci(nvml.nvmlDeviceGetPciInfo(handle)))
+            if uuid and name and self.pci is not None:
+                identities[uuid] = name, self.pci
+        # Version 1 counts memory that the driver reserves as used, about 600 MiB on large GPUs.
+        memory = read(lambda: _memory(nvml.nvmlDeviceGetMemoryInfo(handle, nvml.nvmlMemory_v2)))
+        memory = memory or read(lambda: _memory(nvml.nvmlDeviceGetMemoryInfo(handle)))
+        unified = memory is None and self._code == _NOT_SUPPORTED
+        load = read(lambda: float(nvml.nvmlDeviceGetUtilizationRates(handle).gpu))
+        compute = read(lambda: list(nvml.nvmlDeviceGetComputeRunningProcesses(handle)))
+        graphics = read(lambda: list(nvml.nvmlDeviceGetGraphicsRunningProcesses(handle))) or []
+        loads = read(lambda: _process_loads(nvml, handle), can_fault=False)
+        processes = None if compute is None else read(lambda: _processes(compute, graphics, loads))
+        mig = read(lambda: nvml.nvmlDeviceGetMigMode(handle)[0])  # the mode now; [1] applies after a reset
+        mode = read(lambda: nvml.nvmlDeviceGetComputeMode(handle))
+        total, used = memory or (None, None)
+        fault = self._fault or (MIG_MODE if mig else PROHIBITED if mode == _PROHIBITED else None)
+        return GpuSample(
+            uuid, i, name or "unknown", total, used, load, processes, fault,
+            exclusive=mode in _EXCLUSIVE, unified=unified and fault in (None, PROHIBITED),
+        )  # fmt: skip
+
+
+def _text(read: Callable[[], str | bytes]) -> str:
+    """Returns a text that a call returns, with `?` or U+FFFD for whatever cannot be shown."""
     try:
-        measured = query(handle, time.time_ns() // 1000 - LOAD_WINDOW_US)
+        value = read()
+    except UnicodeDecodeError as error:  # some drivers return arbitrary bytes
+        value = error.object
+    return printable(value.decode(errors="replace") if isinstance(value, bytes) else value)
+
+
+def _pci(bus: Any) -> Pci:
+    return int(bus.domain), int(bus.bus), int(bus.device)
+
+
+def _mib(value: Any) -> int | None:
+    """Returns a number of bytes in MiB; None if it is unknown or impossible."""
+    mib = -1 if value is None else int(value) // MIB
+    return mib if 0 <= mib <= MAX_MIB else None
+
+
+def _memory(memory: Any) -> tuple[int, int]:
+    return int(memory.total) // MIB, int(memory.used) // MIB
+
+
+def _process_loads(nvml: Any, handle: Any) -> dict[int, float]:
+    """Returns the load in percent, by pid, of each process that loads the GPU."""
+    try:
+        measured = nvml.nvmlDeviceGetProcessUtilization(handle, time.time_ns() // 1000 - LOAD_WINDOW_US)
     except nvml.NVMLError as error:
-        # If no process is active, there are no measurements.
-        return {} if error.value == nvml.NVML_ERROR_NOT_FOUND else None
+        if error.value == _NOT_FOUND:
+            return {}  # no process is active, so there are no measurements
+        raise
     # A pid usually has one measurement. Of several, the newest counts; measurements of the same time are
     # added.
     newest: dict[int, tuple[int, float]] = {}
     for one in measured:
-        if one.smUtil > 100:
+        if not 0 <= one.smUtil <= 100:
             continue  # some drivers pad the list with invalid entries
         at, load = newest.get(one.pid, (one.timeStamp, 0.0))
         if one.timeStamp >= at:
@@ -199,42 +241,22 @@ def _processes(compute: Any, graphics: Any, loads: dict[int, float] | None) -> t
     """
     used: dict[int, int | None] = {}
     for process in compute:
-        before = used.get(process.pid, 0)
-        now = process.usedGpuMemory
-        used[process.pid] = None if before is None or now is None else before + int(now) // MIB
+        before, now = used.get(int(process.pid), 0), _mib(process.usedGpuMemory)
+        used[int(process.pid)] = None if before is None or now is None else before + now
     found = [GpuProcess(pid, mib) for pid, mib in used.items()]
-    for process in graphics:
-        if process.pid not in used:
-            mib = process.usedGpuMemory
-            found.append(
-                GpuProcess(process.pid, None if mib is None else int(mib) // MIB, graphics_only=True)
-            )
+    found += [
+        GpuProcess(int(process.pid), _mib(process.usedGpuMemory), graphics_only=True)
+        for process in graphics
+        if process.pid not in used
+    ]
     if loads is None or not loads.keys() <= {process.pid for process in found}:
         return tuple(found)
     return tuple(replace(process, load_percent=loads.get(process.pid, 0.0)) for process in found)
 
 
-def _fault(nvml: Any, error: Any) -> GpuFault:
-    """Returns the fault of the GPU that an error concerns. Raises the error again if it concerns all GPUs."""
-    whole = (
-        nvml.NVML_ERROR_UNINITIALIZED,
-        nvml.NVML_ERROR_DRIVER_NOT_LOADED,
-        nvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH,
-        nvml.NVML_ERROR_MEMORY,  # a shortage of system memory, which is not a fault of the GPU
-    )
-    if error.value in whole:
-        raise error
-    is_lost = error.value == nvml.NVML_ERROR_GPU_IS_LOST
-    return LOST if is_lost else GpuFault(FaultKind.QUERY_FAILED, str(error))
-
-
-def _remedy(nvml: Any, error: Any) -> str:
-    if error.value == nvml.NVML_ERROR_MEMORY:
+def _remedy(error: Any) -> str:
+    if error.value == _MEMORY:
         return _NO_MEMORY
-    if error.value == nvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH:
+    if error.value == _MISMATCH:
         return REBOOT_REMEDY
-    return _NOT_ALLOWED if error.value == nvml.NVML_ERROR_NO_PERMISSION else DRIVER_REMEDY
-
-
-def _text(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value
+    return _NOT_ALLOWED if error.value == _NO_PERMISSION else DRIVER_REMEDY

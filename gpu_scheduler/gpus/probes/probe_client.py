@@ -66,6 +66,8 @@ class ProbeClient:
         self._killed: list[ProbeProcess] = []
         self._query_number = 0
         self._start_failure: str | None = None
+        #: The note of the newest answer to `sample`.
+        self.note = ""
         #: The time of the open query in seconds since boot; None if no query is open.
         self.queried_at: float | None = None
 
@@ -173,6 +175,7 @@ class ProbeClient:
             answer = ProbeFailure("no GPU found", DRIVER_REMEDY)
         if isinstance(answer, ProbeFailure):
             raise UnreadableError(answer)
+        self.note = answer.note
         return answer
 
     def close(self) -> None:

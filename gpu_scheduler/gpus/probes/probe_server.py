@@ -16,7 +16,7 @@ from typing import get_args
 
 from gpu_scheduler.config import ProbeKind
 from gpu_scheduler.core.model.gpu import Snapshot
-from gpu_scheduler.gpus.probes import Probe, ProbeError, make_probe
+from gpu_scheduler.gpus.probes import Probe, as_probe_error, make_probe
 from gpu_scheduler.gpus.probes.wire import ProbeFailure, encode
 
 
@@ -46,11 +46,10 @@ def take_sample(probe: Probe) -> Snapshot | ProbeFailure:
     taken_at = time.clock_gettime(time.CLOCK_BOOTTIME)
     try:
         gpus = probe.sample()
-    except ProbeError as error:
-        return ProbeFailure(str(error), error.remedy)
     except Exception as error:  # noqa: BLE001 - any error of a driver's library must not end this process
-        return ProbeFailure(f"{type(error).__name__}: {error}")
-    return Snapshot(taken_at, gpus)
+        failure = as_probe_error(error)
+        return ProbeFailure(str(failure), failure.remedy)
+    return Snapshot(taken_at, gpus, getattr(probe, "note", ""))
 
 
 def _listen(questions: SimpleQueue[int]) -> None:

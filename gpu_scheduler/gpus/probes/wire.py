@@ -30,7 +30,8 @@ def decode(line: bytes) -> tuple[int, Snapshot | ProbeFailure]:
         number = int(raw["number"])
         if "text" in raw:
             return number, ProbeFailure(str(raw["text"]), str(raw["remedy"]))
-        return number, Snapshot(float(raw["taken_at"]), tuple(_gpu(gpu) for gpu in raw["gpus"]))
+        gpus = tuple(_gpu(gpu) for gpu in raw["gpus"])
+        return number, Snapshot(float(raw["taken_at"]), gpus, str(raw["note"]))
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"invalid answer from the probe: {line[:200]!r}") from error
 

@@ -41,6 +41,10 @@ def probe(kind: ProbeKind, simulate: str | None, visible: str | None) -> Iterato
     if note is not None:
         judge = warn if managed else bad
         yield judge(Check.CUDA_VISIBLE_DEVICES, note, "unset CUDA_VISIBLE_DEVICES to use all GPUs")
+    if snapshot.note:
+        yield warn(
+            Check.PROBE, snapshot.note, "install nvidia-ml-py and check the driver, to see the processes"
+        )
     for gpu in snapshot.gpus:
         yield _gpu(gpu)
 
