@@ -15,6 +15,7 @@ from gpu_scheduler.core.scheduling.facts import Attempt
 from gpu_scheduler.progress.job_progress import ProgressReader, ProgressSource
 from gpu_scheduler.store.records import AttemptRecord
 from gpu_scheduler.store.store import Store
+from gpu_scheduler.system.deadline import start_thread
 
 #: Minimum number of seconds between two readings.
 MIN_INTERVAL_S = 2.0
@@ -38,7 +39,7 @@ class RunningProgress:
         self._wanted: Sequence[ProgressSource] | None = None
         self._known: Mapping[int, JobProgress] = {}
         self._read_at = self._asked_at = float("-inf")
-        self._thread: threading.Thread | None = None
+        self._is_running = False
         self._has_waited = False
         self._is_closing = False
 
@@ -50,7 +51,8 @@ class RunningProgress:
         sources = self._sources_of(attempts)
         now = self._clock.now().boot
         with self._changed:
-            if sources and now >= self._asked_at + MIN_INTERVAL_S and self._wanted is None and self._start():
+            is_free = self._wanted is None or not self._is_running
+            if sources and now >= self._asked_at + MIN_INTERVAL_S and is_free and self._start():
                 self._wanted, self._asked_at = tuple(sources.values()), now
                 self._changed.notify_all()
             known = self._known if now < self._read_at + _OUTDATED_S else {}
@@ -91,17 +93,20 @@ class RunningProgress:
         return sources
 
     def _start(self) -> bool:
-        """Starts the thread if it does not run; returns False while too many threads run."""
-        if self._thread is None:
-            thread = threading.Thread(target=self._run, name="progress", daemon=True)
-            try:
-                thread.start()
-            except RuntimeError:
-                return False
-            self._thread = thread
-        return True
+        """Starts the thread if it does not run, as after a shortage; returns False if that fails."""
+        return self._is_running or start_thread(self._run)
 
     def _run(self) -> None:
+        with self._changed:
+            if self._is_running:
+                return  # this thread was started late, and another one in its place
+            self._is_running = True
+        try:
+            self._read_requested()
+        finally:
+            self._is_running = False
+
+    def _read_requested(self) -> None:
         reader = ProgressReader()
         while True:
             with self._changed:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +14,7 @@ from gpu_scheduler.cli.program import location_of, print_message
 from gpu_scheduler.config import StartOptions
 from gpu_scheduler.core.text.formatting import safe_text
 from gpu_scheduler.errors import SchedulerError, UsageError
+from gpu_scheduler.system.deadline import start_thread
 
 #: Seconds to wait for an answer from logind.
 _LOGIND_TIMEOUT_S = 1.0
@@ -47,7 +47,7 @@ def _run_scheduler(chosen: StartOptions, on_up: Callable[[], None]) -> int:
     def is_up() -> None:
         on_up()
         # Use a separate thread, because logind may take a second to answer and jobs should not wait for it.
-        threading.Thread(target=_log_logout_warning, name="logind", daemon=True).start()
+        start_thread(_log_logout_warning)
 
     try:
         return run(chosen, on_ready=is_up)

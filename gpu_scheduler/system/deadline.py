@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+import _thread
 import threading
 from collections.abc import Callable
 from typing import TypeVar
 
 _Found = TypeVar("_Found")
+
+
+def start_thread(work: Callable[[], object]) -> bool:
+    """Starts a thread that does not keep the program from ending; returns False if that fails.
+
+    threading.Thread.start would wait forever for a thread that ends, for lack of memory, before it runs.
+    """
+    try:
+        _thread.start_new_thread(work, ())
+    except RuntimeError:
+        return False  # too many threads run
+    return True
 
 
 def within(timeout_s: float, look: Callable[[], _Found], otherwise: _Found) -> _Found:
@@ -16,19 +29,18 @@ def within(timeout_s: float, look: Callable[[], _Found], otherwise: _Found) -> _
     """
     found: list[_Found] = []
     errors: list[Exception] = []
+    ended = threading.Event()
 
     def run() -> None:
         try:
             found.append(look())
         except Exception as error:  # noqa: BLE001 - the caller gets it
             errors.append(error)
+        ended.set()
 
-    thread = threading.Thread(target=run, name="look", daemon=True)
-    try:
-        thread.start()
-    except RuntimeError:
-        return otherwise  # too many threads run
-    thread.join(timeout_s)
+    if not start_thread(run):
+        return otherwise
+    ended.wait(timeout_s)
     if errors:
         raise errors[0]
     return found[0] if found else otherwise

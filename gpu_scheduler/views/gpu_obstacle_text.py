@@ -41,8 +41,6 @@ def obstacle_text(found: GpuObstacle, now: float = 0.0) -> str:
     return _OBSTACLE_TEXTS[found.kind]
 
 
-#: The most MiB that may be those of a display, or of Windows.
-_DISPLAY_MIB = 16 * 1024
 _OBSTACLE_TEXTS = {
     ObstacleKind.PAUSED: "paused",
     ObstacleKind.NOT_SAMPLED: "not reported by the probe",
@@ -69,7 +67,9 @@ def _foreign_memory_text(found: GpuObstacle) -> str:
         if found.processes_listed
         else "foreign processes use {}"
     )
-    if found.kind is ObstacleKind.FOREIGN_PROCESS and (found.foreign_mib or 0) <= _DISPLAY_MIB:
+    if (
+        found.kind is ObstacleKind.FOREIGN_PROCESS and (found.foreign_mib or 0) <= 16_384
+    ):  # more is no display
         text += f"; `start --idle-threshold {-(-(found.foreign_mib or 0) * 11 // 1000) * 100}` ignores it"
     return text.format(memory)
 

@@ -98,6 +98,7 @@ MAY: Mapping[str, tuple[str, ...]] = {
     "cli": ("app", "views", "core.model", "core.text", "core.jobsfile.attributes", *TOP, "system.shortages"),
     "cli.start": (
         "scheduler.service", "scheduler.background", "gpus.probes.simulated", "health.doctor.logind",
+        "system.deadline",
     ),
     "simjob": ("gpus.probes.simulated_usage",),
     "clock": ("core.model",),

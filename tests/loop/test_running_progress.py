@@ -105,3 +105,25 @@ def test_a_reading_that_is_older_than_a_minute_does_not_count(
         assert progress.read([attempt]) == {}
     finally:
         go_on.set()
+
+
+def test_a_thread_that_ends_for_lack_of_memory_is_not_waited_for_and_started_again(
+    progress: RunningProgress, attempt: AttemptRecord, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("_thread.start_new_thread", lambda *_: 0)  # it has ended before it runs
+        assert progress.read([attempt]) == {}
+    with monkeypatch.context() as patch:
+        began = threading.Event()
+        patch.setattr(job_progress.ProgressReader, "read", lambda *_, **__: began.set() or 1 / 0)
+        patch.setattr("sys.unraisablehook", lambda error: None)
+        clock.boot += MIN_INTERVAL_S
+        assert progress.read([attempt]) == {}
+        assert began.wait(60)
+        wait_for(lambda: not progress._is_running, "the end of the thread")
+
+    def later() -> float | None:
+        clock.boot += MIN_INTERVAL_S
+        return percent(progress.read([attempt]), attempt)
+
+    wait_for(lambda: later() == 25.0, "a reading by another thread")

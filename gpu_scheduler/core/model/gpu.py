@@ -56,10 +56,7 @@ class GpuSample:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """One result of a probe: every GPU of the machine, in PCI order, at `taken_at` (seconds since boot).
-
-    note: why the preferred probe was not used; "" if it was.
-    """
+    """One result of a probe: every GPU, in PCI order, at `taken_at` (seconds since boot), and a note."""
 
     taken_at: float
     gpus: tuple[GpuSample, ...]

@@ -24,7 +24,6 @@ class ObstacleKind(str, Enum):
     RELEASING = "releasing"
     AWAITING_MEMORY = "awaiting memory release"
     BUSY = "busy"
-    #: The compute mode lets only one process use the GPU, and a job or another process does.
     EXCLUSIVE = "exclusive"
     #: Kept for a job for which others are preempted, or which has been overtaken too often.
     RESERVED = "reserved"

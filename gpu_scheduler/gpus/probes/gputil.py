@@ -37,14 +37,10 @@ MODES_S = 30.0
 
 
 class GputilProbe:
-    """A probe that uses GPUtil.getGPUs(). Runs `nvidia-smi` once per sample, and again if that fails.
-
-    Also runs it now and then to read the compute modes.
-    """
+    """A probe that uses GPUtil.getGPUs(), and `nvidia-smi` if that fails and for the compute modes."""
 
     def __init__(self) -> None:
-        #: The compute mode of each GPU, by UUID.
-        self._modes: dict[str, str] = {}
+        self._modes: dict[str, str] = {}  # the compute modes, by UUID
         self._modes_due_at = 0.0
 
     def sample(self) -> tuple[GpuSample, ...]:

@@ -56,9 +56,7 @@ def _gpu(index: int, uuid: str, values: list[str]) -> GpuSample:
     values = [value.strip("[] ") for value in values] + [""] * 11
     numbers, name, modes = values[:3], values[5], values[10:]
     load, total, used = (min(float(text), 1e15) if _NUMBER.fullmatch(text) else None for text in numbers)
-    fault = _fault(values, numbers)
-    if fault is None and "Enabled" in modes:
-        fault = MIG_MODE
+    fault = _fault(values, numbers) or (MIG_MODE if "Enabled" in modes else None)
     sample = GpuSample(
         uuid=uuid,
         index=index,

@@ -10,7 +10,7 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 from gpu_scheduler.core.model.gpu import (
     MAX_MIB,
@@ -39,14 +39,12 @@ _NOT_SUPPORTED, _NO_PERMISSION, _NOT_FOUND, _TIMEOUT, _LOST, _MISMATCH, _MEMORY 
 _LIBRARY_ERRORS = (1, 9, _MISMATCH, _MEMORY)
 #: The answers of a GPU that does not respond, also: interrupt, reset required, not found, unknown.
 _FAULTS = (*_LIBRARY_ERRORS, _TIMEOUT, 11, _LOST, 16, 28, 999)
-#: The compute modes: exclusive by thread or by process, and prohibited.
-_EXCLUSIVE, _PROHIBITED = (1, 3), 2
+_EXCLUSIVE, _PROHIBITED = (1, 3), 2  # the compute modes; 1: by thread, 3: by process
 #: The form of a UUID that can identify a GPU.
 _UUID = re.compile(rf"(?!SIM-|{UNKNOWN_UUID_PREFIX})[A-Za-z0-9][A-Za-z0-9_.:-]{{0,99}}")
 
 #: A PCI address: domain, bus, device.
 Pci = tuple[int, int, int]
-T = TypeVar("T")
 
 
 class NvmlProbe:
@@ -144,7 +142,7 @@ class _Device:
             fault = self._fault or GpuFault(FaultKind.QUERY_FAILED, f"no handle (code {self._code})")
             self.gpu = GpuSample("", i, "unknown", fault=fault)
 
-    def _read(self, read: Callable[[], T], can_fault: bool = True) -> T | None:
+    def _read(self, read: Callable[[], Any], can_fault: bool = True) -> Any:
         """Returns the result of a call; None if it fails, after noting the code and any fault of the GPU."""
         if self._fault is not None and self._code in (_TIMEOUT, _LOST):
             return None  # each further call could take as long
@@ -178,6 +176,8 @@ class _Device:
         compute = read(lambda: list(nvml.nvmlDeviceGetComputeRunningProcesses(handle)))
         graphics = read(lambda: list(nvml.nvmlDeviceGetGraphicsRunningProcesses(handle))) or []
         loads = read(lambda: _process_loads(nvml, handle), can_fault=False)
+        if self._code == _NOT_FOUND:
+            loads = {}  # no process is active, so there are no measurements
         processes = None if compute is None else read(lambda: _processes(compute, graphics, loads))
         mig = read(lambda: nvml.nvmlDeviceGetMigMode(handle)[0])  # the mode now; [1] applies after a reset
         mode = read(lambda: nvml.nvmlDeviceGetComputeMode(handle))
@@ -214,12 +214,7 @@ def _memory(memory: Any) -> tuple[int, int]:
 
 def _process_loads(nvml: Any, handle: Any) -> dict[int, float]:
     """Returns the load in percent, by pid, of each process that loads the GPU."""
-    try:
-        measured = nvml.nvmlDeviceGetProcessUtilization(handle, time.time_ns() // 1000 - LOAD_WINDOW_US)
-    except nvml.NVMLError as error:
-        if error.value == _NOT_FOUND:
-            return {}  # no process is active, so there are no measurements
-        raise
+    measured = nvml.nvmlDeviceGetProcessUtilization(handle, time.time_ns() // 1000 - LOAD_WINDOW_US)
     # A pid usually has one measurement. Of several, the newest counts; measurements of the same time are
     # added.
     newest: dict[int, tuple[int, float]] = {}
