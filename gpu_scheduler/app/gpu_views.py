@@ -83,7 +83,8 @@ def _state(gpu: GpuRecord, share: int, paused: bool, limits: Limits, foreign: Fo
         return status_report.CLAIMED
     return (
         status_report.BUSY
-        if share >= WHOLE or (share == 0 and _is_used_by_foreign_processes(gpu, limits))
+        if share >= (1 if gpu.exclusive else WHOLE)
+        or (share == 0 and _is_used_by_foreign_processes(gpu, limits))
         else status_report.AVAILABLE
     )
 

@@ -6,6 +6,7 @@ import pytest
 
 from gpu_scheduler.app.gpu_views import gpu_views
 from gpu_scheduler.claims.foreign_claims import ForeignClaims
+from gpu_scheduler.core.model.gpu import GpuProcess
 from gpu_scheduler.core.model.gpu_claim import GpuClaim
 from gpu_scheduler.core.model.gpu_fault import LOST
 from gpu_scheduler.core.scheduling.settings import Limits
@@ -32,6 +33,11 @@ def held(share: int, job_id: int = 3, **values: Any) -> AttemptRecord:
         ({"used_mib": 10, "foreign_loads": (90.0,)}, [], False, "available", 0),
         ({"used_mib": 500, "foreign_loads": (20.0,), "load_percent": 99.0}, [], False, "available", 0),
         ({"used_mib": None, "load_percent": None, "total_mib": None}, [], False, "available", 0),
+        ({"exclusive": True}, [], False, "available", 0),
+        ({"exclusive": True}, [held(100)], False, "busy", 100),
+        ({"unified": True, "used_mib": 800, "processes": ()}, [], False, "available", 0),
+        ({"unified": True, "used_mib": 800, "processes": (GpuProcess(7, 800),)}, [], False, "busy", 0),
+        ({"unified": True, "used_mib": 800, "processes": None}, [], False, "busy", 0),
     ],
 )
 def test_a_gpu_view_contains_the_state_the_allocated_share_and_the_jobs(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -55,6 +56,8 @@ def test_a_gpu_in_exclusive_mode_runs_one_job_at_a_time(world: World, machine: F
     reason = "GPU 0: compute mode Exclusive_Process, one job at a time"
     world.wait_until(lambda jobs: 2 in jobs and reason in (jobs[2]["reason"] or ""), "job 2 waits")
     assert "GPU 1: in compute mode Prohibited: no process can use it" in world.jobs()[2]["reason"]
+    (claim,) = json.loads(world.run_ok("gpus", "--json"))["gpus"][0]["claims"]
+    assert (claim["mib"], world.status()["gpus"][0]["state"]) == (None, "busy")  # whatever the job declares
     text = world.run_ok("status", "--verbose")
     assert "compute mode Exclusive_Process: one job at a time" in text
     assert "in compute mode Prohibited" in text
@@ -62,7 +65,6 @@ def test_a_gpu_in_exclusive_mode_runs_one_job_at_a_time(world: World, machine: F
     world.wait_until(lambda jobs: jobs[2]["state"] == "running", "job 2 runs")
     (world.folder / "second").write_text("\n")
     assert world.wait_finished(1, 2)[2]["outcome"] == "completed"
-    # A job claims the whole GPU, whatever it declares.
     assert world.end_scheduler() == 0
 
 

@@ -40,7 +40,6 @@ _LIBRARY_ERRORS = (1, 9, _MISMATCH, _MEMORY)
 #: The answers of a GPU that does not respond, also: interrupt, reset required, not found, unknown.
 _FAULTS = (*_LIBRARY_ERRORS, _TIMEOUT, 11, _LOST, 16, 28, 999)
 _EXCLUSIVE, _PROHIBITED = (1, 3), 2  # the compute modes; 1: by thread, 3: by process
-#: The form of a UUID that can identify a GPU.
 _UUID = re.compile(rf"(?!SIM-|{UNKNOWN_UUID_PREFIX})[A-Za-z0-9][A-Za-z0-9_.:-]{{0,99}}")
 
 #: A PCI address: domain, bus, device.
