@@ -115,7 +115,12 @@ def test_a_thread_that_ends_for_lack_of_memory_is_not_waited_for_and_started_aga
         assert progress.read([attempt]) == {}
     with monkeypatch.context() as patch:
         began = threading.Event()
-        patch.setattr(job_progress.ProgressReader, "read", lambda *_, **__: began.set() or 1 / 0)
+
+        def fail(*_: object, **__: object) -> None:
+            began.set()
+            raise MemoryError
+
+        patch.setattr(job_progress.ProgressReader, "read", fail)
         patch.setattr("sys.unraisablehook", lambda error: None)
         clock.boot += MIN_INTERVAL_S
         assert progress.read([attempt]) == {}

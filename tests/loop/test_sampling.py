@@ -113,6 +113,21 @@ def lost(*uuids: str) -> list[GpuSample]:
     return [gpu_sample(g.index, g.uuid, LOST) if g.uuid in uuids else g for g in FOUR]
 
 
+def test_a_note_of_the_probe_is_logged_when_it_begins_and_after_each_change(
+    bench: SamplerBench, caplog: pytest.LogCaptureFixture
+) -> None:
+    def take(note: str) -> None:
+        bench.probe.answer = Snapshot(1.0, FOUR, note)
+        bench.sampler.read(bench.recorder)
+
+    bench.probe.answer = Snapshot(1.0, FOUR, "NVML fails")
+    with caplog.at_level(logging.WARNING, "gpu_scheduler"):
+        bench.begin(None)
+        for note in ("NVML fails", "", "", "NVML fails", "NVML is gone"):
+            take(note)
+    assert [r.message for r in caplog.records] == ["NVML fails", "NVML fails", "NVML is gone"]
+
+
 def test_a_lost_gpu_recovers_after_three_good_samples(
     bench: SamplerBench, caplog: pytest.LogCaptureFixture
 ) -> None:
