@@ -108,12 +108,42 @@ def test_replaces_the_flag_where_it_stands_in_a_command(text: str, expected: str
         ("2>log python t.py", ""),
         ("python gen", " < in.py"),
         ("bash run.sh; python t.py", ""),
+        ("accelerate-launch --num_processes 2 t.py", " --lr 1"),
+        ("trl sft", " --model_name_or_path m"),
+        ("python -m trl.cli sft", " --model_name_or_path m"),
+        ("python /env/bin/train", " --lr 1"),
+        ("python /env/bin/train", ""),
     ],
 )  # fmt: skip
 def test_adds_the_flag_directly_after_the_script(before: str, after: str) -> None:
     assert resumed(before + after) == f"{before} {FLAG} {QUOTED}{after}"
     assert not stands_in(command(before + after))
     assert stands_in(command(before + after, "--ckpt"))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "accelerate launch --config_file c.yaml t.py --lr 1",
+        "accelerate launch --module pkg.train --lr 1",
+        "accelerate-launch t.py",
+        "torchrun --nproc_per_node 2 t.py --lr 1",
+        "torchrun --nproc_per_node 2 -m pkg.train",
+        "torchrun --no-python ./t",
+        "deepspeed --num_gpus 2 t.py --deepspeed ds.json",
+        "trl sft --model_name_or_path m",
+        "trl --help",
+        "fabric run --devices 2 t.py --lr 1",
+        "horovodrun -np 2 python t.py --lr 1",
+        "llamafactory-cli train config.yaml",
+        f"trl sft {FLAG} old",
+    ],
+)
+def test_a_program_run_by_python_gets_the_flag_where_the_program_alone_gets_it(line: str) -> None:
+    """An adopted process shows the interpreter and the path of a program, which its user did not type."""
+    for front in ("python /env/bin/", "/env/bin/python3.11 -u .venv/bin/"):
+        alone = resumed(line)
+        assert resumed(front + line) == (None if alone is None else front + alone)
 
 
 @pytest.mark.parametrize(

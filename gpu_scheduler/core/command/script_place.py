@@ -15,7 +15,9 @@ from gpu_scheduler.core.command.shell_words import ShellWord, shell_words
 _PYTHON = re.compile(r"(?:python|pypy)(?:[0-9](?:\.[0-9]+)*)?")
 _SHELL = re.compile(r"(?:ba|da|z|k)?sh")
 #: Programs and modules that run the first Python script, or the module after -m, among their arguments.
-_LAUNCHERS = frozenset({"torchrun", "accelerate", "deepspeed", "coverage", "ipython"})
+_LAUNCHERS = frozenset({"torchrun", "accelerate", "accelerate-launch", "deepspeed", "coverage", "ipython"})
+#: Programs and modules that train themselves. Their first word chooses how, and their options follow it.
+_TRAINERS = frozenset({"trl", "trl.cli"})
 _LAUNCHER_MODULES = frozenset({
     "torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch", "deepspeed",
     "deepspeed.launcher.runner", "accelerate.commands.accelerate_cli", "pdb", "cProfile", "profile", "trace",
@@ -29,6 +31,7 @@ PASSIVE = frozenset({
     ".", ":", "cd", "date", "echo", "export", "hostname", "mkdir", "module", "nvidia-smi", "set", "sleep",
     "source", "tee", "ulimit", "umask", "unset",
 })  # fmt: skip
+_CONSOLE_SCRIPT = re.compile(r"/bin/[\w-]+$")
 _REDIRECTION = re.compile(r"&>>?|>&|>>|>\||<<<|<&|<>|<|>")
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 _EXPANSION = r"\$\w+|\$\{[^{}()'\"`$\s]*\}"
@@ -109,6 +112,8 @@ class _ScriptFinder:
                 return self._first_script(rest[:1]) if self.shell_scripts else None
             if program in _LAUNCHERS:
                 return self._of_launcher(rest)
+            if program in _TRAINERS:
+                return _subcommand(rest)
         scripts = [word for word in words if self._is_script(word)]
         if scripts and scripts[0].unquoted == command.first:
             return scripts[0]
@@ -127,10 +132,18 @@ class _ScriptFinder:
         while index < len(words):
             text, rest = words[index].unquoted, words[index + 1 :]
             if re.fullmatch(r"-[a-zA-Z]*m", text):
-                launches = bool(rest) and rest[0].unquoted in _LAUNCHER_MODULES
-                return self._of_launcher(rest[1:]) if launches else next(iter(rest), None)
+                module = rest[0].unquoted if rest else ""
+                if module in _TRAINERS:
+                    return _subcommand(rest[1:])
+                return self._of_launcher(rest[1:]) if module in _LAUNCHER_MODULES else next(iter(rest), None)
             if re.fullmatch(r"-[a-zA-Z]*c|-", text):
                 return None
+            if _CONSOLE_SCRIPT.search(text):
+                # An installed program: `python /env/bin/NAME …` does the same as `NAME …`.
+                found = self.in_command(SimpleCommand(tuple(words[index:])))
+                starts_others = text.rsplit("/", 1)[-1] in _LAUNCHERS | _TRAINERS
+                has_subcommand = bool(rest) and not rest[0].unquoted.startswith("-")
+                return found if starts_others or has_subcommand else found or words[index]
             if not text.startswith("-"):
                 return words[index]
             index += 2 if text in ("-W", "-X") else 1
@@ -145,3 +158,7 @@ class _ScriptFinder:
             if self._is_script(word):
                 return word
         return None
+
+
+def _subcommand(words: Sequence[ShellWord]) -> ShellWord | None:
+    return words[0] if words and not words[0].unquoted.startswith("-") else None
