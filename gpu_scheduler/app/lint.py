@@ -16,6 +16,7 @@ from gpu_scheduler.app.store_access import job_lookup
 from gpu_scheduler.core.command.environment import find_conda_sh
 from gpu_scheduler.core.jobsfile.diff import AcceptedLines, NewJob, ReadingDiff
 from gpu_scheduler.core.jobsfile.reading import Line
+from gpu_scheduler.core.jobsfile.shell_syntax import script_refusal
 from gpu_scheduler.core.model.gpu_list import parse_gpu_list
 from gpu_scheduler.core.scheduling.settings import Limits
 from gpu_scheduler.errors import UsageError
@@ -65,11 +66,14 @@ def lint(
     """Returns the effect of each line.
 
     path: the path of the file, whose recorded working folder is used; gpus: the value of `--gpus`, as for
-    `start`; None means the scheduler's GPUs. Raises UsageError if llm_config cannot be used.
+    `start`; None means the scheduler's GPUs. Raises UsageError for a script, or if llm_config cannot be used.
     """
     config = LlmConfigFile(llm_config, trust=True)  # safe, because nothing in the file is executed
     config.refresh()
     recorded = recorded_setting(location, os.path.abspath(path))
+    refusal = script_refusal(path, content) if recorded.cwd is None and path != "-" else None
+    if refusal is not None:
+        raise UsageError(refusal)
     cwd = recorded.cwd or os.getcwd()
     known = recorded.known_gpus if gpus is None else _gpu_indices(gpus)
     with job_lookup(location) as exists:

@@ -24,6 +24,10 @@ def start(options: Namespace) -> int:
     """Runs the scheduler (in the background with --daemon). Returns the exit code of the command."""
     chosen = StartOptions.from_values(vars(options))
     _validate(chosen)
+    if options.jobs_file:
+        from gpu_scheduler.scheduler.start_checks import refuse_script
+
+        refuse_script(chosen)
     if options.daemon:
         from gpu_scheduler.scheduler import background
 

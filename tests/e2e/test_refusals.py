@@ -41,6 +41,34 @@ def test_rejects_invalid_options(world: World, options: list[str], words: str) -
     assert not (world.folder / "gpu_scheduler_state.d").exists()
 
 
+def test_a_script_named_as_the_jobs_file_is_refused_before_anything_runs(world: World) -> None:
+    (world.folder / "job.sh").write_text("cd scratch\nrm -rf *.pt\n")
+    (world.folder / "jobs").write_text("cd scratch\nrm -rf *.pt\n")
+    (world.folder / "x.pt").touch()
+    for words, meant in (
+        (["job.sh"], "submit job.sh"),
+        (["start", "--jobs-file", "job.sh", "--drain"], "submit job.sh"),
+        (["start", "--jobs-file", "jobs", "--drain"], "submit -- bash jobs"),
+        (["start", "--jobs-file", "jobs", "--daemon"], "submit -- bash jobs"),
+    ):
+        done = world.cli(*words, "--simulate", "1")
+        assert (done.returncode, done.stdout) == (2, "")
+        assert f"`{meant}` runs it as one job" in done.stderr
+    assert world.cli("lint", "job.sh").returncode == 2
+    assert sorted(path.name for path in world.folder.iterdir()) == ["job.sh", "jobs", "x.pt"]
+
+
+def test_a_jobs_file_that_the_store_knows_is_never_refused(world: World) -> None:
+    """Only its lines that change nothing but their own shell are malformed; the others run."""
+    (world.folder / "list").write_text("touch one\n")
+    assert world.cli("start", "--simulate", "1", "--drain", "--jobs-file", "list").returncode == 0
+    (world.folder / "list").write_text("cd scratch\ntouch one\nset -e\ntouch two\n")
+    done = world.cli("start", "--simulate", "1", "--drain", "--jobs-file", "list")
+    assert (world.folder / "two").exists(), done.stderr
+    assert "it only changes its own shell" in done.stdout
+    assert "2 of 2 jobs completed, 2 malformed lines" in done.stdout
+
+
 def test_a_drain_needs_no_jobs_file_if_jobs_were_submitted(world: World) -> None:
     assert world.cli("submit", "--", "touch", "ran").returncode == 0
     done = world.cli("start", "--simulate", "4", "--drain")

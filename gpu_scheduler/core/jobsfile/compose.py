@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from gpu_scheduler.core.jobsfile.attributes import parse_conda
 from gpu_scheduler.core.jobsfile.csv_line import quote_field
 from gpu_scheduler.core.jobsfile.job_line import LineResult, Malformed, ParsedJob, parse_line
+from gpu_scheduler.core.jobsfile.shell_syntax import check_effect
 from gpu_scheduler.core.model.gpu_list import format_gpu_list
 from gpu_scheduler.core.text.quoting import BLANK
 
@@ -70,6 +71,7 @@ def format_command_line(items: Sequence[str], words: Sequence[str]) -> str:
     text = words[0].strip() if len(words) == 1 else shlex.join(words)
     if not text or text.startswith("#"):
         raise ValueError(f"{text!r} runs nothing")
+    check_effect(text)
     first = _parse_back(f"{_format_block(items)}{text}")
     if isinstance(first, ParsedJob) and first.spec.kind == "command":
         return f"{_format_block(items)}{text}"

@@ -151,15 +151,28 @@ def _parse_csv_job(block: AttributeBlock, text: str, context: _PathContext) -> P
     if line.torchrun_processes is not None:
         _check_torchrun(values)
     settled = _with_absolute_paths(values, context)
+    script = _absolute(line.script, settled["cwd"], context.home)
+    if line.priority is None:
+        _check_script(script, line.script, (settled["cwd"], context.home))
     spec = JobSpec(
         kind="csv",
         text=text,
-        script=_absolute(line.script, settled["cwd"], context.home),
+        script=script,
         arguments=line.arguments,
         torchrun=line.torchrun_processes,
         **settled,
     )
     return ParsedJob(spec, (line.note,) if line.note else ())
+
+
+def _check_script(script: str, written: str, folders: tuple[str, ...]) -> None:
+    """Raises ValueError for a script that is certainly a folder, in a line that may not be meant as CSV.
+
+    folders: paths that are known to be folders, as are all those above them.
+    """
+    above = script.rstrip("/") + "/"
+    if written.endswith(("/", "/.", "/..")) or any(f"{folder}/".startswith(above) for folder in folders):
+        raise ValueError(f"the script {written} is a folder; name a script, or leave out the commas")
 
 
 def _check_torchrun(values: dict[str, Any]) -> None:
@@ -173,6 +186,7 @@ def _check_torchrun(values: dict[str, Any]) -> None:
 
 def _parse_command_job(block: AttributeBlock, text: str, context: _PathContext) -> ParsedJob:
     shell_syntax.check_finished(text)
+    shell_syntax.check_effect(text)
     note = shell_syntax.cuda_override_note(text)
     spec = JobSpec(kind="command", text=text, command=text, **_with_absolute_paths(block.values, context))
     check_cuda_option(spec)

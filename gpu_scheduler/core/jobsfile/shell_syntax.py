@@ -1,12 +1,13 @@
 """Inspects a shell command without running a shell.
 
-Detects commands that run in the background, continue on the next line, need a check by `bash -n`, or choose
-their own GPUs.
+Detects commands that run in the background, continue on the next line, change only their own shell, need a
+check by `bash -n`, or choose their own GPUs; and files that are scripts, not jobs files.
 """
 
 from __future__ import annotations
 
 import re
+import shlex
 
 from gpu_scheduler.core.text.quoting import mask_quoted
 
@@ -28,6 +29,17 @@ BUILTINS = (
 _PLAIN = re.compile(r"""(?:[^'"`$\\;&|<>(){}!]|'[^']*'|"[^"\\$`!]*")*""")
 #: Text that bash may parse as an array subscript, which extends to its `]` even across words and lines.
 SUBSCRIPT = re.compile(r"(?<![^\s;&|(){}`])[A-Za-z_]\w*\[")
+#: Builtins that do no more than change the shell that runs them.
+_SHELL_CHANGES = frozenset({
+    "alias", "cd", "declare", "export", "popd", "pushd", "readonly", "set", "shopt", "typeset", "umask",
+    "unalias", "unset",
+})  # fmt: skip
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*\+?=")
+#: Lines of a Python script, and parts of a compound command that stand on lines of their own.
+_SCRIPT_LINE = re.compile(r"(?:then|else|fi|do|done|esac|\})(?:[ \t]*[;#]|$)|import \w|from [\w.]+ import ")
+_SCRIPT_ENDINGS = (".py", ".sh", ".bash", ".sbatch", ".slurm", ".ipynb")
+#: Minimum number of such lines in a file that is a script although its first line is none of them.
+_SCRIPT_LINES = 3
 _SETS_CUDA = re.compile(r"(?:^|[\s;&|({\"'])CUDA_VISIBLE_DEVICES=")
 
 
@@ -48,6 +60,50 @@ def check_finished(text: str) -> None:
 
 def _ends_in_odd_backslashes(text: str) -> bool:
     return (len(text) - len(text.rstrip("\\"))) % 2 == 1
+
+
+def changes_only_its_shell(text: str) -> bool:
+    """Returns whether a command does no more than change the shell that runs it, as `cd x` or `X=1` does."""
+    bare = mask_quoted(text)
+    if bare is None or re.search(r"[;&|<>()`]", bare) or re.search(r"\$\(|`", text):
+        return False
+    first, *others = re.split(r"[ \t]+", bare)
+    if first in _SHELL_CHANGES:
+        return bool(others)
+    return all(map(_ASSIGNMENT.match, [first, *others]))
+
+
+def check_effect(text: str) -> None:
+    """Raises ValueError for a command that does no more than change the shell that runs it."""
+    if changes_only_its_shell(text):
+        raise ValueError(
+            "it only changes its own shell, which ends with the line; write it before the command that needs"
+            " it, as in `cd exp && python train.py`"
+        )
+
+
+def script_refusal(path: str, content: bytes) -> str | None:
+    """Returns why a file is no jobs file, with the command that submits it; None unless it is a script.
+
+    path: as the user named it.
+    """
+    text = content.decode(errors="replace")
+    lines = [line.strip() for line in text.removeprefix("\ufeff").splitlines()]
+    lines = [line for line in lines if line and not line.startswith("#")]
+    signs = [bool(_SCRIPT_LINE.match(line)) or changes_only_its_shell(line) for line in lines]
+    interpreter = re.match(r"\ufeff?#![ \t]*(\S.*)", text)
+    if not (path.endswith(_SCRIPT_ENDINGS) or interpreter or any(signs[:1]) or sum(signs) >= _SCRIPT_LINES):
+        return None
+    words = [path]
+    if path.endswith(".ipynb"):
+        words = ["--", "jupyter", "execute", path]
+    elif not path.endswith(_SCRIPT_ENDINGS):
+        program = "python" if lines[:1] and lines[0].startswith(("import ", "from ")) else "bash"
+        words = ["--", *(interpreter[1].split() if interpreter else [program]), path]
+    return (
+        f"{path} is a script, not a jobs file, of which every line would run as a job of its own;"
+        f" `submit {shlex.join(words)}` runs it as one job"
+    )
 
 
 def needs_bash(text: str) -> bool:
