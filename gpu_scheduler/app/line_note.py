@@ -22,6 +22,8 @@ class NoteKind(str, Enum):
     JOB_EXISTS = "job_exists"  # job, state
     JOB_COMPLETED = "job_completed"  # job
     VENV_OF_OTHER_USER = "venv_of_other_user"  # path
+    SBATCH_READ = "sbatch_read"  # script, options: the attributes that its #SBATCH lines set
+    SBATCH_NOT_READ = "sbatch_not_read"  # script, options
     PARENT_FAILED = "parent_failed"  # job, outcome, retried: the ids of the jobs to retry
     NOT_WATCHED = "not_watched"  # path, scheduler_pid, watched: the jobs file that the scheduler watches
 

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from gpu_scheduler.app.line_note import Note, NoteKind
+from gpu_scheduler.core.jobsfile.sbatch import sbatch_options
 from gpu_scheduler.errors import UsageError
 
-_PYTHON, _SHELL = (".py",), (".sh", ".bash")
+_PYTHON, _SHELL = (".py",), (".sh", ".bash", ".sbatch", ".slurm")
+#: Number of bytes at the beginning of a script in which its `#SBATCH` lines are looked for.
+_HEAD_BYTES = 64 * 1024
+_ARRAY_INDEX = "SLURM_ARRAY_TASK_ID"
 #: The files that make a folder a virtual environment which a job can activate.
 _VENV_FILES = ("bin/python", "bin/activate")
 
@@ -30,6 +36,32 @@ def script_path(given: str, folder: str) -> str:
     else:
         hint = "put a command after `--`, as in `submit -- python train.py`"
     raise UsageError(f"SCRIPT {given}: {path} {problem}; {hint}")
+
+
+def sbatch_attributes(
+    script: str, folder: str, given: Mapping[str, str | bool | Sequence[str]]
+) -> tuple[dict[str, str], tuple[Note, ...]]:
+    """Returns the attributes that the `#SBATCH` lines of a script set, and notes on all its options.
+
+    given: the attributes of the command line, which win. Raises UsageError for an array of jobs, unless
+    `given` has the variable with the index of one of them.
+    """
+    try:
+        with open(os.path.join(folder, script), "rb") as file:
+            options = sbatch_options(file.read(_HEAD_BYTES).decode(errors="replace"))
+    except OSError:
+        return {}, ()
+    if options.indices is not None and _ARRAY_INDEX not in str(given.get("env")):
+        each = f"gpu-scheduler submit --env {_ARRAY_INDEX}=$i {shlex.quote(script)}"
+        raise UsageError(
+            f"SCRIPT {script}: its #SBATCH --array means one job for each index; submit them with"
+            f" `for i in {options.indices}; do {each}; done`"
+        )
+    unread = {*given, "gpus"} if "share" in given else given.keys()
+    used = {key: value for key, value in options.attributes.items() if key not in unread}
+    texts = ((NoteKind.SBATCH_READ, [f"{key}={value}" for key, value in used.items()]),
+             (NoteKind.SBATCH_NOT_READ, options.others))  # fmt: skip
+    return used, tuple(Note(kind, {"script": script, "options": tuple(some)}) for kind, some in texts if some)
 
 
 def is_python(script: str, python: str | None) -> bool:

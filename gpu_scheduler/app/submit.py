@@ -28,6 +28,7 @@ from gpu_scheduler.app.script_command import (
     is_python,
     is_trusted,
     nearest_venv,
+    sbatch_attributes,
     script_command,
     script_path,
 )
@@ -128,12 +129,13 @@ def _command(new: NewJob, variables: Mapping[str, str]) -> _Command:
     folder = os.path.abspath(os.path.expanduser(str(new.attributes.get("cwd", ""))))
     script = script_path(new.script, folder)
     python = None if new.python is None else find_python(new.python, variables)
-    attributes = new.attributes
+    read, notes = sbatch_attributes(script, folder, new.attributes)
+    attributes: AttributeValues = {**read, **new.attributes}
     venv: str | None = None
-    notes: tuple[Note, ...] = ()
     if python is None and is_python(script, python):
         if not _ENVIRONMENTS & attributes.keys():
-            venv, notes = _found_venv(folder)
+            venv, more = _found_venv(folder)
+            notes += more
         if venv is not None:
             attributes = {**attributes, "venv": venv}
         python = "python" if _ENVIRONMENTS & attributes.keys() else default_python(variables)

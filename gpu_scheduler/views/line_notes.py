@@ -27,6 +27,8 @@ _TEXTS = {
         "virtual environment {path} is not used, because it belongs to another user; if you trust it, give it"
         " with --venv"
     ),
+    NoteKind.SBATCH_READ: "the #SBATCH lines of {script} set {options}",
+    NoteKind.SBATCH_NOT_READ: "the #SBATCH lines of {script} have options without effect here: {options}",
     NoteKind.PARENT_FAILED: (
         "job {job} has not completed ({outcome}), so this job is skipped until `retry {retried}` queues it"
         " again"

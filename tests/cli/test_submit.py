@@ -477,3 +477,41 @@ def test_the_script_gets_its_arguments_unchanged(arguments: list[str]) -> None:
     spec, _ = parse_new_line(line, "/", None)
     assert shlex.split(spec.command or "") == words
     assert spec.cwd == "/a b"
+
+
+def sbatch_script(folder: Path, *lines: str, name: str = "job.sh") -> str:
+    (folder / name).write_text("#!/bin/bash\n" + "".join(f"#SBATCH {line}\n" for line in lines) + "true\n")
+    return name
+
+
+def test_the_sbatch_lines_of_a_script_set_attributes_and_the_options_of_the_command_line_win(
+    desk: Desk,
+) -> None:
+    name = sbatch_script(desk.path, "--job-name=bert -t 2:00:00", "--gres=gpu:4 --mem=32G", "-p long")
+    code, out, err = desk.run("submit", "--gpus", "2", name)
+    assert (code, out) == (0, "job 1 submitted: bash job.sh\n")
+    assert "warning: the #SBATCH lines of job.sh set name=bert, timeout=2h\n" in err
+    assert "have options without effect here: --mem=32G, -p long\n" in err
+    spec = job_of(desk).spec
+    assert (spec.name, spec.timeout_s, spec.gpus, spec.vram) == ("bert", 7200, 2, None)
+
+
+@pytest.mark.parametrize("name", ["job.sbatch", "job.slurm"])
+def test_a_script_of_slurm_runs_with_bash(desk: Desk, name: str) -> None:
+    assert desk.run("submit", sbatch_script(desk.path, name=name))[:2] == (
+        0,
+        f"job 1 submitted: bash {name}\n",
+    )
+
+
+def test_an_array_of_jobs_is_refused_with_the_loop_that_submits_them(world: World) -> None:
+    script = world.folder / sbatch_script(world.folder, "--array=0-3:2%1 -J sweep")
+    script.write_text(f"{script.read_text()}touch out_$SLURM_ARRAY_TASK_ID\n")
+    done = world.cli("submit", "job.sh")
+    assert (done.returncode, done.stdout) == (2, "")
+    loop = "for i in $(seq 0 2 3); do gpu-scheduler submit --env SLURM_ARRAY_TASK_ID=$i job.sh; done"
+    assert f"submit them with `{loop}`; nothing was submitted" in done.stderr
+    for index in "02":
+        assert world.cli("submit", "--env", f"SLURM_ARRAY_TASK_ID={index}", "job.sh").returncode == 0
+    assert world.cli("start", "--simulate", "2", "--drain").returncode == 0
+    assert sorted(path.name for path in world.folder.glob("out_*")) == ["out_0", "out_2"]
