@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 from collections.abc import Mapping
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from gpu_scheduler.core.model.gpu import GpuSample
     from gpu_scheduler.store.store import Store
 
+#: Programs that do nothing without arguments, so that a single word of theirs is a title.
+_INTERPRETER = re.compile(r"(?:python|pypy)[0-9.]*|(?:ba|da|z|k)?sh")
 _PROBLEMS = {
     ProcessProblem.GONE: "there is no such process",
     ProcessProblem.ENDED: "it has ended and waits for its parent to collect it",
@@ -63,13 +66,15 @@ class Adoption:
 class AdoptedJob:
     """A job that is an adopted process, without its secrets.
 
-    text: its command. gpus: the indices of its GPUs. log: the file with its output; None if there is none.
+    text: its command, or the title that hides it unless can_start. gpus: the indices of its GPUs. log: the
+    file with its output; None if there is none.
     """
 
     id: int
     pid: int
     name: str | None
     text: str
+    can_start: bool
     cwd: str
     gpus: tuple[int, ...]
     is_alone: bool
@@ -161,10 +166,16 @@ def _refuse_known(store: Store, process: RunningProcess) -> None:
 
 
 def _spec(process: RunningProcess, gpu_count: int, vram: int | None) -> JobSpec:
-    """Returns what the process is, so that a retry starts the same again."""
-    text = shlex.join((_program(process), *process.arguments[1:]))
+    """Returns what the process is, so that a retry starts the same again, unless it has changed its title."""
+    first, *others = process.arguments
+    program = _program(process)
+    is_interpreter = _INTERPRETER.fullmatch(os.path.basename(process.executable))
+    if any(others) or not (others or program != first or is_interpreter):
+        text = command = shlex.join((program, *others))
+    else:
+        text, command = first.strip() or process.executable, None
     # With a number of GPUs and no memory, the job has its GPUs to itself.
-    return JobSpec("command", text, process.cwd, command=text, gpus=gpu_count, vram=vram)
+    return JobSpec("command", text, process.cwd, command=command, gpus=gpu_count, vram=vram)
 
 
 def _program(process: RunningProcess) -> str:
@@ -196,6 +207,7 @@ def _insert(
             process.pid,
             spec.name,
             spec.text,
+            spec.can_start,
             spec.cwd,
             tuple(gpu.index for gpu in gpus),
             spec.vram is None,

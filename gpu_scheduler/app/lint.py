@@ -46,6 +46,14 @@ def read_jobs_file(path: str) -> bytes:
     return content
 
 
+def refuse_script(location: Location, path: str) -> None:
+    """Raises UsageError if a file is a script and no jobs file, unless a scheduler has read it already."""
+    content = JobsFile(Path(path), trust=True).read()
+    refusal = None if isinstance(content, FileProblem) else script_refusal(path, content)
+    if refusal is not None and recorded_setting(location, os.path.abspath(path)).cwd is None:
+        raise UsageError(refusal)
+
+
 def read_stream(fd: int) -> bytes:
     """Returns the content of standard input. Raises UsageError if it cannot be read."""
     content = read_standard_input(fd)
@@ -68,12 +76,10 @@ def lint(
     path: the path of the file, whose recorded working folder is used; gpus: the value of `--gpus`, as for
     `start`; None means the scheduler's GPUs. Raises UsageError for a script, or if llm_config cannot be used.
     """
+    refuse_script(location, path)
     config = LlmConfigFile(llm_config, trust=True)  # safe, because nothing in the file is executed
     config.refresh()
     recorded = recorded_setting(location, os.path.abspath(path))
-    refusal = script_refusal(path, content) if recorded.cwd is None and path != "-" else None
-    if refusal is not None:
-        raise UsageError(refusal)
     cwd = recorded.cwd or os.getcwd()
     known = recorded.known_gpus if gpus is None else _gpu_indices(gpus)
     with job_lookup(location) as exists:

@@ -11,6 +11,7 @@ from enum import Enum
 from gpu_scheduler.app.job_refs import JobRef, job_record, resolve_job
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.app.store_access import open_store, scheduler_pid_of
+from gpu_scheduler.attempts.log_tail import current_log
 from gpu_scheduler.attempts.observe import read_status
 from gpu_scheduler.core.model.attempt_status import AttemptStatus
 from gpu_scheduler.core.model.state_reason import StateReason
@@ -176,7 +177,7 @@ def _observe(store: Store, attempt: AttemptRecord) -> AttemptStatus:
 
 
 def _log_path(store: Store, attempt: AttemptRecord) -> str:
-    path = attempt.log or _observe(store, attempt).log
+    path = current_log(attempt) or _observe(store, attempt).log
     if path is None and attempt.watched_pid is not None:
         adopted = f"job {attempt.job_id} is process {attempt.watched_pid}, which was adopted{_ELSEWHERE}"
         raise NoLogError(adopted, attempt.reason)

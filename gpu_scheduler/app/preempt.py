@@ -21,7 +21,6 @@ from gpu_scheduler.attempts.executor import LOCAL_EXECUTORS
 from gpu_scheduler.attempts.progress_source import progress_source
 from gpu_scheduler.attempts.saved_work import newest_checkpoint
 from gpu_scheduler.attempts.sweep import recorded_command
-from gpu_scheduler.core.command.resume import with_checkpoint
 from gpu_scheduler.core.model.attempt_status import DEFAULT_STOP_SIGNAL, AttemptStatus, StopRequest
 from gpu_scheduler.core.model.checkpoint import Checkpoint
 from gpu_scheduler.core.model.progress import ProgressUnit
@@ -73,9 +72,8 @@ class PreemptReport:
 
     refusal: why the job cannot be preempted. job: the job afterwards, in its observed state. outcome,
     exit_code, signal: how the attempt ended. checkpoint: the newest complete one; None if there is none.
-    has_place: whether the command of the job has a place for its path. lost_steps: the number of steps after
-    it that the job had done; None if unknown. ended_at: when the attempt ended, in wall seconds.
-    scheduler_pid: None if no scheduler is running.
+    lost_steps: the number of steps after it that the job had done; None if unknown. ended_at: when the
+    attempt ended, in wall seconds. scheduler_pid: None if no scheduler is running.
     """
 
     job_id: int
@@ -86,7 +84,6 @@ class PreemptReport:
     exit_code: int | None = None
     signal: int | None = None
     checkpoint: Checkpoint | None = None
-    has_place: bool = True
     lost_steps: float | None = None
     ended_at: float | None = None
     scheduler_pid: int | None = None
@@ -165,10 +162,6 @@ def _outcome_of(job: JobRecord) -> Outcome | None:
     if job.state is JobState.HELD and job.held_by is not None:
         return Outcome(job.held_by)
     return job.outcome
-
-
-def _has_place(job: JobRecord, checkpoint: Checkpoint | None) -> bool:
-    return checkpoint is None or with_checkpoint(job.spec, checkpoint.path) is not None
 
 
 def _lost_steps(found: JobProgress) -> float | None:
@@ -267,7 +260,6 @@ class _Preemption:
             exit_code=seen.exit_code if seen else job.exit_code,
             signal=seen.signal if seen else job.signal,
             checkpoint=progress.checkpoint,
-            has_place=_has_place(job, progress.checkpoint),
             lost_steps=_lost_steps(progress),
             ended_at=seen.ended_at if seen else self._ended_at(),
         )

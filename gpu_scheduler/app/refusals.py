@@ -12,6 +12,7 @@ from typing import Any
 from gpu_scheduler.app.answers import Answer, AnswerKind
 from gpu_scheduler.app.job_refs import job_record
 from gpu_scheduler.app.store_access import requested_verbs, scheduler_pid_of
+from gpu_scheduler.core.model.job_spec import RESTART_FIELDS
 from gpu_scheduler.core.model.request import UNFINISHED
 from gpu_scheduler.core.model.request_answer import (
     ACCEPTED_STATES,
@@ -49,6 +50,8 @@ def early_refusal(
     job = store.job(job_id)
     if job is None:
         return RequestAnswer(AnswerCode.NO_SUCH_JOB)
+    if verb in ("retry", "resume_job", "recover") and not job.spec.can_start:
+        return RequestAnswer(AnswerCode.NO_COMMAND)
     if is_up:
         return None
     if job.adopted is not None and verb in ("hold", "set"):
@@ -89,7 +92,7 @@ def refusal_of_changes(
     if any(is_ancestor(store, job_id, [one for one, _ in args.get("parents", ())]) for args in changes):
         return RequestAnswer(AnswerCode.CYCLE)
     is_finished = job_record(store, job_id).state is JobState.FINISHED
-    if is_finished and all("parents" in args for args in changes):
+    if is_finished and all("parents" in args or args["name"] in RESTART_FIELDS for args in changes):
         return None
     pending = requested_verbs(store).get(job_id, ())
     return early_refusal(store, "set", job_id, pending, scheduler_pid_of(store) is not None)

@@ -17,14 +17,16 @@ from gpu_scheduler.app.location import Location
 from gpu_scheduler.app.refusals import early_refusal, observed, refusal_of_retry, refused_answer
 from gpu_scheduler.app.store_access import open_store, requested_verbs
 from gpu_scheduler.attempts.saved_work import newest_checkpoint
-from gpu_scheduler.core.command.resume import DEFAULT_FLAG, with_checkpoint
+from gpu_scheduler.core.command.resume import DEFAULT_FLAG, VARIABLE, with_checkpoint
 from gpu_scheduler.core.model.checkpoint import Checkpoint
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.request_answer import AnswerCode, RequestAnswer
 from gpu_scheduler.core.model.states import Outcome
 from gpu_scheduler.core.progress.checkpoint_names import step_in
+from gpu_scheduler.core.progress.run_options import output_option
 from gpu_scheduler.core.text.formatting import safe_text
 from gpu_scheduler.errors import SchedulerError
+from gpu_scheduler.store.jobs_files import line_of
 from gpu_scheduler.store.records import AttemptRecord, JobRecord
 from gpu_scheduler.store.store import Store
 
@@ -59,7 +61,7 @@ def resume_job(
             return ResumeResult(refused_answer(store, job_id, refusal), job)
         attempts = store.attempts(job_id)
         checkpoint = _newest(store, job, attempts) if path is None else _named(job.spec, path)
-        _check_place(job, checkpoint)
+        _check_place(job, checkpoint, has_line=line_of(store, job_id) is not None)
         peak = needed_mib(job, attempts)
         answer = request_for_job(
             store,
@@ -95,20 +97,22 @@ def _newest(store: Store, job: JobRecord, attempts: Sequence[AttemptRecord]) -> 
     found = newest_checkpoint(store, job.spec, attempts) if attempts else None
     if found is not None:
         return found
-    spec = job.spec
-    if not attempts:
-        why = "it has never started"
-    elif spec.checkpoints is not None:
-        why = f"nothing matches checkpoints={spec.checkpoints}"
-    elif (folder := spec.option("output_dir")) is not None:
-        why = f"none was found in its --output_dir {folder}"
-    else:
-        why = "its command has no --output_dir, and its line no checkpoints="
+    why = why_no_checkpoint(job.spec) if attempts else "it has never started"
     raise SchedulerError(
         f"job {job.id} has no complete checkpoint: {safe_text(why)}\n"
         f"`retry {job.id}` starts it from its beginning, and `resume --job {job.id} --from PATH`"
         " continues from a checkpoint that you name"
     )
+
+
+def why_no_checkpoint(spec: JobSpec) -> str:
+    """Returns why no complete checkpoint of a job that has run was found."""
+    if spec.checkpoints is not None:
+        return f"nothing matches checkpoints={spec.checkpoints}"
+    option, folder = output_option(spec)
+    if folder is not None:
+        return f"none was found in its {option} {folder}"
+    return f"its command has no {option}, and it has no attribute checkpoints="
 
 
 def _named(spec: JobSpec, path: str) -> Checkpoint:
@@ -126,17 +130,18 @@ def _named(spec: JobSpec, path: str) -> Checkpoint:
     raise SchedulerError(f"--from {safe_text(path)}: there is no such file or folder")
 
 
-def _check_place(job: JobRecord, checkpoint: Checkpoint) -> None:
+def _check_place(job: JobRecord, checkpoint: Checkpoint, *, has_line: bool) -> None:
     """Raises SchedulerError with the remedy if it is unclear where the command takes the path."""
     if with_checkpoint(job.spec, checkpoint.path) is not None:
         return
     flag = job.spec.resume_flag or DEFAULT_FLAG
     path = safe_text(checkpoint.path)
-    new = "add a line" if job.is_of_file else "submit the command"
-    remedy = f"{new} with `{flag} {path}` where the path belongs"
+    remedy = f"add a line with `{flag} {path}` where the path belongs"
+    if not has_line:
+        remedy = f"run `set {job.id} command='…'` with `{flag} \"${VARIABLE}\"` where the path belongs"
     if job.spec.resume_flag is None:
-        named = f"put [resume-flag={flag}] before its line" if job.is_of_file else ""
-        named = named or f"run `set {job.id} resume-flag={flag}`"
+        named = f"put [resume-flag={flag}] before its line"
+        named = named if has_line else f"run `set {job.id} resume-flag={flag}`"
         remedy = f"if it runs a shell script that passes its arguments on, {named}; otherwise, {remedy}"
     raise SchedulerError(
         f"job {job.id} cannot resume from {path}: it is unclear where its command takes {flag}\n{remedy}"

@@ -126,7 +126,8 @@ def _with_last_lines(report: StatusReport) -> StatusReport:
 def _with_last_line(job: JobView) -> JobView:
     if job.record.state not in ACTIVE or job.log is None:
         return job
-    from gpu_scheduler.attempts.log_tail import read_tail
+    from gpu_scheduler.attempts.log_tail import current_log, read_tail
     from gpu_scheduler.core.text.escapes import last_visible_line
 
-    return job._replace(last_line=without_secrets(last_visible_line(read_tail(job.log, _TAIL_BYTES))))
+    log = job.log if job.attempt is None else current_log(job.attempt)
+    return job._replace(last_line=without_secrets(last_visible_line(read_tail(log, _TAIL_BYTES))))

@@ -216,6 +216,8 @@ def _resumed_spec(attempt: AttemptRecord, job: JobRecord) -> JobSpec:
     Raises LaunchError if the checkpoint is gone, or if the command has no place for it any more.
     """
     checkpoint = attempt.resumed_from
+    if attempt.watched_pid is None and not job.spec.can_start:
+        raise LaunchError(f"job {job.id} cannot be launched: it is not known how to start it")
     if checkpoint is None:
         return job.spec
     shown = safe_text(checkpoint.path)

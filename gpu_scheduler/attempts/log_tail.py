@@ -1,17 +1,27 @@
-"""Reads the end of a job's log."""
+"""Finds the log of a job and reads its end."""
 
 from __future__ import annotations
 
 import os
 import stat
 
-from gpu_scheduler.runner.folder import SHORTAGE
+from gpu_scheduler.runner.folder import SHORTAGE, fields_of
+from gpu_scheduler.store.records import AttemptRecord
+from gpu_scheduler.system.running_process import output_file
 
 #: Number of bytes to read from the end of a log in order to find its last error.
 TAIL_BYTES = 64 * 1024
 #: A cut first line is dropped, unless it is longer than this many bytes. If it is longer, its last bytes up
 #: to this number are kept.
 _LONG_LINE_BYTES = 4 * 1024
+
+
+def current_log(attempt: AttemptRecord) -> str | None:
+    """Returns the path of an attempt's log. That of an adopted process may have been renamed or deleted."""
+    fields = None if attempt.log is None or attempt.watched_pid is None else fields_of(attempt.watched_pid)
+    if attempt.watched_pid is None or fields is None or int(fields[19]) != attempt.watched_ticks:
+        return attempt.log
+    return output_file(attempt.watched_pid) or attempt.log
 
 
 def read_tail(path: str | None, max_bytes: int = TAIL_BYTES) -> str:

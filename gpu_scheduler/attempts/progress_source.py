@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gpu_scheduler.attempts.log_tail import current_log
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.progress.job_progress import ProgressSource
 from gpu_scheduler.progress.progress_file import PROGRESS_FILE
@@ -14,7 +15,7 @@ def progress_source(store: Store, spec: JobSpec, attempt: AttemptRecord) -> Prog
     return ProgressSource(
         attempt.id,
         spec,
-        attempt.log,
+        current_log(attempt),
         str(store.data_dir.attempt_folder(attempt) / PROGRESS_FILE),
         _since(store, attempt),
         attempt.started_at,

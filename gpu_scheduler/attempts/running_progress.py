@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from gpu_scheduler.attempts.log_tail import current_log
 from gpu_scheduler.attempts.progress_source import progress_source
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.model.now import Now
@@ -84,7 +85,10 @@ class RunningProgress:
             if attempt.started_at is None:
                 continue
             source = self._sources.get(attempt.id)
-            if source is None or (source.log, source.started_at) != (attempt.log, attempt.started_at):
+            if source is None or (source.log, source.started_at) != (
+                current_log(attempt),
+                attempt.started_at,
+            ):
                 job = self._store.job(attempt.job_id)
                 assert job is not None
                 source = progress_source(self._store, job.spec, attempt)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from gpu_scheduler.attempts.progress_source import progress_source, start_of
 from gpu_scheduler.clock import Clock
-from gpu_scheduler.core.command.resume import stands_in
+from gpu_scheduler.core.command.resume import has_place, stands_in
 from gpu_scheduler.core.model.attempt_status import AttemptStatus
 from gpu_scheduler.core.model.checkpoint import Checkpoint, SavedWork
 from gpu_scheduler.core.model.job_spec import JobSpec
@@ -32,6 +32,7 @@ def saved_work_of(store: Store, attempt: AttemptRecord, status: AttemptStatus) -
         newest_checkpoint(store, job.spec, attempts),
         _is_complete(store, job.spec, attempt, status),
         stands_in(job.spec),
+        has_place(job.spec),
     )
 
 

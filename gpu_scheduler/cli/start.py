@@ -25,9 +25,9 @@ def start(options: Namespace) -> int:
     chosen = StartOptions.from_values(vars(options))
     _validate(chosen)
     if options.jobs_file:
-        from gpu_scheduler.scheduler.start_checks import refuse_script
+        from gpu_scheduler.app.lint import refuse_script
 
-        refuse_script(chosen)
+        refuse_script(location_of(options), options.jobs_file)
     if options.daemon:
         from gpu_scheduler.scheduler import background
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from gpu_scheduler.attempts.log_folder import LogFolder
 from gpu_scheduler.claims.lock_folder import ClaimFolder, find_lock_folder
 from gpu_scheduler.config import JOBS_FILE, LLM_CONFIG, StartOptions
-from gpu_scheduler.core.jobsfile.shell_syntax import script_refusal
 from gpu_scheduler.core.model.priority import ADDED_PRIORITY, NORMAL_PRIORITY
 from gpu_scheduler.errors import SchedulerError, UsageError
 from gpu_scheduler.health.old_sessions import REFUSAL, REMEDY, old_sessions
@@ -22,7 +21,6 @@ from gpu_scheduler.runner.process_scan import shows_own_pids
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.gpu_kind import recorded_gpus
 from gpu_scheduler.store.new_store import check_encoding, check_state_file
-from gpu_scheduler.store.read_only import query_read_only
 from gpu_scheduler.store.scheduler_lock import scheduler_pid
 from gpu_scheduler.system.safe_file import (
     MAX_JSON_BYTES,
@@ -53,21 +51,6 @@ def check_paths(options: StartOptions) -> None:
     except OSError as error:
         named = error.filename if options.log_dir is None else f"--log-dir {options.log_dir}"
         raise UsageError(f"{named}: {error.strerror}; name a folder that you own with --log-dir") from None
-
-
-def refuse_script(options: StartOptions) -> None:
-    """Raises UsageError if a file that the user names as the jobs file is a script, with the command meant.
-
-    A file of which the store has a line was accepted before, so it is not refused.
-    """
-    path, database = options.jobs_file, DataDir.of(options.state_file, options.data_dir).database
-    content = JobsFile(Path(path), trust=options.trust_files).read()
-    known = query_read_only(database, "SELECT DISTINCT path FROM line") or []
-    if isinstance(content, FileProblem) or os.path.abspath(path) in (row["path"] for row in known):
-        return
-    refusal = script_refusal(path, content)
-    if refusal is not None:
-        raise UsageError(refusal)
 
 
 def claim_folder_of(options: StartOptions, data_dir: DataDir) -> ClaimFolder:

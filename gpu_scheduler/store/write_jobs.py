@@ -134,11 +134,16 @@ def set_attribute(context: WriteContext, action: act.SetAttribute) -> None:
     row = db.execute("SELECT spec, min_vram_mib FROM job WHERE id = ?", (action.job_id,)).fetchone()
     # Memory that the user sets overrides the memory that an earlier attempt needed.
     min_vram_mib = None if action.name == "vram" else row["min_vram_mib"]
-    spec = JobSpec.from_json(json.dumps({**json.loads(row["spec"]), action.name: action.value}))
+    changed = {action.name: action.value}
+    if action.name == "command":
+        changed["text"] = action.value
+    spec = JobSpec.from_json(json.dumps({**json.loads(row["spec"]), **changed}))
     db.execute(
-        "UPDATE job SET spec = ?, spec_key = ?, name = ?, priority = ?, min_vram_mib = ? WHERE id = ?",
+        "UPDATE job SET spec = ?, spec_key = ?, name = ?, priority = ?, min_vram_mib = ?, text = ?,"
+        " identity = ? WHERE id = ?",
         (spec.to_json(), context.store.spec_key(spec, min_vram_mib), spec.name,
-         NORMAL_PRIORITY if spec.priority is None else spec.priority, min_vram_mib, action.job_id),
+         NORMAL_PRIORITY if spec.priority is None else spec.priority, min_vram_mib, spec.text,
+         spec.identity, action.job_id),
     )  # fmt: skip
 
 

@@ -81,18 +81,16 @@ def read_running_process(pid: int) -> RunningProcess | ProcessProblem:
 
 
 def _read(pid: int, ticks: int) -> RunningProcess:
-    arguments = _strings(read_proc(pid, "cmdline"))
-    executable = _linked(pid, "exe")
     return RunningProcess(
         pid,
         ticks,
         boot_id(),
         time.time() - (time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / _TICKS_PER_S),
-        arguments or (executable,),
-        executable,
+        _strings(read_proc(pid, "cmdline")) or ("",),
+        _linked(pid, "exe"),
         _linked(pid, "cwd"),
         dict(text.split("=", 1) for text in _strings(read_proc(pid, "environ")) if "=" in text),
-        _output_file(pid),
+        log if (log := output_file(pid)) and not log.startswith("/proc/") else None,
     )
 
 
@@ -114,12 +112,17 @@ def _linked(pid: int, name: str) -> str:
     return path if os.path.lexists(path) else path.removesuffix(_DELETED)
 
 
-def _output_file(pid: int) -> str | None:
+def output_file(pid: int) -> str | None:
+    """Returns the path of the regular file to which a process writes; None if its output goes elsewhere.
+
+    It is the path of the descriptor if the file was deleted, or if its name cannot be found.
+    """
     link = f"/proc/{pid}/fd/1"
     try:
         path, opened = os.readlink(link), os.stat(link)
-        if stat.S_ISREG(opened.st_mode) and os.path.samestat(opened, os.stat(path)):
-            return path
+        if not stat.S_ISREG(opened.st_mode):
+            return None
+        return path if os.path.exists(path) and os.path.samestat(opened, os.stat(path)) else link
     except OSError as error:
         reraise_shortage(error)
     return None

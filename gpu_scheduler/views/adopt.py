@@ -23,6 +23,11 @@ def note_text(job: AdoptedJob) -> Iterator[str]:
     gpus = f"GPU{'s' * (len(job.gpus) > 1)} {', '.join(map(str, job.gpus))}"
     alone = "; no other job starts there, because --vram was not given" if job.is_alone else ""
     yield f"it uses {gpus}{alone}"
+    if not job.can_start:
+        yield (
+            "it has replaced its command line by a title, so it cannot be started again unless"
+            f" `set {job.id} command='…'` names its command after its end"
+        )
     if job.log is None:
         yield "its output does not go to a file, so `logs` cannot show it"
     if not job.is_scheduler_up:

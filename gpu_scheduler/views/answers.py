@@ -73,6 +73,8 @@ def _reply_text(reply: RequestAnswer, job_id: int, data_dir: str) -> str:
         )
     if reply.code is AnswerCode.ALREADY_COMPLETED:
         return f"{job} has completed; `resume --job {job_id} --from PATH` continues it nevertheless"
+    if reply.code is AnswerCode.NO_COMMAND:
+        return f"it is not known how to start {job}; `set {job_id} command='…'` sets its command"
     if reply.code is AnswerCode.RECOVERED:
         return "no job is interrupted"
     if reply.code is AnswerCode.CLEARED and reply.count is not None:

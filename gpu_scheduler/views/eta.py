@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING
 
 from gpu_scheduler.core.model.states import ACTIVE
+from gpu_scheduler.core.progress.run_options import output_option
 from gpu_scheduler.core.text.formatting import format_elapsed, format_eta, safe_text
 from gpu_scheduler.views.layout import Cell, Column, TableRow, render_table
 from gpu_scheduler.views.progress_text import finish_text, percent_text, progress_object, short_text
@@ -51,7 +52,8 @@ def unknown_text(job: JobView) -> str:
         return f"job {record.id} is {record.state}; only a running job has progress"
     return (
         f"nothing shows how far job {record.id} is: neither the last lines of its log nor a checkpoint under"
-        " its --output_dir; a job can report its progress in the file that $GPU_SCHEDULER_PROGRESS names"
+        f" its {output_option(record.spec)[0]}; a job can report its progress in the file that"
+        " $GPU_SCHEDULER_PROGRESS names"
     )
 
 

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from gpu_scheduler.core.command.resume import has_place
 from gpu_scheduler.core.model.finding import Check, Finding, bad, ok, warn
 from gpu_scheduler.core.model.gpu_list import format_gpu_list
 from gpu_scheduler.core.model.wait_reason import WaitKind
@@ -33,10 +34,13 @@ def held(job: JobRecord, reason: str | None) -> Finding:
 
 
 def queueing_command(job: JobRecord) -> str:
-    """Returns the command that queues a held job; one that has saved a checkpoint continues from it."""
+    """Returns the command that queues a held job; one that can continue from its checkpoint does."""
     if job.held_by in ("user", "line"):
         return f"release {job.id}"
-    return f"retry {job.id}" if job.checkpoint is None else f"resume --job {job.id}"
+    if not job.spec.can_start:
+        return f"set {job.id} command='…'` and then `retry {job.id}"
+    resumes = job.checkpoint is not None and has_place(job.spec)
+    return f"resume --job {job.id}" if resumes else f"retry {job.id}"
 
 
 def unmanaged(allowed: tuple[int, ...] | None, managed: Collection[int]) -> Iterator[Finding]:

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 from gpu_scheduler.app.answers import Answer, AnswerKind
 from gpu_scheduler.app.preempt import PreemptEnd, PreemptReport, PreemptWait
+from gpu_scheduler.app.resume_job import why_no_checkpoint
+from gpu_scheduler.core.command.resume import has_place
 from gpu_scheduler.core.model.checkpoint import Checkpoint
-from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.text.formatting import count_noun, format_duration, pid_text, safe_text
 from gpu_scheduler.views.answers import answer_text
@@ -83,28 +84,18 @@ def _lines(report: PreemptReport) -> Iterator[str]:
         return
     yield f"job {job} preempted{_state_text(report)}"
     if report.checkpoint is None:
-        yield f"  no complete checkpoint: {_missing_text(report.job.spec)}"
+        yield f"  no complete checkpoint: {why_no_checkpoint(report.job.spec)}"
     else:
         yield f"  latest checkpoint: {_checkpoint_text(report, report.checkpoint)}"
     if report.job.state is JobState.HELD:
         yield f"  `{_next_command(report)}"
 
 
-def _missing_text(spec: JobSpec) -> str:
-    """Formats why no checkpoint was found."""
-    if spec.checkpoints is not None:
-        return f"nothing matches checkpoints={spec.checkpoints}"
-    folder = spec.option("output_dir")
-    if folder is not None:
-        return f"none was found in its --output_dir {folder}"
-    return "its command has no --output_dir, and it has no attribute checkpoints="
-
-
 def _next_command(report: PreemptReport) -> str:
     if report.checkpoint is None:
         from_path = f"`resume --job {report.job_id} --from PATH` continues from one that you name"
         return f"retry {report.job_id}` starts it from its beginning, and {from_path}"
-    if not report.has_place:
+    if not has_place(report.job.spec):
         return f"resume --job {report.job_id}` says what its command needs to continue from it"
     return f"resume --job {report.job_id}` continues it"
 

@@ -176,6 +176,8 @@ def _end(diagnosis: Diagnosis) -> Iterator[Finding]:
     job = diagnosis.job.record
     failed = diagnosis.dependencies.failed
     again = f"`retry {' '.join(map(str, [*failed, job.id]))}` runs it again"
+    if not job.spec.can_start:
+        again = f"`{job_findings.queueing_command(job)}` runs it again"
     if failed:
         again += f", and first {'job' if len(failed) == 1 else 'jobs'} {', '.join(map(str, failed))}"
     if job.outcome is Outcome.COMPLETED:

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,8 @@ import pytest
 from gpu_scheduler.app import adopted_gpus
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample
+from gpu_scheduler.core.model.states import Outcome
+from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.runner.process_scan import ticks_of
 from gpu_scheduler.store.environments import environment_of_job
 from tests.cli.desk import Desk
@@ -213,6 +216,61 @@ def test_attributes_apply_to_the_job(desk: Desk, process: Process) -> None:
     spec = job.spec
     assert (job.priority, spec.preempt_signal, spec.checkpoints) == (100, "USR1", "out/epoch_*.pt")
     assert spec.resume_flag == "--ckpt"
+
+
+#: Overwrites the memory that shows the command line, as setproctitle does, and then waits.
+TITLE = """
+import ctypes, time
+fields = open("/proc/self/stat").read().rpartition(")")[2].split()
+start, end = int(fields[45]), int(fields[46])
+title = {title!r}
+ctypes.memset(start, 0, end - start)
+ctypes.memmove(start, title, len(title))
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (["python", "-c", TITLE.format(title=b"trainer: step 3")], "trainer: step 3"),
+        (["python", "-c", TITLE.format(title=b"")], sys.executable),
+        (["trainer"], "trainer"),
+        (["python"], "python"),
+    ],
+    ids=["title", "empty title", "one word", "an interpreter alone"],
+)
+def test_a_process_that_hides_its_command_line_cannot_be_started_again(
+    desk: Desk, words: list[str], shown: str
+) -> None:
+    listed(desk)
+    with subprocess.Popen(
+        words, executable=sys.executable, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as started:
+        assert started.stdin is not None
+        assert started.stdout is not None
+        if len(words) == 1:
+            started.stdin.write(b"print('ready', flush=True); import time; time.sleep(600)\n")
+            started.stdin.close()
+        assert started.stdout.readline() == b"ready\n"
+        code, out, err = desk.run("adopt", started.pid, "--gpus", "0")
+        started.kill()
+    assert code == 0
+    assert (
+        "it has replaced its command line by a title, so it cannot be started again unless `set 1 com" in err
+    )
+    assert f"    cmd: {os.path.realpath(shown) if '/' in shown else shown}\n" in out
+    desk.record(act.FinishJob(1, Outcome.FAILED, None))
+    said = "gpu-scheduler: it is not known how to start job 1; `set 1 command='…'` sets its command\n"
+    for up in (False, True):
+        with desk.scheduler() if up else nullcontext():
+            for verb in (["retry", "1"], ["resume", "--job", "1"], ["resume", "--job", "1", "--from", "/"]):
+                assert desk.run(*verb) == (1, "", said)
+    assert "`set 1 command='…'` and then `retry 1` runs it again" in desk.run("why", 1)[1]
+    with desk.scheduler():
+        assert desk.run("set", 1, "command=python t.py")[:2] == (0, "job 1: command set\n")
+        assert desk.run("retry", 1)[0] == 0
 
 
 def test_refuses_gpus_that_the_driver_or_the_scheduler_does_not_show(

@@ -104,7 +104,8 @@ def test_a_named_checkpoint_is_found_in_the_current_folder_or_in_that_of_the_job
     ("command", "values", "why"),
     [
         (COMMAND, {}, "none was found in its --output_dir outputs"),
-        ("python train.py", {}, "its command has no --output_dir, and its line no checkpoints="),
+        ("python train.py", {}, "its command has no --output_dir, and it has no attribute checkpoints="),
+        ("python train.py --output-dir outputs", {}, "none was found in its --output-dir outputs"),
         ("python train.py", {"checkpoints": "*.pt"}, "nothing matches checkpoints=*.pt"),
     ],
 )
@@ -136,9 +137,12 @@ def test_a_checkpoint_that_is_older_than_the_job_belongs_to_another_run(desk: De
         ("for s in 1 2; do python train.py --output_dir outputs ; done", "it is unclear where"),
         (
             "bash train.sh --output_dir outputs",
-            "arguments on, run `set 1 resume-flag=--resume_from_checkpoint`; otherwise, submit",
+            "arguments on, run `set 1 resume-flag=--resume_from_checkpoint`; otherwise, run `set 1 com",
         ),
-        ("./train --output_dir outputs", "submit the command with `--resume_from_checkpoint /"),
+        (
+            "./train --output_dir outputs",
+            "run `set 1 command='…'` with `--resume_from_checkpoint \"$GPU_SCHEDULER_CHECKPOINT\"`",
+        ),
     ],
 )
 def test_a_command_without_a_place_for_the_path_is_refused(
@@ -255,3 +259,63 @@ def test_resuming_a_gpu_names_the_preempted_job_with_its_number(desk: Desk) -> N
     note = f"gpu-scheduler: note: job {job} is preempted; `resume --job {job}` continues it\n"
     code, _, err = desk.run("resume", "0", str(job))
     assert (code, err) == (0, note)
+
+
+@pytest.mark.parametrize("outcome", [Outcome.PREEMPTED, Outcome.FAILED])
+@pytest.mark.parametrize(
+    ("text", "changes"),
+    [
+        ("./train --output_dir outputs", ["command=./train {flag} --output_dir outputs"]),
+        (
+            "python a.py && python b.py --output_dir outputs",
+            ["command=python b.py {flag} --output_dir outputs"],
+        ),
+        (
+            "bash -c 'python t.py --output_dir outputs'",
+            ["command=bash -c 'python t.py {flag} --output_dir outputs'"],
+        ),
+        ("bash train.sh --output_dir outputs", ["resume-flag=--resume_from_checkpoint"]),
+    ],
+)
+def test_the_remedy_for_a_job_without_a_line_lets_it_resume(
+    desk: Desk, text: str, changes: list[str], outcome: Outcome
+) -> None:
+    """The job is held or has finished, and follows the advice of the refusal."""
+    job = stopped(desk, text, outcome, checkpoints="outputs/checkpoint-*")
+    path = save(desk, 150)
+    flag = '--resume_from_checkpoint "$GPU_SCHEDULER_CHECKPOINT"'
+    with desk.scheduler():
+        code, _, err = desk.run("resume", "--job", job)
+        assert code == 1
+        assert flag in err
+        assert desk.run("set", job, *(one.format(flag=flag) for one in changes))[0] == 0
+        assert desk.run("resume", "--job", job)[0] == 0
+    row = desk.store.job(job)
+    assert row is not None
+    assert row.resume_from is not None
+    assert row.resume_from.path == str(path)
+
+
+def test_a_job_with_a_line_is_told_to_change_its_file(desk: Desk) -> None:
+    job = stopped(desk, "bash train.sh --output_dir outputs")
+    save(desk, 150)
+    with desk.store.db.transaction() as db:
+        db.execute("INSERT INTO jobs_file (path, cwd) VALUES ('j', '/')")
+        db.execute(
+            "INSERT INTO line (path, position, number, text, job_id) VALUES ('j', 1, 1, '', ?)", (job,)
+        )
+    err = desk.run("resume", "--job", job)[2]
+    assert "put [resume-flag=--resume_from_checkpoint] before its line; otherwise, add a line with" in err
+    assert "set" not in err
+
+
+def test_a_resume_that_will_be_refused_is_not_offered(desk: Desk) -> None:
+    fits, unclear = (stopped(desk, text) for text in (COMMAND, "./train --output_dir outputs"))
+    for job in (fits, unclear):
+        desk.store.db.connection.execute(
+            'UPDATE job SET checkpoint = \'{"path": "/c"}\' WHERE id = ?', (job,)
+        )
+    assert f"`resume --job {fits}` queues it" in desk.run("why", fits)[1]
+    said = desk.run("why", unclear)[1]
+    assert f"`retry {unclear}` queues it" in said
+    assert "resume --job" not in said

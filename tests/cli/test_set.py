@@ -166,3 +166,43 @@ def test_set_refuses_a_job_that_does_not_wait(desk: Desk) -> None:
     with desk.scheduler():
         assert desk.run("set", job, "vram=1G", "priority=3") == (1, "", err)
     assert "there is no job 99" in desk.run("set", 99, "vram=1G")[2]
+
+
+@pytest.mark.parametrize("outcome", [None, Outcome.FAILED])
+def test_set_changes_the_command_of_a_job_without_a_line(desk: Desk, outcome: Outcome | None) -> None:
+    job, same = desk.job("python old.py"), desk.job("python new.py --token secret | tee log")
+    if outcome is not None:
+        desk.record(act.FinishJob(job, outcome, None))
+    with desk.scheduler():
+        code, out, err = desk.run("set", job, "command=python new.py --token secret | tee log")
+    assert (code, out, err) == (0, f"job {job}: command set\n", "")
+    row, other = desk.store.job(job), desk.store.job(same)
+    assert row is not None
+    assert other is not None
+    assert row.spec == other.spec
+    assert (row.text, row.identity) == (other.text, other.identity)
+
+
+@pytest.mark.parametrize(
+    ("item", "message"),
+    [
+        ("command=", "a command is missing"),
+        ("command", "a command is missing"),
+        ("command=if x", "bash rejects the command"),
+        ("command=cd x", "it only changes its own shell"),
+        ("command=python t.py &", "it ends in `&`"),
+        ("command=a\nb", "line break"),
+    ],
+)
+def test_set_refuses_a_command_that_no_line_could_run(desk: Desk, item: str, message: str) -> None:
+    job = desk.job()
+    code, out, err = desk.run("set", job, item)
+    assert (code, out, desk.requests()) == (2, "", [])
+    assert message in err
+    assert "nothing was changed" in err
+
+
+def test_set_changes_no_command_of_a_script(desk: Desk) -> None:
+    job = desk.job(kind="csv", script="/t.py", command=None)
+    code, _, err = desk.run("set", job, "command=python t.py")
+    assert (code, "the job runs a script with its arguments" in err) == (2, True)

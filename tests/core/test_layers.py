@@ -81,8 +81,8 @@ MAY: Mapping[str, tuple[str, ...]] = {
     ),
     # Views import the types of the records that results contain, but views do not read the store.
     "views": (
-        "core.model", "core.text", "core.scheduling", "core.progress", "app", "store.records",
-        "store.jobs_files",
+        "core.model", "core.text", "core.scheduling", "core.progress", "core.command.resume", "app",
+        "store.records", "store.jobs_files",
     ),
     "reporting": (
         "claims", "core.model", "core.text", "core.scheduling", "errors", "clock", "system",

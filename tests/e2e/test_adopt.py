@@ -125,6 +125,25 @@ def test_the_process_survives_kills_of_the_scheduler_and_of_its_watcher(
     assert (job["outcome"], job["exit_code"]) == ("failed", 7)
 
 
+@pytest.mark.parametrize("way", ["renamed", "replaced", "deleted"])
+def test_a_rotated_log_is_followed_through_the_descriptor(world: World, training: Process, way: str) -> None:
+    """What the process writes is shown, wherever its file has gone."""
+    adopt(world, training)
+    log = world.folder / "train.log"
+    if way == "deleted":
+        log.unlink()
+    else:
+        log.rename(world.folder / "train.log.1")
+    if way == "replaced":
+        log.write_text("Step 99/100 of another program\n")
+    assert "Step 30/100\n" in world.run_ok("logs", "1")
+    if way != "deleted":
+        assert "30%" in world.run_ok("status")
+        assert "30%" in world.run_ok("eta", "1")
+    finish(world, 0)
+    assert world.wait_finished(1)[1]["outcome"] == "completed"
+
+
 def test_a_reused_pid_is_not_the_adopted_process(world: World, training: Process) -> None:
     adopt_unwatched(world, training)
     # The process has ended, and this one got its pid.

@@ -32,6 +32,11 @@ def with_checkpoint(spec: JobSpec, path: str) -> JobSpec | None:
     return None if changed is None else replace(spec, command=changed)
 
 
+def has_place(spec: JobSpec) -> bool:
+    """Returns whether the command of a job has a place for the path of a checkpoint."""
+    return with_checkpoint(spec, "/") is not None
+
+
 def stands_in(spec: JobSpec) -> bool:
     """Returns whether the scheduler itself may resume the job, because the user has said how.
 
@@ -44,7 +49,7 @@ def stands_in(spec: JobSpec) -> bool:
         parts = simple_commands(spec.command or "") or []
         named = any(_is_flag(word.unquoted, flag) for part in parts for word in part.words)
         named = named or VARIABLE in (spec.command or "")
-    return (spec.resume_flag is not None or named) and with_checkpoint(spec, "/") is not None
+    return (spec.resume_flag is not None or named) and has_place(spec)
 
 
 def _is_flag(word: str, flag: str) -> bool:

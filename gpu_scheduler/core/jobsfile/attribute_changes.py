@@ -43,7 +43,11 @@ def parse_changes(items: Iterable[str], known_gpus: frozenset[int] | None) -> di
         field = field_of(meant)
         if field in changes:
             raise ValueError(f"attribute {meant} is given twice; give it once")
-        if given and not value:
+        if meant == "command":
+            if not value:
+                raise ValueError("a command is missing; write it in quotes, as in command='python train.py'")
+            changes[field] = value
+        elif given and not value:
             changes[field] = getattr(_DEFAULTS, field)
         elif given or meant in FLAGS:
             changes[field] = parse_item(item, key, value if given else None, known_gpus)
@@ -55,7 +59,7 @@ def parse_changes(items: Iterable[str], known_gpus: frozenset[int] | None) -> di
 def _check_key(key: str, meant: str) -> None:
     if meant in _COMMANDS:
         raise ValueError(f"{meant} is not set as an attribute; use {_COMMANDS[meant]}")
-    if meant in CHANGEABLE:
+    if meant in CHANGEABLE or meant == "command":
         return
     if meant in ATTRIBUTE_HELP or key.startswith("env:"):
         raise ValueError(

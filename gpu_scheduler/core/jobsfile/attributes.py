@@ -333,7 +333,7 @@ def format_attribute(name: str, value: Any) -> str:
     key = key_of(name)
     if is_unset(value):
         return f"no {key}"
-    if value is True:
+    if value is True or key == "command":  # a command is long, and may contain a secret
         return key
     if name == "share":
         return f"{key}={format_share(value)}"

@@ -62,17 +62,6 @@ def _ends_in_odd_backslashes(text: str) -> bool:
     return (len(text) - len(text.rstrip("\\"))) % 2 == 1
 
 
-def changes_only_its_shell(text: str) -> bool:
-    """Returns whether a command does no more than change the shell that runs it, as `cd x` or `X=1` does."""
-    bare = mask_quoted(text)
-    if bare is None or re.search(r"[;&|<>()`]", bare) or re.search(r"\$\(|`", text):
-        return False
-    first, *others = re.split(r"[ \t]+", bare)
-    if first in _SHELL_CHANGES:
-        return bool(others)
-    return all(map(_ASSIGNMENT.match, [first, *others]))
-
-
 def check_effect(text: str) -> None:
     """Raises ValueError for a command that does no more than change the shell that runs it."""
     if changes_only_its_shell(text):
@@ -80,6 +69,17 @@ def check_effect(text: str) -> None:
             "it only changes its own shell, which ends with the line; write it before the command that needs"
             " it, as in `cd exp && python train.py`"
         )
+
+
+def changes_only_its_shell(text: str) -> bool:
+    """Returns whether a command does no more than change the shell that runs it, as `cd x` or `X=1` does."""
+    first, *others = re.split(r"[ \t]+", text, maxsplit=1)
+    if not (first in _SHELL_CHANGES and others) and not _ASSIGNMENT.match(first):
+        return False
+    bare = mask_quoted(text)
+    if bare is None or re.search(r"[;&|<>()`]", bare) or re.search(r"\$\(|`", text):
+        return False
+    return first in _SHELL_CHANGES or all(map(_ASSIGNMENT.match, re.split(r"[ \t]+", bare)))
 
 
 def script_refusal(path: str, content: bytes) -> str | None:

@@ -44,9 +44,11 @@ class SavedWork:
 
     checkpoint: the newest complete checkpoint of its job; None if there is none. is_complete: whether its
     last progress was N of N; None if it reported none. may_resume: whether the scheduler may give the
-    checkpoint to the next attempt by itself, because the command is known to accept one.
+    checkpoint to the next attempt by itself, because the command is known to accept one. has_place: whether
+    the user may, because the command has a place for its path.
     """
 
     checkpoint: Checkpoint | None = None
     is_complete: bool | None = None
     may_resume: bool = False
+    has_place: bool = True

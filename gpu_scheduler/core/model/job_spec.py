@@ -25,13 +25,16 @@ COMPARED_ATTRIBUTES = (
     "timeout_s", "after", "after_any", "cuda", "cuda_ids", "preempt", "preempt_signal", "resume_flag",
     "checkpoints", "hold", "cancel",
 )  # fmt: skip
+#: What `set` may change of a finished job as well, because it says how the job starts again.
+RESTART_FIELDS = frozenset({"command", "resume_flag", "checkpoints"})
 
 
 @dataclass(frozen=True)
 class JobSpec:
     """A job as the user specified it.
 
-    kind       "csv" runs `python -u script arguments`; "command" runs `bash -c command`.
+    kind       "csv" runs `python -u script arguments`; "command" runs `bash -c command`. A command is None if
+               it is not known, because an adopted process had changed its title.
     text       the line as a user recognises it, without its attribute block and comment.
     cwd        the absolute working folder.
     allowed    the indices of the GPUs that the job may use; None means any.
@@ -88,6 +91,11 @@ class JobSpec:
         runs += [self.script, self.arguments] if self.kind == "csv" else [self.command]
         runs += [] if self.torchrun is None else [f"torchrun-{self.torchrun}gpu"]
         return hashlib.sha256(json.dumps(runs, ensure_ascii=True).encode()).hexdigest()[:32]
+
+    @property
+    def can_start(self) -> bool:
+        """True if it is known what the job runs."""
+        return self.kind == "csv" or self.command is not None
 
     @property
     def attributes(self) -> dict[str, Any]:

@@ -40,6 +40,8 @@ class AnswerCode(str, Enum):
     UNFINISHED_WORK = "unfinished work"
     #: Only with a checkpoint that the user names is a completed job resumed.
     ALREADY_COMPLETED = "already completed"
+    #: The job was a process that had changed its title, so it is not known how to start it.
+    NO_COMMAND = "no command"
     #: The job would be skipped again at once, because a parent failed.
     PARENT_FAILED = "parent failed"
     #: The job would wait for itself.
@@ -54,7 +56,7 @@ REFUSALS = frozenset({
     AnswerCode.NO_SUCH_JOB, AnswerCode.WRONG_STATE, AnswerCode.ALREADY_FINISHED,
     AnswerCode.NOT_INTERRUPTED, AnswerCode.UNFINISHED_WORK, AnswerCode.ALREADY_COMPLETED,
     AnswerCode.BEING_CANCELLED, AnswerCode.NOT_WATCHED, AnswerCode.PARENT_FAILED, AnswerCode.CYCLE,
-    AnswerCode.UNKNOWN,
+    AnswerCode.NO_COMMAND, AnswerCode.UNKNOWN,
 })  # fmt: skip
 
 

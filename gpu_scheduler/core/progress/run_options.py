@@ -14,7 +14,6 @@ _STEPS = (
 _EPOCHS = (
     "num_train_epochs", "max_epochs", "max_epoch", "num_epochs", "n_epochs", "epochs", "trainer.max_epochs",
 )  # fmt: skip
-_OUTPUT = ("output_dir",)
 
 
 @dataclass(frozen=True)
@@ -36,9 +35,15 @@ class RunOptions:
         return cls(
             _positive(_values(spec, _STEPS)),
             _positive(_values(spec, _EPOCHS)),
-            next(iter(_values(spec, _OUTPUT)), None),
+            output_option(spec)[1],
             " ".join(filter(None, [spec.script, *spec.words()])).lower(),
         )
+
+
+def output_option(spec: JobSpec) -> tuple[str, str | None]:
+    """Returns the option that names the folder for the checkpoints, as written, and its value, if any."""
+    given = ((f"--{name}", spec.option(name)) for name in ("output_dir", "output-dir"))
+    return next((option for option in given if option[1] is not None), ("--output_dir", None))
 
 
 def _values(spec: JobSpec, names: Iterable[str]) -> list[str]:

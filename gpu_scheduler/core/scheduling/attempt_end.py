@@ -248,7 +248,8 @@ def _with_next_state(
         # It may start at once, so that `status` shows no delay.
         return replace(end, state=JobState.QUEUED, job_outcome=None, not_before=now.boot), None
     if end.outcome in (Outcome.INTERRUPTED, Outcome.PREEMPTED):
-        saved = end.checkpoint or Checkpoint("")
+        has_place = attempt.saved_work is None or attempt.saved_work.has_place
+        saved = (end.checkpoint if has_place else None) or Checkpoint("")
         step = NextStep(NextKind.HELD, job_id=attempt.job_id, checkpoint=saved.path or None, step=saved.step)
         if end.outcome is Outcome.INTERRUPTED and settings.recover:
             step = recovery_step(attempt.job_id, end.recoveries)

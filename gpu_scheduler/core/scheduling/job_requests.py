@@ -9,6 +9,7 @@ from gpu_scheduler.core.jobsfile.attributes import FLAGS, format_attribute, is_u
 from gpu_scheduler.core.model.attempt_status import StopRequest
 from gpu_scheduler.core.model.checkpoint import Checkpoint
 from gpu_scheduler.core.model.dependency import Dependency, DependencyKind
+from gpu_scheduler.core.model.job_spec import RESTART_FIELDS
 from gpu_scheduler.core.model.request import JobFact
 from gpu_scheduler.core.model.request_answer import (
     AnswerCode,
@@ -136,8 +137,9 @@ def _line_removed(job: JobFact, args: Any, settings: Settings) -> ActionsAndAnsw
 
 def _set(job: JobFact, args: Any, settings: Settings) -> ActionsAndAnswer:
     name, value = args["name"], args["value"]
-    # Attributes from a finished job's line, and dependencies, apply when the job is queued again.
-    applies_later = "parents" in args or (args.get("line") and name not in FLAGS)
+    # Attributes from a finished job's line, and these changes, apply when the job is queued again.
+    is_of_restart = "parents" in args or name in RESTART_FIELDS
+    applies_later = is_of_restart or (args.get("line") and name not in FLAGS)
     later = job.state is JobState.FINISHED and applies_later
     if not job.is_waiting and not later:
         return _refusal("set", job)
