@@ -14,11 +14,11 @@ from gpu_scheduler.core.jobsfile.attribute_changes import check_changes, parse_c
 from gpu_scheduler.core.jobsfile.attributes import key_of
 from gpu_scheduler.core.jobsfile.compose import format_command_line
 from gpu_scheduler.core.model.dependency import DependencyKind
+from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.states import Outcome
 from gpu_scheduler.errors import SchedulerError, UsageError
 from gpu_scheduler.intake.submit import parse_job_line
 from gpu_scheduler.store.jobs_files import line_of
-from gpu_scheduler.store.records import JobRecord
 from gpu_scheduler.store.store import Store
 
 #: The fields of JobSpec that name other jobs.
@@ -49,7 +49,7 @@ def attribute_changes(store: Store, job_id: int, items: Iterable[str]) -> list[A
     try:
         changes = parse_changes(items, frozenset(store.gpu_indices().values()) or None)
         if "command" in changes:
-            changes["command"] = _checked_command(job, changes["command"])
+            changes["command"] = _checked_command(job.spec, changes["command"])
         check_changes(job.spec, changes)
     except ValueError as error:
         raise UsageError(f"{error}; nothing was changed") from None
@@ -62,11 +62,11 @@ def attribute_changes(store: Store, job_id: int, items: Iterable[str]) -> list[A
     return [_change(store, field, value) for field, value in changes.items()]
 
 
-def _checked_command(job: JobRecord, command: str) -> str:
+def _checked_command(spec: JobSpec, command: str) -> str:
     """Returns a command as `submit` takes it. Raises ValueError if it is not valid or the job takes none."""
-    if job.spec.kind == "csv":
+    if spec.kind == "csv":
         raise ValueError("the job runs a script with its arguments, so it takes no command")
-    return parse_job_line(format_command_line([], [command]), job.spec.cwd, None)[0].text
+    return parse_job_line(format_command_line([], [command]), spec.cwd, None)[0].text
 
 
 def _change(store: Store, field: str, value: Any) -> AttributeChange:

@@ -43,25 +43,25 @@ def sbatch_attributes(
 ) -> tuple[dict[str, str], tuple[Note, ...]]:
     """Returns the attributes that the `#SBATCH` lines of a script set, and notes on all its options.
 
-    given: the attributes of the command line, which win. Raises UsageError for an array of jobs, unless
-    `given` has the variable with the index of one of them.
+    given: the attributes of the command line, which win. Raises UsageError for an array of jobs, unless an
+    index is given.
     """
     try:
         with open(os.path.join(folder, script), "rb") as file:
-            options = sbatch_options(file.read(_HEAD_BYTES).decode(errors="replace"))
+            same, others, indices = sbatch_options(file.read(_HEAD_BYTES).decode(errors="replace"))
     except OSError:
         return {}, ()
-    if options.indices is not None and _ARRAY_INDEX not in str(given.get("env")):
+    if indices and _ARRAY_INDEX not in str(given.get("env")):
         each = f"gpu-scheduler submit --env {_ARRAY_INDEX}=$i {shlex.quote(script)}"
         raise UsageError(
             f"SCRIPT {script}: its #SBATCH --array means one job for each index; submit them with"
-            f" `for i in {options.indices}; do {each}; done`"
+            f" `for i in {indices}; do {each}; done`"
         )
-    unread = {*given, "gpus"} if "share" in given else given.keys()
-    used = {key: value for key, value in options.attributes.items() if key not in unread}
-    texts = ((NoteKind.SBATCH_READ, [f"{key}={value}" for key, value in used.items()]),
-             (NoteKind.SBATCH_NOT_READ, options.others))  # fmt: skip
-    return used, tuple(Note(kind, {"script": script, "options": tuple(some)}) for kind, some in texts if some)
+    won = {*given, "gpus"} if "share" in given else given
+    used = {key: value for key, value in same.items() if key not in won}
+    read = [f"{key}={value}" for key, value in used.items()]
+    found = ((NoteKind.SBATCH_READ, read), (NoteKind.SBATCH_NOT_READ, others))
+    return used, tuple(Note(kind, {"script": script, "options": tuple(some)}) for kind, some in found if some)
 
 
 def is_python(script: str, python: str | None) -> bool:

@@ -222,8 +222,8 @@ def set_attributes(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of `set`: a job, and the changes."""
     one_job(parser)
     parser.add_argument("changes", metavar="KEY=VALUE", nargs="+",
-                        help="New value of an attribute of the job, as in a jobs file, or of its command; KEY="
-                        " removes the attribute")  # fmt: skip
+                        help="New value of an attribute of the job, as in a jobs file, or of its command;"
+                        " KEY= removes the attribute")  # fmt: skip
 
 
 def retry(parser: argparse.ArgumentParser) -> None:

@@ -38,7 +38,7 @@ from gpu_scheduler.core.jobsfile.sbatch import sbatch_options
 )
 def test_an_option_with_an_equal_attribute_is_read(option: str, attributes: dict[str, str]) -> None:
     read = sbatch_options(f"#!/bin/bash\n#SBATCH {option}\npython t.py\n")
-    assert read == (attributes, [], None)
+    assert read == (attributes, [], "")
 
 
 @pytest.mark.parametrize(
@@ -61,12 +61,12 @@ def test_an_option_with_an_equal_attribute_is_read(option: str, attributes: dict
 )
 def test_every_other_option_is_named(option: str) -> None:
     read = sbatch_options(f"#!/bin/bash\n#SBATCH {option}\n")
-    assert (read.attributes, read.others) == ({}, [option])
+    assert read == ({}, [option], "")
 
 
 def test_only_lines_before_the_first_command_count_and_the_last_of_equal_options() -> None:
     head = "#!/bin/bash\n\n# a comment\n#SBATCH -G 1\n##SBATCH -G 8\n#SBATCH -G 2\n"
-    assert sbatch_options(f"{head}module load x\n#SBATCH -G 4\n").attributes == {"gpus": "2"}
+    assert sbatch_options(f"{head}module load x\n#SBATCH -G 4\n")[0] == {"gpus": "2"}
 
 
 @pytest.mark.parametrize(
@@ -80,8 +80,7 @@ def test_only_lines_before_the_first_command_count_and_the_last_of_equal_options
     ],
 )
 def test_the_indices_of_an_array_are_words_of_a_shell(value: str, indices: list[int]) -> None:
-    words = sbatch_options(f"#SBATCH --array={value}\n").indices
-    assert words is not None
+    words = sbatch_options(f"#SBATCH --array={value}\n")[2]
     shown = subprocess.check_output(["bash", "-c", f"for i in {words}; do echo $i; done"])
     assert [int(one) for one in shown.split()] == indices
 
@@ -89,5 +88,5 @@ def test_the_indices_of_an_array_are_words_of_a_shell(value: str, indices: list[
 @given(st.text("#SBATCH-JtGa=gpu:gres,time 0123-()'\"\\\n", max_size=60))
 def test_any_text_gives_valid_attributes(text: str) -> None:
     for script in (text, f"#SBATCH {text}", f"#SBATCH --time={text}", f"#SBATCH --gres=gpu:{text}"):
-        for key, value in sbatch_options(script).attributes.items():
+        for key, value in sbatch_options(script)[0].items():
             parse_item("", key, value, None)

@@ -110,10 +110,8 @@ class _ScriptFinder:
                 return self._of_python(rest)
             if _SHELL.fullmatch(program):
                 return self._first_script(rest[:1]) if self.shell_scripts else None
-            if program in _LAUNCHERS:
-                return self._of_launcher(rest)
-            if program in _TRAINERS:
-                return _subcommand(rest)
+            if program in _LAUNCHERS | _TRAINERS:
+                return self._of_launcher(program, rest)
         scripts = [word for word in words if self._is_script(word)]
         if scripts and scripts[0].unquoted == command.first:
             return scripts[0]
@@ -133,9 +131,8 @@ class _ScriptFinder:
             text, rest = words[index].unquoted, words[index + 1 :]
             if re.fullmatch(r"-[a-zA-Z]*m", text):
                 module = rest[0].unquoted if rest else ""
-                if module in _TRAINERS:
-                    return _subcommand(rest[1:])
-                return self._of_launcher(rest[1:]) if module in _LAUNCHER_MODULES else next(iter(rest), None)
+                launches = module in _LAUNCHER_MODULES | _TRAINERS
+                return self._of_launcher(module, rest[1:]) if launches else next(iter(rest), None)
             if re.fullmatch(r"-[a-zA-Z]*c|-", text):
                 return None
             if _CONSOLE_SCRIPT.search(text):
@@ -149,8 +146,10 @@ class _ScriptFinder:
             index += 2 if text in ("-W", "-X") else 1
         return None
 
-    def _of_launcher(self, words: Sequence[ShellWord]) -> ShellWord | None:
-        """Returns the script or module that a launcher with these words runs."""
+    def _of_launcher(self, program: str, words: Sequence[ShellWord]) -> ShellWord | None:
+        """Returns the script or module that a launcher runs, or the subcommand of a trainer."""
+        if program in _TRAINERS:
+            return next((word for word in words[:1] if not word.unquoted.startswith("-")), None)
         for index, word in enumerate(words):
             if word.unquoted in _MODULE_OPTIONS:
                 module = next(iter(words[index + 1 :]), None)
@@ -158,7 +157,3 @@ class _ScriptFinder:
             if self._is_script(word):
                 return word
         return None
-
-
-def _subcommand(words: Sequence[ShellWord]) -> ShellWord | None:
-    return words[0] if words and not words[0].unquoted.startswith("-") else None

@@ -153,7 +153,7 @@ def _parse_csv_job(block: AttributeBlock, text: str, context: _PathContext) -> P
     settled = _with_absolute_paths(values, context)
     script = _absolute(line.script, settled["cwd"], context.home)
     if line.priority is None:
-        _check_script(script, line.script, (settled["cwd"], context.home))
+        _check_script(script, line.script, settled["cwd"], context.home)
     spec = JobSpec(
         kind="csv",
         text=text,
@@ -165,11 +165,8 @@ def _parse_csv_job(block: AttributeBlock, text: str, context: _PathContext) -> P
     return ParsedJob(spec, (line.note,) if line.note else ())
 
 
-def _check_script(script: str, written: str, folders: tuple[str, ...]) -> None:
-    """Raises ValueError for a script that is certainly a folder, in a line that may not be meant as CSV.
-
-    folders: paths that are known to be folders, as are all those above them.
-    """
+def _check_script(script: str, written: str, *folders: str) -> None:
+    """Raises ValueError for a script that is certainly a folder: one of these, or above one, or `x/`."""
     above = script.rstrip("/") + "/"
     if written.endswith(("/", "/.", "/..")) or any(f"{folder}/".startswith(above) for folder in folders):
         raise ValueError(f"the script {written} is a folder; name a script, or leave out the commas")

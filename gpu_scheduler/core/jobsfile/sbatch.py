@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
 
 from gpu_scheduler.core.jobsfile.attributes import parse_item
 from gpu_scheduler.core.model.units import format_seconds
@@ -14,21 +13,12 @@ _COMMENT_OR_QUOTE = re.compile(r"[ \t]#.*|[\"']")
 _LONG_NAMES = {"-J": "--job-name", "-t": "--time", "-G": "--gpus", "-a": "--array"}
 
 
-class SbatchOptions(NamedTuple):
-    """The options of a script.
+def sbatch_options(script: str) -> tuple[dict[str, str], list[str], str]:
+    """Returns the attributes that equal options of a script, the other options, and the indices of --array.
 
-    attributes: the values of the attributes that say the same. others: the options without such an attribute,
-    as written. indices: the indices of --array as words of a shell; None without that option.
+    The indices are words of a shell. As in Slurm, options after the first command do not count.
     """
-
-    attributes: dict[str, str]
-    others: list[str]
-    indices: str | None
-
-
-def sbatch_options(script: str) -> SbatchOptions:
-    """Returns the options in a script. As in Slurm, those after its first command do not count."""
-    attributes, others, indices = dict[str, str](), list[str](), None
+    attributes, others, indices = dict[str, str](), list[str](), ""
     for line in script.splitlines():
         if line.strip() and not line.startswith("#"):
             break
@@ -44,7 +34,7 @@ def sbatch_options(script: str) -> SbatchOptions:
                 attributes[key] = text
             except ValueError:
                 others.append(option[0].strip())
-    return SbatchOptions(attributes, others, indices)
+    return attributes, others, indices
 
 
 def _attribute(name: str, value: str) -> tuple[str, str]:

@@ -38,8 +38,6 @@ _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*\+?=")
 #: Lines of a Python script, and parts of a compound command that stand on lines of their own.
 _SCRIPT_LINE = re.compile(r"(?:then|else|fi|do|done|esac|\})(?:[ \t]*[;#]|$)|import \w|from [\w.]+ import ")
 _SCRIPT_ENDINGS = (".py", ".sh", ".bash", ".sbatch", ".slurm", ".ipynb")
-#: Minimum number of such lines in a file that is a script although its first line is none of them.
-_SCRIPT_LINES = 3
 _SETS_CUDA = re.compile(r"(?:^|[\s;&|({\"'])CUDA_VISIBLE_DEVICES=")
 
 
@@ -83,26 +81,21 @@ def changes_only_its_shell(text: str) -> bool:
 
 
 def script_refusal(path: str, content: bytes) -> str | None:
-    """Returns why a file is no jobs file, with the command that submits it; None unless it is a script.
-
-    path: as the user named it.
-    """
+    """Returns why a file is no jobs file, with the command that submits it; None unless it is a script."""
     text = content.decode(errors="replace")
     lines = [line.strip() for line in text.removeprefix("\ufeff").splitlines()]
     lines = [line for line in lines if line and not line.startswith("#")]
     signs = [bool(_SCRIPT_LINE.match(line)) or changes_only_its_shell(line) for line in lines]
     interpreter = re.match(r"\ufeff?#![ \t]*(\S.*)", text)
-    if not (path.endswith(_SCRIPT_ENDINGS) or interpreter or any(signs[:1]) or sum(signs) >= _SCRIPT_LINES):
+    if not (path.endswith(_SCRIPT_ENDINGS) or interpreter or any(signs[:1]) or sum(signs) >= 3):
         return None
-    words = [path]
-    if path.endswith(".ipynb"):
-        words = ["--", "jupyter", "execute", path]
-    elif not path.endswith(_SCRIPT_ENDINGS):
-        program = "python" if lines[:1] and lines[0].startswith(("import ", "from ")) else "bash"
-        words = ["--", *(interpreter[1].split() if interpreter else [program]), path]
+    program = "python " if lines and lines[0].startswith(("import ", "from ")) else "bash "
+    front = f"-- {interpreter[1].strip()} " if interpreter else f"-- {program}"
+    if path.endswith(_SCRIPT_ENDINGS):
+        front = "-- jupyter execute " if path.endswith(".ipynb") else ""
     return (
         f"{path} is a script, not a jobs file, of which every line would run as a job of its own;"
-        f" `submit {shlex.join(words)}` runs it as one job"
+        f" `submit {front}{shlex.quote(path)}` runs it as one job"
     )
 
 
