@@ -194,6 +194,11 @@ def test_the_end_of_a_held_attempt_names_what_continues_it() -> None:
     [end] = reconcile(unknown, NOW, Settings())
     assert isinstance(end, act.FinishAttempt)
     assert words(end.reason) == "its runner was killed; `resume --job 7` continues from /w/a.pt"
+    refused = replace(dead, saved_work=SavedWork(SAVED, has_place=False))
+    [end] = reconcile(refused, NOW, Settings())
+    assert isinstance(end, act.FinishAttempt)
+    assert end.checkpoint == SAVED
+    assert words(end.reason) == "its runner was killed; `retry 7` runs it again"
 
 
 @pytest.mark.parametrize("may_resume", [False, True])

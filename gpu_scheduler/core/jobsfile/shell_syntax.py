@@ -30,10 +30,9 @@ _PLAIN = re.compile(r"""(?:[^'"`$\\;&|<>(){}!]|'[^']*'|"[^"\\$`!]*")*""")
 #: Text that bash may parse as an array subscript, which extends to its `]` even across words and lines.
 SUBSCRIPT = re.compile(r"(?<![^\s;&|(){}`])[A-Za-z_]\w*\[")
 #: Builtins that do no more than change the shell that runs them.
-_SHELL_CHANGES = frozenset({
-    "alias", "cd", "declare", "export", "popd", "pushd", "readonly", "set", "shopt", "typeset", "umask",
-    "unalias", "unset",
-})  # fmt: skip
+_CHANGE = re.compile(
+    r"(?:alias|cd|declare|export|popd|pushd|readonly|set|shopt|typeset|umask|unalias|unset)[ \t]+[^ \t]"
+)
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*\+?=")
 #: Lines of a Python script, and parts of a compound command that stand on lines of their own.
 _SCRIPT_LINE = re.compile(r"(?:then|else|fi|do|done|esac|\})(?:[ \t]*[;#]|$)|import \w|from [\w.]+ import ")
@@ -71,13 +70,13 @@ def check_effect(text: str) -> None:
 
 def changes_only_its_shell(text: str) -> bool:
     """Returns whether a command does no more than change the shell that runs it, as `cd x` or `X=1` does."""
-    first, *others = re.split(r"[ \t]+", text, maxsplit=1)
-    if not (first in _SHELL_CHANGES and others) and not _ASSIGNMENT.match(first):
+    is_builtin = _CHANGE.match(text) is not None
+    if not is_builtin and not _ASSIGNMENT.match(text):
         return False
     bare = mask_quoted(text)
     if bare is None or re.search(r"[;&|<>()`]", bare) or re.search(r"\$\(|`", text):
         return False
-    return first in _SHELL_CHANGES or all(map(_ASSIGNMENT.match, re.split(r"[ \t]+", bare)))
+    return is_builtin or all(map(_ASSIGNMENT.match, re.split(r"[ \t]+", bare)))
 
 
 def script_refusal(path: str, content: bytes) -> str | None:
