@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from gpu_scheduler.core.model.checkpoint import Checkpoint
+from gpu_scheduler.core.model.job_spec import JobSpec
+from gpu_scheduler.core.model.states import Outcome
 from gpu_scheduler.store.records import AttemptRecord, JobRecord
 from gpu_scheduler.store.requests import add_request, request_answer
 from tests.loop.rig import SETTINGS, Rig
@@ -249,3 +251,15 @@ def test_an_attempt_that_saved_nothing_leaves_the_checkpoint_with_which_it_start
     row = rig.tick_until_ended(job)
     assert row.checkpoint is not None
     assert row.checkpoint.path == str(chosen)
+
+
+def test_a_job_whose_command_is_unknown_is_never_launched(tmp_path: Path) -> None:
+    """Whatever queues it: the empty command would complete at once."""
+    rig = Rig(tmp_path)
+    job = rig.store.insert_job(JobSpec("command", "a title", str(tmp_path)), "adopt")
+    rig.tick()
+    attempts = rig.store.attempts(job)
+    assert {attempt.outcome for attempt in attempts} <= {Outcome.NOT_STARTED, Outcome.FAILED}
+    assert {attempt.launch_error for attempt in attempts} == {
+        f"job {job} cannot be launched: it is not known how to start it"
+    }
