@@ -85,6 +85,12 @@ def test_the_indices_of_an_array_are_words_of_a_shell(value: str, indices: list[
     assert [int(one) for one in shown.split()] == indices
 
 
+def test_whatever_the_indices_are_they_run_nothing() -> None:
+    assert sbatch_options("#SBATCH --array=$(reboot),`reboot`,1-2;reboot\n")[2] == (
+        "'$(reboot)' '`reboot`' '1-2;reboot'"
+    )
+
+
 @given(st.text("#SBATCH-JtGa=gpu:gres,time 0123-()'\"\\\n", max_size=60))
 def test_any_text_gives_valid_attributes(text: str) -> None:
     for script in (text, f"#SBATCH {text}", f"#SBATCH --time={text}", f"#SBATCH --gres=gpu:{text}"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 
 from gpu_scheduler.core.jobsfile.attributes import parse_item
 from gpu_scheduler.core.model.units import format_seconds
@@ -57,6 +58,5 @@ def _attribute(name: str, value: str) -> tuple[str, str]:
 
 def _shell_indices(text: str) -> str:
     """Returns the indices in `7`, `0-9` or `0-9:3` as words of a shell."""
-    first, _, last = text.partition("-")
-    last, _, step = last.partition(":")
-    return f"$(seq {first} {step or 1} {last})" if last else first
+    span = re.fullmatch(r"([0-9]+)-([0-9]+)(?::([0-9]+))?", text)
+    return f"$(seq {span[1]} {span[3] or 1} {span[2]})" if span else shlex.quote(text)
