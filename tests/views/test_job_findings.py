@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpu_scheduler.core.model.checkpoint import Checkpoint
+from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.views import job_findings
 from tests.records import job_record
 
@@ -12,19 +13,22 @@ SAVED = Checkpoint("/w/out/checkpoint-150", 150.0)
 
 
 @pytest.mark.parametrize(
-    ("by", "checkpoint", "remedy"),
+    ("by", "checkpoint", "remedy", "command"),
     [
-        ("user", None, "`release 7` queues it"),
-        ("user", SAVED, "`release 7` queues it"),
-        ("line", None, "`release 7` queues it"),
-        ("interrupted", None, "`retry 7` queues it"),
-        ("preempted", None, "`retry 7` queues it"),
-        ("interrupted", SAVED, "`resume --job 7` queues it"),
-        ("preempted", SAVED, "`resume --job 7` queues it"),
+        ("user", None, "`release 7` queues it", "python t.py"),
+        ("user", SAVED, "`release 7` queues it", "python t.py"),
+        ("line", None, "`release 7` queues it", "python t.py"),
+        ("interrupted", None, "`retry 7` queues it", "python t.py"),
+        ("preempted", None, "`retry 7` queues it", "python t.py"),
+        ("interrupted", SAVED, "`resume --job 7` queues it", "python t.py"),
+        ("preempted", SAVED, "`resume --job 7` queues it", "python t.py"),
+        ("preempted", SAVED, "`retry 7` queues it", "./train"),
+        ("preempted", SAVED, "`set 7 command='…'` and then `retry 7` queues it", None),
     ],
 )
 def test_the_finding_about_a_held_job_names_the_command_that_queues_it(
-    by: str, checkpoint: Checkpoint | None, remedy: str
+    by: str, checkpoint: Checkpoint | None, remedy: str, command: str | None
 ) -> None:
-    finding = job_findings.held(job_record(id=7, held_by=by, checkpoint=checkpoint), None)
+    spec = JobSpec("command", "text", "/w", command=command).to_json()
+    finding = job_findings.held(job_record(id=7, held_by=by, checkpoint=checkpoint, spec_json=spec), None)
     assert (finding.grade, finding.remedy) == ("bad", remedy)
