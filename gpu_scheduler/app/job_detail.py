@@ -169,4 +169,5 @@ def job_command(folder: Path) -> str | None:
     except ValueError:
         return last.strip()
     # If the user wrote shell text, it is shown without the `bash -c` that the scheduler puts before it.
-    return words[2] if words[:2] == ["bash", "-c"] and len(words) == 3 else last.strip()
+    is_shell_text = words[:1] == ["bash"] and words[1:-1] in (["-c"], ["-o", "pipefail", "-c"])
+    return words[-1] if is_shell_text else last.strip()

@@ -12,13 +12,14 @@ from gpu_scheduler.core.command.activation import environment_of
 from gpu_scheduler.core.command.build import display_command
 from gpu_scheduler.core.jobsfile.csv_line import parse_csv
 from gpu_scheduler.core.jobsfile.line_warnings import JobShell, line_warnings
-from gpu_scheduler.core.jobsfile.shell_syntax import needs_bash
+from gpu_scheduler.core.jobsfile.shell_syntax import OR_BACKGROUND, background_work, needs_bash
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.need import Need
 from gpu_scheduler.core.model.priority import NORMAL_PRIORITY
 from gpu_scheduler.core.scheduling.needs import LlmConfig, ResourceSpec, resolve
 from gpu_scheduler.core.scheduling.placement import could_fit
 from gpu_scheduler.core.scheduling.settings import Limits
+from gpu_scheduler.system import safe_file
 
 #: The placeholder in a command for the indices of the GPUs that the job will get.
 GPU_IDS_PLACEHOLDER = "IDS"
@@ -112,9 +113,24 @@ def _warnings(spec: JobSpec, need: Need, context: PreviewContext) -> Iterator[Li
     if spec.script is not None and not context.path_exists(spec.script):
         yield Note(NoteKind.SCRIPT_MISSING, {"script": spec.script})
     yield from line_warnings(spec, need.count, context.shell)
+    yield from _background_warnings(spec)
     missing = _missing_script(spec, context.path_exists) if spec.kind == "command" else None
     if missing is not None:
         yield Note(NoteKind.SCRIPT_MISSING, {"script": missing})
+
+
+def _background_warnings(spec: JobSpec) -> Iterator[str]:
+    """Yields warnings about work that a command or its shell scripts start without waiting for it."""
+    texts = {} if spec.command is None or spec.background == "ignore" else {"the command": spec.command}
+    for word in spec.words() if texts else ():
+        if word.endswith((".sh", ".bash")):
+            content = safe_file.read(posixpath.join(spec.cwd, word), trust=True)
+            if isinstance(content, safe_file.Content):
+                texts[word] = content.data.decode("utf-8", "replace")
+    for where, text in texts.items():
+        for form, remedy in background_work(text).items():
+            if spec.background is None or not remedy.endswith(OR_BACKGROUND):
+                yield f"{where} contains {form}, and the job does not wait for that work: {remedy}"
 
 
 def _is_missing_env(context: PreviewContext, conda: str) -> bool:

@@ -23,6 +23,7 @@ def failure_context_of(store: Store, attempt: AttemptRecord, status: AttemptStat
         _misleading_gpu_ids(store, attempt, spec),
         spec.oom_retries,
         spec.fail_retries,
+        pipe_programs=spec.pipe_programs,
     )
 
 

@@ -74,6 +74,9 @@ def parse_result(value: dict[str, Any], token: str) -> AttemptResult | FileProbl
         failure=_FAILURES.get(value.get("failure")),
         claimed_gpu=value.get("claimed_gpu"),
         claimed_by=value.get("claimed_by"),
+        left=tuple(value.get("left") or ()),
+        left_count=value.get("left_count"),
+        verdict=value.get("verdict"),
     )
 
 
@@ -119,6 +122,12 @@ _RESULT = {
     "claimed_gpu": is_optional_text,
     "claimed_by": _or_null(_is_pid),
     "watched": lambda value: value is None or isinstance(value, bool),
+    "left": lambda value: value is None or (isinstance(value, list) and all(map(is_text, value))),
+    "left_count": _or_null(_within(1, 2**31 - 1)),
+    "verdict": is_optional_text,
 }
-#: The fields that a runner of an earlier version does not write.
-_OLDER_RESULT = dict.fromkeys(("oom_kills", "shortage", "failure", "claimed_gpu", "claimed_by", "watched"))
+#: The fields that a runner of an earlier version does not write. The last three are written only if set.
+_OLDER_RESULT = dict.fromkeys((
+    "oom_kills", "shortage", "failure", "claimed_gpu", "claimed_by", "watched", "left",
+    "left_count", "verdict",
+))  # fmt: skip

@@ -34,6 +34,12 @@ _MACHINE_GAP_S = 0.3
 _PROCESSES_NEEDED = 2
 _QUIET_S = 0.02
 _DRAIN_S = 0.2
+#: A command that exits 0 within this many seconds, but leaves processes, has left its work to them.
+_AT_ONCE_S = 10.0
+#: Seconds between two looks for the processes that the command left. Most ends wake the runner anyway.
+_LOOK_AGAIN_S = 1.0
+#: Number of command lines that the result and the log name, and the exit code after SIGPIPE in a shell.
+_MAX_NAMES, _CLOSED_PIPE = 3, 128 + 13
 
 
 class AttemptSupervisor(ABC):
@@ -59,6 +65,12 @@ class AttemptSupervisor(ABC):
         self._oom = OomCounter()
         self._cause: str | None = None
         self._survivors: list[int] = []
+        #: The processes that the ended command has left, while they have time to end by themselves.
+        self._rest: Leftovers | None = None
+        self._rest_until = 0.0
+        #: Whether these processes do the work of the job, so that requests to stop it concern them.
+        self._rest_works = False
+        self._left: tuple[str, ...] = ()
         self._lock: int | None = None
 
     @abstractmethod
@@ -70,8 +82,8 @@ class AttemptSupervisor(ABC):
         """Reacts to the shutdown of the machine or the session."""
 
     @abstractmethod
-    def _find_leftovers(self) -> Leftovers | Descendants | None:
-        """Returns the processes that were left running at the end; None if there are none."""
+    def _find_leftovers(self, since: float) -> Leftovers | Descendants | None:
+        """Returns the processes that were left running, with time from `since`; None if there are none."""
 
     def claim(self) -> bool:
         """Claims the attempt; returns whether that succeeded. If it did not, removes the reserved file."""
@@ -110,33 +122,65 @@ class AttemptSupervisor(ABC):
             self._check_stop_file()
         timeout = self._spec["timeout_s"]
         limit = None if timeout is None else self._child.spawned + timeout
-        while self._child.running:
+        while self._child.running or self._waits_for_rest():
             now = time.monotonic()
             if limit is not None and now >= limit:
                 limit = None
-                self._terminate("timed_out", self._spec["term_grace_s"], "kill")
+                if self._runs:
+                    self._terminate("timed_out", self._spec["term_grace_s"], "kill")
             look_again_s = self._child.check_shells()
             due = self._termination.due(now)
+            if due == "kill" and not self._child.running:
+                break
             if due == "kill":
                 self._child.signal_group(pending_signals.KILL)
             elif due == "withdraw":
                 self._withdraw()
             waits = [end - now for end in (limit, self._termination.deadline) if end is not None]
+            if self._rest is not None:
+                waits.append(min(self._rest_until - now, _LOOK_AGAIN_S))
             if look_again_s is not None:
                 waits.append(look_again_s)
             self._poller.wait(min(waits, default=None))
             self._handle_signals()
+
+    @property
+    def _runs(self) -> bool:
+        """Whether the command runs, or processes that it has left do its work."""
+        return self._child.running or self._rest_works
+
+    def _waits_for_rest(self) -> bool:
+        """Returns whether the processes that the ended command left still have time to end by themselves."""
+        child, background = self._child, self._spec.get("background")
+        if self._rest is None:
+            wait_s = self._spec.get("leftover_wait_s", 0.0)
+            if not wait_s or self._termination.cause is not None:
+                return False
+            # An adopted process has none before it is stopped.
+            self._rest = self._find_leftovers(child.ended)  # type: ignore[assignment]
+            at_once = child.exit_code == 0 and child.ended - child.spawned < _AT_ONCE_S
+            self._rest_works = background == "wait" or (at_once and background is None)
+            self._rest_until = float("inf") if background == "wait" else child.ended + wait_s
+            self._output.close_command_end()
+        if self._rest is None or not self._rest.any_left():
+            return False
+        if not self._rest_works and self._signals.has(pending_signals.USR1, pending_signals.TERM):
+            return False
+        if time.monotonic() < self._rest_until:
+            return True
+        self._left = self._rest.command_lines() if background is None else ()
+        return False
 
     def _handle_signals(self) -> None:
         if self._signals.take(pending_signals.CHLD):
             self._child.reap()
         if self._signals.take(pending_signals.WINCH):
             self._output.resize()
-        # If the command has ended by itself, its own result counts, even if a signal arrives at the same
-        # time.
-        if self._child.running and self._signals.take(pending_signals.USR1):
+        # If the command has ended by itself and left no work, its own result counts, even if a signal arrives
+        # at the same time.
+        if self._runs and self._signals.take(pending_signals.USR1):
             self._check_stop_file()
-        if self._child.running and self._signals.take(pending_signals.TERM):
+        if self._runs and self._signals.take(pending_signals.TERM):
             # A scheduler that cannot identify the runner writes `stop` and signals all processes. Read `stop`
             # first, because its cause outranks a machine shutdown.
             self._check_stop_file()
@@ -156,6 +200,8 @@ class AttemptSupervisor(ABC):
         name = signal if signal in pending_signals.STOP_SIGNALS else "TERM"
         if self._termination.request(cause, grace_s, on_timeout, time.monotonic(), request_id, name):
             self._child.ask_to_end(pending_signals.STOP_SIGNALS[name])
+            if self._rest is not None:
+                self._rest.signal(pending_signals.STOP_SIGNALS[name])
 
     def _withdraw(self) -> None:
         """Withdraws the request in the file `stop`. If a cancel has replaced it, obeys the cancel.
@@ -178,9 +224,10 @@ class AttemptSupervisor(ABC):
         self._output.close_command_end()
         self._drain()
         # When a machine shuts down, SIGTERM reaches the command and the runner one after the other.
-        machine_may_come = child.exit_code != 0 and self._cause is None
         machine_until = child.ended + _MACHINE_GAP_S
-        rest = self._find_leftovers()
+        since = child.ended if self._rest is None or self._cause is not None else time.monotonic()
+        machine_may_come = child.exit_code != 0 and self._cause is None and since < machine_until
+        rest = self._find_leftovers(since)
         while True:
             now = time.monotonic()
             if machine_may_come and self._signals.take(pending_signals.TERM):
@@ -199,9 +246,19 @@ class AttemptSupervisor(ABC):
         if rest is not None:
             self._survivors = rest.survivors
             self._drain()
-        if self._cause == "machine" and child.exit_code == 0:
+        if self._spec.get("background") == "wait" and self._rest is not None:
+            child.ended = time.monotonic()
+            if child.exit_code == 0 and child.other_failure is not None:
+                child.exit_code, child.signal = child.other_failure
+        if self._cause == "machine" and child.exit_code == 0 and not self._is_unfinished:
             # The command succeeded in spite of SIGTERM, so it was not interrupted.
             self._cause = None
+
+    @property
+    def _is_unfinished(self) -> bool:
+        """Whether the command exited 0 at once and its work was still running when its time was over."""
+        by_rest = self._rest_works and self._spec.get("background") is None
+        return by_rest and (bool(self._left) or self._cause is not None)
 
     def _tighten(self, rest: Leftovers | Descendants | None) -> None:
         """Gives the processes of a command that was asked to end the rest of its grace period."""
@@ -244,7 +301,13 @@ class AttemptSupervisor(ABC):
         message = child.message or self._log.problem
         duration_s = child.ended - child.spawned
         ended_ago_s = time.monotonic() - child.ended if child.ended else 0.0
-        text = describe_outcome(self._cause, child.began, child.exit_code, child.signal)
+        verdict = "unfinished" if self._is_unfinished else None
+        if self._spec.get("has_pipe") and child.exit_code == _CLOSED_PIPE:
+            verdict = "closed_pipe"
+        text = describe_outcome(self._cause, child.began, child.exit_code, child.signal, verdict)
+        names = self._left[:_MAX_NAMES]
+        if self._left:
+            text += f"; left {len(self._left)} running, now ended: {'; '.join(names)}"
         count = self._log.lost_bytes
         lost = f", {count} byte{'' if count == 1 else 's'} of output lost" if count else ""
         left = f", still running: {' '.join(map(str, self._survivors))}" if self._survivors else ""
@@ -269,6 +332,8 @@ class AttemptSupervisor(ABC):
                 "claimed_gpu": self._gpus.claimed_gpu,
                 "claimed_by": self._gpus.claimed_by,
                 "watched": self._spec.get("watch") is not None,
+                **({"left": names, "left_count": len(self._left)} if self._left else {}),
+                **({"verdict": verdict} if verdict else {}),
             }
         )
         if self._output.mirror is not None:

@@ -39,6 +39,7 @@ class Child:
     began               whether command.sh has reported that it reached the job's command.
     message, failure    why the command did not begin, as a text and as a code.
     shortage            the errno of the resource shortage that prevented the command from beginning.
+    other_failure       the exit code and the signal of the first orphan that failed; None if none did.
     """
 
     def __init__(self, folder: str, spec: dict[str, Any], poller: Poller) -> None:
@@ -56,6 +57,7 @@ class Child:
         self.running = False
         self.exit_code: int | None = None
         self.signal: int | None = None
+        self.other_failure: tuple[int | None, int | None] | None = None
         self.problem: str | None = None
         self.shortage: int | None = None
         self.started_at: float | None = None
@@ -140,6 +142,7 @@ class Child:
         env = {**self._spec["env"], TOKEN: self._spec["token"]}
         if terminal:
             env.setdefault("TERM", os.environ.get("TERM", "screen"))
+        ignores_hangup = terminal and self._spec.get("ignore_hangup", False)
         os.chdir(self._spec["cwd"])
         os.umask(self._spec["umask"])
         try:
@@ -151,7 +154,9 @@ class Child:
                 file_actions=actions,
                 setsid=True,
                 setsigmask=(),
-                setsigdef=pending_signals.ALL,
+                # The kernel hangs up the programs of a terminal whose first program ends. The runner itself
+                # ignores the signal, so that work in the background goes on as it does without a terminal.
+                setsigdef=pending_signals.ALL - ({pending_signals.HUP} if ignores_hangup else set()),
             )
         finally:
             os.umask(0o077)
@@ -167,14 +172,13 @@ class Child:
                 return
             if pid == self._pid:
                 self._record_exit(status)
+            elif status and self.other_failure is None:
+                self.other_failure = _end_of(status)
 
     def _record_exit(self, status: int) -> None:
         self.running = False
         self.ended = time.monotonic()
-        if os.WIFSIGNALED(status):
-            self.signal = os.WTERMSIG(status)
-        else:
-            self.exit_code = os.WEXITSTATUS(status)
+        self.exit_code, self.signal = _end_of(status)
         self._read_report(0)
 
     def _read_report(self, _events: int) -> None:
@@ -252,6 +256,13 @@ class Child:
     def may_have_left_processes(self) -> bool:
         """Whether the ended command may have left processes running; False if it certainly has not."""
         return self._pid != 0 and not (self._is_subreaper and not has_children())
+
+
+def _end_of(status: int) -> tuple[int | None, int | None]:
+    """Returns the exit code and the signal in a wait status; one of them is None."""
+    if os.WIFSIGNALED(status):
+        return None, os.WTERMSIG(status)
+    return os.WEXITSTATUS(status), None
 
 
 def _become_subreaper() -> bool:

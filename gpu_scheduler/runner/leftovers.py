@@ -1,4 +1,4 @@
-"""Ends the processes that a command left behind: sends SIGTERM and, after a grace period, SIGKILL.
+"""Waits for the processes that a command left behind, or ends them: SIGTERM and, after a grace, SIGKILL.
 
 If the command was asked to end, as a shell script that runs a training may be, its processes have as long as
 the command had, and those that have been asked already are not signalled again. Gives up 5 s after the end of
@@ -15,6 +15,7 @@ import time
 
 from . import fork_chains, pending_signals, process_scan
 from .child import has_children
+from .folder import try_read_proc
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ _GIVE_UP_AFTER_KILL_S = 2.0
 _RESCAN_S, _ASKED_RESCAN_S = 0.03, 0.2
 #: Number of times per step to signal children that are too short-lived for a scan.
 _TRIES = 20
+#: Options that the shown command line of a process contains, and its maximum length.
+_HARMLESS_OPTIONS, _MAX_CHARS = ("-m", "-u"), 60
 
 
 class Leftovers:
@@ -56,6 +59,39 @@ class Leftovers:
         self._last_pid: int | None = None
         self.survivors: list[int] = []
 
+    def any_left(self) -> bool:
+        """Returns whether a process is left, without a scan if one is below this process."""
+        try:
+            return has_children() or bool(self._find())
+        except OSError:
+            return True  # out of file descriptors or memory
+
+    def signal(self, number: int) -> None:
+        """Signals every process that is left."""
+        try:
+            for process in self._find().items():
+                process_scan.send_signal(*process, number)
+                process_scan.send_signal(*process, pending_signals.CONT)
+        except OSError:
+            pass
+
+    def command_lines(self) -> tuple[str, ...]:
+        """Returns the command line of each process that is left, up to its first option, the oldest first.
+
+        Options may contain secrets. A process whose command line cannot be read is "?".
+        """
+        try:
+            found = sorted(self._find().items(), key=lambda process: (process[1], process[0]))
+            return tuple(_command_line(pid) for pid, _ in found) or ("?",)
+        except OSError:
+            return ("?",)
+
+    def _find(self) -> dict[int, int]:
+        """Returns the start times of the processes that a scan finds, in ticks, by pid."""
+        alive = process_scan.descendants(os.getpid()) if has_children() else {}
+        alive.update(process_scan.scan({self._token: self._command}).found.get(self._token, {}))
+        return alive
+
     def kill_at(self, deadline: float) -> None:
         """Sets the time of SIGKILL, unless it is earlier than for a command that was not asked to end."""
         kill_at, give_up_at = self._first_times
@@ -75,8 +111,7 @@ class Leftovers:
 
     def _step(self, now: float) -> float | None:
         children = has_children()
-        alive = process_scan.descendants(os.getpid()) if children else {}
-        alive.update(process_scan.scan({self._token: self._command}).found.get(self._token, {}))
+        alive = self._find()
         self._empty_scans = 0 if alive or children else self._empty_scans + 1
         if self._empty_scans:
             return 0.0 if self._empty_scans == 1 else None
@@ -108,6 +143,18 @@ class Leftovers:
         for _ in range(_TRIES):
             pid = fork_chains.signal_children(number)
             self._last_pid = pid or self._last_pid
+
+
+def _command_line(pid: int) -> str:
+    words = try_read_proc(pid, "cmdline").decode("utf-8", "replace").replace("\0", " ").split()
+    shown = [word.rsplit("/", 1)[-1] for word in words[:1]]
+    for word in words[1:]:
+        if (word.startswith("-") and word not in _HARMLESS_OPTIONS) or "=" in word or "@" in word:
+            shown.append("…")
+            break
+        shown.append(word)
+    text = "".join(char if char.isprintable() else "?" for char in " ".join(shown))
+    return (text if len(text) <= _MAX_CHARS else f"{text[: _MAX_CHARS - 1]}…") or "?"
 
 
 def _any_lives(processes: dict[int, int]) -> bool:

@@ -15,7 +15,7 @@ else:
     import _signal
 
 TERM, USR1, CHLD, WINCH = _signal.SIGTERM, _signal.SIGUSR1, _signal.SIGCHLD, _signal.SIGWINCH
-KILL, STOP, CONT = _signal.SIGKILL, _signal.SIGSTOP, _signal.SIGCONT
+KILL, STOP, CONT, HUP = _signal.SIGKILL, _signal.SIGSTOP, _signal.SIGCONT, _signal.SIGHUP
 _HANDLED = (TERM, USR1, CHLD, WINCH)
 #: The signals with which a command can be asked to end, by name.
 STOP_SIGNALS = {
@@ -67,6 +67,10 @@ class PendingSignals:
             os.read(self.fd, 4096)
         except BlockingIOError:
             pass
+
+    def has(self, *numbers: int) -> bool:
+        """Returns whether one of these signals has arrived and was not taken."""
+        return not self._pending.isdisjoint(numbers)
 
     def take(self, number: int) -> bool:
         """Returns whether this signal has arrived since the last call for the same signal."""

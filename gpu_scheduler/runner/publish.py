@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from typing import TypeVar
 
     T = TypeVar("T")
+    #: A value in a file. A tuple contains texts.
+    Value = str | int | float | list[int] | tuple[str, ...] | None
 
 #: Bytes reserved before the command starts, so that the result can be written even if the disk fills up
 #: later.
@@ -96,7 +98,7 @@ class ResultWriter:
         """Removes the reserved file. Call this if the runner has not claimed the attempt."""
         os.unlink(self._name, dir_fd=self._folder)
 
-    def publish(self, fields: dict[str, str | int | float | list[int] | None]) -> bool:
+    def publish(self, fields: dict[str, Value]) -> bool:
         """Writes the result atomically. Retries until it succeeds; returns False if the folder is gone."""
         wait_s = 0.05
         while True:
@@ -124,15 +126,15 @@ class ResultWriter:
         except OSError:
             pass  # retried together with the rename
 
-    def _write(self, fields: dict[str, str | int | float | list[int] | None]) -> None:
+    def _write(self, fields: dict[str, Value]) -> None:
         text = to_json(fields)
         try:
             self._overwrite(text)
         except OSError:
-            # The exit code matters more than a long message. Cut the message so that it fits the reserved
-            # space.
+            # The exit code matters more than names and a long message. Cut them to fit the reserved space.
             message = fields.get("message")
-            short = dict(fields)
+            short = {name: value for name, value in fields.items() if name != "left"}
+            text = to_json(short)
             while isinstance(message, str) and message and len(text) > _RESERVED:
                 message = message[: len(message) // 2]
                 short["message"] = message
@@ -173,7 +175,7 @@ def _write_all(fd: int, data: bytes) -> None:
         data = data[os.write(fd, data) :]
 
 
-def to_json(fields: Mapping[str, str | int | float | list[int] | None]) -> bytes:
+def to_json(fields: Mapping[str, Value]) -> bytes:
     """Returns a JSON object of plain values as one line."""
     parts = []
     for key, value in fields.items():
@@ -183,6 +185,8 @@ def to_json(fields: Mapping[str, str | int | float | list[int] | None]) -> bytes
             text = "true" if value else "false"
         elif isinstance(value, str):
             text = encode_basestring_ascii(value)
+        elif isinstance(value, tuple):
+            text = f"[{', '.join(map(encode_basestring_ascii, value))}]"
         else:
             text = repr(value)
         parts.append(f'"{key}": {text}')

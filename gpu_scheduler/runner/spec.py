@@ -106,13 +106,21 @@ _SPEC_FIELDS = {
     "term_grace_s": is_seconds,
     "gpu_claims": lambda value: value is None or _are_gpu_claims(value),
     "watch": lambda value: value is None or _is_watched_process(value),
+    "leftover_wait_s": is_seconds,
+    "background": lambda value: value in (None, "wait", "ignore"),
+    "has_pipe": lambda value: isinstance(value, bool),
+    "ignore_hangup": lambda value: isinstance(value, bool),
 }
+#: The fields that an earlier version does not write, with what it meant.
+_OLDER_SPEC = {
+    "gpu_claims": None, "watch": None, "leftover_wait_s": 0.0, "background": None, "has_pipe": False,
+    "ignore_hangup": False,
+}  # fmt: skip
 
 
 def invalid_spec(spec: dict[str, Any]) -> FileProblem | None:
     """Returns a problem for the first invalid field of a spec; None if all are valid."""
-    # The spec of an earlier version has no `gpu_claims` and no `watch`.
-    return invalid_field({"gpu_claims": None, "watch": None, **spec}, _SPEC_FIELDS)
+    return invalid_field({**_OLDER_SPEC, **spec}, _SPEC_FIELDS)
 
 
 def read_spec(path: str | os.PathLike[str]) -> dict[str, Any]:

@@ -122,7 +122,7 @@ class CommandSupervisor(AttemptSupervisor):
         """Ends the command, because the machine or the session is shutting down."""
         self._terminate("machine", self._spec["term_grace_s"], "kill")
 
-    def _find_leftovers(self) -> Leftovers | None:
+    def _find_leftovers(self, since: float) -> Leftovers | None:
         """Returns the processes that the ended command may have left running; None if there are none."""
         command = self._command
         if not command.may_have_left_processes:
@@ -136,4 +136,4 @@ class CommandSupervisor(AttemptSupervisor):
         except (ImportError, OSError):
             return None  # out of file descriptors; the scheduler will end the attempt's processes
         asked = None if self._cause is None else command.group
-        return Leftovers(spec["token"], recorded, spec["term_grace_s"], command.ended, asked)
+        return Leftovers(spec["token"], recorded, spec["term_grace_s"], since, asked)

@@ -9,6 +9,11 @@ from __future__ import annotations
 _RANK = {"machine": 1, "preempted": 2, "timed_out": 3, "cancelled": 4}
 #: Seconds after which SIGKILL is repeated if the command has not ended.
 _KILL_EVERY_S = 1.0
+#: The outcome of a command whose exit code does not tell it.
+_VERDICTS = {
+    "unfinished": "failed: {}, but its work was still running in the background",
+    "closed_pipe": "completed: {}, because a program in its pipe wrote more than the next one read",
+}
 
 
 class Termination:
@@ -88,8 +93,10 @@ def _rank(cause: str | None) -> int:
     return 0 if cause is None else _RANK.get(cause, 4)
 
 
-def describe_outcome(cause: str | None, began: bool, exit_code: int | None, signal: int | None) -> str:
-    """Describes the outcome for the last line of the log."""
+def describe_outcome(
+    cause: str | None, began: bool, exit_code: int | None, signal: int | None, verdict: str | None = None
+) -> str:
+    """Describes the outcome for the last line of the log. verdict: a key of `_VERDICTS`."""
     how = f"signal {signal}" if signal is not None else f"exit code {exit_code}"
     if exit_code is None and signal is None:
         how = "nothing was started"
@@ -97,4 +104,6 @@ def describe_outcome(cause: str | None, began: bool, exit_code: int | None, sign
         return f"{'interrupted' if cause == 'machine' else cause}: {how}"
     if not began:
         return f"not_started: {how}"
+    if verdict is not None:
+        return _VERDICTS[verdict].format(how)
     return f"{'completed' if exit_code == 0 else 'failed'}: {how}"

@@ -46,7 +46,7 @@ class WatchSupervisor(AttemptSupervisor):
             self._result.discard()
             os._exit(0)
 
-    def _find_leftovers(self) -> Descendants | None:
+    def _find_leftovers(self, since: float) -> Descendants | None:
         """Returns the descendants that a stopped process has left; None if it was not stopped."""
         return Descendants(self._process) if self._termination.cause is not None else None
 

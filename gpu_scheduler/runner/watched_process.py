@@ -39,7 +39,7 @@ class WatchedProcess:
 
     #: The process began before the runner. A failure to claim its GPUs does not end it.
     began = True
-    message = failure = shortage = None
+    message = failure = shortage = other_failure = None
 
     def __init__(self, watch: dict[str, Any], poller: Poller) -> None:
         """Opens the process, so that its pid cannot be reused unnoticed. Raises OSError in a shortage."""

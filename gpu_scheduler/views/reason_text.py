@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from signal import Signals
 
-from gpu_scheduler.core.model.state_reason import NextKind, NextStep, ReasonKind, StateReason
+from gpu_scheduler.core.model.state_reason import FailureKind, NextKind, NextStep, ReasonKind, StateReason
 from gpu_scheduler.core.model.states import Outcome
 from gpu_scheduler.core.text.formatting import format_memory
 from gpu_scheduler.views.checkpoint_text import origin_text
@@ -42,6 +42,13 @@ _PLAIN = {
     ReasonKind.RECOVERED: "recovered",
     ReasonKind.PARENT_RETRIED: "it no longer waits for a failed job",
 }
+#: The texts of the failures of which the exit code says nothing.
+_FAILURES: dict[FailureKind | None, str] = {
+    FailureKind.BACKGROUND_WORK: "its work was still running in the background",
+    FailureKind.BROKEN_PIPE: "it wrote to a pipe whose reader had read enough",
+    FailureKind.GREP_IN_PIPE: "`grep` found no line, or another program in the pipe failed",
+}
+_CLOSED_PIPE = "exit code 141, because a program in its pipe wrote more than the next one read"
 #: The end of a parent because of which a job was skipped, by the outcome of the parent.
 _PARENT_ENDS = {
     Outcome.FAILED: "failed",
@@ -86,7 +93,9 @@ def _parts(reason: StateReason) -> Iterator[str]:
         )
     if reason.gpu_used_twice:
         yield "NCCL: Duplicate GPU detected"
-    if reason.kind is ReasonKind.COMMAND_FAILED and reason.message is not None:
+    if reason.left_count and (reason.kind is not ReasonKind.COMPLETED or reason.exit_code):
+        yield _left_text(reason)
+    if reason.kind in (ReasonKind.COMMAND_FAILED, ReasonKind.COMPLETED) and reason.message is not None:
         yield reason.message
     if reason.survivors:
         pids = ", ".join(map(str, reason.survivors[:_MAX_PIDS]))
@@ -104,8 +113,10 @@ def _cause(reason: StateReason) -> str:
         return f"preempted for job {reason.preemptor}"
     if kind in _PLAIN:
         return _PLAIN[kind]
+    if kind is ReasonKind.COMPLETED:
+        return _CLOSED_PIPE if reason.exit_code else _left_text(reason)
     if kind is ReasonKind.COMMAND_FAILED:
-        return _exit_text(reason)
+        return _FAILURES.get(reason.failure) or _exit_text(reason)
     if kind is ReasonKind.LAUNCH_FAILED:
         return f"its command could not be started ({_exit_text(reason)})" if message is None else message
     if kind is ReasonKind.RUNNER_NEVER_STARTED:
@@ -128,6 +139,13 @@ def _cause(reason: StateReason) -> str:
         return f"added to {reason.subject} again"
     assert kind in (ReasonKind.RUNNER_REPORT, ReasonKind.UNKNOWN)
     return message or "interrupted"
+
+
+def _left_text(reason: StateReason) -> str:
+    """Names the processes that a command left: "2 processes were left and then ended: sleep 9; …"."""
+    count = reason.left_count or 0
+    names = "; ".join([*reason.left, *(["…"] if count > len(reason.left) else [])])
+    return f"{count} {'process was' if count == 1 else 'processes were'} left and then ended: {names}"
 
 
 def parent_end_text(job_id: int, outcome: Outcome | None) -> str:
@@ -203,7 +221,7 @@ def outcome_text(outcome: str, exit_code: int | None, signal: int | None) -> str
         return words
     if signal is not None:
         return f"{words}, {signal_name(signal)}"
-    return words if exit_code is None else f"{words}, exit code {exit_code}"
+    return words if not exit_code else f"{words}, exit code {exit_code}"
 
 
 def signal_name(number: int) -> str:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 from gpu_scheduler.app.oom_case import OomCase
 from gpu_scheduler.core.model.state_reason import FailureKind
 
 _CORRECT_LINE = "correct the line (this creates a new job), or create the script or environment that it names"
 _CREATE_FILES = "create the script or environment that the job names"
+_PIPEFAIL_OFF = "{pipefail=off} if only the last program of the pipe matters"
 _REMEDIES = {
     FailureKind.SCRIPT_MISSING: _CORRECT_LINE,
     FailureKind.CONDA_MISSING: _CORRECT_LINE,
@@ -39,17 +42,25 @@ _REMEDIES = {
         "something other than the scheduler killed it: `journalctl -k | grep -i oom` shows whether the kernel"
         " killed it because host memory ran out"
     ),
+    FailureKind.BACKGROUND_WORK: (
+        "add `wait` at the end of the script, or {background=wait}, with which the job lasts as long as its"
+        " processes; {background=ignore} if these do not matter"
+    ),
+    FailureKind.BROKEN_PIPE: _PIPEFAIL_OFF,
+    FailureKind.GREP_IN_PIPE: _PIPEFAIL_OFF,
     FailureKind.TERMINATED: "something other than the scheduler terminated it",
 }
 
 
-def failure_remedy(kind: FailureKind | None, *, is_of_file: bool = True) -> str | None:
+def failure_remedy(kind: FailureKind | None, job_id: int | None = None) -> str | None:
     """Returns the remedy for a failure; None if none is known. For CUDA_OOM, see `oom_remedy`.
 
-    is_of_file: whether the job has a line that the user can correct.
+    job_id: the job, if it has no line that the user can correct.
     """
     remedy = None if kind is None else _REMEDIES.get(kind)
-    return _CREATE_FILES if remedy is _CORRECT_LINE and not is_of_file else remedy
+    remedy = _CREATE_FILES if remedy is _CORRECT_LINE and job_id is not None else remedy
+    form = r"put [\1] before its line" if job_id is None else rf"run `set {job_id} \1`"
+    return remedy and re.sub(r"\{([\w=]+)\}", form, remedy)
 
 
 def oom_remedy(case: OomCase) -> str:

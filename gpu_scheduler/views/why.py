@@ -181,7 +181,7 @@ def _end(diagnosis: Diagnosis) -> Iterator[Finding]:
     if failed:
         again += f", and first {'job' if len(failed) == 1 else 'jobs'} {', '.join(map(str, failed))}"
     if job.outcome is Outcome.COMPLETED:
-        yield ok(Check.END, f"the job exited with code 0; {again}")
+        yield ok(Check.END, f"the job exited with code {job.exit_code or 0}; {again}")
         return
     end = job_reason_text(diagnosis.job) or outcome_text(job.outcome or "ended", job.exit_code, job.signal)
     if job.outcome is Outcome.SKIPPED:
@@ -201,7 +201,8 @@ def _remedy(diagnosis: Diagnosis) -> str | None:
     if diagnosis.oom is not None:
         return oom_remedy(diagnosis.oom)
     job = diagnosis.job.record
-    return None if job.reason is None else failure_remedy(job.reason.failure, is_of_file=job.is_of_file)
+    failure = None if job.reason is None else job.reason.failure
+    return failure_remedy(failure, None if job.is_of_file else job.id)
 
 
 def _logs(diagnosis: Diagnosis) -> Iterator[Finding]:

@@ -44,4 +44,4 @@ record() {
     printf '%s\n' "${own[@]}" >&4
 }
 { record || :; printf . >&3; } 2>/dev/null; exec 3>&- 4>&-
-exec bash -c 'cd '"'"'a b'"'"' && python t.py --cuda 0,2 | tee $HOME/log'
+exec bash -o pipefail -c 'cd '"'"'a b'"'"' && python t.py --cuda 0,2 | tee $HOME/log'

@@ -1,4 +1,8 @@
-"""The command of an attempt, and the process that it may leave behind."""
+"""The command of an attempt, and the process that it may leave behind.
+
+While the runner waits for the work that a command has left in the background, and obeys requests to stop it,
+the command counts as running. OTHER_PROCESS is what the runner no longer waits for.
+"""
 
 from __future__ import annotations
 
@@ -31,6 +35,8 @@ def steps_of_command(steps: Steps, a: int, name: str) -> None:
         if not state[a + st.OTHER_PROCESS] and state[a + st.STORED_OUTCOME] <= st.OPEN:
             steps.add(OWN, f"{name} exits 0 and leaves a child", {**ended, a + st.OTHER_PROCESS: st.PLAIN})
             steps.add(OWN, f"{name} exits 0 and leaves an orphan", {**ended, a + st.OTHER_PROCESS: st.ORPHAN})
+            left = {**ended, a + st.ACTUAL_END: st.EXIT_LEFT, a + st.OTHER_PROCESS: st.PLAIN}
+            steps.add(OWN, f"{name} exits 0 and leaves its work, for which the runner waited in vain", left)
             _behave_badly(steps, a, name)
         if state[st.HIDE] and not state[a + st.HIDDEN]:
             hides = {st.HIDE: state[st.HIDE] - 1, a + st.HIDDEN: 1}

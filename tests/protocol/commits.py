@@ -85,7 +85,9 @@ def _finish_attempt(after: bytearray, a: int, end: act.FinishAttempt, rules: Rul
     is_late = truth == st.EXIT_SAVED and after[st.PROCESS_WITHDRAWN] and rules.excuse_late_save
     if outcome == st.COMPLETED and truth != st.EXIT_0 and not is_late:
         broken.append("I3 completed, but the command did not exit 0")
-    if outcome == st.FAILED and truth not in (st.EXIT_7, st.BY_TERM, st.BY_KILL, st.BY_MACHINE):
+    if outcome == st.FAILED and truth not in (
+        st.EXIT_7, st.EXIT_LEFT, st.BY_TERM, st.BY_KILL, st.BY_MACHINE,
+    ):  # fmt: skip
         broken.append("I3 failed without a code")
     if outcome in (st.FAILED, st.NOT_STARTED) and after[a + st.MACHINE_ENDED]:
         broken.append(f"I3 ended by the machine, recorded as {end.outcome.value}")

@@ -298,7 +298,7 @@ class _Runner:
         if pc == st.END_OTHER_PROCESSES:
             if cause and state[a + st.SIGNALS] & st.USR1:
                 self._signalled(st.USR1)
-            self._end_other_processes(then if cause or truth in _EXITS_0 else st.GAP)
+            self._end_other_processes(then if cause or truth in (*_EXITS_0, st.EXIT_LEFT) else st.GAP)
         elif pc == st.GAP:
             if state[st.MACHINE_ENDING] == 2 and rules.machine_gap:
                 return  # the runner's SIGTERM is still to come

@@ -112,8 +112,12 @@ NO_COMMAND, FORKED, SCRIPT, COMMAND_RUNS, DYING, ZOMBIE, GONE, WATCHED = range(8
 # the folder that is now in place.
 # ACTUAL_END: how the command really ended. GPU_TAKEN: it never began, because its GPU was claimed.
 # EXIT_SAVED: it was preempted, saved its work and exited 0 although its work was not complete. SAVING: it has
-# been preempted and is saving its work. UNKNOWN_END and BY_MACHINE: only of adopted processes.
-NEVER, EXIT_0, EXIT_7, BY_TERM, NOT_BEGUN, BY_KILL, GPU_TAKEN, EXIT_SAVED, UNKNOWN_END, BY_MACHINE = range(10)
+# been preempted and is saving its work. UNKNOWN_END and BY_MACHINE: only of adopted processes. EXIT_LEFT: it
+# exited 0 at once, and the work that it left in the background did not end in the time that it had.
+(
+    NEVER, EXIT_0, EXIT_7, BY_TERM, NOT_BEGUN, BY_KILL, GPU_TAKEN, EXIT_SAVED, UNKNOWN_END, BY_MACHINE,
+    EXIT_LEFT,
+) = range(11)  # fmt: skip
 # PROCESS. PROCESS_ENDED + how it ended (see ACTUAL_END). REUSED_PID is added if another process has its pid.
 NO_PROCESS, PROCESS_RUNS, PROCESS_SAVES, PROCESS_ENDED = range(4)
 REUSED_PID = 16

@@ -205,3 +205,150 @@ def test_a_runner_uses_hardly_any_cpu_time_after_the_command_closes_its_output(
         assert attempt.result().exit_code == 4
         assert attempt.body() == "first\n"
         (tmp_path / "go").unlink()
+
+
+#: How long the runners in these tests wait for the processes that a command leaves.
+WAIT_S = 0.6
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+@pytest.mark.parametrize(
+    ("leave", "name"),
+    [
+        ("sleep 300 --no-such-option || sleep 300 &", "sleep 300"),
+        ("nohup sleep 301 >/dev/null 2>&1 &", "sleep 301"),
+        ("setsid sleep 302 &", "sleep 302"),
+        ("sleep 303 & disown", "sleep 303"),
+    ],
+)
+def test_a_command_that_only_starts_work_has_not_completed(
+    make: Make, leave: str, name: str, terminal: bool
+) -> None:
+    attempt = make(
+        f"{leave}\nsleep 0.1; exit 0", leftover_wait_s=WAIT_S, terminal=terminal, ignore_hangup=True
+    )
+    result = attempt.launch().result()
+    assert (result.cause, result.exit_code, result.verdict) == (None, 0, "unfinished")
+    assert result.left_count == len(result.left) > 0
+    assert name in result.left
+    assert "--- failed: exit code 0, but its work was still running in the background" in attempt.output()
+    assert name in attempt.output().splitlines()[-1]
+    assert attempt.pids() in ((), (attempt.status().pid,))
+
+
+@pytest.mark.parametrize(
+    "script", ["(sleep 0.2; echo late) & exit 0", "(sleep 0.2; echo late; exit 5) & exit 0"]
+)
+def test_processes_that_end_by_themselves_do_not_change_the_end_of_the_command(
+    make: Make, script: str
+) -> None:
+    attempt = make(script, leftover_wait_s=20).launch()
+    result = attempt.result()
+    assert (result.exit_code, result.verdict, result.left_count) == (0, None, None)
+    assert attempt.body() == "late\n"
+
+
+@pytest.mark.parametrize("background", [None, "ignore"])
+def test_the_processes_of_a_failed_command_are_named_but_do_not_change_its_end(
+    make: Make, background: str | None
+) -> None:
+    result = make("sleep 300 & exit 7", leftover_wait_s=WAIT_S, background=background).launch().result()
+    assert (result.exit_code, result.verdict) == (7, None)
+    assert result.left == (("sleep 300",) if background is None else ())
+
+
+def test_options_of_processes_that_a_command_leaves_are_not_shown(make: Make) -> None:
+    script = (
+        "python3 -u -c 'import time; time.sleep(300)' --token hidden &"
+        " python3 -m timeit -n 1 -s 'import time; hidden=1' 'time.sleep(300)' & exit 0"
+    )
+    attempt = make(script, leftover_wait_s=WAIT_S).launch()
+    # `python3` may be a wrapper that executes `python`.
+    names = [name.replace("python3", "python") for name in attempt.result().left]
+    assert sorted(names) == ["python -m timeit …", "python -u …"]
+    assert "hidden" not in attempt.output()
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+@pytest.mark.parametrize(
+    ("script", "code", "number"),
+    [
+        ("(sleep 1; echo done) & (setsid sh -c 'sleep 0.5; echo also' &) & exit 0", 0, None),
+        ("(sleep 1; echo done; exit 5) & (sleep 0.5; echo also) & exit 0", 5, None),
+        ("(sleep 1; echo done; kill -9 $BASHPID) & (sleep 0.5; echo also) & exit 0", None, 9),
+        ("(sleep 1; echo done; exit 5) & (sleep 0.5; echo also) & exit 3", 3, None),
+    ],
+)
+def test_a_job_that_waits_lasts_as_long_as_its_processes(
+    make: Make, script: str, code: int | None, number: int | None, terminal: bool
+) -> None:
+    attempt = make(
+        script, leftover_wait_s=0.1, background="wait", terminal=terminal, ignore_hangup=True
+    ).launch()
+    result = attempt.result()
+    assert (result.cause, result.exit_code, result.signal) == (None, code, number)
+    assert (result.verdict, result.left_count) == (None, None)
+    assert attempt.body().split() == ["also", "done"]
+    assert result.started_at is not None
+    assert result.ended_at - result.started_at > 0.9
+
+
+def test_a_time_limit_ends_a_job_that_waits_for_its_processes(make: Make) -> None:
+    attempt = make("sleep 300 & exit 0", leftover_wait_s=0.1, background="wait", timeout_s=1.0).launch()
+    result = attempt.result()
+    assert (result.cause, result.signal) == ("timed_out", signal.SIGTERM)
+
+
+@pytest.mark.parametrize(
+    ("background", "cause"), [("wait", "cancelled"), (None, "cancelled"), ("ignore", None)]
+)
+def test_a_request_to_stop_concerns_the_work_that_a_command_has_left(
+    make: Make, background: str | None, cause: str | None
+) -> None:
+    script = "(trap 'echo saved; exit' TERM; echo up; while :; do sleep 0.05; done) & exit 0"
+    attempt = make(script, leftover_wait_s=30, background=background).launch()
+    attempt.until_logged("up")
+    recorded = attempt.folder / "command.pid"
+    command = int(recorded.read_text().split("\n")[1].split()[0])
+    wait_for(lambda: not Path(f"/proc/{command}").exists(), "the command has ended")
+    attempt.stop()
+    result = attempt.result(10)
+    assert (result.cause, result.exit_code) == (cause, 0)
+    assert attempt.body().endswith("saved\n")
+
+
+def test_a_preemption_of_work_in_the_background_can_be_withdrawn(make: Make, tmp_path: Path) -> None:
+    script = (
+        f"(trap 'echo asked' USR1; echo up; until [ -e {tmp_path}/go ]; do sleep 0.05; done; exit 4) & exit 0"
+    )
+    attempt = make(script, leftover_wait_s=1, background="wait").launch()
+    attempt.until_logged("up")
+    attempt.stop("preempted", 0.5, "withdraw", "id", "USR1")
+    attempt.until_logged("asked")
+    wait_for(lambda: attempt.status().withdrawn, "the withdrawal")
+    (tmp_path / "go").touch()
+    result = attempt.result()
+    assert (result.cause, result.exit_code) == (None, 4)
+
+
+@pytest.mark.parametrize(("background", "expected"), [("wait", ("machine", None)), (None, ("machine", 0))])
+def test_a_machine_shutdown_interrupts_work_in_the_background(
+    make: Make, background: str | None, expected: tuple[str, int | None]
+) -> None:
+    attempt = make("sleep 300 & echo up; exit 0", leftover_wait_s=30, background=background).launch()
+    attempt.until_logged("up")
+    runner = attempt.status().pid
+    assert runner is not None
+    command = int((attempt.folder / "command.pid").read_text().split("\n")[1].split()[0])
+    wait_for(lambda: not Path(f"/proc/{command}").exists(), "the command has ended")
+    os.kill(runner, signal.SIGTERM)
+    result = attempt.result(10)
+    assert (result.cause, result.exit_code) == expected
+
+
+@pytest.mark.parametrize(("has_pipe", "text"), [(True, "completed"), (False, "failed")])
+def test_a_closed_pipe_completes_a_command_with_a_pipe(make: Make, has_pipe: bool, text: str) -> None:
+    attempt = make("exec bash -o pipefail -c 'yes | head -1'", has_pipe=has_pipe).launch()
+    result = attempt.result()
+    assert (result.exit_code, result.verdict) == (141, "closed_pipe" if has_pipe else None)
+    assert f"--- {text}: exit code 141" in attempt.output()

@@ -25,8 +25,8 @@ from tests.stress.harness import Stage, environment, kill, pause, program_for, s
 from tests.stress.part import Findings, Order
 from tests.stress.trace import number_of
 
-#: Run as `sh end.sh TRACE N SECONDS END`. END is an exit code, or a signal (such as `s9`) that the shell
-#: sends to itself.
+#: Run as `sh end.sh TRACE N SECONDS END`. END is an exit code, a signal (such as `s9`) that the shell sends
+#: to itself, or `b` to leave its work in the background and exit 0, so that the job has failed.
 _JOB = """\
 ulimit -c 0
 echo "$2 start $$ ${GPU_SCHEDULER_JOB:-0}" >> "$1"
@@ -34,6 +34,7 @@ sleep "$3"
 echo "$2 end $4" >> "$1"
 case "$4" in
 s*) kill -"${4#s}" $$; sleep 5 ;;
+b) sleep 60 & exit 0 ;;
 *) exit "$4" ;;
 esac
 """
@@ -110,7 +111,12 @@ def _endings(order: Order, count: int, kills: int, env: dict[str, str] | None = 
 
 
 def _fact(dice: random.Random) -> JobFacts:
-    way = dice.choices(["code", "own signal", *_ENDED_FROM_OUTSIDE], [50, 15, 12, 8, 8, 7])[0]
+    ways = ["code", "own signal", "pipe", "background", *_ENDED_FROM_OUTSIDE]
+    way = dice.choices(ways, [38, 15, 8, 4, 12, 8, 8, 7])[0]
+    if way == "background":
+        return JobFacts(way, "b", 0.0)
+    if way == "pipe":  # 141 would show that its pipe was closed
+        return JobFacts(way, str(dice.choice([0, dice.randint(1, 140)])), 0.0)
     if way == "own signal":
         return JobFacts(way, f"s{dice.randint(1, 15)}", 0.0)
     return JobFacts(way, str(dice.choice([0, 0, dice.randint(0, 255)])), dice.uniform(0, 0.3))
@@ -122,6 +128,7 @@ def _line(order: Order, stage: Stage, number: int, fact: JobFacts, dice: random.
     longest = 3 if order.is_control else 60 if order.full_length else 8
     seconds = longest if fact.way in _ENDED_FROM_OUTSIDE else dice.uniform(0, 0.2)
     line = f"sh {order.folder}/end.sh {stage.trace} {number} {seconds:.3f} {fact.end}"
+    line += " | cat" if fact.way == "pipe" else ""
     return line if order.is_control else f"[share=0.125] {line}"
 
 
@@ -316,5 +323,8 @@ def _judge(number: int, fact: JobFacts, job: dict[str, Any], found: Findings) ->
             found.fault("wrong codes", report)
     elif fact.starts == 0:
         found.fault("lost", report)
+    elif fact.ended == "b":
+        if (job["outcome"], code) != ("failed", 0):
+            found.fault("wrong codes", report)
     elif fact.ended != str(code) or code == 0:
         found.fault("wrong codes", report)

@@ -150,7 +150,8 @@ def _job_command(spec: JobSpec, ids: str, environment: JobEnvironment) -> tuple[
             f" write --cuda {ids} where it belongs"
         )
         return spec.command or "", f"fail cuda_option_unplaced {shlex.quote(reason)}\n"
-    return command, f"{REPORT_START}exec bash -c {shlex.quote(command)}\n"
+    option = "" if spec.pipefail == "off" else "-o pipefail "
+    return command, f"{REPORT_START}exec bash {option}-c {shlex.quote(command)}\n"
 
 
 def _csv_command(spec: JobSpec, script: str, ids: str, environment: JobEnvironment) -> tuple[str, str]:

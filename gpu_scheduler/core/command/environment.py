@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator, Mapping
 
 #: Variables that jobs do not inherit: those of the terminal, of another Python interpreter, of a surrounding
 #: batch system and of the scheduler itself.
-_DENIED = re.compile(r"STY|WINDOW|TERMCAP|COLUMNS|LINES|PYTHONHOME|SLURM_.*|GPU_SCHEDULER_.*")
+#: An inherited SHELLOPTS would give `pipefail` to every shell script.
+_DENIED = re.compile(r"SHELLOPTS|STY|WINDOW|TERMCAP|COLUMNS|LINES|PYTHONHOME|SLURM_.*|GPU_SCHEDULER_.*")
 #: Variables from which launchers of several processes take the port at which these meet; torchrun reads the
 #: second. GIVEN_PORT tells a port that a scheduler gave to the surrounding job from one that the user chose.
 PORT_VARIABLES, GIVEN_PORT = ("MASTER_PORT", "PET_MASTER_PORT"), "GPU_SCHEDULER_PORT"

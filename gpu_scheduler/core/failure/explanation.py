@@ -39,6 +39,8 @@ def is_failure(result: AttemptResult) -> bool:
 
 def explain_failure(result: AttemptResult, context: FailureContext | None = None) -> StateReason:
     """Returns why a command that began failed."""
+    if result.verdict == "unfinished":
+        return StateReason(ReasonKind.COMMAND_FAILED, FailureKind.BACKGROUND_WORK, 0, message=result.message)
     # Imported here because compiling the regular expressions in these modules takes 5 ms, and `status` needs
     # them only for an attempt whose end is not in the store yet.
     from gpu_scheduler.core.failure.classification import failure_kinds, most_specific
@@ -53,11 +55,14 @@ def explain_failure(result: AttemptResult, context: FailureContext | None = None
     gpu_ids = context.cuda_ids if context is not None and _INVALID_GPU_ID.search(tail) else ()
     oom_kill = _oom_kill(result, end)
     kinds = failure_kinds(result.exit_code, result.signal, error or "")
+    pipe = context.pipe_programs if context is not None else ()
     for is_kind, kind in (
         (oom is not None, FailureKind.CUDA_OOM),
         (gpu_ids, FailureKind.MISREAD_GPU_IDS),
         (_DUPLICATE_GPU in tail, FailureKind.GPU_USED_TWICE),
         (oom_kill, FailureKind.HOST_OOM),
+        (pipe and "BrokenPipeError" in (error or ""), FailureKind.BROKEN_PIPE),
+        ("grep" in pipe and result.exit_code == 1 and not kinds and not error, FailureKind.GREP_IN_PIPE),
     ):
         kinds += [kind] if is_kind else []
     return StateReason(

@@ -62,6 +62,11 @@ ATTRIBUTE_HELP: dict[str, tuple[str | None, str]] = {
         " default resume_from_checkpoint",
     ),
     "checkpoints": ("GLOB", "Pattern for the checkpoints of the job, such as 'out/model_epoch_*.pt'"),
+    "pipefail": (
+        "HOW",
+        "Whether a pipe in the command fails if any of its programs fails: on (default) or off",
+    ),
+    "background": ("HOW", "How to handle processes that the command leaves: wait for their ends, or ignore"),
     "cuda": ("HOW", "How to handle --cuda in the command: add, rewrite or off"),
     "cuda-ids": ("IDS", "Kind of GPU ids to pass with --cuda: physical or visible"),
     "hold": (None, "Hold the job until it is released"),
@@ -308,6 +313,8 @@ _PARSERS: dict[str, Callable[[str], Any]] = {
     "preempt-signal": _parse_signal,
     "resume-flag": _parse_resume_flag,
     "checkpoints": str,
+    "pipefail": _choice_parser("pipefail", "on", "off"),
+    "background": _choice_parser("background", "wait", "ignore"),
     "cuda": _choice_parser("cuda", "add", "rewrite", "off"),
     "cuda-ids": _choice_parser("cuda-ids", "physical", "visible"),
 }

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import shlex
 
-from gpu_scheduler.core.text.quoting import mask_quoted
+from gpu_scheduler.core.text.quoting import find_comment, mask_quoted
 
 ACCEPTED_FORM = "one complete shell command on one line, in the foreground; put a longer one into a script"
 
@@ -38,6 +38,30 @@ _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*\+?=")
 _SCRIPT_LINE = re.compile(r"(?:then|else|fi|do|done|esac|\})(?:[ \t]*[;#]|$)|import \w|from [\w.]+ import ")
 _SCRIPT_ENDINGS = (".py", ".sh", ".bash", ".sbatch", ".slurm", ".ipynb")
 _SETS_CUDA = re.compile(r"(?:^|[\s;&|({\"'])CUDA_VISIBLE_DEVICES=")
+OR_BACKGROUND = ", or put [background=wait] before the line ([background=ignore] if that does not matter)"
+_NO_WINDOW = "run the command itself; `start --screen` gives each job a window"
+#: A pattern for each command that starts work without waiting for it, with its name and remedy. The last
+#: three give it to a server, so the scheduler neither sees nor ends it.
+_BACKGROUND = (
+    (re.compile(r"&$"), "`&` without `wait`", f"add `wait` at the end{OR_BACKGROUND}"),
+    (re.compile(r"disown\b"), "`disown`", f"add `wait` at the end instead{OR_BACKGROUND}"),
+    (re.compile(r"setsid\s(?!\s*(?:-w|--wait)\b)"), "`setsid`", f"write `setsid --wait`{OR_BACKGROUND}"),
+    (re.compile(r"screen\s.*-[A-Za-z]*dm"), "`screen -dm`", _NO_WINDOW),
+    (re.compile(r"tmux\s+new(?:-session)?\s.*\s-[A-Za-z]*d"), "`tmux new -d`", _NO_WINDOW),
+    (re.compile(r"(?:docker|podman)\s.*\s(?:-[itP]*d[itP]*|--detach)\b"), "`docker run -d`", "leave out -d"),
+)
+
+
+def background_work(text: str) -> dict[str, str]:
+    """Returns the commands in a shell text that start work without waiting for it, with their remedies."""
+    plain = "\n".join(line[: find_comment(line)] for line in text.splitlines())
+    found: dict[str, str] = {}
+    for part in re.split(r"(&&|[;&|()\n])", re.sub(r"[<>]&|&>|\|&", " ", mask_quoted(plain) or plain)):
+        command = part.strip().removeprefix("sudo ").removeprefix("nohup ")
+        found |= {form: remedy for pattern, form, remedy in _BACKGROUND if pattern.match(command)}
+        if command.partition(" ")[0] == "wait":
+            found.pop("`&` without `wait`", None)
+    return found
 
 
 def check_finished(text: str) -> None:

@@ -92,7 +92,10 @@ class AttemptResult:
     errno if the command could not start because processes, memory or open files ran out. failure: the kind of
     failure that command.sh or the runner reported together with `message`. claimed_gpu, claimed_by: the UUID
     of the GPU that another program claimed first, so that the command could not start, and one pid of that
-    program; None if unknown.
+    program; None if unknown. left, left_count: the command lines of the first processes that still ran 5 s
+    after the command had ended, and their number. verdict: what the exit code does not tell, "unfinished" if
+    it is 0 but the work still ran in the background, "closed_pipe" if it shows only that a program in a pipe
+    of the command wrote more than the next one read.
     """
 
     cause: str | None
@@ -108,6 +111,9 @@ class AttemptResult:
     failure: FailureKind | None = None
     claimed_gpu: str | None = None
     claimed_by: int | None = None
+    left: tuple[str, ...] = ()
+    left_count: int | None = None
+    verdict: str | None = None
 
 
 @dataclass(frozen=True)
@@ -117,7 +123,8 @@ class FailureContext:
     log_tail: the end of its log. cuda_ids: the GPU ids that `--cuda` passed to the command, if they differ
     from the numbers (0, 1 …) of its visible GPUs; otherwise empty. oom_retries, fail_retries: the numbers of
     retries that the job's line sets; None if it sets none. claimed_gpu: the index of the GPU that another
-    program claimed first; None if none did, or if its index is unknown.
+    program claimed first; None if none did, or if its index is unknown. pipe_programs: the programs in the
+    pipes of the shell text; empty if the exit code of a pipe is that of its last program.
     """
 
     log_tail: str = ""
@@ -125,6 +132,7 @@ class FailureContext:
     oom_retries: int | None = None
     fail_retries: int | None = None
     claimed_gpu: int | None = None
+    pipe_programs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

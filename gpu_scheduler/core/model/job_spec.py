@@ -13,7 +13,7 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Any, Literal
 
-from gpu_scheduler.core.text.quoting import split_words
+from gpu_scheduler.core.text.quoting import mask_quoted, split_words
 
 Kind = Literal["csv", "command"]
 CudaMode = Literal["add", "rewrite", "off"]
@@ -23,18 +23,18 @@ CudaIds = Literal["physical", "visible"]
 COMPARED_ATTRIBUTES = (
     "name", "priority", "allowed", "share", "gpus", "vram", "exclusive", "oom_retries", "fail_retries",
     "timeout_s", "after", "after_any", "cuda", "cuda_ids", "preempt", "preempt_signal", "resume_flag",
-    "checkpoints", "hold", "cancel",
+    "checkpoints", "pipefail", "background", "hold", "cancel",
 )  # fmt: skip
 #: What `set` may change of a finished job as well, because it says how the job starts again.
-RESTART_FIELDS = frozenset({"command", "resume_flag", "checkpoints"})
+RESTART_FIELDS = frozenset({"command", "resume_flag", "checkpoints", "pipefail", "background"})
 
 
 @dataclass(frozen=True)
 class JobSpec:
     """A job as the user specified it.
 
-    kind       "csv" runs `python -u script arguments`; "command" runs `bash -c command`. A command is None if
-               it is not known, because an adopted process had changed its title.
+    kind       "csv" runs `python -u script arguments`; "command" runs `bash -o pipefail -c command`. A command
+               is None if it is not known, because an adopted process had changed its title.
     text       the line as a user recognises it, without its attribute block and comment.
     cwd        the absolute working folder.
     allowed    the indices of the GPUs that the job may use; None means any.
@@ -50,6 +50,8 @@ class JobSpec:
     preempt_signal  the name of the signal, without "SIG", with which it is preempted; None means SIGTERM.
     resume_flag     the option with which its program accepts a checkpoint; None means not given.
     checkpoints     a pattern for the paths of its checkpoints, relative to cwd; None means not given.
+    pipefail   "off" if a pipe in the command ends with the exit code of its last program.
+    background "wait" if the job lasts as long as processes that it leaves, "ignore" if these do not matter.
     torchrun   CSV lines only: the number of processes that torchrun starts, one per GPU; None means python.
     """
 
@@ -81,6 +83,8 @@ class JobSpec:
     preempt_signal: str | None = None
     resume_flag: str | None = None
     checkpoints: str | None = None
+    pipefail: Literal["on", "off"] | None = None
+    background: Literal["wait", "ignore"] | None = None
     hold: bool = False
     cancel: bool = False
 
@@ -124,6 +128,15 @@ class JobSpec:
             elif word.startswith(f"--{name}="):
                 found = word[len(name) + 3 :]
         return found.rstrip(";") if found is not None and self.kind == "command" else found
+
+    @property
+    def pipe_programs(self) -> tuple[str, ...]:
+        """The programs in the pipes of a command; empty if the last program alone gives the exit code."""
+        text = self.command or ""
+        masked = mask_quoted(text) if "|" in text and self.pipefail != "off" else None
+        lists = re.split(r"\|\||&&|[;()\n]", masked or "")
+        parts = [part.split() for one in lists if "|" in one for part in re.split(r"(?<!>)\|&?", one)]
+        return tuple(words[0].rsplit("/", 1)[-1] for words in parts if words)
 
     @property
     def llm(self) -> str | None:

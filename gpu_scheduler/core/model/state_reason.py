@@ -24,6 +24,8 @@ class ReasonKind(str, Enum):
     GPU_CLAIMED = "gpu_claimed"
     #: The attempt was stopped or completed, and its runner reported a problem.
     RUNNER_REPORT = "runner_report"
+    #: The command completed, but its pipe was closed early or it left processes.
+    COMPLETED = "completed"
     PREEMPTED = "preempted"
     INTERRUPTED = "interrupted"
     RUNNER_DIED = "runner_died"
@@ -80,6 +82,10 @@ class FailureKind(str, Enum):
     CRASHED = "crashed"
     KILLED = "killed"
     TERMINATED = "terminated"
+    #: It exited 0, but its work still ran in the background.
+    BACKGROUND_WORK = "background_work"
+    BROKEN_PIPE = "broken_pipe"
+    GREP_IN_PIPE = "grep_in_pipe"
     # Codes that command.sh or the runner reports when a launch fails.
     GPU_CLAIM = "gpu_claim"
     SCRIPT_MISSING = "script_missing"
@@ -154,7 +160,8 @@ class StateReason(StoredValue):
     one pid of that program; None if unknown. subject: the data directory, file or jobs that the reason is
     about. parent, parent_outcome: the parent that did not complete, and its outcome. preemptor: the job for
     which the attempt was preempted; None if the user asked. survivors: pids of
-    processes that are still running. next_steps: what follows.
+    processes that are still running. left, left_count: the command lines of the first processes that the
+    command left behind, and their number. next_steps: what follows.
     """
 
     kind: ReasonKind
@@ -174,6 +181,8 @@ class StateReason(StoredValue):
     parent_outcome: Outcome | None = None
     preemptor: int | None = None
     survivors: tuple[int, ...] = ()
+    left: tuple[str, ...] = ()
+    left_count: int | None = None
     next_steps: tuple[NextStep, ...] = ()
 
     _BUILD: ClassVar = {
@@ -182,6 +191,7 @@ class StateReason(StoredValue):
         "gpu_ids": tuple,
         "parent_outcome": Outcome,
         "survivors": tuple,
+        "left": tuple,
         "next_steps": lambda steps: tuple(NextStep.from_values(step) for step in steps),
     }
 

@@ -91,7 +91,9 @@ def end_with_result(
         outcome = Outcome.NOT_STARTED
     elif (stop := _unseen_stop(attempt, result)) is not None:
         outcome = outcome_of(stop.cause)
-    elif result.exit_code == 0:
+    elif result.verdict == "unfinished":
+        outcome = Outcome.FAILED
+    elif result.exit_code == 0 or result.verdict == "closed_pipe":
         # A command that saved its work too slowly for a preemption, which was withdrawn, has not completed.
         stopped_late = attempt.status.withdrawn is not None and _has_completed(attempt) is False
         outcome = Outcome.PREEMPTED if stopped_late else Outcome.COMPLETED
@@ -107,10 +109,13 @@ def end_with_result(
         # Only its user knows how an adopted process can be started again.
         is_adopted = attempt.watched_pid is not None
         steps = () if is_adopted else decide_retry(attempt, reason.failure, settings, inventory)
-        reason = replace(reason, next_steps=steps)
+        reason = replace(reason, left=result.left, left_count=result.left_count, next_steps=steps)
         end = end_attempt(attempt, outcome, now, settings, reason, result.survivors, result)
         is_retried = bool(steps) and steps[-1].is_retry
         return _with_checkpoint(_with_retry(end, steps[-1], now), attempt) if is_retried else end
+    elif outcome is Outcome.COMPLETED and (result.left_count or result.verdict):
+        completed = StateReason(ReasonKind.COMPLETED, exit_code=result.exit_code, message=result.message)
+        reason = replace(completed, left=result.left, left_count=result.left_count)
     elif result.cause == "machine":
         reason = StateReason(ReasonKind.MACHINE_ENDED)
     return end_attempt(attempt, outcome, now, settings, reason, result.survivors, result)

@@ -42,7 +42,7 @@ def decide_retry(
     stop = attempt.stop_request
     # A job that failed before it could be preempted has failed like any other.
     is_stopped = stop is not None and stop.cause != "preempted"
-    if context is None or attempt.source_missing or is_stopped:
+    if context is None or attempt.source_missing or is_stopped or failure is FailureKind.BACKGROUND_WORK:
         return ()
     steps: tuple[NextStep, ...] = ()
     allowed = settings.oom_retries if context.oom_retries is None else context.oom_retries
