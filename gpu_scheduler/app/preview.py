@@ -122,7 +122,7 @@ def _warnings(spec: JobSpec, need: Need, context: PreviewContext) -> Iterator[Li
 def _background_warnings(spec: JobSpec) -> Iterator[str]:
     """Yields warnings about work that a command or its shell scripts start without waiting for it."""
     texts = {} if spec.command is None or spec.background == "ignore" else {"the command": spec.command}
-    for word in spec.words() if texts else ():
+    for word in (word.rstrip(";") for word in spec.words()) if texts else ():
         if word.endswith((".sh", ".bash")):
             content = safe_file.read(posixpath.join(spec.cwd, word), trust=True)
             if isinstance(content, safe_file.Content):

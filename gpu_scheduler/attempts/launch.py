@@ -31,9 +31,6 @@ from gpu_scheduler.store.records import AttemptRecord, JobRecord
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.store.writer import StoreWriter
 
-#: Seconds in which the processes that a command has left may end by themselves.
-_LEFTOVER_WAIT_S = 5.0
-
 #: The variable that names the file in which a job can report its progress.
 PROGRESS_VARIABLE = "GPU_SCHEDULER_PROGRESS"
 _PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
@@ -145,7 +142,7 @@ class Launcher:
                 "term_grace_s": options.grace_s,
                 "gpu_claims": requested_claims(self._store, attempt, self._claim_folder),
                 "watch": _watched_process(attempt),
-                "leftover_wait_s": _LEFTOVER_WAIT_S, "background": spec.background,
+                "leftover_wait_s": 5.0, "background": spec.background,
                 "has_pipe": bool(spec.pipe_programs), "ignore_hangup": spec.preempt_signal != "HUP",
                 attempt_folders.ORIGIN_KEY:
                     attempt_folders.origin_object(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 from pathlib import Path
 
@@ -240,3 +241,36 @@ def test_lint_reports_references_to_unknown_jobs(desk: Desk) -> None:
     code, out, _ = desk.run("lint")
     assert (code, "; starts after prep, 1\n" in out) == (0, True)
     assert json.loads(desk.run("lint", "--json")[1])["lines"][0]["after"] == ["prep", "1"]
+
+
+SCRIPT = "#!/bin/bash\nnohup python a.py > log 2>&1 &\necho $!\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "warned"),
+    [
+        ("bash run.sh", True),
+        ("./run.sh --seed 1", True),
+        ("echo first && bash run.sh; echo last", True),
+        ("[background=wait] bash run.sh", False),
+        ("[background=ignore] bash run.sh", False),
+        ("bash missing.sh", False),
+        ("bash fifo.sh", False),
+        ("python3 a.py run.py", False),
+    ],
+)
+def test_lint_looks_into_the_shell_script_that_a_line_runs(desk: Desk, line: str, warned: bool) -> None:
+    (desk.path / "run.sh").write_text(SCRIPT)
+    os.mkfifo(desk.path / "fifo.sh")
+    write_jobs_file(desk, f"{line}\n")
+    _, out, _ = desk.run("lint")
+    assert (
+        "run.sh contains `&` without `wait`, and the job does not wait for that work: add" in out
+    ) is warned
+
+
+def test_lint_warns_of_work_that_is_given_to_a_server(desk: Desk) -> None:
+    write_jobs_file(desk, "[background=wait] docker run -d image\n")
+    assert "the command contains `docker run -d`, and the job does not wait for that work: leave out -d" in (
+        " ".join(desk.run("lint")[1].split())
+    )

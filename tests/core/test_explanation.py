@@ -21,6 +21,10 @@ Traceback (most recent call last):
     main()
 ValueError: handled
 """
+BROKEN_PIPE = (
+    'Traceback (most recent call last):\n  File "<string>", line 1, in <module>\n'
+    "BrokenPipeError: [Errno 32] Broken pipe\n"
+)
 ORDINAL = "RuntimeError: CUDA error: invalid device ordinal"
 ADVICE = (
     "; it was given --cuda 2,3, but its visible GPUs are numbered from 0: put [cuda-ids=visible] before"
@@ -265,3 +269,28 @@ def test_remedies_do_not_depend_on_the_text_of_the_message() -> None:
     silent = explain_launch_failure(replace(result, message=None, exit_code=127))
     assert silent.failure is FailureKind.COMMAND_NOT_FOUND
     assert reason_text(silent) == "its command could not be started (exit code 127 (command not found))"
+
+
+@pytest.mark.parametrize(
+    ("programs", "code", "tail", "kind"),
+    [
+        (("python", "head"), 1, BROKEN_PIPE, FailureKind.BROKEN_PIPE),
+        (("python", "head"), 120, BROKEN_PIPE, FailureKind.BROKEN_PIPE),
+        ((), 1, BROKEN_PIPE, None),
+        (("python", "grep"), 1, "", FailureKind.GREP_IN_PIPE),
+        (("python", "grep"), 1, "ValueError: bad", None),
+        (("python", "grep"), 2, "", None),
+        (("python", "tee"), 1, "", None),
+    ],
+)
+def test_names_the_failures_that_only_a_pipe_causes(
+    programs: tuple[str, ...], code: int, tail: str, kind: FailureKind | None
+) -> None:
+    reason = explain_failure(result(code), FailureContext(tail, pipe_programs=programs))
+    assert reason.failure is kind
+    if kind is not None:
+        assert (
+            failure_remedy(kind)
+            == "put [pipefail=off] before its line if only the last program of the pipe matters"
+        )
+        assert (failure_remedy(kind, 7) or "").startswith("run `set 7 pipefail=off` if")

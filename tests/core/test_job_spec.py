@@ -133,3 +133,28 @@ def test_derives_the_mode_of_a_job_from_its_spec(spec: JobSpec, mode: str) -> No
 def test_the_operator_after_an_option_is_no_part_of_its_value(text: str, value: str) -> None:
     assert JobSpec("command", text, "/w", command=text).option("output_dir") == value
     assert JobSpec("csv", "x", "/w", script="/t.py", arguments=("--name", "a;")).option("name") == "a;"
+
+
+@pytest.mark.parametrize(
+    ("text", "programs"),
+    [
+        ("python t.py 2>&1 | tee log", ("python", "tee")),
+        ("a && /usr/bin/python t.py |& grep loss | tail -1; b || c", ("python", "grep", "tail")),
+        ("python t.py > 'a | b' || echo \"c | d\" >| log", ()),
+        ("python t.py", ()),
+    ],
+)
+def test_names_the_programs_in_the_pipes_of_a_command(text: str, programs: tuple[str, ...]) -> None:
+    spec = JobSpec("command", text, "/w", command=text)
+    assert spec.pipe_programs == programs
+    assert replace(spec, pipefail="off").pipe_programs == ()
+    assert replace(spec, pipefail="on").pipe_programs == programs
+
+
+def test_the_handling_of_pipes_and_background_work_is_no_part_of_the_identity() -> None:
+    text = "python t.py | tee log"
+    spec = JobSpec("command", text, "/w", command=text)
+    other = replace(spec, pipefail="off", background="wait")
+    assert spec.identity == other.identity
+    assert spec.attributes != other.attributes
+    assert JobSpec.from_json(other.to_json()) == other

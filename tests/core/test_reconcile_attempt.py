@@ -568,3 +568,54 @@ def test_does_not_relaunch_an_attempt_whose_command_began() -> None:
     assert finished(replace(begun, survivors=())).outcome is Outcome.INTERRUPTED
     again = only_action(reconcile(replace(begun, status=status(claim="none"), survivors=()), NOW, SETTINGS))
     assert isinstance(again, act.Relaunch)
+
+
+@pytest.mark.parametrize(
+    ("result", "outcome", "text"),
+    [
+        (
+            replace(RESULT, verdict="unfinished", left=("a", "b"), left_count=3),
+            Outcome.FAILED,
+            "its work was still running in the background; 3 processes were left and then ended: a; b; …",
+        ),
+        (
+            replace(RESULT, left=("tensorboard",), left_count=1),
+            Outcome.COMPLETED,
+            "1 process was left and then ended: tensorboard",
+        ),
+        (
+            replace(RESULT, exit_code=3, left=("a",), left_count=1),
+            Outcome.FAILED,
+            "exit code 3; 1 process was left and then ended: a",
+        ),
+        (
+            replace(RESULT, exit_code=141, verdict="closed_pipe", left=("a",), left_count=1, message="note"),
+            Outcome.COMPLETED,
+            "exit code 141, because a program in its pipe wrote more than the next one read;"
+            " 1 process was left and then ended: a; note",
+        ),
+        (
+            replace(RESULT, exit_code=141),
+            Outcome.FAILED,
+            "exit code 141 (a program it ran was killed by SIGPIPE)",
+        ),
+        (replace(RESULT, cause="cancelled", verdict="unfinished"), Outcome.CANCELLED, ""),
+        (replace(RESULT, verdict="of a later version"), Outcome.COMPLETED, ""),
+    ],
+)
+def test_a_verdict_of_the_runner_comes_before_the_exit_code(
+    result: AttemptResult, outcome: Outcome, text: str
+) -> None:
+    attempt = replace(OPEN, status=status(claim="dead", result=result), failure_context=FailureContext())
+    end = finished(attempt, Settings(fail_retries=0, oom_retries=3))
+    assert (end.outcome, end.state) == (outcome, JobState.FINISHED)
+    assert words(end.reason) == text
+
+
+def test_work_in_the_background_is_not_retried() -> None:
+    result = replace(RESULT, verdict="unfinished", left=("a",), left_count=1)
+    attempt = replace(OPEN, status=status(claim="dead", result=result), failure_context=FailureContext())
+    end = finished(attempt, Settings(fail_retries=5, oom_retries=5))
+    assert (end.state, end.job_outcome) == (JobState.FINISHED, Outcome.FAILED)
+    failed = replace(attempt, status=status(claim="dead", result=replace(RESULT, exit_code=1)))
+    assert finished(failed, Settings(fail_retries=5)).state is JobState.QUEUED

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpu_scheduler.core.jobsfile.job_line import Malformed, ParsedJob, parse_line
-from gpu_scheduler.core.jobsfile.shell_syntax import needs_bash, script_refusal
+from gpu_scheduler.core.jobsfile.shell_syntax import background_work, needs_bash, script_refusal
 
 
 @pytest.mark.parametrize(
@@ -124,3 +124,39 @@ def test_a_script_is_no_jobs_file(path: str, content: str, meant: str) -> None:
 )
 def test_a_file_whose_lines_are_jobs_is_no_script(content: str) -> None:
     assert script_refusal("jobs.txt", content.encode(errors="surrogateescape")) is None
+
+
+AND = "`&` without `wait`"
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("python a.py & python b.py & wait", []),
+        ("#!/bin/bash\nfor s in 1 2; do\n  python a.py --seed $s &\ndone\nwait\n", []),
+        ("for s in 1 2; do\n  python a.py --seed $s > log_$s 2>&1 &\ndone\n", [AND]),
+        ("nohup python a.py > log 2>&1 &\necho $! > pid\n", [AND]),
+        ("tensorboard --logdir x &\npython a.py\n", [AND]),
+        ("(python a.py &) ; sleep 1", [AND]),
+        ("python a.py & wait; python b.py &", [AND]),
+        ("python a.py &\ndisown -a\n", [AND, "`disown`"]),
+        ("setsid python a.py", ["`setsid`"]),
+        ("setsid -w python a.py; setsid --wait x", []),
+        ("nohup python a.py", []),
+        ("python a.py && python b.py || echo failed; a |& tee log; b &> log; c >& log; d 2>&1", []),
+        ("echo 'a & b' \"c & d\" # e & f\n# don't & run\npython a.py", []),
+        ("screen -dmS train python a.py", ["`screen -dm`"]),
+        ("screen -S train -dm python a.py", ["`screen -dm`"]),
+        ("screen -Dm python a.py; screen -ls", []),
+        ("tmux new -d -s train 'python a.py'", ["`tmux new -d`"]),
+        ("tmux new-session -ds train 'python a.py'", ["`tmux new -d`"]),
+        ("tmux new -s dev python a.py; tmux ls", []),
+        ("docker run -d --gpus all image python a.py", ["`docker run -d`"]),
+        ("sudo docker run --rm -itd image", ["`docker run -d`"]),
+        ("podman run --detach image; docker compose up -d", ["`docker run -d`"]),
+        ("docker run --rm --device /dev/nvidia0 -v /data:/data image python a.py -data x", []),
+        ("echo 'not closed & still read\nsleep 5 &\n", [AND]),
+    ],
+)
+def test_finds_the_work_for_which_a_shell_text_does_not_wait(text: str, found: list[str]) -> None:
+    assert list(background_work(text)) == found

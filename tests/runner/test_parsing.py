@@ -258,3 +258,23 @@ def test_a_stop_request_replaces_whatever_has_its_file_name(tmp_path: Path, kind
     assert seen.stop is not None
     assert (seen.stop.cause, seen.anomalies) == ("cancelled", ())
     assert (tmp_path / "stop.aside-1").is_dir() is kind.endswith("folder")
+
+
+def test_reads_the_files_of_an_earlier_version() -> None:
+    old = parse_result(RESULT, "t")
+    assert not isinstance(old, FileProblem)
+    assert (old.left, old.left_count, old.verdict) == ((), None, None)
+    assert invalid_spec(SPEC) is None
+
+
+@pytest.mark.parametrize("change", [{"left": [1]}, {"left": "x"}, {"left_count": 0}, {"verdict": 1}])
+def test_rejects_a_result_with_an_invalid_note(change: dict[str, Any]) -> None:
+    assert isinstance(parse_result({**RESULT, **change}, "t"), FileProblem)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"leftover_wait_s": -1}, {"background": "later"}, {"has_pipe": 1}, {"ignore_hangup": None}],
+)
+def test_rejects_a_spec_with_an_invalid_handling_of_leftovers(change: dict[str, Any]) -> None:
+    assert invalid_spec({**SPEC, **change}) is not None

@@ -135,8 +135,8 @@ class JobSpec:
         text = self.command or ""
         masked = mask_quoted(text) if "|" in text and self.pipefail != "off" else None
         lists = re.split(r"\|\||&&|[;()\n]", masked or "")
-        parts = [part.split() for one in lists if "|" in one for part in re.split(r"(?<!>)\|&?", one)]
-        return tuple(words[0].rsplit("/", 1)[-1] for words in parts if words)
+        pipes = [[part.split() for part in re.split(r"(?<!>)\|&?", one)] for one in lists]
+        return tuple(words[0].rsplit("/", 1)[-1] for pipe in pipes if pipe[1:] for words in pipe if words)
 
     @property
     def llm(self) -> str | None:

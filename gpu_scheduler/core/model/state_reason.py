@@ -82,7 +82,6 @@ class FailureKind(str, Enum):
     CRASHED = "crashed"
     KILLED = "killed"
     TERMINATED = "terminated"
-    #: It exited 0, but its work still ran in the background.
     BACKGROUND_WORK = "background_work"
     BROKEN_PIPE = "broken_pipe"
     GREP_IN_PIPE = "grep_in_pipe"

@@ -113,7 +113,7 @@ def end_with_result(
         end = end_attempt(attempt, outcome, now, settings, reason, result.survivors, result)
         is_retried = bool(steps) and steps[-1].is_retry
         return _with_checkpoint(_with_retry(end, steps[-1], now), attempt) if is_retried else end
-    elif outcome is Outcome.COMPLETED and (result.left_count or result.verdict):
+    elif outcome is Outcome.COMPLETED and (result.left_count or result.exit_code):
         completed = StateReason(ReasonKind.COMPLETED, exit_code=result.exit_code, message=result.message)
         reason = replace(completed, left=result.left, left_count=result.left_count)
     elif result.cause == "machine":
