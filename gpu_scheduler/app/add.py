@@ -30,7 +30,7 @@ from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.errors import SchedulerError, UsageError
 from gpu_scheduler.intake.jobs_file_content import JobsFile
 from gpu_scheduler.intake.text_parser import TextParser
-from gpu_scheduler.store.job_lists import newest_job_facts
+from gpu_scheduler.store.jobs_files import newest_job_of
 from gpu_scheduler.system.safe_file import FileProblem
 
 
@@ -143,15 +143,15 @@ def _duplicate_notes(location: Location, spec: JobSpec) -> list[Note]:
         return []  # adding a command always creates a new job
     try:
         with open_store(location, read_only=True) as store:
-            job = newest_job_facts(store, [spec.identity]).get(spec.identity)
+            job = newest_job_of(store, spec.identity)
     except SchedulerError:
         return []
     if job is None:
         return []
     if job.state is not JobState.FINISHED:
-        return [Note(NoteKind.JOB_EXISTS, {"job": job.job_id, "state": job.state})]
+        return [Note(NoteKind.JOB_EXISTS, {"job": job.id, "state": job.state})]
     if job.outcome is Outcome.COMPLETED:
-        return [Note(NoteKind.JOB_COMPLETED, {"job": job.job_id})]
+        return [Note(NoteKind.JOB_COMPLETED, {"job": job.id})]
     return []
 
 

@@ -5,21 +5,18 @@ A need comes from the job's line, from llm_config.json, or from the measured use
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
 from gpu_scheduler.clock import Clock
-from gpu_scheduler.config import StartOptions
 from gpu_scheduler.core.model.gpu import GpuSample
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.need import Need
 from gpu_scheduler.core.scheduling.effective_need import need_of
 from gpu_scheduler.core.scheduling.facts import Facts, Gpu
-from gpu_scheduler.core.scheduling.needs import LlmConfig, ResourceSpec
-from gpu_scheduler.errors import UsageError
-from gpu_scheduler.intake.llm_config import LlmConfigFile
+from gpu_scheduler.core.scheduling.needs import ResourceSpec
+from gpu_scheduler.intake.llm_config import current_llm_config
 from gpu_scheduler.store.measurements import LearnedNeedsReader
 from gpu_scheduler.store.records import GpuRecord, JobRecord
 from gpu_scheduler.store.store import Store
@@ -44,19 +41,6 @@ class CurrentNeed:
     need: Need
     source: NeedSource
     spec: JobSpec
-
-
-def current_llm_config(options: StartOptions) -> LlmConfig:
-    """Returns a scheduler's llm_config.json; the defaults if the file is missing, broken or not trusted."""
-    path = options.llm_config
-    if path is None or not os.path.exists(path):
-        return LlmConfig()
-    try:
-        file = LlmConfigFile(path, trust=options.trust_files)
-    except UsageError:
-        return LlmConfig()
-    file.refresh()
-    return file.current
 
 
 def learned_needs(store: Store) -> Mapping[str, int]:

@@ -13,7 +13,6 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpu_scheduler.core.text.secrets import hide_secrets, masked, masked_words
-from gpu_scheduler.store.records import AttemptRecord, JobRecord
 
 if TYPE_CHECKING:
     from gpu_scheduler.core.model.event import Event
@@ -21,9 +20,10 @@ if TYPE_CHECKING:
 _Result = TypeVar("_Result")
 
 #: The fields that may contain a secret, for types that occur often in results.
-_TEXT_FIELDS: Mapping[type, tuple[str, ...]] = {
-    JobRecord: ("text", "spec_json", "reason"),
-    AttemptRecord: ("launch_error", "reason"),
+#: Few commands import these types, so they are named.
+_TEXT_FIELDS: Mapping[str, tuple[str, ...]] = {
+    "JobRecord": ("text", "spec_json", "reason"),
+    "AttemptRecord": ("launch_error", "reason"),
 }
 _EVENT_FIELDS = ("command", "spec", "reason")
 #: Fields that hold a JobSpec as JSON.
@@ -45,7 +45,7 @@ def event_without_secrets(event: Event) -> Event:
 
 
 def _shown(value: Any) -> Any:
-    names = _TEXT_FIELDS.get(type(value))
+    names = _TEXT_FIELDS.get(type(value).__name__)
     if names is not None:
         return _with_shown_fields(value, names)
     if isinstance(value, str):
@@ -70,7 +70,7 @@ def _with_shown_fields(value: Any, names: Iterable[str]) -> Any:
             changed[name] = after
     if not changed:
         return value
-    return value._replace(**changed) if isinstance(value, JobRecord) else replace(value, **changed)
+    return value._replace(**changed) if hasattr(value, "_replace") else replace(value, **changed)
 
 
 def _shown_field(name: str, value: Any) -> Any:

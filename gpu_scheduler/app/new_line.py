@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from gpu_scheduler.app.current_need import current_llm_config
 from gpu_scheduler.app.line_note import LineNote
 from gpu_scheduler.app.preview import PreviewContext, preview
 from gpu_scheduler.app.recorded_setting import RecordedSetting
@@ -21,7 +20,8 @@ from gpu_scheduler.core.scheduling.needs import LlmConfig
 from gpu_scheduler.core.scheduling.settings import Limits
 from gpu_scheduler.errors import UsageError
 from gpu_scheduler.intake.bash_check import job_shell
-from gpu_scheduler.intake.submit import parse_job_line
+from gpu_scheduler.intake.llm_config import current_llm_config
+from gpu_scheduler.intake.text_parser import parse_job_line
 
 #: The value of each attribute; a flag has the value True, and `env` has a list of variables.
 AttributeValues = Mapping[str, str | bool | Sequence[str]]

@@ -21,8 +21,9 @@ from gpu_scheduler.attempts.executor import LOCAL_EXECUTORS
 from gpu_scheduler.attempts.progress_source import progress_source
 from gpu_scheduler.attempts.saved_work import newest_checkpoint
 from gpu_scheduler.attempts.sweep import recorded_command
-from gpu_scheduler.core.model.attempt_status import DEFAULT_STOP_SIGNAL, AttemptStatus, StopRequest
+from gpu_scheduler.core.model.attempt_status import AttemptStatus, StopRequest
 from gpu_scheduler.core.model.checkpoint import Checkpoint
+from gpu_scheduler.core.model.job_spec import DEFAULT_STOP_SIGNAL
 from gpu_scheduler.core.model.progress import ProgressUnit
 from gpu_scheduler.core.model.request_answer import AnswerCode, RequestAnswer, wrong_state
 from gpu_scheduler.core.model.states import ACTIVE, AttemptState, JobState, Outcome

@@ -16,8 +16,7 @@ from gpu_scheduler.core.jobsfile.shell_syntax import OR_BACKGROUND, background_w
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.need import Need
 from gpu_scheduler.core.model.priority import NORMAL_PRIORITY
-from gpu_scheduler.core.scheduling.needs import LlmConfig, ResourceSpec, resolve
-from gpu_scheduler.core.scheduling.placement import could_fit
+from gpu_scheduler.core.scheduling.needs import LlmConfig, ResourceSpec, could_fit, resolve
 from gpu_scheduler.core.scheduling.settings import Limits
 from gpu_scheduler.system import safe_file
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from gpu_scheduler.core.jobsfile.compose import format_command_line
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.intake.queue_json import QueueEntry
-from gpu_scheduler.intake.submit import parse_job_line
+from gpu_scheduler.intake.text_parser import parse_job_line
 
 #: Variables that the scheduler sets for every job.
 _OWN_VARIABLES = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from gpu_scheduler.app.current_need import current_llm_config, learned_needs
+from gpu_scheduler.app.current_need import learned_needs
 from gpu_scheduler.app.stored_gpus import stored_facts
 from gpu_scheduler.claims.foreign_claims import ForeignClaims
 from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.core.scheduling.facts import Attempt, Facts
+from gpu_scheduler.intake.llm_config import current_llm_config
 from gpu_scheduler.intake.state_file_edits import requested_pauses
 from gpu_scheduler.store.gpu_time import gpu_time
 from gpu_scheduler.store.queue_starts import QueueStartsReader

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpu_scheduler.config import LLM_CONFIG
+from gpu_scheduler.config import LLM_CONFIG, StartOptions
 from gpu_scheduler.core.scheduling.needs import LlmConfig, parse_llm_config
 from gpu_scheduler.core.text import strict_json
 from gpu_scheduler.errors import SchedulerError, UsageError
@@ -178,3 +178,16 @@ def _validate(shown: str, found: Content | FileProblem) -> tuple[Content, LlmCon
         raise UsageError(
             f"{shown}: {error}; correct the file, because the needs of jobs are never guessed"
         ) from None
+
+
+def current_llm_config(options: StartOptions) -> LlmConfig:
+    """Returns a scheduler's llm_config.json; the defaults if the file is missing, broken or not trusted."""
+    path = options.llm_config
+    if path is None or not os.path.exists(path):
+        return LlmConfig()
+    try:
+        file = LlmConfigFile(path, trust=options.trust_files)
+    except UsageError:
+        return LlmConfig()
+    file.refresh()
+    return file.current

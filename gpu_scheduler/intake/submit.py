@@ -6,7 +6,6 @@ to `submit_job`.
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 
 from gpu_scheduler.core.jobsfile.line_warnings import JobShell, line_warnings
@@ -14,7 +13,6 @@ from gpu_scheduler.core.jobsfile.resubmission import Resubmission, decide_resubm
 from gpu_scheduler.core.model.job_spec import COMPARED_ATTRIBUTES, JobSpec
 from gpu_scheduler.core.model.request import JobFact
 from gpu_scheduler.core.scheduling.needs import LlmConfig, ResourceSpec, resolve
-from gpu_scheduler.intake.text_parser import TextParser
 from gpu_scheduler.store.requests import add_request
 from gpu_scheduler.store.store import Store
 
@@ -38,19 +36,6 @@ class FrontEnd:
     source: str
     name: str
     label: str
-
-
-def parse_job_line(line: str, cwd: str, known_gpus: frozenset[int] | None) -> tuple[JobSpec, tuple[str, ...]]:
-    """Returns the job specification that a line of a jobs file describes, and notes about the line.
-
-    cwd: the absolute path of the working folder; known_gpus: the indices of the existing GPUs, or None to
-    accept any index. Raises ValueError if the line is malformed.
-    """
-    parser = TextParser(cwd, os.path.expanduser("~"), known_gpus)
-    [read] = parser.parse(f"{line}\n".encode()).lines
-    if read.problem is not None:
-        raise ValueError(read.problem)
-    return parser.spec_of(read), read.notes
 
 
 def submit_job(

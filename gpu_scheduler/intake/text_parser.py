@@ -7,6 +7,7 @@ If a file has only grown, only the appended lines are processed.
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -232,3 +233,16 @@ def _decode(raw: bytes) -> str:
 def _printable(raw: str) -> str:
     """Returns the line with each byte that is not UTF-8 replaced by an escape."""
     return raw.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
+def parse_job_line(line: str, cwd: str, known_gpus: frozenset[int] | None) -> tuple[JobSpec, tuple[str, ...]]:
+    """Returns the job specification that a line of a jobs file describes, and notes about the line.
+
+    cwd: the absolute path of the working folder; known_gpus: the indices of the existing GPUs, or None to
+    accept any index. Raises ValueError if the line is malformed.
+    """
+    parser = TextParser(cwd, os.path.expanduser("~"), known_gpus)
+    [read] = parser.parse(f"{line}\n".encode()).lines
+    if read.problem is not None:
+        raise ValueError(read.problem)
+    return parser.spec_of(read), read.notes

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable
 
-from gpu_scheduler.core.model.attempt_status import DEFAULT_STOP_SIGNAL
 from gpu_scheduler.core.model.checkpoint import Checkpoint
-from gpu_scheduler.core.model.job_spec import JobSpec
+from gpu_scheduler.core.model.job_spec import DEFAULT_STOP_SIGNAL, JobSpec
 from gpu_scheduler.core.model.request import InterruptedJob, JobFact
 from gpu_scheduler.core.model.states import FAILED, JobState, Outcome
 from gpu_scheduler.store.from_rows import JOB_COLUMNS, STOP_REQUEST_COLUMN, job_records, stop_request

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.store.store import Store
 
 
@@ -57,3 +58,21 @@ def find_jobs_file(store: Store, path: str) -> JobsFileRecord | None:
     """Returns the record of a jobs file, or None if the scheduler has not read the file."""
     row = store.db.row("SELECT path, cwd, problem FROM jobs_file WHERE path = ?", path)
     return None if row is None else JobsFileRecord(*row)
+
+
+class JobEnd(NamedTuple):
+    """The id of a job, its state and, if it has finished, its outcome."""
+
+    id: int
+    state: JobState
+    outcome: Outcome | None
+
+
+def newest_job_of(store: Store, identity: str) -> JobEnd | None:
+    """Returns the newest job with this identity, from any source; None if there is none."""
+    row = store.db.row(
+        "SELECT id, state, outcome FROM job WHERE identity = ? ORDER BY id DESC LIMIT 1", identity
+    )
+    if row is None:
+        return None
+    return JobEnd(row["id"], JobState(row["state"]), row["outcome"] and Outcome(row["outcome"]))

@@ -285,11 +285,12 @@ def _refuse_lost_store(data_dir: DataDir) -> None:
             return
     except OSError:
         pass
-    from gpu_scheduler.store.inspection import is_store_lost
+    if os.path.exists(data_dir.folder):
+        from gpu_scheduler.store.inspection import is_store_lost
 
-    if is_store_lost(data_dir):
-        raise SchedulerError(
-            f"the store in {data_dir.folder} was lost: {data_dir.database.name} is missing or empty;"
-            " `start` reports what is left of it, and `start --restore` rebuilds the store from that"
-        )
+        if is_store_lost(data_dir):
+            raise SchedulerError(
+                f"the store in {data_dir.folder} was lost: {data_dir.database.name} is missing or empty;"
+                " `start` reports what is left of it, and `start --restore` rebuilds the store from that"
+            )
     raise no_store_error(data_dir.database)

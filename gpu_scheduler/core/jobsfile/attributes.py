@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from gpu_scheduler.core.model.attempt_status import STOP_SIGNALS
 from gpu_scheduler.core.model.gpu_list import format_gpu_list, parse_gpu_list
+from gpu_scheduler.core.model.job_spec import STOP_SIGNALS
 from gpu_scheduler.core.model.priority import parse_priority
 from gpu_scheduler.core.model.units import (
     WHOLE,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
+from gpu_scheduler.core.model.job_spec import DEFAULT_STOP_SIGNAL
 from gpu_scheduler.core.model.state_reason import FailureKind
 from gpu_scheduler.core.model.states import JobState
 
@@ -13,10 +14,6 @@ from gpu_scheduler.core.model.states import JobState
 #: "invalid": the claim is unusable, and the store names no runner.
 #: "unknown": the folder could not be read this time, so nothing is known about the claim.
 ClaimState = Literal["none", "void", "live", "unlocked", "unclaimed", "invalid", "dead", "unknown"]
-#: The signal that asks a command to end, unless its job names another one.
-DEFAULT_STOP_SIGNAL = "TERM"
-#: The signals that a job may name instead.
-STOP_SIGNALS = (DEFAULT_STOP_SIGNAL, "INT", "USR1", "USR2", "HUP", "QUIT")
 #: The ranks of the causes that do not rank highest. The runner has the same order (runner/termination.py).
 _STOP_RANKS = {"preempted": 1, "timed_out": 2}
 _HIGHEST_RANK = 3

@@ -19,6 +19,10 @@ Kind = Literal["csv", "command"]
 CudaMode = Literal["add", "rewrite", "off"]
 CudaIds = Literal["physical", "visible"]
 
+#: The signal that asks a command to end, unless its job names another one.
+DEFAULT_STOP_SIGNAL = "TERM"
+#: The signals that a job may name instead.
+STOP_SIGNALS = (DEFAULT_STOP_SIGNAL, "INT", "USR1", "USR2", "HUP", "QUIT")
 #: Attributes that are compared one by one between readings; they are not part of the identity.
 COMPARED_ATTRIBUTES = (
     "name", "priority", "allowed", "share", "gpus", "vram", "exclusive", "oom_retries", "fail_retries",

@@ -6,8 +6,7 @@ from collections.abc import Iterable
 
 from gpu_scheduler.core.scheduling.effective_need import need_of
 from gpu_scheduler.core.scheduling.facts import Facts
-from gpu_scheduler.core.scheduling.needs import ResourceSpec
-from gpu_scheduler.core.scheduling.placement import could_fit
+from gpu_scheduler.core.scheduling.needs import ResourceSpec, could_fit
 
 
 def is_drained(facts: Facts, specs: Iterable[ResourceSpec], has_pending_retries: bool) -> bool:

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 from gpu_scheduler.core.model.need import Need
 from gpu_scheduler.core.scheduling.facts import Facts, Gpu
-from gpu_scheduler.core.scheduling.needs import ResourceSpec, resolve
-from gpu_scheduler.core.scheduling.placement import could_fit
+from gpu_scheduler.core.scheduling.needs import ResourceSpec, could_fit, resolve
 
 
 def need_of(resources: ResourceSpec, facts: Facts) -> Need:

@@ -8,7 +8,6 @@ from functools import cached_property
 
 from gpu_scheduler.core.model.adopted_process import AdoptedProcess
 from gpu_scheduler.core.model.attempt_status import (
-    DEFAULT_STOP_SIGNAL,
     AttemptStatus,
     FailureContext,
     RunnerIdentity,
@@ -17,6 +16,7 @@ from gpu_scheduler.core.model.attempt_status import (
 from gpu_scheduler.core.model.checkpoint import Checkpoint, SavedWork
 from gpu_scheduler.core.model.gpu import GpuSample
 from gpu_scheduler.core.model.gpu_claim import GpuClaim
+from gpu_scheduler.core.model.job_spec import DEFAULT_STOP_SIGNAL
 from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.core.model.request import InterruptedJob, JobFact, Request
 from gpu_scheduler.core.model.states import AttemptState

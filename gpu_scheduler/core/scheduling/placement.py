@@ -12,6 +12,7 @@ from gpu_scheduler.core.model.gpu_obstacle import ObstacleKind
 from gpu_scheduler.core.model.units import MAX_MIB
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.core.scheduling.gpu_admission import GpuAvailability, describe_obstacle, obstacle_kind
+from gpu_scheduler.core.scheduling.needs import could_fit
 
 if TYPE_CHECKING:
     from gpu_scheduler.core.model.need import Need
@@ -46,11 +47,6 @@ def place(
     )
     chosen = sorted(fits[: need.count], key=lambda g: g.index)
     return tuple(gpu.uuid for gpu in chosen)
-
-
-def could_fit(need: Need, total_mib: int | None, limits: Limits) -> bool:
-    """Returns whether an empty GPU of this size could run the job. An unknown size (None) is large enough."""
-    return need.vram is None or total_mib is None or need.vram + limits.margin_mib <= total_mib
 
 
 def _memory_left(gpu: GpuAvailability, need: Need) -> int:
