@@ -20,6 +20,8 @@ ProbeKind = Literal["auto", "nvml", "gputil", "simulated"]
 STATE_FILE = "gpu_scheduler_state.json"
 JOBS_FILE = "jobs.txt"
 LLM_CONFIG = "llm_config.json"
+#: Variables that name the queue of every command. A scheduler sets them for its jobs.
+STATE_FILE_VARIABLE, DATA_DIR_VARIABLE = "GPU_SCHEDULER_STATE_FILE", "GPU_SCHEDULER_DATA_DIR"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from tests.isolation import isolate, logging_restored, own_lock_folder
+from tests.isolation import isolate, logging_restored, own_folders
 
 isolate()
 
@@ -79,8 +79,8 @@ _test_numbers = count()
 
 
 @pytest.fixture(autouse=True)
-def _own_lock_folder() -> Iterator[None]:
-    with own_lock_folder(next(_test_numbers)):
+def _own_folders() -> Iterator[None]:
+    with own_folders(next(_test_numbers)):
         yield
 
 

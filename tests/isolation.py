@@ -21,6 +21,8 @@ from gpu_scheduler.core.command.environment import find_conda_sh
 
 #: The variable that names the folder with the lock files of the GPUs.
 LOCK_DIR = "GPU_SCHEDULER_LOCK_DIR"
+#: The variable that names the folder in which the programs of a user keep their state.
+STATE_HOME = "XDG_STATE_HOME"
 #: Path of a conda in /opt or /usr/local, which every scheduler finds even in tests; None if there is none.
 SYSTEM_CONDA = find_conda_sh({}, os.path.exists)
 #: Reason for skipping a test on a machine with such a conda.
@@ -58,12 +60,15 @@ def _remove(folders: Sequence[Path]) -> None:
 
 
 @contextmanager
-def own_lock_folder(number: int) -> Iterator[None]:
-    """Gives the programs that one test starts their own lock folder. number: the number of the test."""
-    before = os.environ[LOCK_DIR]
-    os.environ[LOCK_DIR] = os.path.join(before, str(number))
+def own_folders(number: int) -> Iterator[None]:
+    """Gives the programs that one test starts their own lock folder and list of running schedulers.
+
+    number: the number of the test.
+    """
+    before = {name: os.environ[name] for name in (LOCK_DIR, STATE_HOME)}
+    os.environ.update({name: os.path.join(folder, str(number)) for name, folder in before.items()})
     yield
-    os.environ[LOCK_DIR] = before
+    os.environ.update(before)
 
 
 def isolated(caller: Mapping[str, str], base: Path) -> dict[str, str]:
@@ -78,6 +83,7 @@ def isolated(caller: Mapping[str, str], base: Path) -> dict[str, str]:
         "LANG": "C.UTF-8",
         "PATH": str(base / "bin"),
         "SHELL": "/bin/bash",
+        STATE_HOME: str(base / "home" / "state"),
     }
 
 

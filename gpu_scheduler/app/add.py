@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gpu_scheduler.app.line_note import LineNote, Note, NoteKind
@@ -59,20 +59,27 @@ class AddedLine:
     warnings: tuple[LineNote, ...]
 
 
-def add(location: Location, new: NewLine, path: str) -> AddedLine:
-    """Checks everything, then appends the line to a jobs file. Raises UsageError for a wrong value."""
-    added = _check(location, new, os.path.abspath(path))
-    append_line(path, added.line)
+def add(location: Location, new: NewLine, path: str | None) -> AddedLine:
+    """Checks everything, then appends the line to a jobs file. Raises UsageError for a wrong value.
+
+    path: None means the file that the running scheduler watches, or jobs.txt in this folder.
+    """
+    recorded = recorded_setting(location, None if path is None else os.path.abspath(path))
+    if not recorded.jobs_file:
+        raise UsageError("the scheduler watches no jobs file, so nothing was added; use `submit`")
+    if path is None and os.path.dirname(recorded.jobs_file) != os.getcwd():
+        new = replace(new, attributes={"cwd": os.getcwd(), **new.attributes})
+    added = _check(location, new, recorded, recorded.jobs_file)
+    append_line(path or recorded.jobs_file, added.line)
     return without_secrets(added)
 
 
 def compose(location: Location, new: NewLine) -> AddedLine:
     """Returns the line that `add` would append to a jobs file in this folder. Its secrets are not hidden."""
-    return _check(location, new, None)
+    return _check(location, new, recorded_setting(location, ""), None)
 
 
-def _check(location: Location, new: NewLine, path: str | None) -> AddedLine:
-    recorded = recorded_setting(location, path or "")
+def _check(location: Location, new: NewLine, recorded: RecordedSetting, path: str | None) -> AddedLine:
     try:
         if new.script is None:
             line = _command_line(new, recorded, path)
@@ -148,10 +155,11 @@ def _duplicate_notes(location: Location, spec: JobSpec) -> list[Note]:
         return []
     if job is None:
         return []
-    if job.state is not JobState.FINISHED:
-        return [Note(NoteKind.JOB_EXISTS, {"job": job.id, "state": job.state})]
-    if job.outcome is Outcome.COMPLETED:
-        return [Note(NoteKind.JOB_COMPLETED, {"job": job.id})]
+    job_id, state, outcome = job
+    if state is not JobState.FINISHED:
+        return [Note(NoteKind.JOB_EXISTS, {"job": job_id, "state": state})]
+    if outcome is Outcome.COMPLETED:
+        return [Note(NoteKind.JOB_COMPLETED, {"job": job_id})]
     return []
 
 

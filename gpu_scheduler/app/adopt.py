@@ -14,8 +14,7 @@ from gpu_scheduler.app.adopted_gpus import find_gpus
 from gpu_scheduler.app.answers import ADOPT
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.app.masking import without_secrets
-from gpu_scheduler.app.missing_store import create_missing_store
-from gpu_scheduler.app.store_access import open_store, scheduler_pid_of
+from gpu_scheduler.app.store_access import create_missing_store, open_store, scheduler_pid_of
 from gpu_scheduler.attempts.sweep import processes_of
 from gpu_scheduler.core.jobsfile.attributes import field_of, parse_item
 from gpu_scheduler.core.model.adopted_process import AdoptedProcess

@@ -18,11 +18,10 @@ from pathlib import Path
 from gpu_scheduler.app.line_note import LineNote
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.app.masking import without_secrets
-from gpu_scheduler.app.missing_store import create_missing_store
 from gpu_scheduler.app.new_line import job_warnings
 from gpu_scheduler.app.queued_command import QueuedCommand, queued_command
 from gpu_scheduler.app.recorded_setting import recorded_setting
-from gpu_scheduler.app.store_access import open_store, scheduler_pid_of
+from gpu_scheduler.app.store_access import create_missing_store, open_store, scheduler_pid_of
 from gpu_scheduler.core.model.dependency import Dependency, DependencyKind
 from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
 from gpu_scheduler.core.text.formatting import count_noun

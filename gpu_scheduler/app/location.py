@@ -1,11 +1,25 @@
-"""Defines the location of a scheduler: the state file and data directory on which a use case works."""
+"""Finds the queue on which a use case works: its state file and data directory."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 
 from gpu_scheduler import config
+from gpu_scheduler.runner.folder import TOKEN
 from gpu_scheduler.store.data_dir import DataDir
+
+#: How a command uses a queue. FIXED: it starts a scheduler or needs no queue, so it never searches for one.
+#: PART: it shows something, or changes what the user names. WHOLE: it changes everything in the queue.
+QueueUse = Enum("QueueUse", ["FIXED", "PART", "ADD_JOBS", "WHOLE"])
+#: The queue of a command. CLEAR: the named one, or that of this folder. FOUND: the only one with a scheduler.
+#: IDLE: that of this folder, although only others have a scheduler. The user must name the queue if there are
+#: SEVERAL, for jobs that may be meant for another one (IDLE_REFUSED), and for a change to all of one that was
+#: only found (WHOLE_REFUSED).
+Verdict = Enum("Verdict", ["CLEAR", "FOUND", "IDLE", "IDLE_REFUSED", "SEVERAL", "WHOLE_REFUSED"])
+_CHOSEN = (Verdict.CLEAR, Verdict.FOUND, Verdict.IDLE)
 
 
 @dataclass(frozen=True)
@@ -18,3 +32,48 @@ class Location:
     def resolve(self) -> DataDir:
         """Returns the data directory with the paths of its files. Creates nothing."""
         return DataDir.of(self.state_file, self.data_dir)
+
+
+def judge(use: QueueUse, *, has_store: bool, running: int) -> Verdict:
+    """Decides which queue a command uses if nothing names one.
+
+    has_store: whether this folder has a queue. running: the number of the user's queues that have a scheduler
+    on this machine; 0 if that of this folder has one.
+    """
+    if use is QueueUse.FIXED or not running:
+        return Verdict.CLEAR
+    if has_store:
+        return Verdict.IDLE_REFUSED if use is QueueUse.ADD_JOBS else Verdict.IDLE
+    if running > 1:
+        return Verdict.SEVERAL
+    return Verdict.WHOLE_REFUSED if use is QueueUse.WHOLE else Verdict.FOUND
+
+
+def find_queue(
+    use: QueueUse, state_file: str | None, data_dir: str | None, env: Mapping[str, str] = os.environ
+) -> tuple[Verdict, Location | None, Sequence[tuple[str, str | None, int]]]:
+    """Returns the queue for a command (None if the user must name it), and the running ones if they matter.
+
+    state_file, data_dir: the values of the command's options.
+    """
+    # The variable of a job names the queue of that job. A scheduler that a job starts has another one.
+    if not state_file and not data_dir and not (use is QueueUse.FIXED and TOKEN in env):
+        state_file, data_dir = env.get(config.STATE_FILE_VARIABLE), env.get(config.DATA_DIR_VARIABLE)
+    location = Location(state_file or config.STATE_FILE, data_dir or None)
+    if state_file or data_dir or use is QueueUse.FIXED:
+        return Verdict.CLEAR, location, ()
+    # `run` and `gpus` never search and start faster without these modules.
+    from gpu_scheduler.store.running_schedulers import running_schedulers
+    from gpu_scheduler.store.scheduler_lock import scheduler_pid
+
+    home = location.resolve()
+    # A folder on a network disk has a host file if its store is on a local disk of another host.
+    has_store = os.path.lexists(home.folder) or os.path.lexists(home.host_file)
+    running: Sequence[tuple[str, str | None, int]] = ()
+    if not (has_store and scheduler_pid(home.lock) is not None):
+        running = running_schedulers()
+    verdict = judge(use, has_store=has_store, running=len(running))
+    if verdict is Verdict.FOUND:
+        state_file, data_dir, _ = running[0]
+        location = Location(state_file, data_dir)
+    return verdict, location if verdict in _CHOSEN else None, running

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.app.store_access import open_store, scheduler_pid_of
-from gpu_scheduler.config import StartOptions
+from gpu_scheduler.config import JOBS_FILE, StartOptions
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.store.jobs_files import find_jobs_file
 
@@ -18,7 +19,8 @@ class RecordedSetting:
 
     known_gpus: the indices of the GPUs, None if unknown; cwd: the folder in which the lines of the jobs file
     run, None if unknown; totals_mib: the memory of each GPU whose size is known, by index; options: the
-    newest scheduler's options, None if unknown; scheduler_pid: the pid of the running scheduler.
+    newest scheduler's options, None if unknown; scheduler_pid: the pid of the running scheduler; jobs_file:
+    the file with the lines, "" if there is none.
     """
 
     known_gpus: frozenset[int] | None = None
@@ -26,19 +28,27 @@ class RecordedSetting:
     totals_mib: Mapping[int, int] = field(default_factory=dict)
     options: StartOptions | None = None
     scheduler_pid: int | None = None
+    jobs_file: str = ""
 
 
-def recorded_setting(location: Location, jobs_file: str) -> RecordedSetting:
-    """Returns the recorded setting for the lines of a jobs file. jobs_file: its absolute path."""
+def recorded_setting(location: Location, jobs_file: str | None) -> RecordedSetting:
+    """Returns the recorded setting for the lines of a jobs file.
+
+    jobs_file: its absolute path; None means the file that the running scheduler watches, or jobs.txt here.
+    """
+    here = os.path.abspath(JOBS_FILE) if jobs_file is None else jobs_file
     try:
         with open_store(location, read_only=True) as store:
-            file = find_jobs_file(store, jobs_file)
+            options, pid = store.recorded_options(), scheduler_pid_of(store)
+            path = options.jobs_file if jobs_file is None and pid is not None else here
+            file = find_jobs_file(store, path)
             return RecordedSetting(
                 frozenset(store.gpu_indices().values()) or None,
                 None if file is None else file.cwd,
                 {gpu.index: gpu.total_mib for gpu in store.gpus() if gpu.total_mib is not None},
-                store.recorded_options(),
-                scheduler_pid_of(store),
+                options,
+                pid,
+                path,
             )
     except SchedulerError:
-        return RecordedSetting()
+        return RecordedSetting(jobs_file=here)

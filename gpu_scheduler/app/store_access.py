@@ -1,4 +1,4 @@
-"""Opens the store for a use case, wakes the scheduler, and waits for its answers."""
+"""Opens or creates the store for a use case, wakes the scheduler, and waits for its answers."""
 
 from __future__ import annotations
 
@@ -19,10 +19,13 @@ from gpu_scheduler.store.store import Store
 if TYPE_CHECKING:
     from gpu_scheduler.core.model.request import Request
     from gpu_scheduler.core.model.request_answer import RequestAnswer
+    from gpu_scheduler.store.data_dir import DataDir
 
 #: Seconds that a command waits for the scheduler's answer.
 ANSWER_TIMEOUT_S = 2.0
-#: Seconds between two polls for the answer.
+#: Seconds to wait for a store that another program is creating.
+CREATION_TIMEOUT_S = 10.0
+#: Seconds between two polls.
 POLL_INTERVAL_S = 0.01
 
 
@@ -42,13 +45,41 @@ def open_store(location: Location, *, read_only: bool = False) -> Iterator[Store
         finally:
             store.close()
     except sqlite3.OperationalError as error:
-        from gpu_scheduler.health.storage import describe_store_error
-
-        raise SchedulerError(describe_store_error(home, error)) from None
+        raise SchedulerError(_describe(home, error)) from None
     except sqlite3.DatabaseError as error:
         if not is_damage(error):
             raise
         raise damaged_error(home.database, error) from None
+
+
+def create_missing_store(location: Location) -> bool:
+    """Creates the store if there is none, for a command that adds jobs. Returns whether it did.
+
+    Raises SchedulerError if there is no store afterwards.
+    """
+    from gpu_scheduler.store.new_store import check_state_file, create_store  # few commands need it
+
+    home, end, is_created = location.resolve(), time.monotonic() + CREATION_TIMEOUT_S, False
+    while True:
+        try:
+            with open_store(location, read_only=True):
+                return is_created
+        except StoreNotFoundError:
+            if time.monotonic() > end:
+                raise
+        check_state_file(location.state_file)
+        try:
+            is_created = create_store(home)
+        except (OSError, sqlite3.OperationalError) as error:
+            raise SchedulerError(_describe(home, error)) from None
+        if not is_created:
+            time.sleep(POLL_INTERVAL_S)
+
+
+def _describe(home: DataDir, error: OSError | sqlite3.OperationalError) -> str:
+    from gpu_scheduler.health.storage import describe_store_error
+
+    return describe_store_error(home, error)
 
 
 @contextmanager
@@ -86,16 +117,13 @@ def wake_and_wait(
     answers: dict[int, RequestAnswer | None] = {request: None for request in requests}
     end = time.monotonic() + timeout_s
     while True:
+        # After the last poll, the scheduler can no longer answer in time.
+        is_last = time.monotonic() >= end or scheduler_pid_of(store) is None
         for request in [request for request, answer in answers.items() if answer is None]:
             answers[request] = request_answer(store, request)
-        if None not in answers.values() or time.monotonic() >= end or scheduler_pid_of(store) is None:
-            break
+        if is_last or None not in answers.values():
+            return answers
         time.sleep(POLL_INTERVAL_S)
-    for request in [request for request, answer in answers.items() if answer is None]:
-        answers[request] = request_answer(
-            store, request
-        )  # the scheduler may have answered after the last poll
-    return answers
 
 
 def requested_verbs(store: Store) -> dict[int, list[str]]:

@@ -11,7 +11,6 @@ from gpu_scheduler.app.answers import SUBMIT
 from gpu_scheduler.app.line_note import LineNote, Note, NoteKind
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.app.masking import without_secrets
-from gpu_scheduler.app.missing_store import create_missing_store
 from gpu_scheduler.app.named_parents import resolve_parents
 from gpu_scheduler.app.new_line import (
     AttributeValues,
@@ -32,7 +31,7 @@ from gpu_scheduler.app.script_command import (
     script_command,
     script_path,
 )
-from gpu_scheduler.app.store_access import open_store, scheduler_pid_of
+from gpu_scheduler.app.store_access import create_missing_store, open_store, scheduler_pid_of
 from gpu_scheduler.core.jobsfile.compose import format_command_line
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.errors import UsageError

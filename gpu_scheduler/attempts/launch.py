@@ -15,7 +15,7 @@ from gpu_scheduler.attempts.observe import attempt_ref
 from gpu_scheduler.attempts.prepare import is_usable, prepare
 from gpu_scheduler.attempts.requested_claims import requested_claims
 from gpu_scheduler.claims.lock_folder import VARIABLE, ClaimFolder, LockFolderError
-from gpu_scheduler.config import StartOptions
+from gpu_scheduler.config import DATA_DIR_VARIABLE, STATE_FILE_VARIABLE, StartOptions
 from gpu_scheduler.core.command import resume
 from gpu_scheduler.core.command.build import build_command
 from gpu_scheduler.core.command.environment import GIVEN_PORT, find_conda_sh, ports_for
@@ -67,7 +67,12 @@ class Launcher:
         self._umask = umask
         self._claim_folder = claim_folder
         self._ports: dict[int, int] | None = None  #: the attempt to which each port was given
-        self._extra = {VARIABLE: str(claim_folder.shared)}
+        self._extra = {
+            VARIABLE: str(claim_folder.shared),
+            STATE_FILE_VARIABLE: str(store.data_dir.state_file),
+        }
+        if options.data_dir is not None:
+            self._extra[DATA_DIR_VARIABLE] = str(store.data_dir.folder)
         if options.simulated:
             self._extra["GPU_SCHEDULER_SIM"] = str(store.data_dir.simulation)
 

@@ -56,11 +56,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(argv: Sequence[str]) -> int:
     from gpu_scheduler.cli.commands import COMMANDS, function_name
     from gpu_scheduler.cli.parser import parse
+    from gpu_scheduler.cli.program import choose_location
 
     try:
         options = parse(argv)
     except SystemExit as end:  # --help and --version
         return end.code if isinstance(end.code, int) else 0
+    choose_location(options, argv)
     module = import_module(f"gpu_scheduler.cli.{COMMANDS[options.command].module}")
     code: int = getattr(module, function_name(options.command))(options)
     return code

@@ -8,6 +8,7 @@ from gpu_scheduler.app import add as app
 from gpu_scheduler.app.add import NewLine
 from gpu_scheduler.cli.arguments import given_attributes
 from gpu_scheduler.cli.program import location_of, print_message
+from gpu_scheduler.config import JOBS_FILE
 from gpu_scheduler.errors import UsageError
 from gpu_scheduler.views.line_notes import line_note_text
 
@@ -28,7 +29,7 @@ def add(options: Namespace) -> int:
 
 def _new_line(options: Namespace) -> NewLine:
     if options.script == "-":
-        where = "jobs.txt" if options.output_file == "-" else options.output_file
+        where = JOBS_FILE if options.output_file in (None, "-") else options.output_file
         raise UsageError(
             "`add` does not read lines from standard input, so nothing was added; append the line to the jobs"
             f" file yourself, as in `… >> {where}`"

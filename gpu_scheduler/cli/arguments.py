@@ -44,9 +44,9 @@ def add(parser: argparse.ArgumentParser) -> None:
            " (default: 0)")  # fmt: skip
     option("--gpus", metavar="LIST", default="",
            help="GPUs that the job may use, such as 0,2 or 0-3 (default: any)")  # fmt: skip
-    option("--output-file", metavar="PATH", default=config.JOBS_FILE, type=path,
-           help=f"Jobs file to append the line to, or - to only print the line"
-           f" (default: {config.JOBS_FILE})")  # fmt: skip
+    option("--output-file", metavar="PATH", type=path,
+           help="Jobs file to append the line to, or - to only print the line (default: the file that the"
+           f" running scheduler watches, else {config.JOBS_FILE})")  # fmt: skip
     csv_fields = ("allowed", "conda", "priority")
     _attributes(parser.add_argument_group("attributes"), {"gpus": ("--gpus-count",)}, (*csv_fields, "cancel"))
 

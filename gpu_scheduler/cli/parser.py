@@ -107,7 +107,7 @@ def _parse_submit(first: Sequence[str], behind: Sequence[str]) -> argparse.Names
 
     parser = _Parser(prog=f"{PROGRAM} submit", add_help=False)
     COMMANDS["submit"].declare(parser)
-    _add_location_options(parser, "", None)
+    _add_location_options(parser)
     with_value = {flag for flag, action in parser._option_string_actions.items() if action.nargs is None}
     try:
         words = split_words(behind, with_value)
@@ -228,7 +228,7 @@ def _options_of(command: str) -> list[str]:
     """Returns the options of a command."""
     parser = _Parser(add_help=False)
     COMMANDS[command].declare(parser)
-    _add_location_options(parser, "", None)
+    _add_location_options(parser)
     return list(parser._option_string_actions)
 
 
@@ -299,14 +299,14 @@ def build_parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
     parser.add_argument(
         "--version", action="version", version=f"{PROGRAM} {__version__}", help="Print the version and exit"
     )
-    _add_location_options(parser, config.STATE_FILE, None)
+    _add_location_options(parser)
     # Because prog is given, argparse does not format a usage line, which would load the help formatter.
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, prog=PROGRAM)
     for name, described in COMMANDS.items():
         command = _add_command(commands, name, described.summary, described.example)
         if words is None or name in words:
             # SUPPRESS, because a default would overwrite a value that was given before the command's name.
-            _add_location_options(command, argparse.SUPPRESS, argparse.SUPPRESS)
+            _add_location_options(command, argparse.SUPPRESS)
             described.declare(command)
     _group_commands(parser, commands)
     return parser
@@ -341,12 +341,13 @@ def _group_commands(parser: argparse.ArgumentParser, commands: Any) -> None:
     parser._action_groups.append(parser._action_groups.pop(parser._action_groups.index(parser._optionals)))
 
 
-def _add_location_options(parser: argparse.ArgumentParser, state_file: str, data_dir: str | None) -> None:
+def _add_location_options(parser: argparse.ArgumentParser, default: str | None = None) -> None:
     parser.add_argument(
-        "--state-file", metavar="PATH", default=state_file, type=path,
-        help=f"State file of the scheduler (default: {config.STATE_FILE})",
+        "--state-file", metavar="PATH", default=default, type=path,
+        help=f"State file of the queue (default: ${config.STATE_FILE_VARIABLE}, else {config.STATE_FILE}; if"
+        " this folder has none, that of your running scheduler)",
     )  # fmt: skip
     parser.add_argument(
-        "--data-dir", metavar="DIR", default=data_dir, type=path,
+        "--data-dir", metavar="DIR", default=default, type=path,
         help="Data directory, which contains the store (default: next to the state file)",
     )  # fmt: skip

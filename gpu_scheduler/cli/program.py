@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from argparse import Namespace
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
+
+from gpu_scheduler.errors import UsageError
 
 if TYPE_CHECKING:
     from gpu_scheduler.app.location import Location
     from gpu_scheduler.views.layout import Viewport
 
 PROGRAM = "gpu-scheduler"
+#: The commands that start a scheduler or need no queue.
+_FIXED = frozenset({"start", "doctor", "run", "gpus", "lint", "completion"})
 
 
 def invocation() -> str:
@@ -42,8 +48,39 @@ def _script_name() -> str:
     return sys.argv[0].rpartition("/")[2]
 
 
+def choose_location(options: Namespace, argv: Sequence[str]) -> None:
+    """Sets the state file and the data directory of the command, and names a queue that it found.
+
+    argv: the command line. Raises UsageError if the user must name the queue.
+    """
+    from gpu_scheduler.app.location import QueueUse, find_queue
+
+    given, command = vars(options), options.command
+    is_for_all = {
+        **dict.fromkeys(("cancel", "recover"), given.get("all")),
+        **dict.fromkeys(("pause", "resume"), None in given.get("ids", ())),
+        **{"stop": True, "clear": not given.get("jobs"), "retry": given.get("failed")},
+    }
+    use = QueueUse.WHOLE if is_for_all.get(command) else QueueUse.PART
+    if command in ("submit", "adopt", "import"):
+        use = QueueUse.ADD_JOBS
+    if command in _FIXED or (command == "wait" and not given["jobs"]) or given.get("output_file"):
+        use = QueueUse.FIXED
+    verdict, location, running = find_queue(use, options.state_file, options.data_dir)
+    if running:
+        from gpu_scheduler.views.queue_choice import choice_text
+
+        words = (f"{invocation()} ", f" {shlex.join(argv)}") if use is QueueUse.WHOLE else ("", "")
+        text = choice_text(verdict, running, *words)
+        if location is None:
+            raise UsageError(text)
+        print_message(text)
+    assert location is not None
+    options.state_file, options.data_dir = location.state_file, location.data_dir
+
+
 def location_of(options: Namespace) -> Location:
-    """Returns the location that --state-file and --data-dir specify."""
+    """Returns the location that `choose_location` has set."""
     from gpu_scheduler.app.location import Location
 
     return Location(options.state_file, options.data_dir)

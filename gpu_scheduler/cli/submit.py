@@ -11,9 +11,11 @@ from functools import partial
 from gpu_scheduler.app import submit as app
 from gpu_scheduler.cli.arguments import given_attributes
 from gpu_scheduler.cli.program import location_of, print_message
+from gpu_scheduler.config import STATE_FILE
 from gpu_scheduler.core.text.formatting import safe_text
 from gpu_scheduler.errors import UsageError
 from gpu_scheduler.views.line_notes import line_note_text
+from gpu_scheduler.views.queue_choice import option_text
 
 
 def submit(options: Namespace) -> int:
@@ -52,7 +54,7 @@ def _announce(options: Namespace, job: app.SubmittedJob) -> None:
     else:
         print(f"job {job.id} submitted: {safe_text(job.text)}", flush=True)
     if not job.is_scheduler_up and (job.is_store_new or not options.wait):
-        print_message(_no_scheduler_text(job))
+        print_message(_no_scheduler_text(options, job))
 
 
 def _new_job(options: Namespace) -> app.NewJob:
@@ -70,11 +72,9 @@ def _new_job(options: Namespace) -> app.NewJob:
     )
 
 
-def _no_scheduler_text(job: app.SubmittedJob) -> str:
-    text = "no scheduler is running, so the job waits until `start`"
-    if not job.is_store_new:
-        return text
-    return (
-        f"{text}\nthis is the first job of the new store {job.data_dir}; if your scheduler uses another one,"
-        f" `cancel {job.id}` and name its state file with --state-file"
-    )
+def _no_scheduler_text(options: Namespace, job: app.SubmittedJob) -> str:
+    folder, name = os.path.split(os.path.abspath(options.state_file))
+    is_default = name == STATE_FILE and options.data_dir is None
+    start = "start" if is_default else f"start {option_text(name, options.data_dir)}"
+    text = f"no scheduler is running, so the job waits until `{start}` in {folder}"
+    return f"{text}\nthis is the first job of the new store {job.data_dir}" if job.is_store_new else text

@@ -39,6 +39,7 @@ from gpu_scheduler.store.inspection import inspect_store
 from gpu_scheduler.store.job_lists import job_count
 from gpu_scheduler.store.new_store import removed_if_new
 from gpu_scheduler.store.ownership_loss import Ownership
+from gpu_scheduler.store.running_schedulers import listed, running_schedulers
 from gpu_scheduler.store.scheduler_lock import InstanceLock, locking_pids, scheduler_pid
 from gpu_scheduler.store.store import Store
 
@@ -67,6 +68,7 @@ def run(
     is_new = not home.folder.exists()
     home.check_owner(take_over=options.take_over)
     warnings += map(str, home.create())
+    others = running_schedulers()
     lock = _acquire_lock(home, options.take_over)
     is_new = is_new and not home.database.exists()  # `submit` may have created the store in the meantime
     console = Console()
@@ -88,6 +90,12 @@ def run(
                         options, store, ownership, umask, console, failpoint, executors, claim_folder
                     )
             at_end.callback(daemon.close)
+            problem = at_end.enter_context(listed(home))
+            if problem is not None:
+                log.warning("%s; commands in other folders do not find this queue", problem)
+            for state_file, _, pid in others:
+                text = "another queue of yours runs: %s, %s; both share the GPUs by claims"
+                log.info(text, state_file, pid_text(pid))
 
             def is_up() -> None:
                 console.flush()

@@ -60,19 +60,12 @@ def find_jobs_file(store: Store, path: str) -> JobsFileRecord | None:
     return None if row is None else JobsFileRecord(*row)
 
 
-class JobEnd(NamedTuple):
-    """The id of a job, its state and, if it has finished, its outcome."""
-
-    id: int
-    state: JobState
-    outcome: Outcome | None
-
-
-def newest_job_of(store: Store, identity: str) -> JobEnd | None:
-    """Returns the newest job with this identity, from any source; None if there is none."""
-    row = store.db.row(
-        "SELECT id, state, outcome FROM job WHERE identity = ? ORDER BY id DESC LIMIT 1", identity
+def newest_job_of(store: Store, identity: str) -> tuple[int, JobState, Outcome | None] | None:
+    """Returns the id, state and outcome of the newest job with this identity; None if there is none."""
+    where = "WHERE identity = ? ORDER BY id DESC LIMIT 1"
+    row = store.db.row(f"SELECT id, state, outcome FROM job {where}", identity)
+    return (
+        row
+        if row is None
+        else (row["id"], JobState(row["state"]), row["outcome"] and Outcome(row["outcome"]))
     )
-    if row is None:
-        return None
-    return JobEnd(row["id"], JobState(row["state"]), row["outcome"] and Outcome(row["outcome"]))

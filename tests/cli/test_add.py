@@ -421,7 +421,10 @@ def test_add_warns_if_the_scheduler_watches_another_file(desk: Desk, script: Pat
             f" it watches {desk.path}/jobs.txt\n"
         )
         desk.store.record_options(StartOptions(jobs_file=""))
-        assert "it watches no jobs file" in desk.run("add", "train.py")[2]
+        assert "it watches no jobs file" in desk.run("add", "train.py", "--output-file", "other.txt")[2]
+        code, out, err = desk.run("add", "train.py")
+        assert (code, out) == (2, "")
+        assert "the scheduler watches no jobs file, so nothing was added; use `submit`" in err
 
 
 def test_add_errors_name_the_invalid_field(desk: Desk, script: Path) -> None:

@@ -34,12 +34,11 @@ LAST = {"run": ["--", "true"], "submit": ["train.py"]}
 def test_state_file_and_data_dir_are_accepted_before_or_after_the_command(command: str, option: str) -> None:
     said, rest = [f"--{option.replace('_', '-')}", "x.json"], COMMANDS[command]
     last = LAST.get(command, [])
-    default = {"state_file": "gpu_scheduler_state.json", "data_dir": None}[option]
     assert getattr(parse([*said, command, *rest, *last]), option) == "x.json"
     assert getattr(parse([command, *rest, *said, *last]), option) == "x.json"
     assert getattr(parse([command, *said, *rest, *last]), option) == "x.json"
     assert getattr(parse([f"{said[0]}=a", command, *rest, *said, *last]), option) == "x.json"
-    assert getattr(parse([command, *rest, *last]), option) == default
+    assert getattr(parse([command, *rest, *last]), option) is None
 
 
 def test_the_options_of_start_have_the_schedulers_defaults() -> None:

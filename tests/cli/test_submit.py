@@ -32,7 +32,7 @@ from tests.fakes.conda import plant
 from tests.waiting import wait_for
 
 FAKE_CONDA = Path(__file__).parents[1] / "fakes" / "conda.sh"
-NO_SCHEDULER = "no scheduler is running, so the job waits until `start`"
+NO_SCHEDULER = "no scheduler is running, so the job waits until `start` in"
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def test_submit_queues_a_script_with_its_arguments(desk: Desk, script: Path) -> 
     )
     text = "python -u train.py --env CartPole-v1 --gpus 2 --timeout 5 'a b'"
     assert (code, out) == (0, f"job 1 submitted: {text}\n")
-    assert err == f"gpu-scheduler: {NO_SCHEDULER}\n"
+    assert err == f"gpu-scheduler: {NO_SCHEDULER} {desk.path}\n"
     job = job_of(desk)
     assert (job.text, job.state, job.source) == (text, JobState.QUEUED, "submit")
     assert "that of the shell in which it was submitted" in desk.run("show", "1")[1]
@@ -345,7 +345,7 @@ def test_a_job_keeps_the_environment_of_its_caller(
 def test_submit_creates_the_store(desk: Desk, script: Path) -> None:
     code, out, err = desk.run("submit", "train.py")
     assert (code, out[:15]) == (0, "job 1 submitted")
-    assert err.startswith(f"gpu-scheduler: {NO_SCHEDULER}\n")
+    assert err.startswith(f"gpu-scheduler: {NO_SCHEDULER} {desk.path}\n")
     assert f"this is the first job of the new store {desk.data_dir.folder}" in err
     assert "new store" not in desk.run("submit", "train.py")[2]
     assert desk.run("status")[0] == 0
