@@ -47,7 +47,7 @@ def isolate() -> None:
     locks.chmod(0o711)  # some tests have processes of other users
     owner = os.getpid()
     atexit.register(lambda: _remove([base, locks]) if os.getpid() == owner else None)
-    env = {**isolated(os.environ, base), LOCK_DIR: str(locks)}
+    env = {**isolated(os.environ, base), LOCK_DIR: str(locks), STATE_HOME: str(base / "state")}
     os.environ.clear()
     os.environ.update(env)
     os.umask(0o022)
@@ -83,7 +83,6 @@ def isolated(caller: Mapping[str, str], base: Path) -> dict[str, str]:
         "LANG": "C.UTF-8",
         "PATH": str(base / "bin"),
         "SHELL": "/bin/bash",
-        STATE_HOME: str(base / "home" / "state"),
     }
 
 

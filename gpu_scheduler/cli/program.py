@@ -56,12 +56,10 @@ def choose_location(options: Namespace, argv: Sequence[str]) -> None:
     from gpu_scheduler.app.location import QueueUse, find_queue
 
     given, command = vars(options), options.command
-    is_for_all = {
-        **dict.fromkeys(("cancel", "recover"), given.get("all")),
-        **dict.fromkeys(("pause", "resume"), None in given.get("ids", ())),
-        **{"stop": True, "clear": not given.get("jobs"), "retry": given.get("failed")},
-    }
-    use = QueueUse.WHOLE if is_for_all.get(command) else QueueUse.PART
+    of_all = {"stop": True, "clear": not given.get("jobs"), "retry": given.get("failed")}
+    of_all |= dict.fromkeys(("cancel", "recover"), given.get("all"))
+    of_all |= dict.fromkeys(("pause", "resume"), None in given.get("ids", ()))
+    use = QueueUse.WHOLE if of_all.get(command) else QueueUse.PART
     if command in ("submit", "adopt", "import"):
         use = QueueUse.ADD_JOBS
     if command in _FIXED or (command == "wait" and not given["jobs"]) or given.get("output_file"):
@@ -70,8 +68,9 @@ def choose_location(options: Namespace, argv: Sequence[str]) -> None:
     if running:
         from gpu_scheduler.views.queue_choice import choice_text
 
-        words = (f"{invocation()} ", f" {shlex.join(argv)}") if use is QueueUse.WHOLE else ("", "")
-        text = choice_text(verdict, running, *words)
+        is_shown = use is QueueUse.WHOLE and location is None
+        around = (f"{invocation()} ", f" {shlex.join(argv)}") if is_shown else ("", "")
+        text = choice_text(verdict, running, *around)
         if location is None:
             raise UsageError(text)
         print_message(text)
