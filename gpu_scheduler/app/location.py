@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
@@ -14,10 +14,8 @@ from gpu_scheduler.store.data_dir import DataDir
 #: How a command uses a queue. FIXED: it starts a scheduler or needs no queue, so it never searches for one.
 #: PART: it shows something, or changes what the user names. WHOLE: it changes everything in the queue.
 QueueUse = Enum("QueueUse", ["FIXED", "PART", "ADD_JOBS", "WHOLE"])
-#: The queue of a command. CLEAR: the named one, or that of this folder. FOUND: the only one with a scheduler.
-#: IDLE: that of this folder, although only others have a scheduler. The user must name the queue if there are
-#: SEVERAL, for jobs that may be meant for another one (IDLE_REFUSED), and for a change to all of one that was
-#: only found (WHOLE_REFUSED).
+#: The queue of a command: the named or this folder's (CLEAR), the only one with a scheduler (FOUND),
+#: or that of this folder although only others have one (IDLE). For the other verdicts, the user must name it.
 Verdict = Enum("Verdict", ["CLEAR", "FOUND", "IDLE", "IDLE_REFUSED", "SEVERAL", "WHOLE_REFUSED"])
 _CHOSEN = (Verdict.CLEAR, Verdict.FOUND, Verdict.IDLE)
 
@@ -40,7 +38,7 @@ def judge(use: QueueUse, *, has_store: bool, running: int) -> Verdict:
     has_store: whether this folder has a queue. running: the number of the user's queues that have a scheduler
     on this machine; 0 if that of this folder has one.
     """
-    if use is QueueUse.FIXED or not running:
+    if not running or use is QueueUse.FIXED:
         return Verdict.CLEAR
     if has_store:
         return Verdict.IDLE_REFUSED if use is QueueUse.ADD_JOBS else Verdict.IDLE
@@ -51,7 +49,7 @@ def judge(use: QueueUse, *, has_store: bool, running: int) -> Verdict:
 
 def find_queue(
     use: QueueUse, state_file: str | None, data_dir: str | None, env: Mapping[str, str] = os.environ
-) -> tuple[Verdict, Location | None, Sequence[tuple[str, str | None, int]]]:
+) -> tuple[Verdict, Location | None, list[tuple[str, str | None, int]]]:
     """Returns the queue for a command (None if the user must name it), and the running ones if they matter.
 
     state_file, data_dir: the values of the command's options.
@@ -61,7 +59,7 @@ def find_queue(
         state_file, data_dir = env.get(config.STATE_FILE_VARIABLE), env.get(config.DATA_DIR_VARIABLE)
     location = Location(state_file or config.STATE_FILE, data_dir or None)
     if state_file or data_dir or use is QueueUse.FIXED:
-        return Verdict.CLEAR, location, ()
+        return Verdict.CLEAR, location, []
     # `run` and `gpus` never search and start faster without these modules.
     from gpu_scheduler.store.running_schedulers import running_schedulers
     from gpu_scheduler.store.scheduler_lock import scheduler_pid
@@ -69,11 +67,8 @@ def find_queue(
     home = location.resolve()
     # A folder on a network disk has a host file if its store is on a local disk of another host.
     has_store = os.path.lexists(home.folder) or os.path.lexists(home.host_file)
-    running: Sequence[tuple[str, str | None, int]] = ()
-    if not (has_store and scheduler_pid(home.lock) is not None):
-        running = running_schedulers()
+    running = [] if has_store and scheduler_pid(home.lock) is not None else running_schedulers()
     verdict = judge(use, has_store=has_store, running=len(running))
     if verdict is Verdict.FOUND:
-        state_file, data_dir, _ = running[0]
-        location = Location(state_file, data_dir)
+        location = Location(*running[0][:2])
     return verdict, location if verdict in _CHOSEN else None, running

@@ -67,14 +67,12 @@ class Launcher:
         self._umask = umask
         self._claim_folder = claim_folder
         self._ports: dict[int, int] | None = None  #: the attempt to which each port was given
-        self._extra = {
-            VARIABLE: str(claim_folder.shared),
-            STATE_FILE_VARIABLE: str(store.data_dir.state_file),
-        }
+        home, self._extra = store.data_dir, {VARIABLE: str(claim_folder.shared)}
+        self._extra[STATE_FILE_VARIABLE] = str(home.state_file)
         if options.data_dir is not None:
-            self._extra[DATA_DIR_VARIABLE] = str(store.data_dir.folder)
+            self._extra[DATA_DIR_VARIABLE] = str(home.folder)
         if options.simulated:
-            self._extra["GPU_SCHEDULER_SIM"] = str(store.data_dir.simulation)
+            self._extra["GPU_SCHEDULER_SIM"] = str(home.simulation)
 
     def launch(self, attempt_id: int) -> None:
         """Starts a runner. Raises LaunchError with the reason, and any error that `check_owner` raises.

@@ -68,8 +68,7 @@ def choose_location(options: Namespace, argv: Sequence[str]) -> None:
     if running:
         from gpu_scheduler.views.queue_choice import choice_text
 
-        is_shown = use is QueueUse.WHOLE and location is None
-        around = (f"{invocation()} ", f" {shlex.join(argv)}") if is_shown else ("", "")
+        around = (f"{invocation()} ", f" {shlex.join(argv)}") if use is QueueUse.WHOLE else ("", "")
         text = choice_text(verdict, running, *around)
         if location is None:
             raise UsageError(text)

@@ -1,8 +1,7 @@
 """Lists the running schedulers of this user, so that commands in other folders find their queues.
 
-Each scheduler has a file in a private folder of its user while it runs. The file counts only on the host that
-it names, while a scheduler holds the lock of its store, and if that store belongs to this user. So a file
-that a killed scheduler left, or that another host wrote to a shared home folder, does no harm.
+Each running scheduler has a file in a private folder of its user. The file counts only on the host that it
+names, because hosts may share a home folder, and while a scheduler holds the lock of a store of this user.
 """
 
 from __future__ import annotations
@@ -19,8 +18,9 @@ from pathlib import Path
 from gpu_scheduler.core.text import strict_json
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.host import Host, this_host
+from gpu_scheduler.store.permissions import is_ours
 from gpu_scheduler.store.scheduler_lock import scheduler_pid
-from gpu_scheduler.system.safe_file import FileProblem, check_folder_status, read, writable_by_others
+from gpu_scheduler.system.safe_file import FileProblem, read, writable_by_others
 from gpu_scheduler.system.users import user_state_dir
 
 
@@ -32,9 +32,9 @@ def running_schedulers() -> list[tuple[str, str | None, int]]:
     """
     found = []
     for state_file, folder, _ in sorted(_entries()):
-        pid = scheduler_pid(Path(folder, "lock")) if _is_private(folder) else None
+        pid = scheduler_pid(Path(folder, "lock")) if is_ours(Path(folder)) else None
         if pid is not None:
-            is_beside = os.fspath(DataDir.of(state_file).folder) == folder
+            is_beside = os.path.realpath(DataDir.of(state_file).folder) == folder
             found.append((state_file, None if is_beside else folder, pid))
     return found
 
@@ -47,12 +47,12 @@ def listed(home: DataDir) -> Iterator[str | None]:
     """
     from gpu_scheduler.system.atomic_file import replace_file  # needed only by `start`
 
-    value = {**asdict(this_host(str(home.folder))), "state_file": str(home.state_file)}
+    value = asdict(this_host(os.path.realpath(home.folder)))
     digest = hashlib.sha256(json.dumps(value).encode()).hexdigest()[:24]
     path, problem = _folder() / f"{digest}.json", None
     try:
         _create(path.parent)
-        replace_file(path, f"{json.dumps(value)}\n".encode())
+        replace_file(path, json.dumps(value | {"state_file": str(home.state_file)}).encode())
         for _, folder, other in _entries():
             if not os.path.lexists(folder):
                 other.unlink(missing_ok=True)
@@ -93,10 +93,5 @@ def _entries() -> Iterator[tuple[str, str, Path]]:
             continue
 
 
-def _is_private(folder: str | Path) -> bool:
-    """Returns whether this is a folder, and no link, to which only this user can write."""
-    try:
-        status = os.lstat(folder)
-    except OSError:
-        return False
-    return check_folder_status(status, (os.geteuid(),)) is None and not writable_by_others(status)
+def _is_private(folder: Path) -> bool:
+    return is_ours(folder) and not writable_by_others(os.lstat(folder))

@@ -29,9 +29,8 @@ def choice_text(
     """Returns the message about a choice. before, behind: the words around the options that name a queue."""
     if verdict is Verdict.FOUND:
         return f"queue of {running[0][0]}, {pid_text(running[0][2])}"
-    queues = [(option_text(state_file, folder), pid_text(pid)) for state_file, folder, pid in running]
+    queues = [(option_text(path, folder), pid_text(pid)) for path, folder, pid in running]
+    lines = [f"  {before}{option}{behind}  ({label})" for option, label in queues]
     if verdict is Verdict.IDLE_REFUSED:
-        queues.insert(0, (option_text(Location().state_file, None), "this folder"))
-    return "\n".join(
-        [_TEXTS[verdict], *(f"  {before}{option}{behind}  ({label})" for option, label in queues)]
-    )
+        lines.insert(0, f"  {option_text(Location().state_file, None)}  (this folder)")
+    return "\n".join([_TEXTS[verdict], *lines])

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpu_scheduler.cli.parser import parse
-from gpu_scheduler.cli.program import choose_location
+from gpu_scheduler.cli.program import choose_location, invocation
 from gpu_scheduler.config import StartOptions
 from gpu_scheduler.core.model.states import JobState
 from gpu_scheduler.errors import UsageError
@@ -124,9 +124,10 @@ def test_a_command_changes_all_of_a_queue_only_if_it_is_named(desk: Desk, far: P
         assert (code, out) == (2, "")
         first, line = err.splitlines()
         assert first.startswith("gpu-scheduler: this folder has no queue")
-        assert line == f"  gpu-scheduler --state-file {desk.data_dir.state_file} {words}  (pid {pid})"
+        assert line == f"  {invocation()} --state-file {desk.data_dir.state_file} {words}  (pid {pid})"
         assert (desk.requests(), desk.state(job)) == ([], "queued")
-        code, _, err = desk.run(*shlex.split(line.partition("  (")[0])[1:])
+        typed = line.removeprefix(f"  {invocation()} ").partition("  (")[0]
+        code, _, err = desk.run(*shlex.split(typed))
         assert (code, err) == (0, "")
 
 
@@ -152,7 +153,7 @@ def test_a_folder_whose_queue_has_no_scheduler(desk: Desk, tmp_path: Path) -> No
     (desk.path / "train.py").touch()
     with second_queue(other) as pid:
         option = f"  --state-file {other}/gpu_scheduler_state.json  (pid {pid})"
-        for words in (["status"], ["hold", str(job)], ["pause", "all"], ["add", "--", "true"], ["events"]):
+        for words in (["status"], ["hold", str(job)], ["pause", "0"], ["add", "--", "true"], ["events"]):
             code, _, err = desk.run(*words)
             assert code == 0
             assert err.splitlines()[:2] == [

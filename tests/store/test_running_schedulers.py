@@ -104,7 +104,6 @@ def _link(path: Path, home: DataDir) -> None:
         _chmod(0o666),
         lambda path, home: path.parent.chmod(0o777),
         lambda path, home: path.parent.chmod(0o770),
-        lambda path, home: home.folder.chmod(0o777),
         _link,
     ],
 )
