@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import time
 from collections.abc import Sequence
 
 from gpu_scheduler.core.progress.log_window import MAX_LINES, LogWindow
@@ -13,6 +14,8 @@ from gpu_scheduler.core.progress.marks import Mark
 _FIRST_BYTES = 64 * 1024
 #: Maximum number of bytes to read at a time. A bar that is drawn ten times a second fills them in an hour.
 _MAX_BYTES = 4 * 1024 * 1024
+#: Seconds of CPU time that one reading may take, and seconds for which a log that takes longer is not read.
+_BUDGET_S, _PAUSE_S = 0.25, 60.0
 
 
 class LogReader:
@@ -23,12 +26,16 @@ class LogReader:
         self._file: tuple[int, int] | None = None
         self._end = 0
         self._window = LogWindow()
+        self._paused_until = float("-inf")
 
     def read(self, path: str) -> bool:
         """Reads what is new; returns whether anything is. A log that cannot be read has no progress.
 
-        Follows no link in the last part of the path and reads only regular files.
+        Follows no link in the last part of the path and reads only regular files. A log that takes too long
+        shows no progress for a minute.
         """
+        if time.monotonic() < self._paused_until:
+            return False
         try:
             fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
         except OSError:
@@ -56,7 +63,11 @@ class LogReader:
         else:
             data = os.pread(fd, size - self._end, self._end)
             size = self._end + len(data)
-        self._window.feed(data)
+        end = time.thread_time() + _BUDGET_S
+        if not self._window.feed(data, lambda: time.thread_time() > end):
+            self._paused_until = time.monotonic() + _PAUSE_S
+            self._forget()
+            return True
         self._file, self._end = file, size
         return True
 

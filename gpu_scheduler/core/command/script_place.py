@@ -34,7 +34,7 @@ PASSIVE = frozenset({
 _CONSOLE_SCRIPT = re.compile(r"/bin/[\w-]+$")
 _REDIRECTION = re.compile(r"&>>?|>&|>>|>\||<<<|<&|<>|<|>")
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
-_EXPANSION = r"\$\w+|\$\{[^{}()'\"`$\s]*\}"
+_EXPANSION = r"\$\w|\$\{[^{}()'\"`$\s]*\}"
 _CLEAR_WORD = re.compile(
     rf"""(?:[^$`'"\\(){{}}]|{_EXPANSION}|'[^']*'|"(?:[^"\\$`]|\\.|{_EXPANSION})*"|\\.)+""", re.DOTALL
 )
@@ -119,7 +119,9 @@ class _ScriptFinder:
 
     def _is_script(self, word: ShellWord) -> bool:
         ending = r"\.(?:py|sh|bash)" if self.shell_scripts else r"\.py"
-        return bool(re.fullmatch(rf"\S*{ending}", word.unquoted)) and not _ASSIGNMENT.fullmatch(word.unquoted)
+        return bool(re.search(rf"\A\S*{ending}\Z", word.unquoted)) and not _ASSIGNMENT.fullmatch(
+            word.unquoted
+        )
 
     def _first_script(self, words: Sequence[ShellWord]) -> ShellWord | None:
         return next((word for word in words if self._is_script(word)), None)

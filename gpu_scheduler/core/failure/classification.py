@@ -17,7 +17,7 @@ _ERRORS = tuple(
     for kind, pattern in (
         (
             FailureKind.CUDA_OPTION_UNKNOWN,
-            r"(?:unrecognized arguments?|no such option|unknown (?:option|argument)).*--cuda\b",
+            r"(?:unrecognized arguments?|no such option|unknown (?:option|argument)).{0,200}--cuda\b",
         ),
         (FailureKind.GPU_USED_TWICE, r"Duplicate GPU detected"),
         (FailureKind.HOST_OOM, r"(?<!OutOf)MemoryError|Cannot allocate memory"),

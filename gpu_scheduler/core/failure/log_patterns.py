@@ -25,7 +25,7 @@ MENTIONS_MEMORY = re.compile(r"(?i)batch|memory|\boom\b")
 PYTHON_ERROR = re.compile(r"(?:[^\W\d]\w*\.)*\w*(?:Error|Exception)(?:\(\w+\))?(?::(?: .*)?)?")
 #: The last lines of programs that abort or are killed.
 KILLING_ERROR = re.compile(
-    r"\s+what\(\):  .*|\S+: error: .*|panic: .*|Killed|.*: line \d+: +\d+ Killed\b.*|.*[Oo]om[-_]kill.*"
+    r"(?s)\s+what\(\):  .*|\S+: error: .*|panic: .*|Killed|.*: line \d+: +\d+ Killed\b.*|.*[Oo]om[-_]kill.*"
     r"|.*\bOut of memory: Kill.*"
 )
 #: Errors that only report that another process or an inner engine has failed.
@@ -86,6 +86,7 @@ HANDLED = re.compile(
 #: Errors that are not Python exceptions: those of the shell, of argparse and similar parsers, of a Python
 #: interpreter that cannot open its script, and of C++ programs that abort.
 NON_PYTHON_ERROR = re.compile(
-    r".*: (?:command not found|No such file or directory|Permission denied|Is a directory|cannot execute.*)"
+    r"(?s).*: (?:command not found|No such file or directory|Permission denied|Is a directory"
+    r"|cannot execute.*)"
     r"|.*: Exec format error|\S+: error: .*|.*can't open file .*|\s+what\(\):  .*|.*Fatal Python error: .*"
 )

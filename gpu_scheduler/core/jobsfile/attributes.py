@@ -225,7 +225,7 @@ def parse_conda(text: str) -> str:
 
 def _parse_share(text: str) -> int:
     # Decimal would also accept digits of other scripts, underscores and exponents.
-    if not re.fullmatch(r"[0-9]*\.?[0-9]*", text):
+    if not re.fullmatch(r"[0-9]*(?:\.[0-9]*)?", text):
         raise ValueError(f"share {text!r} is not a number such as 0.5 or 2")
     return parse_share(text)
 

@@ -26,7 +26,7 @@ _PROGRAMS = re.compile(
 )
 _ASSIGNMENTS = re.compile(r"(?:[A-Za-z_][A-Za-z0-9_]*=\S*[ \t]+)*")
 _BLOCK = re.compile(r"\[(?P<items>[^\]]*)\][ \t]+\S")
-_SECOND_IS_PATH = re.compile(r'[+-]?[0-9]*[ \t]*,[ \t]*"?[^,"]*(?:\.py|/)')
+_SECOND_IS_PATH = re.compile(r'[+-]?[0-9]*[ \t]*,(?:[ \t]*")?[^,"]*?(?:\.py|/)')
 _SCRIPT = re.compile(r"(?:\.|~)/\S+")
 
 

@@ -7,34 +7,36 @@ from collections.abc import Callable
 
 from gpu_scheduler.core.progress.marks import Counter
 
-_NUMBER = r"\d[\d,_]*"
-_OF = r"\s*(?:/|of\b|out of\b)\s*"
+# All patterns expect single blanks and bound each number, so that the time for a line grows linearly.
+_NUMBER = r"\d[\d,_]{0,24}"
+_OF = r" ?(?:/|of\b|out of\b) ?"
 #: Step 50/300, step: 50 of 300, Iter [50/300]
 _STEP = re.compile(
     r"(?i)\b(?:(?:global|train(?:ing)?|optimi[sz]er)[ _-]?)?"
     r"(?:step|iter(?:ation)?|update|batch)(?:s|es)?\b"
-    rf"['\"]?\s*(?:[:=#]|no\.?)?\s*[\[(]?\s*(?P<current>{_NUMBER}){_OF}(?P<total>{_NUMBER})"
+    rf"['\"]? ?(?:[:=#]|no\.?)? ?[\[(]? ?(?P<current>{_NUMBER}){_OF}(?P<total>{_NUMBER})"
 )
 #: tqdm:  50%|█████     | 150/300 [01:30<01:30,  1.67it/s]. The right end may be cut off by a narrow window.
 _BAR = re.compile(
-    r"\b\d{1,3}%(?:\|[^|]*\|\s*|\s+)(?P<current>[\d.]+)(?P<size>[kKMGT]?)/(?P<total>[\d.]+)(?P<total_size>[kKMGT]?)"
-    r"(?![\w.])(?:\s*\[(?P<elapsed>\d[\d:]*)<(?P<tail>[^\]]*))?"
+    r"\b\d{1,3}%(?:\|[^|]*\| ?| )(?P<current>[\d.]{1,24})(?P<size>[kKMGT]?)"
+    r"/(?P<total>[\d.]{1,24})(?P<total_size>[kKMGT]?)"
+    r"(?![\w.])(?: ?\[(?P<elapsed>\d[\d:]{0,24})<(?P<tail>[^\]]*))?"
 )
 #: rich: Training ━━━━━━━━━╸━━━━━━ 150/300 0:01:30. The count may also precede the bar, or be a percentage.
 _RICH_BAR = re.compile(r"[━╸╺]{5,}(?P<tail>.*)")
 _RICH_COUNT = re.compile(rf"(?<![\w.])(?P<current>{_NUMBER})/(?P<total>{_NUMBER})(?![\w.])")
-_RICH_PERCENT = re.compile(r"(?<![\w.])(\d{1,3}(?:\.\d+)?) ?%")
-_RICH_ELAPSED = re.compile(r"(?<!\S)(\d[\d:]*:\d\d) •")
+_RICH_PERCENT = re.compile(r"(?<![\w.])(\d{1,3}(?:\.\d{1,9})?) ?%")
+_RICH_ELAPSED = re.compile(r"(?<!\S)(\d[\d:]{0,24}:\d\d) •")
 #: Keras: 150/300 [=====>......] - ETA: 4s, 150/300 ━━━━━ 4s, 300/300 - 4s. It starts again with every epoch.
-_KERAS = re.compile(r"\s*(?P<current>\d+)/(?P<total>\d+)(?:\s+\[[=>.]*\]|\s+━|\s+- \d+m?s\b)")
+_KERAS = re.compile(r"\A ?(?P<current>\d+)/(?P<total>\d+) (?:\[[=>.]*\]|━|- \d+m?s\b)")
 #: [50/300], [ 150/1251 ( 12%)]
-_BRACKET = re.compile(rf"\[\s*(?P<current>{_NUMBER})\s*/\s*(?P<total>{_NUMBER})\s*(?:\(\s*\d+%\s*\)\s*)?\]")
+_BRACKET = re.compile(rf"\[ ?(?P<current>{_NUMBER}) ?/ ?(?P<total>{_NUMBER}) ?(?:\( ?\d{{1,9}}% ?\) ?)?\]")
 #: | 200/ 2983 batches |
 _COUNTED = re.compile(
-    rf"(?i)(?<![\w.])(?P<current>{_NUMBER})\s*/\s*(?P<total>{_NUMBER}) (?:batches|steps|iterations|updates)\b"
+    rf"(?i)(?<![\w.])(?P<current>{_NUMBER}) ?/ ?(?P<total>{_NUMBER}) (?:batches|steps|iterations|updates)\b"
 )
 #: epoch 002:    150 / 300 loss=5.2
-_BESIDE_EPOCH = re.compile(rf"\s*[:,|]?\s*(?P<current>{_NUMBER})\s*/\s*(?P<total>{_NUMBER})(?![\w.])")
+_BESIDE_EPOCH = re.compile(rf" ?[:,|]? ?(?P<current>{_NUMBER}) ?/ ?(?P<total>{_NUMBER})(?![\w.])")
 _BYTES = re.compile(r"\b[kKMGT]?i?B(?:/s|\b)")
 #: What follows the number of a command in a build, such as that of a CUDA extension: [1/3] nvcc …
 _BUILD = re.compile(r"\s*(?:/\S+|c\+\+|g\+\+|gcc|clang\S*|nvcc|cc|Building|Linking|Compiling|Generating)\s")
@@ -45,8 +47,8 @@ _SIZES = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 def find_counter(text: str, begin: int = 0, end: int = 0) -> Counter | None:
     """Returns the counter in a line; None if there is none.
 
-    begin, end: the span of an epoch, which is no counter. A bar or a count in brackets beside an epoch starts
-    again with every epoch; the step of a "Step 50/300" may also count through all of them.
+    text: a line with single blanks. begin, end: the span of an epoch, which is no counter. A bar or a count
+    in brackets beside an epoch starts again with every epoch; the step of a "Step 50/300" may also count through all of them.
     """
     has_epoch = end > begin
     for needles, pattern, build in _KINDS:
@@ -119,8 +121,6 @@ def _rich(text: str, found: re.Match[str]) -> Counter | None:
 
 
 def _keras(text: str, found: re.Match[str]) -> Counter | None:
-    if found.start():
-        return None
     return Counter("", parse_number(found["current"]), parse_number(found["total"]), is_inner=True)
 
 

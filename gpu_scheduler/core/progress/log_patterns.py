@@ -11,29 +11,30 @@ from gpu_scheduler.core.progress.marks import Counter, Epoch, Mark
 _SIGNS = ("/", "%", "poch", "POCH", "tep", "TEP", "ter", "TER", " of ", "Train: ", "GPU available: ")
 #: Epoch 2/10, epoch: [3], Epoch(train) [2], Epoch 3 of 10. "epochs 10" is a setting unless a total follows.
 _EPOCH = re.compile(
-    r"(?i)(?<![\w-])epoch(?P<plural>s?)\b(?:\s*\(train(?:ing)?\))?\s*(?:[:=#]|no\.?)?\s*[\[(]?\s*"
-    r"(?P<number>\d+(?:\.\d+)?)(?![\w.]*%|\w|\.\d)(?:\s*(?:/|of\b|out of\b)\s*(?P<total>\d+)\b)?\s*[\])]?"
+    r"(?i)(?<![\w-])epoch(?P<plural>s?)\b(?: ?\(train(?:ing)?\))? ?(?:[:=#]|no\.?)? ?[\[(]? ?"
+    r"(?P<number>\d{1,15}(?:\.\d{1,30})?)(?![\w.]{0,30}%|\w|\.\d)"
+    r"(?: ?(?:/|of\b|out of\b) ?(?P<total>\d{1,15})\b)? ?[\])]?"
 )
 #: timm: Train: 3 [ 150/1251 ( 12%)]
-_TIMM_EPOCH = re.compile(r"(?:^|\s)Train: (?P<number>\d+)(?= +\[)")
+_TIMM_EPOCH = re.compile(r"(?:^| )Train: (?P<number>\d+)(?= \[)")
 #: Ultralytics YOLO:  2/100  4.72G  1.145  1.68  1.201  200  640: 100%|██████████| 8/8
-_YOLO_EPOCH = re.compile(r"^\s*(?P<number>\d+)/(?P<total>\d+)\s+[\d.]+[GM]\s")
+_YOLO_EPOCH = re.compile(r"^ ?(?P<number>\d+)/(?P<total>\d+) [\d.]+[GM] ")
 #: The lines of the Hugging Face Trainer: {'loss': 0.5, 'epoch': 1.5}
-_TRAINER_EPOCH = re.compile(r"['\"]epoch['\"]\s*:\s*['\"]?(?P<number>\d+(?:\.\d+)?)")
+_TRAINER_EPOCH = re.compile(r"['\"]epoch['\"] ?: ?['\"]?(?P<number>\d+(?:\.\d+)?)")
 #: iter 100: loss 2.3, {'step': 100, …}
 _STEP_ALONE = re.compile(
-    r"(?i)(?<![\w-])(?:(?:global|train(?:ing)?)[ _-]?)?(?:step|iter(?:ation)?)\b['\"]?\s*[:=#]?\s*"
-    r"(?P<current>\d[\d,_]*)(?![\w.]|\s*(?:/|of\b|%|s\b|ms\b))"
+    r"(?i)(?<![\w-])(?:(?:global|train(?:ing)?)[ _-]?)?(?:step|iter(?:ation)?)\b['\"]? ?[:=#]? ?"
+    r"(?P<current>\d[\d,_]{0,24})(?![\w.]| ?(?:/|of\b|%|s\b|ms\b))"
 )
-_CHECKPOINT_NAME = re.compile(r"\S*epoch=\d+-step=\d+\S*")
+_CHECKPOINT_NAME = re.compile(r"epoch=\d+-step=\d+")
 _PERCENT = re.compile(
-    r"(?i)(?:^\s*[\[(|]?\s*|\b(?:progress|training|trained|completed?|done|finished|processed)\W{0,3}(?:at\s+)?)"
-    r"(?P<before>\d{1,3}(?:\.\d+)?)\s?%\s*(?:$|[\])|,;:-]|\b(?:complete|done|finished|of\b))"
-    r"|(?<![\d.])(?P<after>\d{1,3}(?:\.\d+)?)\s?%\s*(?:complete|done|finished)"
+    r"(?i)(?:^ ?[\[(|]? ?|\b(?:progress|training|trained|completed?|done|finished|processed)\W{0,3}(?:at )?)"
+    r"(?P<before>\d{1,3}(?:\.\d{1,9})?) ?% ?(?:$|[\])|,;:-]|\b(?:complete|done|finished|of\b))"
+    r"|(?<![\d.])(?P<after>\d{1,3}(?:\.\d{1,9})?) ?% ?(?:complete|done|finished)"
 )
 _BEGINS = re.compile(r"(?i)\b(?:start|begin)")
 _ENDS = re.compile(r"(?i)\b(?:done|complete|finish|end(?:ed)?\b|end of)")
-_LEARNING_RATE = re.compile(r"(?i)\b(?:lr|learning[ _]rate)\W*[\d.]+(?:e-?\d+)?")
+_LEARNING_RATE = re.compile(r"(?i)\b(?:lr|learning[ _]rate)\W{0,8}[\d.]+(?:e-?\d+)?")
 #: Texts that PyTorch Lightning writes, which counts epochs from 0.
 _LIGHTNING = re.compile(r"\bv_num[=:]|\d • \d|^GPU available: |\bDataLoader \d+:")
 
@@ -46,8 +47,9 @@ def parse_line(text: str, line: int, *, is_nested: bool = False) -> Mark | None:
     """
     if not _has(text, *_SIGNS):
         return None
+    text = " ".join(text.split())  # every run of blanks becomes one, for all patterns
     if "-step=" in text:
-        text = _CHECKPOINT_NAME.sub("", text)
+        text = " ".join(word for word in text.split(" ") if not _CHECKPOINT_NAME.search(word))
     exact = _TRAINER_EPOCH.search(text) if "epoch" in text else None
     named = None if exact is not None else _named_epoch(text)
     counter = find_counter(text) if named is None else find_counter(text, *named.span())

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 
 from gpu_scheduler.core.progress.log_patterns import parse_line
@@ -37,14 +37,17 @@ class LogWindow:
         self._rest = b""
         self._was_nested = False
 
-    def feed(self, data: bytes) -> None:
-        """Adds bytes at the end of the log."""
+    def feed(self, data: bytes, is_late: Callable[[], bool] = lambda: False) -> bool:
+        """Adds bytes at the end of the log; returns False, with a part of them added, if it gets late."""
         *lines, rest = (self._rest + data).split(b"\n")
         for line in reversed(list(islice(_last_lines(lines), MAX_LINES))):
+            if is_late():
+                return False
             self._add_line(line)
         self._rest = rest if len(rest) <= _MAX_REST_BYTES else _shortened(rest)
         while self._marks and self._marks[0].line <= self._lines - MAX_LINES:
             self._marks.popleft()
+        return True
 
     def marks(self) -> list[Mark]:
         """Returns the marks, oldest first, including those of the line that has not ended yet."""

@@ -19,11 +19,11 @@ _SECRET_WORDS = (
 #: Names of variables that contain one of the words above although their values are not secret.
 _NOT_SECRET = (
     r"(?:OLD)?PWD|PASS_(?:AT_)?K"
-    r"|(?:\w*_)?(?:MAX|MIN|NUM|N|NEW|TRAIN|EVAL|TOTAL|PAD|BOS|EOS|UNK|SEP|CLS|MASK)_TOKENS?(?:_PER_\w*)?"
+    r"|(?:\w{0,128}_)?(?:MAX|MIN|NUM|N|NEW|TRAIN|EVAL|TOTAL|PAD|BOS|EOS|UNK|SEP|CLS|MASK)_TOKENS?(?:_PER_\w*)?"
     r"|(?:TOKENS?|KEYS?)_(?:DIM|LEN|LENGTH|COUNT|LIMIT|BUDGET|SIZE|PER_\w*)|TOKENS?_IDS?"
-    r"|(?:\w*_)?(?:NUM|N|SORT|GROUP|PRIMARY|CACHE)_KEYS?"
+    r"|(?:\w{0,128}_)?(?:NUM|N|SORT|GROUP|PRIMARY|CACHE)_KEYS?"
 )
-_VARIABLE = rf"(?!(?:{_NOT_SECRET})(?:=|\Z))(?:\w*_)?(?:{_SECRET_WORDS})(?:_\w*)?"
+_VARIABLE = rf"(?!(?:{_NOT_SECRET})(?:=|\Z))(?:\w{0, 128}_)?(?:{_SECRET_WORDS})(?:_\w*)?"
 _IS_VARIABLE = re.compile(_VARIABLE, re.IGNORECASE)
 #: The whole name of an option, or of a setting such as `wandb.api_key=…`, whose value is secret. The
 #: lookahead captures the whole word, so that the expression is never tried on a part of it.
