@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import sys
+import threading
 from typing import Any, TextIO
 
 
@@ -55,12 +56,25 @@ def _is_stdout(stream: TextIO) -> bool:
         return False
 
 
-def flush_or_discard() -> None:
-    """Writes the buffered output, or discards it if that fails. For output that is not essential."""
+def flush_or_discard(limit_s: float = 1.0) -> bool:
+    """Writes output that is not essential or, if that fails, discards it; False if nobody reads it.
+
+    The buffer then stays locked, so that only `os._exit` ends this process; the interpreter waits for it.
+    """
+
+    def flush() -> None:
+        try:
+            sys.stdout.flush()
+        except OSError:
+            discard_output()
+
+    flushing = threading.Thread(target=flush, name="flush", daemon=True)
     try:
-        sys.stdout.flush()
-    except OSError:
-        discard_output()
+        flushing.start()
+    except RuntimeError:  # the process limit is reached
+        return False
+    flushing.join(limit_s)
+    return not flushing.is_alive()
 
 
 def discard_output() -> None:

@@ -53,10 +53,14 @@ def _run_scheduler(chosen: StartOptions, on_up: Callable[[], None]) -> int:
         # Use a separate thread, because logind may take a second to answer and jobs should not wait for it.
         start_thread(_log_logout_warning)
 
+    code = 1
     try:
-        return run(chosen, on_ready=is_up)
+        code = run(chosen, on_ready=is_up)
+        return code
     finally:
-        standard_streams.flush_or_discard()  # not essential: the main log also contains the printed lines
+        # The main log also contains the printed lines, so a reader that has stopped holds nothing up.
+        if not standard_streams.flush_or_discard():
+            os._exit(code)
 
 
 def _confirm_fresh(chosen: StartOptions, *, ask: bool) -> None:
