@@ -14,6 +14,8 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
+import GPUtil  # noqa: F401 - otherwise each input would import it again
+
 from gpu_scheduler.core.model.claimed_gpu import ClaimedGpu
 from gpu_scheduler.core.model.gpu import GpuSample, Snapshot
 from gpu_scheduler.core.model.now import Now
