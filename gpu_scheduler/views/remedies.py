@@ -22,6 +22,8 @@ _REMEDIES = {
         "two processes of the job use the same GPU: request one GPU for each process, as in [gpus=2], or"
         " start fewer processes"
     ),
+    FailureKind.CUDA_FORKED: 'use the start method "spawn" of multiprocessing',
+    FailureKind.DEVICE_ERROR: "check the GPU with `nvidia-smi -q` and `dmesg`; it may need a reset",
     FailureKind.HOST_OOM: "host memory ran out: use fewer workers, smaller batches, or fewer jobs at once",
     FailureKind.MODULE_MISSING: (
         "install the module in the job's environment, or name the right environment (conda=NAME or venv=PATH)"

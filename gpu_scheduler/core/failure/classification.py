@@ -6,9 +6,10 @@ import re
 from collections.abc import Iterable
 from signal import SIGABRT, SIGBUS, SIGFPE, SIGHUP, SIGILL, SIGINT, SIGKILL, SIGSEGV, SIGTERM
 
+from gpu_scheduler.core.failure.log_patterns import DEVICE_ERROR
 from gpu_scheduler.core.model.state_reason import FailureKind
 
-_NOT_EXECUTABLE, _NOT_FOUND = 126, 127
+_WRONG_CALL, _NOT_EXECUTABLE, _NOT_FOUND = 2, 126, 127
 _PRECEDENCE = tuple(FailureKind)
 
 #: For each kind, a pattern for the error messages of Python, the shell, argparse and CUDA that indicate it.
@@ -20,6 +21,8 @@ _ERRORS = tuple(
             r"(?:unrecognized arguments?|no such option|unknown (?:option|argument)).{0,200}--cuda\b",
         ),
         (FailureKind.GPU_USED_TWICE, r"Duplicate GPU detected"),
+        (FailureKind.CUDA_FORKED, r"Cannot re-initialize CUDA in forked subprocess"),
+        (FailureKind.DEVICE_ERROR, DEVICE_ERROR.pattern),
         (FailureKind.HOST_OOM, r"(?<!OutOf)MemoryError|Cannot allocate memory"),
         (FailureKind.MODULE_MISSING, r"ModuleNotFoundError|ImportError"),
         (FailureKind.COMMAND_NOT_FOUND, r"command not found"),
@@ -31,6 +34,11 @@ _ERRORS = tuple(
             FailureKind.GPU_DRIVER,
             r"no CUDA-capable device|CUDA driver version is insufficient|driver on your system is too old"
             r"|NVIDIA driver",
+        ),
+        (
+            FailureKind.PROGRAM,
+            r"^(?:SyntaxError|IndentationError|TabError|NameError|UnboundLocalError|AttributeError|TypeError"
+            r"|KeyError|IndexError|ZeroDivisionError|NotImplementedError)\b",
         ),
     )
 )
@@ -48,6 +56,8 @@ def failure_kinds(exit_code: int | None, signal: int | None, error: str) -> list
         kinds.append(FailureKind.COMMAND_NOT_FOUND)
     elif exit_code == _NOT_EXECUTABLE:
         kinds.append(FailureKind.NOT_EXECUTABLE)
+    elif exit_code == _WRONG_CALL:
+        kinds.append(FailureKind.PROGRAM)
     elif signal == SIGBUS:
         kinds.append(FailureKind.SHARED_MEMORY)
     # A shell whose program was killed by a signal exits with 128 plus the signal's number.

@@ -30,11 +30,29 @@ _INVALID_GPU_ID = re.compile(
 )
 #: Message that NCCL prints below its error if two processes of a job use the same GPU.
 _DUPLICATE_GPU = "Duplicate GPU detected"
+#: The number of a visible GPU, or the UUID of a GPU, in an error.
+_NAMED_GPU = re.compile(r"(?i)\b(?:cuda:|(?:GPU|device)[ :#=]{1,2})(\d{1,3})\b|\b(GPU-[\da-f-]{36}|SIM-\d+)")
+#: The kinds of failures that a GPU may have caused. The command or the machine has caused all others.
+_PERHAPS_BY_GPU = (None, FailureKind.DEVICE_ERROR, FailureKind.GPU_DRIVER, FailureKind.CRASHED)
 
 
 def is_failure(result: AttemptResult) -> bool:
     """Returns whether the command began, ended by itself and failed."""
     return result.cause is None and result.began and result.exit_code != 0
+
+
+def blamed_gpus(reason: StateReason, gpus: tuple[str, ...]) -> tuple[str, ...]:
+    """Returns which of the GPUs of a failed attempt may have caused its failure.
+
+    gpus: their UUIDs in the order of their numbers. Of several, only those that the error names count.
+    """
+    has_failed = reason.kind is ReasonKind.COMMAND_FAILED and reason.exit_code != 0
+    if not has_failed or reason.failure not in _PERHAPS_BY_GPU:
+        return ()
+    if len(gpus) == 1:
+        return gpus
+    named = {match.groups() for match in _NAMED_GPU.finditer(reason.error or "")}
+    return tuple(uuid for at, uuid in enumerate(gpus) if {(str(at), None), (None, uuid)} & named)
 
 
 def explain_failure(result: AttemptResult, context: FailureContext | None = None) -> StateReason:
@@ -46,11 +64,14 @@ def explain_failure(result: AttemptResult, context: FailureContext | None = None
     from gpu_scheduler.core.failure.classification import failure_kinds, most_specific
     from gpu_scheduler.core.failure.cuda_oom import cuda_oom
     from gpu_scheduler.core.failure.log_end import LogEnd
+    from gpu_scheduler.core.failure.log_patterns import DEVICE_ERROR
 
     tail = context.log_tail if context is not None else ""
     end = LogEnd(tail)
     oom = cuda_oom(end)
-    error = end.error(None if result.exit_code == 1 else _MAX_LINES_AFTER) or oom
+    lines = end.last_lines(_MAX_LINES_AFTER)
+    device_error = next((line.strip() for line in reversed(lines) if DEVICE_ERROR.search(line)), None)
+    error = end.error(None if result.exit_code == 1 else _MAX_LINES_AFTER) or oom or device_error
     error = None if error is None else _one_line(error)
     gpu_ids = context.cuda_ids if context is not None and _INVALID_GPU_ID.search(tail) else ()
     oom_kill = _oom_kill(result, end)

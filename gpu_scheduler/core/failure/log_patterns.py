@@ -90,3 +90,10 @@ NON_PYTHON_ERROR = re.compile(
     r"|cannot execute.*)"
     r"|.*: Exec format error|\S+: error: .*|.*can't open file .*|\s+what\(\):  .*|.*Fatal Python error: .*"
 )
+#: Messages of CUDA, NVML and the kernel about a GPU that is defective or cannot be used at all.
+DEVICE_ERROR = re.compile(
+    r"(?i)uncorrectable ECC error|ECC_?UNCORRECTABLE|busy or unavailable|Devices?_?Unavailable"
+    r"|GPU is lost|GPU_IS_LOST|fallen off the bus|\bdevice lost\b|(?-i:\bXid\b)"
+    r"|CUDA.{0,80}\binitialization error|cudaErrorInitializationError|driver initialization failed"
+    r"|CUDA unknown error|CUDA[ _]error:? \(?(?:3|46|214)\b"
+)

@@ -68,6 +68,9 @@ class FailureKind(str, Enum):
 
     CUDA_OOM = "cuda_oom"
     MISREAD_GPU_IDS = "misread_gpu_ids"
+    CUDA_FORKED = "cuda_forked"
+    #: The GPU itself reports an error, or cannot be used at all.
+    DEVICE_ERROR = "device_error"
     CUDA_OPTION_UNKNOWN = "cuda_option_unknown"
     GPU_USED_TWICE = "gpu_used_twice"
     HOST_OOM = "host_oom"
@@ -79,6 +82,8 @@ class FailureKind(str, Enum):
     FILE_MISSING = "file_missing"
     PERMISSION = "permission"
     GPU_DRIVER = "gpu_driver"
+    #: A wrong call of the program, or an error in its own code.
+    PROGRAM = "program"
     CRASHED = "crashed"
     KILLED = "killed"
     TERMINATED = "terminated"
