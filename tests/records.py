@@ -81,7 +81,7 @@ def gpu_record(**values: Any) -> GpuRecord:
         "uuid": "A", "index": 0, "name": "H200", "total_mib": 1000, "paused": False,
         "used_mib": 10, "load_percent": 0.0, "fault": None, "sampled_at": 5.0, "processes": None,
         "loads": (), "foreign_peaks": (), "foreign_loads": (), "foreign_load_boot": None,
-        "usable_since": None, **values,
+        "usable_since": None, "suspicion": None, **values,
     }  # fmt: skip
     return GpuRecord(**fields)
 

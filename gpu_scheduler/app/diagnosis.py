@@ -241,8 +241,9 @@ def _placement_facts(inspected: _Inspection, need: Need) -> PlacementFacts:
         )
         for gpu in gpus
     }
+    job, allowed = queued_job_of(store, inspected.record.id), inspected.record.spec.allowed
     sampled = max((gpu.sampled_at for gpu in records if gpu.sampled_at is not None), default=None)
-    judged = () if facts is None else tuple(judged_gpus(facts, need, queued_job_of(inspected.record)))
+    judged = () if facts is None else tuple(judged_gpus(facts, need, job, allowed))
     preemption = None if facts is None else _preemption(inspected, facts, need)
     queue = None if facts is None else _queue_outlook(inspected, facts, need)
     return PlacementFacts(gpus, judged, preemption, queue, options.idle_budget, holders, options, sampled)
@@ -253,7 +254,8 @@ def _preemption(inspected: _Inspection, facts: Facts, need: Need) -> Preemption 
     has_reservation = any(one.job.job_id == job.id for one in facts.reserved_jobs)
     if not inspected.is_in_queue or has_reservation:
         return None
-    return possible_preemption(facts, need, queued_job_of(job), ResourceSpec.from_key(job.spec_key))
+    queued = queued_job_of(inspected.store, job.id)
+    return possible_preemption(facts, need, queued, ResourceSpec.from_key(job.spec_key))
 
 
 def _queue_outlook(inspected: _Inspection, facts: Facts, need: Need) -> QueueOutlook | None:
@@ -265,7 +267,7 @@ def _queue_outlook(inspected: _Inspection, facts: Facts, need: Need) -> QueueOut
     if job.line_wait is not None and not has_reservation:
         return None  # nothing is reserved for it before its line is valid again
     run_times, resources = RunTimesReader(inspected.store).run_times(), ResourceSpec.from_key(job.spec_key)
-    return queue_outlook(facts, need, queued_job_of(job), resources, run_times)
+    return queue_outlook(facts, need, queued_job_of(inspected.store, job.id), resources, run_times)
 
 
 def _round_facts(inspected: _Inspection) -> Facts:

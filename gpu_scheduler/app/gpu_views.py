@@ -79,6 +79,8 @@ def _state(gpu: GpuRecord, share: int, paused: bool, limits: Limits, foreign: Fo
         return status_report.LOST
     if paused:
         return status_report.PAUSED
+    if gpu.suspicion is not None:
+        return status_report.SUSPECT
     if share == 0 and (gpu.uuid in foreign.claims or gpu.uuid in foreign.problems):
         return status_report.CLAIMED
     return (

@@ -12,8 +12,8 @@ from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.core.scheduling.facts import Attempt, Facts
 from gpu_scheduler.intake.llm_config import current_llm_config
 from gpu_scheduler.intake.state_file_edits import requested_pauses
+from gpu_scheduler.store.attempt_history import QueueStartsReader
 from gpu_scheduler.store.gpu_time import gpu_time
-from gpu_scheduler.store.queue_starts import QueueStartsReader
 from gpu_scheduler.store.reservations import queue_reservation, reserved_jobs
 from gpu_scheduler.store.run_times import RunTimesReader
 from gpu_scheduler.store.store import Store

@@ -23,9 +23,10 @@ if TYPE_CHECKING:
     AttemptWarning = Overuse | MisplacedProcess | str
 
 #: States of a GPU, in order of precedence.
-LOST, PAUSED, CLAIMED, BUSY, RESERVED, AVAILABLE = (
+LOST, PAUSED, SUSPECT, CLAIMED, BUSY, RESERVED, AVAILABLE = (
     "lost",
     "paused",
+    "suspect",
     "claimed",
     "busy",
     "reserved",

@@ -86,6 +86,9 @@ def _start_launches(group: argparse._ArgumentGroup) -> None:
     flag(group, "--recover",
          "Queue interrupted jobs again, such as those that ran before a reboot; each job at most three times"
          " in a row")  # fmt: skip
+    setting(group, "--suspect-after", metavar="N", type=values.integer(0, 1000),
+            help="Number of jobs that must fail on a GPU within 10 seconds of their start, while others run"
+            " well, until it is put aside; two with a device error suffice; 0: never")  # fmt: skip
     setting(group, "--max-assign-attempts", metavar="N", type=values.integer(1, 1000),
             help="Maximum number of times to try to launch a job")  # fmt: skip
     setting(group, "--assign-retry-wait", "assign_retry_wait_s", metavar="S",

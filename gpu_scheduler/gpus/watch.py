@@ -88,6 +88,7 @@ def with_stored_values(gpu: Gpu, record: GpuRecord) -> Gpu:
         foreign_loads=record.foreign_loads,
         foreign_load_at=record.foreign_load_boot,
         usable_since=record.usable_since or 0.0,
+        suspicion=record.suspicion,
     )
 
 

@@ -29,9 +29,9 @@ from gpu_scheduler.gpus.watch import GpuWatch
 from gpu_scheduler.health.storage_monitor import StorageMonitor
 from gpu_scheduler.scheduler.first_forecasts import FirstForecasts
 from gpu_scheduler.scheduler.read_facts import read_facts
+from gpu_scheduler.store.attempt_history import GpuHistoryReader, QueueStartsReader
 from gpu_scheduler.store.measurements import LearnedNeedsReader
 from gpu_scheduler.store.pending_groups_reader import PendingGroupsReader
-from gpu_scheduler.store.queue_starts import QueueStartsReader
 from gpu_scheduler.store.run_times import RunTimesReader
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.store.writer import StoreWriter
@@ -77,6 +77,7 @@ class Loop:
         self.stop_requested = False
         self.sample_wanted = False
         self._starts = QueueStartsReader(store)
+        self._history = GpuHistoryReader(store)
         self._run_times = RunTimesReader(store)
         self._groups = PendingGroupsReader(store)
         self._forecasts = FirstForecasts(store)
@@ -101,7 +102,7 @@ class Loop:
             self.store, self.watch, self._executors, self.config, self.settings, now, issue,
             placing=self.placing, learned=self._learned if self.store.learning else None,
             starts=self._starts, run_times=self._run_times, groups=self._groups, progress=self.progress,
-            lock_folder=self.lock_folder,
+            lock_folder=self.lock_folder, history=self._history,
         )  # fmt: skip
         # If this scheduler no longer owns the folder, it must not record what it observed there.
         self.check_owner()
@@ -114,6 +115,7 @@ class Loop:
         self._failpoint("planned")
         opened = self.recorder.record(actions, now)
         self._groups.accept(actions)
+        self._history.accept(actions)
         self._failpoint("recorded")
         failed: OSError | sqlite3.OperationalError | None = None
         for action in actions:

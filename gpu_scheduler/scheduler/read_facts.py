@@ -20,12 +20,12 @@ from gpu_scheduler.core.scheduling.settings import QueueOrder, Settings
 from gpu_scheduler.gpus.watch import GpuWatch, watched_processes, with_stored_values
 from gpu_scheduler.runner.membership import RecordedCommand
 from gpu_scheduler.store.adopted_jobs import jobs_to_watch
+from gpu_scheduler.store.attempt_history import GpuHistoryReader, QueueStartsReader
 from gpu_scheduler.store.dependencies import has_unsettled_dependencies, is_ancestor
 from gpu_scheduler.store.gpu_time import gpu_time
 from gpu_scheduler.store.job_lists import find_job_fact, interrupted_jobs, listed_count
 from gpu_scheduler.store.measurements import LearnedNeedsReader
 from gpu_scheduler.store.pending_groups_reader import PendingGroupsReader
-from gpu_scheduler.store.queue_starts import QueueStartsReader
 from gpu_scheduler.store.records import ActiveAttemptRecord, GpuRecord
 from gpu_scheduler.store.requests import open_requests
 from gpu_scheduler.store.reservations import queue_reservation, reserved_jobs
@@ -49,13 +49,14 @@ def read_facts(
     progress: RunningProgress | None = None,
     groups: PendingGroupsReader | None = None,
     lock_folder: Path | None = None,
+    history: GpuHistoryReader | None = None,
 ) -> Facts:
     """Returns all facts on which the decisions of one round are based.
 
     placing: whether jobs may be started. learned: the reader of learned needs; None if needs are not learned.
-    starts, run_times, groups: the readers of the starts that overtook waiting jobs, of the run times, and of
-    the pending groups; None to read all of them. progress: that of the running attempts; None if it is not
-    looked for.
+    starts, history, run_times, groups: the readers of the starts that overtook waiting jobs, of the ends on
+    each GPU, of the run times, and of the pending groups; None to read all of them. progress: that of the
+    running attempts; None if it is not looked for.
     lock_folder: the folder with the lock files of the GPUs; None if there is none.
     """
     managed = store.gpus()
@@ -89,6 +90,7 @@ def read_facts(
         reserved_jobs=tuple(reserved_jobs(store, now)) if placing else (),
         queue_reservation=reservation,
         overtakes=(starts or QueueStartsReader(store)).overtakes(),
+        history=(history or GpuHistoryReader(store)).history(),
         run_times=(run_times or RunTimesReader(store)).run_times(),
         gpu_time=gpu_time(store, now.wall),
         requests=requests,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from gpu_scheduler.core.model.gpu import GpuProcess
+from gpu_scheduler.core.model.gpu import GpuProcess, Suspicion
 from gpu_scheduler.core.model.state_reason import StateReason
 from gpu_scheduler.core.model.states import AttemptState, JobState, Outcome
 from gpu_scheduler.core.model.wait_reason import WaitReason
@@ -186,4 +186,5 @@ _GPU_FIELDS: Mapping[str, Callable[[Any], Any]] = {
     "foreign_loads": _tuple,
     "exclusive": bool,
     "unified": bool,
+    "suspicion": Suspicion.from_json,
 }

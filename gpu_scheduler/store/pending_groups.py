@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,6 @@ from gpu_scheduler.store.store import Store
 if TYPE_CHECKING:
     from gpu_scheduler.core.model.now import Now
     from gpu_scheduler.core.scheduling.facts import QueuedJob
-    from gpu_scheduler.store.records import JobRecord
 
 
 #: The condition of the index `job_queue`, which leaves out adopted processes and the jobs that wait for other
@@ -19,7 +19,14 @@ if TYPE_CHECKING:
 _IN_QUEUE = "state = 'queued' AND unmet_parents = 0 AND adopted IS NULL"
 
 #: The columns from which `queued_job` builds a job.
-QUEUED_JOB_COLUMNS = "id, priority, position, submitted_at, queued_at, identity, spec"
+QUEUED_JOB_COLUMNS = (
+    "id, priority, position, submitted_at, queued_at, identity, spec, fail_retries_used,"
+    # The GPUs of the last attempt that ran, if the job is retried, but not because memory ran out.
+    " CASE WHEN fail_retries_used THEN (SELECT json_group_array(gpu) FROM allocation, attempt AS last"
+    " WHERE attempt_id = last.id AND last.outcome = 'failed'"
+    " AND json_extract(last.reason, '$.failure') IS NOT 'cuda_oom' AND last.id ="
+    " (SELECT max(id) FROM attempt WHERE job_id = job.id AND outcome <> 'not_started')) END AS failed_on"
+)
 
 #: The condition for a queued job to wait only for GPUs. Its parameters: the time since boot, and the boot id.
 IS_STARTABLE = (
@@ -72,14 +79,17 @@ def queued_job(row: tuple[Any, ...]) -> QueuedJob:
     from gpu_scheduler.core.scheduling.facts import QueuedJob
     from gpu_scheduler.core.scheduling.run_times import RunTimeKey
 
-    job_id, priority, position, submitted_at, waiting_since, identity, spec_json = row
-    return QueuedJob(job_id, priority, position, submitted_at, waiting_since, RunTimeKey(identity, spec_json))
+    job_id, priority, position, submitted_at, since, identity, spec_json, retries, failed_on = row
+    gpus = tuple(json.loads(failed_on)) if failed_on else ()
+    run_time = RunTimeKey(identity, spec_json)
+    return QueuedJob(job_id, priority, position, submitted_at, since, run_time, retries, gpus)
 
 
-def queued_job_of(job: JobRecord) -> QueuedJob:
+def queued_job_of(store: Store, job_id: int) -> QueuedJob:
     """Returns a job as a queued job."""
-    values = job.id, job.priority, job.position, job.submitted_at, job.queued_at
-    return queued_job((*values, job.identity, job.spec_json))
+    row = store.db.row(f"SELECT {QUEUED_JOB_COLUMNS} FROM job WHERE id = ?", job_id)
+    assert row is not None
+    return queued_job(tuple(row))
 
 
 def next_retry(store: Store, now: Now) -> float | None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from gpu_scheduler.core.model.adopted_process import AdoptedProcess
     from gpu_scheduler.core.model.attempt_status import RunnerIdentity, StopRequest
     from gpu_scheduler.core.model.checkpoint import Checkpoint
-    from gpu_scheduler.core.model.gpu import GpuProcess
+    from gpu_scheduler.core.model.gpu import GpuProcess, Suspicion
     from gpu_scheduler.core.model.gpu_fault import GpuFault
     from gpu_scheduler.core.model.job_spec import JobSpec
     from gpu_scheduler.core.model.state_reason import StateReason
@@ -291,8 +291,8 @@ class GpuRecord:
     foreign_loads: the last loads in percent that foreign processes caused; foreign_load_boot: the time of the
     newest sample in foreign_loads. foreign_peaks: the pid, the start in wall seconds and the highest observed
     memory in MiB of each foreign process. usable_since: when it was last resumed, became managed, or
-    recovered from a fault, in wall seconds; None if that was before the store recorded it. exclusive and
-    unified: as in GpuSample.
+    recovered from a fault, in wall seconds; None if that was before the store recorded it. suspicion: why it
+    is suspect, or None. exclusive and unified: as in GpuSample.
     """
 
     uuid: str
@@ -310,5 +310,6 @@ class GpuRecord:
     foreign_loads: tuple[float | None, ...]
     foreign_load_boot: float | None
     usable_since: float | None
+    suspicion: Suspicion | None
     exclusive: bool = False
     unified: bool = False

@@ -6,7 +6,7 @@ import json
 import sqlite3
 from collections.abc import Collection, Iterable
 
-from gpu_scheduler.core.model.event import EventKind, GpusChanged
+from gpu_scheduler.core.model.event import EventKind, GpusChanged, GpuSuspected
 from gpu_scheduler.core.model.gpu import GpuSample
 from gpu_scheduler.core.model.gpu_fault import FaultKind, GpuFault
 from gpu_scheduler.core.scheduling import actions as act
@@ -67,14 +67,28 @@ def record_probe_failure(db: sqlite3.Connection, cause: str) -> None:
 def set_paused(context: WriteContext, action: act.SetPaused) -> None:
     """Pauses or resumes a GPU."""
     cursor = context.db.execute(
-        "UPDATE gpu SET paused = :paused, usable_since = CASE WHEN :paused THEN usable_since ELSE :now END"
-        " WHERE uuid = :uuid AND paused <> :paused",
+        "UPDATE gpu SET paused = :paused, usable_since = CASE WHEN :paused THEN usable_since ELSE :now END,"
+        " suspicion = CASE WHEN :paused THEN suspicion END"
+        " WHERE uuid = :uuid AND (paused <> :paused OR (suspicion IS NOT NULL AND NOT :paused))",
         {"paused": action.paused, "uuid": action.uuid, "now": context.now.wall},
     )
     if cursor.rowcount:
         kind = EventKind.PAUSED if action.paused else EventKind.RESUMED
         details = GpusChanged(context.gpu_indices([action.uuid]), action.cause)
         context.add_event(kind, details=details)
+
+
+def set_suspicion(context: WriteContext, action: act.SetSuspicion) -> None:
+    """Records that a GPU is suspect, or no longer is."""
+    found = action.suspicion
+    context.db.execute(
+        "UPDATE gpu SET suspicion = ? WHERE uuid = ?", (found and found.to_json(), action.uuid)
+    )
+    gpus = context.gpu_indices([action.uuid])
+    if found is None:
+        context.add_event(EventKind.SUSPICION_ENDED, details=GpusChanged(gpus))
+    else:
+        context.add_event(EventKind.SUSPECTED, details=GpuSuspected(gpus, vars(found)))
 
 
 def record_gpu_time(context: WriteContext, action: act.RecordGpuTime) -> None:

@@ -58,6 +58,7 @@ _RECORD: Mapping[type[act.Action], Callable[[WriteContext, Any], int | None]] = 
     act.ReleaseAllocation: write_attempts.release_allocation,
     act.RecordMemoryReleased: write_attempts.record_memory_released,
     act.SetPaused: write_gpus.set_paused,
+    act.SetSuspicion: write_gpus.set_suspicion,
     act.FinishJob: write_jobs.finish_job,
     act.HoldJob: write_jobs.hold_job,
     act.RequeueJob: write_jobs.requeue_job,

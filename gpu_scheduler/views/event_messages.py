@@ -20,12 +20,14 @@ from gpu_scheduler.core.model.event import (
     EventDetails,
     EventKind,
     GpusReserved,
+    GpuSuspected,
     JobsForgotten,
     MisplacedProcess,
     Overuse,
     ReservationDropped,
     StopStarted,
 )
+from gpu_scheduler.core.model.gpu import Suspicion
 from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
 from gpu_scheduler.core.model.units import WHOLE, format_share, share_text
 from gpu_scheduler.core.model.wait_reason import WaitReason
@@ -59,6 +61,8 @@ _TEXTS: Mapping[str, tuple[int, str]] = {
     EventKind.RESTORED: (_INFO, "restored from the folder of attempt {attempt}"),
     EventKind.PAUSED: (_INFO, "GPU {gpus} paused {reason}"),
     EventKind.RESUMED: (_INFO, "GPU {gpus} resumed {reason}"),
+    EventKind.SUSPICION_ENDED: (_INFO, "GPU {gpus} is no longer suspect; it accepts jobs again"),
+    EventKind.SUSPECTED: (_WARNING, "GPU {gpus} is {why}"),
 }
 #: The texts of the causes, other than commands, that pause or resume a GPU.
 _PAUSE_CAUSES = {
@@ -182,6 +186,10 @@ def _fixed_message(event: Event, details: EventDetails | None) -> EventMessage |
         listed = ", ".join(map(str, values["gpus"]))
         values["reserved"] = f"GPU {listed} is" if len(values["gpus"]) == 1 else f"GPUs {listed} are"
         values["gpus"] = listed
+    if isinstance(details, GpuSuspected):
+        from gpu_scheduler.views.gpu_obstacle_text import suspicion_text
+
+        values["why"] = suspicion_text(Suspicion.from_values(details.suspicion), event.at)
     if "victims" in values:
         values["victims"] = format_jobs(values["victims"])
     try:

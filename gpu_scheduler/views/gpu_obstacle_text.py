@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from gpu_scheduler.core.model.gpu import Suspicion
 from gpu_scheduler.core.model.gpu_obstacle import GpuObstacle, ObstacleKind
 from gpu_scheduler.core.model.units import format_share
-from gpu_scheduler.core.text.formatting import format_memory
+from gpu_scheduler.core.text.formatting import format_jobs, format_memory
 from gpu_scheduler.views.gpu_claims import claims_problem_text, claims_text
+from gpu_scheduler.views.progress_text import finish_text
 from gpu_scheduler.views.reservation_text import reserved_text
 
 
@@ -16,6 +18,10 @@ def obstacle_text(found: GpuObstacle, now: float = 0.0) -> str:
     """
     if found.kind is ObstacleKind.FAULT:
         return str(found.fault)
+    if found.suspicion is not None:
+        return suspicion_text(found.suspicion, now)
+    if found.kind is ObstacleKind.FAILED_HERE:
+        return f"job {found.job_id} failed here, so its retry waits up to 5 min for another one"
     if found.kind is ObstacleKind.QUARANTINED:
         processes = "process" if len(found.pids) == 1 else "processes"
         return f"quarantined: job {found.job_id} left {processes} {', '.join(map(str, found.pids))}"
@@ -41,8 +47,19 @@ def obstacle_text(found: GpuObstacle, now: float = 0.0) -> str:
     return _OBSTACLE_TEXTS[found.kind]
 
 
+def suspicion_text(found: Suspicion, now: float) -> str:
+    """Formats why a GPU is suspect. now: the time in seconds since 1970."""
+    jobs = f"{format_jobs(found.jobs)} failed on it"
+    if found.awaits is not None:
+        return f"{jobs}; job {found.awaits} shows soon whether others fail elsewhere, too"
+    why = f"with {found.error}" if found.error else "soon after their start, unlike jobs on other GPUs"
+    begin = f"from {finish_text(found.trial_at, now)} on" if found.trial_at > now else "now"
+    return f"suspect: {jobs} {why}; a job with retries left may try it {begin}"
+
+
 _OBSTACLE_TEXTS = {
     ObstacleKind.PAUSED: "paused",
+    ObstacleKind.SUSPECT: "suspect",
     ObstacleKind.NOT_SAMPLED: "not reported by the probe",
     ObstacleKind.RELEASING: "being released",
     ObstacleKind.AWAITING_MEMORY: "awaiting memory release",
@@ -90,6 +107,7 @@ _OBSTACLE_REMEDIES = {
     ObstacleKind.PAUSED: "`resume {gpu}` makes it available again",
     ObstacleKind.NOT_SAMPLED: _CHECK,
     ObstacleKind.FAULT: _CHECK,
+    ObstacleKind.SUSPECT: f"{_CHECK}; `resume {{gpu}}` uses it again at once",
     ObstacleKind.QUARANTINED: "end what is left (kill -9)",
     ObstacleKind.RELEASING: _SOON,
     ObstacleKind.AWAITING_MEMORY: _SOON,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from gpu_scheduler.app import status_report
 from gpu_scheduler.app.status_report import GpuView
@@ -16,6 +16,7 @@ from gpu_scheduler.views.layout import Cell, Column, TableRow
 _COLOURS = {
     status_report.LOST: RED,
     status_report.PAUSED: YELLOW,
+    status_report.SUSPECT: RED,
     status_report.CLAIMED: YELLOW,
     status_report.RESERVED: YELLOW,
     status_report.AVAILABLE: GREEN,
@@ -65,10 +66,14 @@ def _jobs_text(gpu: GpuView) -> str:
     return ", ".join(text for text in (format_ranges(gpu.jobs), then) if text) or "-"
 
 
-def _detail_lines(gpu: GpuView) -> list[str]:
-    """Returns lines about the modes of the GPU and about claims, if there is anything to say."""
+def _detail_lines(gpu: GpuView) -> Iterator[str]:
+    """Yields lines about a suspicion, the modes of the GPU and the claims of other programs."""
+    if gpu.record.suspicion is not None:
+        from gpu_scheduler.views.gpu_obstacle_text import suspicion_text  # rarely needed
+
+        yield suspicion_text(gpu.record.suspicion, gpu.record.sampled_at or 0.0)
     problem = [] if gpu.claims_problem is None else [claims_problem_text(gpu.claims_problem)]
-    return [*mode_lines(gpu.record), *problem, *([claims_text(gpu.claims)] if gpu.claims else [])]
+    yield from [*mode_lines(gpu.record), *problem, *([claims_text(gpu.claims)] if gpu.claims else [])]
 
 
 def _memory_text(gpu: GpuView) -> str:

@@ -17,7 +17,7 @@ from gpu_scheduler.views.warnings import job_warnings
 
 def gpu_object(gpu: GpuView) -> dict[str, Any]:
     """Returns a GPU as an element of "gpus"."""
-    record = gpu.record
+    record, doubt = gpu.record, gpu.record.suspicion
     return {
         "index": record.index,
         "uuid": record.uuid,
@@ -31,6 +31,7 @@ def gpu_object(gpu: GpuView) -> dict[str, Any]:
         "exclusive_process": record.exclusive,
         "load_percent": record.load_percent,
         "fault": None if record.fault is None else str(record.fault),
+        "suspicion": doubt and {**vars(doubt), "trial_at": doubt.trial_at},
         "sampled_at": record.sampled_at,
         "jobs": list(gpu.jobs),
         "reserved_for": list(gpu.reserved_for),

@@ -17,10 +17,11 @@ PACKAGE = "gpu_scheduler"
 STORE = tuple(
     f"store.{name}"
     for name in (
-        "accepted_lines", "adopted_jobs", "ancestors", "data_dir", "database", "dependencies", "environments",
-        "events", "forecasts", "gpu_kind", "gpu_time", "job_lists", "jobs_files", "location", "measurements",
-        "new_store", "pending_groups", "permissions", "queue_starts", "read_only", "records", "requests",
-        "reservations", "run_times", "running_schedulers", "scheduler_lock", "state_file", "store",
+        "accepted_lines", "adopted_jobs", "ancestors", "attempt_history", "data_dir", "database",
+        "dependencies", "environments", "events", "forecasts", "gpu_kind", "gpu_time", "job_lists",
+        "jobs_files", "location", "measurements", "new_store", "pending_groups", "permissions", "read_only",
+        "records", "requests", "reservations", "run_times", "running_schedulers", "scheduler_lock", "state_file",
+        "store",
     )
 )  # fmt: skip
 

@@ -8,20 +8,21 @@ from pathlib import Path
 import pytest
 
 from gpu_scheduler.core.model.dependency import Dependency, DependencyKind
-from gpu_scheduler.core.model.gpu import GpuSample
+from gpu_scheduler.core.model.gpu import GpuSample, Suspicion
 from gpu_scheduler.core.model.gpu_fault import LOST, GpuFault
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.now import Now
-from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
+from gpu_scheduler.core.model.state_reason import FailureKind, ReasonKind, StateReason
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.gpu_time import GpuTime
 from gpu_scheduler.core.scheduling.overtakes import QueueStart
 from gpu_scheduler.core.scheduling.settings import Settings
+from gpu_scheduler.store.attempt_history import GpuHistoryReader, QueueStartsReader
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.events import events_of_job
 from gpu_scheduler.store.gpu_time import gpu_time, skip_gpu_time
-from gpu_scheduler.store.queue_starts import QueueStartsReader
+from gpu_scheduler.store.pending_groups import queued_job_of
 from gpu_scheduler.store.reservations import queue_reservation, reserved_jobs
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.store.writer import StoreWriter
@@ -182,6 +183,60 @@ def test_a_gpu_is_usable_since_it_was_managed_or_resumed(store: Store) -> None:
     record(store, act.SetPaused("U1", False), after_s=9.0)
     record(store, act.SetPaused("U1", False), after_s=12.0)
     assert usable_since(store) == [1.0, 9.0]
+
+
+def test_resuming_a_suspect_gpu_ends_the_suspicion(store: Store) -> None:
+    sample(store, ("U0", None), after_s=1.0, manage=True)
+    found = Suspicion((1, 2, 3), WALL + 4.0, "ECC error")
+    record(store, act.SetSuspicion("U0", found), after_s=5.0)
+    assert [one.suspicion for one in store.gpus()] == [found]
+    record(store, act.SetPaused("U0", True), after_s=6.0)
+    assert [one.suspicion for one in store.gpus()] == [found]
+    record(store, act.SetPaused("U0", False), after_s=7.0)
+    record(store, act.SetSuspicion("U0", found), after_s=8.0)
+    record(store, act.SetPaused("U0", False), after_s=9.0)  # it was not paused
+    assert [(one.suspicion, one.usable_since) for one in store.gpus()] == [(None, WALL + 9.0)]
+    record(store, act.SetSuspicion("U0", None), after_s=10.0)
+    kinds = [one.kind for one in events_of_job(store, 0)]
+    assert kinds == ["suspected", "paused", "resumed", "suspected", "resumed", "suspicion_ended"]
+
+
+def test_the_history_of_a_gpu_is_the_same_after_a_restart(store: Store) -> None:
+    sample(store, ("U0", None), ("U1", None), after_s=0.0, manage=True)
+    reader = GpuHistoryReader(store)
+    assert reader.history().ends == []
+    reason = StateReason(ReasonKind.COMMAND_FAILED, exit_code=1)
+    for number, outcome in enumerate(
+        [Outcome.FAILED, Outcome.COMPLETED, Outcome.NOT_STARTED, Outcome.CANCELLED]
+    ):
+        job = add(store)
+        attempt = record(store, act.Start(job, ("U1",), 1000), after_s=number)[job]
+        failed = reason if outcome is Outcome.FAILED else None
+        ended = act.FinishAttempt(
+            job, attempt, outcome, JobState.FINISHED, outcome, failed, ended_at=WALL + number + 1,
+            started_at=None if outcome is Outcome.NOT_STARTED else WALL + number,
+        )  # fmt: skip
+        record(store, ended, after_s=number + 1)
+        reader.accept([ended])
+    kept = [(one.job_id, one.gpus, one.has_completed, one.failure) for one in reader.history().ends]
+    assert kept == [(1, ("U1",), False, reason), (2, ("U1",), True, None), (4, ("U1",), False, None)]
+    assert GpuHistoryReader(store).history().ends == reader.history().ends
+
+
+def test_a_retried_job_names_the_gpus_on_which_it_has_just_failed(store: Store) -> None:
+    sample(store, ("U0", None), ("U1", None), after_s=0.0, manage=True)
+    job = add(store)
+    assert queued_job_of(store, job).failed_on == ()
+    for used, (gpus, failure) in enumerate([(("U1", "U0"), None), (("U0",), FailureKind.CUDA_OOM)]):
+        attempt = record(store, act.Start(job, gpus, 1000))[job]
+        reason = StateReason(ReasonKind.COMMAND_FAILED, failure, 1)
+        record(store, act.FinishAttempt(
+            job, attempt, Outcome.FAILED, JobState.QUEUED, None, reason, fail_retries_used=used + 1,
+            started_at=WALL, ended_at=WALL,
+        ), act.ReleaseAllocation(attempt), act.RecordMemoryReleased(attempt))  # fmt: skip
+        found = queued_job_of(store, job)
+        assert found.fail_retries_used == used + 1
+        assert set(found.failed_on) == (set() if failure else {"U0", "U1"})
 
 
 def test_a_gpu_is_usable_since_it_recovered_from_a_fault(store: Store) -> None:

@@ -37,6 +37,8 @@ class EventKind(str, Enum):
     RESTORED = "restored"
     PAUSED = "paused"
     RESUMED = "resumed"
+    SUSPECTED = "suspected"
+    SUSPICION_ENDED = "suspicion_ended"
     FORGOTTEN = "forgotten"
 
     def __str__(self) -> str:
@@ -161,6 +163,14 @@ class GpusChanged(EventDetails):
 
 
 @dataclass(frozen=True)
+class GpuSuspected(EventDetails):
+    """A GPU is suspect, or stays so after a trial. suspicion: the fields of its Suspicion."""
+
+    gpus: Sequence[int]
+    suspicion: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
 class GpusReserved(EventDetails):
     """GPUs were reserved for a job.
 
@@ -230,6 +240,8 @@ class Event:
         EventKind.RESTORED: AttemptDetails,
         EventKind.PAUSED: GpusChanged,
         EventKind.RESUMED: GpusChanged,
+        EventKind.SUSPECTED: GpuSuspected,
+        EventKind.SUSPICION_ENDED: GpusChanged,
         EventKind.FORGOTTEN: JobsForgotten,
     }
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
+
+from gpu_scheduler.core.model.stored_value import StoredValue
 
 if TYPE_CHECKING:
     from gpu_scheduler.core.model.gpu_fault import GpuFault
@@ -16,6 +18,8 @@ SIMULATED_UUID_PREFIX = "SIM-"
 MAX_MIB = 1 << 30
 #: Number of samples over which loads are averaged.
 LOAD_SAMPLES = 3
+#: Seconds until a job may try a suspect GPU again. They double with each job that fails then.
+FIRST_TRIAL_S, LONGEST_TRIAL_WAIT_S = 600.0, 4 * 3600.0
 
 
 def is_simulated(uuid: str) -> bool:
@@ -52,6 +56,34 @@ class GpuSample:
     fault: GpuFault | None = None
     exclusive: bool = False
     unified: bool = False
+
+
+@dataclass(frozen=True)
+class Suspicion(StoredValue):
+    """The suspicion that a GPU makes jobs fail, so that it accepts no new ones.
+
+    jobs: those that failed on it, the last of them at `since` (wall seconds). error: the device error that
+    they reported; None if they failed soon after their start. failed_trials: how many of them tried the GPU
+    again. awaits: a job on another GPU that shows soon whether others fail there too; then it is not suspect
+    yet.
+    """
+
+    jobs: tuple[int, ...]
+    since: float
+    error: str | None = None
+    failed_trials: int = 0
+    awaits: int | None = None
+
+    _BUILD: ClassVar = {"jobs": tuple}
+
+    @property
+    def trial_at(self) -> float:
+        """The time from which one job may try the GPU again, in wall seconds."""
+        return self.since + min(FIRST_TRIAL_S * 2.0 ** min(self.failed_trials, 10), LONGEST_TRIAL_WAIT_S)
+
+    def after_trial(self, job_id: int, ended_at: float, error: str | None) -> Suspicion:
+        """Returns the suspicion after a job has tried the GPU and failed, too."""
+        return Suspicion((*self.jobs, job_id), ended_at, error or self.error, self.failed_trials + 1)
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from gpu_scheduler.core.model.gpu import Suspicion
 from gpu_scheduler.core.model.stored_value import StoredValue
 
 if TYPE_CHECKING:
@@ -20,6 +21,9 @@ class ObstacleKind(str, Enum):
     PAUSED = "paused"
     NOT_SAMPLED = "not sampled"
     FAULT = "fault"
+    SUSPECT = "suspect"
+    #: The last attempt of the job failed there, and another GPU could hold the job.
+    FAILED_HERE = "failed here"
     QUARANTINED = "quarantined"
     RELEASING = "releasing"
     AWAITING_MEMORY = "awaiting memory release"
@@ -53,11 +57,13 @@ def _claims(listed: Iterable[dict[str, Any]]) -> tuple[GpuClaim, ...]:
 class GpuObstacle(StoredValue):
     """The obstacle on one GPU. gpu: the index of the GPU.
 
-    job_id               QUARANTINED: the job that held the GPU; RESERVED: the job for which it is kept
+    job_id               QUARANTINED: the job that held the GPU; RESERVED: the job for which it is kept;
+                         FAILED_HERE: the job itself
     reserved_from        RESERVED by queue order: when that job is expected to start, in wall seconds
     overtakes            RESERVED by queue order: how often that job has been overtaken
     pids                 QUARANTINED: the first few of the job's processes that have not ended
     fault                FAULT: the fault of the GPU
+    suspicion            SUSPECT: why it is suspect
     free                 SHARE: share that is left, in thousandths; MEMORY: MiB that a job can still declare
     foreign_mib          memory that foreign processes use, in MiB, if it is part of the obstacle
     foreign_pid          the foreign process that uses the most memory, if the driver lists the processes
@@ -73,6 +79,7 @@ class GpuObstacle(StoredValue):
     job_id: int | None = None
     pids: tuple[int, ...] = ()
     fault: GpuFault | None = None
+    suspicion: Suspicion | None = None
     free: int | None = None
     foreign_mib: int | None = None
     foreign_pid: int | None = None
@@ -84,4 +91,7 @@ class GpuObstacle(StoredValue):
     reserved_from: float | None = None
     overtakes: int | None = None
 
-    _BUILD: ClassVar = {"kind": ObstacleKind, "pids": tuple, "fault": _fault, "claims": _claims}
+    _BUILD: ClassVar = {
+        "kind": ObstacleKind, "pids": tuple, "fault": _fault, "claims": _claims,
+        "suspicion": Suspicion.from_values,
+    }  # fmt: skip

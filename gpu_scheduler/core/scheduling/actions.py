@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from gpu_scheduler.core.model.attempt_status import StopRequest
     from gpu_scheduler.core.model.checkpoint import Checkpoint
     from gpu_scheduler.core.model.dependency import Dependency, DependencyKind
+    from gpu_scheduler.core.model.gpu import Suspicion
     from gpu_scheduler.core.model.request import PauseCause
     from gpu_scheduler.core.model.request_answer import RequestAnswer
     from gpu_scheduler.core.model.wait_reason import WaitReason
@@ -349,6 +350,14 @@ class SetPaused(Action):
     uuid: str
     paused: bool
     cause: PauseCause | None = None
+
+
+@dataclass(frozen=True)
+class SetSuspicion(Action):
+    """Records that a GPU is suspect, or no longer is. Only what is shown depends on the record."""
+
+    uuid: str
+    suspicion: Suspicion | None
 
 
 @dataclass(frozen=True)

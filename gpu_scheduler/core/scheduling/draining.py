@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from gpu_scheduler.core.scheduling.effective_need import need_of
 from gpu_scheduler.core.scheduling.facts import Facts
 from gpu_scheduler.core.scheduling.needs import ResourceSpec, could_fit
+from gpu_scheduler.core.scheduling.retry import has_tries_left
 
 
 def is_drained(facts: Facts, specs: Iterable[ResourceSpec], has_pending_retries: bool) -> bool:
@@ -14,21 +15,26 @@ def is_drained(facts: Facts, specs: Iterable[ResourceSpec], has_pending_retries:
 
     specs: the resource specs of all queued jobs, except jobs that wait for their lines or for other jobs (the
     latter cannot start before those); has_pending_retries: whether a queued job waits for its next try. Only
-    the user can resume a paused GPU, but a GPU that is lost or in foreign use may become available by itself.
+    the user can resume a paused GPU, or a suspect one if no job has tries left to try it, but a GPU that is
+    lost or in foreign use may become available by itself.
     """
     specs = list(specs)
     is_busy = has_pending_retries or facts.requests or facts.attempts or facts.adopted_jobs
     if is_busy or (specs and not facts.all_sampled):
         return False
-    return all(_needs_user(spec, facts) for spec in specs)
+    has_trial = any(gpu.suspicion for gpu in facts.gpus) and any(
+        has_tries_left(job, facts.settings) for group in facts.pending_groups for job in group.jobs
+    )
+    return all(_needs_user(spec, facts, has_trial) for spec in specs)
 
 
-def _needs_user(resources: ResourceSpec, facts: Facts) -> bool:
+def _needs_user(resources: ResourceSpec, facts: Facts, has_trial: bool) -> bool:
     need = need_of(resources, facts)
     usable = [
         gpu
         for gpu in facts.gpus
         if not gpu.paused
+        and (gpu.suspicion is None or (has_trial and need.count == 1))
         and (resources.allowed is None or gpu.index in resources.allowed)
         and could_fit(need, gpu.sample.total_mib if gpu.sample else None, facts.settings)
     ]

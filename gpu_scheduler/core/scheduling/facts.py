@@ -14,7 +14,7 @@ from gpu_scheduler.core.model.attempt_status import (
     StopRequest,
 )
 from gpu_scheduler.core.model.checkpoint import Checkpoint, SavedWork
-from gpu_scheduler.core.model.gpu import GpuSample
+from gpu_scheduler.core.model.gpu import GpuSample, Suspicion
 from gpu_scheduler.core.model.gpu_claim import GpuClaim
 from gpu_scheduler.core.model.job_spec import DEFAULT_STOP_SIGNAL
 from gpu_scheduler.core.model.now import Now
@@ -28,6 +28,7 @@ from gpu_scheduler.core.scheduling.overtakes import Overtakes
 from gpu_scheduler.core.scheduling.remembered import Remembered
 from gpu_scheduler.core.scheduling.run_times import RunTimeEstimates, RunTimeKey, RunTimes
 from gpu_scheduler.core.scheduling.settings import Settings
+from gpu_scheduler.core.scheduling.suspects import GpuHistory
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,8 @@ class QueuedJob:
     """A job that may start now, ordered by priority and then by queue position, lowest first.
 
     submitted_at: when it was submitted; waiting_since: when it last began to wait for GPUs, both in wall
-    seconds. run_time: identifies the runs from which its run time is estimated.
+    seconds. run_time: identifies the runs from which its run time is estimated. fail_retries_used: how often
+    it has been retried after a failure. failed_on: the GPUs on which it has just failed, if it is retried.
     """
 
     job_id: int
@@ -44,6 +46,8 @@ class QueuedJob:
     submitted_at: float = 0.0
     waiting_since: float = 0.0
     run_time: RunTimeKey | None = None
+    fail_retries_used: int = 0
+    failed_on: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -215,7 +219,8 @@ class Gpu:
     foreign_loads: the load of foreign processes in each of the last samples in percent, the newest last; None
     if unknown. foreign_load_at: the time of the newest of these samples. claims: the claims of other
     programs. claims_problem: why the GPU cannot be claimed; None if it can. usable_since: when it was last
-    resumed, became managed, or recovered from a fault, in wall seconds; 0 if unknown.
+    resumed, became managed, or recovered from a fault, in wall seconds; 0 if unknown. suspicion: why it is
+    suspect, or None.
     """
 
     uuid: str
@@ -234,6 +239,12 @@ class Gpu:
     claims: tuple[GpuClaim, ...] = ()
     claims_problem: str | None = None
     usable_since: float = 0.0
+    suspicion: Suspicion | None = None
+
+    @property
+    def is_in_service(self) -> bool:
+        """True if it is neither paused nor known to have a fault."""
+        return not self.paused and (self.sample is None or self.sample.fault is None)
 
 
 @dataclass(frozen=True)
@@ -248,9 +259,10 @@ class Facts:
     again because of its parents. cyclic_request: the id of the first request that sets dependencies, if its
     job would wait for itself. adopted_jobs: the queued jobs that are running processes. interrupted: the jobs
     that a recovery queues again; finished_count: the number of finished jobs that are not cleared. Both are
-    read only if they are needed. overtakes: the newest starts; run_times: estimates; queue_reservation: the
-    one in the store; gpu_time: the GPU time of the last days, None if it is not counted. remembered: what was
-    computed from these values, for the facts that are derived from these.
+    read only if they are needed. overtakes: the newest starts; history: the newest ends on each GPU;
+    run_times: estimates; queue_reservation: the one in the store; gpu_time: the GPU time of the last days,
+    None if it is not counted. remembered: what was computed from these values, for the facts that are derived
+    from these.
     """
 
     now: Now
@@ -267,6 +279,7 @@ class Facts:
     reserved_jobs: tuple[ReservedJob, ...] = ()
     queue_reservation: QueueReservation | None = None
     overtakes: Overtakes = field(default_factory=Overtakes)
+    history: GpuHistory = field(default_factory=GpuHistory)
     run_times: RunTimeEstimates = field(default_factory=RunTimes)
     gpu_time: GpuTime | None = None
     requests: tuple[Request, ...] = ()

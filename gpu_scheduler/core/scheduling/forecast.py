@@ -114,9 +114,7 @@ def _job_forecast(run: Run, usual: Played, upper: Played, own: Length, late: Len
 def _idle_share(runs: Iterable[Run], facts: Facts, until: float) -> float | None:
     """Returns the part of the time until then in which no job runs on a GPU that accepts jobs."""
     now = facts.now.wall
-    gpus = [
-        gpu.uuid for gpu in facts.gpus if not gpu.paused and (gpu.sample is None or gpu.sample.fault is None)
-    ]
+    gpus = [gpu.uuid for gpu in facts.gpus if gpu.is_in_service and gpu.suspicion is None]
     busy_until, busy_s = dict.fromkeys(gpus, now), 0.0
     for run in sorted(runs, key=lambda run: run.started_at):
         for uuid in run.gpus:

@@ -265,6 +265,8 @@ def unavailability(gpu: Gpu, here: Sequence[Attempt]) -> GpuObstacle | None:
         return GpuObstacle(gpu.index, ObstacleKind.NOT_SAMPLED)
     if gpu.sample.fault is not None:
         return GpuObstacle(gpu.index, ObstacleKind.FAULT, fault=gpu.sample.fault)
+    if gpu.suspicion is not None:
+        return GpuObstacle(gpu.index, ObstacleKind.SUSPECT, suspicion=gpu.suspicion)
     for attempt in here:
         if attempt.state is AttemptState.ENDED:
             pids = (attempt.survivors or ())[:_MAX_PIDS]

@@ -26,6 +26,7 @@ from gpu_scheduler.core.scheduling.reconcile_attempt import reconcile
 from gpu_scheduler.core.scheduling.recovery import recover_interrupted
 from gpu_scheduler.core.scheduling.release import check_memory_release, release_allocation
 from gpu_scheduler.core.scheduling.retry import GpuInventory
+from gpu_scheduler.core.scheduling.suspects import find_suspects
 from gpu_scheduler.core.scheduling.usage import record_measurements, with_recorded_peaks
 
 #: The actions that change what is allocated or reserved.
@@ -51,6 +52,7 @@ def _plan(facts: Facts) -> list[Action]:
         return actions
     if facts.has_unsettled_dependencies:
         return [SettleDependencies()]
+    facts, actions = find_suspects(facts)
     measurements = record_measurements(facts)
     actions += measurements
     for attempt in with_recorded_peaks(facts.attempts, measurements):

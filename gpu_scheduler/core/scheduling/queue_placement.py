@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import islice
+
 from gpu_scheduler.core.model.need import Need
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.core.scheduling.actions import Action, DropReservation, Start
@@ -9,13 +12,20 @@ from gpu_scheduler.core.scheduling.departure import leaving_attempts
 from gpu_scheduler.core.scheduling.effective_need import need_of
 from gpu_scheduler.core.scheduling.facts import Facts, QueuedJob, ReservedJob
 from gpu_scheduler.core.scheduling.gpu_admission import GpuAvailability
+from gpu_scheduler.core.scheduling.gpu_use import availability_beside
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
 from gpu_scheduler.core.scheduling.order import queue_key
 from gpu_scheduler.core.scheduling.pending_queue import PendingQueue
+from gpu_scheduler.core.scheduling.placement import place
 from gpu_scheduler.core.scheduling.preemption import NoPreemption, Preemption, find_preemption, may_preempt
 from gpu_scheduler.core.scheduling.queue_reservation import expected_ends, plan_reservation
 from gpu_scheduler.core.scheduling.queue_walk import QueueWalk, groups_to_explain, wait_reasons
+from gpu_scheduler.core.scheduling.retry import has_tries_left, without_failed_gpus
 from gpu_scheduler.core.scheduling.round_allocations import RoundAllocations
+from gpu_scheduler.core.scheduling.suspects import is_due
+
+#: Number of groups, the first of the queue, in which a round looks for a job that tries a suspect GPU.
+_MAX_TRYING = 512
 
 
 def place_jobs(facts: Facts) -> list[Action]:
@@ -32,9 +42,23 @@ def place_jobs(facts: Facts) -> list[Action]:
         return []
     gpus = RoundAllocations(facts, leaving_attempts(facts))
     actions = _place_reserved_jobs(facts, gpus)
-    return (
-        actions + QueueWalk(facts, gpus, has_started=any(isinstance(one, Start) for one in actions)).place()
-    )
+    actions += QueueWalk(facts, gpus, has_started=any(isinstance(one, Start) for one in actions)).place()
+    return actions if any(isinstance(one, Start) for one in actions) else actions + _try_suspect(facts, gpus)
+
+
+def _try_suspect(facts: Facts, gpus: RoundAllocations) -> list[Action]:
+    """Starts a job with tries left, which found no other GPU, on a suspect GPU that is due for a trial."""
+    for gpu in (one for one in facts.gpus if is_due(one, facts)):
+        view = availability_beside(replace(gpu, suspicion=None), facts.attempts_on(gpu.uuid), facts.settings)
+        for group in islice(facts.pending_groups, _MAX_TRYING):
+            need = need_of(group.resources, facts)
+            answer = place(need, group.resources.allowed, [view], facts.settings)
+            if isinstance(answer, WaitReason):
+                continue
+            for job in group.jobs:
+                if has_tries_left(job, facts.settings):
+                    return [gpus.start(job.job_id, answer, need)]
+    return []
 
 
 def _place_reserved_jobs(facts: Facts, gpus: RoundAllocations) -> list[Action]:
@@ -65,9 +89,12 @@ def _keep_reserved_gpus(facts: Facts, gpus: RoundAllocations) -> dict[int, Need]
     return needs
 
 
-def judged_gpus(facts: Facts, need: Need, job: QueuedJob) -> list[GpuAvailability]:
+def judged_gpus(
+    facts: Facts, need: Need, job: QueuedJob, allowed: tuple[int, ...] | None = None
+) -> list[GpuAvailability]:
     """Returns each GPU as the next round judges it for a queued job with this need."""
-    return gpus_for(job, facts).views(need, job.job_id, _upper_s(job, facts))
+    views = gpus_for(job, facts).views(need, job.job_id, _upper_s(job, facts))
+    return without_failed_gpus(views, job, need, allowed, facts)
 
 
 def possible_preemption(

@@ -22,6 +22,7 @@ from gpu_scheduler.core.scheduling.fit_limits import FitLimits
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
 from gpu_scheduler.core.scheduling.order import queue_key
 from gpu_scheduler.core.scheduling.pending_queue import PendingQueue
+from gpu_scheduler.core.scheduling.placement import place
 from gpu_scheduler.core.scheduling.preemption import NoPreemption, find_preemption, may_preempt, preempt
 from gpu_scheduler.core.scheduling.queue_reservation import (
     ExpectedEnd,
@@ -29,6 +30,7 @@ from gpu_scheduler.core.scheduling.queue_reservation import (
     expected_ends,
     plan_reservation,
 )
+from gpu_scheduler.core.scheduling.retry import without_failed_gpus
 from gpu_scheduler.core.scheduling.round_allocations import RoundAllocations
 from gpu_scheduler.core.scheduling.settings import QueueOrder
 
@@ -139,7 +141,15 @@ class QueueWalk:
             request = self._index.requests[handle]
             upper_s = self._upper_s(job, handle)
             if upper_s is not None:
-                answer = self._gpus.place(request.need, group.resources.allowed, upper_s)
+                allowed = group.resources.allowed
+                answer = self._gpus.place(request.need, allowed, upper_s)
+                if job.failed_on and not isinstance(answer, WaitReason):
+                    views = self._gpus.views(request.need, upper_s=upper_s)
+                    views = without_failed_gpus(views, job, request.need, allowed, self._facts)
+                    answer = place(request.need, allowed, views, self._facts.settings)
+                    if isinstance(answer, WaitReason):
+                        self._reasons.setdefault(handle, answer)
+                        return False  # the next job of the group may fit
                 if not isinstance(answer, WaitReason):
                     self._start(job, group, request.need, answer, upper_s)
                     return True
@@ -289,13 +299,13 @@ def waiting_since(job: QueuedJob, resources: ResourceSpec, need: Need, facts: Fa
     """Returns since when a job could have run but for other jobs, in wall seconds; infinite if it cannot.
 
     That is since it was queued or its last parent finished, and since one of the GPUs that it may use is
-    managed, not paused and without a fault: while all of them are paused, nothing can overtake it there. A
-    pause of some of them changes nothing about earlier overtakes.
+    managed, not paused, without a fault and not suspect: while all of them are paused, nothing can overtake
+    it there. A pause of some of them changes nothing about earlier overtakes.
     """
     usable = [
         gpu.usable_since
         for gpu in allowed_gpus(resources, facts)
-        if not gpu.paused and (gpu.sample is None or gpu.sample.fault is None)
+        if gpu.is_in_service and gpu.suspicion is None
     ]
     if len(usable) < need.count:
         return math.inf

@@ -8,18 +8,25 @@ at most the memory of the largest GPUs.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
+from gpu_scheduler.core.model.gpu_obstacle import GpuObstacle, ObstacleKind
+from gpu_scheduler.core.model.need import Need
 from gpu_scheduler.core.model.state_reason import FailureKind, NextKind, NextStep
+from gpu_scheduler.core.model.wait_reason import WaitReason
 from gpu_scheduler.core.scheduling.accounting import Allocation, allocated_mib
-from gpu_scheduler.core.scheduling.facts import Attempt
+from gpu_scheduler.core.scheduling.facts import Attempt, Facts, QueuedJob
+from gpu_scheduler.core.scheduling.gpu_admission import GpuAvailability
+from gpu_scheduler.core.scheduling.placement import place
 from gpu_scheduler.core.scheduling.settings import Settings
 
 #: Factor by which the observed or declared memory is multiplied after a job ran out of GPU memory.
 RAISE_FACTOR = 1.25
 #: Wait before the first retry after a failure, and the longest wait, in seconds. The wait doubles each time.
 FIRST_WAIT_S, MAX_WAIT_S = 10.0, 600.0
+#: Seconds for which a retry then waits for a GPU other than those on which the job has failed.
+ELSEWHERE_S = 300.0
 
 
 @dataclass(frozen=True)
@@ -53,9 +60,42 @@ def decide_retry(
         steps = (step,)
     times = settings.fail_retries if context.fail_retries is None else context.fail_retries
     if attempt.fail_retries_used < times:
-        wait_s = min(FIRST_WAIT_S * 2**attempt.fail_retries_used, MAX_WAIT_S)
+        wait_s = _wait_s(attempt.fail_retries_used)
         steps += (NextStep(NextKind.RETRY, attempt.fail_retries_used + 1, times, wait_s),)
     return steps
+
+
+def without_failed_gpus(
+    gpus: Sequence[GpuAvailability], job: QueuedJob, need: Need, allowed: tuple[int, ...] | None, facts: Facts
+) -> list[GpuAvailability]:
+    """Returns these GPUs; if enough others could hold a retried job, those on which it failed are closed.
+
+    They accept it again once it has waited long enough.
+    """
+    until = job.waiting_since + _wait_s(job.fail_retries_used - 1) + ELSEWHERE_S
+    if not job.failed_on or facts.now.wall >= until:
+        return list(gpus)
+    usable = {gpu.uuid for gpu in facts.gpus if gpu.is_in_service and gpu.suspicion is None}
+    others = [gpu for gpu in gpus if gpu.uuid in usable.difference(job.failed_on)]
+    answer = place(need, allowed, others, facts.settings)
+    if isinstance(answer, WaitReason) and answer.is_infeasible:
+        return list(gpus)
+    return [
+        replace(gpu, unavailable=GpuObstacle(gpu.index, ObstacleKind.FAILED_HERE, job_id=job.job_id))
+        if gpu.uuid in job.failed_on and gpu.unavailable is None
+        else gpu
+        for gpu in gpus
+    ]
+
+
+def has_tries_left(job: QueuedJob, settings: Settings) -> bool:
+    """Returns whether a job would be retried if it failed once more."""
+    times = None if job.run_time is None else job.run_time.fail_retries
+    return job.fail_retries_used < (settings.fail_retries if times is None else times)
+
+
+def _wait_s(used: int) -> float:
+    return float(min(FIRST_WAIT_S * 2.0 ** min(used, 60), MAX_WAIT_S))
 
 
 def _oom_step(attempt: Attempt, allowed: int, settings: Settings, inventory: GpuInventory) -> NextStep:

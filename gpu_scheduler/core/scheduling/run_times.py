@@ -51,6 +51,11 @@ class RunTimeKey:
         """The time limit of the job in seconds; None if it has none."""
         return self._spec.timeout_s
 
+    @property
+    def fail_retries(self) -> int | None:
+        """The number of retries after failures that the job sets; None if it sets none."""
+        return self._spec.fail_retries
+
 
 @dataclass(frozen=True)
 class Estimate:

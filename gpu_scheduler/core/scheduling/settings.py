@@ -55,6 +55,7 @@ class Settings(Limits):
 
     aging: the number of overtakes after which GPUs are reserved for a job. idle_budget: the part of the
     delivered GPU time for which reserved GPUs may have been idle before a new reservation is made.
+    suspect_after: the number of quick failures that make a GPU suspect; 0 for never.
     """
 
     exclusive: bool = False
@@ -67,6 +68,7 @@ class Settings(Limits):
     queue_order: QueueOrder = QueueOrder.RESERVE
     aging: int = 8
     idle_budget: float = 0.10
+    suspect_after: int = 3
     max_assign_attempts: int = 5
     assign_retry_wait_s: float = 5.0
     launch_deadline_s: float = 10.0

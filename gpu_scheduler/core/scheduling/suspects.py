@@ -1,0 +1,185 @@
+"""Finds the GPUs that make jobs fail, from the recorded ends of attempts and the attempts that run now.
+
+The rule is in docs/design.md, Suspect GPUs. Each round derives the suspicions anew, so one also ends when the
+jobs that failed on the GPU have failed in the same way on others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
+
+from gpu_scheduler.core.failure.explanation import blamed_gpus
+from gpu_scheduler.core.model.gpu import Suspicion
+from gpu_scheduler.core.model.state_reason import FailureKind, StateReason
+from gpu_scheduler.core.model.states import AttemptState
+from gpu_scheduler.core.scheduling.actions import Action, SetSuspicion
+
+if TYPE_CHECKING:
+    from gpu_scheduler.core.scheduling.facts import Facts, Gpu
+
+#: Seconds within which failures on one GPU count together, and after which a job that tries it has passed.
+WINDOW_S = 60.0
+#: A failure within this many seconds of the start is quick; a job that runs longer shows that others can run.
+QUICK_S = 10.0
+#: Number of jobs whose device errors put a GPU aside.
+DEVICE_ERRORS = 2
+#: Number of ends that are remembered for each GPU.
+REMEMBERED_ENDS = 64
+
+
+class AttemptEnd(NamedTuple):
+    """The end of an attempt that ran on these GPUs; failure: why its command failed, or None. Wall times."""
+
+    ended_at: float
+    attempt_id: int
+    job_id: int
+    gpus: tuple[str, ...]
+    created_at: float
+    started_at: float
+    has_completed: bool
+    failure: StateReason | None
+
+    @property
+    def device_error(self) -> str | None:
+        """The error of the GPU that the command reported, if that is why it failed."""
+        failure = self.failure
+        return failure.error if failure and failure.failure is FailureKind.DEVICE_ERROR else None
+
+    @property
+    def run_time_s(self) -> float:
+        """The seconds from its start to its end."""
+        return self.ended_at - self.started_at
+
+    @property
+    def is_quick(self) -> bool:
+        """True if it ended soon after its start."""
+        return self.run_time_s <= QUICK_S
+
+
+class GpuHistory:
+    """The newest ends on each GPU, in the order of their times."""
+
+    def __init__(self, ends: Iterable[AttemptEnd] = ()) -> None:
+        found: dict[str, list[AttemptEnd]] = {}
+        for end in sorted(ends, key=lambda end: end[:2]):
+            for uuid in end.gpus:
+                found.setdefault(uuid, []).append(end)
+        self._on_gpu = {uuid: on_gpu[-REMEMBERED_ENDS:] for uuid, on_gpu in found.items()}
+        self.ends = list({one.attempt_id: one for kept in self._on_gpu.values() for one in kept}.values())
+        self._well = [one for one in self.ends if one.has_completed or not (one.is_quick or one.failure)]
+
+    @cached_property
+    def _counted(self) -> dict[str, set[int]]:
+        """The ids of the failed attempts that count against each GPU."""
+        ways = [
+            (one, (one.job_id, one.failure.failure, one.failure.exit_code, one.failure.signal), one.failure)
+            for one in self.ends
+            if one.failure is not None
+        ]
+        places: dict[object, set[str]] = {}
+        for end, way, _ in ways:
+            places[way] = places.get(way, set(end.gpus)) & set(end.gpus)
+        counted: dict[str, set[int]] = {}
+        for end, way, failure in ways:
+            is_sign = end.is_quick or end.device_error is not None
+            for uuid in blamed_gpus(failure, end.gpus):
+                if is_sign and uuid in places[way]:
+                    counted.setdefault(uuid, set()).add(end.attempt_id)
+        return counted
+
+    def suspicion(self, gpu: Gpu, facts: Facts) -> Suspicion | None:
+        """Returns the suspicion against a GPU, from what happened there since it was last resumed."""
+        counted = self._counted.get(gpu.uuid, ())
+        found: Suspicion | None = None
+        recent: list[AttemptEnd] = []
+        for end in self._on_gpu[gpu.uuid] if counted else ():
+            if end.ended_at <= gpu.usable_since:
+                continue
+            has_failed = end.attempt_id in counted
+            has_lasted = end.run_time_s >= WINDOW_S and not has_failed
+            if found is not None and found.awaits is None:
+                if has_failed and end.created_at >= found.trial_at:
+                    found = found.after_trial(end.job_id, end.ended_at, end.device_error)
+                elif end.created_at > found.since and (end.has_completed or has_lasted):
+                    found, recent = None, []
+            elif has_failed:
+                begin = end.ended_at - WINDOW_S
+                recent = [one for one in recent if one.ended_at > begin and one.job_id != end.job_id]
+                recent.append(end)
+                found = self._judge(gpu.uuid, recent, facts)
+            elif end.has_completed:
+                found, recent = None, [one for one in recent if one.device_error is not None]
+        if found is not None and found.awaits is None:
+            for uuids, _, started_at in _running(facts):
+                if gpu.uuid in uuids and found.since < started_at <= facts.now.wall - WINDOW_S:
+                    return None
+        return found
+
+    def _judge(self, uuid: str, recent: Sequence[AttemptEnd], facts: Facts) -> Suspicion | None:
+        """Returns the suspicion that follows from the failures of different jobs within a minute."""
+        errors = [one for one in recent if one.device_error is not None]
+        if len(errors) >= DEVICE_ERRORS:
+            return _suspicion(errors, errors[-1].device_error)
+        quick = [one for one in recent if one.is_quick][-facts.settings.suspect_after :]
+        if len(quick) < facts.settings.suspect_after:
+            return None
+        doubt, now, until = _suspicion(quick), facts.now.wall, quick[0].ended_at + WINDOW_S
+        for one in self._well:
+            shown_at = min(one.ended_at, one.started_at + QUICK_S)
+            if one.ended_at >= doubt.since - WINDOW_S and shown_at <= until and uuid not in one.gpus:
+                return doubt
+        elsewhere = sorted((since, job_id) for uuids, job_id, since in _running(facts) if uuid not in uuids)
+        if any(since + QUICK_S <= min(until, now) for since, _ in elsewhere):
+            return doubt
+        awaited = [job_id for since, job_id in elsewhere if since <= doubt.since and now <= until]
+        return replace(doubt, awaits=awaited[0]) if awaited else None
+
+
+def find_suspects(facts: Facts) -> tuple[Facts, list[Action]]:
+    """Returns the facts with the current suspicions, and the changes to those in the store.
+
+    Only device errors make the last usable GPU suspect, so that wrong commands never stop everything.
+    """
+    found = {}
+    if facts.settings.suspect_after:
+        judged = ((gpu.uuid, facts.history.suspicion(gpu, facts)) for gpu in facts.gpus)
+        found = {uuid: one for uuid, one in judged if one is not None}
+    quick = sorted((one.since, uuid) for uuid, one in found.items() if one.error is None)
+    usable = {gpu.uuid for gpu in facts.gpus if gpu.is_in_service}
+    usable -= found.keys() - {uuid for _, uuid in quick}
+    for _, uuid in quick:
+        if usable <= {uuid}:
+            del found[uuid]
+        else:
+            usable.discard(uuid)
+    certain = {uuid: one for uuid, one in found.items() if one.awaits is None}
+    changed = [gpu.uuid for gpu in facts.gpus if certain.get(gpu.uuid) != gpu.suspicion]
+    if found or changed:
+        gpus = tuple(replace(gpu, suspicion=found.get(gpu.uuid)) for gpu in facts.gpus)
+        facts = replace(facts, gpus=gpus)
+    return facts, [SetSuspicion(uuid, certain.get(uuid)) for uuid in changed]
+
+
+def is_due(gpu: Gpu, facts: Facts) -> bool:
+    """Returns whether one job may try a suspect GPU now."""
+    doubt = gpu.suspicion
+    if doubt is None or doubt.awaits is not None or facts.now.wall < doubt.trial_at:
+        return False
+    starts = [one.started_at for one in facts.attempts_on(gpu.uuid) if one.state.is_open]
+    return all(at is not None and at < doubt.trial_at for at in starts)
+
+
+def _suspicion(failures: Sequence[AttemptEnd], error: str | None = None) -> Suspicion:
+    return Suspicion(tuple(one.job_id for one in failures), failures[-1].ended_at, error)
+
+
+def _running(facts: Facts) -> list[tuple[tuple[str, ...], int, float]]:
+    """Returns the GPUs, the job and the start of each running attempt, except those of adopted processes."""
+    return [
+        (one.gpus, one.job_id, one.started_at)
+        for one in facts.attempts
+        if one.state is AttemptState.RUNNING and one.started_at is not None and one.watched_pid is None
+    ]
