@@ -31,6 +31,7 @@ from tests.stress import (
     shared_gpus,
     special_files,
     stop_during_start,
+    suspects,
 )  # fmt: skip
 from tests.stress.part import Findings, Order
 
@@ -61,6 +62,7 @@ PARTS = (
     Part("P1 P2", "scheduler killed, direct", kills.direct, suite=0.012, control=0.03),
     Part("P1 P2", "scheduler killed, Screen", kills.screen, suite=0.012),
     Part("P3", "scheduler and Screen killed while jobs run", running.untouched, suite=0.012, control=0.03),
+    Part("P3", "one GPU fails its jobs for a while", suspects.one_bad_gpu, suite=None),
     Part("P4", "every kind of end, direct", endings.direct, suite=None),
     Part("P2 P3", "data directory copied or moved", copied_stores.copies, suite=None, control=0.01),
     Part("P2", "lock, database or data directory lost", deleted_stores.deletions, suite=None, control=0.01),
