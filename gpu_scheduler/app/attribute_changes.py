@@ -17,7 +17,7 @@ from gpu_scheduler.core.model.dependency import DependencyKind
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.states import Outcome
 from gpu_scheduler.errors import SchedulerError, UsageError
-from gpu_scheduler.intake.submit import parse_job_line
+from gpu_scheduler.intake.text_parser import parse_job_line
 from gpu_scheduler.store.jobs_files import line_of
 from gpu_scheduler.store.store import Store
 
