@@ -116,6 +116,7 @@ def test_submit_sets_every_attribute(desk: Desk, script: Path) -> None:
         "timeout": "90s", "after": "prep", "after-any": str(first.id), "name": "x", "priority": "7",
         "conda": "ml", "cwd": str(desk.path), "env": "A=b c", "cuda": "off", "cuda-ids": "visible",
         "preempt-signal": "USR1", "resume-flag": "ckpt", "checkpoints": "out/*.pt",
+        "pipefail": "off", "background": "wait",
     }  # fmt: skip
     others = {"share", "venv", "cancel"}
     flags = {key for key, (form, _) in ATTRIBUTE_HELP.items() if form is None} - others

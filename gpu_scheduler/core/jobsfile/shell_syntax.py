@@ -38,7 +38,7 @@ _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*\+?=")
 _SCRIPT_LINE = re.compile(r"(?:then|else|fi|do|done|esac|\})(?:[ \t]*[;#]|$)|import \w|from [\w.]+ import ")
 _SCRIPT_ENDINGS = (".py", ".sh", ".bash", ".sbatch", ".slurm", ".ipynb")
 _SETS_CUDA = re.compile(r"(?:^|[\s;&|({\"'])CUDA_VISIBLE_DEVICES=")
-OR_BACKGROUND = ", or put [background=wait] before the line ([background=ignore] if that does not matter)"
+OR_BACKGROUND = ", or give background=wait (background=ignore if that work does not matter)"
 _NO_WINDOW = "run the command itself; `start --screen` gives each job a window"
 #: A pattern for each command that starts work without waiting for it, with its name and remedy. The last
 #: three give it to a server, so the scheduler neither sees nor ends it.
