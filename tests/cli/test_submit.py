@@ -134,6 +134,7 @@ def test_submit_sets_every_attribute(desk: Desk, script: Path) -> None:
         2,
     )
     assert (spec.timeout_s, spec.after, spec.after_any, spec.name) == (90, ("prep",), ("1",), "x")
+    assert (spec.pipefail, spec.background) == ("off", "wait")
     assert (spec.priority, spec.conda, spec.env, spec.cuda, spec.cuda_ids) == (
         7,
         "ml",

@@ -415,6 +415,8 @@ def test_any_line_parses_to_a_job_or_an_error_or_nothing(text: str) -> None:
     [
         ("resume-flag=--ckpt_path", "resume_flag", "--ckpt_path"),
         ("resume-flag=ckpt_path", "resume_flag", "--ckpt_path"),
+        ("pipefail=off", "pipefail", "off"),
+        ("background=ignore", "background", "ignore"),
         ("preempt-signal=usr1", "preempt_signal", "USR1"),
         ("preempt-signal=SIGINT", "preempt_signal", "INT"),
         ("checkpoints='out/*.pt'", "checkpoints", "out/*.pt"),
@@ -425,6 +427,8 @@ def test_parses_the_attributes_for_preemption_and_checkpoints(item: str, name: s
     assert getattr(spec(f"[{item}] python t.py"), name) == value
 
 
-@pytest.mark.parametrize("item", ["resume-flag=a b", "resume-flag=--", "preempt-signal=KILL", "preempt=1"])
+@pytest.mark.parametrize(
+    "item", ["resume-flag=a b", "resume-flag=--", "preempt-signal=KILL", "preempt=1", "background=1"]
+)
 def test_rejects_wrong_values_of_these_attributes(item: str) -> None:
     assert refused(f"['{item}'] python t.py").reason
