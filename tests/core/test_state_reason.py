@@ -25,7 +25,7 @@ REASONS = st.builds(
     NUMBERS, NUMBERS, st.none() | st.text(), st.none() | st.text(),
     st.sampled_from([None, "command", "child"]), PIDS, st.booleans(), NUMBERS, NUMBERS, NUMBERS,
     st.none() | st.text(), NUMBERS, st.none() | st.sampled_from(Outcome), NUMBERS, PIDS,
-    st.lists(STEPS, max_size=3).map(tuple),
+    st.lists(st.text(), max_size=3).map(tuple), NUMBERS, st.lists(STEPS, max_size=3).map(tuple),
 )  # fmt: skip
 
 
