@@ -207,8 +207,9 @@ def _class(item: Any) -> str:
         return re.escape(chr(value))
     if op is constants.RANGE:
         return f"{re.escape(chr(value[0]))}-{re.escape(chr(value[1]))}"
+    # fmt: off
     return {"CATEGORY_DIGIT": r"\d", "CATEGORY_NOT_DIGIT": r"\D", "CATEGORY_SPACE": r"\s",
-            "CATEGORY_NOT_SPACE": r"\S", "CATEGORY_WORD": r"\w", "CATEGORY_NOT_WORD": r"\W"}[str(value)]  # fmt: skip
+            "CATEGORY_NOT_SPACE": r"\S", "CATEGORY_WORD": r"\w", "CATEGORY_NOT_WORD": r"\W"}[str(value)]
 
 
 def words(tree: Iterable[Any]) -> Iterator[str]:

@@ -48,7 +48,8 @@ def find_counter(text: str, begin: int = 0, end: int = 0) -> Counter | None:
     """Returns the counter in a line; None if there is none.
 
     text: a line with single blanks. begin, end: the span of an epoch, which is no counter. A bar or a count
-    in brackets beside an epoch starts again with every epoch; the step of a "Step 50/300" may also count through all of them.
+    in brackets beside an epoch starts again with every epoch; the step of a "Step 50/300" may also
+    count through all of them.
     """
     has_epoch = end > begin
     for needles, pattern, build in _KINDS:

@@ -23,15 +23,24 @@ _NOT_SECRET = (
     r"|(?:TOKENS?|KEYS?)_(?:DIM|LEN|LENGTH|COUNT|LIMIT|BUDGET|SIZE|PER_\w*)|TOKENS?_IDS?"
     r"|(?:\w{0,128}_)?(?:NUM|N|SORT|GROUP|PRIMARY|CACHE)_KEYS?"
 )
-_VARIABLE = rf"(?!(?:{_NOT_SECRET})(?:=|\Z))(?:\w{0, 128}_)?(?:{_SECRET_WORDS})(?:_\w*)?"
+_VARIABLE = rf"(?!(?:{_NOT_SECRET})(?:=|\Z))(?:\w{{0,128}}_)?(?:{_SECRET_WORDS})(?:_\w*)?"
 _IS_VARIABLE = re.compile(_VARIABLE, re.IGNORECASE)
 #: The whole name of an option, or of a setting such as `wandb.api_key=…`, whose value is secret. The
 #: lookahead captures the whole word, so that the expression is never tried on a part of it.
+_SECRET_ENDS = (
+    *("api[-_]key", "apikey", "secret", "password", "passwd", "passphrase", "--token", "--pwd"),
+    *(f"{owner}[-_]key" for owner in ("access", "account", "auth", "secret", "wandb")),
+    *("accesstoken", "authtoken", "hftoken"),
+    *(
+        f"{owner}[-_]token"
+        for owner in ("access", "api", "auth", "bearer", "bot", "gh", "github", "gitlab", "hf", "hub", "npm",
+                      "refresh", "session", "wandb")
+    ),
+)  # fmt: skip
 _OPTION = (
-    r"(?=(?P<word{0}>-{{0,2}}[\w.-]+))(?P=word{0})(?i:(?<=api[-_]key)|(?<=apikey)|(?<=secret)|(?<=password)"
-    r"|(?<=access[-_]token)|(?<=accesstoken)|(?<=auth[-_]token)|(?<=authtoken)|(?<=hf[-_]token)"
-    r"|(?<=hftoken))"
-)
+    r"(?=(?P<word{0}>-{{0,2}}[\w.-]+))(?P=word{0})(?i:"
+    + "|".join(f"(?<={end})" for end in _SECRET_ENDS) + ")"
+)  # fmt: skip
 #: In a command, only names in capitals count as variables: `max_tokens=5` is a setting of some program.
 _ASSIGNED = rf"(?:(?=[A-Z0-9_]+=){_VARIABLE}|env:(?i:{_VARIABLE}))="
 
@@ -56,9 +65,12 @@ _NAMED_SECRET = re.compile(
 _NOT_A_VALUE = re.compile(
     r"""(?:(?i:true|false|none|null|yes|no)|[01]|["']?\$\{?\w+\}?["']?|VALUE|…|\(hidden\))[,;:.)\]]*"""
 )
-#: The GPU list of a CSV line, which may directly follow a secret value and is not hidden.
-_TRAILING_GPU_LIST = re.compile(r",[-\d,]*\Z")
 
+#: The value of a header with a secret, as in -H 'Authorization: Bearer X'.
+_HEADER = re.compile(
+    r"(?i)\b(?P<name>(?:(?:proxy-)?authorization|x-api-key|x-auth-token|private-token)[\"']? ?[:=] ?[\"']?"
+    r"(?:(?:bearer|basic|token|digest) )?)(?!(?:bearer|basic|token|digest) |[$(])[^\s\"'\\]+"
+)
 _URL_PASSWORD = re.compile(r"(?<=://)(?P<name>[^/\s:@\[]*:)(?:[^/\s]+|(?!\d{1,5}[/?#])[^\s\"']{1,200})(?=@)")
 #: Applied to lower-case text. The search is fast because the expression begins with literal text and does not
 #: ignore case.
@@ -67,7 +79,7 @@ _WANDB_KEY = re.compile(rf"(?P<name>{_WANDB.pattern.replace('[0-9a-f]', ')[0-9a-
 _TOKEN = re.compile(
     r"(?<![A-Za-z0-9_-])(?:hf_[A-Za-z0-9]{16,}|sk-(?:[A-Za-z0-9]+-){0,3}[A-Za-z0-9_]{16,}[\w-]*"
     r"|gh[oprsu]_[A-Za-z0-9]{16,}|github_pat_\w{16,}|glpat-[\w-]{16,}|xox[a-z]-[\w-]{10,}"
-    r"|A[KS]IA[A-Z0-9]{12,}|AIza[\w-]{30,}|eyJ[\w-]{8,}\.[\w-]{4,}\.[\w-]*"
+    r"|(?:nvapi-|gsk_|r8_|npm_|pypi-|dop_v1_)[\w-]{30,}|A[KS]IA[A-Z0-9]{12,}|AIza[\w-]{30,}|eyJ[\w-]{8,}\.[\w-]{4,}\.[\w-]*"
     r"|-----BEGIN [A-Z ]*PRIVATE KEY(?s:.*))"
 )
 
@@ -77,6 +89,8 @@ def masked(text: str) -> str:
     lowered = text.lower()
     if _may_name_secret(text, lowered):
         text = _NAMED_SECRET.sub(_hide_value, f" {text}")[1:]
+    if "authorization" in lowered or "-key" in lowered or "-token" in lowered:
+        text = _HEADER.sub(rf"\g<name>{HIDDEN}", text)
     if "://" in text and "@" in text:
         text = _URL_PASSWORD.sub(rf"\g<name>{HIDDEN}", text)
     if _WANDB.search(lowered):
@@ -133,14 +147,11 @@ _SECRET_OPTION = re.compile(rf"(?=-){_OPTION.format('')}")
 def _may_name_secret(text: str, lowered: str) -> bool:
     """Returns whether the text may contain a name that `_NAMED_SECRET` matches."""
     return (
-        "api" in lowered or "secret" in lowered or "password" in lowered or "env:" in lowered
-        or ("token" in lowered and ("access" in lowered or "auth" in lowered or "hf" in lowered))
-        or (
-            "=" in text and (
-                "KEY" in text or "TOKEN" in text or "SECRET" in text or "PASS" in text or "PWD" in text
-                or "CREDENTIAL" in text or "AUTH" in text or "COOKIE" in text or "DSN" in text
-            )
-        )
+        "key" in lowered or "token" in lowered or "secret" in lowered or "pass" in lowered
+        or "--pwd" in lowered or "env:" in lowered
+        or ("=" in text and (
+            "PWD" in text or "CREDENTIAL" in text or "AUTH" in text or "COOKIE" in text or "DSN" in text
+        ))
     )  # fmt: skip
 
 
@@ -149,7 +160,8 @@ def _may_hold_token(text: str) -> bool:
     return (
         "hf_" in text or "sk-" in text or "gho_" in text or "ghp_" in text or "ghr_" in text or "ghs_" in text
         or "ghu_" in text or "github_pat_" in text or "glpat-" in text or "xox" in text or "AKIA" in text
-        or "ASIA" in text or "AIza" in text or "eyJ" in text or "PRIVATE KEY" in text
+        or "nvapi-" in text or "gsk_" in text or "r8_" in text or "npm_" in text or "pypi-" in text
+        or "dop_v1_" in text or "ASIA" in text or "AIza" in text or "eyJ" in text or "PRIVATE KEY" in text
     )  # fmt: skip
 
 
@@ -164,8 +176,14 @@ def _hide_value(found: re.Match[str]) -> str:
     if _NOT_A_VALUE.fullmatch(value):
         return found[0]
     behind = value[len(value.rstrip("`:,;")) :]
-    if found.string.count(",", 0, found.start("name")) >= 3 and (gpus := _TRAILING_GPU_LIST.search(value)):
-        behind = gpus[0]
+    if found.string.count(",", 0, found.start("name")) >= 3 and (gpus := _trailing_gpu_list(value)):
+        behind = gpus
     elif value.endswith("]") and name.startswith("env:"):
         behind = "]"
     return f"{before}{name}{HIDDEN}{behind}"
+
+
+def _trailing_gpu_list(value: str) -> str:
+    """Returns the GPU list of a CSV line, which may directly follow a secret value and is not hidden."""
+    last = value[len(value.rstrip("-0123456789,")) :]
+    return last[last.index(",") :] if "," in last else ""

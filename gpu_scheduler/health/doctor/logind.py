@@ -23,7 +23,7 @@ _CONFIG_FOLDERS = ("/usr/lib/systemd", "/run/systemd", "/etc/systemd")
 SYSTEMD_RUNTIME = Path("/run/systemd/system")
 _LINGERING = Path("/var/lib/systemd/linger")
 _FIRST_USER_UID = 1000
-_SETTING = re.compile(r"^[ \t]*(#?)[ \t]*([A-Za-z]+)[ \t]*=[ \t]*(.*?)[ \t]*$", re.MULTILINE)
+_SETTING = re.compile(r"^[ \t]*(?:(#)[ \t]*)?([A-Za-z]+)[ \t]*=(.*)$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def _parse_config(texts: Iterable[str]) -> LogindSettings | None:
     assigned: dict[str, str] = {}
     for text in texts:
         for mark, key, value in _SETTING.findall(text):
-            (built if mark else assigned)[key] = value
+            (built if mark else assigned)[key] = value.strip()
     values = built | assigned
     if not values:
         return None
