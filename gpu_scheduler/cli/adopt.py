@@ -5,6 +5,7 @@ from __future__ import annotations
 from argparse import Namespace
 
 from gpu_scheduler.app import adopt as app
+from gpu_scheduler.cli import standard_streams
 from gpu_scheduler.cli.arguments import given_attributes
 from gpu_scheduler.cli.program import location_of, print_message
 from gpu_scheduler.views.adopt import note_text, to_text
@@ -23,7 +24,7 @@ def adopt(options: Namespace) -> int:
             options.simulate,
         ),
     )
-    print(to_text(job), end="", flush=True)
+    standard_streams.print_done(to_text(job).rstrip("\n"))
     for line in note_text(job):
         print_message(line)
     return 0

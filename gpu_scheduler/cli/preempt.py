@@ -31,5 +31,5 @@ def preempt(options: Namespace) -> int:
     if failure is not None:
         print_message(failure)
         return 1
-    print(to_text(report), end="")
+    standard_streams.print_done(to_text(report).rstrip("\n"))
     return 0

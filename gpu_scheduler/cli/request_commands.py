@@ -112,10 +112,10 @@ def _print_job_answers(options: Namespace, answers: Collection[Answer], if_none:
             jobs_by_text.setdefault(text, []).append(answer.target)
     for text, jobs in jobs_by_text.items():
         if len(jobs) > MAX_LINES:
-            print(f"{len(jobs):,} jobs: {text}")
+            standard_streams.print_done(f"{len(jobs):,} jobs: {text}")
         else:
             for job_id in jobs:
-                print(text if job_id == ALL_JOBS else f"job {job_id}: {text}")
+                standard_streams.print_done(text if job_id == ALL_JOBS else f"job {job_id}: {text}")
     return int(any(answer.has_failed for answer in answers))
 
 
@@ -140,7 +140,7 @@ def _gpus(options: Namespace) -> Collection[int] | None:
 
 def _print_gpu_answers(options: Namespace, answers: Iterable[Answer], done: str) -> int:
     for answer in answers:
-        print(f"GPU {answer.target}: {_gpu_answer_text(options, answer, done)}")
+        standard_streams.print_done(f"GPU {answer.target}: {_gpu_answer_text(options, answer, done)}")
     return 0
 
 
@@ -168,5 +168,5 @@ def stop(options: Namespace) -> int:
 
     location, grace_s = location_of(options), options.grace
     report = app.stop(location, end_jobs=options.jobs, grace_s=grace_s, on_wait=print_wait)
-    print(to_text(report, with_jobs=options.jobs), end="")
+    standard_streams.print_done(to_text(report, with_jobs=options.jobs).rstrip("\n"))
     return int(report.has_failed)

@@ -77,6 +77,20 @@ def flush_or_discard(limit_s: float = 1.0) -> bool:
     return not flushing.is_alive()
 
 
+def print_done(text: str) -> None:
+    """Prints the result of what a command has done; on stderr if stdout cannot be written.
+
+    The exit code then still says whether the command did it.
+    """
+    try:
+        print(text, flush=True)
+    except OutputError as error:
+        from gpu_scheduler.cli.program import print_message
+
+        discard_output()
+        print_message(f"{text}\ncannot write to standard output: {error.strerror}")
+
+
 def discard_output() -> None:
     """Discards the buffered output, so that the interpreter's flush at exit raises no error."""
     null = os.open(os.devnull, os.O_WRONLY)

@@ -11,6 +11,7 @@ from functools import partial
 from gpu_scheduler.app import submit as app
 from gpu_scheduler.cli.arguments import given_attributes
 from gpu_scheduler.cli.program import location_of, print_message
+from gpu_scheduler.cli.standard_streams import print_done
 from gpu_scheduler.config import STATE_FILE
 from gpu_scheduler.core.text.formatting import safe_text
 from gpu_scheduler.errors import UsageError
@@ -50,9 +51,9 @@ def _announce(options: Namespace, job: app.SubmittedJob) -> None:
     for warning in job.warnings:
         print_message(f"warning: {line_note_text(warning)}")
     if options.json:
-        print(json.dumps({"id": job.id}), flush=True)
+        print_done(json.dumps({"id": job.id}))
     else:
-        print(f"job {job.id} submitted: {safe_text(job.text)}", flush=True)
+        print_done(f"job {job.id} submitted: {safe_text(job.text)}")
     if not job.is_scheduler_up and (job.is_store_new or not options.wait):
         print_message(_no_scheduler_text(options, job))
 

@@ -37,6 +37,19 @@ def test_commands_report_a_full_disk_under_their_output(tmp_path: Path, command:
     assert (done.returncode, done.stderr.decode()) == (1, f"gpu-scheduler: {FULL}")
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+@pytest.mark.parametrize(
+    ("command", "result"), [("submit -- echo x", "job 2 submitted: echo x"), ("cancel 1", "job 1: ")]
+)
+def test_a_command_that_did_its_work_succeeds_and_says_it_on_stderr(
+    tmp_path: Path, command: str, result: str
+) -> None:
+    shell(tmp_path, "g submit -- true")
+    done = shell(tmp_path, f"g {command} >/dev/full")
+    assert (done.returncode, result in done.stderr.decode()) == (0, True), done.stderr
+    assert FULL in done.stderr.decode()
+
+
 def test_commands_work_with_a_closed_output(tmp_path: Path) -> None:
     for command in ("g completion bash >&-", "g status >&- 2>&- <&-"):
         done = shell(tmp_path, command)
