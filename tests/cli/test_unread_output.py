@@ -58,7 +58,7 @@ def test_a_scheduler_whose_output_nobody_reads_ends(tmp_path: Path, unread: int,
     ) as scheduler:  # fmt: skip
         try:
             log = tmp_path / "gpu_scheduler.log"
-            wait_for(lambda: log.exists() and "scheduler up" in log.read_text(), 60)
+            wait_for(lambda: log.exists() and "scheduler up" in log.read_text(), "the scheduler is up")
             began = time.monotonic()
             if way == "stop":
                 subprocess.run(_program("stop"), cwd=tmp_path, env=_env(), check=True, timeout=60,

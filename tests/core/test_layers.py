@@ -20,8 +20,8 @@ STORE = tuple(
         "accepted_lines", "adopted_jobs", "ancestors", "attempt_history", "data_dir", "database",
         "dependencies", "environments", "events", "forecasts", "gpu_kind", "gpu_time", "job_lists",
         "jobs_files", "location", "measurements", "new_store", "pending_groups", "permissions", "read_only",
-        "records", "requests", "reservations", "run_times", "running_schedulers", "scheduler_lock", "state_file",
-        "store",
+        "records", "requests", "reservations", "run_times", "running_schedulers", "scheduler_lock",
+        "state_file", "store",
     )
 )  # fmt: skip
 

@@ -37,8 +37,8 @@ RESTART_FIELDS = frozenset({"command", "resume_flag", "checkpoints", "pipefail",
 class JobSpec:
     """A job as the user specified it.
 
-    kind       "csv" runs `python -u script arguments`; "command" runs `bash -o pipefail -c command`. A command
-               is None if it is not known, because an adopted process had changed its title.
+    kind       "csv" runs `python -u script arguments`; "command" runs `bash -o pipefail -c command`. A
+               command is None if it is not known, because an adopted process had changed its title.
     text       the line as a user recognises it, without its attribute block and comment.
     cwd        the absolute working folder.
     allowed    the indices of the GPUs that the job may use; None means any.
