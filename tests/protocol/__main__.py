@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from tests.protocol.rules import ALL
 from tests.protocol.scenarios import BIG, CONTROLS, LIMITS, SCENARIOS, Control, Scenario
 from tests.protocol.search import SearchResult, explore
+from tests.protocol.turns import TURN_CONTROLS, TURN_SCENARIOS, TurnControl, TurnRules, explore_turns
 
 _KINDS = ("scenarios", "big", "controls", "limits")
 
@@ -38,6 +39,13 @@ def main(argv: Sequence[str]) -> int:
         for one in controls
         if all(word in " ".join(one.disabled) for word in words)
     ]
+    if "scenarios" in kinds:
+        turns = [one for one in TURN_SCENARIOS if all(word in one.name for word in words)]
+        for one in turns:
+            found = explore_turns(one, TurnRules())
+            good.append(_report_turns(one.name, found.states, found.broken or "holds", found.broken is None))
+    if "controls" in kinds:
+        good += [_check_turn_control(one) for one in TURN_CONTROLS if not words or one.disabled in words]
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
     print(f"{sum(good)} of {len(good)} as expected; {peak} MiB")
     return 0 if good and all(good) else 1
@@ -68,6 +76,17 @@ def _check_control(control: Control, traced: bool) -> bool:
     if traced:
         _show(found)
     return found.broken is not None
+
+
+def _check_turn_control(control: TurnControl) -> bool:
+    found = explore_turns(control.scenario, control.rules, control.breaks)
+    broken = found.broken or f"{control.breaks} NOT BROKEN"
+    return _report_turns(f"turns: without {control.disabled}", found.states, broken, found.broken is not None)
+
+
+def _report_turns(name: str, states: int, text: str, is_good: bool) -> bool:
+    print(f"{name:38} {states:>9,} states  {text}", flush=True)
+    return is_good
 
 
 def _show(found: SearchResult) -> None:
