@@ -10,6 +10,7 @@ import errno
 import os
 import stat
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -118,6 +119,11 @@ def claims_of(
         else:
             amounts[lock.pid] = before + max(0, min(end, total_mib or end) - lock.start)
     return tuple(_claim(pid, mib) for pid, mib in amounts.items())
+
+
+def turn_claim(pid: int) -> GpuClaim:
+    """Returns the turn of a process on a GPU, which counts as a claim on the whole GPU."""
+    return replace(_claim(pid, None), is_turn=True)
 
 
 def _claim(pid: int, mib: int | None) -> GpuClaim:

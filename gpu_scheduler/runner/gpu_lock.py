@@ -107,7 +107,7 @@ def release(descriptors: Sequence[int]) -> None:
 
 def _claim(folder: str, wanted: Wanted, inheritable: bool, end_s: float) -> int | Refusal:
     for _ in range(_MAX_REPLACEMENTS):
-        fd = _open_or_create(folder, wanted.name)
+        fd = open_or_create(folder, wanted.name)
         if inheritable:
             fd = _inheritable_copy(fd)
         try:
@@ -238,7 +238,8 @@ def open_to_read(folder: str, name: str) -> int | None:
     return fd
 
 
-def _open_or_create(folder: str, name: str) -> int:
+def open_or_create(folder: str, name: str) -> int:
+    """Opens a lock file, and makes it for all users if it does not exist. Raises OSError."""
     path = f"{folder}/{name}"
     flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     for _ in range(_MAX_REPLACEMENTS):

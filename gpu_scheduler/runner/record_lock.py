@@ -64,3 +64,8 @@ def conflicting_lock(fd: int, start: int = 0, end: int | None = None) -> Lock | 
         return None
     # The pid is -1 for a lock that belongs to an open file instead of a process.
     return Lock(longs[1], longs[1] + longs[2] if longs[2] else None, max(ints[6], 0))
+
+
+def unlock(fd: int, start: int, end: int) -> None:
+    """Releases the locks of this process on these bytes."""
+    fcntl.lockf(fd, fcntl.LOCK_UN, end - start, start)

@@ -17,8 +17,11 @@ _MAX_LISTED = 3
 def claim_text(claim: GpuClaim) -> str:
     """Formats a claim as a phrase, such as "claimed by run, pid 4711, user ann".
 
-    For a part of the GPU, the phrase begins with its size, as in "8000 MiB claimed by run, pid 4711".
+    For a part of the GPU, the phrase begins with its size, as in "8000 MiB claimed by run, pid 4711". A
+    process whose turn it is has no claim yet.
     """
+    if claim.is_turn:
+        return f"kept for {holder_text(claim)}"
     amount = "" if claim.mib is None else f"{claim.mib} MiB "
     return f"{amount}claimed by {holder_text(claim)}"
 
@@ -27,7 +30,7 @@ def holder_text(claim: GpuClaim) -> str:
     """Formats the process that holds a claim, such as "a scheduler's job, pid 99, user bob"."""
     if not claim.pid:
         return "a process in another container"
-    program = "a scheduler's job" if claim.by_scheduler else "run"
+    program = "a scheduler's job" if claim.by_scheduler else "a waiting program" if claim.is_turn else "run"
     user = f", user {safe_text(claim.user)}" if claim.user else ""
     return f"{program}, pid {claim.pid}{user}"
 

@@ -13,10 +13,12 @@ class GpuClaim(StoredValue):
 
     mib: the claimed memory in MiB; None means the whole GPU. pid: the process; 0 if it is in another pid
     namespace. user: the name of its user; "" if unknown. by_scheduler: whether the process is the runner of a
-    scheduler's job; otherwise it is a command that `run` started.
+    scheduler's job; otherwise it is a command that `run` started. is_turn: whether the process has no claim
+    yet, but it is its turn to take the GPU, or it keeps the GPU for a job.
     """
 
     mib: int | None
     pid: int
     user: str = ""
     by_scheduler: bool = False
+    is_turn: bool = False
