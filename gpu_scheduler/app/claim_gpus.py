@@ -1,7 +1,7 @@
 """Waits until GPUs meet the criteria of a command, and claims them for this process, without a scheduler.
 
-Inside a job, or below a process that claims whole GPUs, the command uses GPUs of that job or process, and
-takes no claim of its own.
+While it waits, the command takes turns with the other programs that could take the same GPU. Inside a job, or
+below a process that claims whole GPUs, it uses GPUs of that job or process, and takes no claim of its own.
 """
 
 from __future__ import annotations
@@ -9,19 +9,25 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gpu_scheduler.app.claim_watch import ClaimWatch
 from gpu_scheduler.app.gpu_source import GpuSource
 from gpu_scheduler.app.machine_gpus import claim_folder, surrounding_claims, uuids_of, with_claims
 from gpu_scheduler.claims.foreign_claims import LockReading
-from gpu_scheduler.claims.gpu_claims import lock_problem
+from gpu_scheduler.claims.gpu_claims import lock_problem, turn_claim
 from gpu_scheduler.claims.own_claims import is_below_runner, own_claims
 from gpu_scheduler.core.model.claimed_gpu import ClaimedGpu
 from gpu_scheduler.core.model.gpu import GpuSample
 from gpu_scheduler.core.model.gpu_claim import GpuClaim
 from gpu_scheduler.core.model.gpu_criteria import GpuCriteria
-from gpu_scheduler.core.scheduling.gpu_choice import Impossibility, Ineligibility, choose, impossibility
+from gpu_scheduler.core.scheduling.gpu_choice import (
+    Impossibility,
+    Ineligibility,
+    choose,
+    impossibility,
+    in_line,
+)
 from gpu_scheduler.errors import GpuStateError
 from gpu_scheduler.gpus.probes.probe_client import LateAnswerError
 from gpu_scheduler.gpus.selection import restrict_to_visible
@@ -29,9 +35,8 @@ from gpu_scheduler.runner.folder import TOKEN
 from gpu_scheduler.runner.gpu_lock import Refusal, Wanted, claim_gpus
 from gpu_scheduler.system.shortages import reraise_shortage
 
-#: Number of times that a claim is tried again at once after another program was faster, and the seconds
-#: before the next try.
-_MAX_REFUSALS, _REFUSAL_WAIT_S = 20, 0.002
+#: Number of times that a claim is tried at once if other programs, which do not take turns, are faster.
+_MAX_CLAIMS = 20
 #: For this many seconds after claims have changed, the GPUs are sampled at this interval in seconds, because
 #: drivers free the memory of an ended process with a delay.
 _FREQUENT_S, _FREQUENT_EVERY_S = 10.0, 1.0
@@ -88,10 +93,14 @@ class Impossible:
 
 @dataclass(frozen=True)
 class Shortfall:
-    """The reasons why too few GPUs are eligible now. visible_note: as in Impossible."""
+    """The reasons why too few GPUs are eligible now. visible_note: as in Impossible.
+
+    turn_problem: why there are no turns on some GPU, as a sentence about its turn file; "" if there are.
+    """
 
     reasons: tuple[Ineligibility, ...]
     visible_note: str | None = None
+    turn_problem: str = ""
 
 
 #: The reasons why GPUs are not eligible, or why they cannot be read.
@@ -177,10 +186,11 @@ class _Search:
         samples, criteria = self.in_scope(samples), self._request.criteria
         own = {sample.uuid for sample in samples} if self._is_inside else ()
         unusable: dict[str, str] = {}
-        for _ in range(_MAX_REFUSALS):
+        for _ in range(_MAX_CLAIMS):
             reading = self._watch.read(uuids_of(samples))
             reading = LockReading(reading.locks, {**reading.problems, **unusable})
-            choice = choose(with_claims(samples, reading, own), criteria)
+            gpus = with_claims(samples, reading, own)
+            choice = choose(gpus if self._is_inside else self._in_turn(gpus), criteria)
             if len(choice.eligible) < criteria.count:
                 break
             chosen = sorted(choice.eligible[: criteria.count], key=lambda gpu: gpu.sample.index)
@@ -188,14 +198,39 @@ class _Search:
                 surrounding = surrounding_claims([gpu.sample for gpu in chosen], reading)
                 return FoundGpus(tuple(chosen), criteria, is_inside=True, surrounding=surrounding)
             if not self._request.claim or self._claim(chosen, unusable):
+                self._watch.turns.close()
                 return FoundGpus(tuple(chosen), criteria)
-            # Different waits keep two processes from refusing each other again and again.
-            time.sleep(_REFUSAL_WAIT_S * (1 + os.getpid() % 5))
-        self._on_wait(Shortfall(choice.ineligible, self._visible_note))
+        problem = self._watch.turns.problem
+        turn_problem = "" if problem is None else lock_problem(problem)
+        self._on_wait(Shortfall(choice.ineligible, self._visible_note, turn_problem))
         return None
 
+    def _in_turn(self, gpus: Sequence[ClaimedGpu]) -> list[ClaimedGpu]:
+        """Takes the places of this command in line; returns the GPUs with the turns of others as claims."""
+        watch = self._watch
+        if self._request.claim:
+            line = in_line(
+                [_kept_for(gpu, watch.turns.ahead(gpu.sample.uuid)) for gpu in gpus], self._request.criteria
+            )
+            moving = {gpu.sample.uuid for gpu in line if gpu.claims} | watch.ahead.keys()
+            watch.turns.wait_in_line({gpu.sample.uuid: watch.since for gpu in line}, moving)
+        ahead = watch.read_turns()
+        return [_kept_for(gpu, ahead.get(gpu.sample.uuid)) for gpu in gpus]
+
     def _claim(self, chosen: Sequence[ClaimedGpu], unusable: dict[str, str]) -> bool:
-        """Claims the GPUs; returns whether this process now holds them. Records unusable lock files."""
+        """Claims the GPUs if it is the turn of this process, which alone claims them at this moment.
+
+        Returns whether it now holds them. Records unusable lock files.
+        """
+        turns = self._watch.turns
+        uuids = sorted(gpu.sample.uuid for gpu in chosen)
+        try:
+            is_turn = all(turns.take(uuid, self._watch.since) is None for uuid in uuids)
+            return is_turn and self._claim_memory(chosen, unusable)
+        finally:
+            turns.keep(())
+
+    def _claim_memory(self, chosen: Sequence[ClaimedGpu], unusable: dict[str, str]) -> bool:
         mib = self._request.criteria.claim_mib
         samples = [gpu.sample for gpu in chosen]
         wanted = [Wanted(one.uuid, None if one.exclusive else mib, one.total_mib) for one in samples]
@@ -227,3 +262,9 @@ class _Search:
         except GpuStateError as error:
             self._on_wait(error)
             return None
+
+
+def _kept_for(gpu: ClaimedGpu, pid: int | None) -> ClaimedGpu:
+    """Returns a GPU with the turn of this process, unless there is none or the whole GPU is claimed."""
+    is_claimed = any(claim.mib is None for claim in gpu.claims)
+    return gpu if pid is None or is_claimed else replace(gpu, claims=(*gpu.claims, turn_claim(pid)))

@@ -140,6 +140,8 @@ class _WaitReport:
         if not self._is_announced:
             self._is_announced = True
             print_message(wait_text(self._count))
+            if found.turn_problem:
+                print_message(f"{found.turn_problem}; without it, programs do not take turns on this GPU")
         if found.visible_note not in (None, self._visible_note):
             print_message(str(found.visible_note))
         self._visible_note = found.visible_note

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -19,8 +20,11 @@ from gpu_scheduler.gpus.probes.probe_client import LateAnswerError, ProbeClient,
 from gpu_scheduler.runner import gpu_lock
 from gpu_scheduler.runner.folder import TOKEN
 from gpu_scheduler.runner.gpu_lock import Refusal, Wanted
+from gpu_scheduler.system.users import name_of_user
 from gpu_scheduler.views.gpu_choice import ineligibility_text
 from tests.claim_holder import claim_holder
+from tests.turn_taker import TurnTaker, turn_taker
+from tests.waiting import wait_for
 
 
 class FakeProbe(ProbeClient):
@@ -148,3 +152,79 @@ def test_a_gpu_without_a_known_uuid_is_not_eligible_except_inside_a_job(
     monkeypatch.setattr(app, "is_below_runner", lambda: True)
     assert find(probe) == [0]
     assert list(folder.iterdir()) == []
+
+
+@pytest.fixture
+def other(claim: Claim) -> Iterator[TurnTaker]:
+    """Another program that takes turns."""
+    folder = Path(os.environ["GPU_SCHEDULER_LOCK_DIR"])
+    folder.mkdir()
+    with turn_taker(folder) as found:
+        yield found
+
+
+def test_a_gpu_goes_to_the_program_that_began_to_wait_first(other: TurnTaker) -> None:
+    waits: list[Any] = []
+    other.wait_in_line("GPU-0", 100.0)
+    assert find(FakeProbe([200]), waits.append, timeout_s=0.0) == TimedOut(0.0)
+    kept = f"GPU 0 is kept for a waiting program, pid {other.pid}, user {name_of_user(os.getuid())}"
+    assert ineligibility_text(waits[0].reasons[0]) == kept
+    assert find(FakeProbe([200, 100])) == [1]
+    other.wait_in_line("GPU-0", -1.0)
+    assert find(FakeProbe([200])) == [0]
+
+
+def test_a_gpu_that_another_program_holds_is_not_taken(other: TurnTaker) -> None:
+    assert other.hold("GPU-0")
+    assert find(FakeProbe([200]), timeout_s=0.0) == TimedOut(0.0)
+    assert find(FakeProbe([200]), timeout_s=0.0, claim=False) == TimedOut(0.0)
+    other.give_up()
+    assert find(FakeProbe([200])) == [0]
+
+
+def test_a_command_takes_the_gpu_as_soon_as_nobody_is_ahead_whatever_its_poll(other: TurnTaker) -> None:
+    other.wait_in_line("GPU-0", 100.0)
+
+    def end_when_both_wait() -> None:
+        wait_for(lambda: other.ahead("GPU-0") == os.getpid(), "the place of the command")
+        other.kill()
+
+    thread = threading.Thread(target=end_when_both_wait)
+    thread.start()
+    assert find(FakeProbe([200]), poll_s=3600.0) == [0]
+    thread.join()
+
+
+def test_a_command_for_two_gpus_keeps_none_of_them_idle(other: TurnTaker) -> None:
+    folder = Path(os.environ["GPU_SCHEDULER_LOCK_DIR"])
+    with claim_holder(folder, "GPU-1"):
+        assert find(FakeProbe([100, 200]), count=2, timeout_s=0.0) == TimedOut(0.0)
+        assert (other.ahead("GPU-0"), other.hold("GPU-0")) == (None, True)
+        other.give_up()
+    other.wait_in_line("GPU-1", 100.0)
+    assert find(FakeProbe([100, 200]), count=2, timeout_s=0.0) == TimedOut(0.0)
+    other.wait_in_line("GPU-1", -1.0)
+    assert find(FakeProbe([100, 200]), count=2) == [0, 1]
+
+
+def test_a_command_waits_in_line_for_a_claimed_gpu_and_gives_its_place_up_with_the_claim(
+    other: TurnTaker,
+) -> None:
+    folder = Path(os.environ["GPU_SCHEDULER_LOCK_DIR"])
+    with claim_holder(folder, "GPU-0"):
+        # The memory in use belongs to the claim, so the command expects to be able to take the GPU.
+        assert find(FakeProbe([100]), min_free_mib=8000, timeout_s=0.0) == TimedOut(0.0)
+        assert other.ahead("GPU-0") == os.getpid()
+    assert find(FakeProbe([9000]), min_free_mib=8000) == [0]
+    assert (other.ahead("GPU-0"), other.hold("GPU-0")) == (None, True)
+
+
+def test_a_turn_file_that_cannot_be_used_is_reported_and_stops_nobody() -> None:
+    folder = Path(os.environ["GPU_SCHEDULER_LOCK_DIR"])
+    folder.mkdir()
+    (folder / ".turn-GPU-0").symlink_to("elsewhere")
+    waits: list[Any] = []
+    with claim_holder(folder, "GPU-0"):
+        assert find(FakeProbe([100]), waits.append, timeout_s=0.0) == TimedOut(0.0)
+    assert waits[0].turn_problem.startswith(f"{folder}/.turn-GPU-0 is a symbolic link; ")
+    assert find(FakeProbe([100])) == [0]

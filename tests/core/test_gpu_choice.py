@@ -13,7 +13,7 @@ from gpu_scheduler.core.model.gpu import GpuSample
 from gpu_scheduler.core.model.gpu_claim import GpuClaim
 from gpu_scheduler.core.model.gpu_criteria import GpuCriteria
 from gpu_scheduler.core.model.gpu_fault import LOST
-from gpu_scheduler.core.scheduling.gpu_choice import ImpossibilityKind, choose, impossibility
+from gpu_scheduler.core.scheduling.gpu_choice import ImpossibilityKind, choose, impossibility, in_line
 
 TOTAL = 24000
 WHOLE = GpuClaim(None, 7, "ann")
@@ -185,3 +185,23 @@ def test_a_request_that_can_never_be_met_is_not_met_now(
     if impossibility([one.sample for one in gpus], criteria) is not None:
         allowed = set(criteria.only or range(6))
         assert len(choose(gpus, criteria).eligible) < criteria.count or allowed - set(range(len(gpus)))
+
+
+@pytest.mark.parametrize(
+    ("gpus", "criteria", "line"),
+    [
+        # A command waits for what it could take now, and for GPUs of which the whole is claimed.
+        ([gpu(0), gpu(1, 0, 100.0, WHOLE), gpu(2, TOTAL, 0.0, part(8000))], {}, {0, 1}),
+        ([gpu(0, 100), gpu(1, 0, 100.0, WHOLE)], {"min_free_mib": 8000, "max_load_percent": 10}, {1}),
+        ([gpu(0, 0, 0.0, WHOLE), gpu(1, 0, 0.0, WHOLE, fault=LOST)], {"min_free_mib": TOTAL + 1}, set()),
+        ([gpu(0), gpu(1, 0, 0.0, WHOLE, fault=LOST)], {"excluded": (0,)}, set()),
+        ([gpu(0, 0, 0.0, part(8000), WHOLE)], {}, set()),
+        # With two GPUs to take, it waits only while both are free.
+        ([gpu(0), gpu(1, 0, 0.0, WHOLE)], {"count": 2}, set()),
+        ([gpu(0), gpu(1), gpu(2, 0, 0.0, WHOLE)], {"count": 2}, {0, 1}),
+    ],
+)
+def test_a_command_waits_in_line_where_it_keeps_no_gpu_idle(
+    gpus: list[ClaimedGpu], criteria: dict[str, Any], line: set[int]
+) -> None:
+    assert {one.sample.index for one in in_line(gpus, GpuCriteria(**criteria))} == line

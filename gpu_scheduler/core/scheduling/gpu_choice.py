@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from gpu_scheduler.core.model.claimed_gpu import ClaimedGpu
@@ -98,6 +98,24 @@ def choose(gpus: Sequence[ClaimedGpu], criteria: GpuCriteria) -> GpuChoice:
         tuple(eligible),
         tuple(reason for _, reason in sorted(reasons.items()) if reason is not None),
     )
+
+
+def in_line(gpus: Sequence[ClaimedGpu], criteria: GpuCriteria) -> tuple[ClaimedGpu, ...]:
+    """Returns the GPUs for which a command waits in line.
+
+    It could take them now or, if it wants only one, as soon as the claims on the whole of them end; what uses
+    a claimed GPU is expected to end with the claim. A command for several GPUs never keeps one idle.
+    """
+    eligible = choose(gpus, criteria).eligible
+    if criteria.count > 1:
+        return eligible if len(eligible) >= criteria.count else ()
+    claimed = {gpu.sample.uuid: gpu for gpu in gpus if gpu.claims}
+    empty = [
+        replace(gpu, sample=replace(gpu.sample, used_mib=0, load_percent=0.0), claims=())
+        for gpu in claimed.values()
+        if all(claim.mib is None for claim in gpu.claims)
+    ]
+    return eligible + tuple(claimed[gpu.sample.uuid] for gpu in choose(empty, criteria).eligible)
 
 
 def impossibility(samples: Collection[GpuSample], criteria: GpuCriteria) -> Impossibility | None:
