@@ -41,6 +41,7 @@ from gpu_scheduler.scheduler.backup_timer import BackupTimer
 from gpu_scheduler.scheduler.file_inputs import FileInputs
 from gpu_scheduler.scheduler.loop import Loop
 from gpu_scheduler.scheduler.record_lock_folder import record_lock_folder
+from gpu_scheduler.scheduler.turns import QueueTurns
 from gpu_scheduler.scheduler.wakeups import Wakeups
 from gpu_scheduler.store.database import damaged_error, is_damage
 from gpu_scheduler.store.dependencies import has_unsettled_dependencies
@@ -118,7 +119,6 @@ class Daemon:
         )
         self._loop = Loop(self._store, self._watch, self._launch, executors, options, self._clock, failpoint)
         self._loop.check_owner = ownership.check
-        self._loop.lock_folder = claim_folder.path
         logs = LogFolder.from_option(options.log_dir)
         self._storage = self._loop.storage = StorageMonitor(
             home, logs, self._clock, trust=options.trust_files
@@ -144,6 +144,7 @@ class Daemon:
         self._backups = BackupTimer(store, self._clock)
         self._is_interruption_reported = False
         self._sampler.begin(options.gpus, self._store, self._loop.recorder, simulated=options.simulated)
+        self._loop.turns = self._turns = QueueTurns(claim_folder.path, store.managed_gpus().values())
         snapshot = self._watch.snapshot
         known = frozenset(gpu.index for gpu in snapshot.gpus) if snapshot is not None else None
         self._inputs = FileInputs(options, store, self._loop, self._config, known)
@@ -252,6 +253,8 @@ class Daemon:
         self._executors.reap()
         self._sampler.read(self._loop.recorder)
         self._inputs.read(self._wake_keys, now)
+        # The memory that belonged to a claim is free now, or soon.
+        self._loop.sample_wanted |= "claim" in self._wake_keys
         self._wake_keys = set()
         facts = self._run_rounds()
         if facts is not None and facts.storage_issue is not None:
@@ -274,9 +277,11 @@ class Daemon:
         """Waits for an event or the deadline. Checks for events once even if the deadline has passed."""
         while True:
             left = max(0.0, due_at - self._clock.now().boot)
-            self._wake_keys = self._wakeups.wait(left)
+            self._wake_keys = self._wakeups.wait(min(left, self._turns.look_every_s))
             if self._inputs.is_own_write(self._wake_keys):
                 self._wake_keys = set()
+            if self._turns.have_changed():
+                self._wake_keys.add("turn")
             if self._wake_keys or left == 0.0:
                 return
 

@@ -11,7 +11,6 @@ import sqlite3
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 
 from gpu_scheduler.attempts.executor import AttemptRef, Executor, Executors, LaunchError
 from gpu_scheduler.attempts.observe import attempt_ref
@@ -19,6 +18,7 @@ from gpu_scheduler.attempts.running_progress import RunningProgress
 from gpu_scheduler.attempts.saved_work import with_saved_times
 from gpu_scheduler.attempts.sweep import sweep_once
 from gpu_scheduler.clock import Clock
+from gpu_scheduler.core.model.gpu_claim import GpuClaim
 from gpu_scheduler.core.model.wait_reason import WaitReason
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.facts import Facts
@@ -29,6 +29,7 @@ from gpu_scheduler.gpus.watch import GpuWatch
 from gpu_scheduler.health.storage_monitor import StorageMonitor
 from gpu_scheduler.scheduler.first_forecasts import FirstForecasts
 from gpu_scheduler.scheduler.read_facts import read_facts
+from gpu_scheduler.scheduler.turns import QueueTurns
 from gpu_scheduler.store.attempt_history import GpuHistoryReader, QueueStartsReader
 from gpu_scheduler.store.measurements import LearnedNeedsReader
 from gpu_scheduler.store.pending_groups_reader import PendingGroupsReader
@@ -43,6 +44,20 @@ _PERFORMED_ON_ATTEMPT = (act.VoidClaim, act.RequestStop, act.WakeRunner, act.Kil
 
 #: Actions after which no other round is needed at once.
 _WITHOUT_CONSEQUENCES = (act.SetWaitReason, act.RecordGpuTime, act.RecordForecasts)
+
+
+def _with_claims(facts: Facts, claims: Mapping[str, GpuClaim]) -> Facts:
+    """Returns the facts with one more claim on each of these GPUs, by UUID."""
+    gpus = ((gpu, claims.get(gpu.uuid)) for gpu in facts.gpus)
+    return replace(
+        facts, gpus=tuple(replace(gpu, claims=(*gpu.claims, new)) if new else gpu for gpu, new in gpus)
+    )
+
+
+def _begins_preemption(action: act.Action) -> bool:
+    return isinstance(action, act.Reserve) or (
+        isinstance(action, act.RecordStop) and action.stop.preemptor is not None
+    )
 
 
 class Loop:
@@ -72,7 +87,7 @@ class Loop:
         self.on_action: Callable[[act.Action], None] = lambda action: None
         self.storage: StorageMonitor | None = None
         self.check_owner: Callable[[], None] = lambda: None
-        self.lock_folder: Path | None = None
+        self.turns: QueueTurns | None = None
         self.placing = True
         self.stop_requested = False
         self.sample_wanted = False
@@ -102,12 +117,12 @@ class Loop:
             self.store, self.watch, self._executors, self.config, self.settings, now, issue,
             placing=self.placing, learned=self._learned if self.store.learning else None,
             starts=self._starts, run_times=self._run_times, groups=self._groups, progress=self.progress,
-            lock_folder=self.lock_folder, history=self._history,
+            lock_folder=self.turns.folder if self.turns is not None else None, history=self._history,
         )  # fmt: skip
         # If this scheduler no longer owns the folder, it must not record what it observed there.
         self.check_owner()
         self._log_anomalies(facts)
-        facts, actions = self._plan(facts)
+        facts, actions = self._plan_in_turn(facts)
         if not actions and self.placing:
             actions = [*self._forecasts.due(facts)]
         if not actions:
@@ -128,6 +143,24 @@ class Loop:
         if failed is not None:
             raise failed
         return facts if all(isinstance(action, _WITHOUT_CONSEQUENCES) for action in actions) else None
+
+    def _plan_in_turn(self, facts: Facts) -> tuple[Facts, list[act.Action]]:
+        """Returns the actions of this round as `_plan` does, and takes the holds on GPUs that they need.
+
+        A start that is refused costs no attempt: the program ahead counts as a claim, and the round is
+        planned again. It does not begin a preemption then, because that program soon takes its GPU.
+        """
+        if self.turns is None:
+            return self._plan(facts)
+        facts, actions = self._plan(_with_claims(facts, self.turns.begin_round(facts)))
+        for _ in facts.gpus:
+            refused = self.turns.refusals(facts, actions)
+            if not refused:
+                break
+            facts, actions = self._plan(_with_claims(facts, refused))
+            actions = [one for one in actions if not _begins_preemption(one)]
+        self.turns.end_round(facts, actions)
+        return facts, actions
 
     def _plan(self, facts: Facts) -> tuple[Facts, list[act.Action]]:
         """Returns the actions of this round, and the facts from which they were planned.

@@ -21,6 +21,7 @@ from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.executors.direct import DirectExecutor
 from gpu_scheduler.gpus.watch import GpuWatch
 from gpu_scheduler.scheduler.loop import Loop
+from gpu_scheduler.scheduler.turns import QueueTurns
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.records import JobRecord
 from gpu_scheduler.store.store import Store
@@ -63,12 +64,13 @@ class Rig:
         self.loop = Loop(
             self.store, self.watch, self.launcher.launch, executors, settings, self.clock, failpoint
         )
-        self.loop.lock_folder = self.claim_folder.path
         self.take_sample()
         assert self.watch.snapshot is not None
         recorder.record_gpus(
             self.watch.snapshot.gpus, [g.uuid for g in self.watch.snapshot.gpus], self.clock.now()
         )
+        uuids = [gpu.uuid for gpu in self.watch.snapshot.gpus]
+        self.loop.turns = QueueTurns(self.claim_folder.path, uuids)
 
     def take_sample(self) -> None:
         """Takes a sample in which all GPUs are idle."""

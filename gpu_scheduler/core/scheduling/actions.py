@@ -6,7 +6,7 @@ All actions of a round are recorded in one transaction and then performed. Some 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpu_scheduler.core.model.state_reason import StateReason
@@ -42,7 +42,7 @@ class Start(Action):
     jobs must stay off the GPUs. learned: whether vram was learned from the workload class instead of
     declared. assumed: whether share and vram are defaults rather than declarations. baseline_mib: for each
     GPU, its UUID and its unattributed memory in MiB. process: the adopted process that the runner watches;
-    None if it starts the command.
+    None if it starts the command. waiting_since: when the job last began to wait, in wall seconds.
     """
 
     job_id: int
@@ -54,6 +54,7 @@ class Start(Action):
     learned: bool = False
     assumed: bool = False
     process: AdoptedProcess | None = None
+    waiting_since: float = field(default=0.0, compare=False)
 
 
 class Relaunch(AttemptAction):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from heapq import heapify, heappop, heappush, nsmallest
 from itertools import islice
 
@@ -166,7 +167,8 @@ class QueueWalk:
     def _start(
         self, job: QueuedJob, group: PendingGroup, need: Need, gpus: tuple[str, ...], upper_s: float
     ) -> None:
-        self._actions.append(self._gpus.start(job.job_id, gpus, need, upper_s))
+        start = self._gpus.start(job.job_id, gpus, need, upper_s)
+        self._actions.append(replace(start, waiting_since=job.waiting_since))
         self._limits.gpus_changed()
         self._has_started = True
         if group.has_more and job is group.jobs[-1]:

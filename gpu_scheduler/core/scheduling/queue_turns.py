@@ -1,0 +1,65 @@
+"""Decides where the queue waits in line with other programs, and what it keeps (docs/design.md, Turns)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from gpu_scheduler.core.scheduling.claim_size import claim_size
+from gpu_scheduler.core.scheduling.effective_need import allowed_gpus, need_of
+from gpu_scheduler.core.scheduling.facts import Facts
+from gpu_scheduler.core.scheduling.pending_queue import PendingQueue
+from gpu_scheduler.core.scheduling.placement import could_fit
+
+#: Maximum number of groups, the first of the queue, among which a round looks for a job that waits in line.
+_MAX_GROUPS = 32
+
+
+def reserved_gpus(facts: Facts) -> set[str]:
+    """Returns the GPUs that are reserved for jobs of the queue."""
+    reservations = [*facts.reserved_jobs, *([facts.queue_reservation] if facts.queue_reservation else ())]
+    return {uuid for one in reservations for uuid in one.gpus}
+
+
+def freed_by_hand(facts: Facts) -> set[str]:
+    """Returns the GPUs of the attempts that the user preempts."""
+    stops = [(one, one.open_stop) for one in facts.attempts if one.state.is_open]
+    by_hand = [one for one, stop in stops if stop and stop.cause == "preempted" and stop.preemptor is None]
+    return {uuid for attempt in by_hand for uuid in attempt.gpus}
+
+
+def claimed_gpus(facts: Facts) -> set[str]:
+    """Returns the GPUs of which one program claims the whole."""
+    totals = {gpu.uuid: gpu.total_mib for gpu in facts.gpus}
+    own = [(one, uuid) for one in facts.attempts if one.state.is_open for uuid in one.gpus]
+    return {
+        *(gpu.uuid for gpu in facts.gpus if any(one.mib is None and not one.is_turn for one in gpu.claims)),
+        *(uuid for one, uuid in own if claim_size(one.allocation(uuid), totals.get(uuid)) is None),
+    }
+
+
+def queue_since(waiting_since: float, facts: Facts) -> float:
+    """Returns since when the queue waits as one program, in seconds since boot.
+
+    With each start, it begins to wait anew. waiting_since: when its first job that fits began to wait, in
+    wall seconds.
+    """
+    starts = facts.overtakes.starts
+    since = max(waiting_since, starts[-1].started_at if starts else 0.0)
+    return facts.now.boot - (facts.now.wall - since)
+
+
+def queue_line(facts: Facts, gpus: Collection[str]) -> dict[str, float]:
+    """Returns for which of these GPUs, which are in use, the queue waits in line, and since when.
+
+    A job for several GPUs does not wait in line before it fits, so that it keeps none of them idle.
+    """
+    found: dict[str, float] = {}
+    is_blocked = facts.storage_issue is not None or facts.probe_error is not None
+    queue = PendingQueue.of(() if is_blocked else facts.pending_groups)
+    for group in map(queue.group, queue.first(_MAX_GROUPS if gpus else 0)):
+        need, limits = need_of(group.resources, facts), facts.settings
+        for gpu in allowed_gpus(group.resources, facts) if need.count == 1 else ():
+            sample = None if gpu.paused or gpu.uuid not in gpus else gpu.sample
+            if sample and sample.fault is None and could_fit(need, sample.total_mib, limits):
+                found.setdefault(gpu.uuid, queue_since(group.jobs[0].waiting_since, facts))
+    return found
