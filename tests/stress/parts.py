@@ -32,6 +32,7 @@ from tests.stress import (
     special_files,
     stop_during_start,
     suspects,
+    turns,
 )  # fmt: skip
 from tests.stress.part import Findings, Order
 
@@ -83,6 +84,8 @@ PARTS = (
     Part("P1", "power cut, btrfs", powercut.btrfs, suite=None),
     Part("P1 P2", "scheduler killed at each failpoint", failpoints.failpoints, suite=None),
     Part("P11", "GPUs shared with run", shared_gpus.sharing, suite=0.015, control=0.03),
+    Part("P15", "callers and a queue take turns", turns.turns, suite=None, control=0.15),
+    Part("P15", "urgent jobs beside callers", turns.urgent, suite=None),
     Part("P14", "random queues with preemptions", random_queues.queues, suite=0.012, control=0.008),
     Part(
         "P14", "jobs with real processes preempt others", priority_preemptions.jobs, suite=None, control=0.08
