@@ -59,7 +59,8 @@ def queue_line(facts: Facts, gpus: Collection[str]) -> dict[str, float]:
     for group in map(queue.group, queue.first(_MAX_GROUPS if gpus else 0)):
         need, limits = need_of(group.resources, facts), facts.settings
         for gpu in allowed_gpus(group.resources, facts) if need.count == 1 else ():
-            sample = None if gpu.paused or gpu.uuid not in gpus else gpu.sample
+            is_left_out = gpu.paused or gpu.suspicion is not None or gpu.uuid not in gpus
+            sample = None if is_left_out else gpu.sample
             if sample and sample.fault is None and could_fit(need, sample.total_mib, limits):
                 found.setdefault(gpu.uuid, queue_since(group.jobs[0].waiting_since, facts))
     return found
