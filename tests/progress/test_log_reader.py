@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -107,3 +108,37 @@ def test_only_regular_files_are_read(tmp_path: Path) -> None:
         reader = LogReader()
         assert not reader.read(str(tmp_path / name))
         assert step(reader) is None
+
+
+def test_a_log_that_takes_too_long_shows_no_progress_for_a_minute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, reader, read, now = tmp_path / "log", LogReader(), count_bytes(monkeypatch), [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    log.write_text("Step 1/300\n")
+    assert reader.read(str(log))
+    assert step(reader) == 1
+    slow = iter(range(1000))
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "thread_time", lambda: next(slow) * 0.1)  # each line takes 0.1 s
+        log.write_text("Step 1/300\nStep 2/300\nStep 3/300\nStep 4/300\n")
+        assert reader.read(str(log))
+        assert (step(reader), next(slow) <= 4) == (None, True)
+        bytes_read = sum(read)
+        for seconds in (0.0, 30.0, 59.9):
+            now[0] = seconds
+            assert not reader.read(str(log))
+    assert (step(reader), sum(read)) == (None, bytes_read)
+    now[0] = 60.0
+    assert reader.read(str(log))
+    assert step(reader) == 4
+
+
+def test_lines_that_take_as_long_as_the_budget_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, reader, slow = tmp_path / "log", LogReader(), iter(range(1000))
+    monkeypatch.setattr(time, "thread_time", lambda: next(slow) * 0.1)
+    log.write_text("Step 1/300\nStep 2/300\n")
+    assert reader.read(str(log))
+    assert step(reader) == 2
