@@ -13,10 +13,8 @@ from gpu_scheduler.app.location import Location
 from gpu_scheduler.app.store_access import POLL_INTERVAL_S, open_store, scheduler_pid_of
 from gpu_scheduler.core.model.states import Outcome
 from gpu_scheduler.core.text.formatting import pid_text
-from gpu_scheduler.errors import SchedulerError
-from gpu_scheduler.store.data_dir import DataDir
+from gpu_scheduler.errors import SchedulerError, StoreNotFoundError
 from gpu_scheduler.store.location import original_of_copy, refuse_copy
-from gpu_scheduler.store.read_only import has_tables
 from gpu_scheduler.store.requests import add_request, open_requests, withdraw_request
 from gpu_scheduler.store.scheduler_lock import scheduler_pid
 from gpu_scheduler.store.store import Store
@@ -85,7 +83,7 @@ def stop(
     wait, unless there is nothing to wait for. Raises SchedulerError if the scheduler does not end in time;
     the request is then withdrawn.
     """
-    _wait_for_store(location.resolve())
+    _wait_for_store(location)
     with open_store(location) as store:
         pid = scheduler_pid_of(store)
         running, adopted = _running_jobs(store)
@@ -111,15 +109,20 @@ def stop(
         )
 
 
-def _wait_for_store(data_dir: DataDir) -> None:
-    """Waits until the database exists. The first scheduler holds its lock before it creates the database."""
+def _wait_for_store(location: Location) -> None:
+    """Waits until the store exists. The first scheduler holds its lock before it creates the database.
+
+    Raises SchedulerError at once if the store cannot be used, such as that of another user.
+    """
     end = time.monotonic() + END_TIMEOUT_S
-    while not _store_exists(data_dir) and scheduler_pid(data_dir.lock) is not None and time.monotonic() < end:
+    while True:
+        try:
+            with open_store(location, read_only=True):
+                return
+        except StoreNotFoundError:
+            if scheduler_pid(location.resolve().lock) is None or time.monotonic() >= end:
+                raise
         time.sleep(POLL_INTERVAL_S)
-
-
-def _store_exists(data_dir: DataDir) -> bool:
-    return has_tables(data_dir.database)
 
 
 def _end_scheduler(store: Store, pid: int, jobs_grace_s: float | None) -> None:

@@ -17,6 +17,7 @@ from gpu_scheduler.app import stop
 from gpu_scheduler.attempts.folder_status import observe
 from gpu_scheduler.attempts.sweep import processes_of, sweep
 from gpu_scheduler.intake.state_file_watcher import StateFileWatcher
+from gpu_scheduler.store import permissions
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.scheduler_lock import scheduler_pid
 from tests.cli.desk import Desk
@@ -72,6 +73,15 @@ def test_stop_names_a_scheduler_that_does_not_end_and_withdraws_the_request(
         assert f"pid {pid}" in err
         assert f"`kill {pid}`" in err
     assert desk.requests() == []
+
+
+def test_stop_says_at_once_that_it_cannot_use_the_store(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert desk.store
+    with desk.scheduler("deaf"), monkeypatch.context() as patch:
+        patch.setattr(permissions, "allowed_owners", lambda _: frozenset((54321,)))
+        patch.setattr(time, "sleep", lambda _: pytest.fail("stop waits"))
+        code, out, err = desk.run("stop")
+        assert (code, out, "belongs to" in err) == (1, "", True), err
 
 
 def test_stop_shows_no_pid_for_a_scheduler_in_another_container(
