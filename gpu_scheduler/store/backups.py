@@ -104,6 +104,8 @@ def highest_ids(database: Path, *, immutable: bool = False) -> HighestIds:
             tables = {row[0] for row in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
             if "job" not in tables:
                 raise DamagedDatabaseError(f"{database} is not a scheduler store: it has no jobs table")
+            if not db.execute("PRAGMA user_version").fetchone()[0]:
+                raise DamagedDatabaseError(f"{database} is damaged: its schema version is 0")
             return _highest_ids(db)
     except sqlite3.OperationalError:
         raise  # this is not evidence of damage

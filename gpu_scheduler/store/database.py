@@ -42,7 +42,7 @@ def is_damage(error: BaseException) -> bool:
     return type(error) is sqlite3.DatabaseError
 
 
-def damaged_error(path: Path, error: BaseException) -> DamagedStoreError:
+def damaged_error(path: Path, error: BaseException | str) -> DamagedStoreError:
     """Returns the error for a damaged database, with the remedy."""
     return DamagedStoreError(
         f"{path} is damaged ({error}); running jobs continue\n"
@@ -168,6 +168,9 @@ class Database:
     def _begin(self, path: Path, *, create: bool) -> None:
         self.connection.row_factory = sqlite3.Row
         version = self.schema_version
+        # Tables and version are created together, so the version is read again after the tables are seen.
+        if not version and self.row("SELECT 1 FROM sqlite_master") and not self.schema_version:
+            raise damaged_error(path, "it has tables, but its schema version is 0")
         if is_development_schema(self.connection):
             raise development_schema_error(path)
         if version > newest_schema_version():

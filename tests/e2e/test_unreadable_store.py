@@ -51,6 +51,23 @@ def test_a_store_of_a_development_version_is_refused_until_start_is_told_to_forg
     assert kept.read_bytes() == before
 
 
+def test_a_store_that_has_lost_its_schema_version_is_damaged_and_can_be_restored(world: World) -> None:
+    data_dir = DataDir.of(str(world.folder / world.state))
+    assert world.cli("submit", "--", "true").returncode == 0
+    with closing(sqlite3.connect(data_dir.database)) as db:
+        db.execute("PRAGMA user_version = 0")
+    told = f"{data_dir.database} is damaged (it has tables, but its schema version is 0)"
+    for words in (["status"], ["cancel", "1"], ["stop"], ["submit", "--", "true"]):
+        done = world.cli(*words)
+        assert (done.returncode, done.stderr.count(told)) == (1, 1), done.stderr
+        assert "start --restore" in done.stderr
+    started = world.cli("start", "--simulate", "1", "--drain")
+    assert (started.returncode, "is damaged" in started.stderr) == (1, True), started.stderr
+    assert "permissions" not in started.stderr
+    fresh = world.cli("start", "--simulate", "1", "--drain", "--fresh")
+    assert fresh.returncode == 0, fresh.stderr
+
+
 def damage(path: Path, table: str) -> None:
     """Overwrites the first page of a table. The page is in the middle of the database file."""
     with closing(sqlite3.connect(path, isolation_level=None)) as db:
