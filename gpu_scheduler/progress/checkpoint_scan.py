@@ -12,6 +12,7 @@ import os
 import re
 import stat
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import islice
 from typing import NamedTuple
 
@@ -23,7 +24,8 @@ from gpu_scheduler.core.progress.checkpoint_names import (
     matched_name,
     parse_name,
 )
-from gpu_scheduler.core.progress.run_options import RunOptions
+from gpu_scheduler.core.progress.run_options import output_option
+from gpu_scheduler.core.text.quoting import mark_expansions
 
 #: The folders in an output folder in which TRL and PyTorch Lightning save.
 _INNER_FOLDERS = ("completions", "checkpoints", "lightning_logs/version_*/checkpoints")
@@ -71,8 +73,9 @@ def newest_complete(found: list[FoundCheckpoint]) -> FoundCheckpoint | None:
 
 
 def _named_in_output(spec: JobSpec) -> Iterator[tuple[str, CheckpointName]]:
-    written = RunOptions.of(spec).output_dir
-    if not written or any(character in written for character in "$`\0"):
+    command = None if spec.command is None else mark_expansions(spec.command)
+    written = output_option(replace(spec, command=command))[1]
+    if not written or "\0" in written:
         return  # only a shell knows which folder this is
     folder = path_in_program_folder(spec, written)
     if folder is None:

@@ -41,6 +41,39 @@ def test_the_output_folder_is_in_the_folder_to_which_the_command_changes(tmp_pat
     assert find_checkpoint(unknown, None) is None
 
 
+@pytest.mark.parametrize(
+    ("written", "folder"),
+    [
+        ("'out$(date)'", "out$(date)"),
+        ("'a `b` $c'", "a `b` $c"),
+        (r"out\$x", "out$x"),
+        (r'"out\$(x) it\`s"', "out$(x) it`s"),
+        (r""""it's "'$x'""", "it's $x"),
+        ('"out$(date)"', None),
+        ("\"'out$x'\"", None),
+        ("out$x", None),
+        ("out`date`", None),
+        ("$'out'", None),
+    ],
+)
+def test_an_output_folder_is_known_if_the_shell_expands_nothing_in_it(
+    tmp_path: Path, written: str, folder: str | None
+) -> None:
+    command = f"python train.py --output_dir {written} --epochs 3"
+    job = JobSpec(kind="command", text=command, cwd=str(tmp_path), command=command)
+    for name in (folder, job.option("output_dir")):
+        if name is not None and not (tmp_path / name).exists():
+            trainer_checkpoint(tmp_path / name / "checkpoint-100", 1000.0)
+    found = find_checkpoint(job, None)
+    assert found == (folder and Checkpoint(str(tmp_path / folder / "checkpoint-100"), 100.0, 1000.0))
+
+
+def test_an_argument_of_a_line_for_a_script_is_never_expanded(tmp_path: Path) -> None:
+    saved = trainer_checkpoint(tmp_path / "out$(date)/checkpoint-100", 1000.0)
+    job = spec(tmp_path, "--output_dir", "out$(date)")
+    assert find_checkpoint(job, None) == Checkpoint(str(saved), 100.0, 1000.0)
+
+
 def test_all_but_the_newest_of_a_kind_are_complete(tmp_path: Path) -> None:
     job = spec(tmp_path, "--output_dir=out")
     for step in (50, 100, 150):

@@ -77,6 +77,25 @@ def find_comment(text: str) -> int | None:
     return None
 
 
+_QUOTED_OR_EXPANDED = re.compile(r"""'[^']*'|"(?:[^"\\]|\\.)*"|\\.|[$`]""", re.DOTALL)
+_ESCAPED_OR_EXPANDED = re.compile(r"\\?[$`]|\\.", re.DOTALL)
+
+
+def mark_expansions(text: str) -> str:
+    """Returns a shell text with a NUL in place of each `$` and backtick that the shell expands."""
+
+    def marked(piece: re.Match[str]) -> str:
+        found = piece[0]
+        if found.startswith('"'):  # `split_words` keeps the backslash before these two characters
+            return _ESCAPED_OR_EXPANDED.sub(lambda one: _IN_QUOTES.get(one[0], one[0]), found)
+        return "\0" if found in "$`" else found
+
+    return _QUOTED_OR_EXPANDED.sub(marked, text)
+
+
+_IN_QUOTES = {"$": "\0", "`": "\0", "\\$": "$", "\\`": "`"}
+
+
 def mask_quoted(text: str) -> str | None:
     """Returns a shell text with every quoted part replaced by `_`; None if a quote is not closed."""
     pieces = []
