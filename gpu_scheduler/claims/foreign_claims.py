@@ -14,6 +14,7 @@ from gpu_scheduler.claims.gpu_claims import (
     check_writable,
     claims_of,
     inherited_descriptors,
+    is_lock_of,
     lock_problem,
     read_gpu_locks,
 )
@@ -58,7 +59,7 @@ class LockReading:
         foreign = {
             uuid: locks
             for uuid, locks in self.locks.items()
-            if any(lock.pid not in runners for lock in locks)
+            if not all(is_lock_of(runners, lock) for lock in locks)
         }
         if not foreign:
             return ForeignClaims(problems=self.problems)

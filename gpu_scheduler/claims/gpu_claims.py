@@ -17,7 +17,13 @@ from pathlib import Path
 from gpu_scheduler.core.model.gpu import UNKNOWN_UUID_PREFIX
 from gpu_scheduler.core.model.gpu_claim import GpuClaim
 from gpu_scheduler.runner.folder import START
-from gpu_scheduler.runner.gpu_lock import NOT_WRITABLE, LockFileError, open_to_read, read_locks
+from gpu_scheduler.runner.gpu_lock import (
+    MANY_LOCKS_END,
+    NOT_WRITABLE,
+    LockFileError,
+    open_to_read,
+    read_locks,
+)
 from gpu_scheduler.runner.record_lock import Lock
 
 #: The options of the interpreter of a runner, and the end of the path of the script that it runs, in any
@@ -109,16 +115,21 @@ def claims_of(
     """
     amounts: dict[int, int | None] = {}
     for lock in locks:
-        if lock.pid and lock.pid in without:
+        if is_lock_of(without, lock):
             continue
         before = amounts.get(lock.pid, 0)
         end = lock.end if lock.end is not None else total_mib
-        covers_all = lock.end is None and lock.start == 0
+        covers_all = lock.end in (None, MANY_LOCKS_END) and lock.start == 0
         if covers_all or before is None or end is None:
             amounts[lock.pid] = None
         else:
             amounts[lock.pid] = before + max(0, min(end, total_mib or end) - lock.start)
     return tuple(_claim(pid, mib) for pid, mib in amounts.items())
+
+
+def is_lock_of(pids: Collection[int], lock: Lock) -> bool:
+    """Returns whether one of these processes holds the lock, and no other process a part of it."""
+    return bool(lock.pid) and lock.pid in pids and lock.end != MANY_LOCKS_END
 
 
 def turn_claim(pid: int) -> GpuClaim:

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 #: Inheritable claims use descriptors from this number on, because shell scripts use low numbers.
 _FIRST_FD = 200
-#: Maximum number of locks that are read from one file. A file with more locks counts as locked entirely
-#: by an unknown process.
-MAX_LOCKS = 256
+#: Maximum number of locks that are read from one file. A file with more locks counts as locked up to
+#: MANY_LOCKS_END by one of the processes that hold them; no lock of one process ends there.
+MAX_LOCKS, MANY_LOCKS_END = 256, 1 << 62
 #: Seconds for which a claim is tried again if other processes take the same bytes at the same moment.
 _COLLISIONS_S = 0.5
 #: Seconds to wait after the first collision, and number of collisions until the wait becomes no longer.
@@ -178,8 +178,8 @@ def _size(lock: Lock) -> float:
 def read_locks(fd: int) -> list[Lock]:
     """Returns the locks that other processes hold on an open file, sorted by their start.
 
-    Takes no lock. If there are more than MAX_LOCKS, returns one lock of an unknown process (pid 0) on the
-    whole file, because locks of several processes may be among them.
+    Takes no lock. If there are more than MAX_LOCKS, possibly of several processes, returns one lock of one of
+    these processes that ends at MANY_LOCKS_END.
     """
     found: list[Lock] = []
     unread: list[tuple[int, int | None]] = [(0, None)]
@@ -189,7 +189,7 @@ def read_locks(fd: int) -> list[Lock]:
         if lock is None:
             continue
         if len(found) == MAX_LOCKS:
-            return [Lock(0, None, 0)]
+            return [Lock(0, MANY_LOCKS_END, lock.pid)]
         found.append(lock)
         # The kernel reports any one of the locks, so there may be more on both sides of it.
         if lock.start > start:

@@ -19,6 +19,7 @@ from gpu_scheduler.claims.foreign_claims import read_locks_of
 from gpu_scheduler.runner import gpu_lock, record_lock
 from gpu_scheduler.runner.folder import SHORTAGE
 from gpu_scheduler.runner.gpu_lock import (
+    MANY_LOCKS_END,
     MAX_LOCKS,
     LockFileError,
     Refusal,
@@ -29,6 +30,7 @@ from gpu_scheduler.runner.gpu_lock import (
     release,
 )
 from gpu_scheduler.runner.record_lock import Lock
+from gpu_scheduler.views.gpu_claims import holder_text
 from tests.runner.lock_process import LockProcess, lock_processes, locks_on
 
 GPU = "GPU-a"
@@ -142,11 +144,16 @@ def test_a_file_with_very_many_locks_counts_as_locked_entirely(tmp_path: Path, o
     assert len(locks_on(tmp_path, GPU)) == MAX_LOCKS
     assert claim(tmp_path, TOTAL - MAX_LOCKS) is None
     other.ask("lock_only", GPU, [(2 * n, 2 * n + 1) for n in range(MAX_LOCKS + 1)])
-    # The locks may belong to several processes, so that no process can be named.
-    assert held_ranges(tmp_path) == [(0, None, 0)]
+    assert held_ranges(tmp_path) == [(0, MANY_LOCKS_END, other.pid)]
     refusal = claim(tmp_path, 1)
     assert refusal is not None
-    assert refusal.pid == 0
+    assert refusal.pid == other.pid
+    reading = read_locks_of(tmp_path, [GPU])
+    # Even if a scheduler's own runner holds them, there may be locks of other programs among them.
+    for runners in ((), (other.pid,)):
+        [found] = reading.foreign_claims({GPU: TOTAL}, runners).claims[GPU]
+        assert (found.pid, found.mib) == (other.pid, None)
+        assert holder_text(found).startswith(f"run, pid {other.pid}, user ")
 
 
 # Claims of several processes.
