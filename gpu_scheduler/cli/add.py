@@ -8,6 +8,7 @@ from gpu_scheduler.app import add as app
 from gpu_scheduler.app.add import NewLine
 from gpu_scheduler.cli.arguments import given_attributes
 from gpu_scheduler.cli.program import location_of, print_message
+from gpu_scheduler.cli.standard_streams import print_done
 from gpu_scheduler.config import JOBS_FILE
 from gpu_scheduler.errors import UsageError
 from gpu_scheduler.views.line_notes import line_note_text
@@ -21,7 +22,7 @@ def add(options: Namespace) -> int:
         print(added.line)  # secrets are shown, so that the user can use the line as it is printed
     else:
         added = app.add(location, new, options.output_file)
-        print(added.line)
+        print_done(added.line)
     for warning in added.warnings:
         print_message(f"warning: {line_note_text(warning)}")
     return 0

@@ -10,6 +10,7 @@ import time
 from argparse import Namespace
 
 from gpu_scheduler.cli.program import location_of, no_store_message, print_message, stdout_screen
+from gpu_scheduler.cli.standard_streams import print_done
 from gpu_scheduler.errors import StoreNotFoundError
 
 STDIN = 0
@@ -117,7 +118,11 @@ def calibrate(options: Namespace) -> int:
     from gpu_scheduler.views.calibrate import to_json, to_text
 
     view = app.calibrate(location_of(options), options.llm_config, write=options.write)
-    sys.stdout.write(to_json(view) if options.json else to_text(view, stdout_screen().width))
+    text = to_json(view) if options.json else to_text(view, stdout_screen().width)
+    if options.write:
+        print_done(text.rstrip("\n"))
+    else:
+        sys.stdout.write(text)
     return 0
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 
-from gpu_scheduler.cli import request_commands
+from gpu_scheduler.cli import request_commands, standard_streams
 from gpu_scheduler.cli.program import location_of, print_message
 from gpu_scheduler.errors import UsageError
 
@@ -28,7 +28,7 @@ def resume(options: Namespace) -> int:
     if result.answer.has_failed:
         print_message(text)
         return 1
-    print(text)
+    standard_streams.print_done(text)
     return 0
 
 

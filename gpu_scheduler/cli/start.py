@@ -82,7 +82,9 @@ def _confirm_fresh(chosen: StartOptions, *, ask: bool) -> None:
 
 
 def _print_background_pid(pid: int, main_log: Path) -> None:
-    print(f"the scheduler is running in the background (pid {pid}); its log is {main_log}", flush=True)
+    standard_streams.print_done(
+        f"the scheduler is running in the background (pid {pid}); its log is {main_log}"
+    )
     said = _logout_warning()
     if said is not None:
         print_message(said)

@@ -39,7 +39,13 @@ def test_commands_report_a_full_disk_under_their_output(tmp_path: Path, command:
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
 @pytest.mark.parametrize(
-    ("command", "result"), [("submit -- echo x", "job 2 submitted: echo x"), ("cancel 1", "job 1: ")]
+    ("command", "result"),
+    [
+        ("submit -- echo x", "job 2 submitted: echo x"),
+        ("cancel 1", "job 1: "),
+        ("add -- echo x", "echo x\n"),
+        ("hold 1", "job 1: "),
+    ],
 )
 def test_a_command_that_did_its_work_succeeds_and_says_it_on_stderr(
     tmp_path: Path, command: str, result: str
