@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import os
 import sys
-import threading
 from typing import Any, TextIO
 
 
@@ -62,19 +61,16 @@ def flush_or_discard(limit_s: float = 1.0) -> bool:
     The buffer then stays locked, so that only `os._exit` ends this process; the interpreter waits for it.
     """
 
-    def flush() -> None:
+    from gpu_scheduler.system.deadline import within  # few commands need threads
+
+    def flush() -> bool:
         try:
             sys.stdout.flush()
         except OSError:
             discard_output()
+        return True
 
-    flushing = threading.Thread(target=flush, name="flush", daemon=True)
-    try:
-        flushing.start()
-    except RuntimeError:  # the process limit is reached
-        return False
-    flushing.join(limit_s)
-    return not flushing.is_alive()
+    return within(limit_s, flush, otherwise=False)
 
 
 def print_done(text: str) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.reporting.job_output import JobOutputReader
 from gpu_scheduler.store.store import Store
+from gpu_scheduler.system.deadline import start_thread
 from gpu_scheduler.system.shortages import describe_shortage
 
 #: Maximum number of lines that wait for the terminal.
@@ -42,8 +43,8 @@ class Console:
         self._has_tails = threading.Event()
         self._problem: str | None = None
         # Both threads start now, because later the process limit may not allow it.
-        self._printer = _start_thread(self._print, "console")
-        self._follower = _start_thread(self._follow, "job output")
+        self._printer = _start_thread(self._print)
+        self._follower = _start_thread(self._follow)
 
     def put(self, line: str) -> None:
         """Queues a line for printing; drops it if the queue is full."""
@@ -82,12 +83,12 @@ class Console:
         """Prints the remaining lines, for at most one second per thread."""
         self._is_closing.set()
         self._has_tails.set()
-        self._follower.join(1.0)
+        self._follower.wait(1.0)
         try:
             self.lines.put_nowait(None)
         except queue.Full:
             pass
-        self._printer.join(1.0)
+        self._printer.wait(1.0)
 
     def _print(self) -> None:
         while (line := self.lines.get()) is not None:
@@ -140,13 +141,19 @@ class Console:
             self.put(problem or "job output is shown again")
 
 
-def _start_thread(work: Callable[[], None], name: str) -> threading.Thread:
-    thread = threading.Thread(target=work, name=name, daemon=True)
-    try:
-        thread.start()
-    except RuntimeError:
-        raise SchedulerError(f"cannot start a thread: {describe_shortage(errno.EAGAIN)}") from None
-    return thread
+def _start_thread(work: Callable[[], None]) -> threading.Event:
+    """Starts a thread; returns the event that it sets when it ends."""
+    ended = threading.Event()
+
+    def run() -> None:
+        try:
+            work()
+        finally:
+            ended.set()
+
+    if not start_thread(run):
+        raise SchedulerError(f"cannot start a thread: {describe_shortage(errno.EAGAIN)}")
+    return ended
 
 
 def _is_stdout_discarded() -> bool:

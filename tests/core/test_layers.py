@@ -96,10 +96,12 @@ MAY: Mapping[str, tuple[str, ...]] = {
         "intake", "health", "reporting", "views.wait_text",
     ),
     # The command line only parses arguments and formats results; every use case is in app.
-    "cli": ("app", "views", "core.model", "core.text", "core.jobsfile.attributes", *TOP, "system.shortages"),
+    "cli": (
+        "app", "views", "core.model", "core.text", "core.jobsfile.attributes", *TOP, "system.deadline",
+        "system.shortages",
+    ),
     "cli.start": (
         "scheduler.service", "scheduler.background", "gpus.probes.simulated", "health.doctor.logind",
-        "system.deadline",
     ),
     "simjob": ("gpus.probes.simulated_usage",),
     "clock": ("core.model",),
