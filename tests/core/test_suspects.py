@@ -73,6 +73,10 @@ DEVICE = [end(1, "0", 1, ECC), end(2, "0", 50, ECC, took=40)]
         ([*QUICK[:2], end(8, "0", 2.5, None), QUICK[2], GOOD], []),  # one completed there in between
         ([*QUICK, end(9, "1", 30, took=20)], []),  # a failure shows nothing, however late it comes
         ([*QUICK, GOOD, end(1, "2", 5, number=1)], []),  # fails elsewhere too
+        ([*QUICK, GOOD, end(4, "2", 40)], []),  # others fail elsewhere
+        ([*QUICK, GOOD, end(4, "2", 2), end(8, "3", 4, None)], []),  # on two of four GPUs
+        ([*QUICK, GOOD, end(4, "2", 2), end(8, "2", 4, None)], [0]),  # one of many fails there
+        ([*QUICK, GOOD, end(4, "2", 64)], [0]),  # much later
         (DEVICE, [0]),
         ([DEVICE[0]], []),
         ([DEVICE[0], end(1, "0", 2, ECC, number=1)], []),

@@ -74,19 +74,18 @@ class GpuHistory:
     @cached_property
     def _counted(self) -> dict[str, set[int]]:
         """The ids of the failed attempts that count against each GPU."""
-        ways = [
-            (one, (one.job_id, one.failure.failure, one.failure.exit_code, one.failure.signal), one.failure)
-            for one in self.ends
-            if one.failure is not None
+        failed = [
+            (end, (end.job_id, why.failure, why.exit_code, why.signal), blamed_gpus(why, end.gpus))
+            for end in self.ends
+            if (why := end.failure) is not None
         ]
         places: dict[object, set[str]] = {}
-        for end, way, _ in ways:
+        for end, way, _ in failed:
             places[way] = places.get(way, set(end.gpus)) & set(end.gpus)
         counted: dict[str, set[int]] = {}
-        for end, way, failure in ways:
-            is_sign = end.is_quick or end.device_error is not None
-            for uuid in blamed_gpus(failure, end.gpus):
-                if is_sign and uuid in places[way]:
+        for end, way, blamed in failed:
+            if end.is_quick or end.device_error is not None:
+                for uuid in places[way].intersection(blamed):
                     counted.setdefault(uuid, set()).add(end.attempt_id)
         return counted
 
@@ -126,16 +125,27 @@ class GpuHistory:
         quick = [one for one in recent if one.is_quick][-facts.settings.suspect_after :]
         if len(quick) < facts.settings.suspect_after:
             return None
-        doubt, now, until = _suspicion(quick), facts.now.wall, quick[0].ended_at + WINDOW_S
+        doubt, begin, until = _suspicion(quick), quick[-1].ended_at - WINDOW_S, quick[0].ended_at + WINDOW_S
+        well: set[str] = set()
         for one in self._well:
-            shown_at = min(one.ended_at, one.started_at + QUICK_S)
-            if one.ended_at >= doubt.since - WINDOW_S and shown_at <= until and uuid not in one.gpus:
-                return doubt
-        elsewhere = sorted((since, job_id) for uuids, job_id, since in _running(facts) if uuid not in uuids)
-        if any(since + QUICK_S <= min(until, now) for since, _ in elsewhere):
+            if one.ended_at >= begin and min(one.ended_at, one.started_at + QUICK_S) <= until:
+                well.update(one.gpus)
+        awaited = []
+        for uuids, job_id, since in _running(facts):
+            if since + QUICK_S <= min(until, facts.now.wall):
+                well.update(uuids)
+            elif since <= doubt.since and facts.now.wall <= until and uuid not in uuids:
+                awaited.append((since, job_id))
+        failing = {
+            on
+            for on, counted in self._counted.items()
+            if any(end.attempt_id in counted and begin <= end.ended_at <= until for end in self._on_gpu[on])
+        }
+        others = failing - well - {uuid}
+        well.discard(uuid)
+        if well and len(others) < max(1, len(well) - 1):  # otherwise the jobs are to blame
             return doubt
-        awaited = [job_id for since, job_id in elsewhere if since <= doubt.since and now <= until]
-        return replace(doubt, awaits=awaited[0]) if awaited else None
+        return replace(doubt, awaits=min(awaited)[1]) if awaited else None
 
 
 def find_suspects(facts: Facts) -> tuple[Facts, list[Action]]:
