@@ -28,13 +28,17 @@ _IS_VARIABLE = re.compile(_VARIABLE, re.IGNORECASE)
 #: The whole name of an option, or of a setting such as `wandb.api_key=…`, whose value is secret. The
 #: lookahead captures the whole word, so that the expression is never tried on a part of it.
 _SECRET_ENDS = (
-    *("api[-_]key", "apikey", "secret", "password", "passwd", "passphrase", "--token", "--pwd"),
-    *(f"{owner}[-_]key" for owner in ("access", "account", "auth", "secret", "wandb")),
+    *("api[-_]key", "apikey", "secret", "password", "passwd", "passphrase", "--token"),
+    *(
+        f"{owner}[-_]key"
+        for owner in ("access", "account", "anthropic", "auth", "openai", "secret", "storage", "wandb")
+    ),
     *("accesstoken", "authtoken", "hftoken"),
     *(
         f"{owner}[-_]token"
-        for owner in ("access", "api", "auth", "bearer", "bot", "gh", "github", "gitlab", "hf", "hub", "npm",
-                      "refresh", "session", "wandb")
+        for owner in ("access", "api", "auth", "bearer", "bot", "discord", "gh", "github", "gitlab",
+                      "hf", "hub", "huggingface", "neptune", "npm", "refresh", "session", "slack",
+                      "telegram", "wandb")
     ),
 )  # fmt: skip
 _OPTION = (
@@ -68,8 +72,8 @@ _NOT_A_VALUE = re.compile(
 
 #: The value of a header with a secret, as in -H 'Authorization: Bearer X'.
 _HEADER = re.compile(
-    r"(?i)\b(?P<name>(?:(?:proxy-)?authorization|x-api-key|x-auth-token|private-token)[\"']? ?[:=] ?[\"']?"
-    r"(?:(?:bearer|basic|token|digest) )?)(?!(?:bearer|basic|token|digest) |[$(])[^\s\"'\\]+"
+    r"(?i)\b(?P<name>(?:(?:proxy-)?authorization|(?:x-)?api-key|x-auth-token|private-token)[\"']? ?[:=]"
+    r" ?[\"']?(?:(?:bearer|basic|token|digest) )?)(?!(?:bearer|basic|token|digest) |[$(])[^\s\"'\\]+"
 )
 _URL_PASSWORD = re.compile(r"(?<=://)(?P<name>[^/\s:@\[]*:)(?:[^/\s]+|(?!\d{1,5}[/?#])[^\s\"']{1,200})(?=@)")
 #: Applied to lower-case text. The search is fast because the expression begins with literal text and does not
@@ -79,7 +83,8 @@ _WANDB_KEY = re.compile(rf"(?P<name>{_WANDB.pattern.replace('[0-9a-f]', ')[0-9a-
 _TOKEN = re.compile(
     r"(?<![A-Za-z0-9_-])(?:hf_[A-Za-z0-9]{16,}|sk-(?:[A-Za-z0-9]+-){0,3}[A-Za-z0-9_]{16,}[\w-]*"
     r"|gh[oprsu]_[A-Za-z0-9]{16,}|github_pat_\w{16,}|glpat-[\w-]{16,}|xox[a-z]-[\w-]{10,}"
-    r"|(?:nvapi-|gsk_|r8_|npm_|pypi-|dop_v1_)[\w-]{30,}|A[KS]IA[A-Z0-9]{12,}|AIza[\w-]{30,}|eyJ[\w-]{8,}\.[\w-]{4,}\.[\w-]*"
+    r"|(?:gsk_|r8_|npm_|dop_v1_)[A-Za-z0-9]{30,}|(?:nvapi-|pypi-AgE)[\w-]{30,}|A[KS]IA[A-Z0-9]{12,}"
+    r"|AIza[\w-]{30,}|eyJ[\w-]{8,}\.[\w-]{4,}\.[\w-]*"
     r"|-----BEGIN [A-Z ]*PRIVATE KEY(?s:.*))"
 )
 
@@ -148,8 +153,7 @@ def _may_name_secret(text: str, lowered: str) -> bool:
     """Returns whether the text may contain a name that `_NAMED_SECRET` matches."""
     return (
         "key" in lowered or "token" in lowered or "secret" in lowered or "pass" in lowered
-        or "--pwd" in lowered or "env:" in lowered
-        or ("=" in text and (
+        or "env:" in lowered or ("=" in text and (
             "PWD" in text or "CREDENTIAL" in text or "AUTH" in text or "COOKIE" in text or "DSN" in text
         ))
     )  # fmt: skip
