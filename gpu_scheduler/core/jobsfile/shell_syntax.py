@@ -45,10 +45,10 @@ _NO_WINDOW = "run the command itself; `start --screen` gives each job a window"
 _BACKGROUND = (
     (re.compile(r"&$"), "`&` without `wait`", f"add `wait` at the end{OR_BACKGROUND}"),
     (re.compile(r"disown\b"), "`disown`", f"add `wait` at the end instead{OR_BACKGROUND}"),
-    (re.compile(r"setsid\s(?!\s*(?:-w|--wait)\b)"), "`setsid`", f"write `setsid --wait`{OR_BACKGROUND}"),
-    (re.compile(r"screen\s.*-[A-Za-z]*dm"), "`screen -dm`", _NO_WINDOW),
-    (re.compile(r"tmux\s+new(?:-session)?\s(?:.*\s)?-[A-Za-z]*d"), "`tmux new -d`", _NO_WINDOW),
-    (re.compile(r"(?:docker|podman)\s.*\s(?:-[itP]*d[itP]*|--detach)\b"), "`docker run -d`", "leave out -d"),
+    (re.compile(r"^setsid\s(?!\s*(?:-w|--wait)\b)"), "`setsid`", f"write `setsid --wait`{OR_BACKGROUND}"),
+    (re.compile(r"^screen\s.*-[A-Za-z]*dm"), "`screen -dm`", _NO_WINDOW),
+    (re.compile(r"^tmux\s+new(?:-session)?\s(?:.*\s)?-[A-Za-z]*d"), "`tmux new -d`", _NO_WINDOW),
+    (re.compile(r"^(?:docker|podman)\s.*\s(?:-[itP]*d[itP]*|--detach)\b"), "`docker run -d`", "leave out -d"),
 )
 
 
