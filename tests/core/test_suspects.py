@@ -229,6 +229,11 @@ def test_a_drain_ends_if_only_the_user_can_make_a_suspect_gpu_available() -> Non
     assert all(one.suspicion for one in situation.gpus)
     assert is_drained(replace(situation, pending_groups=(queued(50, 0),)), [ALL], False)
     assert not is_drained(replace(situation, pending_groups=(queued(50, 1),)), [ALL], False)
+    # The job with tries left cannot try the GPU that the other one needs.
+    specs = [ResourceSpec(gpus=1, allowed=(0,)), ResourceSpec(gpus=1, allowed=(1,))]
+    groups = (replace(queued(50, 0), resources=specs[0]), replace(queued(51, 1), resources=specs[1]))
+    paused = tuple(replace(one, paused=one.index == 1) for one in situation.gpus)
+    assert is_drained(replace(situation, gpus=paused, pending_groups=groups), specs, False)
 
 
 @pytest.mark.parametrize(
@@ -238,6 +243,7 @@ def test_a_drain_ends_if_only_the_user_can_make_a_suspect_gpu_available() -> Non
         (100, (0,), ("U0",), None),  # it waits for another one
         (309, (0,), ("U0",), None),
         (311, (0,), ("U0",), ("U0",)),
+        (-60, (0,), ("U0",), ("U0",)),  # the clock was set back
         (100, (0,), ("U0", "U1", "U2", "U3"), ("U0",)),  # there is no other
     ],
 )

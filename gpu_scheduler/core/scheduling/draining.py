@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
-from gpu_scheduler.core.scheduling.effective_need import need_of
+from gpu_scheduler.core.scheduling.effective_need import allowed_gpus, need_of
 from gpu_scheduler.core.scheduling.facts import Facts
 from gpu_scheduler.core.scheduling.needs import ResourceSpec, could_fit
 from gpu_scheduler.core.scheduling.retry import has_tries_left
@@ -22,20 +22,24 @@ def is_drained(facts: Facts, specs: Iterable[ResourceSpec], has_pending_retries:
     is_busy = has_pending_retries or facts.requests or facts.attempts or facts.adopted_jobs
     if is_busy or (specs and not facts.all_sampled):
         return False
-    has_trial = any(gpu.suspicion for gpu in facts.gpus) and any(
-        has_tries_left(job, facts.settings) for group in facts.pending_groups for job in group.jobs
-    )
-    return all(_needs_user(spec, facts, has_trial) for spec in specs)
+    has_suspect = any(gpu.suspicion for gpu in facts.gpus)
+    tried = {
+        gpu.uuid
+        for group in (facts.pending_groups if has_suspect else ())
+        if need_of(group.resources, facts).count == 1
+        and any(has_tries_left(job, facts.settings) for job in group.jobs)
+        for gpu in allowed_gpus(group.resources, facts)
+    }
+    return all(_needs_user(spec, facts, tried) for spec in specs)
 
 
-def _needs_user(resources: ResourceSpec, facts: Facts, has_trial: bool) -> bool:
+def _needs_user(resources: ResourceSpec, facts: Facts, tried: Collection[str]) -> bool:
     need = need_of(resources, facts)
     usable = [
         gpu
-        for gpu in facts.gpus
+        for gpu in allowed_gpus(resources, facts)
         if not gpu.paused
-        and (gpu.suspicion is None or (has_trial and need.count == 1))
-        and (resources.allowed is None or gpu.index in resources.allowed)
+        and (gpu.suspicion is None or gpu.uuid in tried)
         and could_fit(need, gpu.sample.total_mib if gpu.sample else None, facts.settings)
     ]
     return need.count > len(usable)

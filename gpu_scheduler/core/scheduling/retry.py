@@ -73,7 +73,7 @@ def without_failed_gpus(
     They accept it again once it has waited long enough.
     """
     until = job.waiting_since + _wait_s(job.fail_retries_used - 1) + ELSEWHERE_S
-    if not job.failed_on or facts.now.wall >= until:
+    if not job.failed_on or not job.waiting_since <= facts.now.wall < until:
         return list(gpus)
     usable = {gpu.uuid for gpu in facts.gpus if gpu.is_in_service and gpu.suspicion is None}
     others = [gpu for gpu in gpus if gpu.uuid in usable.difference(job.failed_on)]
