@@ -76,19 +76,14 @@ def _shortfall_text(found: GpuObstacle) -> str:
 
 
 def _foreign_memory_text(found: GpuObstacle) -> str:
-    memory = format_memory(found.foreign_mib or 0)
+    mib, text = found.foreign_mib or 0, "foreign processes use {}"
     if found.foreign_pid is not None:
-        return f"foreign process {found.foreign_pid} uses {memory}"
-    text = (
-        "{} in use by unknown processes or the driver"
-        if found.processes_listed
-        else "foreign processes use {}"
-    )
-    if (
-        found.kind is ObstacleKind.FOREIGN_PROCESS and (found.foreign_mib or 0) <= 16_384
-    ):  # more is no display
-        text += f"; `start --idle-threshold {-(-(found.foreign_mib or 0) * 11 // 1000) * 100}` ignores it"
-    return text.format(memory)
+        return f"foreign process {found.foreign_pid} uses {format_memory(mib)}"
+    if found.processes_listed:
+        text = "{} in use by unknown processes or the driver"
+    if found.kind is ObstacleKind.FOREIGN_PROCESS and mib <= 16_384:  # more is no display
+        text += f"; `start --idle-threshold {-(-mib * 11 // 1000) * 100}` ignores it"
+    return text.format(format_memory(mib))
 
 
 def _foreign_load_source(found: GpuObstacle) -> str:

@@ -49,14 +49,9 @@ class AttemptEnd(NamedTuple):
         return failure.error if failure and failure.failure is FailureKind.DEVICE_ERROR else None
 
     @property
-    def run_time_s(self) -> float:
-        """The seconds from its start to its end."""
-        return self.ended_at - self.started_at
-
-    @property
     def is_quick(self) -> bool:
         """True if it ended soon after its start."""
-        return self.run_time_s <= QUICK_S
+        return self.ended_at - self.started_at <= QUICK_S
 
 
 class GpuHistory:
@@ -98,7 +93,7 @@ class GpuHistory:
             if end.ended_at <= gpu.usable_since:
                 continue
             has_failed = end.attempt_id in counted
-            has_lasted = end.run_time_s >= WINDOW_S and not has_failed
+            has_lasted = end.ended_at - end.started_at >= WINDOW_S and not has_failed
             if found is not None and found.awaits is None:
                 if has_failed and end.created_at >= found.trial_at:
                     found = found.after_trial(end.job_id, end.ended_at, end.device_error)
@@ -121,11 +116,13 @@ class GpuHistory:
         """Returns the suspicion that follows from the failures of different jobs within a minute."""
         errors = [one for one in recent if one.device_error is not None]
         if len(errors) >= DEVICE_ERRORS:
-            return _suspicion(errors, errors[-1].device_error)
+            jobs = tuple(one.job_id for one in errors)
+            return Suspicion(jobs, errors[-1].ended_at, errors[-1].device_error)
         quick = [one for one in recent if one.is_quick][-facts.settings.suspect_after :]
         if len(quick) < facts.settings.suspect_after:
             return None
-        doubt, begin, until = _suspicion(quick), quick[-1].ended_at - WINDOW_S, quick[0].ended_at + WINDOW_S
+        doubt = Suspicion(tuple(one.job_id for one in quick), quick[-1].ended_at)
+        begin, until = doubt.since - WINDOW_S, quick[0].ended_at + WINDOW_S
         well: set[str] = set()
         for one in self._well:
             if one.ended_at >= begin and min(one.ended_at, one.started_at + QUICK_S) <= until:
@@ -153,24 +150,22 @@ def find_suspects(facts: Facts) -> tuple[Facts, list[Action]]:
 
     Only device errors make the last usable GPU suspect, so that wrong commands never stop everything.
     """
-    found = {}
-    if facts.settings.suspect_after:
-        judged = ((gpu.uuid, facts.history.suspicion(gpu, facts)) for gpu in facts.gpus)
-        found = {uuid: one for uuid, one in judged if one is not None}
+    judged = facts.gpus if facts.settings.suspect_after else ()
+    found = {gpu.uuid: one for gpu in judged if (one := facts.history.suspicion(gpu, facts)) is not None}
     quick = sorted((one.since, uuid) for uuid, one in found.items() if one.error is None)
-    usable = {gpu.uuid for gpu in facts.gpus if gpu.is_in_service}
-    usable -= found.keys() - {uuid for _, uuid in quick}
+    certain = {uuid for uuid, one in found.items() if one.error is not None}
+    usable = {gpu.uuid for gpu in facts.gpus if gpu.is_in_service} - certain
     for _, uuid in quick:
         if usable <= {uuid}:
             del found[uuid]
         else:
             usable.discard(uuid)
-    certain = {uuid: one for uuid, one in found.items() if one.awaits is None}
-    changed = [gpu.uuid for gpu in facts.gpus if certain.get(gpu.uuid) != gpu.suspicion]
+    shown = {uuid: one for uuid, one in found.items() if one.awaits is None}
+    changed = [gpu.uuid for gpu in facts.gpus if shown.get(gpu.uuid) != gpu.suspicion]
     if found or changed:
         gpus = tuple(replace(gpu, suspicion=found.get(gpu.uuid)) for gpu in facts.gpus)
         facts = replace(facts, gpus=gpus)
-    return facts, [SetSuspicion(uuid, certain.get(uuid)) for uuid in changed]
+    return facts, [SetSuspicion(uuid, shown.get(uuid)) for uuid in changed]
 
 
 def is_due(gpu: Gpu, facts: Facts) -> bool:
@@ -180,10 +175,6 @@ def is_due(gpu: Gpu, facts: Facts) -> bool:
         return False
     starts = [one.started_at for one in facts.attempts_on(gpu.uuid) if one.state.is_open]
     return all(at is not None and at < doubt.trial_at for at in starts)
-
-
-def _suspicion(failures: Sequence[AttemptEnd], error: str | None = None) -> Suspicion:
-    return Suspicion(tuple(one.job_id for one in failures), failures[-1].ended_at, error)
 
 
 def _running(facts: Facts) -> list[tuple[tuple[str, ...], int, float]]:
