@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 
-from gpu_scheduler.core.model.state_reason import StateReason
+from gpu_scheduler.core.model.states import Outcome
 from gpu_scheduler.core.scheduling.actions import Action, FinishAttempt
 from gpu_scheduler.core.scheduling.overtakes import REMEMBERED_STARTS, Overtakes, QueueStart
 from gpu_scheduler.core.scheduling.suspects import REMEMBERED_ENDS, AttemptEnd, GpuHistory
@@ -62,18 +61,12 @@ class GpuHistoryReader:
 
     def _ends(self, attempts: Iterable[int]) -> list[AttemptEnd]:
         """Returns the ends of these attempts, if they ran and were not adopted."""
-        rows = self._store.db.rows(
-            "SELECT ended_at, id, job_id, (SELECT json_group_array(gpu) FROM (SELECT gpu FROM allocation"
-            " WHERE attempt_id = attempt.id ORDER BY ordinal)), created_at, started_at,"
-            " outcome = 'completed', CASE WHEN outcome = 'failed' THEN coalesce(reason, '') END"
-            " FROM attempt WHERE id IN (SELECT value FROM json_each(?)) AND watched_pid IS NULL"
-            " AND started_at IS NOT NULL AND ended_at IS NOT NULL AND outcome <> 'not_started'",
-            json.dumps(list(attempts)),
-        )  # fmt: skip
         return [
             AttemptEnd(
-                ended_at, attempt_id, job_id, tuple(json.loads(gpus)), created_at, started_at,
-                bool(completed), None if reason is None else StateReason.from_json(reason),
+                one.ended_at, one.id, one.job_id, one.gpus, one.created_at, one.started_at,
+                one.outcome is Outcome.COMPLETED, one.reason if one.outcome is Outcome.FAILED else None,
             )
-            for ended_at, attempt_id, job_id, gpus, created_at, started_at, completed, reason in rows
+            for one in map(self._store.attempt, attempts)
+            if one is not None and one.outcome is not Outcome.NOT_STARTED and one.watched_pid is None
+            and one.started_at is not None and one.ended_at is not None
         ]  # fmt: skip
