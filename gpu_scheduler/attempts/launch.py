@@ -146,7 +146,7 @@ class Launcher:
                 "gpu_claims": requested_claims(self._store, attempt, self._claim_folder),
                 "watch": _watched_process(attempt),
                 "leftover_wait_s": 5.0, "background": spec.background,
-                "has_pipe": bool(spec.pipe_programs), "ignore_hangup": spec.preempt_signal != "HUP",
+                "ends_in_pipe": spec.ends_in_pipe, "ignore_hangup": spec.preempt_signal != "HUP",
                 attempt_folders.ORIGIN_KEY:
                     attempt_folders.origin_object(
                         attempt, job, self._store.data_dir, source_cwd,

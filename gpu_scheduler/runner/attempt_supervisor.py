@@ -302,7 +302,7 @@ class AttemptSupervisor(ABC):
         duration_s = child.ended - child.spawned
         ended_ago_s = time.monotonic() - child.ended if child.ended else 0.0
         verdict = "unfinished" if self._is_unfinished else None
-        if self._spec.get("has_pipe") and child.exit_code == _CLOSED_PIPE:
+        if self._spec.get("ends_in_pipe") and child.exit_code == _CLOSED_PIPE:
             verdict = "closed_pipe"
         text = describe_outcome(self._cause, child.began, child.exit_code, child.signal, verdict)
         names = self._left[:_MAX_NAMES]

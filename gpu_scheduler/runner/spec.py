@@ -108,12 +108,12 @@ _SPEC_FIELDS = {
     "watch": lambda value: value is None or _is_watched_process(value),
     "leftover_wait_s": is_seconds,
     "background": lambda value: value in (None, "wait", "ignore"),
-    "has_pipe": lambda value: isinstance(value, bool),
+    "ends_in_pipe": lambda value: isinstance(value, bool),
     "ignore_hangup": lambda value: isinstance(value, bool),
 }
 #: The fields that an earlier version does not write, with what it meant.
 _OLDER_SPEC = {
-    "gpu_claims": None, "watch": None, "leftover_wait_s": 0.0, "background": None, "has_pipe": False,
+    "gpu_claims": None, "watch": None, "leftover_wait_s": 0.0, "background": None, "ends_in_pipe": False,
     "ignore_hangup": False,
 }  # fmt: skip
 

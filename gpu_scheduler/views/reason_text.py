@@ -45,7 +45,7 @@ _PLAIN = {
 #: The texts of the failures of which the exit code says nothing.
 _FAILURES: dict[FailureKind | None, str] = {
     FailureKind.BACKGROUND_WORK: "its work was still running in the background",
-    FailureKind.BROKEN_PIPE: "it wrote to a pipe whose reader had read enough",
+    FailureKind.BROKEN_PIPE: "a program wrote to a pipe whose reader had read enough",
     FailureKind.GREP_IN_PIPE: "`grep` found no line, or another program in the pipe failed",
 }
 _CLOSED_PIPE = "exit code 141, because a program in its pipe wrote more than the next one read"

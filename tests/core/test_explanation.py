@@ -277,9 +277,11 @@ def test_remedies_do_not_depend_on_the_text_of_the_message() -> None:
         (("python", "head"), 1, BROKEN_PIPE, FailureKind.BROKEN_PIPE),
         (("python", "head"), 120, BROKEN_PIPE, FailureKind.BROKEN_PIPE),
         ((), 1, BROKEN_PIPE, None),
+        (("yes", "pip"), 141, "", FailureKind.BROKEN_PIPE),
+        ((), 141, "", None),
         (("python", "grep"), 1, "", FailureKind.GREP_IN_PIPE),
         (("python", "grep"), 1, "ValueError: bad", None),
-        (("python", "grep"), 2, "", None),
+        (("python", "grep"), 3, "", None),
         (("python", "tee"), 1, "", None),
     ],
 )

@@ -151,6 +151,27 @@ def test_names_the_programs_in_the_pipes_of_a_command(text: str, programs: tuple
     assert replace(spec, pipefail="on").pipe_programs == programs
 
 
+@pytest.mark.parametrize(
+    ("text", "is_end"),
+    [
+        ("yes | head -1", True),
+        ("cd x && python t.py | head -1", True),
+        ("for i in 1 2; do python t.py | head -1; done", True),
+        ("(cd x; python t.py) | head -1", True),
+        ("yes | pip install x && python t.py", False),
+        ("yes | pip install x && python t.py | tee log", False),
+        ("set -e; yes | pip install x; python t.py", False),
+        ("(yes | pip install x && python t.py) | tee log", False),
+        ("echo a | cat; python t.py", False),
+        ("python t.py", False),
+    ],
+)
+def test_knows_whether_anything_was_to_run_after_a_pipe(text: str, is_end: bool) -> None:
+    spec = JobSpec("command", text, "/w", command=text)
+    assert spec.ends_in_pipe == is_end
+    assert not replace(spec, pipefail="off").ends_in_pipe
+
+
 def test_the_handling_of_pipes_and_background_work_is_no_part_of_the_identity() -> None:
     text = "python t.py | tee log"
     spec = JobSpec("command", text, "/w", command=text)

@@ -346,9 +346,9 @@ def test_a_machine_shutdown_interrupts_work_in_the_background(
     assert (result.cause, result.exit_code) == expected
 
 
-@pytest.mark.parametrize(("has_pipe", "text"), [(True, "completed"), (False, "failed")])
-def test_a_closed_pipe_completes_a_command_with_a_pipe(make: Make, has_pipe: bool, text: str) -> None:
-    attempt = make("exec bash -o pipefail -c 'yes | head -1'", has_pipe=has_pipe).launch()
+@pytest.mark.parametrize(("ends_in_pipe", "text"), [(True, "completed"), (False, "failed")])
+def test_a_closed_pipe_completes_a_command_that_ends_in_a_pipe(make: Make, ends_in_pipe: bool, text: str) -> None:
+    attempt = make("exec bash -o pipefail -c 'yes | head -1'", ends_in_pipe=ends_in_pipe).launch()
     result = attempt.result()
-    assert (result.exit_code, result.verdict) == (141, "closed_pipe" if has_pipe else None)
+    assert (result.exit_code, result.verdict) == (141, "closed_pipe" if ends_in_pipe else None)
     assert f"--- {text}: exit code 141" in attempt.output()

@@ -274,7 +274,7 @@ def test_rejects_a_result_with_an_invalid_note(change: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{"leftover_wait_s": -1}, {"background": "later"}, {"has_pipe": 1}, {"ignore_hangup": None}],
+    [{"leftover_wait_s": -1}, {"background": "later"}, {"ends_in_pipe": 1}, {"ignore_hangup": None}],
 )
 def test_rejects_a_spec_with_an_invalid_handling_of_leftovers(change: dict[str, Any]) -> None:
     assert invalid_spec({**SPEC, **change}) is not None

@@ -19,7 +19,7 @@ _MAX_ERROR_CHARS = 300
 #: Maximum number of lines that may follow an error in the log. There is no limit with exit code 1, which is
 #: Python's own exit code for an error.
 _MAX_LINES_AFTER = 40
-_SIGKILL = 9
+_SIGKILL, _CLOSED_PIPE = 9, 128 + 13
 
 _WAS_KILLED = re.compile(r"\bKilled\b|SIGKILL|\bexit ?code:? -9\b|signal 9\b")
 #: Messages from PyTorch, CUDA, CuPy and TensorFlow about a GPU number that does not exist for the job.
@@ -82,7 +82,10 @@ def explain_failure(result: AttemptResult, context: FailureContext | None = None
         (gpu_ids, FailureKind.MISREAD_GPU_IDS),
         (_DUPLICATE_GPU in tail, FailureKind.GPU_USED_TWICE),
         (oom_kill, FailureKind.HOST_OOM),
-        (pipe and "BrokenPipeError" in (error or ""), FailureKind.BROKEN_PIPE),
+        (
+            pipe and (result.exit_code == _CLOSED_PIPE or "BrokenPipeError" in (error or "")),
+            FailureKind.BROKEN_PIPE,
+        ),
         ("grep" in pipe and result.exit_code == 1 and not kinds and not error, FailureKind.GREP_IN_PIPE),
     ):
         kinds += [kind] if is_kind else []

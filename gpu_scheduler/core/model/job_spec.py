@@ -134,13 +134,24 @@ class JobSpec:
         return found.rstrip(";") if found is not None and self.kind == "command" else found
 
     @property
-    def pipe_programs(self) -> tuple[str, ...]:
-        """The programs in the pipes of a command; empty if the last program alone gives the exit code."""
+    def _pipes(self) -> list[list[list[str]]]:
+        """The words of each program in each part of a command that may be a pipe."""
         text = self.command or ""
         masked = mask_quoted(text) if "|" in text and self.pipefail != "off" else None
-        lists = re.split(r"\|\||&&|[;()\n]", masked or "")
-        pipes = [[part.split() for part in re.split(r"(?<!>)\|&?", one)] for one in lists]
-        return tuple(words[0].rsplit("/", 1)[-1] for pipe in pipes if pipe[1:] for words in pipe if words)
+        parts = re.split(r"\|\||&&|[;()\n]", masked or "")
+        return [[one.split() for one in re.split(r"(?<!>)\|&?", part)] for part in parts]
+
+    @property
+    def pipe_programs(self) -> tuple[str, ...]:
+        """The programs in the pipes of a command; empty if the last program alone gives the exit code."""
+        pipes = [pipe for pipe in self._pipes if pipe[1:]]
+        return tuple(words[0].rsplit("/", 1)[-1] for pipe in pipes for words in pipe if words)
+
+    @property
+    def ends_in_pipe(self) -> bool:
+        """True if the last part of a command is its only pipe, so that nothing was to run after a pipe."""
+        parts = [pipe for pipe in self._pipes if pipe not in ([[]], [["done"]], [["fi"]], [["}"]])]
+        return [len(pipe) > 1 for pipe in parts[-1:]] == [True] and not any(pipe[1:] for pipe in parts[:-1])
 
     @property
     def llm(self) -> str | None:
