@@ -271,6 +271,6 @@ def test_lint_looks_into_the_shell_script_that_a_line_runs(desk: Desk, line: str
 
 def test_lint_warns_of_work_that_is_given_to_a_server(desk: Desk) -> None:
     write_jobs_file(desk, "[background=wait] docker run -d image\n")
-    assert "the command contains `docker run -d`, and the job does not wait for that work: leave out -d" in (
+    assert "the command contains `docker run -d`, and the job does not wait for that work: omit -d" in (
         " ".join(desk.run("lint")[1].split())
     )

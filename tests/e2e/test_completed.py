@@ -23,7 +23,7 @@ START = ("--simulate", "4", "--drain", "--log-dir", "logs", "--fail-retries", "1
         ("yes | head -1", "completed", 141, ("a program in its pipe wrote more than the next one read",)),
         (
             "python3 -c 'exec(\"while 1: print(1, flush=True)\")' | head -1",
-            "failed", 120, ("a program wrote to a pipe whose reader had read enough", "BrokenPipeE", "pipefail=off"),
+            "failed", 120, ("a pipe whose reader had read enough", "BrokenPipeE", "pipefail=off"),
         ),
         ("echo a | grep b", "failed", 1, ("`grep` found no line, or another program", "pipefail=off")),
     ],

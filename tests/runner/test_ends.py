@@ -347,7 +347,7 @@ def test_a_machine_shutdown_interrupts_work_in_the_background(
 
 
 @pytest.mark.parametrize(("ends_in_pipe", "text"), [(True, "completed"), (False, "failed")])
-def test_a_closed_pipe_completes_a_command_that_ends_in_a_pipe(make: Make, ends_in_pipe: bool, text: str) -> None:
+def test_a_closed_pipe_completes_a_command_that_ends_in_it(make: Make, ends_in_pipe: bool, text: str) -> None:
     attempt = make("exec bash -o pipefail -c 'yes | head -1'", ends_in_pipe=ends_in_pipe).launch()
     result = attempt.result()
     assert (result.exit_code, result.verdict) == (141, "closed_pipe" if ends_in_pipe else None)

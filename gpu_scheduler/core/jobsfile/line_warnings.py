@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from gpu_scheduler.core.command.script_place import simple_commands
 from gpu_scheduler.core.command.shell_words import ShellWord, shell_words
 from gpu_scheduler.core.jobsfile.attributes import parse_conda
 from gpu_scheduler.core.jobsfile.shell_syntax import BUILTINS, RESERVED, cuda_override_note
@@ -65,7 +66,7 @@ def line_warnings(spec: JobSpec, gpus: int, shell: JobShell | None) -> Iterator[
         return
     if not _SUSPECT.search(text):
         return
-    commands = list(_simple_commands(text))
+    commands = [command.words for command in simple_commands(text) or ()]
     if shell is not None and "conda" not in shell.functions:
         yield from _check_conda_activate(text, commands)
     words = [[word.unquoted for word in command] for command in commands]
@@ -106,24 +107,6 @@ def _first_program(text: str) -> str | None:
         if assigned[1] == "PATH":
             return None
     return None
-
-
-def _simple_commands(text: str) -> Iterator[list[ShellWord]]:
-    """Yields the simple commands of a shell text as lists of words, without the targets of redirections."""
-    command: list[ShellWord] = []
-    done = 0
-    for word in shell_words(text):
-        between = text[done : word.start]
-        done = word.end
-        redirected = re.search("[<>]", between) is not None and "(" not in between
-        if redirected:
-            continue
-        if re.search(r"[;&|()\n`]", between) and command:
-            yield command
-            command = []
-        command.append(word)
-    if command:
-        yield command
 
 
 def _check_conda_activate(text: str, commands: Sequence[Sequence[ShellWord]]) -> Iterator[str]:

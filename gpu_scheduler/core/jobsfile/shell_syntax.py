@@ -29,26 +29,31 @@ BUILTINS = (
 _PLAIN = re.compile(r"""(?:[^'"`$\\;&|<>(){}!]|'[^']*'|"[^"\\$`!]*")*""")
 #: Text that bash may parse as an array subscript, which extends to its `]` even across words and lines.
 SUBSCRIPT = re.compile(r"(?<![^\s;&|(){}`])[A-Za-z_]\w*\[")
-#: Builtins that do no more than change the shell that runs them.
+#: One assignment, or builtins that do no more than change the shell that runs them, without operators and
+#: substitutions.
+_PIECE = r"""(?:[^\s'"`\\;&|<>()$]|\$(?!\()|\\.|'[^']*'|"(?:[^"\\`$]|\\.|\$(?!\())*")"""
 _CHANGE = re.compile(
-    r"(?:alias|cd|declare|export|popd|pushd|readonly|set|shopt|typeset|umask|unalias|unset)[ \t]+[^ \t]"
+    r"(?:alias|cd|declare|export|popd|pushd|readonly|set|shopt|typeset|umask|unalias|unset)"
+    rf"(?:[ \t]+{_PIECE}+)+|[A-Za-z_]\w*\+?={_PIECE}*(?:[ \t]+[A-Za-z_]\w*\+?={_PIECE}*)*"
 )
-_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*\+?=")
 #: Lines of a Python script, and parts of a compound command that stand on lines of their own.
-_SCRIPT_LINE = re.compile(r"(?:then|else|fi|do|done|esac|\})(?:[ \t]*[;#]|$)|import \w|from [\w.]+ import ")
+_SCRIPT_LINE = re.compile(
+    r"(?:then|else|fi|do|done|esac|\})(?:[ \t]*[;#]|$)|import \w|from [\w.]+ import "
+    r"|(?:cd|pushd)(?:[ \t][^;&]*)?$"
+)
 _SCRIPT_ENDINGS = (".py", ".sh", ".bash", ".sbatch", ".slurm", ".ipynb")
 _SETS_CUDA = re.compile(r"(?:^|[\s;&|({\"'])CUDA_VISIBLE_DEVICES=")
 OR_BACKGROUND = ", or give background=wait (background=ignore if that work does not matter)"
 _NO_WINDOW = "run the command itself; `start --screen` gives each job a window"
 #: A pattern for each command that starts work without waiting for it, with its name and remedy. The last
-#: three give it to a server, so the scheduler neither sees nor ends it.
+#: three may give it to a server, so that the scheduler neither sees nor ends it.
 _BACKGROUND = (
     (re.compile(r"&$"), "`&` without `wait`", f"add `wait` at the end{OR_BACKGROUND}"),
     (re.compile(r"disown\b"), "`disown`", f"add `wait` at the end instead{OR_BACKGROUND}"),
-    (re.compile(r"^setsid\s(?!\s*(?:-w|--wait)\b)"), "`setsid`", f"write `setsid --wait`{OR_BACKGROUND}"),
-    (re.compile(r"^screen\s.*-[A-Za-z]*dm"), "`screen -dm`", _NO_WINDOW),
-    (re.compile(r"^tmux\s+new(?:-session)?\s(?:.*\s)?-[A-Za-z]*d"), "`tmux new -d`", _NO_WINDOW),
-    (re.compile(r"^(?:docker|podman)\s.*\s(?:-[itP]*d[itP]*|--detach)\b"), "`docker run -d`", "leave out -d"),
+    (re.compile(r"\Asetsid\s(?!\s*(?:-w|--wait)\b)"), "`setsid`", f"write `setsid --wait`{OR_BACKGROUND}"),
+    (re.compile(r"\Ascreen\s.*-(?:[A-Za-z]*d|d\s-)m"), "`screen -dm`", _NO_WINDOW),
+    (re.compile(r"\Atmux\s+new(?:-session)?\s(?:.*\s)?-[A-Za-z]*d"), "`tmux new -d`", _NO_WINDOW),
+    (re.compile(r"\A(?:docker|podman)\s.*\s(?:-[itP]*d[itP]*|--detach)\b"), "`docker run -d`", "omit -d"),
 )
 
 
@@ -85,22 +90,11 @@ def _ends_in_odd_backslashes(text: str) -> bool:
 
 def check_effect(text: str) -> None:
     """Raises ValueError for a command that does no more than change the shell that runs it."""
-    if changes_only_its_shell(text):
+    if _CHANGE.fullmatch(text):
         raise ValueError(
             "it only changes its own shell, which ends with the line; write it before the command that needs"
             " it, as in `cd exp && python train.py`"
         )
-
-
-def changes_only_its_shell(text: str) -> bool:
-    """Returns whether a command does no more than change the shell that runs it, as `cd x` or `X=1` does."""
-    is_builtin = _CHANGE.match(text) is not None
-    if not is_builtin and not _ASSIGNMENT.match(text):
-        return False
-    bare = mask_quoted(text)
-    if bare is None or re.search(r"[;&|<>()`]", bare) or re.search(r"\$\(|`", text):
-        return False
-    return is_builtin or all(map(_ASSIGNMENT.match, re.split(r"[ \t]+", bare)))
 
 
 def script_refusal(path: str, content: bytes) -> str | None:
@@ -108,11 +102,11 @@ def script_refusal(path: str, content: bytes) -> str | None:
     text = content.decode(errors="replace")
     lines = [line.strip() for line in text.removeprefix("\ufeff").splitlines()]
     lines = [line for line in lines if line and not line.startswith("#")]
-    signs = [bool(_SCRIPT_LINE.match(line)) or changes_only_its_shell(line) for line in lines]
+    signs = [bool(_SCRIPT_LINE.match(line) or _CHANGE.fullmatch(line)) for line in lines]
     interpreter = re.match(r"\ufeff?#![ \t]*(\S.*)", text)
     if not (path.endswith(_SCRIPT_ENDINGS) or interpreter or any(signs[:1]) or sum(signs) >= 3):
         return None
-    program = "python " if lines and lines[0].startswith(("import ", "from ")) else "bash "
+    program = "python " if any(line.startswith(("import ", "from ")) for line in lines) else "bash "
     front = f"-- {interpreter[1].strip()} " if interpreter else f"-- {program}"
     if path.endswith(_SCRIPT_ENDINGS):
         front = "-- jupyter execute " if path.endswith(".ipynb") else ""
