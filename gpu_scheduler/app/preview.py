@@ -10,9 +10,15 @@ from dataclasses import dataclass, field
 from gpu_scheduler.app.line_note import LineNote, Note, NoteKind, UnmetNeed
 from gpu_scheduler.core.command.activation import environment_of
 from gpu_scheduler.core.command.build import display_command
+from gpu_scheduler.core.command.program_folder import program_folder
 from gpu_scheduler.core.jobsfile.csv_line import parse_csv
 from gpu_scheduler.core.jobsfile.line_warnings import JobShell, line_warnings
-from gpu_scheduler.core.jobsfile.shell_syntax import OR_BACKGROUND, background_work, needs_bash
+from gpu_scheduler.core.jobsfile.shell_syntax import (
+    OR_BACKGROUND,
+    SHELL_ENDINGS,
+    background_work,
+    needs_bash,
+)
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.need import Need
 from gpu_scheduler.core.model.priority import NORMAL_PRIORITY
@@ -122,8 +128,8 @@ def _background_warnings(spec: JobSpec) -> Iterator[str]:
     """Yields warnings about work that a command or its shell scripts start without waiting for it."""
     texts = {} if spec.command is None or spec.background == "ignore" else {"the command": spec.command}
     for word in (word.rstrip(";") for word in spec.words()) if texts else ():
-        if word.endswith((".sh", ".bash")):
-            content = safe_file.read(posixpath.join(spec.cwd, word), trust=True)
+        if word.endswith(SHELL_ENDINGS):
+            content = safe_file.read(posixpath.join(program_folder(spec) or spec.cwd, word), trust=True)
             if isinstance(content, safe_file.Content):
                 texts[word] = content.data.decode("utf-8", "replace")
     for where, text in texts.items():

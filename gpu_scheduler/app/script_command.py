@@ -10,9 +10,9 @@ from pathlib import Path
 
 from gpu_scheduler.app.line_note import Note, NoteKind
 from gpu_scheduler.core.jobsfile.sbatch import sbatch_options
+from gpu_scheduler.core.jobsfile.shell_syntax import SHELL_ENDINGS
 from gpu_scheduler.errors import UsageError
 
-_PYTHON, _SHELL = (".py",), (".sh", ".bash", ".sbatch", ".slurm")
 #: Number of bytes at the beginning of a script in which its `#SBATCH` lines are looked for.
 _HEAD_BYTES = 64 * 1024
 _ARRAY_INDEX = "SLURM_ARRAY_TASK_ID"
@@ -66,7 +66,7 @@ def sbatch_attributes(
 
 def is_python(script: str, python: str | None) -> bool:
     """Returns whether Python runs the script. python: the interpreter that the user chose, None if none."""
-    return script.endswith(_PYTHON) or (python is not None and not script.endswith(_SHELL))
+    return script.endswith(".py") or (python is not None and not script.endswith(SHELL_ENDINGS))
 
 
 def script_command(script: str, folder: str, python: str | None) -> list[str]:
@@ -78,7 +78,7 @@ def script_command(script: str, folder: str, python: str | None) -> list[str]:
         return [python, "-u", script]
     if python is not None:
         raise UsageError(f"--python {python}: {script} is a shell script; leave out --python")
-    if script.endswith(_SHELL):
+    if script.endswith(SHELL_ENDINGS):
         return ["bash", script]
     if not os.access(os.path.join(folder, script), os.X_OK):
         raise UsageError(

@@ -254,19 +254,21 @@ SCRIPT = "#!/bin/bash\nnohup python a.py > log 2>&1 &\necho $!\n"
         ("echo first && bash run.sh; echo last", True),
         ("[background=wait] bash run.sh", False),
         ("[background=ignore] bash run.sh", False),
+        ("bash run.slurm", True),
+        ("cd sub && bash sub-run.sh", True),
         ("bash missing.sh", False),
         ("bash fifo.sh", False),
         ("python3 a.py run.py", False),
     ],
 )
 def test_lint_looks_into_the_shell_script_that_a_line_runs(desk: Desk, line: str, warned: bool) -> None:
-    (desk.path / "run.sh").write_text(SCRIPT)
+    (desk.path / "sub").mkdir()
+    for name in ("run.sh", "run.slurm", "sub/sub-run.sh"):
+        (desk.path / name).write_text(SCRIPT)
     os.mkfifo(desk.path / "fifo.sh")
     write_jobs_file(desk, f"{line}\n")
     _, out, _ = desk.run("lint")
-    assert (
-        "run.sh contains `&` without `wait`, and the job does not wait for that work: add" in out
-    ) is warned
+    assert (" contains `&` without `wait`, and the job does not wait for that work: add" in out) is warned
 
 
 def test_lint_warns_of_work_that_is_given_to_a_server(desk: Desk) -> None:

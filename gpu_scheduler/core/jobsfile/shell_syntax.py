@@ -41,7 +41,8 @@ _SCRIPT_LINE = re.compile(
     r"(?:then|else|fi|do|done|esac|\})(?:[ \t]*[;#]|$)|import \w|from [\w.]+ import "
     r"|(?:cd|pushd)(?:[ \t][^;&]*)?$"
 )
-_SCRIPT_ENDINGS = (".py", ".sh", ".bash", ".sbatch", ".slurm", ".ipynb")
+SHELL_ENDINGS = (".sh", ".bash", ".sbatch", ".slurm")
+_SCRIPT_ENDINGS = (*SHELL_ENDINGS, ".py", ".ipynb")
 _SETS_CUDA = re.compile(r"(?:^|[\s;&|({\"'])CUDA_VISIBLE_DEVICES=")
 OR_BACKGROUND = ", or give background=wait (background=ignore if that work does not matter)"
 _NO_WINDOW = "run the command itself; `start --screen` gives each job a window"
