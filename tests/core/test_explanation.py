@@ -280,6 +280,7 @@ def test_remedies_do_not_depend_on_the_text_of_the_message() -> None:
         (("yes", "pip"), 141, "", FailureKind.BROKEN_PIPE),
         ((), 141, "", None),
         (("python", "grep"), 1, "", FailureKind.GREP_IN_PIPE),
+        (("python", "egrep"), 1, "", FailureKind.GREP_IN_PIPE),
         (("python", "grep"), 1, "ValueError: bad", None),
         (("python", "grep"), 3, "", None),
         (("python", "tee"), 1, "", None),

@@ -77,6 +77,7 @@ def explain_failure(result: AttemptResult, context: FailureContext | None = None
     oom_kill = _oom_kill(result, end)
     kinds = failure_kinds(result.exit_code, result.signal, error or "")
     pipe = context.pipe_programs if context is not None else ()
+    has_grep = any(program.endswith("grep") for program in pipe)
     for is_kind, kind in (
         (oom is not None, FailureKind.CUDA_OOM),
         (gpu_ids, FailureKind.MISREAD_GPU_IDS),
@@ -86,7 +87,7 @@ def explain_failure(result: AttemptResult, context: FailureContext | None = None
             pipe and (result.exit_code == _CLOSED_PIPE or "BrokenPipeError" in (error or "")),
             FailureKind.BROKEN_PIPE,
         ),
-        ("grep" in pipe and result.exit_code == 1 and not kinds and not error, FailureKind.GREP_IN_PIPE),
+        (has_grep and result.exit_code == 1 and not kinds and not error, FailureKind.GREP_IN_PIPE),
     ):
         kinds += [kind] if is_kind else []
     return StateReason(
