@@ -10,6 +10,11 @@ from gpu_scheduler.core.scheduling.overtakes import REMEMBERED_STARTS, Overtakes
 from gpu_scheduler.core.scheduling.suspects import REMEMBERED_ENDS, AttemptEnd, GpuHistory
 from gpu_scheduler.store.store import Store
 
+#: The condition for the end of an attempt to count: it ran, and it was not adopted.
+_HAS_ENDED = (
+    "watched_pid IS NULL AND started_at IS NOT NULL AND ended_at IS NOT NULL AND outcome <> 'not_started'"
+)
+
 
 class QueueStartsReader:
     """Reads the newest starts, and afterwards only those that were added since."""
@@ -47,7 +52,10 @@ class GpuHistoryReader:
     def history(self) -> GpuHistory:
         """Returns the newest ends. As long as there is no new one, it is the same object."""
         if self._history is None:
-            query = "SELECT attempt_id FROM allocation WHERE gpu = ? ORDER BY attempt_id DESC LIMIT ?"
+            query = (
+                "SELECT attempt_id FROM allocation JOIN attempt ON attempt.id = attempt_id"
+                f" WHERE gpu = ? AND {_HAS_ENDED} ORDER BY attempt_id DESC LIMIT ?"
+            )
             gpus = self._store.recorded_pauses()
             ids = {row[0] for gpu in gpus for row in self._store.db.rows(query, gpu, REMEMBERED_ENDS)}
             self._history = GpuHistory(self._ends(ids))

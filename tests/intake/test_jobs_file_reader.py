@@ -321,6 +321,10 @@ def test_checking_with_bash_does_not_run_the_commands(tmp_path: Path) -> None:
         (["if true; then", "a", "", "# c", "fi", "b"], {1, 2, 5}),
         (["python a.py \\", "  --x 1 \\", "  --y 2", "b"], {1, 2, 3}),
         (["a &&", "c", "b"], {1, 2}),
+        (
+            ["for i in \\\\", "do", "  python a.py $i", "done", "b"],
+            {1, 2, 3, 4},
+        ),  # it does not continue the line
         (["cat <<EOF", "c", "EOF", "b"], {1, 2, 3}),
         (["echo 'x", "b"], {1}),
         (["echo don't", "b", "echo it's"], {1, 3}),

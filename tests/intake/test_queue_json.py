@@ -44,6 +44,12 @@ def test_only_the_script_is_required() -> None:
     assert parsed({"script": "a.py", **nulls}) == parsed({"script": "a.py"})
 
 
+@pytest.mark.parametrize(("retries", "attempt", "left"), [(3, 0, 3), (3, 3, 0), (1, 4, 0), (None, 2, 0)])
+def test_the_retries_that_a_job_has_used_are_not_left(retries: int | None, attempt: int, left: int) -> None:
+    [entry], _ = parsed({"script": "a.py", "retries": retries, "attempt": attempt})
+    assert entry.retries == left
+
+
 @pytest.mark.parametrize(
     ("args", "words"), [("", ()), ("--x 'a b'", ("--x", "a b")), ([], ()), (["a b"], ("a b",))]
 )
@@ -108,6 +114,11 @@ def test_a_parent_is_an_id_or_a_name() -> None:
 
 def test_without_ids_a_parent_is_a_position() -> None:
     assert parents_of({}, {"after": 1}).waits_for == {1: [], 2: [1]}
+
+
+def test_a_text_of_digits_is_the_id_of_a_parent_before_its_name() -> None:
+    jobs = [{"id": 5, "name": "8"}, {"id": 8, "name": "x"}, {"id": 9, "name": "12"}]
+    assert parents_of(*jobs, {"id": 10, "after": ["8", "12"]}).waits_for[4] == [2, 3]
 
 
 def test_a_completed_parent_is_not_waited_for() -> None:

@@ -389,6 +389,19 @@ def test_a_last_line_that_gets_another_name_is_reported(desk: Desk, caplog: pyte
     assert desk.parents() == {1: "0 a"}
 
 
+def test_a_reference_that_names_no_job_again_after_a_correction_is_reported_again(
+    desk: Desk, caplog: pytest.LogCaptureFixture
+) -> None:
+    message = "jobs.txt, line 1: job 1 cannot start, because after=a names no job; correct the line"
+    for messages in ([message], [message, message]):
+        desk.save("[after=a] true 1\n[name=a] true 2", quiet_s=2)
+        desk.save("[after=a] true 1\n[name=ab] true 2\n")
+        assert (errors(caplog), desk.parents()) == (messages, {1: "0 a"})
+        desk.save("[after=ab] true 1\n[name=ab] true 2\n")
+        desk.wait(5)
+        assert (errors(caplog), desk.parents()) == (messages, {1: "2 ab"})
+
+
 def test_an_append_does_not_check_a_wrong_reference_again_unless_it_adds_the_name(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:

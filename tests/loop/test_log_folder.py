@@ -31,9 +31,10 @@ def test_does_not_write_a_log_through_a_link_that_has_its_name(tmp_path: Path) -
 def test_makes_the_default_log_folder_private(tmp_path: Path) -> None:
     default = tmp_path / "logs"
     default.mkdir()
-    default.chmod(0o755)
     logs = LogFolder((default, tmp_path / "logs_me"), os.geteuid())
-    assert (logs.create(), default.stat().st_mode & 0o777) == (default, 0o700)
+    for mode in (0o755, 0o750, 0o705):
+        default.chmod(mode)
+        assert (logs.create(), default.stat().st_mode & 0o777) == (default, 0o700)
     default.chmod(0o755)
     assert LogFolder.from_option(str(default)).create() == default
     assert default.stat().st_mode & 0o777 == 0o755  # A folder that --log-dir names keeps its mode.

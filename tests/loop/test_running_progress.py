@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
+from subprocess import Popen
 
 import pytest
 
 from gpu_scheduler.attempts import running_progress
-from gpu_scheduler.attempts.running_progress import MIN_INTERVAL_S, RunningProgress
+from gpu_scheduler.attempts.log_tail import current_log
+from gpu_scheduler.attempts.running_progress import MIN_INTERVAL_S, RunningProgress, with_remaining_times
 from gpu_scheduler.core.model.job_spec import JobSpec
+from gpu_scheduler.core.model.now import Now
+from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.progress.eta import JobProgress
+from gpu_scheduler.core.scheduling.facts import Attempt
 from gpu_scheduler.progress import job_progress
+from gpu_scheduler.runner.process_scan import ticks_of
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.records import AttemptRecord
 from gpu_scheduler.store.store import Store
@@ -132,3 +139,31 @@ def test_a_thread_that_ends_for_lack_of_memory_is_not_waited_for_and_started_aga
         return percent(progress.read([attempt]), attempt)
 
     wait_for(lambda: later() == 25.0, "a reading by another thread")
+
+
+@pytest.mark.parametrize(("finish_at", "left"), [(1010.0, 10.0), (1000.0, None), (990.0, None), (None, None)])
+def test_the_remaining_time_of_a_job_is_never_negative(finish_at: float | None, left: float | None) -> None:
+    """A job that takes longer than its progress showed may end at any time."""
+    known = {11: JobProgress(None, None, finish_at=finish_at)}
+    attempt = Attempt(11, 3, "t", "boot", AttemptState.RUNNING)
+    now = Now(1000.0, 0.0, "boot")
+    (found,) = with_remaining_times([attempt], known, now)
+    assert found.remaining_s == left
+    (starting,) = with_remaining_times([replace(attempt, state=AttemptState.STARTING)], known, now)
+    assert starting.remaining_s is None
+
+
+def test_the_log_of_an_adopted_process_is_not_that_of_a_later_process_with_its_pid(tmp_path: Path) -> None:
+    old, new = tmp_path / "train.log", tmp_path / "train.log.1"
+    with open(old, "w") as log, Popen(["sleep", "300"], stdout=log) as process:
+        try:
+            ticks = ticks_of(process.pid)
+            assert ticks is not None
+            old.rename(new)
+            watched = attempt_record(log=str(old), watched_pid=process.pid, watched_ticks=ticks)
+            assert current_log(watched) == str(new)
+            assert current_log(replace(watched, watched_ticks=ticks + 1)) == str(old)
+            assert current_log(replace(watched, watched_pid=None, watched_ticks=None)) == str(old)
+        finally:
+            process.kill()
+    assert current_log(watched) == str(old)

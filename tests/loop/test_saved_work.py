@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from gpu_scheduler.attempts import saved_work
+from gpu_scheduler.core.model.checkpoint import Checkpoint
 from gpu_scheduler.core.model.states import Outcome
 from tests.loop.rig import Rig
+from tests.records import attempt_record
 
 
 def test_a_folder_that_does_not_respond_does_not_stop_the_loop(
@@ -22,3 +24,18 @@ def test_a_folder_that_does_not_respond_does_not_stop_the_loop(
     job = rig.add_job("exit 3")
     assert rig.tick_until_ended(job).outcome is Outcome.FAILED
     responds.set()
+
+
+def test_without_a_newer_checkpoint_the_one_that_the_attempt_resumed_from_stays_the_newest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = Rig(tmp_path)
+    job = rig.store.job(rig.add_job("exit 0"))
+    assert job is not None
+    earlier, newer = Checkpoint("/c/step-10", 10.0, 1.0), Checkpoint("/c/step-20", 20.0, 2.0)
+    for found, resumed_from, expected in (
+        (None, earlier, earlier), (newer, earlier, newer), (newer, None, newer), (None, None, None),
+    ):  # fmt: skip
+        monkeypatch.setattr(saved_work, "find_checkpoint", lambda *_, found=found: found)
+        attempt = attempt_record(job_id=job.id, resumed_from=resumed_from)
+        assert saved_work.newest_checkpoint(rig.store, job.spec, [attempt]) == expected

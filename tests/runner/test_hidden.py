@@ -119,6 +119,19 @@ def test_a_stopped_process_ends_at_the_sigterm_of_a_sweep(make: Make) -> None:
     wait_for(lambda: process_scan.ticks_of(pid) is None, "its end", 20)
 
 
+def test_a_sweep_sends_sigterm_only_once(make: Make, tmp_path: Path) -> None:
+    """A handler that saves the job's work must not begin again."""
+    asked = tmp_path / "asked"
+    pause = "read -t 0.02 <> <(:)"
+    works = f"until [ $end ]; do {pause}; done; for n in {{1..20}}; do {pause}; done"
+    attempt = make(f"trap 'echo >> {asked}; end=1' TERM; echo up $$; {works}").launch()
+    pid = up(attempt)
+    without_runner(attempt)
+    assert sweep(attempt.folder, attempt.token, term_s=30.0, deadline_s=60.0) == ()
+    assert process_scan.ticks_of(pid) is None
+    assert asked.read_text() == "\n"
+
+
 def test_a_process_is_found_whose_runner_was_killed_after_it_had_ended_the_command(make: Make) -> None:
     """Only the runner connected the hidden process with its attempt: it had adopted it."""
     attempt = make(LOST["after its parent"]).launch()

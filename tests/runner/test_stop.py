@@ -14,7 +14,7 @@ import pytest
 
 from gpu_scheduler.attempts.folder_status import observe
 from gpu_scheduler.attempts.runner_control import request_stop, wake_runner
-from gpu_scheduler.core.model.attempt_status import StopRequest
+from gpu_scheduler.core.model.attempt_status import OnTimeout, StopRequest
 from tests.runner.attempt import PreparedAttempt, patched, wait_for
 from tests.runner.conftest import Make
 
@@ -361,3 +361,22 @@ def test_a_stop_does_not_signal_any_process_without_a_valid_claim(tmp_path: Path
     (tmp_path / "claim").write_text(json.dumps(claim))
     assert wake_runner(tmp_path, "t") is False
     assert observe(tmp_path, "t").claim == "dead"
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "terms"),
+    [
+        ((30.0, "kill"), (60.0, "withdraw"), (30.0, "kill")),
+        ((30.0, "withdraw"), (60.0, "kill"), (60.0, "kill")),
+        ((30.0, "kill"), (10.0, "kill"), (10.0, "kill")),
+    ],
+)
+def test_a_second_preemption_keeps_the_terms_of_the_first_in_the_file(
+    make: Make, first: tuple[float, OnTimeout], second: tuple[float, OnTimeout], terms: tuple[float, str]
+) -> None:
+    attempt = make("true")
+    attempt.prepare()
+    for grace_s, follow in (first, second):
+        assert not attempt.stop("preempted", grace_s, follow, stop_id="x")  # no runner is alive
+    written = json.loads((attempt.folder / "stop").read_text())
+    assert (written["grace_s"], written["follow"]) == terms

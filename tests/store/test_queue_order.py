@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from gpu_scheduler.core.model.adopted_process import AdoptedProcess
 from gpu_scheduler.core.model.dependency import Dependency, DependencyKind
 from gpu_scheduler.core.model.gpu import GpuSample, Suspicion
 from gpu_scheduler.core.model.gpu_fault import LOST, GpuFault
@@ -15,9 +16,11 @@ from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.core.model.state_reason import FailureKind, ReasonKind, StateReason
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.scheduling import actions as act
+from gpu_scheduler.core.scheduling import suspects
 from gpu_scheduler.core.scheduling.gpu_time import GpuTime
 from gpu_scheduler.core.scheduling.overtakes import QueueStart
 from gpu_scheduler.core.scheduling.settings import Settings
+from gpu_scheduler.store import attempt_history
 from gpu_scheduler.store.attempt_history import GpuHistoryReader, QueueStartsReader
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.events import events_of_job
@@ -223,6 +226,28 @@ def test_the_history_of_a_gpu_is_the_same_after_a_restart(store: Store) -> None:
     assert GpuHistoryReader(store).history().ends == reader.history().ends
 
 
+def test_the_history_of_a_gpu_has_its_newest_ends_without_those_of_adopted_processes(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sample(store, ("U0", None), after_s=0.0, manage=True)
+    reader = GpuHistoryReader(store)
+    assert reader.history().ends == []
+    for module in (suspects, attempt_history):
+        monkeypatch.setattr(module, "REMEMBERED_ENDS", 3)
+    jobs = [add(store) for _ in range(5)]
+    for after_s, job in enumerate(jobs):
+        process = AdoptedProcess(7, 8, "boot", WALL, ("U0",)) if job == jobs[3] else None
+        attempt = record(store, act.Start(job, ("U0",), 1000, process=process), after_s=after_s)[job]
+        ended = act.FinishAttempt(
+            job, attempt, Outcome.FAILED, JobState.FINISHED, Outcome.FAILED,
+            StateReason(ReasonKind.COMMAND_FAILED, exit_code=1), started_at=WALL, ended_at=WALL + after_s,
+        )  # fmt: skip
+        record(store, ended, after_s=after_s)
+        reader.accept([ended])
+    for history in (reader.history(), GpuHistoryReader(store).history()):
+        assert [one.job_id for one in history.ends] == [jobs[1], jobs[2], jobs[4]]
+
+
 def test_a_retried_job_names_the_gpus_on_which_it_has_just_failed(store: Store) -> None:
     sample(store, ("U0", None), ("U1", None), after_s=0.0, manage=True)
     job = add(store)
@@ -234,9 +259,15 @@ def test_a_retried_job_names_the_gpus_on_which_it_has_just_failed(store: Store) 
             job, attempt, Outcome.FAILED, JobState.QUEUED, None, reason, fail_retries_used=used + 1,
             started_at=WALL, ended_at=WALL,
         ), act.ReleaseAllocation(attempt), act.RecordMemoryReleased(attempt))  # fmt: skip
-        found = queued_job_of(store, job)
-        assert found.fail_retries_used == used + 1
-        assert set(found.failed_on) == (set() if failure else {"U0", "U1"})
+        for _ in range(2):
+            found = queued_job_of(store, job)
+            assert found.fail_retries_used == used + 1
+            assert set(found.failed_on) == (set() if failure else {"U0", "U1"})
+            attempt = record(store, act.Start(job, ("U1",), 1000))[job]
+            # A failed launch says nothing about a GPU, so the failure before it still counts.
+            record(store, act.FinishAttempt(
+                job, attempt, Outcome.NOT_STARTED, JobState.QUEUED, None, fail_retries_used=used + 1,
+            ), act.ReleaseAllocation(attempt), act.RecordMemoryReleased(attempt))  # fmt: skip
 
 
 def test_a_gpu_is_usable_since_it_recovered_from_a_fault(store: Store) -> None:

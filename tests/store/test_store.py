@@ -303,3 +303,32 @@ def test_reads_values_from_another_version_as_unknown(store: Store, unknown: str
     assert (job.reason, attempt.reason, job.line_wait) == (reason, reason, wait)
     assert [gpu.fault for gpu in store.gpus()] == [GpuFault(FaultKind.UNKNOWN, unknown)]
     assert wait_reasons(store) == {"key": wait}
+
+
+def test_a_job_that_is_queued_again_has_all_its_launches(store: Store) -> None:
+    job = store.insert_job(spec(), "cli")
+    attempt = record(store, act.Start(job, ("U0",), 1000))[job]
+    end = act.FinishAttempt(
+        job, attempt, Outcome.NOT_STARTED, JobState.FINISHED, Outcome.NOT_STARTED, launch_failures=5
+    )
+    record(store, end)
+    record(store, act.RequeueJob(job, worded("retried")))
+    row = store.job(job)
+    assert row is not None
+    assert (row.state, row.launch_failures, row.not_before_boot) == (JobState.QUEUED, 0, None)
+
+
+def test_a_launch_that_a_shortage_prevents_does_not_count_and_is_due_again_now(store: Store) -> None:
+    job = store.insert_job(spec(), "cli")
+    attempt = record(store, act.Start(job, ("U0",), 1000))[job]
+
+    def launches() -> tuple[int, float]:
+        row = store.attempt(attempt)
+        assert row is not None
+        return row.launch_count, row.launch_deadline_boot
+
+    record(store, act.Relaunch(attempt))
+    assert launches() == (2, NOW.boot + Settings().launch_deadline_s)
+    for left in (1, 0, 0):
+        StoreWriter(store, Settings()).record_shortage(attempt)
+        assert launches() == (left, 0.0)

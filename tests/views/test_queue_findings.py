@@ -7,7 +7,9 @@ from dataclasses import replace
 import pytest
 
 from gpu_scheduler.core.model.finding import Check
+from gpu_scheduler.core.model.gpu_obstacle import GpuObstacle, ObstacleKind
 from gpu_scheduler.core.scheduling.facts import QueuedJob, QueueReservation
+from gpu_scheduler.core.scheduling.gpu_admission import GpuAvailability
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
 from gpu_scheduler.core.scheduling.queue_outlook import AwaitedEnd, EndBasis, QueueOutlook
 from gpu_scheduler.core.scheduling.run_times import Estimate, Prediction
@@ -108,3 +110,25 @@ def test_the_end_of_a_job_that_must_leave_is_shown_with_its_source(awaited: Awai
     assert first.startswith("GPU 1 is reserved for it from about ")
     assert first.endswith(", because it has been overtaken 9 times")
     assert second == (Check.RESERVED, message)
+
+
+@pytest.mark.parametrize(
+    ("starts_in_s", "advice"),
+    [([59.0], ""), ([60.0], "timeout=1m"), ([119.0], "timeout=1m"), ([600.0, 150.0], "timeout=2m")],
+)
+def test_the_advised_time_limit_ends_before_the_first_reservation(
+    starts_in_s: list[float], advice: str
+) -> None:
+    """A job with this limit may use the reserved GPU, so the limit is never longer than the time left."""
+    kept = [
+        GpuObstacle(n, ObstacleKind.RESERVED, 7, reserved_from=NOW + one) for n, one in enumerate(starts_in_s)
+    ]
+    judged = [GpuAvailability(f"U{one.gpu}", one.gpu, 1000, unavailable=one) for one in kept]
+    own = replace(OVERTAKEN, overtakes=0)
+    [found] = queue_findings.findings(own, judged, NOW, 0.10, "on the job's line")
+    assert (found.check, found.remedy.endswith(advice), bool(found.remedy)) == (
+        Check.RESERVED, True, bool(advice),
+    )  # fmt: skip
+    known = replace(own, estimate=Estimate(timeout_s=100.0))
+    [found] = queue_findings.findings(known, judged, NOW, 0.10, "on the job's line")
+    assert found.remedy == ""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from gpu_scheduler.core.model.gpu import Suspicion
 from gpu_scheduler.core.model.gpu_fault import LOST, UNLISTED, FaultKind, GpuFault
 from gpu_scheduler.core.model.gpu_obstacle import GpuObstacle, ObstacleKind
 from gpu_scheduler.core.model.need import Need
@@ -22,6 +24,8 @@ from tests.reasons import worded
 from tests.records import job_view
 
 ONE, ALONE = Need(1, 500), Need(1, 1000, alone=True)
+#: A noon, in local time.
+NOON = time.mktime((2027, 6, 1, 12, 0, 0, 0, 0, -1))
 
 OBSTACLES = st.builds(
     GpuObstacle, st.integers(0, 9), st.sampled_from(ObstacleKind),
@@ -155,3 +159,35 @@ def test_two_obstacles_are_equal_exactly_if_their_texts_are_equal(
 )
 def test_a_job_with_a_reservation_waits_for_its_victims(victims: tuple[int, ...], text: str) -> None:
     assert wait_text(WaitReason(WaitKind.PREEMPTING, victims=victims)) == text
+
+
+@pytest.mark.parametrize(
+    ("found", "text"),
+    [
+        (
+            Suspicion((1, 2), NOON - 60, "ECC error"),
+            "suspect: jobs 1, 2 failed on it with ECC error; {} from 12:09 on",
+        ),
+        (
+            Suspicion((3,), NOON - 601),
+            "suspect: job 3 failed on it soon after their start, unlike jobs on other GPUs; {} now",
+        ),
+        (
+            Suspicion((1, 2), NOON, awaits=7),
+            "jobs 1, 2 failed on it; job 7 shows soon whether others fail elsewhere, too",
+        ),
+    ],
+)
+def test_a_suspect_gpu_is_shown_with_the_jobs_the_error_and_the_time_of_the_next_trial(
+    found: Suspicion, text: str
+) -> None:
+    blocked = GpuObstacle(0, ObstacleKind.SUSPECT, suspicion=found)
+    assert obstacle_text(blocked, NOON) == text.format("a job with retries left may try it")
+
+
+@pytest.mark.parametrize(("count", "end"), [(3, "GPU 2: paused)"), (4, "GPU 3: paused)"), (5, "and 1 more)")])
+def test_at_most_four_gpus_are_listed_and_the_rest_is_counted(count: int, end: str) -> None:
+    paused = tuple(GpuObstacle(n, ObstacleKind.PAUSED) for n in range(count))
+    text = wait_text(WaitReason(WaitKind.NO_FREE_GPU, need=ONE, obstacles=paused))
+    assert text.endswith(end)
+    assert text.count("paused") == min(count, 4)
