@@ -7,11 +7,14 @@ import stat
 import subprocess
 import sys
 import threading
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
 
+from gpu_scheduler.core.model.adopted_process import AdoptedProcess
 from gpu_scheduler.core.model.attempt_status import StopRequest
+from gpu_scheduler.core.model.checkpoint import Checkpoint
 from gpu_scheduler.core.model.gpu_fault import FaultKind, GpuFault
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.now import Now
@@ -26,6 +29,7 @@ from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.events import events_of_job
 from gpu_scheduler.store.pending_groups import next_retry, startable_jobs, wait_reason_by_spec, wait_reasons
 from gpu_scheduler.store.store import Store
+from gpu_scheduler.store.write_jobs import NO_STOP
 from gpu_scheduler.store.writer import StoreWriter
 from tests.reasons import worded
 
@@ -305,17 +309,58 @@ def test_reads_values_from_another_version_as_unknown(store: Store, unknown: str
     assert wait_reasons(store) == {"key": wait}
 
 
-def test_a_job_that_is_queued_again_has_all_its_launches(store: Store) -> None:
-    job = store.insert_job(spec(), "cli")
-    attempt = record(store, act.Start(job, ("U0",), 1000))[job]
-    end = act.FinishAttempt(
-        job, attempt, Outcome.NOT_STARTED, JobState.FINISHED, Outcome.NOT_STARTED, launch_failures=5
-    )
-    record(store, end)
-    record(store, act.RequeueJob(job, worded("retried")))
-    row = store.job(job)
+#: Values of the columns of a job that only describe its past. No new job has them.
+PAST: dict[str, object] = {
+    "exit_code": 3, "signal": 9, "held_by": "failed", "launch_failures": 4, "not_before_boot": 7.0,
+    "adopted": AdoptedProcess(7, 8, "boot", 1.0).to_json(), "cleared_at": 8.0,
+    "checkpoint": Checkpoint("/c").to_json(), "resume_from": Checkpoint("/c").to_json(),
+    "oom_retries_used": 2, "fail_retries_used": 1, "recoveries": 1, **dict.fromkeys(NO_STOP, "1"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("state", "action", "kept"),
+    [
+        # Checkpoint: the newest one stays known, but the job starts with it only if the user says so.
+        ("finished", act.RequeueJob(1, worded("retried")), {"checkpoint"}),
+        (
+            "finished",
+            act.RequeueJob(1, worded("recovered"), recoveries=1, keeps_checkpoint=True),
+            {"checkpoint", "resume_from", "oom_retries_used", "fail_retries_used", "recoveries"},
+        ),
+        (
+            "held",
+            act.FinishJob(1, Outcome.CANCELLED, worded("cancelled")),
+            PAST.keys() - {"held_by", "adopted"} - NO_STOP.keys(),
+        ),
+        ("queued", act.HoldJob(1, "failed", worded("held")), PAST.keys() - {"adopted"} - NO_STOP.keys()),
+    ],
+)
+def test_each_column_about_the_past_of_a_job_is_reset_or_kept_on_purpose(
+    store: Store, state: str, action: act.Action, kept: Collection[str]
+) -> None:
+    store.insert_job(spec(), "cli")
+    marks = ", ".join(f"{name} = ?" for name in PAST)
+    with store.db.transaction() as db:
+        db.execute(f"UPDATE job SET state = ?, {marks}", (state, *PAST.values()))
+        db.execute("UPDATE job SET finished_at = 9.0 WHERE state = 'finished'")
+    record(store, action)
+    row = store.db.row("SELECT * FROM job")
     assert row is not None
-    assert (row.state, row.launch_failures, row.not_before_boot) == (JobState.QUEUED, 0, None)
+    assert {name for name, value in PAST.items() if row[name] == value} == set(kept)
+    assert {row[name] for name in PAST.keys() - kept} <= {None, 0}
+    assert (row["finished_at"] is None) is (row["state"] != "finished")
+
+
+def test_jobs_of_the_same_kind_start_in_the_order_of_their_priorities_and_positions(store: Store) -> None:
+    first, second, third, urgent = (
+        store.insert_job(spec(str(n), priority=0 if n == 3 else None), "cli") for n in range(4)
+    )
+    record(store, act.SetQueuePositions(((first, 9), (second, 7), (third, 9), (urgent, 99))))
+    [ask] = wait_reason_by_spec(store)
+    found = startable_jobs(store, ask, NOW.boot, NOW.boot_id, 10)
+    assert [job.job_id for job in found] == [urgent, second, first, third]
+    assert [job.job_id for job in startable_jobs(store, ask, NOW.boot, NOW.boot_id, 2)] == [urgent, second]
 
 
 def test_a_launch_that_a_shortage_prevents_does_not_count_and_is_due_again_now(store: Store) -> None:
