@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 
 from gpu_scheduler.attempts import saved_work
-from gpu_scheduler.core.model.checkpoint import Checkpoint
+from gpu_scheduler.attempts.observe import observe_attempt
+from gpu_scheduler.core.model.attempt_status import AttemptResult, AttemptStatus, StopRequest
+from gpu_scheduler.core.model.checkpoint import Checkpoint, SavedWork
 from gpu_scheduler.core.model.states import Outcome
+from gpu_scheduler.core.scheduling.actions import Start
 from tests.loop.rig import Rig
 from tests.records import attempt_record
 
@@ -39,3 +42,37 @@ def test_without_a_newer_checkpoint_the_one_that_the_attempt_resumed_from_stays_
         monkeypatch.setattr(saved_work, "find_checkpoint", lambda *_, found=found: found)
         attempt = attempt_record(job_id=job.id, resumed_from=resumed_from)
         assert saved_work.newest_checkpoint(rig.store, job.spec, [attempt]) == expected
+
+
+def ended(cause: str | None, exit_code: int) -> AttemptResult:
+    return AttemptResult(cause, exit_code, None, True, None, (), 1.0, 2.0)
+
+
+WITHDRAWN = StopRequest("preempted", 30.0, "withdraw", "x")
+
+
+@pytest.mark.parametrize(
+    ("status", "is_searched"),
+    [
+        (AttemptStatus("live"), False),
+        (AttemptStatus("dead", result=ended(None, 0)), False),  # it has completed, so nothing is left to do
+        (AttemptStatus("dead", result=ended(None, 0), withdrawn=WITHDRAWN), True),
+        (AttemptStatus("dead", result=ended(None, 3)), True),
+        (AttemptStatus("dead", result=ended("preempted", 0)), True),
+        (AttemptStatus("dead", result=ended("cancelled", 0)), True),
+        (AttemptStatus("dead", result=ended("timed_out", 0)), True),
+        (AttemptStatus("dead"), True),
+        (AttemptStatus(folder_exists=False), True),
+    ],
+)
+def test_saved_work_is_searched_unless_the_command_has_completed_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: AttemptStatus, is_searched: bool
+) -> None:
+    rig = Rig(tmp_path)
+    job = rig.add_job("exit 0")
+    rig.loop.recorder.record([Start(job, tuple(rig.store.managed_gpus().values()), 1000)], rig.clock.now())
+    [attempt] = rig.store.active_attempts()
+    work = SavedWork(None, None, False, False)
+    monkeypatch.setattr(saved_work, "saved_work_of", lambda *_: work)
+    found = observe_attempt(rig.store, attempt, lambda _: status)
+    assert found.saved_work is (work if is_searched else None)

@@ -20,6 +20,7 @@ from gpu_scheduler.gpus.selection import count_note, select_gpus
 from gpu_scheduler.gpus.watch import GpuWatch
 from gpu_scheduler.reporting.console import Console
 from gpu_scheduler.reporting.log_setup import configure_logging
+from gpu_scheduler.runner.spec import read_spec
 from gpu_scheduler.scheduler.start_checks import check_paths
 from gpu_scheduler.scheduler.wakeups import Wakeups
 from tests.loop.rig import Rig
@@ -216,3 +217,24 @@ def test_watches_the_folder_and_the_runner_of_an_attempt_until_it_ends(tmp_path:
     assert wakeups.wait(0.05) == set()
     assert len(os.listdir("/proc/self/fd")) == open_before
     wakeups.close()
+
+
+@pytest.mark.parametrize(
+    ("command", "values", "expected"),
+    [
+        ("true", {}, {"ignore_hangup": True, "background": None, "has_pipe": False, "timeout_s": None}),
+        ("true", {"preempt_signal": "HUP"}, {"ignore_hangup": False}),
+        ("true", {"preempt_signal": "INT"}, {"ignore_hangup": True}),
+        ("true | cat", {}, {"has_pipe": True}),
+        ("true | cat", {"pipefail": "off"}, {"has_pipe": False}),
+        ("true", {"background": "wait", "timeout_s": 9.0}, {"background": "wait", "timeout_s": 9.0}),
+    ],
+)
+def test_a_runner_is_told_what_its_job_declares(
+    tmp_path: Path, command: str, values: dict[str, object], expected: dict[str, object]
+) -> None:
+    rig = Rig(tmp_path)
+    job = rig.add_job(command, **values)
+    rig.tick_until_ended(job)
+    found = read_spec(rig.attempt_folder(job))
+    assert {name: found[name] for name in expected} == expected
