@@ -51,7 +51,8 @@ def find_parents(entries: Sequence[QueueEntry]) -> Parents:
             if parent.is_pending and parent.number not in waits_for:
                 waits_for.append(parent.number)
             elif not parent.is_pending and parent.status not in COMPLETED:
-                found.missing.setdefault(entry.number, []).append(parent)
+                missing = found.missing.setdefault(entry.number, [])
+                missing += [parent] if parent not in missing else []
     cycles = find_cycles(found.waits_for)
     if cycles:
         listed = ", ".join(map(str, sorted(cycles)))

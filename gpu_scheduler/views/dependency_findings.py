@@ -11,7 +11,7 @@ from gpu_scheduler.core.model.dependency import UNRESOLVED, Parent
 from gpu_scheduler.core.model.finding import Check, Finding, bad, ok, warn
 from gpu_scheduler.core.model.states import JobState
 from gpu_scheduler.core.scheduling.dependencies import ParentStatus, status_of
-from gpu_scheduler.core.text.formatting import count_noun, safe_text
+from gpu_scheduler.core.text.formatting import and_more, count_noun, safe_text
 from gpu_scheduler.views.job_findings import queueing_command
 from gpu_scheduler.views.parent_text import ATTRIBUTES, parent_text
 from gpu_scheduler.views.unfinished import unfinished_job_text
@@ -31,13 +31,9 @@ def findings(job: JobView, facts: DependencyFacts) -> Iterator[Finding]:
     if facts.blocker is not None:
         yield _blocker(facts.blocker)
     if facts.child_count:
-        listed = ", ".join(map(str, facts.children))
-        more = facts.child_count - len(facts.children)
-        yield ok(
-            Check.CHILDREN,
-            f"{count_noun(facts.child_count, 'job')} depend{'s' if facts.child_count == 1 else ''} on it:"
-            f" {listed}{f' and {more:,} more' if more else ''}",
-        )
+        listed = and_more(", ".join(map(str, facts.children)), facts.child_count - len(facts.children))
+        depend = "depends" if facts.child_count == 1 else "depend"
+        yield ok(Check.CHILDREN, f"{count_noun(facts.child_count, 'job')} {depend} on it: {listed}")
 
 
 def _parent(job: JobView, parent: Parent, facts: DependencyFacts) -> Finding:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gpu_scheduler.core.model.states import ACTIVE
-from gpu_scheduler.core.text.formatting import count_noun, format_eta, format_jobs, safe_text
+from gpu_scheduler.core.text.formatting import and_more, count_noun, format_eta, format_jobs, safe_text
 from gpu_scheduler.views.layout import Cell, Column, TableRow, render_table
 from gpu_scheduler.views.progress_text import finish_text
 from gpu_scheduler.views.text_width import wrap_text
@@ -101,9 +101,7 @@ def _notes(view: ForecastView) -> Iterator[str]:
 
 
 def _jobs_text(job_ids: Sequence[int]) -> str:
-    listed = format_jobs(job_ids[:_MAX_NAMED])
-    more = len(job_ids) - _MAX_NAMED
-    return f"{listed} and {more:,} more" if more > 0 else listed
+    return and_more(format_jobs(job_ids[:_MAX_NAMED]), len(job_ids) - _MAX_NAMED)
 
 
 def to_json(view: ForecastView) -> str:

@@ -10,7 +10,7 @@ from gpu_scheduler.core.command.resume import has_place
 from gpu_scheduler.core.model.finding import Check, Finding, bad, ok, warn
 from gpu_scheduler.core.model.gpu_list import format_gpu_list
 from gpu_scheduler.core.model.wait_reason import WaitKind
-from gpu_scheduler.core.text.formatting import count_noun, pid_text
+from gpu_scheduler.core.text.formatting import and_more, count_noun, pid_text
 
 if TYPE_CHECKING:
     from gpu_scheduler.app.diagnosis import LineFacts
@@ -56,11 +56,10 @@ def order(priority: int, count: int, first_ids: Sequence[int]) -> Finding:
     """Returns a finding with the number of queued jobs before the job and the ids of the first ones."""
     if not count:
         return ok(Check.ORDER, f"first in the queue (priority {priority})")
-    more = f" and {count - len(first_ids):,} more" if count > len(first_ids) else ""
-    listed = ", ".join(map(str, first_ids))
+    listed = and_more(", ".join(map(str, first_ids)), count - len(first_ids))
     return ok(
         Check.ORDER,
-        f"priority {priority}; {count_noun(count, 'queued job')} before it: {listed}{more};"
+        f"priority {priority}; {count_noun(count, 'queued job')} before it: {listed};"
         " the scheduler tries jobs in this order, and a job that fits starts, unless it needs GPUs that are"
         " reserved",
     )

@@ -8,6 +8,7 @@ from typing import Any
 from gpu_scheduler.core.model.dependency import UNRESOLVED, DependencyKind, Parent
 from gpu_scheduler.core.model.states import JobState
 from gpu_scheduler.core.scheduling.dependencies import ParentStatus, status_of
+from gpu_scheduler.core.text.formatting import and_more
 from gpu_scheduler.views.reason_text import parent_end_text
 
 #: Maximum number of parents that one reason names.
@@ -28,7 +29,7 @@ def unmet_parents_text(parents: Sequence[Parent]) -> str:
     """Names the parents for which a job still waits: "job 3 (running), job 4 (held) and 2 more"."""
     unmet = [parent for parent in parents if status_of(parent) is not ParentStatus.MET]
     named = ", ".join(map(_with_state, unmet[:_MAX_NAMED])) or "jobs whose end is not recorded yet"
-    return f"{named} and {len(unmet) - _MAX_NAMED:,} more" if len(unmet) > _MAX_NAMED else named
+    return and_more(named, len(unmet) - _MAX_NAMED)
 
 
 def _with_state(parent: Parent) -> str:

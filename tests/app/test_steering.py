@@ -9,7 +9,9 @@ import pytest
 from gpu_scheduler.app import gpu_requests, job_requests
 from gpu_scheduler.app.answers import Answer, AnswerKind, StopResult
 from gpu_scheduler.app.location import Location
+from gpu_scheduler.attempts import observe
 from gpu_scheduler.attempts.observe import attempts_without_processes
+from gpu_scheduler.core.model.attempt_status import AttemptResult, AttemptStatus
 from gpu_scheduler.core.model.states import Outcome
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.errors import SchedulerError
@@ -93,6 +95,24 @@ def test_cancel_without_a_scheduler_does_not_end_a_job_on_a_remote_executor(
     desk.store.db.connection.execute("UPDATE attempt SET executor = 'direct'")
     assert job_requests.cancel(location, [job], 5.0)[0].stop_result is StopResult.CANCELLED
     desk.wait_until_processes_end()
+
+
+def test_only_a_runner_with_a_result_does_not_count_as_a_process_of_its_attempt(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempt = desk.attempt(desk.job())
+    result = AttemptResult(None, 0, None, True, None, (), 1.0, 2.0)
+    with monkeypatch.context() as patch:
+        for status, alive, has_ended in [
+            (AttemptStatus("live", 7), (7,), False),  # it is about to start the command
+            (AttemptStatus("live", 7, result=result), (7,), True),
+            (AttemptStatus("live", 7, result=result), (7, 8), False),
+            (AttemptStatus("dead"), (8,), False),
+            (AttemptStatus("dead"), (), True),
+        ]:
+            patch.setattr(observe, "processes_of", lambda _, alive=alive: {attempt.token: alive})
+            patch.setattr(observe, "read_status", lambda *_, status=status: status)
+            assert attempts_without_processes(desk.store) == ({attempt.id} if has_ended else set()), status
 
 
 def test_requests_for_unknown_job_names_or_gpus_raise_errors(desk: Desk, location: Location) -> None:

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpu_scheduler.core.text.formatting import (
+    and_more,
     count_noun,
     format_age,
     format_duration,
@@ -134,3 +135,10 @@ LONG = "Error: " + " ".join(str(n) for n in range(100))
 )
 def test_truncates_passages_repeated_from_another_text(text: str, others: list[str], shown: str) -> None:
     assert without_repetition(text, others, 20) == shown
+
+
+@pytest.mark.parametrize(
+    ("more", "shown"), [(-1, "3, 4"), (0, "3, 4"), (1, "3, 4 and 1 more"), (1200, "3, 4 and 1,200 more")]
+)
+def test_a_list_names_the_number_of_further_items_only_if_there_are_any(more: int, shown: str) -> None:
+    assert and_more("3, 4", more) == shown

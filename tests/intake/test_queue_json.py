@@ -116,6 +116,13 @@ def test_without_ids_a_parent_is_a_position() -> None:
     assert parents_of({}, {"after": 1}).waits_for == {1: [], 2: [1]}
 
 
+def test_a_parent_that_is_named_twice_counts_once() -> None:
+    jobs = [{"id": 5, "name": "x"}, {"id": 6, "name": "y", "status": "failed"}]
+    found = parents_of(*jobs, {"id": 7, "after": ["x", 5, "5", "y", 6]})
+    assert found.waits_for[3] == [1]
+    assert [entry.id for entry in found.missing[3]] == [6]
+
+
 def test_a_text_of_digits_is_the_id_of_a_parent_before_its_name() -> None:
     jobs = [{"id": 5, "name": "8"}, {"id": 8, "name": "x"}, {"id": 9, "name": "12"}]
     assert parents_of(*jobs, {"id": 10, "after": ["8", "12"]}).waits_for[4] == [2, 3]

@@ -13,6 +13,7 @@ import pytest
 from gpu_scheduler.attempts import failure_context
 from gpu_scheduler.attempts.log_tail import read_tail
 from gpu_scheduler.config import StartOptions
+from gpu_scheduler.core.model.attempt_status import AttemptStatus
 from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample, Snapshot
 from gpu_scheduler.reporting.reporter import EventReporter
 from gpu_scheduler.store.data_dir import DataDir
@@ -20,6 +21,7 @@ from gpu_scheduler.store.requests import add_request
 from gpu_scheduler.store.store import Store
 from tests.loop.rig import Rig
 from tests.reasons import words
+from tests.records import attempt_record
 
 TRACEBACK = 'Traceback (most recent call last):\n  File "/x/t.py", line 1, in <module>\n'
 
@@ -203,3 +205,12 @@ def test_the_fail_retries_of_a_job_override_those_of_the_scheduler(rig: Rig) -> 
     assert (rig.job(again).not_before_boot or 0.0) > rig.clock.now().boot
     assert rig.tick_until_ended(never).outcome == "failed"
     assert rig.job(never).fail_retries_used == 0
+
+
+def test_the_log_of_a_failure_is_the_one_that_the_claim_names_if_the_store_has_lost_it(rig: Rig) -> None:
+    """The path of the log is recorded without a sync, so a power cut may undo that."""
+    log = rig.folder / "job.log"
+    log.write_text("ValueError: bad rate\n")
+    attempt = attempt_record(job_id=rig.add_job("exit 1"), log=None)
+    found = failure_context.failure_context_of(rig.store, attempt, AttemptStatus("dead", log=str(log)))
+    assert found.log_tail == "ValueError: bad rate\n"

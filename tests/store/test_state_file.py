@@ -15,12 +15,16 @@ import pytest
 from gpu_scheduler.attempts.executor import Executors
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.model.gpu import GpuSample
+from gpu_scheduler.core.model.job_spec import JobSpec
+from gpu_scheduler.core.model.states import JobState, Outcome
+from gpu_scheduler.core.scheduling.actions import FinishAttempt, Start
 from gpu_scheduler.core.scheduling.needs import LlmConfig
 from gpu_scheduler.core.scheduling.plan import plan
 from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.executors.direct import DirectExecutor
 from gpu_scheduler.gpus.watch import GpuWatch
 from gpu_scheduler.intake.state_file_edits import apply_edit, request_pauses, requested_pauses
+from gpu_scheduler.intake.state_file_summary import summarize
 from gpu_scheduler.intake.state_file_watcher import StateFileWatcher
 from gpu_scheduler.scheduler.read_facts import read_facts
 from gpu_scheduler.store import state_file
@@ -390,3 +394,18 @@ def test_keeps_a_broken_version_that_was_replaced(machine: Machine) -> None:
     machine.begin()
     assert machine.path.with_name("s.json.bad").read_text() == "{"
     assert not state_file.displaced_path(machine.path).exists()
+
+
+def test_a_job_that_runs_again_is_counted_although_an_earlier_attempt_has_ended(machine: Machine) -> None:
+    store, now = machine.store, machine.clock.now()
+    job = store.insert_job(JobSpec("command", "true", "/", command="true"), "cli")
+    first = machine.recorder.record([Start(job, ("U0",), 1000)], now)[job]
+    assert summarize(store)[2] == {"starting": 1, "running_ids": [job]}
+    assert summarize(store, {first})[2] == {"running_ids": []}  # its end is not recorded yet
+    end = FinishAttempt(job, first, Outcome.FAILED, JobState.QUEUED, None)
+    assert machine.recorder.record([end], now) == {}
+    assert summarize(store, {first})[2] == {"queued": 1, "running_ids": []}
+    second = machine.recorder.record([Start(job, ("U1",), 500)], now)[job]
+    shares, paused, jobs = summarize(store, {first})
+    assert (shares, paused, jobs) == ([0, 0.5, 0, 0], [], {"starting": 1, "running_ids": [job]})
+    assert summarize(store, {first, second})[2] == {"running_ids": []}

@@ -352,6 +352,18 @@ def test_each_column_about_the_past_of_a_job_is_reset_or_kept_on_purpose(
     assert (row["finished_at"] is None) is (row["state"] != "finished")
 
 
+def test_the_next_retry_is_the_first_one_of_this_boot_that_is_still_to_come(store: Store) -> None:
+    times = [(1005.0, "boot"), (1009.0, "boot"), (1002.0, "boot"), (1001.0, "another boot"), (None, None)]
+    with store.db.transaction() as db:
+        for not_before, boot_id in times:
+            job = store.insert_job(spec(), "cli")
+            db.execute(
+                "UPDATE job SET not_before_boot = ?, boot_id = ? WHERE id = ?", (not_before, boot_id, job)
+            )
+    found = [next_retry(store, Now(0.0, boot, "boot")) for boot in (1000.0, 1002.0, 1005.0, 1009.0)]
+    assert found == [1002.0, 1005.0, 1009.0, None]
+
+
 def test_jobs_of_the_same_kind_start_in_the_order_of_their_priorities_and_positions(store: Store) -> None:
     first, second, third, urgent = (
         store.insert_job(spec(str(n), priority=0 if n == 3 else None), "cli") for n in range(4)

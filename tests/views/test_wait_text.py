@@ -191,3 +191,14 @@ def test_at_most_four_gpus_are_listed_and_the_rest_is_counted(count: int, end: s
     text = wait_text(WaitReason(WaitKind.NO_FREE_GPU, need=ONE, obstacles=paused))
     assert text.endswith(end)
     assert text.count("paused") == min(count, 4)
+
+
+@pytest.mark.parametrize(
+    ("due_in_s", "when"),
+    [(None, "cancelled unless"), (-1.0, "cancelled unless"), (0.0, "cancelled unless"),
+     (0.1, "cancelled in 1 s unless"), (5.0, "cancelled in 5 s unless")],
+)  # fmt: skip
+def test_the_job_of_a_removed_line_is_never_cancelled_in_0_s(due_in_s: float | None, when: str) -> None:
+    wait = WaitReason(WaitKind.LINE_REMOVED, due_at=0.0)
+    text = job_reason_text(job_view(1, "queued", wait=wait, due_in_s=due_in_s))
+    assert text == f"line removed from its jobs file; the job is {when} the line is restored"

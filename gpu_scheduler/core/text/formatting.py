@@ -136,6 +136,11 @@ def format_jobs(job_ids: Iterable[int]) -> str:
     return f"job{'' if len(listed) == 1 else 's'} {', '.join(listed)}"
 
 
+def and_more(listed: str, more: int) -> str:
+    """Adds the number of further items to a list of the first ones, if there are any: "3, 4 and 2 more"."""
+    return f"{listed} and {more:,} more" if more > 0 else listed
+
+
 def pid_text(pid: int) -> str:
     """Formats a scheduler's pid; 0 means that the scheduler runs in another pid namespace."""
     return f"pid {pid}" if pid else "in another container"
