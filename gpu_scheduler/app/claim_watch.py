@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from gpu_scheduler.claims.foreign_claims import LockReading, read_locks_of
-from gpu_scheduler.claims.turns import MOVE_EVERY_S, TURN_EVERY_S, Turns, process_start_s
+from gpu_scheduler.claims.turns import MOVE_EVERY_S, TURN_EVERY_S, Turns, boot_s
 
 #: Seconds between two readings of the locks. They show changes that are not the end of a process.
 _READ_EVERY_S = MOVE_EVERY_S
@@ -23,7 +23,7 @@ class ClaimWatch:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.turns, self.since = Turns(folder), process_start_s()
+        self.turns, self.since = Turns(folder), boot_s()
         self.ahead: dict[str, int] = {}
         self._folder = folder
         self._uuids: tuple[str, ...] = ()

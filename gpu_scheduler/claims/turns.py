@@ -17,7 +17,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from gpu_scheduler.claims.gpu_claims import can_be_claimed
-from gpu_scheduler.runner.folder import SHORTAGE, start_ticks
+from gpu_scheduler.runner.folder import SHORTAGE
 from gpu_scheduler.runner.gpu_lock import open_or_create, read_locks
 from gpu_scheduler.runner.record_lock import Lock, conflicting_lock, try_lock, unlock
 
@@ -34,14 +34,6 @@ _SAME_S = 0.05
 def boot_s() -> float:
     """Returns the seconds since boot, by which programs compare when they began to wait."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
-
-
-def process_start_s() -> float:
-    """Returns when this process was started, in seconds since boot, as far as that is less than 10 s ago.
-
-    A command begins to wait when the user calls it, but its process may have executed another program before.
-    """
-    return max(start_ticks() / os.sysconf("SC_CLK_TCK"), boot_s() - 10)
 
 
 class Turns:
@@ -127,6 +119,13 @@ class Turns:
         self._files, self.places, self.held = {}, {}, set()
 
     def _file(self, uuid: str) -> int | None:
+        fd = self._files.get(uuid)
+        if fd is not None and not os.fstat(fd).st_nlink:
+            # Somebody has removed or replaced the file, so others no longer see the locks of this process.
+            os.close(fd)
+            del self._files[uuid]
+            self.places.pop(uuid, None)
+            self.held.discard(uuid)
         if uuid not in self._files and can_be_claimed(uuid):
             try:
                 # No UUID begins with a dot, so nothing takes the file for a lock file.

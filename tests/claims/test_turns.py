@@ -124,6 +124,18 @@ def test_a_turn_file_that_cannot_be_used_keeps_nobody_from_the_gpu(
     assert others[0].hold("GPU-a")
 
 
+def test_a_turn_file_that_somebody_has_removed_is_made_again(folder: Path, others: list[TurnTaker]) -> None:
+    turns, since = Turns(folder), boot_s() - 30
+    turns.wait_in_line({"GPU-a": since}, ["GPU-a"])
+    assert turns.hold("GPU-a")
+    (folder / ".turn-GPU-a").unlink()
+    turns.wait_in_line({"GPU-a": since}, ["GPU-a"])
+    assert others[0].ahead("GPU-a") == os.getpid()
+    assert turns.hold("GPU-a")
+    assert not others[0].hold("GPU-a")
+    turns.close()
+
+
 def test_a_turn_file_is_for_all_users_and_no_lock_file(folder: Path) -> None:
     turns = Turns(folder)
     turns.hold("GPU-a")
