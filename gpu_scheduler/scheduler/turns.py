@@ -64,9 +64,11 @@ class QueueTurns:
         Returns the programs that have the hold on other GPUs.
         """
         now = facts.now.boot
-        freed = {**self._freed_until, **dict.fromkeys(rules.freed_by_hand(facts), now + _FREED_S)}
-        self._freed_until = {uuid: end for uuid, end in freed.items() if end > now}
-        wanted = {*rules.reserved_gpus(facts), *self._freed_until} - self._inherited
+        ends = {**self._freed_until, **dict.fromkeys(rules.freed_by_hand(facts), now + _FREED_S)}
+        self._freed_until = {uuid: end for uuid, end in ends.items() if end > now}
+        # What no job of the queue could use is left to other programs.
+        freed = rules.queue_line(facts, self._freed_until, most=len(self._freed_until))
+        wanted = {*rules.reserved_gpus(facts), *freed} - self._inherited
         self._kept = {uuid for uuid in wanted if self._turns.hold(uuid)}
         self._launching = {uuid for uuid in self._awaited_claims(facts) if self._turns.hold(uuid)}
         self._refused = {}

@@ -181,6 +181,20 @@ def test_a_gpu_that_a_preempt_by_hand_frees_is_kept_for_the_next_job(
     assert other.hold("U0")
 
 
+def test_a_gpu_that_a_preempt_by_hand_frees_is_not_kept_if_no_job_could_use_it(
+    tmp_path: Path, other: TurnTaker
+) -> None:
+    rig = Rig(tmp_path, gpus=2)
+    first = rig.add_job(f"touch up; {_UNTIL_GO}", allowed=(0,))
+    rig.runner_pid(first)
+    wait_for((tmp_path / "up").exists, "the first job")
+    rig.add_job("true", vram=10**7)
+    add_request(rig.store, "preempt", str(first), stop_id="a", grace_s=600.0, on_timeout="kill")
+    rig.tick_until(lambda: rig.job(first).state == "held")
+    rig.tick()
+    assert other.hold("U0")
+
+
 def test_nobody_is_preempted_while_it_is_only_the_turn_of_another_program(
     tmp_path: Path, other: TurnTaker
 ) -> None:

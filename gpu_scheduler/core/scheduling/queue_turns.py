@@ -48,17 +48,18 @@ def queue_since(waiting_since: float, facts: Facts) -> float:
     return facts.now.boot - (facts.now.wall - since)
 
 
-def queue_line(facts: Facts, gpus: Collection[str]) -> dict[str, float]:
+def queue_line(facts: Facts, gpus: Collection[str], most: int = 1) -> dict[str, float]:
     """Returns for which of these GPUs, which are in use, the queue waits in line, and since when.
 
-    A job for several GPUs does not wait in line before it fits, so that it keeps none of them idle.
+    most: the number of GPUs of the largest job that counts. A job for several GPUs does not wait in line
+    before it fits, so that it keeps none of them idle.
     """
     found: dict[str, float] = {}
     is_blocked = facts.storage_issue is not None or facts.probe_error is not None
     queue = PendingQueue.of(() if is_blocked else facts.pending_groups)
     for group in map(queue.group, queue.first(_MAX_GROUPS if gpus else 0)):
         need, limits = need_of(group.resources, facts), facts.settings
-        for gpu in allowed_gpus(group.resources, facts) if need.count == 1 else ():
+        for gpu in allowed_gpus(group.resources, facts) if need.count <= most else ():
             is_left_out = gpu.paused or gpu.suspicion is not None or gpu.uuid not in gpus
             sample = None if is_left_out else gpu.sample
             if sample and sample.fault is None and could_fit(need, sample.total_mib, limits):
