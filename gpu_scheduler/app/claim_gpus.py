@@ -209,11 +209,12 @@ class _Search:
         """Takes the places of this command in line; returns the GPUs with the turns of others as claims."""
         watch = self._watch
         if self._request.claim:
-            line = in_line(
-                [_kept_for(gpu, watch.turns.ahead(gpu.sample.uuid)) for gpu in gpus], self._request.criteria
-            )
-            moving = {gpu.sample.uuid for gpu in line if gpu.claims} | watch.ahead.keys()
-            watch.turns.wait_in_line({gpu.sample.uuid: watch.since for gpu in line}, moving)
+            held = [_kept_for(gpu, watch.turns.ahead(gpu.sample.uuid)) for gpu in gpus]
+            line = {gpu.sample.uuid: gpu for gpu in in_line(held, self._request.criteria)}
+            moving = {uuid for uuid, gpu in line.items() if gpu.claims or uuid in watch.ahead}
+            # Once a GPU is free, the command keeps its place for a moment, until the memory there is free, too.
+            kept = watch.turns.places.keys() if self._request.criteria.count == 1 else ()
+            watch.turns.wait_in_line(dict.fromkeys({*line, *kept}, watch.since), moving)
         ahead = watch.read_turns()
         return [_kept_for(gpu, ahead.get(gpu.sample.uuid)) for gpu in gpus]
 

@@ -219,6 +219,20 @@ def test_a_command_waits_in_line_for_a_claimed_gpu_and_gives_its_place_up_with_t
     assert (other.ahead("GPU-0"), other.hold("GPU-0")) == (None, True)
 
 
+def test_a_command_keeps_its_place_until_the_memory_of_an_ended_claim_is_free(other: TurnTaker) -> None:
+    ahead: list[int | None] = []
+    with claim_holder(Path(os.environ["GPU_SCHEDULER_LOCK_DIR"]), "GPU-0") as holder:
+
+        def end_claim(reasons: Any) -> None:
+            ahead.append(other.ahead("GPU-0"))
+            holder.kill()
+            holder.wait()
+
+        samples = FakeProbe([100], [100], [9000])
+        assert find(samples, end_claim, min_free_mib=8000, poll_s=0.01) == [0]
+    assert ahead == [os.getpid()] * 2
+
+
 def test_a_turn_file_that_cannot_be_used_is_reported_and_stops_nobody() -> None:
     folder = Path(os.environ["GPU_SCHEDULER_LOCK_DIR"])
     folder.mkdir()
