@@ -41,9 +41,9 @@ class QueueTurns:
         self._kept: set[str] = set()
         self._launching: set[str] = set()
         self._freed_until: dict[str, float] = {}
-        #: Since when the queue waits for the GPUs on which a start was refused, and who was ahead.
+        #: Since when the queue waits for the GPUs of refused starts, and those of them that are not its turn.
         self._refused: dict[str, float] = {}
-        self._ahead: dict[str, int | None] = {}
+        self._blocked: set[str] = set()
         self._has_warned = False
 
     @property
@@ -54,9 +54,9 @@ class QueueTurns:
         return MOVE_EVERY_S if self._turns.places else math.inf
 
     def have_changed(self) -> bool:
-        """Moves on in line; returns whether the programs ahead of a refused start have changed."""
+        """Moves on in line; returns whether nobody is ahead on a GPU any more for which a start was refused."""
         self._turns.move()
-        return self._read_ahead() != self._ahead
+        return any(self._turns.ahead(uuid, self._refused[uuid]) is None for uuid in self._blocked)
 
     def begin_round(self, facts: Facts) -> dict[str, GpuClaim]:
         """Takes the holds on the GPUs that are reserved or freed for jobs, or that runners are to claim.
@@ -71,10 +71,9 @@ class QueueTurns:
         wanted = {*rules.reserved_gpus(facts), *freed} - self._inherited
         self._kept = {uuid for uuid in wanted if self._turns.hold(uuid)}
         self._launching = {uuid for uuid in self._awaited_claims(facts) if self._turns.hold(uuid)}
-        self._refused = {}
-        others = {
-            gpu.uuid: self._turns.ahead(gpu.uuid) for gpu in facts.gpus if gpu.uuid not in self._inherited
-        }
+        self._refused, self._blocked = {}, set()
+        uuids = [gpu.uuid for gpu in facts.gpus if gpu.uuid not in self._inherited]
+        others = {uuid: self._turns.ahead(uuid) for uuid in uuids}
         return {uuid: turn_claim(pid) for uuid, pid in others.items() if pid is not None}
 
     def refusals(self, facts: Facts, actions: Sequence[Action]) -> dict[str, GpuClaim]:
@@ -94,6 +93,7 @@ class QueueTurns:
                 if claim is not None:
                     found[uuid] = claim
                     self._refused |= dict.fromkeys(start.gpus, since)
+        self._blocked |= found.keys()
         return found
 
     def end_round(self, facts: Facts, actions: Sequence[Action]) -> None:
@@ -107,7 +107,6 @@ class QueueTurns:
         if started:
             self._refused = dict.fromkeys(self._refused, facts.now.boot)
         self._turns.wait_in_line({**line, **self._refused}, claimed | self._refused.keys())
-        self._ahead = self._read_ahead()
         if self._turns.problem is not None and not self._has_warned:
             self._has_warned = True
             log.warning("%s; without it, programs do not take turns", lock_problem(self._turns.problem))
@@ -137,6 +136,3 @@ class QueueTurns:
 
     def _locks(self, uuid: str) -> Sequence[Lock]:
         return read_locks_of(self.folder, [uuid]).locks.get(uuid, ())
-
-    def _read_ahead(self) -> dict[str, int | None]:
-        return {uuid: self._turns.ahead(uuid, since) for uuid, since in self._refused.items()}
