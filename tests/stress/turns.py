@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from gpu_scheduler.store.store import Store
 from tests.stress.gated import end_scheduler
@@ -30,20 +30,32 @@ read at rest < /proc/uptime; echo "$2 start $at $CUDA_VISIBLE_DEVICES" >> "$1"
 sleep "$3"
 read at rest < /proc/uptime; echo "$2 end $at $CUDA_VISIBLE_DEVICES" >> "$1"
 """
-#: A caller without turns.
+#: A caller: notes in TRACE when NAME looks at the GPUs for the first time, and so begins to wait. Before, its
+#: interpreter starts, which takes seconds on a busy machine. Run with TRACE, NAME and the arguments.
+_CALLER = """\
+import sys, time
+from gpu_scheduler.app.claim_gpus import _Search
+from gpu_scheduler.cli import main
+look = _Search.choose_and_claim
+def first_look(*args):
+    _Search.choose_and_claim = look
+    with open(sys.argv[1], "a") as file:
+        file.write(f"{sys.argv[2]} looks {time.clock_gettime(time.CLOCK_BOOTTIME)}\\n")
+    return look(*args)
+_Search.choose_and_claim = first_look
+"""
+_CALL = "sys.exit(main(sys.argv[3:]))\n"
+#: What makes it a caller without turns.
 _UNFAIR = """\
-import sys
 from gpu_scheduler.claims.turns import Turns
 Turns.ahead = Turns.take = lambda *args: None
 Turns.wait_in_line = lambda *args: None
-from gpu_scheduler.cli import main
-sys.exit(main(sys.argv[1:]))
 """
 
 
 @dataclass
 class _Turn:
-    """One use of a GPU. asked, start, end: seconds since boot."""
+    """One use of a GPU. asked (when a caller began to wait), start, end: seconds since boot."""
 
     name: str
     gpu: str
@@ -148,12 +160,11 @@ def _preemption(place: _Place, number: int, found: Findings) -> None:
 
 @dataclass
 class _Caller:
-    """A caller that always has one `run`. asked: when that was called, in seconds since boot."""
+    """A caller that always has one `run`, which is its `count`th."""
 
     name: str
     process: subprocess.Popen[bytes] | None = None
     count: int = 0
-    asked: dict[str, float] = field(default_factory=dict)
 
 
 class _Place:
@@ -201,11 +212,11 @@ class _Place:
     def _call(self, caller: _Caller) -> None:
         caller.count += 1
         name = f"{caller.name}-{caller.count}"
-        caller.asked[name] = _boot_s()
-        program = ["-c", _UNFAIR] if self._is_control else ["-m", "gpu_scheduler"]
+        program = _CALLER + (_UNFAIR if self._is_control else "") + _CALL
         state = ["--state-file", str(self.stage.home.state_file)]
         caller.process = subprocess.Popen(
-            [sys.executable, *program, "run", "--simulate", str(_GPUS), *state, "--",
+            [sys.executable, "-c", program, str(self.stage.trace), name,
+             "run", "--simulate", str(_GPUS), *state, "--",
              *self.words(name, self._dice.uniform(1, 3)).split()],
             cwd=self.stage.folder, env=self.stage.env, stdin=subprocess.DEVNULL,
             stdout=self._errors, stderr=self._errors,
@@ -214,16 +225,16 @@ class _Place:
     def read(self) -> list[_Turn]:
         """Returns the turns so far, in the order of their starts."""
         found: dict[str, _Turn] = {}
+        asked: dict[str, float] = {}
         text = self.stage.trace.read_text() if self.stage.trace.exists() else ""
         for line in text.splitlines():
             words = line.split()
-            if len(words) == 4 and words[1] == "start":
-                found[words[0]] = _Turn(words[0], words[3], float(words[2]))
+            if len(words) == 3 and words[1] == "looks":
+                asked[words[0]] = float(words[2])
+            elif len(words) == 4 and words[1] == "start":
+                found[words[0]] = _Turn(words[0], words[3], float(words[2]), asked=asked.get(words[0], 0.0))
             elif len(words) == 4 and words[0] in found:
                 found[words[0]].end = float(words[2])
-        asked = {name: at for caller in self.callers for name, at in caller.asked.items()}
-        for one in found.values():
-            one.asked = asked.get(one.name, 0.0)
         return list(found.values())
 
     def find(self, name: str) -> _Turn | None:
@@ -237,7 +248,8 @@ class _Place:
     def waiting(self) -> list[str]:
         """Returns the names of the calls whose command has not started."""
         started = {one.name for one in self.read()}
-        return [name for caller in self.callers for name in list(caller.asked)[-1:] if name not in started]
+        newest = [f"{caller.name}-{caller.count}" for caller in self.callers]
+        return [name for name in newest if name not in started]
 
     def preempted(self) -> int:
         """Returns the number of attempts that were asked to stop for another job."""
