@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,8 @@ from gpu_scheduler.claims.foreign_claims import (
     LockReading,
     read_locks_of,
 )
+from gpu_scheduler.claims.gpu_claims import turn_claim
+from gpu_scheduler.claims.turns import keeper
 from gpu_scheduler.store.store import Store
 
 if TYPE_CHECKING:
@@ -27,11 +30,22 @@ def read_locks(store: Store) -> LockReading:
 def foreign_claims(
     store: Store, before: LockReading, attempts: Iterable[Attempt], scheduler_pid: int | None
 ) -> ForeignClaims:
-    """Returns the claims of other programs.
+    """Returns the claims of other programs, and the GPUs that they keep for jobs without a claim.
 
     before: the locks that were read before the attempts. attempts: the open attempts. scheduler_pid: None if
     no scheduler is running. Raises OSError in a shortage of open files or memory.
     """
+    found = _foreign_claims(store, before, attempts, scheduler_pid)
+    folder = store.db.meta(LOCK_FOLDER_KEY)
+    uuids = () if folder is None else store.managed_gpus().values()
+    keepers = {uuid: keeper(Path(folder or ""), uuid) for uuid in uuids}
+    kept = {uuid: (turn_claim(pid),) for uuid, pid in keepers.items() if pid not in {None, scheduler_pid}}
+    return replace(found, claims={**kept, **found.claims})
+
+
+def _foreign_claims(
+    store: Store, before: LockReading, attempts: Iterable[Attempt], scheduler_pid: int | None
+) -> ForeignClaims:
     if not before.locks:
         return ForeignClaims(problems=before.problems)
     # Imported only if there are locks, so that `status` stays fast where no job is running.

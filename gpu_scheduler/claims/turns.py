@@ -18,7 +18,7 @@ from pathlib import Path
 
 from gpu_scheduler.claims.gpu_claims import can_be_claimed
 from gpu_scheduler.runner.folder import SHORTAGE
-from gpu_scheduler.runner.gpu_lock import open_or_create, read_locks
+from gpu_scheduler.runner.gpu_lock import open_or_create, open_to_read, read_locks
 from gpu_scheduler.runner.record_lock import Lock, conflicting_lock, try_lock, unlock
 
 #: Seconds after which a program that has not moved is passed over, and in which one that waits moves.
@@ -34,6 +34,24 @@ _SAME_S = 0.05
 def boot_s() -> float:
     """Returns the seconds since boot, by which programs compare when they began to wait."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def keeper(folder: Path, uuid: str) -> int | None:
+    """Returns the process that has the hold on a GPU; None if there is none or its turn file is unusable.
+
+    Must not be called by a process that has places or holds. Makes no turn file.
+    """
+    try:
+        fd = open_to_read(str(folder), _file_name(uuid)) if can_be_claimed(uuid) else None
+    except OSError:
+        return None
+    if fd is None:
+        return None
+    try:
+        hold = conflicting_lock(fd, 0, 1)
+    finally:
+        os.close(fd)
+    return None if hold is None else hold.pid
 
 
 class Turns:
@@ -128,8 +146,7 @@ class Turns:
             self.held.discard(uuid)
         if uuid not in self._files and can_be_claimed(uuid):
             try:
-                # No UUID begins with a dot, so nothing takes the file for a lock file.
-                self._files[uuid] = open_or_create(self._folder, f".turn-{uuid}")
+                self._files[uuid] = open_or_create(self._folder, _file_name(uuid))
             except FileNotFoundError:
                 return None  # the lock folder does not exist yet
             except OSError as error:
@@ -137,6 +154,11 @@ class Turns:
                     raise
                 self._files[uuid], self.problem = None, error
         return self._files.get(uuid)
+
+
+def _file_name(uuid: str) -> str:
+    # No UUID begins with a dot, so nothing takes the file for a lock file.
+    return f".turn-{uuid}"
 
 
 def _block(since: float) -> int:

@@ -17,6 +17,7 @@ from gpu_scheduler.runner.record_lock import Lock
 from gpu_scheduler.system.users import name_of_user
 from tests.claim_holder import claim_holder
 from tests.cli.desk import Desk
+from tests.turn_taker import turn_taker
 
 
 @pytest.fixture
@@ -46,6 +47,20 @@ def test_status_and_why_show_the_claims_of_other_programs(
         process.kill()
         process.wait()
         assert claims_in_status(location) == [("available", (), None), ("available", (), None)]
+
+
+def test_status_and_why_show_which_gpu_another_program_keeps_for_a_job(
+    desk: Desk, location: Location, locks: Path
+) -> None:
+    with turn_taker(locks) as other:
+        assert other.hold("SIM-0")
+        kept = GpuClaim(None, other.pid, name_of_user(os.getuid()), is_turn=True)
+        assert claims_in_status(location) == [("claimed", (kept,), None), ("available", (), None)]
+        waiting = diagnose(location, desk.job()).waiting
+        assert waiting is not None
+        assert [gpu.claims for gpu in waiting.placement.gpus] == [(kept,), ()]
+        assert foreign_claims(desk.store, LockReading(), (), other.pid).claims == {}
+    assert [file.name for file in locks.iterdir()] == [".turn-SIM-0"]
 
 
 def test_status_and_why_show_why_the_claims_cannot_be_read(
