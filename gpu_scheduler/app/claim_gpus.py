@@ -212,7 +212,7 @@ class _Search:
             held = [_kept_for(gpu, watch.turns.ahead(gpu.sample.uuid)) for gpu in gpus]
             line = {gpu.sample.uuid: gpu for gpu in in_line(held, self._request.criteria)}
             moving = {uuid for uuid, gpu in line.items() if gpu.claims or uuid in watch.ahead}
-            # Once a GPU is free, the command keeps its place for a moment, until the memory there is free, too.
+            # Once a GPU is free, the command keeps its place for a moment, until its memory is free, too.
             kept = watch.turns.places.keys() if self._request.criteria.count == 1 else ()
             watch.turns.wait_in_line(dict.fromkeys({*line, *kept}, watch.since), moving)
         ahead = watch.read_turns()

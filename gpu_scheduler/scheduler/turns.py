@@ -54,7 +54,7 @@ class QueueTurns:
         return MOVE_EVERY_S if self._turns.places else math.inf
 
     def have_changed(self) -> bool:
-        """Moves on in line; returns whether nobody is ahead on a GPU any more for which a start was refused."""
+        """Moves on in line; returns whether nobody is ahead any more on the GPU of a refused start."""
         self._turns.move()
         return any(self._turns.ahead(uuid, self._refused[uuid]) is None for uuid in self._blocked)
 
