@@ -62,7 +62,7 @@ _TEXTS: Mapping[str, tuple[int, str]] = {
     EventKind.PAUSED: (_INFO, "GPU {gpus} paused {reason}"),
     EventKind.RESUMED: (_INFO, "GPU {gpus} resumed {reason}"),
     EventKind.SUSPICION_ENDED: (_INFO, "GPU {gpus} is no longer suspect; it accepts jobs again"),
-    EventKind.SUSPECTED: (_WARNING, "GPU {gpus} is {why}"),
+    EventKind.SUSPECTED: (_WARNING, "GPU {gpus} is {why}; `resume {gpus}` uses it again at once"),
 }
 #: The texts of the causes, other than commands, that pause or resume a GPU.
 _PAUSE_CAUSES = {

@@ -71,7 +71,8 @@ def _detail_lines(gpu: GpuView) -> Iterator[str]:
     if gpu.record.suspicion is not None:
         from gpu_scheduler.views.gpu_obstacle_text import suspicion_text  # rarely needed
 
-        yield suspicion_text(gpu.record.suspicion, gpu.record.sampled_at or 0.0)
+        text = suspicion_text(gpu.record.suspicion, gpu.record.sampled_at or 0.0)
+        yield f"{text}; `resume {gpu.record.index}` uses it again at once"
     problem = [] if gpu.claims_problem is None else [claims_problem_text(gpu.claims_problem)]
     yield from [*mode_lines(gpu.record), *problem, *([claims_text(gpu.claims)] if gpu.claims else [])]
 

@@ -35,6 +35,8 @@ def test_a_gpu_that_fails_everything_costs_few_jobs_and_is_shown_as_suspect(worl
     text = f"suspect: jobs {listed} failed on it soon after their start, unlike jobs on other GPUs"
     assert text in world.run_ok("status")
     assert f"GPU {BAD} is {text}" in world.run_ok("events")
+    for command in ("status", "events"):
+        assert f"`resume {BAD}` uses it again at once" in " ".join(world.run_ok(command).split())
     world.run_ok("submit", "--allowed", str(BAD), "--", "true")
     wait_for(lambda: text in world.run_ok("why", "21"), "the suspicion in the output of why")
     world.end_scheduler()
