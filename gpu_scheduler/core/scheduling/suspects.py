@@ -1,6 +1,6 @@
 """Finds the GPUs that make jobs fail, from the recorded ends of attempts and the attempts that run now.
 
-The rule is in docs/design.md, Suspect GPUs. Each round derives the suspicions anew, so one also ends when the
+The rule is in docs/design.md, Placement. Each round derives the suspicions anew, so one also ends when the
 jobs that failed on the GPU have failed in the same way on others.
 """
 
