@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
 from gpu_scheduler.core.text.formatting import (
     and_more,
     count_noun,
@@ -17,7 +18,7 @@ from gpu_scheduler.core.text.formatting import (
     safe_text,
     without_repetition,
 )
-from gpu_scheduler.views.reason_text import outcome_text
+from gpu_scheduler.views.reason_text import outcome_text, reason_text
 
 
 @pytest.mark.parametrize(
@@ -142,3 +143,16 @@ def test_truncates_passages_repeated_from_another_text(text: str, others: list[s
 )
 def test_a_list_names_the_number_of_further_items_only_if_there_are_any(more: int, shown: str) -> None:
     assert and_more("3, 4", more) == shown
+
+
+@pytest.mark.parametrize(
+    ("count", "end"),
+    [
+        (1, "process 1 is still running"),
+        (8, "processes 1, 2, 3, 4, 5, 6, 7, 8 are still running"),
+        (9, "processes 1, 2, 3, 4, 5, 6, 7, 8 are still running"),
+    ],
+)
+def test_a_reason_names_at_most_eight_surviving_processes(count: int, end: str) -> None:
+    reason = StateReason(ReasonKind.RUNNER_DIED, survivors=tuple(range(1, count + 1)))
+    assert reason_text(reason) == f"its runner was killed; {end}"

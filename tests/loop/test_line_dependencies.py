@@ -8,7 +8,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from gpu_scheduler.core.jobsfile.reading import Line
 from gpu_scheduler.intake.line_dependencies import LineDependencies
+from gpu_scheduler.intake.reference_index import common_ends
 from gpu_scheduler.store.dependencies import dependencies_of, dependent_jobs_of_file
 from tests.loop.rig import Rig
 from tests.loop.watched_file import WatchedFile
@@ -75,3 +77,14 @@ def check(desk: WatchedFile) -> None:
     LineDependencies(store, path).store_changes((), reading, 0, (), names)
     assert dependencies_of(store, dependent_jobs_of_file(store, path)) == before
     assert store.db.connection.total_changes == changes
+
+
+@given(st.lists(st.integers(1, 3), max_size=5), st.lists(st.integers(1, 3), max_size=5))
+def test_the_common_ends_of_two_readings_do_not_overlap(one: list[int], other: list[int]) -> None:
+    readings = [tuple(Line(1, "true\n", "true", job_id=job) for job in jobs) for jobs in (one, other)]
+    head, tail = common_ends(*readings)
+    assert one[:head] == other[:head]
+    assert one[len(one) - tail :] == other[len(other) - tail :]
+    assert head + tail <= min(len(one), len(other))
+    middles = one[head : len(one) - tail], other[head : len(other) - tail]
+    assert not all(middles) or (middles[0][0] != middles[1][0] and middles[0][-1] != middles[1][-1])

@@ -9,6 +9,7 @@ import pytest
 
 from gpu_scheduler.attempts import saved_work
 from gpu_scheduler.attempts.observe import observe_attempt
+from gpu_scheduler.attempts.progress_source import start_of
 from gpu_scheduler.core.model.attempt_status import AttemptResult, AttemptStatus, StopRequest
 from gpu_scheduler.core.model.checkpoint import Checkpoint, SavedWork
 from gpu_scheduler.core.model.states import Outcome
@@ -76,3 +77,11 @@ def test_saved_work_is_searched_unless_the_command_has_completed_by_itself(
     monkeypatch.setattr(saved_work, "saved_work_of", lambda *_: work)
     found = observe_attempt(rig.store, attempt, lambda _: status)
     assert found.saved_work is (work if is_searched else None)
+
+
+@pytest.mark.parametrize(("started_at", "start"), [(None, 100.0), (140.0, 100.0), (40.0, 40.0)])
+def test_an_attempt_begins_with_its_record_or_with_the_adopted_process(
+    started_at: float | None, start: float
+) -> None:
+    """Checkpoints that an adopted process saved before its adoption are its own."""
+    assert start_of(attempt_record(created_at=100.0, started_at=started_at)) == start

@@ -176,6 +176,13 @@ def test_a_job_with_a_reservation_can_begin_to_preempt_others(store: Store) -> N
     assert [one.gpus for one in reserved_jobs(store, at(0.0))] == [("U1",)]
 
 
+def test_only_managed_gpus_are_listed(store: Store) -> None:
+    sample(store, ("U0", None), ("U1", None), after_s=1.0, manage=True)
+    StoreWriter(store, Settings()).record_gpus((), ["U1"], at(2.0))
+    assert (store.managed_gpus(), store.recorded_pauses()) == ({1: "U1"}, {"U1": False})
+    assert ([gpu.uuid for gpu in store.gpus()], store.gpu_indices()) == (["U1"], {"U0": 0, "U1": 1})
+
+
 def test_a_gpu_is_usable_since_it_was_managed_or_resumed(store: Store) -> None:
     sample(store, ("U0", None), ("U1", None), after_s=1.0, manage=True)
     assert usable_since(store) == [1.0, 1.0]
