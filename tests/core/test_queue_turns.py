@@ -121,3 +121,11 @@ def test_a_preemption_by_hand_frees_the_gpus_of_its_victim_alone() -> None:
 
 def test_the_wait_of_the_queue_is_in_seconds_since_boot() -> None:
     assert queue_since(ago(30), facts()) == pytest.approx(NOW.boot - 30)
+
+
+def test_after_the_clock_was_set_back_each_start_still_begins_the_wait_of_the_queue_anew() -> None:
+    started = facts(overtakes=Overtakes([QueueStart(200, 1, 0.0, ago(5))]))
+    assert queue_since(ago(-3600), started) == pytest.approx(NOW.boot - 5)
+    assert queue_since(ago(-1), started) == pytest.approx(NOW.boot + 1)
+    # Until the first start after the change, the queue counts as the first to have begun to wait.
+    assert queue_since(ago(-3600), facts()) < queue_since(ago(1e6), facts())

@@ -41,10 +41,10 @@ def queue_since(waiting_since: float, facts: Facts) -> float:
     """Returns since when the queue waits as one program, in seconds since boot.
 
     With each start, it begins to wait anew. waiting_since: when its first job that fits began to wait, in
-    wall seconds.
+    wall seconds. A time more than a minute ahead does not count: the clock was set back.
     """
-    starts = facts.overtakes.starts
-    since = max(waiting_since, starts[-1].started_at if starts else 0.0)
+    times = [waiting_since, *(one.started_at for one in facts.overtakes.starts[-1:])]
+    since = max((time for time in times if time <= facts.now.wall + 60), default=0.0)
     return facts.now.boot - (facts.now.wall - since)
 
 
