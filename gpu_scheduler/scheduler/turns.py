@@ -44,7 +44,6 @@ class QueueTurns:
         #: Since when the queue waits for the GPUs of refused starts, and those of them that are not its turn.
         self._refused: dict[str, float] = {}
         self._blocked: set[str] = set()
-        self._has_warned = False
 
     @property
     def look_every_s(self) -> float:
@@ -107,9 +106,9 @@ class QueueTurns:
         if started:
             self._refused = dict.fromkeys(self._refused, facts.now.boot)
         self._turns.wait_in_line({**line, **self._refused}, claimed | self._refused.keys())
-        if self._turns.problem is not None and not self._has_warned:
-            self._has_warned = True
+        if self._turns.problem is not None:
             log.warning("%s; without it, programs do not take turns", lock_problem(self._turns.problem))
+            self._turns.problem = None
 
     def _blocker(self, gpu: Gpu, since: float, facts: Facts) -> GpuClaim | None:
         """Takes the hold on a GPU. Returns who has it or is ahead, or who has just claimed the GPU."""
