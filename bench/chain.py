@@ -8,7 +8,6 @@ and retried, which queues them again. At last the GPU is resumed, and the first 
 from __future__ import annotations
 
 import argparse
-import os
 import subprocess
 import sys
 import time
@@ -16,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bench.queue import main_thread_ms
-from bench.scheduler import HERE, Scheduler
+from bench.scheduler import HERE, Scheduler, environment
 from bench.table import Row, format_table
 from gpu_scheduler.core.model.dependency import Dependency, DependencyKind
 from gpu_scheduler.core.model.job_spec import JobSpec
@@ -109,7 +108,7 @@ class ChainBench:
         began = time.monotonic()
         subprocess.run(
             [sys.executable, "-m", "gpu_scheduler", *words], check=True, stdout=subprocess.DEVNULL,
-            cwd=self._folder, env={**os.environ, "PYTHONPATH": str(HERE)},
+            cwd=self._folder, env=environment(HERE, self._folder),
         )  # fmt: skip
         return (time.monotonic() - began) * 1000
 

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
-from bench.scheduler import HERE, Scheduler
+from bench.scheduler import HERE, Scheduler, environment
 
 _T = TypeVar("_T")
 _MEDIAN_S = {"short.sh": 1.0, "medium.sh": 2.0, "long.sh": 4.0}
@@ -99,7 +99,7 @@ def _json(scheduler: Scheduler, *words: str) -> dict[str, Any]:
 def _words(scheduler: Scheduler, *words: str) -> str:
     return subprocess.run(
         [sys.executable, "-m", "gpu_scheduler", *words],
-        cwd=scheduler.folder, env={**os.environ, "PYTHONPATH": str(scheduler.tree)},
+        cwd=scheduler.folder, env=environment(scheduler.tree, scheduler.folder),
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, check=True, timeout=120,
     ).stdout  # fmt: skip
 

@@ -69,7 +69,8 @@ def _measure(program: str, jobs: int, seconds: float) -> dict[str, float]:
 
 
 def _command(folder: Path, *words: str, stdout: int | None = None) -> subprocess.Popen[bytes]:
-    environment = {"PYTHONPATH": str(HERE), "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin"}
+    path = f"{Path(sys.executable).parent}:/usr/bin:/bin"
+    environment = {"PYTHONPATH": str(HERE), "PATH": path, "XDG_STATE_HOME": str(folder / "state")}
     return subprocess.Popen(
         [sys.executable, "-m", "gpu_scheduler", *words], cwd=folder, env=environment, stdout=stdout
     )

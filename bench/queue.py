@@ -12,7 +12,6 @@ accepts an edit (docs/design.md, Jobs file).
 from __future__ import annotations
 
 import argparse
-import os
 import signal
 import sqlite3
 import statistics
@@ -23,6 +22,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from bench.scheduler import environment
 
 #: Seconds for which the file must be unchanged before the scheduler accepts an edit that is not an append.
 EDIT_DELAY_S = 2.0
@@ -80,7 +81,7 @@ class QueueBench:
     def __init__(self, folder: Path, tree: Path, size: int, spec_classes: int, blocked: bool) -> None:
         self.folder, self.size, self.spec_classes, self.blocked = folder, size, spec_classes, blocked
         self.file = folder / "jobs.txt"
-        self.environment = {**os.environ, "PYTHONPATH": str(tree)}
+        self.environment = environment(tree, folder)
         self.tree = tree
         self.jobs = size
 

@@ -21,6 +21,14 @@ COMPLETED = r"finished \[OK\]|completed after"
 _IDLE_S = 0.15
 
 
+def environment(tree: Path, folder: Path) -> dict[str, str]:
+    """Returns the environment for a scheduler of this checkout in this folder.
+
+    It is not in the user's list of running schedulers, and does not read this list.
+    """
+    return {**os.environ, "PYTHONPATH": str(tree), "XDG_STATE_HOME": str(folder / "state")}
+
+
 class Scheduler:
     """A scheduler that runs with these options in a new folder, where the file `out` gets its output."""
 
@@ -36,7 +44,7 @@ class Scheduler:
         with (self.folder / "out").open("wb") as out:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "gpu_scheduler", "start", "--log-dir=logs", *self._options],
-                cwd=self.folder, env={**os.environ, "PYTHONPATH": str(self.tree)},
+                cwd=self.folder, env=environment(self.tree, self.folder),
                 stdin=subprocess.DEVNULL, stdout=out, stderr=out,
             )  # fmt: skip
         self._stack.callback(self._end)

@@ -6,13 +6,12 @@ instruction to the last job's first instruction. The lines are in the file befor
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-from bench.scheduler import parse_arguments
+from bench.scheduler import environment, parse_arguments
 from bench.table import Row, format_table
 
 GOALS = {"direct": ">= 90", "screen": ""}
@@ -45,7 +44,7 @@ def measure_throughput(tree: Path, kind: str) -> float:
                     *(sys.executable, "-m", "gpu_scheduler", "start", "--simulate=4", "--drain"),
                     *("--log-dir=logs", *options),
                 ],
-                cwd=folder, env={**os.environ, "PYTHONPATH": str(tree)},
+                cwd=folder, env=environment(tree, folder),
                 stdin=subprocess.DEVNULL, stdout=out, stderr=out, check=True, timeout=300,
             )  # fmt: skip
         stamps = sorted(float(text.replace(",", ".")) for text in times.read_text().split())

@@ -9,7 +9,7 @@ import traceback
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.isolation import LOCK_DIR
+from tests.isolation import LOCK_DIR, STATE_HOME
 from tests.runner.attempt import socket_folder
 from tests.signals import default_signals
 from tests.stress.part import Findings, Order
@@ -64,6 +64,7 @@ def run_part(job: PartRun) -> PartResult:
         ):
             os.environ["SCREENDIR"] = str(sockets)
             os.environ[LOCK_DIR] = locks
+            os.environ[STATE_HOME] = f"{folder}/state"
             found = part.run(Order(job.seed, job.factor, Path(folder), job.is_control))
     except Exception:  # noqa: BLE001 - a part that breaks must not hide the others
         found = Findings()
