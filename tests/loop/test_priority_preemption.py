@@ -22,6 +22,7 @@ from gpu_scheduler.views.event_messages import message_of
 from gpu_scheduler.views.reason_text import reason_text
 from gpu_scheduler.views.wait_text import job_reason_text
 from tests.loop.rig import PREEMPTING, Rig
+from tests.waiting import wait_for
 
 SLEEP = "exec sleep 60"
 LOW, HIGH = 300, 100
@@ -147,11 +148,15 @@ def test_the_freed_gpu_is_kept_from_other_jobs_until_the_last_victim_has_left(ri
 
 @pytest.mark.parametrize("verb", ["cancel", "hold"])
 def test_a_reservation_ends_with_its_job_and_the_victim_returns_to_the_queue(rig: Rig, verb: str) -> None:
-    _, second = start_both(rig)
+    # The victim lasts until the reservation has been seen.
+    save = f"trap 'until [ -e {rig.folder}/go ]; do sleep 0.02; done; exit 0' TERM"
+    _, second = start_both(rig, f"{save}; touch {rig.folder}/up-$$; sleep 60 & wait")
+    wait_for(lambda: len([*rig.folder.glob("up-*")]) == 2, "both jobs")
     urgent = rig.add_job("true", priority=HIGH, preempt=True)
     rig.tick_until(lambda: reserved_jobs(rig.store, rig.clock.now()), "the reservation")
     add_request(rig.store, verb, str(urgent))
     rig.tick_until(lambda: not reserved_jobs(rig.store, rig.clock.now()), "no reservation")
+    (rig.folder / "go").touch()
     rig.tick_until(lambda: len(rig.store.attempts(second)) == 2, "the victim runs again")
     assert rig.store.attempts(second)[0].outcome is Outcome.PREEMPTED
 
