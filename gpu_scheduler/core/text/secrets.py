@@ -10,6 +10,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+# The expressions are strings, because few texts need one of them, and compiling all of them takes 15 ms.
+
 #: The text that replaces a secret value in everything that is shown or logged.
 HIDDEN = "(hidden)"
 
@@ -24,7 +26,6 @@ _NOT_SECRET = (
     r"|(?:\w{0,128}_)?(?:NUM|N|SORT|GROUP|PRIMARY|CACHE)_KEYS?"
 )
 _VARIABLE = rf"(?!(?:{_NOT_SECRET})(?:=|\Z))(?:\w{{0,128}}_)?(?:{_SECRET_WORDS})(?:_\w*)?"
-_IS_VARIABLE = re.compile(_VARIABLE, re.IGNORECASE)
 #: The whole name of an option, or of a setting such as `wandb.api_key=…`, whose value is secret. The
 #: lookahead captures the whole word, so that the expression is never tried on a part of it.
 _SECRET_ENDS = (
@@ -56,7 +57,7 @@ _WORD_PIECE = (
 #: An unclosed quote extends to the end of the text.
 _UNCLOSED_QUOTE = r"""(?:"(?!(?:[^"\\]|\\.)*")|'(?![^']*'))(?s:.*)"""
 #: The match begins with the character before a name, so that a name is not found inside a longer word.
-_NAMED_SECRET = re.compile(
+_NAMED_SECRET = (
     # An option quoted as a whole: '--api-key=…'. The word after `bash -c` is a command, not an option.
     rf"""(?P<before>[^\w.-])(?:(?<=["'])(?<!c .)(?P<quoted>{_OPTION.format(1)}=|{_ASSIGNED})"""
     rf"""(?s:(?:(?!(?P=before)).)*)(?P=before){_WORD_PIECE}*"""
@@ -71,16 +72,16 @@ _NOT_A_VALUE = re.compile(
 )
 
 #: The value of a header with a secret, as in -H 'Authorization: Bearer X'.
-_HEADER = re.compile(
+_HEADER = (
     r"(?i)\b(?P<name>(?:(?:proxy-)?authorization|(?:x-)?api-key|x-auth-token|private-token)[\"']? ?[:=]"
     r" ?[\"']?(?:(?:bearer|basic|token|digest) )?)(?!(?:bearer|basic|token|digest) |[$(])[^\s\"'\\]+"
 )
-_URL_PASSWORD = re.compile(r"(?<=://)(?P<name>[^/\s:@\[]*:)(?:[^/\s]+|(?!\d{1,5}[/?#])[^\s\"']{1,200})(?=@)")
+_URL_PASSWORD = r"(?<=://)(?P<name>[^/\s:@\[]*:)(?:[^/\s]+|(?!\d{1,5}[/?#])[^\s\"']{1,200})(?=@)"
 #: Applied to lower-case text. The search is fast because the expression begins with literal text and does not
 #: ignore case.
-_WANDB = re.compile(r"wandb[\w.-]{0,64}(?:\s+login(?:\s+--[\w-]+)*)?[\s=:]+[\"']?[0-9a-f]{40}(?!\w)")
-_WANDB_KEY = re.compile(rf"(?P<name>{_WANDB.pattern.replace('[0-9a-f]', ')[0-9a-f]')}", re.IGNORECASE)
-_TOKEN = re.compile(
+_WANDB = r"wandb[\w.-]{0,64}(?:\s+login(?:\s+--[\w-]+)*)?[\s=:]+[\"']?[0-9a-f]{40}(?!\w)"
+_WANDB_KEY = rf"(?i)(?P<name>{_WANDB.replace('[0-9a-f]', ')[0-9a-f]')}"
+_TOKEN = (
     r"(?<![A-Za-z0-9_-])(?:hf_[A-Za-z0-9]{16,}|sk-(?:[A-Za-z0-9]+-){0,3}[A-Za-z0-9_]{16,}[\w-]*"
     r"|gh[oprsu]_[A-Za-z0-9]{16,}|github_pat_\w{16,}|glpat-[\w-]{16,}|xox[a-z]-[\w-]{10,}"
     r"|(?:gsk_|r8_|npm_|dop_v1_)[A-Za-z0-9]{30,}|(?:nvapi-|pypi-AgE)[\w-]{30,}|A[KS]IA[A-Z0-9]{12,}"
@@ -93,15 +94,15 @@ def masked(text: str) -> str:
     """Returns the text with every secret replaced by `(hidden)`."""
     lowered = text.lower()
     if _may_name_secret(text, lowered):
-        text = _NAMED_SECRET.sub(_hide_value, f" {text}")[1:]
+        text = re.sub(_NAMED_SECRET, _hide_value, f" {text}")[1:]
     if "authorization" in lowered or "-key" in lowered or "-token" in lowered:
-        text = _HEADER.sub(rf"\g<name>{HIDDEN}", text)
+        text = re.sub(_HEADER, rf"\g<name>{HIDDEN}", text)
     if "://" in text and "@" in text:
-        text = _URL_PASSWORD.sub(rf"\g<name>{HIDDEN}", text)
-    if _WANDB.search(lowered):
-        text = _WANDB_KEY.sub(rf"\g<name>{HIDDEN}", text)
+        text = re.sub(_URL_PASSWORD, rf"\g<name>{HIDDEN}", text)
+    if "wandb" in lowered and re.search(_WANDB, lowered):
+        text = re.sub(_WANDB_KEY, rf"\g<name>{HIDDEN}", text)
     if _may_hold_token(text):
-        text = _TOKEN.sub(HIDDEN, text)
+        text = re.sub(_TOKEN, HIDDEN, text)
     return text
 
 
@@ -110,12 +111,9 @@ def masked_words(words: Sequence[str]) -> list[str]:
     masked_list: list[str] = []
     for index, word in enumerate(words):
         before = words[index - 1] if index else ""
-        given = _ASSIGNMENT.match(word)
-        if (
-            _SECRET_OPTION.fullmatch(before)
-            and not word.startswith("--")
-            and not _NOT_A_VALUE.fullmatch(word)
-        ):
+        given = re.match(_ASSIGNMENT, word) if "=" in word else None
+        is_value = before.startswith("-") and not word.startswith("--") and not _NOT_A_VALUE.fullmatch(word)
+        if is_value and re.fullmatch(_SECRET_OPTION, before):
             masked_list.append(HIDDEN)
         elif given and not _NOT_A_VALUE.fullmatch(word, given.end()):
             masked_list.append(f"{given[0]}{HIDDEN}")
@@ -142,8 +140,8 @@ def hide_secrets(env: Sequence[tuple[str, str]]) -> dict[str, str]:
     return {name: HIDDEN if _is_secret(name, value) else value for name, value in env}
 
 
-_ASSIGNMENT = re.compile(rf"(?:{_OPTION.format('')}=|{_ASSIGNED})")
-_SECRET_OPTION = re.compile(rf"(?=-){_OPTION.format('')}")
+_ASSIGNMENT = rf"(?:{_OPTION.format('')}=|{_ASSIGNED})"
+_SECRET_OPTION = rf"(?=-){_OPTION.format('')}"
 
 
 # The next two functions run on every text that is shown. Few texts contain any of their strings, and
@@ -170,7 +168,7 @@ def _may_hold_token(text: str) -> bool:
 
 
 def _is_secret(name: str, value: str) -> bool:
-    return _IS_VARIABLE.fullmatch(name) is not None or masked(value) != value
+    return re.fullmatch(_VARIABLE, name, re.IGNORECASE) is not None or masked(value) != value
 
 
 def _hide_value(found: re.Match[str]) -> str:
