@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from gpu_scheduler.app.status_report import AttemptWarning
 
 #: Matches the end of `core.command.build.BEGIN` and the `exec` before the job's own command.
-_JOB_COMMAND_START = re.compile(r"^exec 3>&-[^\n]*\nexec ", re.MULTILINE)
+_JOB_COMMAND_START = re.compile(r"exec 3>&-(?: 4>&-)?\nexec ")
 
 
 @dataclass(frozen=True)

@@ -222,11 +222,11 @@ def test_watches_the_folder_and_the_runner_of_an_attempt_until_it_ends(tmp_path:
 @pytest.mark.parametrize(
     ("command", "values", "expected"),
     [
-        ("true", {}, {"ignore_hangup": True, "background": None, "has_pipe": False, "timeout_s": None}),
+        ("true", {}, {"ignore_hangup": True, "background": None, "ends_in_pipe": False, "timeout_s": None}),
         ("true", {"preempt_signal": "HUP"}, {"ignore_hangup": False}),
         ("true", {"preempt_signal": "INT"}, {"ignore_hangup": True}),
-        ("true | cat", {}, {"has_pipe": True}),
-        ("true | cat", {"pipefail": "off"}, {"has_pipe": False}),
+        ("true | cat", {}, {"ends_in_pipe": True}),
+        ("true | cat", {"pipefail": "off"}, {"ends_in_pipe": False}),
         ("true", {"background": "wait", "timeout_s": 9.0}, {"background": "wait", "timeout_s": 9.0}),
     ],
 )

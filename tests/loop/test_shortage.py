@@ -208,10 +208,11 @@ def test_the_console_starts_no_threads_after_its_creation(
 ) -> None:
     rig, console = Rig(tmp_path), Console()
 
-    def no_thread(self: threading.Thread) -> None:
+    def no_thread(*_: object) -> None:
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", no_thread)
+    monkeypatch.setattr("_thread.start_new_thread", no_thread)
     console.on_terminal = True
     job = rig.add_job("echo out")
     rig.tick_until_ended(job)

@@ -265,7 +265,7 @@ class ManualClock(Clock):
 def test_a_launch_prevented_by_a_full_disk_does_not_count_as_a_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(storage_monitor, "BACKOFF_S", 0.02)
+    monkeypatch.setattr(storage_monitor, "BACKOFF_S", 0.2)
     rig = Rig(tmp_path)
     watch = rig.loop.storage = StorageMonitor(
         rig.store.data_dir, LogFolder.from_option(str(tmp_path / "logs")), Clock()
