@@ -58,7 +58,8 @@ class Use(NamedTuple):
 
 def modules() -> Iterator[ModuleType]:
     for info in pkgutil.walk_packages([str(PACKAGE)], "gpu_scheduler."):
-        if not info.name.endswith(("__main__", "runner.start")):  # these run when they are imported
+        # When these are imported, they run or block signals.
+        if not info.name.endswith(("__main__", "runner.start", "runner.fork_server")):
             yield importlib.import_module(info.name)
 
 

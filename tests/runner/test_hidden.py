@@ -105,7 +105,8 @@ def test_a_sweep_finds_a_process_by_its_mark_after_every_parent_has_ended(make: 
     command = recorded_command(attempt.folder, attempt.token)
     assert command is not None
     wait_for(lambda: process_scan.ticks_of(command.pid) is None, "the end of the command")
-    assert process_scan.ticks_of(pid) is None or pid in attempt.pids()
+    found = attempt.pids()
+    assert process_scan.ticks_of(pid) is None or pid in found
     assert sweep(attempt.folder, attempt.token, term_s=0.2) == ()
     assert process_scan.ticks_of(pid) is None
 

@@ -118,7 +118,7 @@ def _fact(dice: random.Random) -> JobFacts:
     if way == "pipe":  # 141 would show that its pipe was closed
         return JobFacts(way, str(dice.choice([0, dice.randint(1, 140)])), 0.0)
     if way == "own signal":
-        return JobFacts(way, f"s{dice.randint(1, 15)}", 0.0)
+        return JobFacts(way, f"s{dice.randint(2, 15)}", 0.0)  # with --screen, commands ignore SIGHUP
     return JobFacts(way, str(dice.choice([0, 0, dice.randint(0, 255)])), dice.uniform(0, 0.3))
 
 
