@@ -224,7 +224,8 @@ def test_a_command_keeps_its_place_until_the_memory_of_an_ended_claim_is_free(ot
     with claim_holder(Path(os.environ["GPU_SCHEDULER_LOCK_DIR"]), "GPU-0") as holder:
 
         def end_claim(reasons: Any) -> None:
-            ahead.append(other.ahead("GPU-0"))
+            # Within the millisecond in which the command takes its place, nobody begins to wait after it.
+            ahead.append(wait_for(lambda: other.ahead("GPU-0"), "the place of the command"))
             holder.kill()
             holder.wait()
 

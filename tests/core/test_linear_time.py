@@ -6,6 +6,7 @@ import ast
 import importlib
 import pkgutil
 import re
+import signal
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
@@ -58,9 +59,11 @@ class Use(NamedTuple):
 
 def modules() -> Iterator[ModuleType]:
     for info in pkgutil.walk_packages([str(PACKAGE)], "gpu_scheduler."):
-        # When these are imported, they run or block signals.
-        if not info.name.endswith(("__main__", "runner.start", "runner.fork_server")):
-            yield importlib.import_module(info.name)
+        if not info.name.endswith(("__main__", "runner.start")):  # these run when they are imported
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+            module = importlib.import_module(info.name)
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)  # modules of the runner block signals
+            yield module
 
 
 def compiled(value: Any, depth: int = 0) -> Iterator[re.Pattern[Any]]:
