@@ -127,7 +127,7 @@ def test_the_process_survives_kills_of_the_scheduler_and_of_its_watcher(
 
 @pytest.mark.parametrize("way", ["renamed", "replaced", "deleted"])
 def test_a_rotated_log_is_followed_through_the_descriptor(world: World, training: Process, way: str) -> None:
-    """What the process writes is shown, wherever its file has gone."""
+    """The output of the process is shown, wherever its file has gone."""
     adopt(world, training)
     log = world.folder / "train.log"
     if way == "deleted":
