@@ -111,7 +111,7 @@ def infeasibility_text(reason: WaitReason) -> str:
         return f"{needs}, but {_too_small_text(reason)}"
     if reason.allowed is None:
         return f"{needs}, but {_only(reason.managed)} managed"
-    if reason.gpus < min(reason.allowed, reason.managed):
+    if reason.gpus < reason.allowed:
         return f"{needs}, but {_only(reason.gpus, ' of its allowed GPUs')} managed"
     return f"{needs}, but {_only(reason.gpus)} allowed"
 

@@ -485,6 +485,16 @@ def test_best_fit_preserves_the_largest_block_of_free_memory(
         ),
         (Need(3, vram=9000), None, "infeasible: needs 8.8 GiB of each of 3 GPUs, but only 2 are managed"),
         (Need(2, vram=90), (0,), "infeasible: needs 90 MiB of each of 2 GPUs, but only 1 is allowed"),
+        (
+            Need(2, vram=90),
+            (0, 5),
+            "infeasible: needs 90 MiB of each of 2 GPUs, but only 1 of its allowed GPUs is managed",
+        ),
+        (
+            Need(3, vram=90),
+            (0, 1, 5),
+            "infeasible: needs 90 MiB of each of 3 GPUs, but only 2 of its allowed GPUs are managed",
+        ),
     ],
 )
 def test_the_report_of_an_infeasible_need_names_the_largest_gpu(
