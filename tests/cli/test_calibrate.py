@@ -191,19 +191,21 @@ def test_calibrate_shows_how_far_forecasts_were_off(desk: Desk, config: Path) ->
     job = desk.job("python t.py")
     desk.record(act.RecordForecasts({job: act.JobTimes(90.0, 180.0)}))
     desk.record(act.RecordForecasts({job: act.JobTimes(0.0, 0.0)}))  # the first one counts
-    this = desk.record(act.Start(job, ("SIM-0",), 1000))[job]
-    desk.record(
-        act.Transition(job, this, JobState.RUNNING),
-        act.FinishAttempt(
-            job,
-            this,
-            Outcome.COMPLETED,
-            JobState.FINISHED,
-            Outcome.COMPLETED,
-            started_at=100.0,
-            ended_at=160.0,
-        ),
-    )
+    # The first start counts: a forecast does not know that the job will fail and run again.
+    for started_at, outcome, state in (
+        (100.0, Outcome.FAILED, JobState.QUEUED),
+        (120.0, Outcome.COMPLETED, JobState.FINISHED),
+    ):
+        this = desk.record(act.Start(job, ("SIM-0",), 1000))[job]
+        end = None if state is JobState.QUEUED else outcome
+        desk.record(
+            act.Transition(job, this, JobState.RUNNING),
+            act.FinishAttempt(
+                job, this, outcome, state, end, started_at=started_at, ended_at=started_at + 40.0
+            ),
+            act.ReleaseAllocation(this),
+            act.RecordMemoryReleased(this),
+        )
     assert calibrate_json(desk)["forecasts"] == {"jobs": 1, "start_error_s": 10.0, "end_error_s": 20.0}
     expected = (
         "Forecasts of 1 completed job, made after their submission: in the median, the start was off by 10 s"

@@ -85,6 +85,7 @@ def test_fresh_forgets_jobs_and_keeps_facts_about_the_machine(desk: Desk) -> Non
     _, waits = fill_store(desk)
     desk.record(act.SetPaused("SIM-0", True))
     store = desk.store
+    add_request(store, "resume", "SIM-0")
     add_request(store, "pause", "SIM-1")
     add_request(store, "stop")
     gpus = store.gpus()
@@ -94,8 +95,8 @@ def test_fresh_forgets_jobs_and_keeps_facts_about_the_machine(desk: Desk) -> Non
         assert jobs == 2
     assert [table for table in CLEARED_TABLES if count(store, table)] == []
     assert store.gpus() == gpus
-    assert requested_pauses(store) == {"SIM-0": True, "SIM-1": True}
-    assert desk.requests() == [("pause", "SIM-1")]
+    assert requested_pauses(store) == {"SIM-0": False, "SIM-1": True}
+    assert desk.requests() == [("resume", "SIM-0"), ("pause", "SIM-1")]
     assert (count(store, "measurement"), count(store, "run_time")) == (1, 1)
     assert state_counts(store) == {}
     assert list(desk.data_dir.runs.iterdir()) == []

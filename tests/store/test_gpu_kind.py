@@ -118,6 +118,7 @@ def test_switching_to_real_gpus_removes_the_data_of_simulated_gpus(
     desk.execute(f"UPDATE job SET min_vram_mib = 70000, spec_key = '{raised}'")
     desk.execute("UPDATE gpu SET paused = 1, foreign_peaks = '[[1, 2, 3]]' WHERE uuid = 'SIM-0'")
     desk.execute("INSERT INTO pending_group (spec_key, reason) VALUES ('x', '{}')")
+    desk.execute("INSERT INTO gpu_time VALUES (1, 3600.0, 60.0)")
     add_request(desk.store, "pause", "SIM-1")
     desk.measure(5000)
     change_gpu_kind(desk.store, SIMULATED, NOW)
@@ -127,6 +128,7 @@ def test_switching_to_real_gpus_removes_the_data_of_simulated_gpus(
     assert desk.column("SELECT reason FROM pending_group") == []
     assert open_requests(desk.store) == []
     assert desk.column("SELECT peak_mib FROM measurement") == []
+    assert desk.column("SELECT hour FROM gpu_time") == []
     row = desk.store.job(job)
     assert row is not None
     assert (row.min_vram_mib, ResourceSpec.from_key(row.spec_key).vram) == (None, 1000)

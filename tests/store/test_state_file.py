@@ -138,6 +138,17 @@ def test_a_pause_edited_while_no_scheduler_runs_takes_effect_at_the_next_start(m
     assert machine.pauses() == ([0], [0])
 
 
+@pytest.mark.parametrize(("scheduler_is_up", "paused"), [(False, {"U2"}), (True, {"U1", "U2"})])
+def test_a_missing_file_resumes_gpus_only_if_no_scheduler_can_write_it_again(
+    machine: Machine, scheduler_is_up: bool, paused: set[str]
+) -> None:
+    machine.edit(1)
+    machine.round()
+    machine.path.unlink()  # while a scheduler runs, an editor may have moved the file away for a moment
+    request_pauses(machine.store, ["U2"], True, "cli", scheduler_is_up=scheduler_is_up)
+    assert {uuid for uuid, is_paused in requested_pauses(machine.store).items() if is_paused} == paused
+
+
 def test_examines_each_version_of_the_file_once(machine: Machine) -> None:
     machine.edit(2)
     content = machine.path.read_bytes()
