@@ -51,8 +51,8 @@ def test_shows_nothing_without_progress() -> None:
 @pytest.mark.parametrize(
     ("after_s", "text"),
     [
-        (0, "12:00"), (11 * HOUR, "23:00"), (13 * HOUR, "Tue 01:00"), (5 * DAY, "Sat 12:00"),
-        (7 * DAY, "2026-11-30 12:00"), (400 * DAY, "2027-12-28 12:00"),
+        (0, "12:00"), (11 * HOUR, "23:00"), (13 * HOUR, "Tue 01:00"), (6 * DAY - 1, "Sun 11:59"),
+        (6 * DAY, "2026-11-29 12:00"), (400 * DAY, "2027-12-28 12:00"),
     ],
 )  # fmt: skip
 def test_the_finish_names_the_day_if_it_is_not_today(after_s: float, text: str) -> None:
