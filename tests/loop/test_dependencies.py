@@ -379,7 +379,9 @@ def test_a_reference_is_resolved_again_when_the_cycle_is_undone(desk: Desk) -> N
     assert desk.parents() == {2: "1 1"}
 
 
-def test_a_last_line_that_gets_another_name_is_reported(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_last_line_that_gets_another_name_is_reported_and_another_job_may_have_the_old_one(
+    desk: Desk, caplog: pytest.LogCaptureFixture
+) -> None:
     desk.save("[after=a] true 1\n[name=a] true 2", quiet_s=2)
     assert errors(caplog) == []
     desk.save("[after=a] true 1\n[name=ab] true 2\n")
@@ -387,6 +389,9 @@ def test_a_last_line_that_gets_another_name_is_reported(desk: Desk, caplog: pyte
         "jobs.txt, line 1: job 1 cannot start, because after=a names no job; correct the line"
     ]
     assert desk.parents() == {1: "0 a"}
+    named = desk.add_job(name="a")
+    desk.wait(1)
+    assert desk.parents() == {1: f"{named} a"}
 
 
 def test_a_reference_that_names_no_job_again_after_a_correction_is_reported_again(

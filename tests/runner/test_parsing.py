@@ -14,7 +14,7 @@ from gpu_scheduler.attempts.folder_parsing import parse_claim, parse_result, par
 from gpu_scheduler.attempts.folder_status import observe
 from gpu_scheduler.attempts.prepare import is_usable
 from gpu_scheduler.attempts.runner_control import request_stop, wake_runner
-from gpu_scheduler.core.model.attempt_status import AttemptStatus, StopRequest
+from gpu_scheduler.core.model.attempt_status import AttemptStatus, OnTimeout, StopRequest
 from gpu_scheduler.runner.folder import FileProblem
 from gpu_scheduler.runner.spec import invalid_spec, read_spec
 
@@ -28,6 +28,8 @@ SPEC = {
     "token": "t", "boot_id": "b", "cwd": "/", "umask": 0, "env": {"A": "1"}, "terminal": False,
     "session": None, "log": "/x.log", "header": "", "timeout_s": None, "term_grace_s": 1.0,
 }  # fmt: skip
+#: The cause, the grace period and the end of a request to stop.
+StopFields = tuple[str, float, OnTimeout]
 NAMES = ("claim", "stop", "withdrawn", "result")
 PARSERS: dict[str, tuple[Callable[[dict[str, Any], str], object], dict[str, Any]]] = {
     "claim": (parse_claim, CLAIM),
@@ -86,6 +88,26 @@ def test_a_stop_that_repeats_a_withdrawn_preemption_does_not_count(
     assert (status.stop is not None) == counts
     assert status.withdrawn is not None
     assert status.withdrawn.stop_id == "1"
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        (("preempted", 2.0, "kill"), ("preempted", 60.0, "withdraw"), ("preempted", 2.0, "kill")),
+        (("preempted", 2.0, "withdraw"), ("preempted", 60.0, "kill"), ("preempted", 60.0, "kill")),
+        (("preempted", 2.0, "withdraw"), ("preempted", 60.0, "withdraw"), ("preempted", 2.0, "withdraw")),
+        (("preempted", 2.0, "withdraw"), ("cancelled", 60.0, "kill"), ("cancelled", 60.0, "kill")),
+        (("cancelled", 60.0, "kill"), ("preempted", 2.0, "withdraw"), ("cancelled", 60.0, "kill")),
+    ],
+)
+def test_a_second_stop_request_is_combined_with_the_open_one(
+    tmp_path: Path, first: StopFields, second: StopFields, expected: StopFields
+) -> None:
+    for cause, grace_s, on_timeout in (first, second):
+        request_stop(tmp_path, "t", StopRequest(cause, grace_s, on_timeout))
+    stop = observe(tmp_path, "t").stop
+    assert stop is not None
+    assert (stop.cause, stop.grace_s, stop.on_timeout) == expected
 
 
 @pytest.mark.parametrize("name", NAMES)
