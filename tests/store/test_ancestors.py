@@ -93,10 +93,14 @@ def test_the_ancestors_of_a_long_chain_are_found(store: Store) -> None:
 
 
 def test_the_failed_ancestors_of_a_skipped_job_are_those_that_were_not_skipped(store: Store) -> None:
-    first, second, done = add(store), add(store), add(store)
+    first, second, done, over = (add(store) for _ in range(4))
     middle = add(store, first, done)
     last = add(store, middle, second, done)
-    record(store, act.FinishJob(done, Outcome.COMPLETED, None), act.FinishJob(first, Outcome.FAILED, None))
+    # Of a parent whose end is enough, the outcome does not matter.
+    ended = Dependency(over, DependencyKind.FINISHED, str(over))
+    record(store, act.SetDependencies(last, DependencyKind.FINISHED, (ended,)))
+    for job, outcome in ((done, Outcome.COMPLETED), (first, Outcome.FAILED), (over, Outcome.FAILED)):
+        record(store, act.FinishJob(job, outcome, None))
     record(store, act.SettleDependencies())
     assert failed_ancestors(store, last, 5) == [first]
     record(store, act.FinishJob(second, Outcome.TIMED_OUT, None))

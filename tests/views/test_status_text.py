@@ -15,7 +15,7 @@ from rich.cells import cell_len
 from gpu_scheduler.app.status_report import StatusReport
 from gpu_scheduler.core.model.checkpoint import Checkpoint
 from gpu_scheduler.core.model.gpu_claim import GpuClaim
-from gpu_scheduler.core.model.gpu_fault import FaultKind, GpuFault
+from gpu_scheduler.core.model.gpu_fault import LOST, FaultKind, GpuFault
 from gpu_scheduler.core.model.health_issue import HealthIssue, HealthSubject
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.need import Need
@@ -23,6 +23,7 @@ from gpu_scheduler.core.model.progress import Progress, ProgressUnit
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.core.progress.eta import JobProgress
 from gpu_scheduler.store.jobs_files import JobsFileRecord, MalformedLineRecord
+from gpu_scheduler.views.gpu_table import gpu_rows
 from gpu_scheduler.views.layout import Viewport
 from gpu_scheduler.views.status_json import to_json
 from gpu_scheduler.views.status_text import to_text
@@ -297,6 +298,16 @@ def test_the_verbose_status_shows_the_memory_of_jobs() -> None:
         replace(REPORT, jobs=jobs), verbose=True
     )
     assert "81920" not in to_text(REPORT)
+
+
+@pytest.mark.parametrize(
+    ("fault", "name"), [(None, "H200"), (LOST, "H200"), (FAILED, "query failed: 15 (H200)")]
+)
+def test_the_name_of_a_gpu_follows_its_fault_unless_its_state_says_everything(
+    fault: GpuFault | None, name: str
+) -> None:
+    _, [row] = gpu_rows([gpu_view("lost", fault=fault)])
+    assert row.cells[-1].text == name
 
 
 def test_the_status_shows_the_age_of_gpu_values_if_no_scheduler_is_running() -> None:
