@@ -41,18 +41,18 @@ def test_records_the_front_end_of_a_new_job_and_returns_warnings(store: Store) -
 
 
 def test_requeues_a_failed_job_with_the_attributes_submitted_now(store: Store) -> None:
-    first = submit(store, "0,/t.py,env,--x 1")
+    first = submit(store, "[timeout=1h] 0,/t.py,env,--x 1")
     failed = JobFact(first.job_id, JobState.FINISHED, Outcome.FAILED)
     again = submit(store, "[vram=8G] 5,/t.py,env,--x 1", failed)
     assert again == Submission(first.job_id)
     requests = open_requests(store)
     assert [(each.verb, each.target) for each in requests] == [
         ("requeue", str(first.job_id)),
-        ("set", str(first.job_id)),
-        ("set", str(first.job_id)),
+        *[("set", str(first.job_id))] * 3,
     ]
     assert requests[0].args == {"added_to": "the API"}
-    assert {each.args["name"]: each.args["value"] for each in requests[1:]} == {"priority": 5, "vram": 8192}
+    changed = {each.args["name"]: each.args["value"] for each in requests[1:]}
+    assert changed == {"priority": 5, "vram": 8192, "timeout_s": None}
 
 
 def test_submitting_an_unfinished_job_again_does_not_duplicate_it(store: Store) -> None:
