@@ -10,11 +10,6 @@ from gpu_scheduler.core.scheduling.overtakes import REMEMBERED_STARTS, Overtakes
 from gpu_scheduler.core.scheduling.suspects import REMEMBERED_ENDS, AttemptEnd, GpuHistory
 from gpu_scheduler.store.store import Store
 
-#: The condition for the end of an attempt to count: it ran, and it was not adopted.
-_HAS_ENDED = (
-    "watched_pid IS NULL AND started_at IS NOT NULL AND ended_at IS NOT NULL AND outcome <> 'not_started'"
-)
-
 
 class QueueStartsReader:
     """Reads the newest starts, and afterwards only those that were added since."""
@@ -52,29 +47,34 @@ class GpuHistoryReader:
     def history(self) -> GpuHistory:
         """Returns the newest ends. As long as there is no new one, it is the same object."""
         if self._history is None:
-            query = (
-                "SELECT attempt_id FROM allocation JOIN attempt ON attempt.id = attempt_id"
-                f" WHERE gpu = ? AND {_HAS_ENDED} ORDER BY attempt_id DESC LIMIT ?"
-            )
+            newest = "gpu = ? ORDER BY attempt_id DESC LIMIT ?"
             gpus = self._store.recorded_pauses()
-            ids = {row[0] for gpu in gpus for row in self._store.db.rows(query, gpu, REMEMBERED_ENDS)}
-            self._history = GpuHistory(self._ends(ids))
+            ids = {found for gpu in gpus for found in self._ended(newest, gpu, REMEMBERED_ENDS)}
+            self._history = GpuHistory(map(self._end, ids))
         return self._history
 
     def accept(self, recorded: Iterable[Action]) -> None:
         """Accepts the ends among these actions, which are in the store now."""
         ended = {action.attempt_id for action in recorded if isinstance(action, FinishAttempt)}
         if ended and self._history is not None:
-            self._history = GpuHistory([*self._history.ends, *self._ends(ended)])
+            new = {found for one in ended for found in self._ended("attempt_id = ?", one)}
+            self._history = GpuHistory([*self._history.ends, *map(self._end, new)])
 
-    def _ends(self, attempts: Iterable[int]) -> list[AttemptEnd]:
-        """Returns the ends of these attempts, if they ran and were not adopted."""
-        return [
-            AttemptEnd(
-                one.ended_at, one.id, one.job_id, one.gpus, one.created_at, one.started_at,
-                one.outcome is Outcome.COMPLETED, one.reason if one.outcome is Outcome.FAILED else None,
-            )
-            for one in map(self._store.attempt, attempts)
-            if one is not None and one.outcome is not Outcome.NOT_STARTED and one.watched_pid is None
-            and one.started_at is not None and one.ended_at is not None
-        ]  # fmt: skip
+    def _ended(self, condition: str, *values: object) -> list[int]:
+        """Returns the attempts that meet the condition and have ended, if they ran and were not adopted."""
+        query = (
+            "SELECT attempt_id FROM allocation JOIN attempt ON attempt.id = attempt_id"
+            " WHERE watched_pid IS NULL AND started_at IS NOT NULL AND ended_at IS NOT NULL"
+            f" AND outcome <> 'not_started' AND {condition}"
+        )
+        return [row[0] for row in self._store.db.rows(query, *values)]
+
+    def _end(self, attempt_id: int) -> AttemptEnd:
+        one = self._store.attempt(attempt_id)
+        assert one is not None
+        assert one.started_at is not None
+        assert one.ended_at is not None
+        return AttemptEnd(
+            one.ended_at, one.id, one.job_id, one.gpus, one.created_at, one.started_at,
+            one.outcome is Outcome.COMPLETED, one.reason if one.outcome is Outcome.FAILED else None,
+        )  # fmt: skip
