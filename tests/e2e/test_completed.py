@@ -2,45 +2,47 @@
 
 from __future__ import annotations
 
-import pytest
-
 from tests.e2e.world import World
 
 START = ("--simulate", "4", "--drain", "--log-dir", "logs", "--fail-retries", "1")
 
 
-@pytest.mark.parametrize(
-    ("line", "outcome", "code", "texts"),
-    [
-        ("python3 -c 'raise SystemExit(7)' 2>&1 | tee log", "failed", 7, ()),
-        ("[pipefail=off] python3 -c 'raise SystemExit(7)' 2>&1 | tee log", "completed", 0, ()),
-        ("bash inner.sh", "completed", 0, ()),
-        ("env SHELLOPTS=pipefail bash inner.sh", "failed", 1, ()),
-        (
-            "yes | head -1 && echo trained", "failed", 141,
-            ("a program wrote to a pipe whose reader had read enough", "pipefail=off"),
-        ),
-        ("yes | head -1", "completed", 141, ("a program in its pipe wrote more than the next one read",)),
-        (
-            "python3 -c 'exec(\"while 1: print(1, flush=True)\")' | head -1",
-            "failed", 120, ("a pipe whose reader had read enough", "BrokenPipeE", "pipefail=off"),
-        ),
-        ("echo a | grep b", "failed", 1, ("`grep` found no line, or another program", "pipefail=off")),
-    ],
-)  # fmt: skip
-def test_the_exit_code_of_a_pipe_is_that_of_its_first_failed_program(
-    world: World, line: str, outcome: str, code: int, texts: tuple[str, ...]
-) -> None:
+#: Lines, with the outcome, the exit code and the words that `why` must contain.
+_PIPES = [
+    ("[share=0.5] python3 -c 'raise SystemExit(7)' 2>&1 | tee log", "failed", 7, ()),
+    ("[share=0.5 pipefail=off] python3 -c 'raise SystemExit(7)' 2>&1 | tee log", "completed", 0, ()),
+    ("[share=0.5] bash inner.sh", "completed", 0, ()),
+    ("[share=0.5] env SHELLOPTS=pipefail bash inner.sh", "failed", 1, ()),
+    (
+        "[share=0.5] yes | head -1 && echo trained", "failed", 141,
+        ("a program wrote to a pipe whose reader had read enough", "pipefail=off"),
+    ),
+    (
+        "[share=0.5] yes | head -1", "completed", 141,
+        ("a program in its pipe wrote more than the next one read",),
+    ),
+    (
+        "[share=0.5] python3 -c 'exec(\"while 1: print(1, flush=True)\")' | head -1", "failed", 120,
+        ("a pipe whose reader had read enough", "BrokenPipeE", "pipefail=off"),
+    ),
+    (
+        "[share=0.5] echo a | grep b", "failed", 1,
+        ("`grep` found no line, or another program", "pipefail=off"),
+    ),
+]  # fmt: skip
+
+
+def test_the_exit_code_of_a_pipe_is_that_of_its_first_failed_program(world: World) -> None:
     (world.folder / "inner.sh").write_text("false | cat\n")
     world.env |= {"SHELLOPTS": "braceexpand"}
-    world.append(f"{line.replace('[', '[share=0.5 ') if line.startswith('[') else f'[share=0.5] {line}'}")
+    world.append(*(line for line, *_ in _PIPES))
     world.start(*START[:-2])
-    job = world.wait_finished(1)[1]
-    assert (job["outcome"], job["exit_code"]) == (outcome, code)
-    why = world.run_ok("why", "1")
-    for text in texts:
-        assert text in why
-    assert world.end_scheduler() == (0 if outcome == "completed" else code)
+    jobs = world.wait_finished(*range(1, len(_PIPES) + 1))
+    for number, (line, outcome, code, texts) in enumerate(_PIPES, start=1):
+        assert (jobs[number]["outcome"], jobs[number]["exit_code"]) == (outcome, code), line
+        why = world.run_ok("why", str(number)) if texts else ""
+        assert [text for text in texts if text not in why] == [], line
+    assert world.end_scheduler() == 141
 
 
 def test_a_script_that_only_starts_work_fails_once_and_names_it(world: World) -> None:

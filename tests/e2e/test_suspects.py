@@ -9,7 +9,7 @@ from tests.waiting import wait_for
 
 JOBS = range(1, 21)
 BAD = 2
-_LINE = "case $CUDA_VISIBLE_DEVICES in {bad}|SIM-{bad}) {fails};; esac; sleep 1; : {number}"
+_LINE = "case $CUDA_VISIBLE_DEVICES in {bad}|SIM-{bad}) {fails};; esac; sleep 0.3; : {number}"
 
 
 def run(world: World, *options: str, fails: str = "exit 1", bad: object = BAD) -> dict[int, dict[str, Any]]:

@@ -44,7 +44,14 @@ def preempts_after_a_death(folder: Path, step: int) -> bool:
     backfill = rig.add_job("backfill", priority=200, share=500)
     rig.store.close()
     rig, died = Rig(folder, gpus=2, executor=executor, clock=clock, failpoint=dying_at(step)), False
+    jobs = [urgent, backfill, *victims]
+
+    def has_finished() -> bool:
+        return all(rig.job(job).state is JobState.FINISHED for job in jobs)
+
     for _ in range(20):
+        if has_finished():
+            break
         clock.boot += 5.0
         rig.take_sample()
         try:
@@ -56,8 +63,7 @@ def preempts_after_a_death(folder: Path, step: int) -> bool:
         for token, attempt in executor.attempts.items():
             if attempt.state == "running" and rig.job(urgent).state is not JobState.QUEUED:
                 executor.end(token, 0)
-    jobs = [urgent, backfill, *victims]
-    assert [rig.job(job).state for job in jobs] == [JobState.FINISHED] * 4
+    assert has_finished()
     assert all(attempt.begun == 1 for attempt in executor.attempts.values())
     counts: Counter[str] = Counter()
     assert list(history_faults(rig.store, (), counts)) == []
