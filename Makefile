@@ -3,7 +3,7 @@
 # make test      run the whole test suite         (PYTEST="-k word": further pytest options)
 # make check     check lint, format, types and imports between layers
 # make docs      generate docs/commands.md and docs/states.md from the code
-# make stress    run the stress tests (kills, power cuts, races) at full size: half an hour
+# make stress    run the stress tests (kills, power cuts, races) at full size: over an hour
 #                (SIZE=0.1, PARTS="P1 P4", SEED=7)
 # make test-hf   run real Hugging Face and Lightning trainers under the scheduler; installs them in .venv-hf
 #                (torch is Debian's package python3-torch); six minutes

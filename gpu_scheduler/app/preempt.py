@@ -210,7 +210,15 @@ class _Preemption:
         answer = request_answer(self._store, self._request)
         if answer is not None and answer.is_refusal:
             return PreemptEnd.REFUSED
-        if status.stop is None and (self._has_written or self._is_cleared(answer)):
+        ends_in_sigkill = self._stop.on_timeout == "kill"
+        if (
+            self._has_written
+            and ends_in_sigkill
+            and (status.stop is None or status.stop.on_timeout != "kill")
+        ):
+            # A `preempt` that read the file before this command wrote it has replaced this request.
+            self._has_written = False
+        elif status.stop is None and (self._has_written or self._is_cleared(answer)):
             # Another preemption has replaced this one and was withdrawn.
             return PreemptEnd.WITHDRAWN
         if not is_up and not self._has_written and self._is_open(answer):

@@ -16,6 +16,7 @@ import pytest
 from gpu_scheduler.app import preempt as app
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.app.preempt import PreemptEnd, PreemptReport, PreemptWait
+from gpu_scheduler.attempts.folder_status import observe
 from gpu_scheduler.attempts.runner_control import request_stop
 from gpu_scheduler.core.model.attempt_status import StopRequest
 from gpu_scheduler.core.model.states import Outcome
@@ -289,6 +290,23 @@ def test_a_cancel_that_a_simultaneous_preemption_replaces_is_repeated(desk: Desk
     thread.start()
     assert desk.run("cancel", job, "--grace", "0.5") == (0, f"job {job}: cancelled\n", "")
     thread.join()
+
+
+@pytest.mark.parametrize("grace_s", [0, 60])
+def test_a_forced_preemption_that_a_simultaneous_one_replaces_is_repeated(desk: Desk, grace_s: float) -> None:
+    job = start_job(desk, STUBBORN)
+    attempt = desk.store.attempts(job)[0]
+    folder = desk.folder(attempt)
+    runner = observe(folder, attempt.token).pid
+    assert runner is not None
+    os.kill(runner, signal.SIGSTOP)  # so that it does not read the first request before it is replaced
+    with preempting(desk, job, 0.5, force=True) as forced:
+        wait_for(lambda: (folder / "stop").exists(), "the forced preemption")
+        (folder / "stop").unlink()
+        request_stop(folder, attempt.token, StopRequest("preempted", grace_s, "withdraw", "one"))
+        os.kill(runner, signal.SIGCONT)
+    assert (forced[0].end, forced[0].outcome) == (PreemptEnd.ENDED, Outcome.PREEMPTED)
+    until_recorded(desk, job, ("held", None, "preempted"), up=False)
 
 
 def test_goes_on_by_observation_if_the_scheduler_dies(desk: Desk) -> None:
