@@ -78,7 +78,6 @@ def turns(order: Order) -> Findings:
         end_scheduler(process)
         _judge(place.read(), place, began, found)
         place.count_lost_launches(found)
-    found.figures["seed"] = order.seed
     return found
 
 
@@ -93,10 +92,10 @@ def _judge(all_turns: list[_Turn], place: _Place, began: float, found: Findings)
         else:
             waits = [one.start - one.asked for one in judged if one.name.startswith(f"{side}-")]
         worst = max(waits, default=length)
-        found.figures[f"{side}, turns and longest wait"] = f"{len(waits)} {worst:.1f} s"
+        found.figures |= {f"turns of {side}": len(waits), f"longest wait of {side} (s)": round(worst, 1)}
         if worst > _MOST * fair_s:
             found.fault("waited too long", f"{side}: {worst:.1f} s, fair share {fair_s:.1f} s")
-    found.figures["fair share"] = f"{fair_s:.1f} s"
+    found.figures["fair share (s)"] = round(fair_s, 1)
 
 
 def urgent(order: Order) -> Findings:
@@ -109,7 +108,6 @@ def urgent(order: Order) -> Findings:
             _preemption(place, number, found)
         end_scheduler(process)
         place.count_lost_launches(found)
-    found.figures["seed"] = order.seed
     return found
 
 
@@ -126,9 +124,8 @@ def _critical(place: _Place, number: int, found: Findings) -> None:
     # Each of the callers may be ahead of it once, with a command of up to 3 seconds.
     longest = (_CALLERS + 1) * 3.0
     waited = start.start - asked
-    found.figures["longest wait of a CRITICAL job"] = max(
-        waited, float(found.figures.get("longest wait of a CRITICAL job", 0.0))
-    )
+    figure = "longest wait of a CRITICAL job (s)"
+    found.figures[figure] = round(max(waited, float(found.figures.get(figure, 0.0))), 1)
     if waited > longest:
         found.fault("waited too long", f"{name}: {waited:.1f} s")
 
