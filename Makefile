@@ -7,7 +7,7 @@
 #                (SIZE=0.1, PARTS="P1 P4", SEED=7)
 # make test-hf   run real Hugging Face and Lightning trainers under the scheduler; installs them in .venv-hf
 #                (torch is Debian's package python3-torch); six minutes
-# make model     check every state of the model of the attempt protocol: ten minutes
+# make model     check every state of the model of the attempt protocol: half an hour
 # make test-all  run the suite with every installed Python from 3.10 to 3.13
 # make clean     remove generated files; make distclean: also .venv
 
