@@ -182,8 +182,16 @@ def set_mark(token: str | None) -> None:
 
 def mark_of(pid: int) -> str | None:
     """Returns the first digits of the token with which a process is marked; None if it has no mark."""
-    limit = try_read_proc(pid, "limits").partition(b"Max realtime timeout")[2].split(None, 1)[:1]
-    digits = f"{int(limit[0]):x}" if limit and limit[0].isdigit() else ""
+    import resource
+
+    try:
+        limit = resource.prlimit(pid, resource.RLIMIT_RTTIME)[0]
+    except PermissionError:  # it runs with another group; anybody may read the file, which takes longer
+        words = try_read_proc(pid, "limits").partition(b"Max realtime timeout")[2].split(None, 1)
+        limit = int(words[0]) if words and words[0].isdigit() else 0
+    except OSError:
+        return None
+    digits = f"{limit:x}"
     return digits[1:] if len(digits) == 1 + MARKED_DIGITS and digits.startswith(_MARK) else None
 
 
