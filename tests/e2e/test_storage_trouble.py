@@ -233,13 +233,18 @@ def test_log_lines_name_the_state_file_if_two_schedulers_share_a_main_log(
 ) -> None:
     world.start()
     other = World(tmp_path, "other.json")
+
+    def up_lines() -> list[str]:
+        lines = (tmp_path / "gpu_scheduler.log").read_text().splitlines()
+        return [line.split("INFO", 1)[1].strip() for line in lines if "scheduler up" in line]
+
     try:
         other.start("--jobs-file", "none.txt")
-        lines = (tmp_path / "gpu_scheduler.log").read_text().splitlines()
+        # A line is printed before it is in the file.
+        wait_for(lambda: len(up_lines()) > 1, "two lines in the main log")
     finally:
         other.close()
-    up = [line.split("INFO", 1)[1].strip() for line in lines if "scheduler up" in line]
-    assert [line.split(",")[0].split("pid")[0] for line in up] == [
+    assert [line.split(",")[0].split("pid")[0] for line in up_lines()] == [
         "scheduler up",
         "[other.json] scheduler up",
     ]

@@ -44,7 +44,7 @@ def test_a_gpu_that_fails_everything_costs_few_jobs_and_is_shown_as_suspect(worl
     assert states(world)[BAD] == "suspect"
     world.run_ok("resume", str(BAD))
     assert world.wait_finished(21)[21]["outcome"] == "completed"
-    assert states(world)[BAD] == "available"
+    wait_for(lambda: states(world)[BAD] == "available", "the end of the claim of the runner")
     assert f"GPU {BAD} resumed" in world.run_ok("events")
 
 
