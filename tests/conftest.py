@@ -24,10 +24,8 @@ from gpu_scheduler.store.store import Store
 from tests.signals import default_signals
 from tests.store_template import copied_schema
 
-# How long one example takes depends on the load of the machine. Each run draws other examples.
-settings.register_profile(
-    "suite", max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
+# How long one example takes depends on the load of the machine.
+settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("suite")
 
 #: The folders with the longest tests come first, so that no worker is still busy when all others are done.

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -32,10 +31,10 @@ def _env() -> dict[str, str]:
     return env
 
 
-@contextmanager
-def unread(kind: str) -> Iterator[int]:
+@pytest.fixture(params=["pipe", "terminal"])
+def unread(request: pytest.FixtureRequest) -> Iterator[int]:
     """Yields the descriptor of an output that accepts nothing more: a full pipe, a terminal after Ctrl-S."""
-    if kind == "pipe":
+    if request.param == "pipe":
         reads, writes = os.pipe()
         os.set_blocking(writes, False)
         try:
@@ -51,13 +50,11 @@ def unread(kind: str) -> Iterator[int]:
     os.close(reads)
 
 
-@pytest.mark.parametrize(
-    ("output", "way"), [("pipe", "SIGTERM"), ("terminal", "SIGINT"), ("terminal", "stop")]
-)
-def test_a_scheduler_whose_output_nobody_reads_ends(tmp_path: Path, output: str, way: str) -> None:
-    with unread(output) as descriptor, subprocess.Popen(
+@pytest.mark.parametrize("way", ["SIGTERM", "SIGINT", "stop"])
+def test_a_scheduler_whose_output_nobody_reads_ends(tmp_path: Path, unread: int, way: str) -> None:
+    with subprocess.Popen(
         _program("start", "--simulate", "1"),
-        cwd=tmp_path, env=_env(), stdin=subprocess.DEVNULL, stdout=descriptor, stderr=descriptor,
+        cwd=tmp_path, env=_env(), stdin=subprocess.DEVNULL, stdout=unread, stderr=unread,
     ) as scheduler:  # fmt: skip
         try:
             log = tmp_path / "gpu_scheduler.log"

@@ -183,7 +183,7 @@ def advance_job(world: JobsFileWorld, user: User, kind: str, a: int) -> None:
         jobs[uid].state, jobs[uid].outcome, user.expected[uid] = JobState.FINISHED, outcome, str(outcome)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=300)
 @given(STEPS, st.integers(1, 3))
 def test_the_effects_of_successive_saves_match_the_model(
     steps: list[tuple[str, int, int]], edits_per_save: int
@@ -220,7 +220,7 @@ def test_the_effects_of_successive_saves_match_the_model(
 TEXTS = st.lists(st.sampled_from("abcdefgh"), max_size=8, unique=True)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=300)
 @given(TEXTS, st.lists(st.tuples(TEXTS, st.floats(0.01, 9.5), st.integers(0, 30)), max_size=6), TEXTS)
 def test_no_job_is_lost_in_a_burst_of_saves(
     first: list[str], between: list[tuple[list[str], float, int]], last: list[str]
@@ -249,7 +249,7 @@ def test_no_job_is_lost_in_a_burst_of_saves(
 FEW_TEXTS = st.lists(st.sampled_from(["a", "b", "[priority=1] a", "0,x.py", "5,x.py"]), max_size=7)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=300)
 @given(FEW_TEXTS, FEW_TEXTS, st.lists(st.sampled_from(["start", "finish"]), max_size=4))
 def test_each_of_several_equal_lines_has_its_own_job(
     first: list[str], second: list[str], fates: list[str]

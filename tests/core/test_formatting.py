@@ -37,7 +37,7 @@ def test_escapes_control_characters(text: str, shown: str) -> None:
     assert safe_text(text) == shown
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=200)
 @given(st.text())
 def test_escaped_text_contains_no_control_character(text: str) -> None:
     shown = safe_text(text)

@@ -345,7 +345,7 @@ def test_only_commands_with_shell_syntax_are_checked_by_bash(text: str, asks: bo
 ANY = st.text(alphabet="ab1 ,'\"\\#$;[]\t/.-=é", max_size=12)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=300)
 @given(
     path=ANY,
     conda=st.sampled_from([None, "env", "/opt/e", "a-b.c_1"]),
@@ -397,7 +397,7 @@ def test_csv_fields_are_quoted_only_if_necessary() -> None:
         format_script_line("/a.py", "a b")
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=300)
 @given(st.text(max_size=40) | st.text(alphabet="01,;[]'\"\\ #.py&|abc=\t", max_size=25))
 @example("\x1f")
 def test_any_line_parses_to_a_job_or_an_error_or_nothing(text: str) -> None:

@@ -81,7 +81,7 @@ def scenes(
     )
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=200)
 @given(scenes(ANY, 100), st.booleans())
 def test_exactly_the_jobs_that_fit_are_started(scene: Scene, exclusive: bool) -> None:
     machine = Machine(scene, Settings(exclusive=exclusive))
@@ -89,7 +89,7 @@ def test_exactly_the_jobs_that_fit_are_started(scene: Scene, exclusive: bool) ->
     assert machine.starts + len(machine.queued) == len(scene.jobs)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=200)
 @given(scenes(ANY, 220))
 def test_memory_overuse_is_reported_and_added_to_the_committed_memory(scene: Scene) -> None:
     machine = Machine(scene)
@@ -132,7 +132,7 @@ class WatchedMachine(Machine):
             assert not here or sum(self.usage(one, index) or 0 for one in here) + used <= total
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=200)
 @given(scenes(BY_MEMORY | BY_BOTH, 100, STEADY))
 def test_jobs_that_stay_within_their_declarations_never_exceed_the_memory_of_a_gpu(scene: Scene) -> None:
     machine = WatchedMachine(replace(scene, sampled=(True, *scene.sampled[1:])))

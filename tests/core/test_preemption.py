@@ -222,7 +222,7 @@ CANDIDATES = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=200)
 @given(situations(), needs(3), st.sampled_from([None, None, None, (0,), (1, 2)]), CANDIDATES)
 def test_the_choice_is_as_good_as_the_best_of_all_sets(
     situation: Facts, need: Need, allowed: tuple[int, ...] | None, drawn: list[tuple[int, float, bool]]

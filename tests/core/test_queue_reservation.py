@@ -211,7 +211,7 @@ def test_the_needs_of_other_reservations_are_left_out() -> None:
     assert beside.gpus == ("U0",)
 
 
-@settings(deadline=None, max_examples=75)
+@settings(deadline=None, max_examples=150)
 @given(
     situations(), needs(2), st.lists(st.sampled_from([0.0, 60.0, 300.0, math.inf]), min_size=5, max_size=5)
 )

@@ -13,7 +13,7 @@ from gpu_scheduler.core.text.quoting import find_comment, mask_quoted, split_wor
 HARD = st.text(alphabet="ab ,'\"\\#$;\t", max_size=14)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=400)
 @given(HARD)
 def test_split_words_agrees_with_shlex(text: str) -> None:
     try:

@@ -119,7 +119,7 @@ def without_reasons(actions: Sequence[act.Action]) -> list[act.Action]:
     return [action for action in actions if not isinstance(action, act.SetWaitReason)]
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=200)
 @given(rounds())
 def test_a_round_with_few_groups_decides_and_explains_as_without_an_index(facts: Facts) -> None:
     expected = place_plainly(facts)
@@ -131,7 +131,7 @@ def test_a_round_with_few_groups_decides_and_explains_as_without_an_index(facts:
     event(f"{len({type(action) for action in without_reasons(actions)})} kinds of actions")
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=200)
 @given(rounds())
 def test_a_round_with_many_groups_decides_as_without_an_index(facts: Facts) -> None:
     expected = without_reasons(place_plainly(facts))

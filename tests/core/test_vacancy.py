@@ -17,7 +17,7 @@ from tests.core.gpu_world import TOTAL, facts, gpu, running
 from tests.core.preemption_world import situations, without_attempts
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=200)
 @given(situations(), st.data())
 def test_equals_the_availability_of_a_machine_that_the_attempts_have_left(
     situation: Facts, data: st.DataObject

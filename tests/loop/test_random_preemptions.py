@@ -12,6 +12,6 @@ import pytest
 from tests.loop.random_preemptions import Queue
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(12))
 def test_jobs_start_on_the_gpus_that_are_freed_for_them(tmp_path: Path, seed: int) -> None:
     assert Queue(tmp_path, seed).play() == []

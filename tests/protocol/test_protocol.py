@@ -21,10 +21,10 @@ from tests.protocol.search import explore
         {"copy": 1},
         {"other": 1, "kill": 1},
         {"unlink": 1},
-        {"preempt": 1},
+        {"preempt": 2},
         {"victim": 1, "crash": 1, "retry": 1},
         {"adopt": 1, "kill": 1, "retry": 1},
-        {"adopt": 1, "preempt": 1},
+        {"adopt": 1, "kill": 1, "preempt": 1},
     ],
     ids=str,
 )

@@ -58,10 +58,10 @@ class Part:
 #: The longest parts come first, so that parallel workers end at about the same time.
 PARTS = (
     Part("P9", "pauses edited by three writers", pauses.toggles, suite=0.006, control=0.01),
-    Part("P12", "jobs that wait for each other", dependencies.dependencies, suite=None, control=0.03),
+    Part("P12", "jobs that wait for each other", dependencies.dependencies, suite=0.015, control=0.03),
     Part("P12", "scheduler killed at each step of a skip", dependency_steps.steps, suite=None),
     Part("P1 P2", "scheduler killed, direct", kills.direct, suite=0.012, control=0.03),
-    Part("P1 P2", "scheduler killed, Screen", kills.screen, suite=None),
+    Part("P1 P2", "scheduler killed, Screen", kills.screen, suite=0.012),
     Part("P3", "scheduler and Screen killed while jobs run", running.untouched, suite=0.012, control=0.03),
     Part("P3", "one GPU fails its jobs for a while", suspects.one_bad_gpu, suite=None),
     Part("P4", "every kind of end, direct", endings.direct, suite=None),
@@ -83,14 +83,14 @@ PARTS = (
     Part("P1", "power cut, XFS", powercut.xfs, suite=None),
     Part("P1", "power cut, btrfs", powercut.btrfs, suite=None),
     Part("P1 P2", "scheduler killed at each failpoint", failpoints.failpoints, suite=None),
-    Part("P11", "GPUs shared with run", shared_gpus.sharing, suite=None, control=0.03),
+    Part("P11", "GPUs shared with run", shared_gpus.sharing, suite=0.015, control=0.03),
     Part("P15", "callers and a queue take turns", turns.turns, suite=None, control=0.15),
     Part("P15", "urgent jobs beside callers", turns.urgent, suite=None),
-    Part("P14", "random queues with preemptions", random_queues.queues, suite=None, control=0.008),
+    Part("P14", "random queues with preemptions", random_queues.queues, suite=0.012, control=0.008),
     Part(
         "P14", "jobs with real processes preempt others", priority_preemptions.jobs, suite=None, control=0.08
     ),
-    Part("P13", "preemptions that meet other events", preemptions.races, suite=None, control=0.02),
+    Part("P13", "preemptions that meet other events", preemptions.races, suite=0.02, control=0.02),
     Part("P2", "ten schedulers at once", claims.instances, suite=0.05, control=0.25),
     Part("P5", "memory allocated twice", double_allocation.allocations, suite=0.015, control=0.02),
     Part("P2", "races for a claim", claims.races, suite=0.03, control=0.1),

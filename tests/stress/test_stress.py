@@ -23,6 +23,9 @@ SLOW_CONTROLS = (
     "power cut, ext4",
     "scheduler and Screen killed while jobs run",
     "ten schedulers at once",
+    "jobs that wait for each other",
+    "GPUs shared with run",
+    "preemptions that meet other events",
 )
 
 

@@ -267,7 +267,7 @@ def test_events_other_than_starts_and_ends_have_the_expected_level_and_text(
     assert log_line(event) == expected
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=200)
 @given(st.data())
 def test_an_event_without_some_of_its_keys_still_has_a_message(draw: st.DataObject) -> None:
     every = {**start(), **end(), **OVER_SHARE, "pid": 7, "allocated": [1], "jobs": 3}

@@ -28,7 +28,7 @@ def test_truncates_text_to_a_display_width(text: str, columns: int, at_end: str,
     assert truncate_middle(text, columns) == in_the_middle
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=300)
 @given(TEXTS, st.integers(0, 40))
 def test_truncated_text_never_exceeds_the_display_width(text: str, columns: int) -> None:
     assert display_width(text) == cell_len(text)

@@ -138,7 +138,7 @@ NEEDS = st.sampled_from(
 LOADED = GpuAvailability("U", 3, None, foreign_mib=201, mean_foreign_load=80.0)
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=500, deadline=None)
 @given(AVAILABILITIES, AVAILABILITIES, NEEDS)
 @example(LOADED, replace(LOADED, processes_listed=False), ONE)
 def test_two_obstacles_are_equal_exactly_if_their_texts_are_equal(
