@@ -8,6 +8,8 @@ from gpu_scheduler.core.model.states import Outcome
 from gpu_scheduler.core.scheduling.actions import Action, FinishAttempt
 from gpu_scheduler.core.scheduling.overtakes import REMEMBERED_STARTS, Overtakes, QueueStart
 from gpu_scheduler.core.scheduling.suspects import REMEMBERED_ENDS, AttemptEnd, GpuHistory
+from gpu_scheduler.store.from_rows import ATTEMPT_COLUMNS, attempt_records
+from gpu_scheduler.store.records import AttemptRecord
 from gpu_scheduler.store.store import Store
 
 
@@ -47,34 +49,33 @@ class GpuHistoryReader:
     def history(self) -> GpuHistory:
         """Returns the newest ends. As long as there is no new one, it is the same object."""
         if self._history is None:
-            newest = "gpu = ? ORDER BY attempt_id DESC LIMIT ?"
+            newest = "id IN (SELECT attempt_id FROM allocation WHERE gpu = ?) ORDER BY id DESC LIMIT ?"
             gpus = self._store.recorded_pauses()
-            ids = {found for gpu in gpus for found in self._ended(newest, gpu, REMEMBERED_ENDS)}
-            self._history = GpuHistory(map(self._end, ids))
+            ends = [end for gpu in gpus for end in self._ends(newest, gpu, REMEMBERED_ENDS)]
+            self._history = GpuHistory({end.attempt_id: end for end in ends}.values())
         return self._history
 
     def accept(self, recorded: Iterable[Action]) -> None:
         """Accepts the ends among these actions, which are in the store now."""
         ended = {action.attempt_id for action in recorded if isinstance(action, FinishAttempt)}
         if ended and self._history is not None:
-            new = {found for one in ended for found in self._ended("attempt_id = ?", one)}
-            self._history = GpuHistory([*self._history.ends, *map(self._end, new)])
+            new = self._ends(f"id IN ({', '.join('?' * len(ended))})", *ended)
+            self._history = GpuHistory([*self._history.ends, *new])
 
-    def _ended(self, condition: str, *values: object) -> list[int]:
-        """Returns the attempts that meet the condition and have ended, if they ran and were not adopted."""
-        query = (
-            "SELECT attempt_id FROM allocation JOIN attempt ON attempt.id = attempt_id"
-            " WHERE watched_pid IS NULL AND started_at IS NOT NULL AND ended_at IS NOT NULL"
-            f" AND outcome <> 'not_started' AND {condition}"
+    def _ends(self, condition: str, *values: object) -> list[AttemptEnd]:
+        """Returns the ends of the attempts that meet the condition, if they ran and were not adopted."""
+        rows = self._store.db.rows(
+            f"SELECT {ATTEMPT_COLUMNS} FROM attempt WHERE watched_pid IS NULL AND started_at IS NOT NULL"
+            f" AND ended_at IS NOT NULL AND outcome <> 'not_started' AND {condition}",
+            *values,
         )
-        return [row[0] for row in self._store.db.rows(query, *values)]
+        return [_end(one) for one in attempt_records(rows)]
 
-    def _end(self, attempt_id: int) -> AttemptEnd:
-        one = self._store.attempt(attempt_id)
-        assert one is not None
-        assert one.started_at is not None
-        assert one.ended_at is not None
-        return AttemptEnd(
-            one.ended_at, one.id, one.job_id, one.gpus, one.created_at, one.started_at,
-            one.outcome is Outcome.COMPLETED, one.reason if one.outcome is Outcome.FAILED else None,
-        )  # fmt: skip
+
+def _end(one: AttemptRecord) -> AttemptEnd:
+    assert one.started_at is not None
+    assert one.ended_at is not None
+    return AttemptEnd(
+        one.ended_at, one.id, one.job_id, one.gpus, one.created_at, one.started_at,
+        one.outcome is Outcome.COMPLETED, one.reason if one.outcome is Outcome.FAILED else None,
+    )  # fmt: skip
