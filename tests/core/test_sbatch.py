@@ -95,4 +95,4 @@ def test_whatever_the_indices_are_they_run_nothing() -> None:
 def test_any_text_gives_valid_attributes(text: str) -> None:
     for script in (text, f"#SBATCH {text}", f"#SBATCH --time={text}", f"#SBATCH --gres=gpu:{text}"):
         for key, value in sbatch_options(script)[0].items():
-            parse_item("", key, value, None)
+            assert parse_item("", key, value, None) is not None, f"{key}={value}"

@@ -40,6 +40,7 @@ from gpu_scheduler.views.machine_gpus import to_json, to_text
 #: The GPU that answers unexpectedly, and those that must not be affected.
 BAD, GOOD = 1, (0, 2)
 _UUIDS = ("GPU-aaaa", "GPU-bbbb", "GPU-cccc")
+GOOD_UUIDS = {_UUIDS[index] for index in GOOD}
 _CALLS = (
     "HandleByIndex", "UUID", "Name", "PciInfo", "MemoryInfo", "UtilizationRates", "ComputeRunningProcesses",
     "GraphicsRunningProcesses", "ProcessUtilization", "MigMode", "ComputeMode",

@@ -1,4 +1,4 @@
-"""What `preempt` says about the newest checkpoint of a job."""
+"""The text that `preempt` prints about the newest checkpoint of a job."""
 
 from __future__ import annotations
 
