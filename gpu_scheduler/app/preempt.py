@@ -210,12 +210,8 @@ class _Preemption:
         answer = request_answer(self._store, self._request)
         if answer is not None and answer.is_refusal:
             return PreemptEnd.REFUSED
-        ends_in_sigkill = self._stop.on_timeout == "kill"
-        if (
-            self._has_written
-            and ends_in_sigkill
-            and (status.stop is None or status.stop.on_timeout != "kill")
-        ):
+        is_forced = self._stop.on_timeout == "kill"
+        if self._has_written and is_forced and (status.stop is None or status.stop.on_timeout != "kill"):
             # A `preempt` that read the file before this command wrote it has replaced this request.
             self._has_written = False
         elif status.stop is None and (self._has_written or self._is_cleared(answer)):
