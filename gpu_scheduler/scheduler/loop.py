@@ -48,6 +48,8 @@ _WITHOUT_CONSEQUENCES = (act.SetWaitReason, act.RecordGpuTime, act.RecordForecas
 
 def _with_claims(facts: Facts, claims: Mapping[str, GpuClaim]) -> Facts:
     """Returns the facts with one more claim on each of these GPUs, by UUID."""
+    if not claims:
+        return facts
     gpus = ((gpu, claims.get(gpu.uuid)) for gpu in facts.gpus)
     return replace(
         facts, gpus=tuple(replace(gpu, claims=(*gpu.claims, new)) if new else gpu for gpu, new in gpus)

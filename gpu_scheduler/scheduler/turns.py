@@ -71,6 +71,8 @@ class QueueTurns:
         self._kept = {uuid for uuid in wanted if self._turns.hold(uuid)}
         self._launching = {uuid for uuid in self._awaited_claims(facts) if self._turns.hold(uuid)}
         self._refused, self._blocked = {}, set()
+        if not facts.pending_groups and not facts.reserved_jobs:
+            return {}  # no job could start, whoever has the holds
         uuids = [gpu.uuid for gpu in facts.gpus if gpu.uuid not in self._inherited]
         others = {uuid: self._turns.ahead(uuid) for uuid in uuids}
         return {uuid: turn_claim(pid) for uuid, pid in others.items() if pid is not None}
@@ -80,12 +82,11 @@ class QueueTurns:
 
         Only the first start has the place of the queue in line; the next ones begin to wait with it.
         """
-        gpus = {gpu.uuid: gpu for gpu in facts.gpus}
+        starts = [one for one in actions if isinstance(one, Start) and one.process is None]
+        gpus = {gpu.uuid: gpu for gpu in facts.gpus} if starts else {}
         found: dict[str, GpuClaim] = {}
         since = 0.0
-        for start in actions:
-            if not isinstance(start, Start) or start.process is not None:
-                continue
+        for start in starts:
             since = facts.now.boot if since else rules.queue_since(start.waiting_since, facts)
             for uuid in gpus.keys() & {*start.gpus} - self._kept - self._inherited:
                 claim = self._blocker(gpus[uuid], since, facts)

@@ -34,6 +34,8 @@ def place_jobs(facts: Facts) -> list[Action]:
     The jobs that preempt others come first, on the GPUs that are reserved for them. At most one job of a
     round begins to preempt others, and at most one job has GPUs reserved by queue order.
     """
+    if not (facts.pending_groups or facts.reserved_jobs or facts.queue_reservation):
+        return []
     why_not = _general_wait_reason(facts)
     if why_not is not None:
         queue = PendingQueue.of(facts.pending_groups)

@@ -55,9 +55,10 @@ def queue_line(facts: Facts, gpus: Collection[str], most: int = 1) -> dict[str, 
     before it fits, so that it keeps none of them idle.
     """
     found: dict[str, float] = {}
-    is_blocked = facts.storage_issue is not None or facts.probe_error is not None
-    queue = PendingQueue.of(() if is_blocked else facts.pending_groups)
-    for group in map(queue.group, queue.first(_MAX_GROUPS if gpus else 0)):
+    if not gpus or facts.storage_issue is not None or facts.probe_error is not None:
+        return found
+    queue = PendingQueue.of(facts.pending_groups)
+    for group in map(queue.group, queue.first(_MAX_GROUPS)):
         need, limits = need_of(group.resources, facts), facts.settings
         for gpu in allowed_gpus(group.resources, facts) if need.count <= most else ():
             is_left_out = gpu.paused or gpu.suspicion is not None or gpu.uuid not in gpus

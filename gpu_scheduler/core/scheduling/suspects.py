@@ -152,6 +152,8 @@ def find_suspects(facts: Facts) -> tuple[Facts, list[Action]]:
     """
     judged = facts.gpus if facts.settings.suspect_after else ()
     found = {gpu.uuid: one for gpu in judged if (one := facts.history.suspicion(gpu, facts)) is not None}
+    if not found and all(gpu.suspicion is None for gpu in facts.gpus):
+        return facts, []
     quick = sorted((one.since, uuid) for uuid, one in found.items() if one.error is None)
     certain = {uuid for uuid, one in found.items() if one.error is not None}
     usable = {gpu.uuid for gpu in facts.gpus if gpu.is_in_service} - certain
