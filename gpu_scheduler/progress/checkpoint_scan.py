@@ -33,6 +33,8 @@ _INNER_FOLDERS = ("completions", "checkpoints", "lightning_logs/version_*/checkp
 _MAX_NAMES = 10_000
 #: The file that the Hugging Face Trainer writes last into a checkpoint.
 _TRAINER_STATE = "trainer_state.json"
+#: Seconds by which the kernel's clock for file times may lag the wall clock: one tick at 100 Hz, doubled.
+_FILE_CLOCK_LAG_S = 0.02
 _MAX_STEPS = re.compile(rb'"max_steps": (\d{1,15})\b')
 
 
@@ -53,7 +55,8 @@ def scan_checkpoints(spec: JobSpec, since_wall: float | None) -> list[FoundCheck
     candidates = dict(_named_in_output(spec))
     candidates.update(_matching(spec))
     found = (_examine(path, name) for path, name in candidates.items())
-    recent = (one for one in found if one is not None and (since_wall is None or one.saved_at >= since_wall))
+    since = float("-inf") if since_wall is None else since_wall - _FILE_CLOCK_LAG_S
+    recent = (one for one in found if one is not None and one.saved_at >= since)
     return sorted(recent, key=lambda one: (one.saved_at, one.name.step or 0.0, one.path))
 
 

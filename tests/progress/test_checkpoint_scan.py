@@ -112,6 +112,13 @@ def test_older_checkpoints_are_those_of_other_runs(tmp_path: Path) -> None:
     assert found.step == 50
 
 
+def test_a_file_time_may_lag_the_wall_clock_by_a_tick(tmp_path: Path) -> None:
+    job = spec(tmp_path, "--output_dir", "out")
+    trainer_checkpoint(tmp_path / "out/checkpoint-50", 899.99)
+    assert find_checkpoint(job, 900.0) is not None
+    assert find_checkpoint(job, 900.1) is None
+
+
 @pytest.mark.parametrize("arguments", [(), ("--output_dir", "$SCRATCH/out"), ("--output_dir",)])
 def test_no_other_folder_is_searched(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     trainer_checkpoint(tmp_path / "checkpoint-50", 1000.0)
