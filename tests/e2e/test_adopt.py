@@ -115,7 +115,7 @@ def test_the_process_survives_kills_of_the_scheduler_and_of_its_watcher(
         numbers.append(number)
         world.end_scheduler(signal.SIGKILL)
         os.kill(runner, signal.SIGKILL)
-        assert "another runner watches the adopted process" in world.run_ok("status")
+        wait_for(lambda: "another runner watches the adopted process" in world.run_ok("status"), "the loss")
         world.start()
     assert numbers == [1, 2, 3]
     runner_of(world, 1)

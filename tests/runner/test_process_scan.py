@@ -179,19 +179,22 @@ def test_a_process_that_ends_during_a_scan_counts_as_found(monkeypatch: pytest.M
         process.wait()
 
 
-def test_does_not_signal_a_reused_process_group() -> None:
+def signals_group(ticks_off: int) -> bool:
+    """Starts a process and signals its group. It is found only while it is one of the newest processes."""
     process = subprocess.Popen(["sleep", "60"], env={}, start_new_session=True)
     try:
         ticks = process_scan.ticks_of(process.pid)
         assert ticks is not None
-        earlier = RecordedCommand(process.pid, ticks - 1, process_scan.autogroup(process.pid))
-        assert not fork_chains.signal_group(earlier, "x", signal.SIGTERM)
-        same = RecordedCommand(process.pid, ticks, process_scan.autogroup(process.pid))
-        wait_for(lambda: fork_chains.signal_group(same, "x", signal.SIGTERM), "a signal to the group")
-        assert process.wait(30) == -signal.SIGTERM
+        command = RecordedCommand(process.pid, ticks - ticks_off, process_scan.autogroup(process.pid))
+        return fork_chains.signal_group(command, "x", signal.SIGTERM) and process.wait(30) == -signal.SIGTERM
     finally:
         process.kill()
         process.wait()
+
+
+def test_does_not_signal_a_reused_process_group() -> None:
+    wait_for(lambda: signals_group(0), "a signal to the group")
+    assert not any(signals_group(1) for _ in range(5))
 
 
 def test_a_process_group_of_zombies_does_not_count_as_alive() -> None:
