@@ -78,6 +78,9 @@ def _start_memory(group: argparse._ArgumentGroup) -> None:
 def _start_launches(group: argparse._ArgumentGroup) -> None:
     flag(group, "--screen", "Run each job in its own GNU Screen session")
     shared_options(group, "--conda-sh")
+    setting(group, "--start-interval", "start_interval_s", metavar="S",
+            type=values.number(0, DAY_S, minimum=0),
+            help="Least number of seconds between the starts of two jobs")  # fmt: skip
     setting(group, "--oom-retries", metavar="N", type=values.integer(0, 1000),
             help="Number of times to retry a job that ran out of CUDA memory, each time with more"
             " memory")  # fmt: skip

@@ -65,6 +65,8 @@ def wait_text(reason: WaitReason, now: float = 0.0) -> str:
         return _reserved_text(reason, now)
     if reason.kind is WaitKind.REQUEST:
         return f"{_COMMANDS.get(reason.cause, reason.cause)} requested; waiting for the scheduler"
+    if reason.kind is WaitKind.START_INTERVAL:
+        return f"about to start; there are at least {reason.cause} s between two starts (--start-interval)"
     if reason.kind is WaitKind.NOT_WATCHED:
         return f"process {reason.cause} is not watched yet"
     return _FIXED_TEXTS.get(reason.kind, reason.cause)

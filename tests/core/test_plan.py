@@ -16,15 +16,17 @@ from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
 from gpu_scheduler.core.model.states import AttemptState, JobState, Outcome
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.core.scheduling import actions as act
+from gpu_scheduler.core.scheduling.deadlines import next_deadline
 from gpu_scheduler.core.scheduling.draining import is_drained
 from gpu_scheduler.core.scheduling.effective_need import need_of
 from gpu_scheduler.core.scheduling.facts import Attempt, Gpu
 from gpu_scheduler.core.scheduling.gpu_use import availability, foreign_memory
 from gpu_scheduler.core.scheduling.needs import LlmConfig, Requirement, ResourceSpec
+from gpu_scheduler.core.scheduling.overtakes import Overtakes, QueueStart
 from gpu_scheduler.core.scheduling.plan import plan
 from gpu_scheduler.core.scheduling.settings import Limits, Settings
 from gpu_scheduler.views.wait_text import wait_text
-from tests.core.gpu_world import facts, gpu, group, round_of, running
+from tests.core.gpu_world import NOW, facts, gpu, group, round_of, running
 
 LIMITS = Limits()
 HALF, WHOLE, TWO = ResourceSpec(share=500), ResourceSpec(share=1000), ResourceSpec(gpus=2, share=1000)
@@ -59,6 +61,40 @@ def test_a_job_that_fits_starts_before_a_blocked_job() -> None:
 def test_jobs_behind_a_job_that_is_not_loaded_yet_wait_for_the_next_round() -> None:
     lines = (group(HALF, (1, 0), (2, 0), more=True), group(WHOLE, (3, 5)))
     assert starts(plan(round_of(3, *lines))) == {1: ("U0",), 2: ("U0",)}
+
+
+@pytest.mark.parametrize(
+    ("ago_s", "started", "due_in_s"),
+    [(None, [1], None), (3.0, [], 2.0), (5.0, [1], None), (-60.0, [1], None)],
+    ids=["no start yet", "within the interval", "after the interval", "clock set back"],
+)
+def test_at_most_one_job_starts_in_each_start_interval(
+    ago_s: float | None, started: list[int], due_in_s: float | None
+) -> None:
+    newest = () if ago_s is None else (QueueStart(200, 0, 0.0, NOW.wall - ago_s),)
+    spaced = round_of(
+        3, group(HALF, (1, 0), (2, 0)), group(TWO, (3, 5)),
+        settings=Settings(start_interval_s=5.0), overtakes=Overtakes(newest),
+    )  # fmt: skip
+    actions = plan(spaced)
+    assert list(starts(actions)) == started
+    deadline = next_deadline(spaced, None)
+    assert deadline == (None if due_in_s is None else pytest.approx(NOW.boot + due_in_s))
+    reasons = [a.reason for a in actions if isinstance(a, act.SetWaitReason)]
+    assert reasons == ([WaitReason(WaitKind.START_INTERVAL, "5")] * 2 if due_in_s else [])
+    if reasons:
+        said = "about to start; there are at least 5 s between two starts (--start-interval)"
+        assert wait_text(reasons[0]) == said
+
+
+def test_the_start_interval_does_not_hide_why_a_job_does_not_fit() -> None:
+    facts_now = round_of(
+        1, group(HALF, (1, 0), reason=WaitReason(WaitKind.START_INTERVAL, "5")), group(TWO, (2, 0)),
+        settings=Settings(start_interval_s=5.0), overtakes=Overtakes((QueueStart(200, 0, 0.0, NOW.wall),)),
+    )  # fmt: skip
+    [wait] = plan(facts_now)
+    assert isinstance(wait, act.SetWaitReason)
+    assert (wait.spec_key, wait.reason.kind) == (TWO.key(), WaitKind.TOO_FEW_GPUS)
 
 
 def test_starts_jobs_queued_behind_a_blocked_group_of_jobs() -> None:

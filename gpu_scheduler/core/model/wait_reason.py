@@ -24,6 +24,8 @@ class WaitKind(str, Enum):
 
     STORAGE = "storage"
     GPUS_UNREADABLE = "gpus unreadable"
+    #: The job would start, but another one has just started; `cause` is `--start-interval` in seconds.
+    START_INTERVAL = "start interval"
     NO_FREE_GPU = "no free gpu"
     TOO_FEW_GPUS = "too few gpus"
     GPUS_TOO_SMALL = "gpus too small"
@@ -69,7 +71,8 @@ class WaitReason(StoredValue):
     """One reason, with the data of its kind.
 
     cause          STORAGE, GPUS_UNREADABLE: the problem; HELD: "user", "line" or the outcome of the attempt
-                   that ended; REQUEST: the requested action; NOT_WATCHED: the pid of the process
+                   that ended; REQUEST: the requested action; NOT_WATCHED: the pid of the process;
+                   START_INTERVAL: the interval in seconds
     need           the need of each job, for the kinds that concern GPUs
     gpus           NO_FREE_GPU, RESERVED: number of GPUs that would accept the job now; TOO_FEW_GPUS: number
                    of managed GPUs that the job may use

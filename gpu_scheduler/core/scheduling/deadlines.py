@@ -5,17 +5,21 @@ from __future__ import annotations
 from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.scheduling.facts import Facts
 from gpu_scheduler.core.scheduling.preemption import protection_left_s
+from gpu_scheduler.core.scheduling.queue_placement import start_wait_s
 
 
 def next_deadline(facts: Facts, next_retry: float | None) -> float | None:
     """Returns the next deadline in seconds since boot, or None if there is none.
 
-    A deadline is a timeout, a retry, a repeated signal or the end of a protection against preemptions.
+    A deadline is a timeout, a retry, a repeated signal, the end of a protection against preemptions, or the
+    next start that `--start-interval` allows.
     """
     times: list[float] = [] if next_retry is None else [next_retry]
     now, settings = facts.now.boot, facts.settings
     if facts.storage_issue is not None:
         times.append(now + 1.0)
+    if start_wait_s(facts) and (facts.pending_groups or facts.reserved_jobs):
+        times.append(now + start_wait_s(facts))
     for attempt in facts.attempts:
         if attempt.released_at is not None:
             times.append(attempt.released_at + settings.memory_release_s)

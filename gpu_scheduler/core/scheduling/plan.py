@@ -21,7 +21,7 @@ from gpu_scheduler.core.scheduling.facts import Attempt, Facts
 from gpu_scheduler.core.scheduling.gpu_time import count_gpu_time
 from gpu_scheduler.core.scheduling.gpu_use import display_memory, unattributed_memory
 from gpu_scheduler.core.scheduling.misplaced import misplaced_processes
-from gpu_scheduler.core.scheduling.queue_placement import place_jobs
+from gpu_scheduler.core.scheduling.queue_placement import place_jobs, with_start_interval
 from gpu_scheduler.core.scheduling.reconcile_attempt import reconcile
 from gpu_scheduler.core.scheduling.recovery import recover_interrupted
 from gpu_scheduler.core.scheduling.release import check_memory_release, release_allocation
@@ -81,7 +81,7 @@ def _plan(facts: Facts) -> list[Action]:
         return actions + recovered
     released = {action.attempt_id for action in actions if isinstance(action, RecordMemoryReleased)}
     remaining = tuple(attempt for attempt in facts.attempts if attempt.attempt_id not in released)
-    return actions + place_jobs(replace(facts, attempts=remaining))
+    return actions + with_start_interval(place_jobs(replace(facts, attempts=remaining)), facts)
 
 
 def _closed_windows(facts: Facts) -> list[Action]:

@@ -7,7 +7,7 @@ from itertools import islice
 
 from gpu_scheduler.core.model.need import Need
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
-from gpu_scheduler.core.scheduling.actions import Action, DropReservation, Start
+from gpu_scheduler.core.scheduling.actions import Action, DropReservation, SetWaitReason, Start
 from gpu_scheduler.core.scheduling.departure import leaving_attempts
 from gpu_scheduler.core.scheduling.effective_need import need_of
 from gpu_scheduler.core.scheduling.facts import Facts, QueuedJob, ReservedJob
@@ -24,7 +24,8 @@ from gpu_scheduler.core.scheduling.retry import has_tries_left, without_failed_g
 from gpu_scheduler.core.scheduling.round_allocations import RoundAllocations
 from gpu_scheduler.core.scheduling.suspects import is_due
 
-#: Number of groups, the first of the queue, in which a round looks for a job that tries a suspect GPU.
+#: Number of groups, the first of the queue, in which a round looks for a job that tries a suspect GPU, or for
+#: one whose start waits for `--start-interval`.
 _MAX_TRYING = 512
 
 
@@ -46,6 +47,37 @@ def place_jobs(facts: Facts) -> list[Action]:
     actions = _place_reserved_jobs(facts, gpus)
     actions += QueueWalk(facts, gpus, has_started=any(isinstance(one, Start) for one in actions)).place()
     return actions if any(isinstance(one, Start) for one in actions) else actions + _try_suspect(facts, gpus)
+
+
+def start_wait_s(facts: Facts) -> float:
+    """Returns the seconds until `--start-interval` allows the next start; 0 if it may take place now."""
+    age_s = facts.now.wall - facts.overtakes.starts[-1].started_at if facts.overtakes.starts else -1.0
+    # If the clock was set back, nothing is known about the time of the last start.
+    return max(0.0, facts.settings.start_interval_s - age_s) if age_s >= 0 else 0.0
+
+
+def with_start_interval(actions: list[Action], facts: Facts) -> list[Action]:
+    """Returns the actions of `place_jobs` with the starts that `--start-interval` allows: at most the first.
+
+    Forecasts do not count the interval, so `place_jobs` itself does not know it.
+    """
+    starts = [one for one in actions if isinstance(one, Start)]
+    if not starts or not facts.settings.start_interval_s:
+        return actions
+    wait_s = start_wait_s(facts)
+    held = {one.job_id for one in (starts if wait_s else starts[1:])}
+    kept = [one for one in actions if not (isinstance(one, Start) and one.job_id in held)]
+    if not wait_s:
+        return kept  # the next round, which follows at once, says why the other jobs wait
+    why = WaitReason(WaitKind.START_INTERVAL, f"{facts.settings.start_interval_s:g}")
+    groups = [
+        group
+        for group in islice(facts.pending_groups, _MAX_TRYING)
+        if not held.isdisjoint(job.job_id for job in group.jobs)
+    ]
+    keys = {group.resources.key(): group.reason for group in groups}
+    kept = [one for one in kept if not (isinstance(one, SetWaitReason) and one.spec_key in keys)]
+    return kept + [SetWaitReason(key, why) for key, reason in keys.items() if reason != why]
 
 
 def _try_suspect(facts: Facts, gpus: RoundAllocations) -> list[Action]:
