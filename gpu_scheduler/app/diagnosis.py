@@ -44,6 +44,7 @@ from gpu_scheduler.core.scheduling.queue_outlook import QueueOutlook, queue_outl
 from gpu_scheduler.core.scheduling.queue_placement import judged_gpus, possible_preemption
 from gpu_scheduler.core.scheduling.settings import Limits
 from gpu_scheduler.health.doctor import job as checks
+from gpu_scheduler.health.doctor.conda import conda_sh_of
 from gpu_scheduler.store.events import events_of_job
 from gpu_scheduler.store.job_lists import jobs_ahead_of
 from gpu_scheduler.store.jobs_files import LineLocation, MalformedLineRecord, line_of, malformed_lines
@@ -208,7 +209,7 @@ def _inspect(store: Store, job_id: int, scheduler_pid: int | None) -> _Inspectio
 
 def _waiting_facts(inspected: _Inspection) -> WaitingFacts:
     store, record = inspected.store, inspected.record
-    conda_sh = store.recorded_options().conda_sh
+    conda_sh = conda_sh_of(scheduler_pid_of(store), store.recorded_options().conda_sh)
     conda = environment_of(record.spec, conda_sh).conda
     need = current_need(store, record)
     return WaitingFacts(

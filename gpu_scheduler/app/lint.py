@@ -13,13 +13,13 @@ from gpu_scheduler.app.masking import without_secrets
 from gpu_scheduler.app.preview import Preview, PreviewContext, preview
 from gpu_scheduler.app.recorded_setting import recorded_setting
 from gpu_scheduler.app.store_access import job_lookup
-from gpu_scheduler.core.command.environment import find_conda_sh
 from gpu_scheduler.core.jobsfile.diff import AcceptedLines, NewJob, ReadingDiff
 from gpu_scheduler.core.jobsfile.reading import Line
 from gpu_scheduler.core.jobsfile.shell_syntax import script_refusal
 from gpu_scheduler.core.model.gpu_list import parse_gpu_list
 from gpu_scheduler.core.scheduling.settings import Limits
 from gpu_scheduler.errors import UsageError
+from gpu_scheduler.health.doctor.conda import conda_sh_of, known_environments
 from gpu_scheduler.intake.bash_check import job_shell
 from gpu_scheduler.intake.jobs_file_content import JobsFile, read_standard_input
 from gpu_scheduler.intake.llm_config import LlmConfigFile
@@ -85,7 +85,8 @@ def lint(
     with job_lookup(location) as exists:
         parser = TextParser(cwd, os.path.expanduser("~"), known, exists)
         lines = parser.parse(content).lines
-    conda_sh = conda_sh or find_conda_sh(os.environ, os.path.exists)
+    named = conda_sh or (recorded.options.conda_sh if recorded.options else None)
+    conda_sh = conda_sh_of(recorded.scheduler_pid, named)
     envs = _conda_environments(parser, lines, conda_sh)
     limits = recorded.options or Limits()
     shell = job_shell(os.environ)
@@ -107,8 +108,6 @@ def _conda_environments(parser: TextParser, lines: Sequence[Line], conda_sh: str
     """
     if conda_sh is None or not any(parser.spec_of(line).conda for line in lines if not line.malformed):
         return None
-    from gpu_scheduler.health.doctor.conda import known_environments
-
     return known_environments(conda_sh)
 
 

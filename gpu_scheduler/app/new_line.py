@@ -13,12 +13,12 @@ from pathlib import Path
 from gpu_scheduler.app.line_note import LineNote
 from gpu_scheduler.app.preview import PreviewContext, preview
 from gpu_scheduler.app.recorded_setting import RecordedSetting
-from gpu_scheduler.core.command.environment import find_conda_sh
 from gpu_scheduler.core.jobsfile.attributes import ATTRIBUTE_HELP
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.scheduling.needs import LlmConfig
 from gpu_scheduler.core.scheduling.settings import Limits
 from gpu_scheduler.errors import UsageError
+from gpu_scheduler.health.doctor.conda import conda_sh_of, known_environments
 from gpu_scheduler.intake.bash_check import job_shell
 from gpu_scheduler.intake.llm_config import current_llm_config
 from gpu_scheduler.intake.text_parser import parse_job_line
@@ -79,7 +79,7 @@ def parse_new_line(line: str, cwd: str, known_gpus: frozenset[int] | None) -> tu
 def job_warnings(recorded: RecordedSetting, spec: JobSpec) -> Iterator[LineNote]:
     """Yields the warnings that `lint` gives for the job."""
     started = recorded.options
-    conda_sh = (started and started.conda_sh) or find_conda_sh(os.environ, os.path.exists)
+    conda_sh = conda_sh_of(recorded.scheduler_pid, started.conda_sh if started else None)
     if conda_sh is None:
         spec = replace(spec, conda=None)  # no warning: the scheduler's machine may have conda
     context = PreviewContext(
@@ -102,6 +102,4 @@ def _conda_environments(conda_sh: str, name: str) -> list[str] | None:
     """
     if name == "base" or (Path(conda_sh).parents[2] / "envs" / name).is_dir():
         return [name]
-    from gpu_scheduler.health.doctor.conda import known_environments
-
     return known_environments(conda_sh)

@@ -39,8 +39,8 @@ _PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 class Launcher:
     """Completes the folder of an attempt and starts a runner for it.
 
-    options: the options of `start`, with the path of the `conda_sh` in use. environment: the variables that
-    jobs inherit unless they were submitted with an environment of their own. umask: the umask of the jobs.
+    options: the options of `start`, with absolute paths. environment: the variables that jobs inherit unless
+    they were submitted with an environment of their own. umask: the umask of the jobs.
     claim_folder: the folder in which their runners claim GPUs.
     """
 
@@ -203,10 +203,14 @@ class Launcher:
             ) from None
 
     def _conda_sh(self, submitted: Mapping[str, str] | None) -> str | None:
-        """Returns the `conda.sh` for a job: the scheduler's or, failing that, the one of its submitter."""
-        if self._options.conda_sh is not None or submitted is None:
+        """Returns the `conda.sh` for a job: the scheduler's or, failing that, the one of its submitter.
+
+        Each launch searches again, because conda may have been installed in the meantime.
+        """
+        if self._options.conda_sh is not None:
             return self._options.conda_sh
-        return find_conda_sh(submitted, os.path.exists)
+        own = find_conda_sh(self._environment, os.path.exists)
+        return own or find_conda_sh(submitted or {}, os.path.exists)
 
     def _source_cwd(self, source: str) -> str | None:
         """Returns the working folder of the jobs file that a job came from; None for any other source."""

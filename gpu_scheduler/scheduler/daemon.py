@@ -17,7 +17,6 @@ from gpu_scheduler.attempts.log_folder import LogFolder
 from gpu_scheduler.claims.lock_folder import ClaimFolder
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.config import StartOptions
-from gpu_scheduler.core.command.environment import find_conda_sh
 from gpu_scheduler.core.model.request_answer import AnswerCode, RequestAnswer
 from gpu_scheduler.core.scheduling.actions import AnswerRequest
 from gpu_scheduler.core.scheduling.deadlines import next_deadline
@@ -76,11 +75,10 @@ def _failure_of(error: BaseException) -> _Failure:
 
 def _with_absolute_paths(options: StartOptions, llm_config: Path) -> StartOptions:
     """Returns the options with absolute paths. llm_config: the path of the file in use."""
-    conda_sh = options.conda_sh or find_conda_sh(os.environ, os.path.exists)
     return replace(
         options,
         llm_config=str(llm_config),
-        conda_sh=conda_sh and os.path.abspath(conda_sh),
+        conda_sh=options.conda_sh and os.path.abspath(options.conda_sh),
         jobs_file=options.jobs_file and os.path.abspath(options.jobs_file),
     )
 

@@ -32,9 +32,9 @@ CHECKS = (
     "importlib.metadata",
     "gpu_scheduler.executors",
     "gpu_scheduler.gpus.probes.probe_client",
-    "gpu_scheduler.health.doctor.conda",
     "gpu_scheduler.health.doctor.logind",
     "gpu_scheduler.health.doctor.software",
+    "gpu_scheduler.system.run_program",
 )
 
 

@@ -158,6 +158,20 @@ def test_a_failed_launch_is_retried_as_a_new_attempt(tmp_path: Path) -> None:
     assert "out of processes" in words(rig.store.attempts(job)[0].reason)
 
 
+def test_a_launch_finds_conda_that_was_installed_after_the_start(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, gpus=1)
+    env = (("FAKE_CONDA_ROOT", str(tmp_path / "miniconda3")),)
+    early = rig.add_job("true", conda="ml", env=env)
+    assert "conda was not found" in words(rig.tick_until_ended(early).reason)
+    profile = plant(tmp_path / "miniconda3", "ml") / "etc" / "profile.d"
+    profile.mkdir(parents=True)
+    (profile / "conda.sh").write_text(f'. "{CONDA}"\n')
+    late = rig.add_job("echo $CONDA_DEFAULT_ENV > ran", conda="ml", env=env)
+    row = rig.tick_until_ended(late)
+    assert row.outcome == "completed", words(row.reason)
+    assert (tmp_path / "ran").read_text() == "ml\n"
+
+
 def test_a_job_with_an_unknown_conda_environment_fails_with_a_list_of_known_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

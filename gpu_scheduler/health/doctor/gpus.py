@@ -28,9 +28,15 @@ def driver(version: Path = Path("/proc/driver/nvidia/version")) -> Finding:
     return ok(Check.DRIVER, f"NVIDIA {found[1] if found else text.strip().splitlines()[0]}")
 
 
-def probe(kind: ProbeKind, simulate: str | None, visible: str | None) -> Iterator[Finding]:
-    """Yields a finding for each GPU. visible: the value of CUDA_VISIBLE_DEVICES, None if it is not set."""
-    with ProbeClient(kind, simulate) as asked:
+def probe(
+    kind: ProbeKind, simulate: str | None, visible: str | None, simulation: str | None = None
+) -> Iterator[Finding]:
+    """Yields a finding for each GPU.
+
+    visible: the value of CUDA_VISIBLE_DEVICES, None if it is not set. simulation: the folder in which
+    simulated jobs write their usage.
+    """
+    with ProbeClient(kind, simulate, simulation) as asked:
         try:
             snapshot = asked.sample(PROBE_TIMEOUT_S)
         except GpuStateError as error:

@@ -9,11 +9,12 @@ from pathlib import Path
 
 from gpu_scheduler.attempts.log_folder import LogFolder, user_name
 from gpu_scheduler.config import StartOptions
-from gpu_scheduler.core.command.environment import find_conda_sh
 from gpu_scheduler.core.model.finding import Finding
 from gpu_scheduler.health.doctor import files, gpus, locks, logind, machine, software
+from gpu_scheduler.health.doctor.conda import conda_sh_of
 from gpu_scheduler.health.doctor.screen import older_sessions, screen
 from gpu_scheduler.store.data_dir import DataDir
+from gpu_scheduler.store.scheduler_lock import scheduler_pid
 
 
 def run_checks(
@@ -29,12 +30,13 @@ def run_checks(
     yield older_sessions(home, time.time())
     on_wait("running conda")
     yield from software.conda(
-        options.conda_sh or find_conda_sh(os.environ, os.path.exists), options.conda_sh is not None
+        conda_sh_of(scheduler_pid(home.lock), options.conda_sh), options.conda_sh is not None
     )
     if not options.simulated:
         yield gpus.driver()
     on_wait(f"reading the GPUs (at most {gpus.PROBE_TIMEOUT_S:g} s)")
-    yield from gpus.probe(options.gpu_probe, options.simulate, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    yield from gpus.probe(options.gpu_probe, options.simulate, visible, str(home.simulation))
     yield from locks.check(home, options.simulated)
     yield from files.folders(home, _log_folder(options.log_dir), trust=options.trust_files)
     yield from files.store_findings(home)
