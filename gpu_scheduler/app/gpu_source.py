@@ -10,9 +10,11 @@ from dataclasses import dataclass
 
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.config import ProbeKind
+from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.gpus.probes.probe_client import ProbeClient
 from gpu_scheduler.gpus.probes.simulated import check_simulate
 from gpu_scheduler.gpus.probes.simulated_usage import FOLDER_VARIABLE
+from gpu_scheduler.store.scheduler_lock import scheduler_pid
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,25 @@ class GpuSource:
 
     probe: ProbeClient
     simulation: str | None
+
+
+def simulation_of_scheduler(
+    kind: ProbeKind, simulate: str | None, location: Location
+) -> tuple[ProbeKind, str | None] | None:
+    """Returns `--gpu-probe` and `--simulate` of the scheduler that runs there, if it simulates GPUs.
+
+    kind, simulate: the options of the command; if they choose GPUs, returns None.
+    """
+    if kind != "auto" or simulate is not None or scheduler_pid(location.resolve().lock) is None:
+        return None
+    from gpu_scheduler.app.store_access import open_store  # needed only beside a scheduler
+
+    try:
+        with open_store(location, read_only=True) as store:
+            options = store.recorded_options()
+    except SchedulerError:
+        return None
+    return (options.gpu_probe, options.simulate) if options.simulated else None
 
 
 def open_source(kind: ProbeKind, simulate: str | None, location: Location) -> GpuSource:

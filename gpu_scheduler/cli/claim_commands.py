@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from gpu_scheduler.app.gpu_source import GpuSource, open_source
-from gpu_scheduler.cli.program import location_of, print_message, stdout_screen
+from gpu_scheduler.cli.program import follow_simulation, location_of, print_message, stdout_screen
 from gpu_scheduler.errors import GpuStateError, UsageError
 
 if TYPE_CHECKING:
@@ -86,6 +86,7 @@ def gpus(options: Namespace) -> int:
 
 
 def _open(options: Namespace) -> GpuSource:
+    follow_simulation(options)
     return open_source(options.gpu_probe, options.simulate, location_of(options))
 
 

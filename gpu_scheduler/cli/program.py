@@ -84,6 +84,19 @@ def location_of(options: Namespace) -> Location:
     return Location(options.state_file, options.data_dir)
 
 
+def follow_simulation(options: Namespace) -> None:
+    """Chooses the GPUs of the scheduler of this location, if they are simulated and no option chooses."""
+    from gpu_scheduler.app.gpu_source import simulation_of_scheduler
+
+    location = location_of(options)
+    found = simulation_of_scheduler(options.gpu_probe, options.simulate, location)
+    if found is not None:
+        from gpu_scheduler.views.machine_gpus import simulation_text
+
+        options.gpu_probe, options.simulate = found
+        print_message(simulation_text(options.simulate, location.state_file))
+
+
 def no_store_message(location: Location) -> str:
     """Returns the message that read-only commands print before the first start."""
     return (

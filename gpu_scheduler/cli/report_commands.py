@@ -9,7 +9,13 @@ import sys
 import time
 from argparse import Namespace
 
-from gpu_scheduler.cli.program import location_of, no_store_message, print_message, stdout_screen
+from gpu_scheduler.cli.program import (
+    follow_simulation,
+    location_of,
+    no_store_message,
+    print_message,
+    stdout_screen,
+)
 from gpu_scheduler.cli.standard_streams import print_done
 from gpu_scheduler.errors import StoreNotFoundError
 
@@ -132,6 +138,7 @@ def doctor(options: Namespace) -> int:
     from gpu_scheduler.config import StartOptions
     from gpu_scheduler.views.findings import findings_to_json, format_finding, summary_text
 
+    follow_simulation(options)
     found = []
     for finding in app.doctor(StartOptions.from_values(vars(options)), _print_progress):
         found.append(finding)

@@ -24,6 +24,15 @@ def to_text(gpus: Sequence[ClaimedGpu], width: int | None) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
+def simulation_text(simulate: str | None, state_file: str) -> str:
+    """Formats whose simulated GPUs a command uses, and how it uses real ones. simulate: as for `start`."""
+    how = "--gpu-probe simulated" if simulate is None else f"--simulate {simulate}"
+    return (
+        f"the scheduler of {state_file} simulates GPUs ({how}); these are its GPUs"
+        " (--gpu-probe nvml: those of this machine)"
+    )
+
+
 def _row(gpu: ClaimedGpu, columns: int) -> TableRow:
     sample = gpu.sample
     util = "?" if sample.load_percent is None else f"{sample.load_percent:.0f}%"

@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from gpu_scheduler.config import StartOptions
 from tests.cli.claim_box import Box
+from tests.cli.desk import Desk
 from tests.fakes.machine import FakeGpu
 from tests.waiting import wait_for
 
@@ -439,6 +441,19 @@ def test_gpus_reports_an_unsuitable_lock_folder_once(box: Box) -> None:
     code, out, err = box.run("gpus")
     assert (code, len(out.splitlines())) == (0, 3)
     assert err.count(f"the lock folder {folder} is a symbolic link\n") == 1
+
+
+@pytest.mark.parametrize(("command", "said"), [("gpus", "Simulated 8 GiB"), ("wait", "0\n")])
+def test_the_commands_use_the_simulated_gpus_of_the_running_scheduler_and_say_so(
+    desk: Desk, command: str, said: str
+) -> None:
+    desk.store.record_options(StartOptions(simulate="1:8G"))
+    with desk.scheduler():
+        code, out, err = desk.run(command)
+        real = desk.run(command, "--gpu-probe", "nvml")
+    assert (code, said in out) == (0, True)
+    assert "the scheduler of gpu_scheduler_state.json simulates GPUs (--simulate 1:8G)" in err
+    assert "simulates" not in real[2]
 
 
 def test_simulated_jobs_report_their_usage_to_run(box: Box) -> None:

@@ -16,6 +16,12 @@ def findings(monkeypatch: pytest.MonkeyPatch, *found: Finding) -> None:
     monkeypatch.setattr("gpu_scheduler.app.doctor.run_checks", lambda *asked: iter(found))
 
 
+def doctor(desk: Desk, *options: str) -> tuple[str, dict[str, str]]:
+    """Returns what `doctor` prints on stderr, and the message of each check."""
+    _, out, err = desk.run("doctor", *options, "--json")
+    return err, {one["check"]: one["message"] for one in json.loads(out)["checks"]}
+
+
 def test_doctor_prints_each_check_with_its_remedy(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = bad(Check.DRIVER, "broken", "do that")
     findings(monkeypatch, ok(Check.USER, "fine"), warn(Check.STORE, "odd \x1b", "do this"), broken)
@@ -66,6 +72,19 @@ def test_doctor_names_the_running_scheduler(desk: Desk) -> None:
     says = {one["check"]: one["message"] for one in told["checks"]}
     assert says["scheduler"] == f"running, pid {pid}"
     assert "intact" in says["database"]
+
+
+@pytest.mark.parametrize("options", [(), ("--gpu-probe", "nvml"), ("--simulate", "1")])
+def test_doctor_checks_the_simulated_gpus_of_the_running_scheduler_unless_an_option_chooses(
+    desk: Desk, options: tuple[str, ...]
+) -> None:
+    desk.store.record_options(StartOptions(simulate="2:8G"))
+    with desk.scheduler():
+        err, says = doctor(desk, *options)
+    is_followed = not options
+    assert ("simulates GPUs (--simulate 2:8G)" in err) == is_followed
+    assert ("Simulated 8 GiB" in says.get("GPU 1", "")) == is_followed
+    assert "simulates" not in doctor(desk)[0]  # no scheduler is running
 
 
 def test_doctor_checks_the_given_options_of_start(desk: Desk) -> None:
