@@ -24,40 +24,44 @@ PYTEST ?=
 
 install:
 	@bash tools/setup.sh screen
+	@echo 'installed; next: `make demo` runs an example, or write jobs.txt and run `python3 scheduler.py start`'
 
-demo: install
+demo:
+	@bash tools/setup.sh screen
 	@bash tools/demo.sh $(SIMULATE)
 
 test:
-	@bash tools/setup.sh screen --optional tmux
+	@bash tools/setup.sh --dev screen --optional tmux
 	$(PYTHON) -m pytest -n 3 --dist worksteal -q $(PYTEST)
 
 docs:
-	@bash tools/setup.sh
+	@bash tools/setup.sh --dev
 	$(PYTHON) tools/docs.py
 
 check:
-	@bash tools/setup.sh
+	@bash tools/setup.sh --dev
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m ruff format --check .
 	$(PYTHON) -m mypy
 	$(PYTHON) -m pytest -q tests/core/test_layers.py
 
-stress: install
+stress:
+	@bash tools/setup.sh --dev screen
 	$(PYTHON) -m tests.stress $(PARTS) --size $(SIZE) --seed $(SEED) --out stress.json
 	@if [ "$(SIZE)$(PARTS)" = full ]; then $(PYTHON) -m tests.stress.report stress.json; fi
 
 model:
-	@bash tools/setup.sh
+	@bash tools/setup.sh --dev
 	$(PYTHON) -m tests.protocol
 
 # Ordinary runs leave out the folder tests/hf (norecursedirs in pyproject.toml).
-test-hf: install
+test-hf:
+	@bash tools/setup.sh --dev screen
 	@bash tools/setup_hf.sh
 	$(PYTHON) -m pytest -q -n 2 --timeout 600 $(PYTEST) tests/hf
 
 test-all:
-	@bash tools/setup.sh screen --optional tmux
+	@bash tools/setup.sh --dev screen --optional tmux
 	@bash tools/test_all.sh $(PYTEST)
 
 clean:

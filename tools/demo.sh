@@ -42,4 +42,7 @@ code=0
     --screen --drain ${options[@]+"${options[@]}"} || code=$?
 printf '\n'
 "$python" scheduler.py status --all --state-file "$state"
+printf '\ndemo: these were the jobs of jobs.txt.example; their logs are in demo/logs\n'
+printf 'demo: next: copy jobs.txt.example to jobs.txt, write your own jobs there, and run `python3 scheduler.py start%s`\n' \
+    "${options[*]+ ${options[*]}}"
 exit "$code"

@@ -252,7 +252,8 @@ def machine(clone: Path, tmp_path: Path) -> Path:
     for name in ("setup.sh", "apt.sh"):
         shutil.copy2(ROOT / "tools" / name, clone / "tools")
     (clone / "pyproject.toml").write_text("[project]\n")
-    venv_with(clone, f'case "$*" in *"pip install"*) exit 0;; esac; exec {shlex.quote(sys.executable)} "$@"')
+    pip = 'case "$*" in *"pip install"*) echo "$*" >>pip; exit 0;; esac'
+    venv_with(clone, f'{pip}; exec {shlex.quote(sys.executable)} "$@"')
     machine = tmp_path / "machine"
     machine.mkdir()
     for program in ("bash", "dirname", "cat", "cksum", "touch", "chmod", "env", "sh", "mkdir", "rm"):
@@ -260,6 +261,7 @@ def machine(clone: Path, tmp_path: Path) -> Path:
         assert found is not None
         (machine / program).symlink_to(found)
     fake(machine, "id", "echo 1000")
+    fake(machine, "sleep", "exit 0")
     return machine
 
 
@@ -283,20 +285,55 @@ def test_setup_prints_the_install_command_for_a_program_that_it_cannot_install(
     assert "run: sudo apt-get install screen" in done.stderr
 
 
+def test_setup_asks_for_all_missing_packages_at_once_and_makes_nothing_before(
+    clone: Path, machine: Path
+) -> None:
+    shutil.rmtree(clone / ".venv")
+    fake(machine, "python3", "case $* in *ensurepip*) exit 1;; *print*) echo python3.11-venv;; esac")
+    done = set_up(clone, machine, "screen", "--optional", "tmux")
+    assert (done.returncode, (clone / ".venv").exists()) == (1, False)
+    assert done.stderr.splitlines() == [
+        "setup: missing: python3.11-venv screen tmux; run: sudo apt-get install python3.11-venv screen tmux"
+    ]
+    (machine / "python3").unlink()
+    assert "sudo apt-get install python3-venv screen" in set_up(clone, machine, "screen").stderr
+
+
+#: A package manager that must update its lists before it can install a program.
+APT_GET = """case $2 in
+    update) touch updated ;;
+    install) [ -e updated ] || exit 100; touch screen; chmod +x screen ;;
+esac"""
+
+
 def test_setup_as_root_runs_apt_update_before_apt_install(clone: Path, machine: Path) -> None:
     fake(machine, "id", "echo 0")
-    here = shlex.quote(str(machine))
-    fake(
-        machine,
-        "apt-get",
-        f"""cd {here}
-        case $1 in
-            update) touch updated ;;
-            install) [ -e updated ] || exit 100; touch screen; chmod +x screen ;;
-        esac""",
-    )
+    fake(machine, "apt-get", f"cd {shlex.quote(str(machine))}\n{APT_GET}")
     done = set_up(clone, machine, "screen")
     assert (done.returncode, (machine / "screen").exists()) == (0, True), done.stderr
+
+
+def test_setup_waits_while_another_program_holds_a_lock_of_apt(clone: Path, machine: Path) -> None:
+    fake(machine, "id", "echo 0")
+    locked = "echo 'E: Could not get lock /var/lib/dpkg/lock-frontend.' >&2; exit 100"
+    twice = f"echo >>tries; [ $(cat tries | wc -l) -gt 2 ] || {{ {locked}; }}"
+    (machine / "wc").symlink_to(str(shutil.which("wc")))
+    fake(machine, "apt-get", f"cd {shlex.quote(str(machine))}\n{twice}\n{APT_GET}")
+    done = set_up(clone, machine, "screen")
+    assert (done.returncode, (machine / "screen").exists()) == (0, True), done.stderr
+    assert done.stderr.count("waiting for another program that uses apt") == 1
+    (machine / "screen").unlink()
+    fake(machine, "apt-get", locked)
+    done = set_up(clone, machine, "screen")
+    assert done.returncode == 1
+    assert "E: Could not get lock" in done.stderr
+
+
+def test_setup_installs_the_developer_tools_only_if_asked_to(clone: Path, machine: Path) -> None:
+    for option in ((), ("--dev",), (), ("--dev",)):
+        assert set_up(clone, machine, *option).returncode == 0
+    asked = [line.split()[-1] for line in (clone / "pip").read_text().splitlines()]
+    assert asked == [".", ".[dev]"]
 
 
 def test_setup_reinstalls_the_package_only_if_pyproject_changed(clone: Path, machine: Path) -> None:
