@@ -18,6 +18,7 @@ from gpu_scheduler.executors.direct import DirectExecutor
 from gpu_scheduler.executors.forking import ForkingExecutor
 from gpu_scheduler.executors.screen import ScreenExecutor, screen_problem
 from gpu_scheduler.runner.record_lock import Lock
+from gpu_scheduler.system.procfs import Proc
 from tests.runner.attempt import PreparedAttempt, socket_folder, wait_for
 from tests.runner.fork_helper import helper_pid
 
@@ -194,11 +195,9 @@ def test_folder_without_a_spec_is_a_launch_error(executor: Executor, tmp_path: P
         executor.launch(AttemptRef(1, 1, "t", tmp_path))
 
 
-def zombies() -> set[str]:
+def zombies() -> set[int]:
     """Returns the pids of this process's children that have ended but were not collected."""
-    asked = ["ps", "--ppid", str(os.getpid()), "-o", "pid=,stat="]
-    lines = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.splitlines()
-    return {line.split()[0] for line in lines if line.split()[1].startswith("Z")}
+    return {one.pid for one in Proc().processes() if one.parent == os.getpid() and one.ended}
 
 
 def test_reap_collects_ended_runners(executor: Executor, make: Make) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import secrets
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from gpu_scheduler.executors.direct import DirectExecutor
 from gpu_scheduler.executors.screen import ScreenExecutor
 from gpu_scheduler.runner import folder as files
 from gpu_scheduler.runner import process_scan
+from gpu_scheduler.system.procfs import Proc
 from tests.runner.attempt import PreparedAttempt, wait_for
 from tests.runner.conftest import Make
 
@@ -155,7 +155,8 @@ def test_a_sweep_leaves_no_process_of_a_program_that_forks_all_the_time(make: Ma
     up(attempt)
     without_runner(attempt)
     assert sweep(attempt.folder, attempt.token, term_s=0.2) == ()
-    assert subprocess.run(["pgrep", "-fx", f"sleep {child}"]).returncode == 1
+    proc = Proc()
+    assert ["sleep", child] not in [proc.command_line(one.pid) for one in proc.processes()]
 
 
 def test_a_sweep_finds_and_ends_a_hidden_process_in_screen(make: Make, sockets: Path) -> None:

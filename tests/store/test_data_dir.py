@@ -135,15 +135,23 @@ def test_an_invalid_host_file_does_not_name_a_host(tmp_path: Path, text: str) ->
     assert read_host(tmp_path / "host") is None
 
 
-def test_a_start_makes_this_host_the_owner(tmp_path: Path) -> None:
+@pytest.fixture
+def machine_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Gives this host a machine-id, which minimal installations and containers lack."""
+    identity = "0123456789abcdef0123456789abcdef"
+    (tmp_path / "machine-id").write_text(f"{identity}\n")
+    monkeypatch.setattr(hosts, "_MACHINE_ID", (str(tmp_path / "machine-id"),))
+    return identity
+
+
+def test_a_start_makes_this_host_the_owner_whatever_its_name(tmp_path: Path, machine_id: str) -> None:
     data_dir = DataDir.of(str(tmp_path / "s.json"))
     data_dir.create()
     assert data_dir.other_host() is None
     data_dir.take_ownership()
     assert read_host(data_dir.host_file) == this_host()
-    write_host(data_dir.host_file, Host("an earlier name", this_host().machine or "x"))
-    if this_host().machine is not None:
-        assert data_dir.other_host() is None
+    write_host(data_dir.host_file, Host("an earlier name", this_host().machine))
+    assert data_dir.other_host() is None
     data_dir.take_ownership()
     assert read_host(data_dir.host_file) == this_host()
 
@@ -287,19 +295,14 @@ def test_removes_only_the_host_file_of_this_host(shared: DataDir, tmp_path: Path
     assert read_host(beside.host_file) == this_host()
 
 
-def test_the_host_file_does_not_contain_the_machine_id(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    identity = "0123456789abcdef0123456789abcdef"
-    (tmp_path / "machine-id").write_text(f"{identity}\n")
-    monkeypatch.setattr(hosts, "_MACHINE_ID", (str(tmp_path / "machine-id"),))
+def test_the_host_file_does_not_contain_the_machine_id(tmp_path: Path, machine_id: str) -> None:
     data_dir = DataDir.of(str(tmp_path / "s.json"))
     data_dir.create()
     data_dir.take_ownership()
     machine = this_host().machine
     assert machine is not None
     assert machine in data_dir.host_file.read_text()
-    assert identity not in data_dir.host_file.read_text()
+    assert machine_id not in data_dir.host_file.read_text()
 
 
 @pytest.mark.parametrize(
