@@ -71,8 +71,7 @@ class Console:
         for attempt_id, tail in ended.items():
             tail.has_ended = True
             for _ in range(_MAX_FINAL_READS):
-                if not tail.is_exhausted:
-                    self._read(attempt_id, tail)
+                self._read(attempt_id, tail)
 
     def flush(self) -> None:
         """Waits up to one second until all queued lines are printed."""
@@ -122,6 +121,8 @@ class Console:
 
     def _read(self, attempt_id: int, tail: JobOutputReader) -> None:
         with self._read_lock:
+            if tail.is_exhausted:
+                return  # the other thread has read the end, and has now put its lines
             try:
                 lines = tail.read()
             except OSError as error:

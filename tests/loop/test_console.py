@@ -8,10 +8,12 @@ import re
 import sys
 import time
 from pathlib import Path
+from threading import Event, current_thread
 
 import pytest
 
 from gpu_scheduler.reporting.console import Console
+from gpu_scheduler.reporting.job_output import JobOutputReader
 from tests.loop.rig import Rig
 from tests.waiting import wait_for
 
@@ -57,6 +59,36 @@ def test_prints_all_output_of_an_ended_attempt_before_later_messages(
     console.close()
     lines = capsys.readouterr().out.splitlines()
     assert (len(lines), lines[-1]) == (3002, "drained")
+
+
+def test_later_messages_wait_for_output_that_the_other_thread_has_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class EndedReader(JobOutputReader):
+        has_ended = property(lambda self: True, lambda self, value: None)
+
+    has_read, is_late, main, put = Event(), Event(), current_thread(), Console.put
+
+    def slow_put(console: Console, line: str) -> None:
+        if current_thread() is not main:
+            has_read.set()
+            is_late.wait(0.3)
+        put(console, line)
+
+    monkeypatch.setattr("gpu_scheduler.reporting.console.JobOutputReader", EndedReader)
+    monkeypatch.setattr(Console, "put", slow_put)
+    rig, console = Rig(tmp_path), Console()
+    job = rig.add_job("echo one")
+    rig.tick_until_ended(job)
+    console.follow_attempt(rig.store.attempts(job)[0].id, rig.store)
+    assert has_read.wait(60)
+    console.finish_attempt(job, 1)
+    console.put("drained")
+    is_late.set()
+    wait_for(lambda: not console._has_tails.is_set(), "the end of the log")
+    console.close()
+    lines = capsys.readouterr().out.splitlines()
+    assert (lines[0], lines[-1]) == ("[job 1] one", "drained")
 
 
 def test_prints_a_last_line_without_a_newline(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
