@@ -12,11 +12,14 @@ from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.priority import NORMAL_PRIORITY
 from gpu_scheduler.core.model.state_reason import StateReason
 from gpu_scheduler.core.model.states import TRANSITIONS, JobState, Outcome, check_transition
+from gpu_scheduler.core.model.wait_reason import WaitKind
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.store.write_context import WriteContext
 
 #: Maximum number of jobs in a pending group that get an event if the group is infeasible.
 _MAX_INFEASIBLE_EVENTS = 5
+#: Maximum number of jobs that begin to wait for GPUs when fewer jobs of their name group run.
+_MAX_WAITING_ANEW = 64
 
 
 def change_job_state(
@@ -164,8 +167,19 @@ def record_forecasts(context: WriteContext, action: act.RecordForecasts) -> None
 
 
 def set_wait_reason(context: WriteContext, action: act.SetWaitReason) -> None:
-    """Records why a pending group waits. If the group is infeasible, adds an event for its first jobs."""
+    """Records why a pending group waits. If the group is infeasible, adds an event for its first jobs.
+
+    Jobs that waited until fewer jobs of their name group run begin to wait for GPUs now.
+    """
     db = context.db
+    if action.reason.kind is not WaitKind.GROUP_FULL:
+        db.execute(
+            "UPDATE job SET queued_at = ?1 WHERE id IN (SELECT id FROM job WHERE state = 'queued'"
+            " AND unmet_parents = 0 AND adopted IS NULL AND source_missing = 0 AND spec_key = ?2"
+            " ORDER BY priority, position, id LIMIT ?4) AND EXISTS (SELECT 1 FROM pending_group AS old"
+            " WHERE old.spec_key = ?2 AND json_extract(old.reason, '$.kind') = ?3)",
+            (context.now.wall, action.spec_key, WaitKind.GROUP_FULL.value, _MAX_WAITING_ANEW),
+        )
     db.execute(
         "INSERT OR REPLACE INTO pending_group (spec_key, reason) VALUES (?, ?)",
         (action.spec_key, action.reason.to_json()),

@@ -55,6 +55,8 @@ def wait_text(reason: WaitReason, now: float = 0.0) -> str:
         return f"infeasible: {infeasibility_text(reason)}"
     if reason.kind is WaitKind.NO_FREE_GPU:
         return _no_free_gpu_text(reason, now)
+    if reason.kind is WaitKind.GROUP_FULL:
+        return f"{reason.running} of {reason.max_running} jobs of group {reason.cause} are running"
     if reason.kind is WaitKind.GPUS_UNREADABLE:
         return f"the GPUs cannot be read: {reason.cause}"
     if reason.kind is WaitKind.RELAUNCHED:

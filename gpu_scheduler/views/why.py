@@ -11,6 +11,7 @@ from gpu_scheduler.app.diagnosis import Diagnosis, PlacementFacts, WaitingFacts
 from gpu_scheduler.core.model.finding import Check, Finding, bad, from_health_issue, ok, warn
 from gpu_scheduler.core.model.need import Need
 from gpu_scheduler.core.model.states import FAILED, WAITING, JobState, Outcome
+from gpu_scheduler.core.model.wait_reason import WaitKind
 from gpu_scheduler.core.text.formatting import (
     format_age,
     limit_length,
@@ -29,7 +30,7 @@ from gpu_scheduler.views.progress_text import long_text
 from gpu_scheduler.views.reason_text import outcome_text, reason_text
 from gpu_scheduler.views.remedies import failure_remedy, oom_remedy
 from gpu_scheduler.views.text_width import wrap_words
-from gpu_scheduler.views.wait_text import held_text, job_reason_text
+from gpu_scheduler.views.wait_text import held_text, job_reason_text, wait_text
 from gpu_scheduler.views.warnings import job_warnings
 
 #: The checks that show how a job ended.
@@ -134,9 +135,13 @@ def _placement(diagnosis: Diagnosis, need: Need, facts: PlacementFacts) -> Itera
     job = diagnosis.job.record
     is_in_queue = job.state is JobState.QUEUED and not job.unmet_parents and job.line_wait is None
     where = "on the job's line" if job.is_of_file else f"with `set {job.id}`"
-    yield placement_findings.placement(
-        need, allowed, facts.judged, facts.limits, where=where, now=diagnosis.now, is_in_queue=is_in_queue
-    )
+    wait = diagnosis.job.wait
+    if wait is not None and wait.kind is WaitKind.GROUP_FULL:
+        yield warn(Check.PLACING, f"{wait_text(wait)} (max-running)", "")
+    else:
+        yield placement_findings.placement(
+            need, allowed, facts.judged, facts.limits, where=where, now=diagnosis.now, is_in_queue=is_in_queue
+        )
     if facts.queue is not None:
         yield from queue_findings.findings(facts.queue, facts.judged, diagnosis.now, facts.idle_budget, where)
     if facts.preemption is not None:

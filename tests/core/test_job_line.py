@@ -268,7 +268,7 @@ def test_suggests_a_remedy_for_a_command_that_sets_cuda_visible_devices() -> Non
         ("[share=1e0] x", "share '1e0'"),
         ("[share=1.5 gpus=2] x", "leave out gpus"),
         ("[allowed=9] x", "no GPU 9"),
-        ("[name=a/b] x", "name 'a/b'"),
+        ("[name=a//b] x", "name 'a//b'"),
         ("[priority=low] x", "priority 'low' must be written in upper case: LOW"),
         ("[priority=HIGH] LOW,a.py", "both in the attributes and in its CSV field"),
         ("[conda=a venv=b] x", "give only one"),

@@ -53,7 +53,7 @@ def test_an_option_with_an_equal_attribute_is_read(option: str, attributes: dict
         "--time=0",
         "--gres=shard:2",
         "--gpus=0",
-        "--job-name=a/b",
+        "--job-name=a/",
         "--gpus-per-task=2",
         "--cpus-per-task 8",
         "--chdir=/x",

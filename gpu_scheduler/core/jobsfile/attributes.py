@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from gpu_scheduler.core.model import job_name
 from gpu_scheduler.core.model.gpu_list import format_gpu_list, parse_gpu_list
 from gpu_scheduler.core.model.job_spec import STOP_SIGNALS
 from gpu_scheduler.core.model.priority import parse_priority
@@ -39,9 +40,16 @@ ATTRIBUTE_HELP: dict[str, tuple[str | None, str]] = {
     ),
     "fail-retries": ("N", "Number of times to retry the job after any failure"),
     "timeout": ("TIME", "End the job after this time, such as 90s, 15m, 2h or 1d"),
-    "after": ("JOBS", "Start the job after these jobs (ids or names, separated by commas) have completed"),
+    "after": (
+        "JOBS",
+        "Start the job after these jobs (ids, names, groups or patterns, separated by commas) have completed",
+    ),
     "after-any": ("JOBS", "Start the job after these jobs have ended, whatever their outcome"),
-    "name": ("NAME", "Name for the job; `status` shows it, and commands accept it"),
+    "name": (
+        "NAME",
+        "Name for the job, which commands accept; the part before the first / is its group",
+    ),
+    "max-running": ("N", "Number of jobs of the group of this job that may run at the same time"),
     "priority": (
         "N",
         "Priority of the job: CRITICAL, HIGH, NORMAL, LOW (0, 100, 200, 300) or a number; lower numbers start"
@@ -87,6 +95,7 @@ _FIELD_TO_KEY = {"timeout_s": "timeout"}
 #: Attributes whose values are lists.
 _LISTS = ("after", "after-any", "allowed")
 MAX_RETRIES = 1000
+MAX_RUNNING = 1000
 ACCEPTED_FORM = (
     f"one block of known attributes, a blank, then the command or CSV line; known: {KNOWN_ATTRIBUTES}"
 )
@@ -95,7 +104,6 @@ MAX_GPUS = 64
 _KEY_TO_FIELD = {key: field for field, key in _FIELD_TO_KEY.items()}
 _ENV_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _RESERVED_VARIABLE = re.compile(r"CUDA_VISIBLE_DEVICES|CUDA_DEVICE_ORDER|GPU_SCHEDULER_.*")
-_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _CONDA = re.compile(r"[A-Za-z0-9._-]+|~?/.*")
 _OPTION = re.compile(r"--?[A-Za-z][A-Za-z0-9_.-]*")
 _BLOCK_PIECE = re.compile(
@@ -250,18 +258,18 @@ def _count_parser(key: str, least: int, most: int) -> Callable[[str], int]:
 
 
 def _parse_name(text: str) -> str:
-    if not _NAME.fullmatch(text):
-        raise ValueError(f"name {text!r} must consist of 1 to 64 letters, digits, _ . or -")
+    if not job_name.is_name(text):
+        raise ValueError(f"name {text!r} must consist of {job_name.ACCEPTED}")
     return text
 
 
 def parse_job_references(key: str, text: str) -> tuple[str, ...]:
-    """Parses a list of job ids and names, separated by commas. Raises ValueError."""
+    """Parses a list of job ids, names, groups and patterns, separated by commas. Raises ValueError."""
     found = tuple(dict.fromkeys(text.split(",")))
     if "" in found:
         raise ValueError(f"{key}={text} is not a list of jobs; write it without blanks, as in {key}=prep,7")
     for one in found:
-        if not _NAME.fullmatch(one) or one == "0":
+        if not job_name.is_reference(one) or one == "0":
             raise ValueError(f"{key}={text}: {one!r} is neither the id nor the name of a job")
     return tuple(str(int(one)) if one.isdigit() else one for one in found)
 
@@ -306,6 +314,7 @@ _PARSERS: dict[str, Callable[[str], Any]] = {
     "after": _references_parser("after"),
     "after-any": _references_parser("after-any"),
     "name": _parse_name,
+    "max-running": _count_parser("max-running", 1, MAX_RUNNING),
     "priority": parse_priority,
     "conda": parse_conda,
     "venv": str,
@@ -357,6 +366,8 @@ def check_conflicts(values: dict[str, Any]) -> None:
     """Raises ValueError for attributes that contradict each other."""
     if values.get("conda") is not None and values.get("venv") is not None:
         raise ValueError("both a conda environment and a venv are given; give only one")
+    if values.get("max_running") is not None and values.get("name") is None:
+        raise ValueError("max-running counts the jobs of a group; give a name too, such as name=train/1")
     if (values.get("share") or 0) > WHOLE and values.get("gpus") is not None:
         raise ValueError("a share above 1 is a number of whole GPUs; leave out gpus, or give a share up to 1")
     if (values.get("share") or 0) > WHOLE and values.get("vram") is not None:

@@ -25,9 +25,9 @@ DEFAULT_STOP_SIGNAL = "TERM"
 STOP_SIGNALS = (DEFAULT_STOP_SIGNAL, "INT", "USR1", "USR2", "HUP", "QUIT")
 #: Attributes that are compared one by one between readings; they are not part of the identity.
 COMPARED_ATTRIBUTES = (
-    "name", "priority", "allowed", "share", "gpus", "vram", "exclusive", "oom_retries", "fail_retries",
-    "timeout_s", "after", "after_any", "cuda", "cuda_ids", "preempt", "preempt_signal", "resume_flag",
-    "checkpoints", "pipefail", "background", "hold", "cancel",
+    "name", "max_running", "priority", "allowed", "share", "gpus", "vram", "exclusive", "oom_retries",
+    "fail_retries", "timeout_s", "after", "after_any", "cuda", "cuda_ids", "preempt", "preempt_signal",
+    "resume_flag", "checkpoints", "pipefail", "background", "hold", "cancel",
 )  # fmt: skip
 #: What `set` may change of a finished job as well, because it says how the job starts again.
 RESTART_FIELDS = frozenset({"command", "resume_flag", "checkpoints", "pipefail", "background"})
@@ -41,6 +41,7 @@ class JobSpec:
                command is None if it is not known, because an adopted process had changed its title.
     text       the line as a user recognises it, without its attribute block and comment.
     cwd        the absolute working folder.
+    max_running  how many jobs of its group may run at the same time; None means any number.
     allowed    the indices of the GPUs that the job may use; None means any.
     share      the requested part of a GPU, in thousandths; None means not given.
     gpus       the requested number of GPUs; None means not given.
@@ -69,6 +70,7 @@ class JobSpec:
     venv: str | None = None
     env: tuple[tuple[str, str], ...] = ()
     name: str | None = None
+    max_running: int | None = None
     priority: int | None = None
     allowed: tuple[int, ...] | None = None
     share: int | None = None

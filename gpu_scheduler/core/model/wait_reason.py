@@ -29,6 +29,8 @@ class WaitKind(str, Enum):
     NO_FREE_GPU = "no free gpu"
     TOO_FEW_GPUS = "too few gpus"
     GPUS_TOO_SMALL = "gpus too small"
+    #: As many jobs of the group `cause` run as may run at the same time.
+    GROUP_FULL = "group full"
     LINE_MALFORMED = "line malformed"
     LINE_REMOVED = "line removed"
     LINE_CHANGED = "line changed"
@@ -72,7 +74,8 @@ class WaitReason(StoredValue):
 
     cause          STORAGE, GPUS_UNREADABLE: the problem; HELD: "user", "line" or the outcome of the attempt
                    that ended; REQUEST: the requested action; NOT_WATCHED: the pid of the process;
-                   START_INTERVAL: the interval in seconds
+                   START_INTERVAL: the interval in seconds;
+                   GROUP_FULL: the group
     need           the need of each job, for the kinds that concern GPUs
     gpus           NO_FREE_GPU, RESERVED: number of GPUs that would accept the job now; TOO_FEW_GPUS: number
                    of managed GPUs that the job may use
@@ -88,6 +91,8 @@ class WaitReason(StoredValue):
     reserved       RESERVED: the indices of the GPUs
     reserved_from  RESERVED: when the job is expected to start, in seconds since 1970
     overtakes      RESERVED: how often the job had been overtaken
+    running        GROUP_FULL: number of jobs of the group that run, or for which GPUs are reserved
+    max_running    GROUP_FULL: how many of them may run
     launches       RELAUNCHED: number of launches of an attempt that no runner has claimed yet
     due_at         the time, in seconds since boot, at which a job whose line was removed is cancelled, a
                    changed line takes effect or a delayed job starts; None if unknown
@@ -110,6 +115,8 @@ class WaitReason(StoredValue):
     reserved: tuple[int, ...] = ()
     reserved_from: float | None = None
     overtakes: int | None = None
+    running: int = 0
+    max_running: int = 0
 
     _BUILD: ClassVar = {
         "kind": WaitKind, "need": _need, "obstacles": _obstacles, "victims": tuple, "reserved": tuple,

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from gpu_scheduler.core.model.job_name import group_of
 from gpu_scheduler.core.model.need import Need
 from gpu_scheduler.core.model.units import WHOLE, parse_mib, parse_share
 from gpu_scheduler.core.text import strict_json
@@ -32,7 +33,8 @@ class ResourceSpec:
     share: thousandths. allowed: GPU indices. vram: MiB on each GPU. workload_class: see `workload_class_of`;
     set only if needs are learned and the line states none. min_vram_mib: the minimum memory
     on each GPU for a job that has run out of memory, whatever else determines its need. preempt: whether the
-    job may preempt running jobs of lower priority.
+    job may preempt running jobs of lower priority. group: the group of the job, whose jobs share a limit.
+    max_running: how many jobs of the group may run at the same time, as far as this job is concerned.
     """
 
     share: int | None = None
@@ -45,11 +47,16 @@ class ResourceSpec:
     workload_class: str | None = None
     min_vram_mib: int | None = None
     preempt: bool = False
+    group: str | None = None
+    max_running: int | None = None
 
     @classmethod
     def of(cls, spec: JobSpec, min_vram_mib: int | None = None, *, learn_needs: bool = False) -> ResourceSpec:
         """Returns a job's resource spec. With torchrun, the line sets the GPU count, whatever the model."""
         share, gpus, llm = spec.share, spec.gpus, spec.llm
+        group = None if spec.name is None else group_of(spec.name)
+        if spec.max_running is not None:
+            group = group or spec.name  # jobs with this same name are a group
         command, family = spec.kind == "command", None
         if spec.torchrun is not None:
             share, gpus, llm, command = WHOLE if spec.vram is None else None, spec.torchrun, None, False
@@ -57,7 +64,7 @@ class ResourceSpec:
             family = workload_class_of(spec)
         return cls(
             share, gpus, llm, command, spec.allowed, spec.vram, spec.exclusive, family, min_vram_mib,
-            spec.preempt,
+            spec.preempt, group, spec.max_running,
         )  # fmt: skip
 
     @lru_cache(maxsize=4096)  # noqa: B019 - keys are values, and few
@@ -65,6 +72,9 @@ class ResourceSpec:
         """Returns the text that identifies this spec; `from_key` parses it."""
         stated = [self.share, self.gpus, self.llm, self.is_command, self.allowed]
         extra = [self.vram, self.exclusive, self.workload_class]
+        if self.group is not None:
+            extra += [self.min_vram_mib, self.preempt, self.group, self.max_running]
+            return json.dumps([*stated, *extra], ensure_ascii=False)
         if self.preempt:
             return json.dumps([*stated, *extra, self.min_vram_mib, True], ensure_ascii=False)
         if self.min_vram_mib is not None:

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from heapq import nsmallest
 from itertools import islice
 from typing import overload
 
 from gpu_scheduler.core.scheduling.facts import Facts, PendingGroup
+from gpu_scheduler.core.scheduling.needs import ResourceSpec
 from gpu_scheduler.core.scheduling.order import queue_key
 from gpu_scheduler.core.scheduling.request_index import RequestIndex
 
@@ -110,6 +112,11 @@ class PendingQueue(Sequence[PendingGroup]):
     def without_reason(self, number: int) -> list[str]:
         """Returns the handles of the first groups without a wait reason, at most this many."""
         return nsmallest(number, self._without_reason, key=self._keys.__getitem__)
+
+    @cached_property
+    def limited(self) -> list[ResourceSpec]:
+        """The resources of the groups whose jobs have the attribute `max-running`."""
+        return [one.resources for one in self._groups.values() if one.resources.max_running is not None]
 
     def holding(self, job_id: int, spec_key: str) -> list[str]:
         """Returns the handles of the groups that hold a job with these resources."""

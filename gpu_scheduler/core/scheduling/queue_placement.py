@@ -13,6 +13,7 @@ from gpu_scheduler.core.scheduling.effective_need import need_of
 from gpu_scheduler.core.scheduling.facts import Facts, QueuedJob, ReservedJob
 from gpu_scheduler.core.scheduling.gpu_admission import GpuAvailability
 from gpu_scheduler.core.scheduling.gpu_use import availability_beside
+from gpu_scheduler.core.scheduling.group_limits import GroupLimits
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
 from gpu_scheduler.core.scheduling.order import queue_key
 from gpu_scheduler.core.scheduling.pending_queue import PendingQueue
@@ -43,10 +44,13 @@ def place_jobs(facts: Facts) -> list[Action]:
         return wait_reasons(queue, dict.fromkeys(groups_to_explain(queue, facts.now), why_not))
     if not facts.all_sampled:
         return []
-    gpus = RoundAllocations(facts, leaving_attempts(facts))
-    actions = _place_reserved_jobs(facts, gpus)
-    actions += QueueWalk(facts, gpus, has_started=any(isinstance(one, Start) for one in actions)).place()
-    return actions if any(isinstance(one, Start) for one in actions) else actions + _try_suspect(facts, gpus)
+    gpus, limits = RoundAllocations(facts, leaving_attempts(facts)), GroupLimits(facts)
+    actions = _place_reserved_jobs(facts, gpus, limits)
+    has_started = any(isinstance(one, Start) for one in actions)
+    actions += QueueWalk(facts, gpus, limits, has_started=has_started).place()
+    if any(isinstance(one, Start) for one in actions):
+        return actions
+    return actions + _try_suspect(facts, gpus, limits)
 
 
 def start_wait_s(facts: Facts) -> float:
@@ -80,14 +84,14 @@ def with_start_interval(actions: list[Action], facts: Facts) -> list[Action]:
     return kept + [SetWaitReason(key, why) for key, reason in keys.items() if reason != why]
 
 
-def _try_suspect(facts: Facts, gpus: RoundAllocations) -> list[Action]:
+def _try_suspect(facts: Facts, gpus: RoundAllocations, limits: GroupLimits) -> list[Action]:
     """Starts a job with tries left, which found no other GPU, on a suspect GPU that is due for a trial."""
     for gpu in (one for one in facts.gpus if is_due(one, facts)):
         view = availability_beside(replace(gpu, suspicion=None), facts.attempts_on(gpu.uuid), facts.settings)
         for group in islice(facts.pending_groups, _MAX_TRYING):
             need = need_of(group.resources, facts)
             answer = place(need, group.resources.allowed, [view], facts.settings)
-            if isinstance(answer, WaitReason):
+            if isinstance(answer, WaitReason) or limits.refusal(group.resources) is not None:
                 continue
             for job in group.jobs:
                 if has_tries_left(job, facts.settings):
@@ -95,11 +99,11 @@ def _try_suspect(facts: Facts, gpus: RoundAllocations) -> list[Action]:
     return []
 
 
-def _place_reserved_jobs(facts: Facts, gpus: RoundAllocations) -> list[Action]:
+def _place_reserved_jobs(facts: Facts, gpus: RoundAllocations, limits: GroupLimits) -> list[Action]:
     """Starts the jobs that fit on their reserved GPUs, and keeps these GPUs for the other reserved jobs.
 
     A job that cannot start although its victims have left, and all other attempts that were leaving, loses
-    its reservation.
+    its reservation. So does one whose group is full.
     """
     actions: list[Action] = []
     # All of them are kept before the first job is placed, so that none takes what is reserved for another.
@@ -107,11 +111,16 @@ def _place_reserved_jobs(facts: Facts, gpus: RoundAllocations) -> list[Action]:
     for reserved in sorted(facts.reserved_jobs, key=lambda one: queue_key(one.job)):
         job_id = reserved.job.job_id
         answer = gpus.place_reserved(job_id, needs[job_id], reserved.resources.allowed)
-        if reserved.may_start and not isinstance(answer, WaitReason):
-            actions.append(gpus.start(job_id, answer, needs[job_id]))
-        elif not _is_awaited(reserved, needs[job_id], facts, gpus):
-            gpus.release(job_id)
-            actions.append(DropReservation(job_id))
+        if limits.refusal(reserved.resources) is None:
+            if reserved.may_start and not isinstance(answer, WaitReason):
+                actions.append(gpus.start(job_id, answer, needs[job_id]))
+                limits.take(reserved.resources)
+                continue
+            if _is_awaited(reserved, needs[job_id], facts, gpus):
+                limits.take(reserved.resources)
+                continue
+        gpus.release(job_id)
+        actions.append(DropReservation(job_id))
     return actions
 
 
@@ -135,7 +144,7 @@ def possible_preemption(
     facts: Facts, need: Need, job: QueuedJob, resources: ResourceSpec
 ) -> Preemption | NoPreemption | None:
     """Returns whom the next round preempts for a queued job, or why nobody; None if it need or may not."""
-    if not may_preempt(job.priority, resources, facts.settings):
+    if not may_preempt(job.priority, resources, facts.settings) or GroupLimits(facts).refusal(resources):
         return None
     gpus, upper_s = gpus_for(job, facts), _upper_s(job, facts)
     answer = gpus.place(need, resources.allowed, upper_s)

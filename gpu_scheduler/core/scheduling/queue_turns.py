@@ -7,6 +7,7 @@ from collections.abc import Collection
 from gpu_scheduler.core.scheduling.claim_size import claim_size
 from gpu_scheduler.core.scheduling.effective_need import allowed_gpus, need_of
 from gpu_scheduler.core.scheduling.facts import Facts
+from gpu_scheduler.core.scheduling.group_limits import GroupLimits
 from gpu_scheduler.core.scheduling.needs import could_fit
 from gpu_scheduler.core.scheduling.pending_queue import PendingQueue
 
@@ -57,8 +58,10 @@ def queue_line(facts: Facts, gpus: Collection[str], most: int = 1) -> dict[str, 
     found: dict[str, float] = {}
     if not gpus or facts.storage_issue is not None or facts.probe_error is not None:
         return found
-    queue = PendingQueue.of(facts.pending_groups)
+    queue, groups = PendingQueue.of(facts.pending_groups), GroupLimits(facts)
     for group in map(queue.group, queue.first(_MAX_GROUPS)):
+        if groups.refusal(group.resources) is not None:
+            continue
         need, limits = need_of(group.resources, facts), facts.settings
         for gpu in allowed_gpus(group.resources, facts) if need.count <= most else ():
             is_left_out = gpu.paused or gpu.suspicion is not None or gpu.uuid not in gpus

@@ -15,11 +15,12 @@ from itertools import islice
 
 from gpu_scheduler.core.model.need import Need
 from gpu_scheduler.core.model.now import Now
-from gpu_scheduler.core.model.wait_reason import WaitReason
+from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.core.scheduling.actions import Action, SetQueueReservation, SetWaitReason
 from gpu_scheduler.core.scheduling.effective_need import allowed_gpus, need_of
 from gpu_scheduler.core.scheduling.facts import Facts, PendingGroup, QueuedJob, QueueReservation
 from gpu_scheduler.core.scheduling.fit_limits import FitLimits
+from gpu_scheduler.core.scheduling.group_limits import GroupLimits
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
 from gpu_scheduler.core.scheduling.order import queue_key
 from gpu_scheduler.core.scheduling.pending_queue import PendingQueue
@@ -63,15 +64,20 @@ class QueueWalk:
     reservation. Each visit is one of these: (queue key of the job, handle of its group, index of the job).
     """
 
-    def __init__(self, facts: Facts, gpus: RoundAllocations, *, has_started: bool) -> None:
+    def __init__(
+        self, facts: Facts, gpus: RoundAllocations, group_limits: GroupLimits, *, has_started: bool
+    ) -> None:
         self._facts = facts
         self._gpus = gpus
+        self._group_limits = group_limits
         self._queue = PendingQueue.of(facts.pending_groups)
         self._index = self._queue.requests(facts)
         self._limits = FitLimits(self._index, gpus, facts.settings)
         self._actions: list[Action] = []
         self._reasons: dict[str, WaitReason] = {}
         self._full: set[str] = set()
+        #: The groups from which no job may start, because too many jobs of the same name group run.
+        self._passed_over: set[str] = set()
         self._has_started = has_started
         self._has_preempted = False
         self._is_over = False
@@ -129,6 +135,8 @@ class QueueWalk:
 
     def _is_of_interest(self, handle: str) -> bool:
         """Returns whether the walk visits the next job of a group."""
+        if handle in self._passed_over:
+            return False
         if handle in self._aging and self._may_reserve:
             return True
         if handle in self._full:
@@ -138,6 +146,11 @@ class QueueWalk:
 
     def _visit(self, job: QueuedJob, handle: str, group: PendingGroup) -> bool:
         """Starts a job if it fits; returns whether it did. Otherwise considers it for the reservation."""
+        refusal = self._group_limits.refusal(group.resources)
+        if refusal is not None:
+            self._reasons.setdefault(handle, refusal)
+            self._passed_over.add(handle)
+            return False
         if handle not in self._full:
             request = self._index.requests[handle]
             upper_s = self._upper_s(job, handle)
@@ -170,6 +183,7 @@ class QueueWalk:
         start = self._gpus.start(job.job_id, gpus, need, upper_s)
         self._actions.append(replace(start, waiting_since=job.waiting_since))
         self._limits.gpus_changed()
+        self._group_limits.take(group.resources)
         self._has_started = True
         if group.has_more and job is group.jobs[-1]:
             self._is_over = True  # the group's next job, which this round has not read, may precede the rest
@@ -205,6 +219,7 @@ class QueueWalk:
         if isinstance(found, NoPreemption):
             return False
         gpus.reserve(job.job_id, found.gpus, need)
+        self._group_limits.take(resources)
         self._actions += preempt(job.job_id, found, facts)
         self._has_preempted = True
         self._plans.clear()
@@ -225,6 +240,8 @@ class QueueWalk:
             return
         if self._is_infeasible(handle, need, resources):
             return
+        if group.reason is not None and group.reason.kind is WaitKind.GROUP_FULL:
+            return  # it begins to wait for GPUs only now
         since = waiting_since(job, resources, need, facts)
         needed = self._overtakes_needed(need, resources.allowed, is_stored=is_stored)
         if needed is None or not (is_stored or facts.overtakes.reaches(job, since, needed)):
@@ -240,13 +257,15 @@ class QueueWalk:
         if planned is None:
             return
         overtakes = stored.overtakes if is_stored and stored else facts.overtakes.count(job, since)
+        self._group_limits.take(resources)
         self._reserve(job, need, planned, overtakes)
 
     def _keep(self, stored: QueueReservation) -> None:
         """Keeps the reservation of a job that cannot start for a moment."""
         if self._has_started:
             self._is_over = True
-        elif self._may_reserve:
+        elif self._may_reserve and self._group_limits.refusal(stored.resources) is None:
+            self._group_limits.take(stored.resources)
             need = need_of(stored.resources, self._facts)
             planned = self._planned(need, stored.resources.allowed, is_stored=True)
             if planned is not None:
