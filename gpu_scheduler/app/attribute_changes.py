@@ -9,7 +9,7 @@ from typing import Any
 
 from gpu_scheduler.app.job_refs import job_record
 from gpu_scheduler.app.line_note import Note
-from gpu_scheduler.app.named_parents import named_job, parent_notes
+from gpu_scheduler.app.named_parents import parent_notes, parents_meant
 from gpu_scheduler.core.jobsfile.attribute_changes import check_changes, parse_changes
 from gpu_scheduler.core.jobsfile.attributes import key_of
 from gpu_scheduler.core.jobsfile.compose import format_command_line
@@ -77,9 +77,9 @@ def _change(store: Store, field: str, value: Any) -> AttributeChange:
     notes: list[Note] = []
     for reference in value:
         try:
-            job = named_job(store, reference)
+            jobs = parents_meant(store, reference)
         except SchedulerError as error:
             raise UsageError(f"{key_of(field)} {reference}: {error}") from None
-        parents.append((job.id, reference))
-        notes += parent_notes(store, _REFERENCES[field], job)
+        parents += [(job.id, reference) for job in jobs]
+        notes += parent_notes(store, _REFERENCES[field], jobs)
     return AttributeChange({**args, "parents": parents}, tuple(notes))

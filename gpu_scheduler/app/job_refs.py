@@ -1,34 +1,34 @@
-"""Resolves references to jobs. A reference is a number, a range of numbers, or a name.
+"""Resolves references to jobs: a number, a range of numbers, a name, a group or a pattern.
 
-A name means the only open job with that name or, if none is open, the finished job that ended last.
+A name means the open jobs with that name or, if none is open, the finished job that ended last. A group and a
+pattern mean that for each of their names (`core.model.job_name`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
+from gpu_scheduler.core.model.gpu_list import format_ranges
+from gpu_scheduler.core.model.job_name import is_pattern
 from gpu_scheduler.core.model.states import ACTIVE, JobState
-from gpu_scheduler.core.text.formatting import count_noun
+from gpu_scheduler.core.text.formatting import count_noun, limit_length
 from gpu_scheduler.errors import SchedulerError
-from gpu_scheduler.store.job_lists import job_ids_in, jobs_named
+from gpu_scheduler.store.job_lists import job_ids_in, jobs_meant
 from gpu_scheduler.store.records import JobRecord
 from gpu_scheduler.store.store import Store
 
-#: A reference to jobs: an id, a range of ids, or a name.
+#: A reference to jobs: an id, a range of ids, or a name, a group or a pattern.
 JobRef = int | range | str
-
-#: Maximum number of jobs with the same name that an error message lists.
-_MAX_LISTED = 10
 
 
 def resolve_job(store: Store, ref: JobRef) -> int:
     """Returns the id of the job.
 
-    Raises SchedulerError for a range without jobs, and for a name that no job has or that several open jobs
-    share. A number is returned without a lookup.
+    Raises SchedulerError for a range without jobs, and for a name that means no job or several jobs. A number
+    is returned without a lookup.
     """
     if isinstance(ref, str):
-        return _job_named(store, ref)
+        return _single_job(store, ref)
     return ref if isinstance(ref, int) else _jobs_in_range(store, ref)[0]
 
 
@@ -42,16 +42,41 @@ def job_record(store: Store, job_id: int) -> JobRecord:
     return job
 
 
-def resolve_jobs(store: Store, refs: Iterable[JobRef]) -> list[int]:
+def resolve_jobs(
+    store: Store, refs: Iterable[JobRef], concerns: Callable[[JobRecord], bool] = lambda _: True
+) -> list[int]:
     """Returns the ids of the jobs in the order of the references, each once.
 
-    Raises SchedulerError like `resolve_job`, and for a range without any job.
+    concerns: whether the command concerns a job; a name that means several jobs means only these of them.
+    Raises SchedulerError for a range or a name without any job.
     """
     found: dict[int, None] = {}
     for ref in refs:
-        ids = _jobs_in_range(store, ref) if isinstance(ref, range) else [resolve_job(store, ref)]
+        if isinstance(ref, str):
+            jobs = named_jobs(store, ref)
+            ids = [job.id for job in jobs if len(jobs) == 1 or concerns(job)]
+            if not ids:
+                states = ", ".join(sorted({str(job.outcome or job.state) for job in jobs}))
+                raise SchedulerError(
+                    f"{ref} means {len(jobs):,} jobs, none of which this command concerns ({states});"
+                    " nothing was done"
+                )
+        else:
+            ids = _jobs_in_range(store, ref) if isinstance(ref, range) else [ref]
         found.update(dict.fromkeys(ids))
     return list(found)
+
+
+def named_jobs(store: Store, reference: str) -> list[JobRecord]:
+    """Returns the jobs that a name, a group or a pattern means, by id. Raises SchedulerError if none."""
+    jobs = jobs_meant(store, reference)
+    if not jobs:
+        what = "with a name such as" if is_pattern(reference) else "named"
+        raise SchedulerError(
+            f"there is no job {what} {reference} in {store.data_dir.folder}; `status --all` lists the jobs"
+            " ([name=…] on a job's line gives it a name)"
+        )
+    return jobs
 
 
 def _jobs_in_range(store: Store, numbers: range) -> list[int]:
@@ -64,25 +89,18 @@ def _jobs_in_range(store: Store, numbers: range) -> list[int]:
     return ids
 
 
-def _job_named(store: Store, name: str) -> int:
-    jobs = jobs_named(store, name)
-    if not jobs:
-        raise SchedulerError(
-            f"there is no job named {name} in {store.data_dir.folder}; `status --all` lists the jobs"
-            " ([name=…] on a job's line gives it a name)"
-        )
-    open_ones = [job for job in jobs if job.state is not JobState.FINISHED]
-    if len(open_ones) > 1:
+def _single_job(store: Store, name: str) -> int:
+    jobs = named_jobs(store, name)
+    if len(jobs) > 1:
         # If no scheduler is running, some of these jobs may have ended without a record in the store.
-        open_ones = [job for job in open_ones if not _has_ended(store, job)]
-    if len(open_ones) > 1:
-        listed = ", ".join(f"job {job.id} ({job.state})" for job in open_ones[:_MAX_LISTED])
-        more = f" and {len(open_ones) - _MAX_LISTED:,} more" if len(open_ones) > _MAX_LISTED else ""
-        raise SchedulerError(
-            f"{count_noun(len(open_ones), 'open job')} are named {name}: {listed}{more}\n"
-            "give a job number instead; nothing was done"
-        )
-    return (open_ones or jobs)[0].id
+        jobs = [job for job in jobs if not _has_ended(store, job)] or jobs[-1:]
+    if len(jobs) > 1:
+        what = f"{count_noun(len(jobs), 'open job')} are named {name}"
+        if jobs[0].name != name:
+            what = f"{name} means {len(jobs):,} jobs"
+        listed = limit_length(format_ranges([job.id for job in jobs]))
+        raise SchedulerError(f"{what}: {listed}\ngive a job number instead; nothing was done")
+    return jobs[0].id
 
 
 def _has_ended(store: Store, job: JobRecord) -> bool:

@@ -28,7 +28,7 @@ from gpu_scheduler.core.model.request_answer import (
     AnswerCode,
     RequestAnswer,
 )
-from gpu_scheduler.core.model.states import JobState
+from gpu_scheduler.core.model.states import FAILED, JobState, Outcome
 from gpu_scheduler.store.job_lists import listed_count, open_jobs
 from gpu_scheduler.store.location import refuse_copy
 from gpu_scheduler.store.records import JobRecord
@@ -37,6 +37,8 @@ from gpu_scheduler.store.store import Store
 
 #: The states of jobs that `retry` accepts.
 _RETRYABLE = frozenset(ACCEPTED_STATES["retry"])
+#: The outcomes of the jobs of a group that `retry` queues again.
+_RETRIED = FAILED | {Outcome.CANCELLED, Outcome.INTERRUPTED, Outcome.PREEMPTED}
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ def cancel(
         open_ones = _open_jobs(store) if jobs is None else []
         spared = [Answer(job.id, AnswerKind.SPARED) for job in open_ones if job.adopted is not None]
         ids = [job.id for job in open_ones if job.adopted is None]
-        ids = resolve_jobs(store, jobs) if jobs is not None else ids
+        ids = _resolve(store, "cancel", jobs) if jobs is not None else ids
         if not ids:
             return tuple(spared)
         refuse_copy(store)
@@ -150,11 +152,23 @@ def _request_for_jobs(
     location: Location, verb: str, jobs: Sequence[JobRef] | None, by: str, **args: object
 ) -> tuple[Answer, ...]:
     with open_store(location) as store:
-        ids = _failed_jobs(store) if jobs is None else resolve_jobs(store, jobs)
+        ids = _failed_jobs(store) if jobs is None else _resolve(store, verb, jobs)
         if not ids:
             return ()
         requests, refused = _record_requests(store, verb, ids, by, args)
         return (*refused, *_answers(store, requests, wake_and_wait(store, requests), {}))
+
+
+def _resolve(store: Store, verb: str, refs: Sequence[JobRef]) -> list[int]:
+    """Returns the ids of the jobs; of those of a group, only the ones to which the verb applies."""
+    pending = requested_verbs(store) if any(isinstance(ref, str) for ref in refs) else {}
+
+    def concerns(job: JobRecord) -> bool:
+        if verb == "retry" and observed(store, job).outcome not in _RETRIED and not job.is_interrupted:
+            return False
+        return early_refusal(store, verb, job.id, pending.get(job.id, ()), is_up=False) is None
+
+    return resolve_jobs(store, refs, concerns)
 
 
 def _request_for_all(

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from gpu_scheduler.app import gpu_views, job_views
 from gpu_scheduler.app.job_progress import with_progress
+from gpu_scheduler.app.job_refs import JobRef, job_record, resolve_jobs
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.app.masking import without_secrets
 from gpu_scheduler.app.status_report import JobView, StatusReport
 from gpu_scheduler.app.store_access import open_store, scheduler_pid_of
 from gpu_scheduler.app.stored_claims import foreign_claims, read_locks
 from gpu_scheduler.app.view_context import context_of, health_issues_of
-from gpu_scheduler.core.model.states import ACTIVE, JobState
+from gpu_scheduler.core.model.states import ACTIVE, JobState, Outcome
 from gpu_scheduler.intake.state_file_edits import requested_pauses
 from gpu_scheduler.store.job_lists import (
     cleared_count,
@@ -24,6 +26,7 @@ from gpu_scheduler.store.job_lists import (
     unsuccessful_counts,
 )
 from gpu_scheduler.store.jobs_files import jobs_files, malformed_lines
+from gpu_scheduler.store.records import JobRecord
 from gpu_scheduler.store.reservations import reserved_gpus
 from gpu_scheduler.store.store import Store
 
@@ -43,6 +46,7 @@ class StatusQuery:
     jobs; with_cleared: whether to list cleared jobs too; last_lines: whether to read the last output line of
     each running job from its log; progress: whether to read how far each running job is;
     checkpoints: whether to look for their checkpoints, too, even if their logs show how far they are.
+    jobs: the only jobs to list, whatever their states; empty means those that the other values choose.
     """
 
     max_queued: int | None = None
@@ -52,6 +56,7 @@ class StatusQuery:
     last_lines: bool = False
     progress: bool = False
     checkpoints: bool = False
+    jobs: tuple[JobRef, ...] = ()
 
 
 def status(
@@ -87,13 +92,7 @@ def read_report(store: Store, query: StatusQuery) -> StatusReport:
     pid = scheduler_pid_of(store)
     locks = read_locks(store)
     with store.snapshot():
-        jobs = open_jobs(store, tuple(ACTIVE))
-        for state in (JobState.QUEUED, JobState.HELD):
-            jobs += [] if query.only_failed else open_jobs(store, (state,), query.max_queued)
-        max_finished = None if query.only_failed else query.max_finished
-        jobs += finished_jobs(
-            store, max_finished, only_failed=query.only_failed, with_cleared=query.with_cleared
-        )
+        jobs = _listed_jobs(store, query)
         attempts = store.newest_attempts(job.id for job in jobs)
         active = store.active_attempts()
         context = context_of(store, (job.id for job in jobs), active, is_up=pid is not None)
@@ -112,11 +111,28 @@ def read_report(store: Store, query: StatusQuery) -> StatusReport:
             jobs=tuple(job_views.job_view(job, attempts.get(job.id), context) for job in jobs),
             counts=state_counts(store),
             unsuccessful_counts=unsuccessful_counts(store, with_cleared=query.with_cleared),
-            hidden_count=0 if query.with_cleared else cleared_count(store),
+            hidden_count=0 if query.with_cleared or query.jobs else cleared_count(store),
             malformed=without_secrets(tuple(malformed_lines(store))),
             jobs_files=tuple(jobs_files(store)),
         )
+    if query.jobs:
+        ended = Counter(str(job.outcome) for job in jobs if job.outcome not in (None, Outcome.COMPLETED))
+        counts = Counter(job.state.value for job in jobs)
+        report = replace(report, counts=counts, unsuccessful_counts=ended)
     return report.failed_only(query.max_finished) if query.only_failed else report
+
+
+def _listed_jobs(store: Store, query: StatusQuery) -> list[JobRecord]:
+    if query.jobs:
+        picked = [job_record(store, job_id) for job_id in resolve_jobs(store, query.jobs)]
+        return sorted(picked, key=lambda job: -(job.finished_at or 0.0))
+    jobs = open_jobs(store, tuple(ACTIVE))
+    for state in (JobState.QUEUED, JobState.HELD):
+        jobs += [] if query.only_failed else open_jobs(store, (state,), query.max_queued)
+    max_finished = None if query.only_failed else query.max_finished
+    return jobs + finished_jobs(
+        store, max_finished, only_failed=query.only_failed, with_cleared=query.with_cleared
+    )
 
 
 def _with_last_lines(report: StatusReport) -> StatusReport:

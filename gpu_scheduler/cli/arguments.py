@@ -145,6 +145,7 @@ def import_queue(parser: argparse.ArgumentParser) -> None:
 
 def status(parser: argparse.ArgumentParser) -> None:
     """Declares the options of `status`."""
+    _job_list(parser, "*")
     way = parser.add_mutually_exclusive_group()
     shared_options(way, "--json")
     way.add_argument("--watch", metavar="SECONDS", nargs="?", const=2.0,
@@ -210,7 +211,8 @@ def why(parser: argparse.ArgumentParser) -> None:
 
 def _job_list(parser: argparse.ArgumentParser, nargs: str) -> None:
     parser.add_argument("jobs", metavar="JOB", nargs=nargs, type=values.job_ref,
-                        help="Job number such as 3, range of numbers such as 5-9, or job name")  # fmt: skip
+                        help="Job number such as 3, range such as 5-9, job name, group such as train (part of"
+                        " the names before the first /), or pattern in quotes such as 'train/*'")  # fmt: skip
 
 
 def jobs(parser: argparse.ArgumentParser) -> None:

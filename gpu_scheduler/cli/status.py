@@ -52,6 +52,7 @@ def _print_json(options: Namespace) -> None:
         with_cleared=options.all,
         progress=True,
         checkpoints=True,
+        jobs=tuple(options.jobs),
     )
     try:
         report = app.status(location_of(options), query)
@@ -87,5 +88,6 @@ def report_for_screen(
         with_cleared=options.all,
         last_lines=True,
         progress=True,
+        jobs=tuple(options.jobs),
     )
     return app.status(location_of(options), query, progress_reader)

@@ -14,6 +14,7 @@ from gpu_scheduler.core.jobsfile import debounce
 from gpu_scheduler.core.jobsfile.diff import AcceptedLines
 from gpu_scheduler.core.jobsfile.reading import Line, Reading
 from gpu_scheduler.core.jobsfile.references import malformed_names, uncounted_names
+from gpu_scheduler.core.model.job_name import meant_by
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.request import JobFact
 from gpu_scheduler.core.model.wait_reason import WaitReason
@@ -104,7 +105,7 @@ class JobsFileReader:
         if self._text.can_be_extended and content.startswith(self._text.content):
             before = self._text
             text = self._parser.parse(content, before=before, limit=self._batch_lines)
-            if before.missing.isdisjoint(text.references.names):
+            if not any(meant_by(one, text.references.names) for one in before.missing):
                 return self._poll_appended(before, text, content, now_s)
         return self._poll_whole(content, previous, jobs, now_s)
 

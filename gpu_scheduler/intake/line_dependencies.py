@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from gpu_scheduler.core.jobsfile.cycles import find_cycles
 from gpu_scheduler.core.jobsfile.reading import Line, Reading
 from gpu_scheduler.core.jobsfile.references import references_of
+from gpu_scheduler.core.model import job_name
 from gpu_scheduler.core.model.dependency import UNRESOLVED, Dependency, DependencyKind
 from gpu_scheduler.core.model.wait_reason import WaitReason
 from gpu_scheduler.intake.reference_index import ReferenceIndex, common_ends
@@ -23,7 +24,7 @@ from gpu_scheduler.store.dependencies import (
     replace_dependencies,
     unresolved_jobs_of_file,
 )
-from gpu_scheduler.store.job_lists import job_exists, newest_job_named
+from gpu_scheduler.store.job_lists import job_exists, newest_jobs_meant
 from gpu_scheduler.store.store import Store
 
 #: The dependencies of a job: the reference for each parent and kind.
@@ -89,8 +90,8 @@ class LineDependencies:
         """Returns the jobs whose lines refer to one of these names, each with the reason of that name."""
         if not names or (self._stored is reading and self._index is None):
             return {}
-        waiting = self._index_of(reading).waiting
-        return {job_id: wait for name, wait in names.items() for job_id in waiting.get(name, ())}
+        index = self._index_of(reading)
+        return {job_id: wait for name, wait in names.items() for job_id in index.waiting_for(name)}
 
     def _index_of(self, reading: Reading) -> ReferenceIndex:
         if self._index is None or self._stored is not reading:
@@ -123,11 +124,13 @@ class LineDependencies:
             name, job_id = line.attributes.get("name"), index.job_of(line)
             if name is None or name.isdigit() or job_id is None:
                 continue
+            waiting = index.waiting_for(name)
             # One more parent without parents of its own changes nothing else, so it is simply added.
-            if name in index.named and line.job_id is not None and not references_of(line):
-                extended += ((job_id, line) for job_id in index.waiting.get(name, ()))
+            is_known = name in index.named and waiting == index.waiting.get(name, [])
+            if is_known and line.job_id is not None and not references_of(line):
+                extended += ((job_id, line) for job_id in waiting)
             else:
-                changed.update(dict.fromkeys(index.waiting.get(name, ())))
+                changed.update(dict.fromkeys(waiting))
         index.add(appended)
         changed.update((line.job_id, None) for line in appended if line.job_id in index.lines)
         self._add_parents(index, [(job_id, line) for job_id, line in extended if job_id not in changed])
@@ -151,7 +154,7 @@ class LineDependencies:
             index.renumber(reading[len(reading) - tail :])
         jobs = {line.job_id for line in new if line.job_id is not None}
         names = {line.attributes["name"] for line in (*old, *new) if "name" in line.attributes}
-        waiting = [job_id for name in names for job_id in index.waiting.get(name, ())]
+        waiting = [job_id for name in names for job_id in index.waiting_for(name)]
         unresolved = unresolved_jobs_of_file(self._store, self._path)
         return self._replace(index, (*jobs, *waiting, *unresolved), new_jobs)
 
@@ -226,18 +229,19 @@ class LineDependencies:
         """Returns the jobs that a reference means.
 
         These are the jobs of lines with the name. If there are none, they are the jobs that the reference
-        meant until their lines were removed or, for a new reference, the newest job with the name.
+        meant until their lines were removed or, for a new reference, the newest job with each such name.
         """
         if reference.isdigit():
             return (int(reference) if job_exists(self._store, reference) else UNRESOLVED,)
-        if reference in index.named:
-            return index.named[reference]
-        if reference in self._names:  # the line with this name does not count yet
+        meant = index.meant_by(reference)
+        if meant:  # a job may wait for the others of its own group
+            return meant if reference in index.named else [one for one in meant if one != job_id]
+        if job_name.meant_by(reference, self._names):  # the line with this name does not count yet
             return (UNRESOLVED,)
         known = [
             parent for (parent, _), meant in stored.items() if meant == reference and parent != UNRESOLVED
         ]
-        return known or (newest_job_named(self._store, reference, other_than=job_id) or UNRESOLVED,)
+        return known or newest_jobs_meant(self._store, reference, other_than=job_id) or (UNRESOLVED,)
 
     def _find_cyclic(
         self, stored: Mapping[int, Edges], changed: Mapping[int, Edges], new_jobs: frozenset[int]
@@ -260,8 +264,10 @@ class LineDependencies:
         self, index: ReferenceIndex, stored: Mapping[int, Edges], job_id: int, edges: Edges
     ) -> Iterator[str]:
         for (parent, kind), reference in edges.items():
-            if parent != UNRESOLVED or (reference in self._names and reference not in index.named):
+            if parent != UNRESOLVED:
                 continue
+            if job_name.meant_by(reference, self._names) and not index.meant_by(reference):
+                continue  # the line with this name does not count yet
             is_cyclic = UNRESOLVED not in self._parents(index, stored.get(job_id, {}), job_id, reference)
             cause = "would make it wait for itself" if is_cyclic else "names no job"
             key = "after" if kind is DependencyKind.COMPLETED else "after-any"

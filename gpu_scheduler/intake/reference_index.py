@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from gpu_scheduler.core.jobsfile.reading import Line, Reading
-from gpu_scheduler.core.jobsfile.references import references_of
+from gpu_scheduler.core.jobsfile.references import name_keys, references_of
+from gpu_scheduler.core.model import job_name
 from gpu_scheduler.core.model.dependency import DependencyKind
 
 
@@ -15,9 +16,10 @@ from gpu_scheduler.core.model.dependency import DependencyKind
 class ReferenceIndex:
     """The lines of a reading that matter to dependencies.
 
-    named: the jobs of the lines with each name; csv_jobs: the job of each CSV line by its identity, because
-    only the first of several equal lines has the job itself; waiting: the jobs whose lines refer to each name
-    or id; lines: the lines with references, by job; repeats: whether a line has the job of an earlier one.
+    named: the jobs of the lines by name, and by group; csv_jobs: the job of each CSV line by its identity,
+    because only the first of several equal lines has the job itself; waiting: the jobs whose lines refer to
+    each name or id; lines: the lines with references, by job; repeats: whether a line has the job of an
+    earlier one.
     """
 
     named: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
@@ -29,12 +31,13 @@ class ReferenceIndex:
     def add(self, lines: Iterable[Line]) -> None:
         """Adds lines. A line that repeats another one must follow it."""
         for line in lines:
-            job_id, name = self.job_of(line), line.attributes.get("name")
+            job_id = self.job_of(line)
             if job_id is None:
                 continue
             self.repeats |= line.job_id is None
-            if name is not None and not name.isdigit():  # a number is always an id
-                self.named[name].append(job_id)
+            for key in name_keys(line):
+                if not key.isdigit():  # a number is always an id
+                    self.named[key].append(job_id)
             references = references_of(line)
             if references and line.job_id is not None:
                 self.lines[job_id] = line
@@ -44,7 +47,7 @@ class ReferenceIndex:
     def remove(self, lines: Iterable[Line]) -> None:
         """Removes lines of an index without repeats, but not the dependencies of their jobs."""
         jobs = {line.job_id for line in lines if line.job_id is not None}
-        names = {line.attributes["name"] for line in lines if "name" in line.attributes}
+        names = {key for line in lines for key in name_keys(line)}
         references = {reference for line in lines for reference in references_of(line)}
         for entries, keys in ((self.named, names), (self.waiting, references)):
             for key in keys & entries.keys():
@@ -70,6 +73,17 @@ class ReferenceIndex:
         if line.job_id is not None:
             self.csv_jobs[line.identity] = line.job_id
         return self.csv_jobs.get(line.identity)
+
+    def meant_by(self, reference: str) -> list[int]:
+        """Returns the jobs of the lines that a reference means."""
+        return [
+            job_id for key in job_name.meant_by(reference, self.named.keys()) for job_id in self.named[key]
+        ]
+
+    def waiting_for(self, key: str) -> list[int]:
+        """Returns the jobs whose lines may refer to a key of a table of names."""
+        patterns = [one for one in self.waiting if job_name.is_pattern(one)]
+        return [job for one in job_name.references_to(key, patterns) for job in self.waiting.get(one, ())]
 
     def references(self, job_id: int) -> Iterator[tuple[DependencyKind, str]]:
         """Yields the references of a job's line."""

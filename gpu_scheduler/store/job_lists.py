@@ -6,6 +6,7 @@ import json
 from collections.abc import Collection, Iterable
 
 from gpu_scheduler.core.model.checkpoint import Checkpoint
+from gpu_scheduler.core.model.job_name import is_pattern
 from gpu_scheduler.core.model.job_spec import DEFAULT_STOP_SIGNAL, JobSpec
 from gpu_scheduler.core.model.request import InterruptedJob, JobFact
 from gpu_scheduler.core.model.states import FAILED, JobState, Outcome
@@ -47,28 +48,55 @@ def finished_jobs(
     )
 
 
-def jobs_named(store: Store, name: str) -> list[JobRecord]:
-    """Returns the jobs with this name: unfinished jobs by id, then finished jobs, newest end first."""
-    return _jobs(
-        store,
-        "job WHERE name = ?"
-        " ORDER BY state = 'finished', CASE state WHEN 'finished' THEN -finished_at ELSE id END, id DESC",
-        name,
+def jobs_meant(store: Store, reference: str) -> list[JobRecord]:
+    """Returns the jobs that a name, a group or a pattern means, by id; an empty list if it means none.
+
+    These are, for each such name, the open jobs with this name or, if none is open, the one that ended last.
+    A group and a pattern leave out cleared jobs.
+    """
+    where, values = _meaning(store, reference)
+    by_name: dict[str | None, list[JobRecord]] = {}
+    for job in _jobs(store, f"job WHERE {where} ORDER BY coalesce(finished_at, 0.0), id", *values):
+        by_name.setdefault(job.name, []).append(job)
+    found = []
+    for jobs in by_name.values():
+        found += [job for job in jobs if job.state is not JobState.FINISHED] or jobs[-1:]
+    return sorted(found, key=lambda job: job.id)
+
+
+def newest_jobs_meant(store: Store, reference: str, other_than: int = 0) -> list[int]:
+    """Returns the newest job with each name that a reference means, except the job `other_than`, by id."""
+    where, values = _meaning(store, reference, other_than)
+    rows = store.db.rows(f"SELECT max(id) AS id FROM job WHERE {where} GROUP BY name ORDER BY 1", *values)
+    return [row["id"] for row in rows]
+
+
+def _meaning(store: Store, reference: str, other_than: int = 0) -> tuple[str, tuple[str | int, ...]]:
+    """Returns the condition for the jobs that a name, a group or a pattern means, with its values.
+
+    An exact name wins over a group, and a group over a pattern.
+    """
+    pattern = reference.replace("[!", "[^") if is_pattern(reference) else ""
+    conditions: tuple[tuple[str, tuple[str, ...]], ...] = (
+        ("name = ?", (reference,)),
+        ("name >= ? AND name < ? AND cleared_at IS NULL", (f"{reference}/", f"{reference}0")),  # 0 follows /
+        ("name GLOB ? AND cleared_at IS NULL", (pattern,)),
     )
-
-
-def newest_job_named(store: Store, name: str, other_than: int = 0) -> int | None:
-    """Returns the id of the newest job with this name, except the job `other_than`; None if there is none."""
-    row = store.db.row("SELECT max(id) FROM job WHERE name = ? AND id <> ?", name, other_than)
-    found: int | None = None if row is None else row[0]
-    return found
+    for where, values in conditions:
+        if store.db.row(f"SELECT 1 FROM job WHERE {where} AND id <> ? LIMIT 1", *values, other_than):
+            break
+    return f"{where} AND id <> ?", (*values, other_than)
 
 
 def job_exists(store: Store, reference: str) -> bool:
-    """Returns whether a reference is the id or the name of a job. A number is always an id."""
+    """Returns whether a reference means a job: its id, its name, its group or a pattern.
+
+    A number is always an id.
+    """
     if reference.isdigit():
         return store.db.row("SELECT 1 FROM job WHERE id = CAST(? AS INTEGER)", reference) is not None
-    return newest_job_named(store, reference) is not None
+    where, values = _meaning(store, reference)
+    return store.db.row(f"SELECT 1 FROM job WHERE {where} LIMIT 1", *values) is not None
 
 
 def job_ids_in(store: Store, numbers: range) -> list[int]:

@@ -93,7 +93,7 @@ def test_a_jobs_file_may_have_any_name_that_is_not_a_command() -> None:
         ("hold 3 --bogus", ["--bogus; `hold` accepts --", "--state-file", "--data-dir\n"]),
         ("jobs.txt --frsh", ["--frsh; did you mean `--fresh`?\n"]),
         ("start jobs.txt --sim 2", ["unrecognized arguments: jobs.txt (use `--jobs-file jobs.txt`"]),
-        ("status jobs.txt", ["jobs.txt (put quotes around a name or value", " status --help` lists"]),
+        ("screens jobs.txt", ["jobs.txt (put quotes around a name or value", " screens --help` lists"]),
         ("job.txt --sim 2", ["'job.txt'", "neither a command nor an existing file"]),
         ("statu", ["'statu'", "did you mean `status`?"]),
     ],

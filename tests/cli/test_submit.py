@@ -116,7 +116,7 @@ def test_submit_sets_every_attribute(desk: Desk, script: Path) -> None:
         "timeout": "90s", "after": "prep", "after-any": str(first.id), "name": "x", "priority": "7",
         "conda": "ml", "cwd": str(desk.path), "env": "A=b c", "cuda": "off", "cuda-ids": "visible",
         "preempt-signal": "USR1", "resume-flag": "ckpt", "checkpoints": "out/*.pt",
-        "pipefail": "off", "background": "wait",
+        "pipefail": "off", "background": "wait", "max-running": "3",
     }  # fmt: skip
     others = {"share", "venv", "cancel"}
     flags = {key for key, (form, _) in ATTRIBUTE_HELP.items() if form is None} - others
@@ -134,7 +134,7 @@ def test_submit_sets_every_attribute(desk: Desk, script: Path) -> None:
         2,
     )
     assert (spec.timeout_s, spec.after, spec.after_any, spec.name) == (90, ("prep",), ("1",), "x")
-    assert (spec.pipefail, spec.background) == ("off", "wait")
+    assert (spec.pipefail, spec.background, spec.max_running) == ("off", "wait", 3)
     assert (spec.priority, spec.conda, spec.env, spec.cuda, spec.cuda_ids) == (
         7,
         "ml",
@@ -236,12 +236,11 @@ def test_a_job_waits_for_the_jobs_that_it_names(desk: Desk, script: Path) -> Non
     assert job_of(desk, job.id).unmet_parents == 3
 
 
-def test_a_name_that_several_open_jobs_share_is_refused(desk: Desk, script: Path) -> None:
-    submitted(desk, "--name", "prep", "train.py")
-    submitted(desk, "--name", "prep", "train.py")
-    code, _, err = desk.run("submit", "--after", "prep", "train.py")
-    assert code == 2
-    assert "2 open jobs are named prep: job 1 (queued), job 2 (queued)" in err
+def test_a_job_waits_for_all_open_jobs_that_share_a_name(desk: Desk, script: Path) -> None:
+    for _ in range(2):
+        submitted(desk, "--name", "prep", "train.py")
+    job = submitted(desk, "--after", "prep,1", "train.py")
+    assert {one.parent_id for one in dependencies_of(desk.store, [job.id])[job.id]} == {1, 2}
 
 
 def test_a_range_of_parents_is_refused_unless_it_is_a_name(desk: Desk, script: Path) -> None:

@@ -103,6 +103,15 @@ def test_checks_1000_lines_that_wait_for_1000_others() -> None:
 NAMES = st.sampled_from(["a", "b", "c", "d", "7", "old"])
 LINES = st.tuples(st.none() | NAMES, st.lists(NAMES | st.just("gone"), max_size=2), st.sampled_from("++++-"))
 TEXTS = st.lists(LINES, max_size=8)
+IN_GROUPS = st.sampled_from(["a", "g/a", "g/b", "h/a"])
+GROUPED = st.lists(
+    st.tuples(
+        st.none() | IN_GROUPS,
+        st.lists(IN_GROUPS | st.sampled_from(["g", "h", "?/a"]), max_size=2),
+        st.sampled_from("++++-"),
+    ),
+    max_size=8,
+)
 EXISTING = {"7", "old"}
 
 
@@ -151,7 +160,7 @@ def test_the_other_lines_wait_only_for_jobs_and_for_each_other(
             assert not is_right or waits_for_itself(lines, line)
 
 
-@given(TEXTS, TEXTS)
+@given(TEXTS | GROUPED, TEXTS | GROUPED)
 def test_appended_lines_are_checked_as_in_the_whole_text(
     first: list[tuple[str | None, list[str], str]], second: list[tuple[str | None, list[str], str]]
 ) -> None:
@@ -165,3 +174,26 @@ def test_appended_lines_are_checked_as_in_the_whole_text(
     names = TextReferences().with_lines(old)
     appended = find_wrong_references(new, EXISTING.__contains__, earlier=tuple(old), before=names)
     assert {len(old) + n for n in appended} == set(whole)
+
+
+@pytest.mark.parametrize(
+    ("reference", "problem"),
+    [
+        ("train", None),
+        ("'train/*=1'", None),
+        ("train/lr=1", None),
+        ("eval", "after=eval: line 4, which has this name, is malformed; correct line 4 first"),
+        ("other", "no line of this file and no job has this name; correct it"),
+        ("'x*'", "after=x*: no line of this file and no job has such a name; correct the pattern"),
+        ("gone", "after=gone: line 5, which has this name, is malformed"),
+    ],
+)
+def test_a_line_may_wait_for_a_group_and_for_a_pattern(reference: str, problem: str | None) -> None:
+    text = (
+        f"[{f'after={reference}' if chr(39) not in reference else chr(39) + 'after=' + reference[1:]}] true\n"
+        "[name=train/lr=1] true\n[name=train/lr=2] true\n[name=eval/a gpus=x] true\n"
+        "[name=gone/a after=nobody] true\n"
+    )
+    found = find_wrong_references(lines_of(text), lambda _: False).get(0)
+    assert (found is None) == (problem is None)
+    assert problem is None or problem in str(found)

@@ -453,3 +453,31 @@ def test_a_reference_is_resolved_again_after_a_failed_commit(
     assert desk.parents() == {2: "0 1"}
     desk.wait(1)
     assert desk.parents() == {2: "1 1"}
+
+
+def test_a_line_waits_for_all_lines_of_a_group_and_those_that_follow(desk: Desk) -> None:
+    desk.save("[after=g] true 1\n[name=g/a] true 2\n[name=g/b] true 3\n[after-any='g/*'] true 4\n")
+    assert desk.parents() == {1: "2 g, 3 g", 4: "2 g/* any, 3 g/* any"}
+    desk.append("[name=g/c] true 5\n")
+    assert desk.parents() == {1: "2 g, 3 g, 5 g", 4: "2 g/* any, 3 g/* any, 5 g/* any"}
+    desk.append("[name=g] true 6\n")  # an exact name wins over a group
+    assert desk.parents()[1] == "6 g"
+
+
+def test_a_line_waits_for_the_other_lines_of_its_own_group(
+    desk: Desk, caplog: pytest.LogCaptureFixture
+) -> None:
+    desk.save("[name=g/a] true 1\n[name=g/last after=g] true 2\n")
+    assert (desk.parents(), errors(caplog)) == ({2: "1 g"}, [])
+    desk.append("[name=g/later after=g] true 3\n")
+    assert errors(caplog)[0].startswith(
+        "jobs.txt, line 3: job 3 cannot start, because after=g would make it wait"
+    )
+    assert desk.startable() == [1]
+
+
+def test_a_line_waits_for_the_newest_job_of_each_name_of_a_group_without_lines(desk: Desk) -> None:
+    for name in ("g/a", "g/a", "g/b", "h/a"):
+        desk.add_job(name=name)
+    desk.save("[after=g] true 1\n[after='?/a'] true 2\n")
+    assert desk.parents() == {5: "2 g, 3 g", 6: "2 ?/a, 4 ?/a"}

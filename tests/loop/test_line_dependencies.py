@@ -15,8 +15,8 @@ from gpu_scheduler.store.dependencies import dependencies_of, dependent_jobs_of_
 from tests.loop.rig import Rig
 from tests.loop.watched_file import WatchedFile
 
-NAMES = st.sampled_from("abcd")
-REFERENCES = st.lists(NAMES, max_size=2, unique=True)
+NAMES = st.sampled_from(["a", "b", "c", "g/a", "g/b"])
+REFERENCES = st.lists(NAMES | st.sampled_from(["g", "?", "g/*"]), max_size=2, unique=True)
 
 
 @st.composite

@@ -19,7 +19,7 @@ from gpu_scheduler.app import job_requests
 from gpu_scheduler.app import preempt as app
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.core.model.states import JobState, Outcome
-from gpu_scheduler.store.job_lists import jobs_named
+from gpu_scheduler.store.job_lists import jobs_meant
 from gpu_scheduler.store.records import JobRecord
 from gpu_scheduler.store.requests import open_requests
 from tests.stress.gated import end_scheduler
@@ -127,7 +127,7 @@ class _Batch:
     def _job(self, name: str) -> JobRecord:
         store = self._stage.store()
         try:
-            return jobs_named(store, name)[0]
+            return jobs_meant(store, name)[0]
         finally:
             store.close()
 
@@ -146,7 +146,7 @@ class _Batch:
     def _is_settled(self, case: Case) -> bool:
         store = self._stage.store()
         try:
-            job = jobs_named(store, case.name)[0]
+            job = jobs_meant(store, case.name)[0]
             is_asked = any(request.target == str(job.id) for request in open_requests(store))
         finally:
             store.close()

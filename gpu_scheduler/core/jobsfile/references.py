@@ -1,6 +1,7 @@
 """Finds wrong references to other jobs: unknown ids and names, and jobs that would wait for themselves.
 
-A number is an id. A name means all lines with this name or, if there are none, the newest job with this name.
+A number is an id. A name, a group or a pattern means all lines with such a name or, if there are none, the
+newest job with each such name (`core.model.job_name`).
 """
 
 from __future__ import annotations
@@ -14,18 +15,21 @@ from itertools import chain
 
 from gpu_scheduler.core.jobsfile.cycles import find_cycles
 from gpu_scheduler.core.jobsfile.reading import Line, Reading
+from gpu_scheduler.core.model import job_name
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 
 #: Maximum number of dependencies through one name. Storing a million of them takes about ten seconds.
 MAX_DEPENDENCIES = 1_000_000
-ACCEPTED_FORM = "after=JOBS with the ids of jobs, and with names that lines of this file or jobs have"
+ACCEPTED_FORM = (
+    "after=JOBS with the ids of jobs, and with names or groups that lines of this file or jobs have"
+)
 
-_NAME_ITEM = re.compile(r"\[(?:[^\]]*[ \t])?name=([A-Za-z0-9_.-]{1,64})")
+_NAME_ITEM = re.compile(rf"\[(?:[^\]]*[ \t])?name=({job_name.NAME})")
 
 
 @dataclass(frozen=True)
 class TextReferences:
-    """The names in a text.
+    """The names in a text, with their groups as in `core.model.job_name`.
 
     names: those of its well-formed lines, with the number of these lines; referenced: those that its lines
     wait for, with the number of these lines; malformed: those that its malformed lines seem to have, each
@@ -38,12 +42,13 @@ class TextReferences:
 
     def with_lines(self, lines: Sequence[Line]) -> TextReferences:
         """Returns the names in a text that continues with these lines."""
-        names = [line.attributes["name"] for line in lines if "name" in line.attributes]
+        names = [key for line in lines for key in name_keys(line)]
         referenced = [one for line in lines for one in references_of(line)]
         malformed = {
-            found[1]: line.number
+            key: line.number
             for line in lines
             if line.malformed and (found := _NAME_ITEM.match(line.text)) is not None
+            for key in job_name.keys_of(found[1])
         }
         if not names and not referenced and not malformed:
             return self
@@ -84,6 +89,11 @@ def _counted(before: Mapping[str, int], more: Sequence[str]) -> Mapping[str, int
     counts = Counter(before)
     counts.update(more)
     return counts
+
+
+def name_keys(line: Line) -> tuple[str, ...]:
+    """Returns the keys of a line in a table of names; none if it has no name."""
+    return job_name.keys_of(line.attributes["name"]) if "name" in line.attributes else ()
 
 
 def references_of(line: Line) -> tuple[str, ...]:
@@ -128,6 +138,9 @@ class _ReferenceCheck:
             index for index, line in enumerate(lines) if references_of(line) and line.raw not in known
         ]
         self._text = before.with_lines(lines)
+        self._patterns = [one for one in self._text.referenced if job_name.is_pattern(one)]
+        keys = {*self._text.names, *self._text.malformed}
+        self._meant_by = cache(lambda reference: job_name.meant_by(reference, keys))
 
     def problems(self) -> dict[int, str]:
         found: dict[int, str] = {}
@@ -145,10 +158,12 @@ class _ReferenceCheck:
                 if self._exists(reference):
                     continue
                 return f"{item}: there is no job {reference}; `status --all` lists the jobs"
-            number = self._text.malformed.get(reference)
-            if number is not None:
-                return _malformed_parent(item, number)
-            named, waiting = self._text.names.get(reference, 0), self._text.referenced[reference]
+            meant = self._meant_by(reference)
+            for name in meant:
+                if name in self._text.malformed:
+                    return _malformed_parent(item, self._text.malformed[name])
+            named = sum(self._text.names.get(name, 0) for name in meant)
+            waiting = self._text.referenced[reference]
             if named * waiting > MAX_DEPENDENCIES:
                 return (
                     f"{item}: {waiting:,} lines wait for {named:,} lines with this name, which is too many;"
@@ -156,6 +171,8 @@ class _ReferenceCheck:
                 )
             if named or self._exists(reference):
                 continue
+            if job_name.is_pattern(reference):
+                return f"{item}: no line of this file and no job has such a name; correct the pattern"
             return (
                 f"{item}: no line of this file and no job has this name; correct it, or add a line with"
                 f" [name={reference}]"
@@ -169,7 +186,7 @@ class _ReferenceCheck:
         own = [line.attributes.get("name") for line in self._lines if references_of(line)]
         is_extended = any(name in self._before.referenced for name in own)
         graph_lines = (*self._earlier, *self._lines) if is_extended else self._lines
-        # A name waits for the references of all lines that have it.
+        # A name waits for the references of all lines that have it. `intake` finds a cycle through a group.
         graph: dict[str, set[str]] = defaultdict(set)
         for line in graph_lines:
             name, references = line.attributes.get("name"), references_of(line)
@@ -199,11 +216,15 @@ class _ReferenceCheck:
         while parents:
             parent = self._lines[parents.pop()]
             name = parent.attributes.get("name")
-            for index in children.pop(name, ()) if name is not None else ():
-                if index not in found:
-                    item = next(item for item, one in _items(self._lines[index]) if one == name)
-                    found[index] = _malformed_parent(item, parent.number)
-                    parents.append(index)
+            meaning = [] if name is None else job_name.references_to(name, self._patterns)
+            for reference in meaning:
+                if set(self._meant_by(reference)).isdisjoint(name_keys(parent)):
+                    continue
+                for index in children.pop(reference, ()):
+                    if index not in found:
+                        item = next(item for item, one in _items(self._lines[index]) if one == reference)
+                        found[index] = _malformed_parent(item, parent.number)
+                        parents.append(index)
 
 
 def _items(line: Line) -> Iterator[tuple[str, str]]:
