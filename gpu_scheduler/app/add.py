@@ -1,18 +1,18 @@
-"""Appends one line to a jobs file. The other lines belong to the user and are never changed."""
+"""Appends lines to a jobs file. The other lines belong to the user and are never changed."""
 
 from __future__ import annotations
 
 import fcntl
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpu_scheduler.app.line_note import LineNote, Note, NoteKind
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.app.masking import without_secrets
 from gpu_scheduler.app.new_line import (
-    AttributeValues,
+    NewWork,
     attribute_items,
     check_single_line,
     compose_line,
@@ -35,20 +35,17 @@ from gpu_scheduler.system.safe_file import FileProblem
 
 
 @dataclass(frozen=True)
-class NewLine:
-    """The values of a line: a script with its arguments, or the words of a command.
+class NewLine(NewWork):
+    """The values of a line.
 
     conda: the environment; None means base for a script and no environment for a command. gpus: the GPUs
     that the job may use, written as in a jobs file.
     """
 
-    script: str | None = None
     arguments: str = ""
-    command: Sequence[str] = ()
     conda: str | None = None
     priority: int = ADDED_PRIORITY
     gpus: str = ""
-    attributes: AttributeValues = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -59,8 +56,8 @@ class AddedLine:
     warnings: tuple[LineNote, ...]
 
 
-def add(location: Location, new: NewLine, path: str | None) -> AddedLine:
-    """Checks everything, then appends the line to a jobs file. Raises UsageError for a wrong value.
+def add(location: Location, lines: Sequence[NewLine], path: str | None) -> list[AddedLine]:
+    """Checks everything, then appends the lines to a jobs file. Raises UsageError for a wrong value.
 
     path: None means the file that the running scheduler watches, or jobs.txt in this folder.
     """
@@ -68,15 +65,16 @@ def add(location: Location, new: NewLine, path: str | None) -> AddedLine:
     if not recorded.jobs_file:
         raise UsageError("the scheduler watches no jobs file, so nothing was added; use `submit`")
     if path is None and os.path.dirname(recorded.jobs_file) != os.getcwd():
-        new = replace(new, attributes={"cwd": os.getcwd(), **new.attributes})
-    added = _check(location, new, recorded, recorded.jobs_file)
-    append_line(path or recorded.jobs_file, added.line)
-    return without_secrets(added)
+        lines = [replace(new, attributes={"cwd": os.getcwd(), **new.attributes}) for new in lines]
+    added = [_check(location, new, recorded, recorded.jobs_file) for new in lines]
+    append_line(path or recorded.jobs_file, "\n".join(one.line for one in added))
+    return [without_secrets(one) for one in added]
 
 
-def compose(location: Location, new: NewLine) -> AddedLine:
-    """Returns the line that `add` would append to a jobs file in this folder. Its secrets are not hidden."""
-    return _check(location, new, recorded_setting(location, ""), None)
+def compose(location: Location, lines: Sequence[NewLine]) -> list[AddedLine]:
+    """Returns the lines that `add` would append to a jobs file in this folder, with their secrets."""
+    recorded = recorded_setting(location, "")
+    return [_check(location, new, recorded, None) for new in lines]
 
 
 def _check(location: Location, new: NewLine, recorded: RecordedSetting, path: str | None) -> AddedLine:
@@ -175,7 +173,7 @@ def _watch_notes(recorded: RecordedSetting, path: str | None) -> list[Note]:
 
 
 def append_line(path: str, line: str) -> None:
-    """Appends a line to a file in a single write under the file's lock; creates the file if it is missing.
+    """Appends text lines to a file in a single write under the file's lock; creates the file if missing.
 
     If the last line has no newline, one is added first. Raises SchedulerError if the file cannot be written.
     """

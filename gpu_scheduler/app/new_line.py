@@ -6,13 +6,17 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TypeVar
 
 from gpu_scheduler.app.line_note import LineNote
 from gpu_scheduler.app.preview import PreviewContext, preview
 from gpu_scheduler.app.recorded_setting import RecordedSetting
+from gpu_scheduler.core.jobsfile import grid
 from gpu_scheduler.core.jobsfile.attributes import ATTRIBUTE_HELP
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.scheduling.needs import LlmConfig
@@ -25,6 +29,39 @@ from gpu_scheduler.intake.text_parser import parse_job_line
 
 #: The value of each attribute; a flag has the value True, and `env` has a list of variables.
 AttributeValues = Mapping[str, str | bool | Sequence[str]]
+
+
+@dataclass(frozen=True)
+class NewWork:
+    """The script with its arguments, or the words of a command, of a new job, and its attributes."""
+
+    script: str | None = None
+    arguments: str | tuple[str, ...] = ()
+    command: Sequence[str] = ()
+    attributes: AttributeValues = field(default_factory=dict)
+
+
+_New = TypeVar("_New", bound=NewWork)
+
+
+def expand_grid(new: _New, items: Sequence[str], *, is_zip: bool) -> list[_New]:
+    """Returns the job of each combination of a grid (`core.jobsfile.grid`); this job itself without a grid.
+
+    The values of a combination follow the name that was given, or that of the program. Raises UsageError.
+    """
+    if not items and not is_zip:
+        return [new]
+    try:
+        found = grid.combinations(items, is_zip=is_zip)
+        values = {**vars(new), "attributes": {k: v for k, v in new.attributes.items() if k != "name"}}
+        jobs = [replace(new, **one) for one in grid.filled(values, found)]
+    except ValueError as error:
+        raise UsageError(f"--grid: {error}") from None
+    text = new.command[0] if len(new.command) == 1 else shlex.join(new.command)
+    program = new.script or JobSpec("command", text, "/", command=text).program
+    base = str(new.attributes.get("name") or grid.safe(re.sub(r"\.(?:py|sh)$", "", Path(program).name)))
+    names = zip(jobs, grid.job_names(base, found), strict=True)
+    return [replace(job, attributes={**job.attributes, "name": name}) for job, name in names]
 
 
 def attribute_items(values: AttributeValues) -> list[str]:

@@ -1,11 +1,12 @@
-"""Submits a job straight into the store, without a jobs file. Creates the store if there is none."""
+"""Submits jobs straight into the store, without a jobs file. Creates the store if there is none."""
 
 from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
 
 from gpu_scheduler.app.answers import SUBMIT
 from gpu_scheduler.app.line_note import LineNote, Note, NoteKind
@@ -14,13 +15,14 @@ from gpu_scheduler.app.masking import without_secrets
 from gpu_scheduler.app.named_parents import resolve_parents
 from gpu_scheduler.app.new_line import (
     AttributeValues,
+    NewWork,
     attribute_items,
     check_single_line,
     compose_line,
     job_warnings,
     parse_new_line,
 )
-from gpu_scheduler.app.recorded_setting import recorded_setting
+from gpu_scheduler.app.recorded_setting import RecordedSetting, recorded_setting
 from gpu_scheduler.app.script_command import (
     default_python,
     find_python,
@@ -45,61 +47,68 @@ _ENVIRONMENTS = frozenset({"conda", "venv"})
 
 
 @dataclass(frozen=True)
-class NewJob:
-    """The values of a job: a script with its arguments, or the words of a command.
+class NewJob(NewWork):
+    """The values of a job. python: the interpreter for a script; None means that of its environment."""
 
-    python: the interpreter for a Python script; None means that of the job's environment.
-    """
-
-    script: str | None = None
-    arguments: tuple[str, ...] = ()
-    command: tuple[str, ...] = ()
     python: str | None = None
-    attributes: AttributeValues = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class SubmittedJob:
-    """A submitted job, without its secrets.
+class Submission:
+    """The submitted jobs, without their secrets.
 
-    text: its command. venv: the virtual environment that was found above its folder, if the job uses it.
-    warnings: why it may not run as intended. data_dir: the folder of the store.
+    ids: empty if the jobs were only to be shown. venv: the virtual environment that was found above their
+    folder, if they use it. warnings: why they may not run as intended. data_dir: the folder of the store.
     """
 
-    id: int
-    text: str
+    jobs: tuple[JobSpec, ...]
     venv: str | None
     warnings: tuple[LineNote, ...]
-    data_dir: str
-    is_store_new: bool
-    is_scheduler_up: bool
+    ids: tuple[int, ...] = ()
+    data_dir: str = ""
+    is_store_new: bool = False
+    is_scheduler_up: bool = False
 
 
 def submit(
     location: Location,
-    new: NewJob,
+    jobs: Sequence[NewJob],
     variables: Mapping[str, str],
-    on_submitted: Callable[[SubmittedJob], None],
+    on_submitted: Callable[[Submission], None],
+    *,
+    is_dry_run: bool = False,
 ) -> None:
-    """Checks everything, then inserts the job and wakes the scheduler.
+    """Checks everything, then inserts the jobs in one transaction and wakes the scheduler.
 
-    variables: the environment that the job inherits. on_submitted: called once the job is in the store; until
-    it returns, Ctrl-C is deferred, so that no job is submitted without it. Raises UsageError for a wrong
-    value; then nothing was submitted.
+    variables: the environment that the jobs inherit. on_submitted: called once the jobs are in the store;
+    until it returns, Ctrl-C is deferred, so that no job is submitted without it. is_dry_run: whether nothing
+    is inserted. Raises UsageError for a wrong value; then nothing was submitted.
     """
     recorded = recorded_setting(location, "")
     try:
         paths = {"--state-file": location.state_file, "--data-dir": location.data_dir}
         check_encoding({"the working folder": os.getcwd(), **paths})
-        _check_values(new)
-        command = _command(new, variables)
-        check_single_line([command.text])
-        line = compose_line(lambda: format_command_line(attribute_items(command.attributes), [command.text]))
-        spec, notes = parse_new_line(line, os.getcwd(), recorded.known_gpus)
-        warnings = (*notes, *command.notes, *job_warnings(recorded, spec))
-        _insert(location, spec, variables, command.venv, warnings, on_submitted)
+        checked = [_checked(new, variables, recorded) for new in jobs]
+        specs, venvs, notes = zip(*checked, strict=True)
+        submission = Submission(specs, venvs[0], tuple(chain.from_iterable(notes)))
+        if is_dry_run:
+            on_submitted(without_secrets(submission))
+        else:
+            _insert(location, submission, variables, on_submitted)
     except UsageError as error:
         raise UsageError(f"{error}; nothing was submitted") from None
+
+
+def _checked(
+    new: NewJob, variables: Mapping[str, str], recorded: RecordedSetting
+) -> tuple[JobSpec, str | None, tuple[LineNote, ...]]:
+    """Returns the job, the virtual environment that was found for it, and the warnings."""
+    _check_values(new)
+    command = _command(new, variables)
+    check_single_line([command.text])
+    line = compose_line(lambda: format_command_line(attribute_items(command.attributes), [command.text]))
+    spec, notes = parse_new_line(line, os.getcwd(), recorded.known_gpus)
+    return spec, command.venv, (*notes, *command.notes, *job_warnings(recorded, spec))
 
 
 def _check_values(new: NewJob) -> None:
@@ -154,30 +163,30 @@ def _found_venv(folder: str) -> tuple[str | None, tuple[Note, ...]]:
 
 def _insert(
     location: Location,
-    spec: JobSpec,
+    submission: Submission,
     variables: Mapping[str, str],
-    venv: str | None,
-    warnings: tuple[LineNote, ...],
-    on_submitted: Callable[[SubmittedJob], None],
+    on_submitted: Callable[[Submission], None],
 ) -> None:
+    jobs = submission.jobs
     # The parents of a job are in an existing store.
-    is_new = not (spec.after or spec.after_any) and create_missing_store(location)
+    is_new = not any(one.after or one.after_any for one in jobs) and create_missing_store(location)
     with open_store(location) as store, interrupts_deferred():
         refuse_copy(store)
         with store.db.transaction():
-            parents = resolve_parents(store, spec)
+            # All parents are found first, so that no job of a grid waits for another one.
+            parents = [resolve_parents(store, one) for one in jobs]
             environment = add_environment(store, variables)
-            job_id = store.insert_job(
-                spec, SUBMIT, dependencies=parents.dependencies, environment=environment
+            ids = tuple(
+                store.insert_job(spec, SUBMIT, dependencies=found.dependencies, environment=environment)
+                for spec, found in zip(jobs, parents, strict=True)
             )
         store.data_dir.ring_doorbell()
-        submitted = SubmittedJob(
-            job_id,
-            spec.text,
-            venv,
-            (*warnings, *parents.notes),
-            str(store.data_dir.folder),
-            is_new,
-            scheduler_pid_of(store) is not None,
+        submission = replace(
+            submission,
+            ids=ids,
+            warnings=(*submission.warnings, *chain.from_iterable(one.notes for one in parents)),
+            data_dir=str(store.data_dir.folder),
+            is_store_new=is_new,
+            is_scheduler_up=scheduler_pid_of(store) is not None,
         )
-        on_submitted(without_secrets(submitted))
+        on_submitted(without_secrets(submission))

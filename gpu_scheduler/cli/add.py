@@ -1,4 +1,4 @@
-"""`add`: appends one line to a jobs file and prints it."""
+"""`add`: appends a line to a jobs file, or one for each combination of a grid, and prints it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from argparse import Namespace
 
 from gpu_scheduler.app import add as app
 from gpu_scheduler.app.add import NewLine
+from gpu_scheduler.app.new_line import expand_grid
 from gpu_scheduler.cli.arguments import given_attributes
 from gpu_scheduler.cli.program import location_of, print_message
 from gpu_scheduler.cli.standard_streams import print_done
@@ -17,14 +18,18 @@ from gpu_scheduler.views.line_notes import line_note_text
 def add(options: Namespace) -> int:
     """Checks all options, then appends the line and prints it. Prints warnings on stderr."""
     location, new = location_of(options), _new_line(options)
+    try:
+        lines = expand_grid(new, options.grid, is_zip=options.zip)
+    except UsageError as error:
+        raise UsageError(f"{error}; nothing was added") from None
     if options.output_file == "-":
-        added = app.compose(location, new)
-        print(added.line)  # secrets are shown, so that the user can use the line as it is printed
+        added = app.compose(location, lines)
+        print("\n".join(one.line for one in added))  # with secrets, so that the user can use them as printed
     else:
-        added = app.add(location, new, options.output_file)
-        print_done(added.line)
-    for warning in added.warnings:
-        print_message(f"warning: {line_note_text(warning)}")
+        added = app.add(location, lines, options.output_file)
+        print_done("\n".join(one.line for one in added))
+    for text in dict.fromkeys(line_note_text(warning) for one in added for warning in one.warnings):
+        print_message(f"warning: {text}")
     return 0
 
 

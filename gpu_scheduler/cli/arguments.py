@@ -47,6 +47,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     option("--output-file", metavar="PATH", type=path,
            help="Jobs file to append the line to, or - to only print the line (default: the file that the"
            f" running scheduler watches, else {config.JOBS_FILE})")  # fmt: skip
+    _grid(parser)
     csv_fields = ("allowed", "conda", "priority")
     _attributes(parser.add_argument_group("attributes"), {"gpus": ("--gpus-count",)}, (*csv_fields, "cancel"))
 
@@ -65,8 +66,19 @@ def submit(parser: argparse.ArgumentParser) -> None:
         "--wait",
         "Wait until the job has ended, and exit with its exit code; Ctrl-C leaves it running",
     )
+    flag(parser, "--dry-run", "Only show the jobs, and submit none")
     shared_options(parser, "--json")
+    _grid(parser)
     _attributes(parser.add_argument_group("attributes"), {"cwd": ("--cwd", "--dir")}, ("cancel",))
+
+
+def _grid(parser: argparse.ArgumentParser) -> None:
+    """Declares the options of a sweep."""
+    sweep = parser.add_argument_group("a job for each combination of values")
+    sweep.add_argument("--grid", metavar="KEY=VALUES", action="append", default=[],
+                       help="Values that replace {KEY} in the command and in the attributes, such as"
+                       " lr=0.1,0.01 or seed=1..3; the option may be repeated")  # fmt: skip
+    flag(sweep, "--zip", "Combine the first values of all keys, then the second ones, and so on")
 
 
 def adopt(parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,7 @@
-"""`submit`: queues one job without a jobs file, prints its id and, with --wait, waits for its end."""
+"""`submit`: queues a job without a jobs file, or one for each combination of a grid.
+
+Prints the ids and, with --wait, waits for the ends.
+"""
 
 from __future__ import annotations
 
@@ -7,55 +10,74 @@ import os
 import shlex
 from argparse import Namespace
 from functools import partial
+from itertools import zip_longest
 
 from gpu_scheduler.app import submit as app
+from gpu_scheduler.app.new_line import expand_grid
 from gpu_scheduler.cli.arguments import given_attributes
 from gpu_scheduler.cli.program import location_of, print_message
+from gpu_scheduler.cli.request_commands import MAX_LINES
 from gpu_scheduler.cli.standard_streams import print_done
 from gpu_scheduler.config import STATE_FILE
-from gpu_scheduler.core.text.formatting import safe_text
+from gpu_scheduler.core.model.gpu_list import format_ranges
+from gpu_scheduler.core.text.formatting import count_noun, safe_text
 from gpu_scheduler.errors import UsageError
 from gpu_scheduler.views.line_notes import line_note_text
 from gpu_scheduler.views.queue_choice import option_text
 
 
 def submit(options: Namespace) -> int:
-    """Submits the job and prints its id; with --wait, returns its exit code.
+    """Submits the jobs and prints their ids; with --wait, returns the largest of their exit codes.
 
     Prints notes and warnings on stderr.
     """
     location, new = location_of(options), _new_job(options)
-    if not options.wait:
-        app.submit(location, new, os.environ, partial(_announce, options))
+    try:
+        jobs = expand_grid(new, options.grid, is_zip=options.zip)
+    except UsageError as error:
+        raise UsageError(f"{error}; nothing was submitted") from None
+    if not options.wait or options.dry_run:
+        announce = partial(_announce, options)
+        app.submit(location, jobs, os.environ, announce, is_dry_run=options.dry_run)
         return 0
     from gpu_scheduler.cli.job_wait import JobWait
 
     with JobWait(location) as wait:
 
-        def on_submitted(job: app.SubmittedJob) -> None:
-            wait.left = [job.id]
-            _announce(options, job)
+        def on_submitted(submission: app.Submission) -> None:
+            wait.left = list(submission.ids)
+            _announce(options, submission)
 
-        app.submit(location, new, os.environ, on_submitted)
+        app.submit(location, jobs, os.environ, on_submitted)
         return wait.until_ended()
 
 
-def _announce(options: Namespace, job: app.SubmittedJob) -> None:
+def _announce(options: Namespace, submission: app.Submission) -> None:
+    ids, jobs, is_sweep = submission.ids, submission.jobs, bool(options.grid)
     if options.own_words:
         print_message(
             f"`submit` took {shlex.join(options.own_words)} as its own; put `--` between the script and its"
             " arguments to pass everything to the script"
         )
-    if job.venv is not None:
-        print_message(f"job {job.id} uses the virtual environment {job.venv}")
-    for warning in job.warnings:
-        print_message(f"warning: {line_note_text(warning)}")
-    if options.json:
-        print_done(json.dumps({"id": job.id}))
+    if submission.venv is not None:
+        use = "the jobs use" if len(ids) != 1 else f"job {ids[0]} uses"
+        print_message(f"{use} the virtual environment {submission.venv}")
+    for text in dict.fromkeys(map(line_note_text, submission.warnings)):
+        print_message(f"warning: {text}")
+    if options.json and not ids:
+        print_done(json.dumps({"jobs": [{"name": job.name, "command": job.text} for job in jobs]}))
+    elif options.json:
+        print_done(json.dumps({"ids": ids} if is_sweep else {"id": ids[0]}))
+    elif len(ids) > MAX_LINES:
+        print_done(f"{len(ids):,} jobs submitted, {jobs[0].name} and others: {format_ranges(ids)}")
     else:
-        print_done(f"job {job.id} submitted: {safe_text(job.text)}")
-    if not job.is_scheduler_up and (job.is_store_new or not options.wait):
-        print_message(_no_scheduler_text(options, job))
+        for job, job_id in zip_longest(jobs, ids):
+            text = f"{job.name}: {safe_text(job.text)}" if is_sweep else safe_text(job.text)
+            print_done(f"job {job_id} submitted: {text}" if ids else text)
+    if not ids:
+        print_message(f"{count_noun(len(jobs), 'job')}; nothing was submitted")
+    elif not submission.is_scheduler_up and (submission.is_store_new or not options.wait):
+        print_message(_no_scheduler_text(options, submission))
 
 
 def _new_job(options: Namespace) -> app.NewJob:
@@ -68,14 +90,18 @@ def _new_job(options: Namespace) -> app.NewJob:
         options.script,
         tuple(options.script_arguments),
         tuple(options.command_words or ()),
-        options.python,
         given_attributes(options),
+        options.python,
     )
 
 
-def _no_scheduler_text(options: Namespace, job: app.SubmittedJob) -> str:
+def _no_scheduler_text(options: Namespace, submission: app.Submission) -> str:
     folder, name = os.path.split(os.path.abspath(options.state_file))
     is_default = name == STATE_FILE and options.data_dir is None
     start = "start" if is_default else f"start {option_text(name, options.data_dir)}"
-    text = f"no scheduler is running, so the job waits until `{start}` in {folder}"
-    return f"{text}\nthis is the first job of the new store {job.data_dir}" if job.is_store_new else text
+    waits, is_first = ("the jobs wait", "these are the first jobs") if options.grid else _ONE_JOB
+    text = f"no scheduler is running, so {waits} until `{start}` in {folder}"
+    return f"{text}\n{is_first} of the new store {submission.data_dir}" if submission.is_store_new else text
+
+
+_ONE_JOB = ("the job waits", "this is the first job")

@@ -60,7 +60,7 @@ def test_no_result_contains_a_secret(desk: Desk, location: Location, tmp_path: P
     assert_no_secret(linted)
     new = add.NewLine(command=["env", f"X_TOKEN={IN_COMMAND}", "python", "t.py"])
     path = tmp_path / "jobs.txt"
-    assert_no_secret(add.add(location, new, str(path)))
+    assert_no_secret(add.add(location, [new], str(path))[0])
     assert IN_COMMAND in path.read_text()
 
 

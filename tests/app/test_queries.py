@@ -103,17 +103,17 @@ def test_add_builds_a_line_then_checks_it_and_appends_it_to_the_jobs_file(
     desk: Desk, location: Location
 ) -> None:
     new = NewLine(command=["echo", "a b"], attributes={"share": "0.5", "hold": True, "env": ["A=1"]})
-    composed = compose(location, new)
+    [composed] = compose(location, [new])
     assert not (desk.path / "jobs.txt").exists()
-    assert add(location, new, "jobs.txt") == composed
+    assert add(location, [new], "jobs.txt") == [composed]
     assert (desk.path / "jobs.txt").read_text() == f"{composed.line}\n"
     view = lint(location, "jobs.txt", composed.line.encode())
     spec = view.lines[0].spec
     assert (spec.words(), spec.share, spec.hold, spec.env) == (("echo", "a b"), 500, True, (("A", "1"),))
     with pytest.raises(UsageError, match="nothing was added"):
-        add(location, NewLine(script="none.py"), "jobs.txt")
+        add(location, [new, NewLine(script="none.py")], "jobs.txt")
     with pytest.raises(UsageError, match="nothing was added"):
-        add(location, NewLine(command=["true"], gpus="7"), "jobs.txt")
+        add(location, [NewLine(command=["true"], gpus="7")], "jobs.txt")
     assert (desk.path / "jobs.txt").read_text() == f"{composed.line}\n"
 
 
