@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs the GPU Job Scheduler from a clone: `python scheduler.py start --screen`.
+"""Runs the GPU Job Scheduler from a clone: `python3 scheduler.py start --screen`.
 
 If this interpreter lacks the required packages, the file runs itself again with the .venv/bin/python beside
 the real file (not beside a link to it). The file must run under any Python 3, and must report what is missing
@@ -14,7 +14,8 @@ NEEDED = ("GPUtil", "inotify_simple", "pynvml", "rich", "rich_argparse")
 HERE = os.path.dirname(os.path.realpath(__file__))
 USAGE, INTERRUPTED = 2, 130
 
-#: Interpreter option that marks the second run. An environment variable would be inherited by jobs.
+#: Interpreter option that marks the second run; its value is the interpreter of the first one, as typed.
+#: An environment variable would be inherited by jobs.
 RERUN_OPTION = "gpu_scheduler_again"
 
 
@@ -43,7 +44,8 @@ def main() -> int:
     if problem:
         python = os.path.join(HERE, ".venv", "bin", "python")
         if os.access(python, os.X_OK) and RERUN_OPTION not in sys._xoptions:
-            os.execv(python, [python, "-X", RERUN_OPTION, os.path.abspath(__file__), *sys.argv[1:]])
+            typed = getattr(sys, "orig_argv", ["python3"])[0]
+            os.execv(python, [python, "-X", f"{RERUN_OPTION}={typed}", *sys.argv])
         sys.stderr.write(f"scheduler.py: {problem}\n")
         return USAGE
     from gpu_scheduler.cli import main as run

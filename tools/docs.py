@@ -106,7 +106,7 @@ def commands() -> str:
         "",
         _generated_note("the parser of the command line"),
         "",
-        f"The installed program is called `{PROGRAM}`. In a clone, run `python scheduler.py` instead.",
+        f"The installed program is called `{PROGRAM}`. In a clone, run `python3 scheduler.py` instead.",
         "",
         "These options may come before or after the name of a command:",
         "",

@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.app.store_access import open_store, scheduler_pid_of
 from gpu_scheduler.config import JOBS_FILE, StartOptions
 from gpu_scheduler.errors import SchedulerError
+from gpu_scheduler.intake.jobs_file_content import JobsFile
 from gpu_scheduler.store.jobs_files import find_jobs_file
+from gpu_scheduler.system.safe_file import FileProblem
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,13 @@ class RecordedSetting:
     options: StartOptions | None = None
     scheduler_pid: int | None = None
     jobs_file: str = ""
+
+
+def count_waiting_lines() -> int:
+    """Returns how many lines of jobs.txt in this folder wait for a first `start`; 0 if it cannot be read."""
+    content = JobsFile(Path(JOBS_FILE)).read()
+    lines = () if isinstance(content, FileProblem) else content.splitlines()
+    return sum(not line.lstrip().startswith(b"#") for line in lines if line.strip())
 
 
 def recorded_setting(location: Location, jobs_file: str | None) -> RecordedSetting:

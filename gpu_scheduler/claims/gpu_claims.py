@@ -145,8 +145,18 @@ def _claim(pid: int, mib: int | None) -> GpuClaim:
     from gpu_scheduler.system.users import name_of_user
 
     proc = Proc()
-    uid = proc.user_id(pid)
-    return GpuClaim(mib, pid, "" if uid is None else name_of_user(uid), is_runner(proc.command_line(pid)))
+    uid, command = proc.user_id(pid), proc.command_line(pid)
+    user = "" if uid is None else name_of_user(uid)
+    return GpuClaim(mib, pid, user, is_runner(command), False, *_job_of(command))
+
+
+def _job_of(command: Sequence[str]) -> tuple[int | None, str]:
+    """Returns the job of a runner and the folder of its data directory; (None, "") if unknown."""
+    data_dir, _, attempt = " ".join(command).rpartition("/runs/")
+    job = attempt.partition("/")[0]
+    if not is_runner(command) or not job.isdigit():
+        return None, ""
+    return int(job), data_dir.partition(f"{_RUNNER_SCRIPT} ")[2].rpartition("/")[0] or "/"
 
 
 def is_runner(command: Sequence[str]) -> bool:

@@ -21,9 +21,17 @@ _FIXED = frozenset({"start", "doctor", "run", "gpus", "lint", "completion"})
 
 
 def invocation() -> str:
-    """Returns the words with which the user ran the program, such as "python scheduler.py"."""
-    names = {"scheduler.py": "python scheduler.py", "__main__.py": "python -m gpu_scheduler"}
-    return names.get(_script_name(), PROGRAM)
+    """Returns the words with which the user ran the program, such as "python3 scheduler.py"."""
+    script = sys.argv[0]
+    python = str(sys._xoptions.get("gpu_scheduler_again", sys.orig_argv[0]))  # as in scheduler.py
+    if _script_name() == "__main__.py":
+        return shlex.join([python, "-m", "gpu_scheduler"])
+    if _script_name() != "scheduler.py":
+        return PROGRAM
+    python = python.rpartition("/")[2] if python.startswith("/") else python  # few people type a whole path
+    # A shell sets the variable _ to the program that it runs.
+    is_executed = "/" in script and os.environ.get("_") == script
+    return shlex.join([script] if is_executed else [python, script])
 
 
 def program_name() -> str:
@@ -99,8 +107,14 @@ def follow_simulation(options: Namespace) -> None:
 
 def no_store_message(location: Location) -> str:
     """Returns the message that read-only commands print before the first start."""
+    from gpu_scheduler.app.recorded_setting import count_waiting_lines
+    from gpu_scheduler.config import JOBS_FILE
+    from gpu_scheduler.core.text.formatting import count_noun
+
+    lines = count_waiting_lines()
+    waiting = f"\n{count_noun(lines, 'line')} in {JOBS_FILE}: jobs for the first `start`" if lines else ""
     return (
-        f"nothing has run here yet; there is no store in {location.resolve().folder}\n"
+        f"nothing has run here yet; there is no store in {location.resolve().folder}{waiting}\n"
         "run `start` to create a store, or name the state file of an existing store with --state-file"
     )
 

@@ -27,10 +27,12 @@ def claim_text(claim: GpuClaim) -> str:
 
 
 def holder_text(claim: GpuClaim) -> str:
-    """Formats the process that holds a claim, such as "a scheduler's job, pid 99, user bob"."""
+    """Formats the process that holds a claim, such as "job 7 of /home/bob/exp, pid 99, user bob"."""
     if not claim.pid:
         return "a process in another container"
     program = "a scheduler's job" if claim.by_scheduler else "a waiting program" if claim.is_turn else "run"
+    if claim.job is not None:
+        program = f"job {claim.job} of {safe_text(claim.folder)}"
     user = f", user {safe_text(claim.user)}" if claim.user else ""
     return f"{program}, pid {claim.pid}{user}"
 
@@ -65,4 +67,6 @@ def claim_object(claim: GpuClaim) -> dict[str, Any]:
         "user": claim.user or None,
         "mib": claim.mib,
         "by_scheduler": claim.by_scheduler,
+        "job": claim.job,
+        "folder": claim.folder or None,
     }

@@ -89,20 +89,23 @@ def test_a_process_that_has_ended_has_no_known_user() -> None:
 @pytest.mark.parametrize(
     ("command", "expected"),
     [
-        (["python", "-I", "-S", START, "/folder"], True),
-        (["python -I -S " + START + " /folder"], True),
-        (["/a path/bin/python3", "-I", "-S", "/a path/gpu_scheduler/runner/start.py", "/folder"], True),
-        (["python", "-I", "-S", "/elsewhere/start.py", "/folder"], False),
-        (["python", START, "/folder"], False),
-        (["less", START], False),
+        (["python", "-I", "-S", START, "/folder"], (True, None, "")),
+        (["python -I -S " + START + " /my exp/x.d/runs/12/1-ab"], (True, 12, "/my exp")),
+        (
+            ["/a path/bin/python3", "-I", "-S", "/a path/gpu_scheduler/runner/start.py", "/f"],
+            (True, None, ""),
+        ),
+        (["python", "-I", "-S", "/elsewhere/start.py", "/x.d/runs/12/1-ab"], (False, None, "")),
+        (["python", START, "/folder"], (False, None, "")),
+        (["less", START], (False, None, "")),
     ],
 )
 def test_a_runner_is_recognised_by_its_command_line(
-    monkeypatch: pytest.MonkeyPatch, command: list[str], expected: bool
+    monkeypatch: pytest.MonkeyPatch, command: list[str], expected: tuple[bool, int | None, str]
 ) -> None:
     monkeypatch.setattr(Proc, "command_line", lambda proc, pid: command)
     [claim] = claims_of([Lock(0, 10, os.getpid())], 100)
-    assert claim.by_scheduler is expected
+    assert (claim.by_scheduler, claim.job, claim.folder) == expected
 
 
 @pytest.mark.parametrize(

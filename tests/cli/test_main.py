@@ -139,6 +139,14 @@ def test_read_only_commands_report_that_no_scheduler_has_run_yet(desk: Desk, wor
     assert not list(desk.path.iterdir())
 
 
+def test_status_before_the_first_start_counts_the_lines_that_wait(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(desk.path)
+    (desk.path / "jobs.txt").write_text("# mine\n\npython a.py\n  # indented\npython b.py")
+    assert "\n2 lines in jobs.txt: jobs for the first `start`\nrun `start`" in desk.run("status")[1]
+
+
 def test_status_json_before_the_first_start_has_the_usual_keys(desk: Desk) -> None:
     code, out, err = desk.run("status", "--json", "--state-file", "other.json")
     assert (code, err) == (0, "")

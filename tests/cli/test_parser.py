@@ -275,17 +275,20 @@ def test_parsing_has_no_side_effects(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(
-    ("path", "called"),
+    ("path", "executed", "called"),
     [
-        ("scheduler.py", "python scheduler.py"),
-        ("/opt/x/scheduler.py", "python scheduler.py"),
-        ("/opt/gpu_scheduler/__main__.py", "python -m gpu_scheduler"),
-        ("/usr/bin/gpu-scheduler", "gpu-scheduler"),
+        ("scheduler.py", "/usr/bin/python3", "python3 scheduler.py"),
+        ("../scheduler.py", "/usr/bin/python3", "python3 ../scheduler.py"),
+        ("./scheduler.py", "./scheduler.py", "./scheduler.py"),
+        ("/opt/gpu_scheduler/__main__.py", "/usr/bin/python3", "python3 -m gpu_scheduler"),
+        ("/usr/bin/gpu-scheduler", "/usr/bin/gpu-scheduler", "gpu-scheduler"),
     ],
 )
 def test_errors_name_the_program_as_the_user_invoked_it(
-    path: str, called: str, monkeypatch: pytest.MonkeyPatch
+    path: str, executed: str, called: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("sys.orig_argv", ["python3", path])
+    monkeypatch.setenv("_", executed)
     monkeypatch.setattr("sys.argv", [path])
     with pytest.raises(UsageError, match=f"`{called} add --help` lists"):
         parse(["add", "a.py", "--priority", "x"])

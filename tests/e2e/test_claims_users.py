@@ -162,6 +162,7 @@ def bob(account: Callable[[int], Account], other_uid: int) -> Account:
 def test_a_user_waits_for_the_gpu_of_another_user_and_gets_it_at_once(ann: Account, bob: Account) -> None:
     holder = ann.hold()
     expected = {"pid": holder.pid, "user": str(ann.uid), "mib": None, "by_scheduler": False}
+    expected |= {"job": None, "folder": None}
     assert bob.claims() == [expected]
     text = f"claimed by run, pid {holder.pid}, user {ann.uid}"
     assert text in bob.refusal()
@@ -212,7 +213,7 @@ def test_a_scheduler_and_the_programs_of_another_user_respect_each_other(ann: Ac
     wait_for(lambda: ann.job(1)["state"] == "running", "job 1 runs")
     [claim] = bob.claims()
     assert (claim["user"], claim["mib"], claim["by_scheduler"]) == (str(ann.uid), None, True)
-    text = f"claimed by a scheduler's job, pid {claim['pid']}, user {ann.uid}"
+    text = f"claimed by job 1 of {claim['folder']}, pid {claim['pid']}, user {ann.uid}"
     assert text in bob.refusal()
     # The claim does not depend on the scheduler.
     scheduler.send_signal(signal.SIGKILL)

@@ -43,11 +43,11 @@ PLAIN = [text for kind, text in FENCED.findall(README + JOBS_FILE + PLACEMENT) i
 #: Why a block cannot run here, by the first line of the block.
 NOT_RUN = {
     "make demo": "installs packages; the test suite would run itself",
-    "python ../scheduler.py attach train": "needs a terminal: test_screen.py attaches",
+    "python3 ../scheduler.py attach train": "needs a terminal: test_screen.py attaches",
 }
 #: What a foreground `start` prints when it is ready for commands.
 UP = "scheduler up"
-RUN = "python scheduler.py "
+RUN = "python3 scheduler.py "
 
 
 class Reader:
@@ -132,7 +132,7 @@ def after_append(reader: Reader) -> None:
 
 
 def after_status(reader: Reader) -> None:
-    said = reader.said["python ../scheduler.py status"]
+    said = reader.said["python3 ../scheduler.py status"]
     assert re.match(r"6 jobs: .* running.*; scheduler pid [0-9]+\n", said)
     assert re.search(r"^ +1  running +0 .* train ", said, re.MULTILINE)
     assert re.search(r"^ +5  queued +pair +needs 2 idle GPUs, ", said, re.MULTILINE)
@@ -140,7 +140,7 @@ def after_status(reader: Reader) -> None:
 
 
 def after_retry(reader: Reader) -> None:
-    said = reader.said["python ../scheduler.py retry typo"]
+    said = reader.said["python3 ../scheduler.py retry typo"]
     why = r"job 6 failed, exit code 2: .*invalid int value.*What to do: `retry 6`.*job 6: queued again"
     assert re.search(why, said, re.DOTALL)
     reader.world.wait_until(
@@ -151,24 +151,24 @@ def after_retry(reader: Reader) -> None:
 
 
 def after_sweep(reader: Reader) -> None:
-    assert "6 jobs, 0 malformed" in reader.said["python scheduler.py lint jobs.txt"]
+    assert "6 jobs, 0 malformed" in reader.said["python3 scheduler.py lint jobs.txt"]
 
 
 def after_pause(reader: Reader) -> None:
-    said = reader.said["python scheduler.py resume 3"]
+    said = reader.said["python3 scheduler.py resume 3"]
     assert re.search("GPU 3: paused.*needs 1 free GPU.*GPU 3: paused.*GPU 3: resumed", said, re.DOTALL)
     reader.world.wait_until(lambda jobs: jobs[7]["gpus"] == [3], "job 7 is on GPU 3")
     assert reader.world.end_scheduler() == 0
 
 
 def after_stop(reader: Reader) -> None:
-    said = reader.said["python ../scheduler.py cancel train"]
+    said = reader.said["python3 ../scheduler.py cancel train"]
     assert re.search(r"has ended.*not running.*  1  running +0 .*job 1: cancelled", said, re.DOTALL)
     assert reader.world.process is not None
     assert reader.world.process.wait(20) == 0
     # The next scheduler records the jobs that were cancelled while no scheduler ran.
     root, reader.folder = reader.folder, reader.folder / "tour"
-    reader.type("python ../scheduler.py start --simulate 4 --screen\n")
+    reader.type("python3 ../scheduler.py start --simulate 4 --screen\n")
     expect(reader.world, j1="cancelled")
     assert reader.world.end_scheduler() == 0
     reader.folder = reader.world.folder = root
@@ -199,14 +199,14 @@ def after_reset(reader: Reader) -> None:
 #: The check of a block's effect, by the first line of the block.
 THEN: dict[str, Callable[[Reader], None]] = {
     "cat >> jobs.txt <<'END'": after_append,
-    "python ../scheduler.py status": after_status,
-    "python ../scheduler.py why typo": after_retry,
-    "python ../scheduler.py stop": after_stop,
+    "python3 ../scheduler.py status": after_status,
+    "python3 ../scheduler.py why typo": after_retry,
+    "python3 ../scheduler.py stop": after_stop,
     "for lr in 0.1 0.01 0.001; do": after_sweep,
     """printf '[share=0.5] echo "the answer is 42"\\n' > once.txt""": after_drain,
-    "python scheduler.py pause 3": after_pause,
+    "python3 scheduler.py pause 3": after_pause,
     "python3 - <<'END'": after_edit,
-    "python scheduler.py stop --jobs": after_reset,
+    "python3 scheduler.py stop --jobs": after_reset,
 }
 
 
@@ -242,7 +242,7 @@ def test_each_block_named_in_this_test_occurs_once_in_the_pages() -> None:
 
 
 def commands() -> list[str]:
-    """Returns the arguments of every `python scheduler.py …` in text, tables and blocks, in any folder."""
+    """Returns the arguments of every `python3 scheduler.py …` in text, tables and blocks, in any folder."""
     inline = re.findall(rf"`{re.escape(RUN)}([^`…]+)`", FOLLOWED)
     lines = [line for block in BLOCKS for line in block.splitlines() if line.startswith("python ")]
     return inline + [line.partition("scheduler.py ")[2] for line in lines]

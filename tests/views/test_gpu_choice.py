@@ -168,4 +168,4 @@ def test_claims_that_can_be_read_are_listed_even_if_nothing_can_claim_the_gpu() 
         "     cannot be claimed, because /locks/GPU-a is not writable",
         "     8000 MiB claimed by run, pid 7, user ann",
     ]
-    assert '"claims": [{"pid": 7, "user": "ann", "mib": 8000, "by_scheduler": false}]' in to_json([gpu])
+    assert '"claims": [{"pid": 7, "user": "ann", "mib": 8000, "by_scheduler": false,' in to_json([gpu])

@@ -14,6 +14,10 @@ from gpu_scheduler.views.gpu_claims import claim_object, claim_text, claims_text
         (GpuClaim(None, 4711, "ann"), "claimed by run, pid 4711, user ann"),
         (GpuClaim(8000, 4711, "ann"), "8000 MiB claimed by run, pid 4711, user ann"),
         (GpuClaim(None, 99, "bob", by_scheduler=True), "claimed by a scheduler's job, pid 99, user bob"),
+        (
+            GpuClaim(None, 99, "bob", by_scheduler=True, job=7, folder="/home/bob/exp"),
+            "claimed by job 7 of /home/bob/exp, pid 99, user bob",
+        ),
         (GpuClaim(None, 99), "claimed by run, pid 99"),
         (GpuClaim(512, 0), "512 MiB claimed by a process in another container"),
         (GpuClaim(None, 5, "a\x1b[2Jb"), r"claimed by run, pid 5, user a\x1b[2Jb"),
@@ -33,6 +37,7 @@ def test_only_the_first_claims_of_a_gpu_are_listed() -> None:
 
 
 def test_an_unknown_process_or_user_is_null_in_json() -> None:
-    known, unknown = GpuClaim(512, 7, "ann", by_scheduler=True), GpuClaim(None, 0)
-    assert claim_object(known) == {"pid": 7, "user": "ann", "mib": 512, "by_scheduler": True}
-    assert claim_object(unknown) == {"pid": None, "user": None, "mib": None, "by_scheduler": False}
+    known, unknown = GpuClaim(512, 7, "ann", by_scheduler=True, job=3, folder="/work"), GpuClaim(None, 0)
+    values = {"pid": 7, "user": "ann", "mib": 512, "by_scheduler": True, "job": 3, "folder": "/work"}
+    assert claim_object(known) == values
+    assert claim_object(unknown) == {**dict.fromkeys(values), "by_scheduler": False}

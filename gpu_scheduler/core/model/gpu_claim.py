@@ -14,7 +14,8 @@ class GpuClaim(StoredValue):
     mib: the claimed memory in MiB; None means the whole GPU. pid: the process; 0 if it is in another pid
     namespace. user: the name of its user; "" if unknown. by_scheduler: whether the process is the runner of a
     scheduler's job; otherwise it is a command that `run` started. is_turn: whether the process has no claim
-    yet, but it is its turn to take the GPU, or it keeps the GPU for a job.
+    yet, but it is its turn to take the GPU, or it keeps the GPU for a job. job: the id of that job, in the
+    queue whose data directory is in `folder`; None if unknown.
     """
 
     mib: int | None
@@ -22,3 +23,5 @@ class GpuClaim(StoredValue):
     user: str = ""
     by_scheduler: bool = False
     is_turn: bool = False
+    job: int | None = None
+    folder: str = ""
