@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal
 
 from gpu_scheduler.core.scheduling.settings import QueueOrder, Settings
@@ -20,8 +21,14 @@ ProbeKind = Literal["auto", "nvml", "gputil", "simulated"]
 STATE_FILE = "gpu_scheduler_state.json"
 JOBS_FILE = "jobs.txt"
 LLM_CONFIG = "llm_config.json"
+#: The value of `--gpus` for a scheduler that manages no GPU.
+NO_GPUS = "none"
 #: Variables that name the queue of every command. A scheduler sets them for its jobs.
 STATE_FILE_VARIABLE, DATA_DIR_VARIABLE = "GPU_SCHEDULER_STATE_FILE", "GPU_SCHEDULER_DATA_DIR"
+
+
+def _half_the_cores() -> int:
+    return max(1, len(os.sched_getaffinity(0)) // 2)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +44,7 @@ class StartOptions(Settings):
     may be absent; a named file must exist. jobs_file: "" means no jobs file.
     """
 
+    cpu_jobs: int = field(default_factory=_half_the_cores)
     state_file: str = STATE_FILE
     data_dir: str | None = None
     gpus: str | None = None
@@ -69,7 +77,7 @@ class StartOptions(Settings):
         An option whose value is None or missing gets its default. Other names are ignored. The queue order
         may be given as text.
         """
-        names = (field.name for field in fields(cls))
+        names = (one.name for one in fields(cls))
         given = {name: values[name] for name in names if values.get(name) is not None}
         if "queue_order" in given:
             given["queue_order"] = QueueOrder(given["queue_order"])

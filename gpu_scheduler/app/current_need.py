@@ -76,7 +76,7 @@ def _empty_gpu(gpu: GpuRecord) -> Gpu:
 
 def _source(job: JobRecord, is_learned: bool) -> NeedSource:
     spec = job.spec
-    if job.min_vram_mib is not None:
+    if job.min_vram_mib is not None and spec.gpus != 0:
         return NeedSource.EARLIER_ATTEMPT
     if spec.torchrun is not None:
         return NeedSource.TORCHRUN

@@ -13,6 +13,7 @@ from gpu_scheduler.app.masking import without_secrets
 from gpu_scheduler.app.preview import Preview, PreviewContext, preview
 from gpu_scheduler.app.recorded_setting import recorded_setting
 from gpu_scheduler.app.store_access import job_lookup
+from gpu_scheduler.config import NO_GPUS
 from gpu_scheduler.core.jobsfile.diff import AcceptedLines, NewJob, ReadingDiff
 from gpu_scheduler.core.jobsfile.reading import Line
 from gpu_scheduler.core.jobsfile.shell_syntax import script_refusal
@@ -115,6 +116,8 @@ def _gpu_indices(option: str) -> frozenset[int] | None:
     """Parses the value of `--gpus`, in the format of `start`: a count means the first GPUs."""
     if re.fullmatch(r"[0-9]+", option):
         return frozenset(range(int(option)))
+    if option == NO_GPUS:
+        return frozenset()
     listed = parse_gpu_list(option.removesuffix(","))
     return None if listed is None else frozenset(listed)
 

@@ -131,7 +131,7 @@ class Launcher:
                 f"# job {job.id}, attempt {number}: {safe_text(job.text)}",
                 f"# command: {safe_text(command.display_text)}",
                 f"# environment: {safe_text(f'{command.environment_label}; folder: {spec.cwd}')}",
-                f"# GPUs: {','.join(map(str, gpus))}; started {when:%Y-%m-%d %H:%M:%S}",
+                f"# GPUs: {','.join(map(str, gpus)) or 'none'}; started {when:%Y-%m-%d %H:%M:%S}",
                 "",
             ]
         )

@@ -18,6 +18,8 @@ def requested_claims(store: Store, attempt: AttemptRecord, folder: ClaimFolder) 
     scheduler descends. Prepares the folder if it is missing. Raises LockFolderError if it cannot be used, and
     OSError in a shortage of open files or memory.
     """
+    if not attempt.gpus:
+        return None
     if not folder.path.is_dir():
         folder.prepare()
     names = [uuid for uuid in attempt.gpus if can_be_claimed(uuid)]

@@ -69,7 +69,7 @@ def gpu_option(parser: ArgumentContainer, purpose: str, *, default: str) -> None
     """Declares --gpus. purpose: the first words of its help text."""
     parser.add_argument("--gpus", metavar="N|LIST", type=values.gpu_choice,
                         help=f"{purpose}: a count such as 4, or a list such as 0,2,3 (write `3,` for GPU 3"
-                        f" alone; default: {default})")  # fmt: skip
+                        f" alone), or none (default: {default})")  # fmt: skip
 
 
 def probe_options(parser: ArgumentContainer) -> None:

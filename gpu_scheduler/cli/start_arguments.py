@@ -80,7 +80,10 @@ def _start_launches(group: argparse._ArgumentGroup) -> None:
     shared_options(group, "--conda-sh")
     setting(group, "--start-interval", "start_interval_s", metavar="S",
             type=values.number(0, DAY_S, minimum=0),
-            help="Least number of seconds between the starts of two jobs")  # fmt: skip
+            help="Least number of seconds between the starts of two jobs that use GPUs")  # fmt: skip
+    setting(group, "--cpu-jobs", metavar="N", type=values.integer(1, 1000),
+            help="Number of jobs without a GPU (gpus=0) that may run at the same time (default: half of the"
+            " CPU cores)")  # fmt: skip
     setting(group, "--oom-retries", metavar="N", type=values.integer(0, 1000),
             help="Number of times to retry a job that ran out of CUDA memory, each time with more"
             " memory")  # fmt: skip

@@ -8,6 +8,8 @@ from argparse import ArgumentTypeError
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from gpu_scheduler.config import NO_GPUS
+
 if TYPE_CHECKING:
     from gpu_scheduler.app.job_refs import JobRef
 
@@ -154,17 +156,17 @@ def gpu_indices(text: str) -> tuple[int, ...]:
 
 
 def gpu_choice(text: str) -> str:
-    """Checks the form of `start --gpus`: a count such as 4, or a list such as 0,2,3 or `3,`."""
+    """Checks the form of `start --gpus`: a count such as 4, a list such as 0,2,3 or `3,`, or "none"."""
     from gpu_scheduler.core.model.gpu_list import parse_gpu_list
 
     stripped = text.strip()
     try:
         if re.fullmatch(r"[0-9]+", stripped):
             if int(stripped) == 0:
-                raise ValueError("write `--gpus 0,` for GPU 0, or a count such as `--gpus 4`")
+                raise ValueError("write `--gpus 0,` for GPU 0, or a count such as `--gpus 4`, or none")
         elif not stripped:
             raise ValueError("give a count such as 4, or a list such as 0,2,3")
-        else:
+        elif stripped != NO_GPUS:
             parse_gpu_list(stripped.removesuffix(","))
     except ValueError as error:
         raise ArgumentTypeError(str(error)) from None

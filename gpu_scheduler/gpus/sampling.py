@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import replace
 
 from gpu_scheduler.clock import Clock
+from gpu_scheduler.config import NO_GPUS
 from gpu_scheduler.core.model.gpu import UNKNOWN_UUID_PREFIX, GpuSample, Snapshot, is_simulated
 from gpu_scheduler.core.model.gpu_fault import GOOD_SAMPLES_NEEDED, UNLISTED, FaultKind, GpuFault
 from gpu_scheduler.core.scheduling.gpu_recovery import GpuChange, update_faults
@@ -62,11 +64,17 @@ class Sampler:
     ) -> None:
         """Takes the first sample and selects the GPUs that `--gpus` and CUDA_VISIBLE_DEVICES allow.
 
-        simulated: whether the sampled GPUs are simulated; GPUs of the other kind are removed from the store.
-        Raises GpuStateError if the GPUs cannot be read and the store has none of this kind, and UsageError
-        for an invalid option.
+        With NO_GPUS, no GPU is managed or sampled. simulated: whether the sampled GPUs are simulated; GPUs of
+        the other kind are removed from the store. Raises GpuStateError if the GPUs cannot be read and the
+        store has none of this kind, and UsageError for an invalid option.
         """
         self._store = store
+        if option == NO_GPUS:
+            self._next_query_at = math.inf
+            self._watch.accept_sample(Snapshot(self._clock.now().boot, ()))
+            recorder.record_gpus((), (), self._clock.now())
+            log.info("no GPUs (--gpus none): only jobs without a GPU (gpus=0) start")
+            return
         recorded = _stored_gpus(store)
         known = [gpu for gpu in recorded if is_simulated(gpu.uuid) is simulated]
         try:
@@ -87,7 +95,7 @@ class Sampler:
             log.warning("%s", note)
         managed = select_gpus(samples, option)
         if not managed:
-            raise GpuStateError("no GPU found; install the NVIDIA driver, or try --simulate 4")
+            raise GpuStateError("no GPU found; install the NVIDIA driver, or try --simulate 4 or --gpus none")
         leaving = [gpu.uuid for gpu in recorded if is_simulated(gpu.uuid) is not simulated]
         if leaving:
             change_gpu_kind(store, leaving, self._clock.now())
@@ -108,6 +116,8 @@ class Sampler:
     def query(self, at_once: bool) -> bool:
         """Queries the probe if a query is due or `at_once` is set; returns whether it sent a query."""
         now = self._clock.now().boot
+        if self._next_query_at == math.inf:
+            return at_once  # there are no GPUs
         if self._probe.queried_at is not None or not (at_once or now >= self._next_query_at):
             return False
         self._probe.query()
@@ -119,7 +129,8 @@ class Sampler:
         """Samples more often for a while. Called when a job has started."""
         now = self._clock.now().boot
         self._frequent_until = now + FREQUENT_S
-        self._next_query_at = min(self._next_query_at, now + FREQUENT_EVERY_S)
+        if self._next_query_at < math.inf:
+            self._next_query_at = min(self._next_query_at, now + FREQUENT_EVERY_S)
 
     def read(self, recorder: StoreWriter) -> None:
         """Processes an answer that has arrived, or the timeout of the open query."""

@@ -47,8 +47,8 @@ def start(context: WriteContext, action: act.Start) -> int:
         " AND last.number = (SELECT max(number) FROM attempt WHERE job_id = job.id) WHERE job.id = ?",
         (action.job_id,),
     ).fetchone()
-    if action.process is not None:
-        place = [None] * 3  # an adopted process never queues
+    if action.process is not None or not action.gpus:
+        place = [None] * 3  # an adopted process never queues, and a job without a GPU overtakes nobody
     attempt_id = insert(
         db, "attempt", job_id=action.job_id, number=number, token=secrets.token_hex(16), boot_id=now.boot_id,
         state=AttemptState.STARTING.value, executor=_executor(context, action), learned=action.learned,

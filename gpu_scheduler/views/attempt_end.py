@@ -26,6 +26,8 @@ def memory_source(*, learned: bool, assumed: bool = False) -> str:
 
 def usage_parts(ended: AttemptEnded, tolerance: float) -> Iterator[str]:
     """Yields texts with an attempt's peaks, the accuracy of its declaration, and its mean GPU load."""
+    if not ended.gpus:
+        return
     if any(peak is not None for peak in ended.peaks):
         each = zip(ended.gpus, ended.peaks, strict=True)
         known = ", ".join(f"gpu{gpu}:{'n/a' if mib is None else f'{mib} MiB'}" for gpu, mib in each)

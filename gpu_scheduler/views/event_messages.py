@@ -226,13 +226,14 @@ def _state_message(event: Event) -> EventMessage:
 
 def _start_message(event: Event, started: AttemptStarted, dispatched: tuple[int, int] | None) -> EventMessage:
     words = [] if dispatched is None else [f"{dispatched[0]}/{dispatched[1]} dispatched"]
-    words.append(_allocation_text(started))
+    words += [_allocation_text(started)] if started.gpus else []
     if started.attempt > 1:
         words.append(f"attempt {started.attempt}")
     if started.resumed_from is not None:
         words.append(f"resumes from {origin_text(started.resumed_from, started.resumed_step)}")
     begins = "starts" if started.watched_pid is None else f"is process {started.watched_pid}"
-    text = f"{begins} on gpu {list(started.gpus)} ({', '.join(words)})"
+    where = f"on gpu {list(started.gpus)}" if started.gpus else "without a GPU"
+    text = f"{begins} {where} ({', '.join(words)})" if words else f"{begins} {where}"
     return EventMessage(_INFO, text, f" — {event.command}")
 
 

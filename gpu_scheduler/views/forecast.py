@@ -57,7 +57,7 @@ def _row(one: ForecastJob, now: float) -> TableRow:
         f"{end}{finish_text(expected.end_at, now)}",
         _in_text(end, expected.end_at - now),
         "?" if expected.end_upper_at is None else finish_text(expected.end_upper_at, now),
-        ",".join(map(str, one.gpus)),
+        ",".join(map(str, one.gpus)) or "-",
         title(one.job),
     )
     return TableRow([Cell(text) for text in cells])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from gpu_scheduler.app.status_report import JobView
 from gpu_scheduler.core.model.gpu_list import format_ranges
-from gpu_scheduler.core.model.states import JobState, Outcome
+from gpu_scheduler.core.model.states import ACTIVE, JobState, Outcome
 from gpu_scheduler.core.model.wait_reason import WaitKind
 from gpu_scheduler.core.text.formatting import (
     format_age,
@@ -124,7 +124,7 @@ def _table_row(job: JobView, state: Cell, time: str, last: Cell) -> TableRow:
     cells = (
         Cell(str(job.record.id)),
         state,
-        Cell(format_ranges(job.gpus)),
+        Cell(format_ranges(job.gpus) or ("-" if job.record.state in ACTIVE else "")),
         Cell(time),
         Cell(title(job)),
         last,

@@ -40,7 +40,9 @@ def _line_text(path: str, line: Preview) -> str:
         duplicate = f"duplicate of line {line.duplicate_of}; both lines belong to one job"
         return f"{safe_text(path)}:{line.number}: {duplicate}"
     where = "any" if spec.allowed is None else format_gpu_list(spec.allowed)
-    facts = [_kind_name(line), f"needs {need_text(line.need)}", f"GPUs {where}", f"priority {line.priority}"]
+    facts = [_kind_name(line), f"needs {need_text(line.need)}"]
+    facts += [f"GPUs {where}"] if line.need.count else []
+    facts += [f"priority {line.priority}"]
     facts += [f"name {spec.name}"] if spec.name else []
     facts += [f"conda {line.conda}"] if line.conda else []
     facts += [f"venv {spec.venv}"] if spec.venv else []

@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 
 
 def need_text(need: Need) -> str:
-    """Formats a need: "0.5 of a GPU", "2 idle GPUs", "17.6 GiB of each of 2 GPUs"."""
+    """Formats a need: "0.5 of a GPU", "2 idle GPUs", "17.6 GiB of each of 2 GPUs", "no GPU"."""
+    if not need.count:
+        return "no GPU"
     each = "" if need.count == 1 else "each of "
     many = "a GPU" if need.count == 1 else f"{need.count} GPUs"
     if need.vram is not None and need.share == WHOLE:

@@ -83,7 +83,9 @@ def _mark(job: JobView) -> str:
 
 
 def _memory_text(job: JobView) -> str:
-    """Formats a running job's memory use on each of its GPUs, and what it declared."""
+    """Formats a running job's memory use on each of its GPUs, and what it declared; "" without a GPU."""
+    if not job.gpus:
+        return ""
     each = (f"GPU {gpu}: {_now_and_peak(job.memory_used.get(gpu), job.peaks.get(gpu))}" for gpu in job.gpus)
     share = None if job.attempt is None else job.attempt.share_declared
     declared = [f"share {format_share(share)}"] if share else []

@@ -57,6 +57,8 @@ def wait_text(reason: WaitReason, now: float = 0.0) -> str:
         return _no_free_gpu_text(reason, now)
     if reason.kind is WaitKind.GROUP_FULL:
         return f"{reason.running} of {reason.max_running} jobs of group {reason.cause} are running"
+    if reason.kind is WaitKind.CPU_JOBS_FULL:
+        return f"{reason.running} of {reason.max_running} jobs without a GPU are running"
     if reason.kind is WaitKind.GPUS_UNREADABLE:
         return f"the GPUs cannot be read: {reason.cause}"
     if reason.kind is WaitKind.RELAUNCHED:

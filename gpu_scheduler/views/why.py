@@ -37,6 +37,8 @@ from gpu_scheduler.views.warnings import job_warnings
 _END_CHECKS = (Check.END, Check.HELD)
 #: The checks that may show another problem.
 _OTHER_CHECKS = (Check.SCHEDULER, Check.SEEN, Check.LOG)
+#: What sets the limit of the number of jobs that run, by the wait reason of a job that it concerns.
+_LIMITS = {WaitKind.GROUP_FULL: "max-running", WaitKind.CPU_JOBS_FULL: "start --cpu-jobs"}
 
 
 def to_text(diagnosis: Diagnosis, width: int | None, *, verbose: bool) -> str:
@@ -127,6 +129,13 @@ def _waiting(diagnosis: Diagnosis, waiting: WaitingFacts) -> Iterator[Finding]:
 
 
 def _placement(diagnosis: Diagnosis, need: Need, facts: PlacementFacts) -> Iterator[Finding]:
+    wait = diagnosis.job.wait
+    limit = None if wait is None else _LIMITS.get(wait.kind)
+    full = None if wait is None or limit is None else f"{wait_text(wait)} ({limit})"
+    if not need.count:
+        said = "the job needs no GPU, so it waits for none"
+        yield ok(Check.PLACING, said) if full is None else warn(Check.PLACING, full, "")
+        return
     if not facts.gpus:
         remedy = "`start` detects the GPUs; `doctor` shows which GPUs it would find"
         yield bad(Check.GPUS, "none is known yet", remedy)
@@ -135,9 +144,8 @@ def _placement(diagnosis: Diagnosis, need: Need, facts: PlacementFacts) -> Itera
     job = diagnosis.job.record
     is_in_queue = job.state is JobState.QUEUED and not job.unmet_parents and job.line_wait is None
     where = "on the job's line" if job.is_of_file else f"with `set {job.id}`"
-    wait = diagnosis.job.wait
-    if wait is not None and wait.kind is WaitKind.GROUP_FULL:
-        yield warn(Check.PLACING, f"{wait_text(wait)} (max-running)", "")
+    if full is not None:
+        yield warn(Check.PLACING, full, "")
     else:
         yield placement_findings.placement(
             need, allowed, facts.judged, facts.limits, where=where, now=diagnosis.now, is_in_queue=is_in_queue
@@ -158,7 +166,8 @@ def _placement(diagnosis: Diagnosis, need: Need, facts: PlacementFacts) -> Itera
 
 def _running(diagnosis: Diagnosis) -> Iterator[Finding]:
     job = diagnosis.job
-    gpus = f"GPU{'' if len(job.gpus) == 1 else 's'} {', '.join(map(str, job.gpus))}"
+    gpus = f"on GPU{'' if len(job.gpus) == 1 else 's'} {', '.join(map(str, job.gpus))}"
+    gpus = gpus if job.gpus else "without a GPU"
     since = "" if job.started_at is None else f", started {format_age(job.started_at, diagnosis.now)}"
     follow = f"`logs {job.record.id} -f` follows its output"
     if job.is_without_log:
@@ -168,7 +177,7 @@ def _running(diagnosis: Diagnosis) -> Iterator[Finding]:
     resumed = None if job.attempt is None else job.attempt.resumed_from
     if resumed is not None:
         since += f", resumed from {origin_text(resumed.path, resumed.step)}"
-    yield ok(Check.RUNS, f"on {gpus}{since}; {follow}")
+    yield ok(Check.RUNS, f"{gpus}{since}; {follow}")
     if progress := long_text(job.progress, diagnosis.now):
         yield ok(Check.PROGRESS, progress)
     if job.peaks:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from gpu_scheduler.core.command import cuda
 from gpu_scheduler.core.command.activation import JobEnvironment, activation_text, environment_of
 from gpu_scheduler.core.command.environment import GIVEN_PORT, PORT_VARIABLES, inherited_environment
-from gpu_scheduler.core.model.job_spec import CudaIds, JobSpec
+from gpu_scheduler.core.model.job_spec import CudaIds, CudaMode, JobSpec
 
 _HEADER = """\
 # Job {job_id}, attempt {attempt}. The runner executes this file. To run it by hand: bash command.sh
@@ -143,7 +143,7 @@ def _job_command(spec: JobSpec, ids: str, environment: JobEnvironment) -> tuple[
     """Returns the job's own command for display, and the text that checks and executes it."""
     if spec.kind == "csv":
         return _csv_command(spec, spec.script or "", ids, environment)
-    command = cuda.rewrite_command(spec.command or "", ids, spec.cuda or "rewrite")
+    command = cuda.rewrite_command(spec.command or "", ids, _cuda_mode(spec, "rewrite"))
     if command is None:
         reason = (
             "cuda=add: it is unclear where --cuda belongs in this command;"
@@ -154,6 +154,11 @@ def _job_command(spec: JobSpec, ids: str, environment: JobEnvironment) -> tuple[
     return command, f"{REPORT_START}exec bash {option}-c {shlex.quote(command)}\n"
 
 
+def _cuda_mode(spec: JobSpec, default: CudaMode) -> CudaMode:
+    """Returns how to handle --cuda. A job without a GPU gets no ids, so its command stays as it is."""
+    return "off" if spec.gpus == 0 else spec.cuda or default
+
+
 def _csv_command(spec: JobSpec, script: str, ids: str, environment: JobEnvironment) -> tuple[str, str]:
     """Returns the same as `_job_command`, but for a CSV line.
 
@@ -162,7 +167,9 @@ def _csv_command(spec: JobSpec, script: str, ids: str, environment: JobEnvironme
     missing = shlex.quote(f"script {script} does not exist")
     check = f"[ -e {shlex.quote(script)} ] || fail script_missing {missing}\n{_python_check(environment)}"
     if spec.torchrun is None:
-        rest = shlex.join(["-u", script, *cuda.rewrite_arguments(spec.arguments, ids, spec.cuda or "add")])
+        rest = shlex.join(
+            ["-u", script, *cuda.rewrite_arguments(spec.arguments, ids, _cuda_mode(spec, "add"))]
+        )
         return f"python {rest}", f'{check}{REPORT_START}exec "$python" {rest}\n'
     flags = ["--standalone", "--nnodes=1", f"--nproc_per_node={spec.torchrun}"]
     rest = shlex.join([*flags, script, *cuda.rewrite_arguments(spec.arguments, ids, spec.cuda or "rewrite")])

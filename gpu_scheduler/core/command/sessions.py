@@ -20,11 +20,13 @@ def session_name(gpus: Sequence[int], mode: str, job_id: int) -> str:
 
     The mode is truncated to fit, but the GPU ids never are. If the ids of many GPUs are too long, they are
     written as ranges ("0-7"); if the ranges are too long as well, only the first id and the number of GPUs
-    are written ("0.x16").
+    are written ("0.x16"). Without GPUs, they are "cpu".
     """
     word = re.sub(r"[^A-Za-z0-9_.,-]", "-", mode) or "job"
     room = MAX_LENGTH - len(f"gpujob___{job_id}")
-    texts = (",".join(map(str, gpus)), format_gpu_list(gpus), f"{min(gpus)}.x{len(gpus)}" if gpus else "")
+    if not gpus:
+        return f"gpujob_cpu_{word[: room - 3]}_{job_id}"
+    texts = (",".join(map(str, gpus)), format_gpu_list(gpus), f"{min(gpus)}.x{len(gpus)}")
     ids = next((text for text in texts if len(text) < room), texts[-1])
     return f"gpujob_{ids}_{word[: max(0, room - len(ids))]}_{job_id}"
 

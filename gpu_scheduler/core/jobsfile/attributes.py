@@ -30,7 +30,7 @@ SYNONYMS = {"retries": "oom-retries"}
 #: The form of each attribute's value (None for an attribute without a value) and its help text.
 ATTRIBUTE_HELP: dict[str, tuple[str | None, str]] = {
     "vram": ("MEM", "Memory that the job needs on each GPU, such as 18G or 18000 (MiB)"),
-    "gpus": ("N", "Number of GPUs that the job needs"),
+    "gpus": ("N", "Number of GPUs that the job needs; 0: it needs none, and waits for none"),
     "share": ("X", "Fraction of a GPU that the job needs, such as 0.5, or a number of whole GPUs"),
     "allowed": ("LIST", "GPUs that the job may use"),
     "exclusive": (None, "Do not share the job's GPUs with other jobs"),
@@ -94,6 +94,8 @@ FLAGS = ("hold", "cancel", "exclusive", "preempt")
 _FIELD_TO_KEY = {"timeout_s": "timeout"}
 #: Attributes whose values are lists.
 _LISTS = ("after", "after-any", "allowed")
+#: Fields of JobSpec that say something about the GPUs of a job.
+_OF_GPUS = ("vram", "share", "allowed", "exclusive", "preempt", "cuda")
 MAX_RETRIES = 1000
 MAX_RUNNING = 1000
 ACCEPTED_FORM = (
@@ -307,7 +309,7 @@ def _choice_parser(key: str, *choices: str) -> Callable[[str], str]:
 
 _PARSERS: dict[str, Callable[[str], Any]] = {
     "vram": _quantity_parser("vram", parse_mib),
-    "gpus": _count_parser("gpus", 1, MAX_GPUS),
+    "gpus": _count_parser("gpus", 0, MAX_GPUS),
     **{key: _count_parser(key, 0, MAX_RETRIES) for key in ("oom-retries", "retries", "fail-retries")},
     "timeout": _quantity_parser("timeout", parse_seconds),
     "share": _parse_share,
@@ -368,6 +370,10 @@ def check_conflicts(values: dict[str, Any]) -> None:
         raise ValueError("both a conda environment and a venv are given; give only one")
     if values.get("max_running") is not None and values.get("name") is None:
         raise ValueError("max-running counts the jobs of a group; give a name too, such as name=train/1")
+    given = [name for name in _OF_GPUS if not is_unset(values.get(name)) and values[name] != "off"]
+    if values.get("gpus") == 0 and given:
+        others = " and ".join(map(key_of, given))
+        raise ValueError(f"gpus=0 asks for no GPU and contradicts {others}; leave out one or the other")
     if (values.get("share") or 0) > WHOLE and values.get("gpus") is not None:
         raise ValueError("a share above 1 is a number of whole GPUs; leave out gpus, or give a share up to 1")
     if (values.get("share") or 0) > WHOLE and values.get("vram") is not None:

@@ -131,6 +131,7 @@ def _check_launcher(words: Sequence[str], gpus: int) -> Iterator[str]:
     launcher, options = _find_launcher(words)
     if (
         launcher is None
+        or not gpus
         or "--cpu" in options
         or any(_option_value(options, (name,)) for name in _MACHINE_COUNT_OPTIONS)
     ):

@@ -44,6 +44,8 @@ def _attribute(name: str, value: str) -> tuple[str, str]:
         return "name", value
     if name in ("--gres", "--gpus", "--gpus-per-node"):
         wanted = [one for one in value.split(",") if name != "--gres" or one.startswith("gpu")]
+        if not wanted:
+            raise ValueError(value)  # it says nothing about GPUs
         counts = [re.search(r"(?:^|:)([0-9]+)$", one.partition("(")[0]) for one in wanted]
         return "gpus", str(sum(int(count[1]) if count else 1 for count in counts))
     if name != "--time":

@@ -44,7 +44,7 @@ class JobSpec:
     max_running  how many jobs of its group may run at the same time; None means any number.
     allowed    the indices of the GPUs that the job may use; None means any.
     share      the requested part of a GPU, in thousandths; None means not given.
-    gpus       the requested number of GPUs; None means not given.
+    gpus       the requested number of GPUs, 0 for a job that needs none; None means not given.
     vram       the requested memory on each GPU, in MiB; None means not given.
     exclusive  whether no other job of this scheduler may use the GPUs of this job.
     *_retries  the number of retries; None means not given.

@@ -31,6 +31,8 @@ class WaitKind(str, Enum):
     GPUS_TOO_SMALL = "gpus too small"
     #: As many jobs of the group `cause` run as may run at the same time.
     GROUP_FULL = "group full"
+    #: As many jobs without a GPU run as may run at the same time (`--cpu-jobs`).
+    CPU_JOBS_FULL = "cpu jobs full"
     LINE_MALFORMED = "line malformed"
     LINE_REMOVED = "line removed"
     LINE_CHANGED = "line changed"
@@ -91,8 +93,9 @@ class WaitReason(StoredValue):
     reserved       RESERVED: the indices of the GPUs
     reserved_from  RESERVED: when the job is expected to start, in seconds since 1970
     overtakes      RESERVED: how often the job had been overtaken
-    running        GROUP_FULL: number of jobs of the group that run, or for which GPUs are reserved
-    max_running    GROUP_FULL: how many of them may run
+    running        GROUP_FULL: number of jobs of the group that run, or for which GPUs are reserved;
+                   CPU_JOBS_FULL: number of jobs without a GPU that run
+    max_running    GROUP_FULL, CPU_JOBS_FULL: how many of them may run
     launches       RELAUNCHED: number of launches of an attempt that no runner has claimed yet
     due_at         the time, in seconds since boot, at which a job whose line was removed is cancelled, a
                    changed line takes effect or a delayed job starts; None if unknown

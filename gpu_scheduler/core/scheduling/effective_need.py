@@ -18,7 +18,7 @@ def need_of(resources: ResourceSpec, facts: Facts) -> Need:
     need = resolve(resources, facts.config, facts.learned_mib)
     if resources.workload_class in facts.learned_mib and not _leaves_room(need, resources, facts):
         need = resolve(resources, facts.config)
-    return replace(need, exclusive=True) if facts.settings.exclusive else need
+    return replace(need, exclusive=True) if facts.settings.exclusive and need.count else need
 
 
 def _leaves_room(need: Need, resources: ResourceSpec, facts: Facts) -> bool:

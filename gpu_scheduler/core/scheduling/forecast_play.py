@@ -15,6 +15,9 @@ from gpu_scheduler.core.scheduling.needs import ResourceSpec
 from gpu_scheduler.core.scheduling.playback import Playback, Run
 from gpu_scheduler.core.scheduling.queue_placement import place_jobs
 
+#: What stands for the GPUs of a job that uses none.
+_NO_GPU = ("",)
+
 
 @dataclass(frozen=True)
 class WaitingJob:
@@ -100,11 +103,15 @@ def _resting_on_guesses(
     """Returns the jobs whose starts rest on a guess.
 
     That is a job that starts later than now if a run whose length or start rests on a guess has begun before
-    on a GPU that the job may use, or if one of its parents is such a job.
+    on a GPU that the job may use, or if one of its parents is such a job. For jobs without a GPU, the other
+    such jobs count instead.
     """
     by_id = {one.job.job_id: one for one in waiting}
     usable = {
-        one.resources: frozenset(gpu.uuid for gpu in allowed_gpus(one.resources, facts)) for one in waiting
+        one.resources: frozenset(gpu.uuid for gpu in allowed_gpus(one.resources, facts))
+        if one.resources.needs_gpus
+        else frozenset(_NO_GPU)
+        for one in waiting
     }
     now = facts.now.wall
     resting: set[int] = set()
@@ -120,7 +127,7 @@ def _resting_on_guesses(
                 resting.add(run.job_id)
         for run in together:
             if run.job_id in guesses or run.job_id in resting:
-                guessed_gpus.update(run.gpus)
+                guessed_gpus.update(run.gpus or _NO_GPU)
     return frozenset(resting)
 
 

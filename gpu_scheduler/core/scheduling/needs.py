@@ -30,11 +30,12 @@ _NOTHING_LEARNED: Mapping[str, int] = {}
 class ResourceSpec:
     """The GPU resources that a line requests. None means not stated.
 
-    share: thousandths. allowed: GPU indices. vram: MiB on each GPU. workload_class: see `workload_class_of`;
-    set only if needs are learned and the line states none. min_vram_mib: the minimum memory
-    on each GPU for a job that has run out of memory, whatever else determines its need. preempt: whether the
-    job may preempt running jobs of lower priority. group: the group of the job, whose jobs share a limit.
-    max_running: how many jobs of the group may run at the same time, as far as this job is concerned.
+    share: thousandths. gpus: 0 for a job that needs no GPU. allowed: GPU indices. vram: MiB on each GPU.
+    workload_class: see `workload_class_of`; set only if needs are learned and the line states none.
+    min_vram_mib: the minimum memory on each GPU for a job that has run out of memory, whatever else
+    determines its need. preempt: whether the job may preempt running jobs of lower priority. group: the group
+    of the job, whose jobs share a limit. max_running: how many jobs of the group may run at the same time, as
+    far as this job is concerned.
     """
 
     share: int | None = None
@@ -57,6 +58,8 @@ class ResourceSpec:
         group = None if spec.name is None else group_of(spec.name)
         if spec.max_running is not None:
             group = group or spec.name  # jobs with this same name are a group
+        if gpus == 0:
+            return cls(gpus=0, group=group, max_running=spec.max_running)
         command, family = spec.kind == "command", None
         if spec.torchrun is not None:
             share, gpus, llm, command = WHOLE if spec.vram is None else None, spec.torchrun, None, False
@@ -66,6 +69,11 @@ class ResourceSpec:
             share, gpus, llm, command, spec.allowed, spec.vram, spec.exclusive, family, min_vram_mib,
             spec.preempt, group, spec.max_running,
         )  # fmt: skip
+
+    @property
+    def needs_gpus(self) -> bool:
+        """False for a job that runs without a GPU."""
+        return self.gpus != 0
 
     @lru_cache(maxsize=4096)  # noqa: B019 - keys are values, and few
     def key(self) -> str:
@@ -177,6 +185,8 @@ def resolve(
     It comes from the first of these that is known: the spec's attributes, its model, the MiB learned for its
     workload class, the default. The need has at least `min_vram_mib` of memory.
     """
+    if not resources.needs_gpus:
+        return Need(0)
     need = _stated_need(resources, config, learned_mib)
     if resources.min_vram_mib is None:
         return need

@@ -21,13 +21,15 @@ from gpu_scheduler.core.scheduling.request_index import RequestIndex
 
 
 class PendingQueue(Sequence[PendingGroup]):
-    """The pending groups in the order of their first jobs. groups: by handle, each with at least one job.
+    """The pending groups that wait for GPUs, in the order of their first jobs.
 
-    The handle of a group is its spec key, unless several groups have the same resources.
+    groups: by handle, each with at least one job. The handle of a group is its spec key, unless several
+    groups have the same resources. without_gpus: the groups whose jobs need no GPU; the sequence omits them.
     """
 
     def __init__(self, groups: Mapping[str, PendingGroup]) -> None:
-        self._groups = dict(groups)
+        self.without_gpus = {handle: one for handle, one in groups.items() if not one.resources.needs_gpus}
+        self._groups = {handle: one for handle, one in groups.items() if one.resources.needs_gpus}
         self._keys = {handle: queue_key(group.jobs[0]) for handle, group in self._groups.items()}
         self._order = sorted((key, handle) for handle, key in self._keys.items())
         self._without_reason = {handle for handle, group in self._groups.items() if group.reason is None}
@@ -48,11 +50,16 @@ class PendingQueue(Sequence[PendingGroup]):
     def updated(self, changes: Mapping[str, PendingGroup | None]) -> PendingQueue:
         """Returns the queue after these changes, by handle. None removes a group."""
         new = object.__new__(PendingQueue)
+        new.without_gpus = {handle: one for handle, one in self.without_gpus.items() if handle not in changes}
         new._groups, new._keys = dict(self._groups), dict(self._keys)
         new._order, new._without_reason = list(self._order), set(self._without_reason)
-        new._index, new._not_indexed = self._index, {**self._not_indexed, **changes}
+        new._index, new._not_indexed = self._index, dict(self._not_indexed)
         for handle, group in changes.items():
-            new._replace(handle, group)
+            if group is not None and not group.resources.needs_gpus:
+                new.without_gpus[handle] = group
+            else:
+                new._not_indexed[handle] = group
+                new._replace(handle, group)
         return new
 
     def _replace(self, handle: str, group: PendingGroup | None) -> None:
@@ -83,7 +90,7 @@ class PendingQueue(Sequence[PendingGroup]):
 
     def group(self, handle: str) -> PendingGroup:
         """Returns the group with this handle."""
-        return self._groups[handle]
+        return self._groups.get(handle) or self.without_gpus[handle]
 
     def key(self, handle: str) -> tuple[int, int, int]:
         """Returns the queue key of the first job of a group."""
@@ -91,7 +98,7 @@ class PendingQueue(Sequence[PendingGroup]):
 
     def has_group(self, handle: str) -> bool:
         """Returns whether there is a group with this handle."""
-        return handle in self._groups
+        return handle in self._groups or handle in self.without_gpus
 
     def first(self, number: int) -> Iterator[str]:
         """Yields the handles of the first groups."""
@@ -116,7 +123,8 @@ class PendingQueue(Sequence[PendingGroup]):
     @cached_property
     def limited(self) -> list[ResourceSpec]:
         """The resources of the groups whose jobs have the attribute `max-running`."""
-        return [one.resources for one in self._groups.values() if one.resources.max_running is not None]
+        every = (*self._groups.values(), *self.without_gpus.values())
+        return [one.resources for one in every if one.resources.max_running is not None]
 
     def holding(self, job_id: int, spec_key: str) -> list[str]:
         """Returns the handles of the groups that hold a job with these resources."""

@@ -223,8 +223,9 @@ class Playback:
         reserved = self.facts.queue_reservation
         if reserved is not None and reserved.job.job_id == job.job_id:
             self.facts = replace(self.facts, queue_reservation=None)
-        begun = QueueStart(job.priority, job.position, job.submitted_at, now)
-        self.facts = replace(self.facts, overtakes=self.facts.overtakes.with_starts([begun]))
+        if start.gpus:
+            begun = QueueStart(job.priority, job.position, job.submitted_at, now)
+            self.facts = replace(self.facts, overtakes=self.facts.overtakes.with_starts([begun]))
 
     def _reserve_in_order(self, action: SetQueueReservation) -> None:
         reservation = None

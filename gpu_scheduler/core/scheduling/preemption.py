@@ -63,7 +63,8 @@ def find_preemption(
     gpus: Sequence[Vacancy],
 ) -> Preemption | NoPreemption:
     """Returns which attempts a waiting job preempts, or why none. leaving, gpus: see `choose_victims`."""
-    lower = [one for one in facts.attempts if one.priority > job.priority and one.state.holds_gpus]
+    holders = [one for one in facts.attempts if one.gpus and one.state.holds_gpus]
+    lower = [one for one in holders if one.priority > job.priority]
     candidates = [
         Candidate(attempt.attempt_id, attempt.priority, _lost_work_s(attempt, facts.now))
         for attempt in lower

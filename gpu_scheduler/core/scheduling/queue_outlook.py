@@ -82,7 +82,7 @@ def queue_outlook(
     run_times: those on which the estimates in the facts are based.
     """
     settings, stored, told = facts.settings, facts.queue_reservation, facts.gpu_time
-    if settings.queue_order is not QueueOrder.RESERVE:
+    if settings.queue_order is not QueueOrder.RESERVE or not need.count:
         return None
     gpus = gpus_for(job, facts)
     ends = expected_ends(gpus.facts)

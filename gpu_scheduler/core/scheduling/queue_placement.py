@@ -1,4 +1,8 @@
-"""Places waiting jobs: first those that preempt others, then the rest of the queue in order."""
+"""Places waiting jobs: first those that preempt others, then the rest of the queue in order.
+
+The jobs without a GPU come last, so that they take no place of a group from the others. Nothing else connects
+both: whatever GPUs do, the former start, and the latter are placed as if there were no former.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +24,12 @@ from gpu_scheduler.core.scheduling.pending_queue import PendingQueue
 from gpu_scheduler.core.scheduling.placement import place
 from gpu_scheduler.core.scheduling.preemption import NoPreemption, Preemption, find_preemption, may_preempt
 from gpu_scheduler.core.scheduling.queue_reservation import expected_ends, plan_reservation
-from gpu_scheduler.core.scheduling.queue_walk import QueueWalk, groups_to_explain, wait_reasons
+from gpu_scheduler.core.scheduling.queue_walk import (
+    MAX_EXPLAINED,
+    QueueWalk,
+    groups_to_explain,
+    wait_reasons,
+)
 from gpu_scheduler.core.scheduling.retry import has_tries_left, without_failed_gpus
 from gpu_scheduler.core.scheduling.round_allocations import RoundAllocations
 from gpu_scheduler.core.scheduling.suspects import is_due
@@ -36,21 +45,48 @@ def place_jobs(facts: Facts) -> list[Action]:
     The jobs that preempt others come first, on the GPUs that are reserved for them. At most one job of a
     round begins to preempt others, and at most one job has GPUs reserved by queue order.
     """
-    if not (facts.pending_groups or facts.reserved_jobs or facts.queue_reservation):
+    queue = PendingQueue.of(facts.pending_groups)
+    if not (queue or queue.without_gpus or facts.reserved_jobs or facts.queue_reservation):
         return []
-    why_not = _general_wait_reason(facts)
-    if why_not is not None:
-        queue = PendingQueue.of(facts.pending_groups)
+    if facts.storage_issue is not None:
+        why_not = WaitReason(WaitKind.STORAGE, facts.storage_issue)
+        handles = [*groups_to_explain(queue, facts.now), *islice(queue.without_gpus, MAX_EXPLAINED)]
+        return wait_reasons(queue, dict.fromkeys(handles, why_not))
+    limits = GroupLimits(facts)
+    return _place_on_gpus(facts, queue, limits) + _start_without_gpus(queue, limits)
+
+
+def _place_on_gpus(facts: Facts, queue: PendingQueue, limits: GroupLimits) -> list[Action]:
+    if facts.probe_error is not None:
+        why_not = WaitReason(WaitKind.GPUS_UNREADABLE, facts.probe_error)
         return wait_reasons(queue, dict.fromkeys(groups_to_explain(queue, facts.now), why_not))
     if not facts.all_sampled:
         return []
-    gpus, limits = RoundAllocations(facts, leaving_attempts(facts)), GroupLimits(facts)
+    gpus = RoundAllocations(facts, leaving_attempts(facts))
     actions = _place_reserved_jobs(facts, gpus, limits)
     has_started = any(isinstance(one, Start) for one in actions)
     actions += QueueWalk(facts, gpus, limits, has_started=has_started).place()
     if any(isinstance(one, Start) for one in actions):
         return actions
-    return actions + _try_suspect(facts, gpus, limits)
+    return actions + _try_suspect(facts, queue, gpus, limits)
+
+
+def _start_without_gpus(queue: PendingQueue, limits: GroupLimits) -> list[Action]:
+    """Starts the jobs that need no GPU, in queue order, as far as the limits allow."""
+    actions: list[Action] = []
+    reasons: dict[str, WaitReason] = {}
+    groups = queue.without_gpus.items()
+    for _, handle, job in sorted((queue_key(job), handle, job) for handle, one in groups for job in one.jobs):
+        group = queue.group(handle)
+        refusal = limits.refusal(group.resources)
+        if refusal is not None:
+            reasons.setdefault(handle, refusal)
+            continue
+        actions.append(Start(job.job_id, (), 0, waiting_since=job.waiting_since))
+        limits.take(group.resources)
+        if group.has_more and job is group.jobs[-1]:
+            break  # its next job, which this round has not read, may precede the rest
+    return actions + wait_reasons(queue, reasons)[:MAX_EXPLAINED]
 
 
 def start_wait_s(facts: Facts) -> float:
@@ -65,7 +101,7 @@ def with_start_interval(actions: list[Action], facts: Facts) -> list[Action]:
 
     Forecasts do not count the interval, so `place_jobs` itself does not know it.
     """
-    starts = [one for one in actions if isinstance(one, Start)]
+    starts = [one for one in actions if isinstance(one, Start) and one.gpus]
     if not starts or not facts.settings.start_interval_s:
         return actions
     wait_s = start_wait_s(facts)
@@ -84,11 +120,13 @@ def with_start_interval(actions: list[Action], facts: Facts) -> list[Action]:
     return kept + [SetWaitReason(key, why) for key, reason in keys.items() if reason != why]
 
 
-def _try_suspect(facts: Facts, gpus: RoundAllocations, limits: GroupLimits) -> list[Action]:
+def _try_suspect(
+    facts: Facts, queue: PendingQueue, gpus: RoundAllocations, limits: GroupLimits
+) -> list[Action]:
     """Starts a job with tries left, which found no other GPU, on a suspect GPU that is due for a trial."""
     for gpu in (one for one in facts.gpus if is_due(one, facts)):
         view = availability_beside(replace(gpu, suspicion=None), facts.attempts_on(gpu.uuid), facts.settings)
-        for group in islice(facts.pending_groups, _MAX_TRYING):
+        for group in islice(queue, _MAX_TRYING):
             need = need_of(group.resources, facts)
             answer = place(need, group.resources.allowed, [view], facts.settings)
             if isinstance(answer, WaitReason) or limits.refusal(group.resources) is not None:
@@ -179,10 +217,3 @@ def _is_awaited(reserved: ReservedJob, need: Need, facts: Facts, gpus: RoundAllo
         one.preempted_for == job_id and one.attempt_id in gpus.leaving for one in facts.attempts
     )
     return has_victims or (reserved.may_start and gpus.fits_later(job_id, need, reserved.resources.allowed))
-
-
-def _general_wait_reason(facts: Facts) -> WaitReason | None:
-    """Returns the reason why no job can start, whatever it needs; None if jobs can start."""
-    if facts.storage_issue is not None:
-        return WaitReason(WaitKind.STORAGE, facts.storage_issue)
-    return None if facts.probe_error is None else WaitReason(WaitKind.GPUS_UNREADABLE, facts.probe_error)

@@ -77,7 +77,7 @@ def plan_reservation(
         if gone is not None:
             free_in_s = max((ends[one].in_s for one in gone), default=0.0)
             found.append((free_in_s, gpu.without(()).allocated_share, gpu.index, gpu, gone))
-    if len(found) < need.count:
+    if len(found) < need.count or not need.count:
         return None
     chosen = sorted(found, key=lambda one: one[:3])[: need.count]
     start_in_s = chosen[-1][0]

@@ -53,7 +53,7 @@ def decide_retry(
         return ()
     steps: tuple[NextStep, ...] = ()
     allowed = settings.oom_retries if context.oom_retries is None else context.oom_retries
-    if failure is FailureKind.CUDA_OOM and allowed:
+    if failure is FailureKind.CUDA_OOM and allowed and attempt.gpus:
         step = _oom_step(attempt, allowed, settings, inventory)
         if step.is_retry:
             return (step,)

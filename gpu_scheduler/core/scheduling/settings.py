@@ -56,7 +56,8 @@ class Settings(Limits):
     aging: the number of overtakes after which GPUs are reserved for a job. idle_budget: the part of the
     delivered GPU time for which reserved GPUs may have been idle before a new reservation is made.
     suspect_after: the number of quick failures that make a GPU suspect; 0 for never. start_interval_s: the
-    least time between the starts of two jobs.
+    least time between the starts of two jobs that use GPUs. cpu_jobs: how many jobs without a GPU may run at
+    the same time.
     """
 
     exclusive: bool = False
@@ -71,6 +72,7 @@ class Settings(Limits):
     idle_budget: float = 0.10
     suspect_after: int = 3
     start_interval_s: float = 0.0
+    cpu_jobs: int = 1
     max_assign_attempts: int = 5
     assign_retry_wait_s: float = 5.0
     launch_deadline_s: float = 10.0

@@ -17,7 +17,8 @@ from gpu_scheduler.errors import GpuStateError
 #: The general remedy if no GPU can be read.
 DRIVER_REMEDY = (
     "install the NVIDIA driver (the CUDA toolkit alone is not enough); `nvidia-smi` must then list the GPUs,"
-    " and `ldconfig -p | grep nvidia-ml` must show the driver's library; or try --simulate 4 without a GPU"
+    " and `ldconfig -p | grep nvidia-ml` must show the driver's library; or try --simulate 4 without a GPU,"
+    " or `start --gpus none` for jobs that need none"
 )
 REBOOT_REMEDY = "the driver was updated, but its old kernel module is still loaded; reboot the machine"
 MEMINFO = "/proc/meminfo"
