@@ -161,6 +161,18 @@ def test_lint_accepts_a_valid_file_and_checks_the_gpus_that_it_names(desk: Desk)
     assert "warning: the job needs 2 idle GPUs, but may use only 1 GPU" in out
 
 
+def test_lint_shows_jobs_without_a_gpu(desk: Desk) -> None:
+    write_jobs_file(
+        desk, "[gpus=0] torchrun --nproc_per_node=2 t.py --llm big --cuda 3\n[gpus=0 vram=1G] a\n"
+    )
+    code, out, _ = desk.run("lint", "--gpus", "none")
+    assert code == 1
+    assert "jobs.txt:1: command; needs no GPU; priority 200\n    torchrun" in out
+    assert "--llm big --cuda 3" in out
+    assert "starts 2 processes" not in out
+    assert "jobs.txt:2: malformed: gpus=0 asks for no GPU and contradicts vram" in out
+
+
 def test_lint_uses_the_gpus_and_the_folder_recorded_in_the_store(desk: Desk) -> None:
     write_jobs_file(desk, "0,a.py,,,5\n")
     assert desk.store.gpus()

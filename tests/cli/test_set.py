@@ -125,6 +125,7 @@ def test_set_warns_about_a_parent_that_has_not_completed(desk: Desk) -> None:
         (["vram=20H"], "memory '20H'"),
         (["vram=1G", "after=nothing"], "after nothing: there is no job named nothing"),
         (["after-any=99"], "after-any 99: there is no job 99"),
+        (["vram=1G", "gpus=0"], "gpus=0 asks for no GPU and contradicts vram"),
         (["share=2", "gpus=1"], "a share above 1 is a number of whole GPUs"),
         (["allowed=7"], "7"),
         (["hold"], "`hold JOB`"),

@@ -111,6 +111,11 @@ def test_does_not_retry_an_oom_if_the_job_already_had_the_most_available_memory(
     assert raised_to(alone, larger) == 30_720
 
 
+def test_a_job_without_a_gpu_is_not_retried_with_more_memory() -> None:
+    attempt = failed(fail=1, gpus=(), vram=None, whole=True)
+    assert decide(attempt, SETTINGS, INVENTORY) == (NextStep(NextKind.RETRY, 1, 1, FIRST_WAIT_S),)
+
+
 def test_oom_retries_stop_at_their_limit() -> None:
     assert decide(failed(oom_retries_used=2), SETTINGS, INVENTORY) == (
         NextStep(NextKind.OOM_RETRY, 3, 3, vram_mib=5120),

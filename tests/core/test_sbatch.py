@@ -33,6 +33,8 @@ from gpu_scheduler.core.jobsfile.sbatch import sbatch_options
         ("--time=2-12", {"timeout": "60h"}),
         ("--time=1-0:30", {"timeout": "1470m"}),
         ("--time=1-00:00:01", {"timeout": "86401s"}),
+        ("--gpus=0", {"gpus": "0"}),
+        ("--gres=gpu:0", {"gpus": "0"}),
         ("-J x -t 5 -G1", {"name": "x", "timeout": "5m", "gpus": "1"}),
     ],
 )
@@ -52,7 +54,7 @@ def test_an_option_with_an_equal_attribute_is_read(option: str, attributes: dict
         "--time=UNLIMITED",
         "--time=0",
         "--gres=shard:2",
-        "--gpus=0",
+        "--gres=none",
         "--job-name=a/",
         "--gpus-per-task=2",
         "--cpus-per-task 8",

@@ -117,6 +117,8 @@ def test_a_start_is_remembered_with_the_place_that_the_job_had_in_the_queue(stor
     assert reader.overtakes().starts == expected
     assert QueueStartsReader(store).overtakes().starts == expected
     assert reader.overtakes() is reader.overtakes()
+    record(store, act.Start(add(store, after_s=25.0), (), 0), after_s=30.0)
+    assert reader.overtakes().starts == expected  # a job without a GPU overtakes nobody
 
 
 def test_a_job_waits_since_it_was_last_queued(store: Store) -> None:

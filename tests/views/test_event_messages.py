@@ -77,6 +77,14 @@ def test_a_start_message_omits_unknown_job_counts() -> None:
     assert log_line(event)[1] == "job 1 starts on gpu [0] (share 0.5) — CMD"
 
 
+def test_the_messages_of_a_job_without_a_gpu_say_nothing_about_memory() -> None:
+    begun = Event(9, 0.0, "starting", 1, data=start(gpus=[]), command="CMD")
+    assert log_line(begun)[1] == "job 1 starts without a GPU — CMD"
+    assert log_line(begun, dispatched=(1, 3))[1] == "job 1 starts without a GPU (1/3 dispatched) — CMD"
+    ended = end(gpus=[], peaks=[], declared=None, load=None)
+    assert log_line(Event(9, 0.0, "finished", 1, data=ended))[1] == "job 1 finished [OK] in 1774s"
+
+
 HEAD = "job 1 finished [OK] in 1774s — "
 
 

@@ -11,6 +11,7 @@ from gpu_scheduler.views.need_text import need_text
 @pytest.mark.parametrize(
     ("need", "text"),
     [
+        (Need(0), "no GPU"),
         (Need(1, 1000), "1 free GPU"),
         (Need(3, 1000), "3 free GPUs"),
         (Need(1, 1000, alone=True, assumed=True), "1 idle GPU"),
