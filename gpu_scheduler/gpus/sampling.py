@@ -82,7 +82,9 @@ class Sampler:
         except UnreadableError as error:
             if not known:
                 raise
-            log.warning("%s; continuing with the stored GPUs, but no job starts until they respond", error)
+            log.warning(
+                "%s; continuing with the stored GPUs, but no job starts there until they respond", error
+            )
             self._watch.record_failure(error.why)
             recorder.record_probe_failure(error.why)
             return
@@ -144,7 +146,7 @@ class Sampler:
                 self._next_query_at = min(self._next_query_at, now.boot + RETRY_S)
                 if self._watch.failure is None:
                     log.warning(
-                        "%s; running jobs continue, but no job starts",
+                        "%s; running jobs continue, but no job starts on a GPU",
                         GpuFault(FaultKind.UNREADABLE, answer.text),
                     )
                     recorder.record_probe_failure(answer.text)
