@@ -288,7 +288,7 @@ def _line_facts(store: Store, record: JobRecord) -> LineFacts:
 def _oom_case(inspected: _Inspection) -> OomCase | None:
     """Returns the facts about a job that ran out of GPU memory; None for any other job."""
     job, attempt = inspected.view.record, inspected.attempt
-    if job.outcome not in FAILED or job.reason is None or attempt is None:
+    if job.outcome not in FAILED or job.reason is None or attempt is None or not attempt.gpus:
         return None
     if job.reason.failure is not FailureKind.CUDA_OOM:
         return None

@@ -122,7 +122,7 @@ def _waiting(diagnosis: Diagnosis, waiting: WaitingFacts) -> Iterator[Finding]:
     yield ok(Check.NEED, current_need_text(waiting.need))
     yield from _placement(diagnosis, waiting.need.need, waiting.placement)
     yield from waiting.environment
-    if waiting.ahead is not None:
+    if waiting.ahead is not None and waiting.need.need.count:
         yield job_findings.order(job.priority, *waiting.ahead)
     yield from job_findings.retry(waiting.retry_in_s, job.launch_failures)
     yield from job_findings.line(job, waiting.line)
@@ -137,8 +137,8 @@ def _placement(diagnosis: Diagnosis, need: Need, facts: PlacementFacts) -> Itera
         yield ok(Check.PLACING, said) if full is None else warn(Check.PLACING, full, "")
         return
     if not facts.gpus:
-        remedy = "`start` detects the GPUs; `doctor` shows which GPUs it would find"
-        yield bad(Check.GPUS, "none is known yet", remedy)
+        remedy = "`start` without `--gpus none` detects the GPUs; `doctor` shows which ones it would find"
+        yield bad(Check.GPUS, "none is managed", remedy)
         return
     allowed = diagnosis.job.record.spec.allowed
     job = diagnosis.job.record
