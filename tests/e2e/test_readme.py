@@ -62,8 +62,8 @@ class Reader:
         (self.folder / "gpu_scheduler").symlink_to(ROOT / "gpu_scheduler")
         tools = self.folder / "tools"
         tools.mkdir()
-        (tools / "python").write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n')
-        (tools / "python").chmod(0o755)
+        (tools / "python3").write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n')
+        (tools / "python3").chmod(0o755)
         world.env["PATH"] = f"{tools}{os.pathsep}{os.environ['PATH']}"
         self.said: dict[str, str] = {}
         self.ended_in = tools / "pwd"
@@ -151,7 +151,8 @@ def after_retry(reader: Reader) -> None:
 
 
 def after_sweep(reader: Reader) -> None:
-    assert "6 jobs, 0 malformed" in reader.said["python3 scheduler.py lint jobs.txt"]
+    said = reader.said["python3 scheduler.py status train"]
+    assert re.search(r"job 6 submitted: train/lr=0.001/seed=2: .*6 jobs: 6 queued.*wait", said, re.DOTALL)
 
 
 def after_pause(reader: Reader) -> None:
@@ -196,13 +197,16 @@ def after_reset(reader: Reader) -> None:
     assert "nothing has run here yet" in reader.world.cli("status").stdout
 
 
+SWEEP = (
+    "python3 scheduler.py submit --grid lr=0.1,0.01,0.001 --grid seed=1..2 --share 0.5 --max-running 3 -- \\"
+)
 #: The check of a block's effect, by the first line of the block.
 THEN: dict[str, Callable[[Reader], None]] = {
     "cat >> jobs.txt <<'END'": after_append,
     "python3 ../scheduler.py status": after_status,
     "python3 ../scheduler.py why typo": after_retry,
     "python3 ../scheduler.py stop": after_stop,
-    "for lr in 0.1 0.01 0.001; do": after_sweep,
+    SWEEP: after_sweep,
     """printf '[share=0.5] echo "the answer is 42"\\n' > once.txt""": after_drain,
     "python3 scheduler.py pause 3": after_pause,
     "python3 - <<'END'": after_edit,
@@ -244,7 +248,8 @@ def test_each_block_named_in_this_test_occurs_once_in_the_pages() -> None:
 def commands() -> list[str]:
     """Returns the arguments of every `python3 scheduler.py …` in text, tables and blocks, in any folder."""
     inline = re.findall(rf"`{re.escape(RUN)}([^`…]+)`", FOLLOWED)
-    lines = [line for block in BLOCKS for line in block.splitlines() if line.startswith("python ")]
+    whole_lines = [line for block in BLOCKS for line in block.replace("\\\n", "").splitlines()]
+    lines = [line for line in whole_lines if line.startswith(("python3 s", "python3 ../s"))]
     return inline + [line.partition("scheduler.py ")[2] for line in lines]
 
 
