@@ -114,7 +114,7 @@ def draw(frames: list[tuple[list[str], list[str]]]) -> str:
     share = 100 / len(frames)
     rules = "".join(f".c{code}{{fill:{colour}}}" for code, colour in COLOURS.items())
     style = (
-        "text{font:14px ui-monospace,Menlo,Consolas,'DejaVu Sans Mono',monospace;fill:#e6edf3;white-space:pre}"
+        "text{font:14px ui-monospace,Menlo,Consolas,monospace;fill:#e6edf3;white-space:pre}"
         f".t{{fill:#8b949e}}.c1{{font-weight:bold}}{rules}"
         f".f{{visibility:hidden;animation:show {SHOWN_S * len(frames):g}s step-end infinite}}"
         ".s{visibility:visible}"
