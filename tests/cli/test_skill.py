@@ -18,7 +18,7 @@ SKILL = Path(__file__).parents[2] / "skill" / "gpu-scheduler.md"
 TEXT = SKILL.read_text("utf-8")
 #: Code that is no command line: an option, a word of a command line, a file, a state or an outcome.
 OTHER_CODE = re.compile(
-    rf"--[a-z-]+|JOB|5-9|gpu_scheduler_state\.json|python scheduler\.py|submit|{PROGRAM}"
+    rf"--[a-z-]+|JOB|5-9|gpu_scheduler_state\.json|python3 scheduler\.py|submit|{PROGRAM}"
     rf"|{'|'.join((*JobState, *Outcome))}"
 )
 

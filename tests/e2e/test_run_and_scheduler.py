@@ -50,7 +50,7 @@ def test_run_takes_no_gpu_of_a_job_even_after_the_scheduler_was_killed(world: Wo
     with started(world, "--only", "0", "--poll", "3600", *show) as process:
         assert process.stderr is not None
         assert process.stderr.readline().endswith("waiting for a free GPU ...\n")
-        assert "GPU 0 is claimed by a scheduler's job, pid " in process.stderr.readline()
+        assert f"GPU 0 is claimed by job 1 of {world.folder}, pid " in process.stderr.readline()
         (world.folder / "go").touch()
         assert process.communicate(timeout=60)[0] == "0\n"
 

@@ -28,7 +28,8 @@ def test_a_gpu_that_fails_everything_costs_few_jobs_and_is_shown_as_suspect(worl
     lost = [job for job in jobs.values() if job["outcome"] != "completed"]
     assert len(lost) <= 4
     assert {tuple(job["gpus"]) for job in lost} == {(BAD,)}
-    assert states(world) == ["available", "available", "suspect", "available"]
+    expected = ["available", "available", "suspect", "available"]
+    wait_for(lambda: states(world) == expected, "the end of the claims of the runners")
     gpu = world.status()["gpus"][BAD]
     assert set(gpu["suspicion"]["jobs"]) <= {job["id"] for job in lost}
     listed = ", ".join(map(str, gpu["suspicion"]["jobs"]))
@@ -59,5 +60,5 @@ def test_a_retry_takes_another_gpu_so_that_none_is_lost(world: World) -> None:
 def test_lines_that_fail_everywhere_put_no_gpu_aside(world: World) -> None:
     jobs = run(world, bad="*")
     assert {job["outcome"] for job in jobs.values()} == {"failed"}
-    assert states(world) == ["available"] * 4
+    wait_for(lambda: states(world) == ["available"] * 4, "the end of the claims of the runners")
     assert "suspect" not in world.run_ok("events")

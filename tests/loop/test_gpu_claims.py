@@ -193,7 +193,8 @@ def test_a_job_waits_for_the_job_of_another_scheduler(tmp_path: Path) -> None:
     wait_for(lambda: pids_on(one) == [pid], "the claim of the first job")
     second = two.add_job("true", vram=20_000)
     two.tick()
-    claimed = f"20000 MiB claimed by a scheduler's job, pid {pid}, user {name_of_user(os.getuid())}"
+    holder = f"job {first} of {folders[0]}, pid {pid}, user {name_of_user(os.getuid())}"
+    claimed = f"20000 MiB claimed by {holder}"
     assert reason_of(two) == wait_reason(claimed, "19.5 GiB of a GPU")
     (folders[0] / "go").touch()
     one.tick_until_ended(first)
