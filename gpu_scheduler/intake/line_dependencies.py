@@ -215,14 +215,22 @@ class LineDependencies:
         job_id: int,
         cyclic: Collection[int] = (),
     ) -> Edges:
-        """Returns the dependencies that the line of a job demands. cyclic: jobs that wait for themselves."""
+        """Returns the dependencies that the line of a job demands. cyclic: jobs that wait for themselves.
+
+        If several references mean the same parent, the stored one stays, because it may be the only record
+        of what it means.
+        """
         edges: Edges = {}
+        before = stored.get(job_id, {})
         for kind, reference in index.references(job_id):
-            parents = self._parents(index, stored.get(job_id, {}), job_id, reference)
+            parents = self._parents(index, before, job_id, reference)
             if job_id in parents or any(parent in cyclic for parent in parents):
                 parents = (UNRESOLVED,)
             for parent in parents:
-                edges.setdefault((parent, kind), reference)
+                if before.get((parent, kind)) == reference:
+                    edges[parent, kind] = reference
+                else:
+                    edges.setdefault((parent, kind), reference)
         return edges
 
     def _parents(self, index: ReferenceIndex, stored: Edges, job_id: int, reference: str) -> Sequence[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -66,6 +67,24 @@ def test_an_edit_gives_the_dependencies_of_a_whole_reading(
         for later in (0.0, 3.0, 10.0):
             desk.read(later)
         check(desk)
+
+
+def test_a_parent_that_another_reference_means_as_well_is_not_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rig = Rig(tmp_path)
+    for name in ("a", "g/old"):
+        rig.add_job("true", name=name)
+    desk = WatchedFile(rig)
+    (tmp_path / "s.py").touch()
+    for parents in ([], ["[name=g/a] 0,s.py,,1\n"], ["[name=a] 0,s.py,,1\n"]):
+        desk.lines = ["[after-any=a,g] true\n", *parents]
+        desk.save_lines()
+        for later in (0.0, 3.0, 10.0):
+            desk.read(later)
+    check(desk)
+    rig.store.close()
 
 
 def check(desk: WatchedFile) -> None:
