@@ -33,6 +33,10 @@ SETTINGS = Settings(launch_deadline_s=3.0, assign_retry_wait_s=0.05, grace_s=1.0
 PREEMPTING = replace(SETTINGS, preempt_grace_s=30.0)
 
 
+#: All rigs, until `tests.loop.conftest` closes them: a process of a usual account may have 1,024 open files.
+OPENED: list[Rig] = []
+
+
 class Rig:
     """One scheduler in a folder. A second instance in the same folder represents a restarted scheduler."""
 
@@ -71,6 +75,13 @@ class Rig:
         )
         uuids = [gpu.uuid for gpu in self.watch.snapshot.gpus]
         self.loop.turns = QueueTurns(self.claim_folder.path, uuids)
+        OPENED.append(self)
+
+    def close(self) -> None:
+        """Closes the store and the files of the turns."""
+        self.store.close()
+        if self.loop.turns is not None:
+            self.loop.turns._turns.close()
 
     def take_sample(self) -> None:
         """Takes a sample in which all GPUs are idle."""
