@@ -24,11 +24,11 @@ SAVING = "trap 'echo saved; exit 0' TERM; echo up; while :; do sleep 0.05; done"
 SAVING_PROGRAM = """
 import os, signal, sys, time
 def save(*_):
-    os.write(1, b"asked\n")  # `print` fails if the signal interrupts another one
+    os.write(1, b"asked\\n")  # `print` fails if the signal interrupts another one
     time.sleep(0.3)
     while not os.path.exists(sys.argv[1]):
         time.sleep(0.02)
-    os.write(1, b"saved\n")
+    os.write(1, b"saved\\n")
     os._exit(0)
 signal.signal(signal.SIGTERM, save)
 print("up", flush=True)
