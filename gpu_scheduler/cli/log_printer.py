@@ -72,7 +72,11 @@ class LogPrinter:
     def print_last(self, lines: int | None) -> None:
         """Prints the last `lines` lines, or all lines if `lines` is None."""
         self._file.seek(0 if lines is None else self._offset_of_last(lines))
-        self.print_new()
+        if lines is None or self._log_filter is None:
+            self.print_new()
+        else:
+            self._print_newest_frames()
+            sys.stdout.buffer.flush()
 
     def print_new(self) -> None:
         """Prints the output appended since the last call."""
@@ -85,6 +89,23 @@ class LogPrinter:
         if not is_new:
             self._print(b"")
         sys.stdout.buffer.flush()
+
+    def _print_newest_frames(self) -> None:
+        """Prints the rest of the log; of a line that is a long progress bar, only about the last 64 KiB."""
+        line = b""
+        while data := self._file.read(_CHUNK):
+            begun, newline, rest = data.rpartition(b"\n")
+            if newline:
+                self._print(line + begun + newline)
+                line = rest
+                continue
+            line += data
+            frame = line.find(b"\r", max(0, len(line) - _CHUNK))
+            if frame < 0:
+                self._print(line)
+            line = b"" if frame < 0 else line[frame:]
+        if line:
+            self._print(line)
 
     def _print(self, data: bytes) -> None:
         sys.stdout.buffer.write(data if self._log_filter is None else self._log_filter.feed(data))

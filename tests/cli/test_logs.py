@@ -19,7 +19,7 @@ from typing import IO
 import pytest
 
 from gpu_scheduler.attempts.folder_status import observe
-from gpu_scheduler.cli.log_printer import LogPrinter
+from gpu_scheduler.cli.log_printer import LogFilter, LogPrinter
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.scheduling import actions as act
 from tests.cli.desk import Desk
@@ -95,6 +95,42 @@ def test_logs_prints_the_last_lines_unchanged(
     tail.print_new()
     tail.close()
     assert capfdbinary.readouterr().out == b"more\nnew\n"
+
+
+LONG_BAR = b"".join(
+    b"\r\x1b[32m %d%%\x1b[0m \xe2\x96\x88 %d/9999" % (step // 100, step) for step in range(9999)
+)
+
+
+@pytest.mark.parametrize("content", [
+    b"a\n" + LONG_BAR,
+    b"a\n" + LONG_BAR + b"\n",
+    LONG_BAR + b"\nb",
+    b"a\n" + b"x" * 200_000 + LONG_BAR,
+    b"x" * 200_000 + b"\n" + LONG_BAR + b"\n",
+    LONG_BAR + b"\x1b[A\n" + LONG_BAR + b"\n",
+    LONG_BAR + b"\r" + b" " * 40 + b"\r",
+])  # fmt: skip
+def test_the_last_lines_of_a_long_bar_are_its_newest_frames(
+    tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes], content: bytes
+) -> None:
+    (tmp_path / "log").write_bytes(content)
+    assert len(LONG_BAR) > 200_000
+    for draws in (False, True):
+        whole, last = (LogPrinter(str(tmp_path / "log"), LogFilter(draw_bars=draws)) for _ in range(2))
+        whole.print_last(None)
+        whole.finish()
+        expected = capfdbinary.readouterr().out
+        last.print_last(2)
+        last.finish()
+        printed = capfdbinary.readouterr().out
+        whole.close()
+        last.close()
+        if draws:
+            assert len(printed) < content.count(b"x") + 300_000
+            assert printed[-40:] == expected[-40:]
+        else:
+            assert printed == expected
 
 
 def logged_attempts(desk: Desk, job: int, *states: JobState) -> None:
