@@ -42,6 +42,10 @@ def script(*arguments: str, flag: str | None = None) -> JobSpec:
         ((FLAG, "a", "x", f"{FLAG}=b"), (FLAG, PATH, "x", f"{FLAG}={PATH}")),
         (("--resume-from-checkpoint", "old"), ("--resume-from-checkpoint", PATH)),
         ((f"{FLAG}s", "old"), (FLAG, PATH, f"{FLAG}s", "old")),
+        (("fit", "--config", "c"), ("fit", FLAG, PATH, "--config", "c")),
+        (("--config", "c", "fit", "-x"), ("--config", "c", "fit", FLAG, PATH, "-x")),
+        (("--config=c", "fit"), ("--config=c", "fit", FLAG, PATH)),
+        (("--split", "test"), (FLAG, PATH, "--split", "test")),
     ],
 )
 def test_replaces_or_adds_the_flag_in_the_arguments_of_a_script(
@@ -111,6 +115,12 @@ def test_replaces_the_flag_where_it_stands_in_a_command(text: str, expected: str
         ("accelerate-launch --num_processes 2 t.py", " --lr 1"),
         ("trl sft", " --model_name_or_path m"),
         ("python -m trl.cli sft", " --model_name_or_path m"),
+        ("python main.py fit", " --config c.yaml"),
+        ("python main.py -c c.yaml fit", " --trainer.max_epochs 3 2>&1 | tee log"),
+        ("torchrun --nproc_per_node 2 main.py fit", " --config c.yaml"),
+        ("python -m pkg.main fit", ""),
+        ("python main.py", " --split test"),
+        ("python main.py", " --mode fit && echo fit"),
         ("python /env/bin/train", " --lr 1"),
         ("python /env/bin/train", ""),
     ],

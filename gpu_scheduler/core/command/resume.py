@@ -1,8 +1,9 @@
 """Puts the checkpoint from which a job resumes into the command of the job.
 
 The value of the job's resume flag is replaced where the flag stands; otherwise, the flag is added directly
-after the script. A command that mentions GPU_SCHEDULER_CHECKPOINT reads the path from its environment, so it
-stays as it is. This module neither looks for checkpoints nor checks that a path exists.
+after the script, or after a subcommand of LightningCLI. A command that mentions GPU_SCHEDULER_CHECKPOINT
+reads the path from its environment, so it stays as it is. This module neither looks for checkpoints nor
+checks that a path exists.
 """
 
 from __future__ import annotations
@@ -11,7 +12,12 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 
-from gpu_scheduler.core.command.script_place import find_script_end, is_clear, simple_commands
+from gpu_scheduler.core.command.script_place import (
+    after_subcommand,
+    find_script_end,
+    is_clear,
+    simple_commands,
+)
 from gpu_scheduler.core.command.shell_words import ShellWord, is_value_of
 from gpu_scheduler.core.model.job_spec import JobSpec
 
@@ -76,7 +82,8 @@ def _in_arguments(arguments: Sequence[str], flag: str, path: str) -> tuple[str, 
         name, joined, _ = word.partition("=")
         changed += [f"{name}={path}"] if joined else [name, path]
         value_follows = not joined
-    return tuple(changed) if present else (flag, path, *arguments)
+    at = after_subcommand(arguments)
+    return tuple(changed) if present else (*arguments[:at], flag, path, *arguments[at:])
 
 
 def _in_command(command: str, flag: str, path: str, *, shell_scripts: bool) -> str | None:

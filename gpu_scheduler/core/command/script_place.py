@@ -18,6 +18,8 @@ _SHELL = re.compile(r"(?:ba|da|z|k)?sh")
 _LAUNCHERS = frozenset({"torchrun", "accelerate", "accelerate-launch", "deepspeed", "coverage", "ipython"})
 #: Programs and modules that train themselves. Their first word chooses how, and their options follow it.
 _TRAINERS = frozenset({"trl", "trl.cli"})
+#: The subcommands of LightningCLI, which follow the script and perhaps its --config.
+_SUBCOMMANDS = frozenset({"fit", "validate", "test", "predict"})
 _LAUNCHER_MODULES = frozenset({
     "torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch", "deepspeed",
     "deepspeed.launcher.runner", "accelerate.commands.accelerate_cli", "pdb", "cProfile", "profile", "trace",
@@ -80,9 +82,22 @@ def is_clear(command: str, word: ShellWord) -> bool:
     return bool(_CLEAR_WORD.fullmatch(text)) and command[word.end : word.end + 1] not in ("(", "`")
 
 
-def find_script_end(command: str, *, shell_scripts: bool = False) -> int | None:
-    """Returns the index directly after the one script that a command runs; None if its place is unclear.
+def after_subcommand(arguments: Sequence[str]) -> int:
+    """Returns the number of arguments up to a subcommand of LightningCLI; 0 if there is none.
 
+    The program accepts most options, such as --ckpt_path, only after the subcommand.
+    """
+    for index, word in enumerate(arguments):
+        is_value = index > 0 and arguments[index - 1].startswith("-") and "=" not in arguments[index - 1]
+        if word in _SUBCOMMANDS and not is_value:
+            return index + 1
+    return 0
+
+
+def find_script_end(command: str, *, shell_scripts: bool = False) -> int | None:
+    """Returns the index after the one script that a command runs; None if its place is unclear.
+
+    If a subcommand of LightningCLI follows the script, the index is the one after the subcommand.
     shell_scripts: whether to look for a script that a shell runs, such as `bash train.sh`, as well.
     """
     parts = simple_commands(command)
@@ -90,8 +105,14 @@ def find_script_end(command: str, *, shell_scripts: bool = False) -> int | None:
         return None
     active = [part for part in parts if part.first not in PASSIVE]
     finder = _ScriptFinder(shell_scripts, len(active) == 1)
-    found = [word for word in (finder.in_command(part) for part in active) if word is not None]
-    return found[0].end if len(found) == 1 and is_clear(command, found[0]) else None
+    found = [(word, part) for part in active if (word := finder.in_command(part)) is not None]
+    if len(found) != 1:
+        return None
+    place, part = found[0]
+    following = [word for word in part.words if word.start >= place.end]
+    subcommand = after_subcommand([word.unquoted for word in following])
+    place = following[subcommand - 1] if subcommand and is_clear(command, place) else place
+    return place.end if is_clear(command, place) else None
 
 
 @dataclass(frozen=True)
