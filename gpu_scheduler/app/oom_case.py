@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from gpu_scheduler.attempts.log_tail import read_tail
+from gpu_scheduler.core.failure.cuda_oom import is_fragmented
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.scheduling.gpu_admission import counts_as_idle
 from gpu_scheduler.core.scheduling.settings import Limits
@@ -22,13 +24,15 @@ class OomCase:
 
     gpu_count: the number of its GPUs; had_gpus_alone: whether no other process used them; at_limit: whether
     the job declared as much memory as a GPU can provide; larger_gpus: the indices of the GPUs that the job
-    may use and that have more memory than its own GPUs.
+    may use and that have more memory than its own GPUs; is_fragmented: whether PyTorch held much memory that
+    it could not use, and the job does not set the variable against that.
     """
 
     gpu_count: int = 1
     had_gpus_alone: bool = False
     at_limit: bool = False
     larger_gpus: tuple[int, ...] = ()
+    is_fragmented: bool = False
 
 
 def oom_case(store: Store, attempt: AttemptRecord, spec: JobSpec, ended_at: float) -> OomCase:
@@ -37,11 +41,13 @@ def oom_case(store: Store, attempt: AttemptRecord, spec: JobSpec, ended_at: floa
     allowed = [gpu for gpu in managed if spec.allowed is None or gpu.index in spec.allowed]
     own_mib = max((gpu.total_mib or 0 for gpu in managed if gpu.uuid in attempt.gpus), default=0)
     foreign_mib = max((_foreign_mib(gpu) for gpu in allowed if gpu.uuid in attempt.gpus), default=0)
+    is_set = any("expandable_segments" in value for _, value in spec.env)
     return OomCase(
         gpu_count=len(attempt.gpus),
         had_gpus_alone=counts_as_idle(foreign_mib, limits) and not _has_neighbors(store, attempt, ended_at),
         at_limit=_is_at_limit(attempt, allowed, limits),
         larger_gpus=tuple(gpu.index for gpu in allowed if own_mib and (gpu.total_mib or 0) > own_mib),
+        is_fragmented=not is_set and is_fragmented(read_tail(attempt.log)),
     )
 
 

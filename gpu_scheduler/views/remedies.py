@@ -10,6 +10,10 @@ from gpu_scheduler.core.model.state_reason import FailureKind
 _CORRECT_LINE = "correct the line (this creates a new job), or create the script or environment that it names"
 _CREATE_FILES = "create the script or environment that the job names"
 _PIPEFAIL_OFF = "{pipefail=off} if only the last program of the pipe matters"
+_FRAGMENTED = (
+    "; PyTorch held much memory that it could not use: [env:PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True]"
+    " lets it use that memory"
+)
 _REMEDIES = {
     FailureKind.SCRIPT_MISSING: _CORRECT_LINE,
     FailureKind.CONDA_MISSING: _CORRECT_LINE,
@@ -70,6 +74,10 @@ def oom_remedy(case: OomCase) -> str:
 
     Advises requesting more memory only if the GPUs that the job had can provide more.
     """
+    return _memory_remedy(case) + (_FRAGMENTED if case.is_fragmented else "")
+
+
+def _memory_remedy(case: OomCase) -> str:
     if not (case.had_gpus_alone or case.at_limit):
         return (
             "the GPU was full, and other processes used it too: request more memory (vram= or share=), let"

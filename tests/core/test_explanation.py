@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_scheduler.app.oom_case import OomCase
+from gpu_scheduler.core.failure.cuda_oom import is_fragmented
 from gpu_scheduler.core.failure.explanation import explain_failure, explain_launch_failure, is_failure
 from gpu_scheduler.core.model.attempt_status import AttemptResult, FailureContext
 from gpu_scheduler.core.model.state_reason import FailureKind
@@ -226,12 +227,30 @@ def test_finds_the_remedy_for_a_known_error(how: AttemptResult, tail: str, words
          "a larger GPU (GPUs 1, 3), or two GPUs ([gpus=2])"),
         (OomCase(2, had_gpus_alone=True),
          "the job had its GPUs to itself: use a smaller batch, a larger GPU, or 3"),
+        (OomCase(had_gpus_alone=True, is_fragmented=True),
+         "can split its model; PyTorch held much memory that it could not use:"
+         " [env:PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True] lets it use that memory"),
         (OomCase(at_limit=True), "the job had the most memory that a GPU can provide: use a smaller batch"),
     ],
 )  # fmt: skip
 def test_the_oom_remedy_depends_on_gpu_use_and_the_declaration(case: OomCase, words: str) -> None:
     assert words in oom_remedy(case)
     assert ("request more" in oom_remedy(case)) == (case == OomCase())
+
+
+@pytest.mark.parametrize(
+    ("figures", "expected"),
+    [
+        ("18.31 GiB is allocated by PyTorch, and 3.92 GiB is reserved by PyTorch but unallocated.", True),
+        ("18.31 GiB is allocated by PyTorch, with 20.00 MiB allocated in private pools (e.g., CUDA Graphs),"
+         " and 1.84 GiB is reserved by PyTorch but unallocated.", True),
+        ("18.31 GiB is allocated by PyTorch, and 512.00 MiB is reserved by PyTorch but unallocated.", False),
+        ("If reserved but unallocated memory is large try setting expandable_segments:True", False),
+    ],
+)  # fmt: skip
+def test_memory_is_fragmented_if_much_of_it_is_reserved_but_unallocated(figures: str, expected: bool) -> None:
+    other = "1.00 GiB is allocated by PyTorch, and 64.00 MiB is reserved by PyTorch but unallocated.\n"
+    assert is_fragmented(f"{other}CUDA out of memory. Of the allocated memory {figures}\n") is expected
 
 
 def test_reports_an_oom_error_that_the_program_caught() -> None:

@@ -39,6 +39,15 @@ _MAX_LINES_AFTER = 40
 #: program's own messages.
 _MAX_LINES_AFTER_LOGGED = 5
 
+#: PyTorch's figures for a failed allocation.
+_UNALLOCATED = re.compile(
+    r"(\d{1,9}(?:\.\d{1,9})?) ([KMG]iB|bytes) is allocated by PyTorch.{0,200}?"
+    r" (\d{1,9}(?:\.\d{1,9})?) ([KMG]iB|bytes) is reserved by PyTorch but unallocated"
+)
+_BYTES = {"bytes": 1.0, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30}
+#: Part of the allocated memory from which on unallocated memory is much.
+_MUCH = 0.1
+
 _COLOUR = re.compile(r"\x1b\[[\d;]*m")
 #: SGLang prints this when one of its processes has failed. It then kills itself, and the shell reports
 #: "Killed".
@@ -59,6 +68,18 @@ def cuda_oom(end: LogEnd) -> str | None:
     of_first_failed = [i for i in ends if first_failed and lines[i].rank in ("", first_failed)]
     index = (of_first_failed or ends)[-1]
     return lines[index].text.strip() if index in ooms and _is_near_end(end, index) else None
+
+
+def is_fragmented(tail: str) -> bool:
+    """Returns whether PyTorch held much memory that it could not use when memory ran out.
+
+    tail: the end of the log. The last of several such errors counts.
+    """
+    found = _UNALLOCATED.findall(tail)
+    if not found:
+        return False
+    used, used_unit, unused, unused_unit = found[-1]
+    return float(unused) * _BYTES[unused_unit] >= _MUCH * float(used) * _BYTES[used_unit]
 
 
 def _is_oom(end: LogEnd, index: int) -> bool:
