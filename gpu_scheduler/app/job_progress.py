@@ -13,6 +13,7 @@ from gpu_scheduler.app.status_report import JobView
 from gpu_scheduler.app.store_access import open_store, scheduler_pid_of
 from gpu_scheduler.app.view_context import context_of
 from gpu_scheduler.core.model.states import ACTIVE
+from gpu_scheduler.store.adopted_jobs import jobs_to_watch
 from gpu_scheduler.store.store import Store
 
 if TYPE_CHECKING:
@@ -28,15 +29,24 @@ class ProgressReport:
 
 
 def running_progress(location: Location) -> ProgressReport:
-    """Returns the running jobs with their progress. Raises StoreNotFoundError before the first start."""
+    """Returns the running jobs, watched or not, with their progress.
+
+    Raises StoreNotFoundError before the first start.
+    """
     from gpu_scheduler.app.status import StatusQuery, status
 
     report = status(location, StatusQuery(max_queued=0, max_finished=0, progress=True, checkpoints=True))
-    return ProgressReport(report.now, tuple(job for job in report.jobs if job.record.state in ACTIVE))
+    jobs = tuple(job for job in report.jobs if job.record.state in ACTIVE or job.is_running)
+    if report.pid is None:
+        with open_store(location, read_only=True) as store:
+            unwatched = tuple(job.id for job in jobs_to_watch(store))
+        for job_id in unwatched:
+            jobs += job_progress(location, job_id).jobs
+    return ProgressReport(report.now, jobs)
 
 
 def job_progress(location: Location, job: JobRef) -> ProgressReport:
-    """Returns a job with its progress, which only a running job has.
+    """Returns a job with its progress, which only a running job has, watched or not.
 
     Raises SchedulerError if there is no such job.
     """
@@ -70,17 +80,23 @@ def with_progress(
     now: in wall seconds. with_checkpoint: whether to look for checkpoints even if the logs show the progress.
     """
     shown = list(jobs)
-    running = [job for job in shown if job.record.state in ACTIVE and job.started_at is not None]
+    running = [job for job in shown if job.is_running]
     if not running:
         return tuple(shown)
-    from gpu_scheduler.attempts.progress_source import progress_source
+    from gpu_scheduler.attempts.progress_source import adopted_source, progress_source
 
     reader = new_reader() if reader is None else reader
-    found = {}
+    found, read = {}, set[int]()
     for job in running:
         record = store.job(job.record.id)
-        if record is not None and job.attempt is not None:
+        if record is None:
+            continue
+        if job.attempt is None or record.is_unwatched:
+            source = adopted_source(record)
+        else:
             source = progress_source(store, record.spec, job.attempt)
+        if source is not None:
             found[record.id] = reader.read(source, now, with_checkpoint=with_checkpoint)
-    reader.keep_only({job.attempt.id for job in running if job.attempt is not None})
+            read.add(source.key)
+    reader.keep_only(read)
     return tuple(job._replace(progress=found.get(job.record.id)) for job in shown)

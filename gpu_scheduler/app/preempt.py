@@ -108,10 +108,11 @@ def preempt(
     with open_store(location) as store:
         job_id = resolve_job(store, ref)
         job = observed_job(store, job_record(store, job_id))
-        attempt = _open_attempt(store, job_id)
+        attempt = None if job.is_unwatched else _open_attempt(store, job_id)
         refusal = _refusal(job)
-        if refusal is not None or attempt is None:
-            refusal = refusal or wrong_state("preempt", job.state)
+        if refusal is None and attempt is None and not job.is_unwatched:
+            refusal = wrong_state("preempt", job.state)
+        if refusal is not None:
             return PreemptReport(job_id, PreemptEnd.REFUSED, job, refusal)
         refuse_copy(store)
         stop = StopRequest(
@@ -121,12 +122,16 @@ def preempt(
             secrets.token_hex(8),
             job.spec.preempt_signal or DEFAULT_STOP_SIGNAL,
         )
-        effective = stop.combined_with(attempt.stop_request)
-        is_repeated = attempt.stop_request is not None
-        on_wait(PreemptWait(job_id, _command_pid(store, attempt), effective, is_repeated))
+        effective = stop if attempt is None else stop.combined_with(attempt.stop_request)
+        if attempt is not None:
+            is_repeated = attempt.stop_request is not None
+            on_wait(PreemptWait(job_id, _command_pid(store, attempt), effective, is_repeated))
         args = {"stop_id": stop.stop_id, "grace_s": stop.grace_s, "on_timeout": stop.on_timeout}
         request = add_request(store, "preempt", str(job_id), by, **args)
         store.data_dir.ring_doorbell()
+        if attempt is None:
+            # The scheduler first watches the adopted process, then carries out the request.
+            return PreemptReport(job_id, PreemptEnd.PENDING, job, scheduler_pid=scheduler_pid_of(store))
         return _Preemption(store, attempt, effective, request).wait()
 
 
@@ -143,9 +148,7 @@ def _refusal(job: JobRecord) -> RequestAnswer | None:
             exit_code=job.exit_code,
             signal=job.signal,
         )
-    if job.adopted is not None and job.state is JobState.QUEUED:
-        return RequestAnswer(AnswerCode.NOT_WATCHED)
-    if job.state not in ACTIVE:
+    if job.state not in ACTIVE and not job.is_unwatched:
         return wrong_state("preempt", job.state)
     is_cancelled = job.stop_cause not in (None, "preempted")
     return RequestAnswer(AnswerCode.BEING_CANCELLED) if is_cancelled else None

@@ -93,8 +93,15 @@ class JobView(NamedTuple):
 
     @property
     def started_at(self) -> float | None:
-        """When the newest attempt started, in seconds since 1970; None if it has not started."""
+        """When the newest attempt or the adopted process started, in seconds since 1970; None if unknown."""
+        if self.attempt is None and self.record.adopted is not None:
+            return self.record.adopted.started_at
         return None if self.attempt is None else self.attempt.started_at
+
+    @property
+    def is_running(self) -> bool:
+        """True if the job has started and not ended, watched or not."""
+        return self.started_at is not None and (self.record.state in ACTIVE or self.record.is_unwatched)
 
     @property
     def window_closed(self) -> bool:

@@ -18,10 +18,18 @@ _LONG_LINE_BYTES = 4 * 1024
 
 def current_log(attempt: AttemptRecord) -> str | None:
     """Returns the path of an attempt's log. That of an adopted process may have been renamed or deleted."""
-    fields = None if attempt.log is None or attempt.watched_pid is None else fields_of(attempt.watched_pid)
-    if attempt.watched_pid is None or fields is None or int(fields[19]) != attempt.watched_ticks:
+    if attempt.log is None or attempt.watched_pid is None or attempt.watched_ticks is None:
         return attempt.log
-    return output_file(attempt.watched_pid) or attempt.log
+    return log_of_process(attempt.watched_pid, attempt.watched_ticks, attempt.log)
+
+
+def log_of_process(pid: int, ticks: int, log: str | None) -> str | None:
+    """Returns the path of the log of an adopted process; `log`, its first path, if it has ended.
+
+    ticks: the start of the process in kernel ticks since boot.
+    """
+    fields = None if log is None else fields_of(pid)
+    return log if fields is None or int(fields[19]) != ticks else output_file(pid) or log
 
 
 def read_tail(path: str | None, max_bytes: int = TAIL_BYTES) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from gpu_scheduler.attempts.log_tail import current_log
+from gpu_scheduler.attempts.log_tail import current_log, log_of_process
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.progress.job_progress import ProgressSource
 from gpu_scheduler.progress.progress_file import PROGRESS_FILE
-from gpu_scheduler.store.records import AttemptRecord
+from gpu_scheduler.runner.folder import boot_id
+from gpu_scheduler.runner.watched_process import is_alive
+from gpu_scheduler.store.records import AttemptRecord, JobRecord
 from gpu_scheduler.store.store import Store
 
 
@@ -21,6 +23,18 @@ def progress_source(store: Store, spec: JobSpec, attempt: AttemptRecord) -> Prog
         attempt.started_at,
         attempt.resumed_from,
     )
+
+
+def adopted_source(job: JobRecord) -> ProgressSource | None:
+    """Returns where to read the progress of an adopted process that no runner watches; None if it has ended.
+
+    Its key is the negative id of the job.
+    """
+    one = job.adopted
+    if one is None or one.boot_id != boot_id() or not is_alive(one.pid, one.start_ticks):
+        return None
+    log = log_of_process(one.pid, one.start_ticks, one.log)
+    return ProgressSource(-job.id, job.spec, log, None, one.started_at, one.started_at)
 
 
 def start_of(attempt: AttemptRecord) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from gpu_scheduler.core.model.states import Outcome
+from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.scheduling.accounting import Allocation
 
 if TYPE_CHECKING:
@@ -78,6 +78,11 @@ class JobRecord(NamedTuple):
     submitted_at: float
     created_at: float
     finished_at: float | None
+
+    @property
+    def is_unwatched(self) -> bool:
+        """Whether the job is an adopted process that no runner watches now."""
+        return self.adopted is not None and self.state is JobState.QUEUED
 
     @property
     def is_interrupted(self) -> bool:

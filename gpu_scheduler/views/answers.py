@@ -91,13 +91,9 @@ def _reply_text(reply: RequestAnswer, job_id: int, data_dir: str) -> str:
         if reply.verb == "preempt" and reply.state is JobState.QUEUED:
             remedy = f"; `hold {job_id}` keeps it from starting"
         return f"{job} is {reply.state}; {reply.verb} needs a job that is {wanted}{remedy}"
-    if reply.code is AnswerCode.NOT_WATCHED and reply.verb in ("hold", "set"):
+    if reply.code is AnswerCode.NOT_WATCHED:
         able = "held" if reply.verb == "hold" else "changed"
         return f"{job} is an adopted process, which already runs, so it cannot be {able}"
-    if reply.code is AnswerCode.NOT_WATCHED:
-        return (
-            f"{job} is an adopted process that no runner watches now; try again when a scheduler watches it"
-        )
     if reply.code is AnswerCode.BEING_CANCELLED:
         return f"{job} is already being cancelled"
     if reply.code is AnswerCode.CYCLE:

@@ -48,7 +48,7 @@ def to_json(report: ProgressReport) -> str:
 def unknown_text(job: JobView) -> str:
     """Returns why nothing is known of the progress of a job, and the remedy."""
     record = job.record
-    if record.state not in ACTIVE:
+    if record.state not in ACTIVE and not record.is_unwatched:
         return f"job {record.id} is {record.state}; only a running job has progress"
     return (
         f"nothing shows how far job {record.id} is: neither the last lines of its log nor a checkpoint under"

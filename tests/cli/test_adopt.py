@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -307,6 +308,29 @@ def test_cancel_all_spares_adopted_jobs(desk: Desk, process: Process) -> None:
         "job 1: continues, because it was adopted; `cancel 1` ends it\n"
     )
     assert desk.requests() == [("cancel", str(other))]
+
+
+def test_without_a_scheduler_an_adopted_process_has_an_eta_and_its_preemption_is_recorded(
+    desk: Desk, process: Process
+) -> None:
+    listed(desk)
+    (desk.path / "train.log").write_text("Step 1/400\nStep 2/400\nStep 100/400\n")
+    desk.run("adopt", process.pid, "--gpus", "0")
+    (desk.path / "train.log").rename(desk.path / "moved.log")
+    for words in (["eta"], ["eta", "1"]):
+        code, out, err = desk.run(*words, "--json")
+        assert (code, err) == (0, "")
+        [job] = json.loads(out)["jobs"]
+        assert (job["state"], job["progress"]["percent"]) == ("queued", 25)
+        assert job["progress"]["eta_s"] is not None
+    code, out, err = desk.run("preempt", 1)
+    assert (code, out) == (1, "")
+    assert err == "gpu-scheduler: job 1 has not ended; the request takes effect when the scheduler starts\n"
+    assert desk.requests() == [("preempt", "1")]
+    assert process.poll() is None
+    process.kill()
+    process.wait()
+    assert desk.run("eta", 1)[0] == 1
 
 
 def test_refuses_to_hold_or_change_a_process_that_is_not_watched_yet(desk: Desk, process: Process) -> None:

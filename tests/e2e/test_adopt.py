@@ -233,9 +233,13 @@ def test_a_preemption_whose_watcher_dies_is_carried_out_by_the_next_one(
     assert training.wait() == -signal.SIGTERM
 
 
-def test_a_process_that_nothing_watches_cannot_be_preempted(world: World, training: Process) -> None:
+def test_the_next_scheduler_preempts_a_process_that_nothing_watches(world: World, training: Process) -> None:
     adopt_unwatched(world, training)
+    assert "1" in world.run_ok("eta").splitlines()[1].split()
     done = world.cli("preempt", "1")
-    assert done.returncode == 1
-    assert "job 1 is an adopted process that no runner watches now; try again when" in done.stderr
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "job 1 has not ended; the request takes effect when the scheduler starts" in done.stderr
     assert training.poll() is None
+    world.start()
+    world.wait_until(lambda jobs: jobs[1]["state"] == "held", "the preemption")
+    assert training.wait() == -signal.SIGTERM
