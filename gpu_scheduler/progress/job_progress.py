@@ -13,8 +13,8 @@ from gpu_scheduler.core.model.checkpoint import Checkpoint
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.progress import Progress, ProgressUnit
 from gpu_scheduler.core.progress.checkpoint_names import step_in
-from gpu_scheduler.core.progress.eta import JobProgress, remaining_s
-from gpu_scheduler.core.progress.log_progress import progress_of_log
+from gpu_scheduler.core.progress.eta import JobProgress, remaining_since, work_before
+from gpu_scheduler.core.progress.log_progress import first_readings, progress_of_log
 from gpu_scheduler.core.progress.run_options import RunOptions
 from gpu_scheduler.progress.checkpoint_scan import (
     FoundCheckpoint,
@@ -23,7 +23,7 @@ from gpu_scheduler.progress.checkpoint_scan import (
     scan_checkpoints,
 )
 from gpu_scheduler.progress.log_reader import LogReader
-from gpu_scheduler.progress.progress_file import ReportedProgress, read_progress_file
+from gpu_scheduler.progress.progress_file import ReportedProgress, first_report, read_progress_file
 
 #: Minimum number of seconds between two searches for the checkpoints of a job.
 SCAN_INTERVAL_S = 15.0
@@ -102,27 +102,30 @@ class _AttemptReader:
         self._of_log: Progress | None = None
         self._found: list[FoundCheckpoint] = []
         self._scanned_at = float("-inf")
+        #: What the first readings of the log were found for, and these.
+        self._first: tuple[object, list[float]] = None, []
 
     def read(self, source: ProgressSource, now: float, *, with_checkpoint: bool) -> JobProgress:
         options = RunOptions.of(source.spec)
         reported = read_progress_file(source.progress_file)
         if source.log is not None and self._log.read(source.log):
             self._of_log = progress_of_log(self._log.marks(), options)
-        progress = self._of_output(reported, options)
+        progress, first = self._of_output(source, reported, options)
         checkpoint = None
         if with_checkpoint or progress is None:
             if not 0 <= now - self._scanned_at < SCAN_INTERVAL_S:
                 self._found, self._scanned_at = scan_checkpoints(source.spec, source.since_wall), now
             checkpoint = _checkpoint(source.spec, reported, newest_complete(self._found))
-            progress = progress or _of_checkpoints(self._own_checkpoints(source), options)
+        if progress is None:
+            progress = _of_checkpoints(self._own_checkpoints(source), options)
+            since = source.started_at or 0.0
+            first = _of_checkpoints([one for one in self._found if one.saved_at >= since][:1], options)
         if progress is None:
             return JobProgress(None, checkpoint)
-        left = remaining_s(
-            progress,
-            started_at=source.started_at,
-            now=now,
-            resumed_at=self._resumed_at(source, progress, options),
-        )
+        resumed_at = _resumed_at(source, progress, options)
+        if resumed_at is not None:
+            first = replace(progress, current=resumed_at, at=None)
+        left = remaining_since(progress, first, started_at=source.started_at, now=now)
         return JobProgress(progress, checkpoint, left, None if left is None else now + left)
 
     def _own_checkpoints(self, source: ProgressSource) -> list[FoundCheckpoint]:
@@ -131,31 +134,39 @@ class _AttemptReader:
             return self._found
         return [one for one in self._found if one.saved_at >= source.started_at]
 
-    def _of_output(self, reported: ReportedProgress | None, options: RunOptions) -> Progress | None:
-        """Returns the progress that the job reports itself or else that its log shows."""
+    def _of_output(
+        self, source: ProgressSource, reported: ReportedProgress | None, options: RunOptions
+    ) -> tuple[Progress | None, Progress | None]:
+        """Returns what the job reports itself or else what its log shows, and its first reading."""
         of_job = None
-        if reported is not None and reported.step is not None:
+        if reported is not None and reported.step is not None and source.progress_file is not None:
             total = reported.total or options.max_steps
             is_valid = total is None or reported.step <= total
             of_job = Progress(reported.step, total if is_valid else None, ProgressUnit.STEP, reported.at)
-        if of_job is not None and of_job.total is not None:
-            return of_job
-        if self._of_log is not None:
-            return replace(self._of_log, at=self._log.modified_at)
-        return of_job
+            if of_job.total is not None:
+                first = first_report(source.progress_file, reported)
+                return of_job, replace(of_job, current=first.step or 0.0, at=first.at)
+        if self._of_log is None:
+            return of_job, None
+        shown = replace(self._of_log, at=self._log.modified_at)
+        of = len(self._log.head), shown.unit, shown.total
+        if of != self._first[0]:
+            self._first = of, first_readings(self._log.head, shown, options)
+        before = work_before(self._first[1], shown.total or 0.0)
+        return shown, replace(shown, current=shown.current if before is None else before, at=None)
 
-    def _resumed_at(self, source: ProgressSource, progress: Progress, options: RunOptions) -> float | None:
-        """Returns what was done when the attempt started, in the unit of its progress; None if unknown."""
-        step = _resumed_step(source)
-        if progress.unit is ProgressUnit.CHECKPOINT and step == 0.0 and source.started_at is not None:
-            # A program that looks for its last checkpoint by itself may have resumed from an older one.
-            is_fresh = all(one.saved_at >= source.started_at for one in self._found)
-            return step if is_fresh else None
-        if step is None or step == 0.0 or progress.unit in (ProgressUnit.STEP, ProgressUnit.CHECKPOINT):
-            return step
-        if options.max_steps is None or progress.total is None:
-            return None
-        return step / options.max_steps * progress.total
+
+def _resumed_at(source: ProgressSource, progress: Progress, options: RunOptions) -> float | None:
+    """Returns what was done where the scheduler or the command resumed the job, in the unit of its progress.
+
+    None if unknown: a program may also look for its last checkpoint by itself.
+    """
+    step = _resumed_step(source)
+    if not step or progress.unit in (ProgressUnit.STEP, ProgressUnit.CHECKPOINT):
+        return step or None
+    if options.max_steps is None or progress.total is None:
+        return None
+    return step / options.max_steps * progress.total
 
 
 def _resumed_step(source: ProgressSource) -> float | None:

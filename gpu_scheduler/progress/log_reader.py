@@ -14,14 +14,20 @@ from gpu_scheduler.core.progress.marks import Mark
 _FIRST_BYTES = 64 * 1024
 #: Maximum number of bytes to read at a time. A bar that is drawn ten times a second fills them in an hour.
 _MAX_BYTES = 4 * 1024 * 1024
+#: Number of bytes at the beginning of a log in which the first progress of an attempt is looked for.
+_HEAD_BYTES = 128 * 1024
 #: Seconds of CPU time that one reading may take, and seconds for which a log that takes longer is not read.
 _BUDGET_S, _PAUSE_S = 0.25, 60.0
 
 
 class LogReader:
-    """The end of one log. modified_at: when the log was last written, in wall seconds; None if unknown."""
+    """The end of one log, and its beginning.
+
+    modified_at: when the log was last written, in wall seconds; None if unknown. head: its first bytes.
+    """
 
     def __init__(self) -> None:
+        self.head = b""
         self.modified_at: float | None = None
         self._file: tuple[int, int] | None = None
         self._end = 0
@@ -60,9 +66,11 @@ class LogReader:
         if file != self._file or not 0 <= size - self._end <= _MAX_BYTES:
             self._window = LogWindow()
             data = _read_end(fd, size)
+            self.head = data[:_HEAD_BYTES] if len(data) == size else os.pread(fd, _HEAD_BYTES, 0)
         else:
             data = os.pread(fd, size - self._end, self._end)
             size = self._end + len(data)
+            self.head += data[: max(0, _HEAD_BYTES - len(self.head))]
         end = time.thread_time() + _BUDGET_S
         if not self._window.feed(data, lambda: time.thread_time() > end):
             self._paused_until = time.monotonic() + _PAUSE_S
@@ -74,6 +82,7 @@ class LogReader:
     def _forget(self) -> bool:
         was_known = self._file is not None
         self.modified_at, self._file, self._end, self._window = None, None, 0, LogWindow()
+        self.head = b""
         return was_known
 
 

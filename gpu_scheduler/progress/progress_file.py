@@ -58,6 +58,23 @@ def read_progress_file(path: str | None) -> ReportedProgress | None:
     return None
 
 
+def first_report(path: str, reported: ReportedProgress) -> ReportedProgress:
+    """Returns the first report that anybody has read, which is kept beside the file, or this one.
+
+    A job may write each report over the one before it.
+    """
+    kept = f"{path}.first"
+    first = read_progress_file(kept)
+    if first is None and reported.step is not None and reported.at is not None:
+        try:
+            with open(kept, "x", encoding="ascii") as file:
+                file.write(f'{{"step": {reported.step}}}\n')
+            os.utime(kept, (reported.at, reported.at))
+        except OSError:
+            pass  # the folder cannot be written, or another reader is faster
+    return first or reported
+
+
 def _object(line: bytes) -> dict[str, Any] | None:
     try:
         value = parse(decode(line.strip()))

@@ -16,7 +16,10 @@ from tests.cli.desk import Desk
 from tests.progress.training import trainer_checkpoint
 
 #: A bar that has worked 1:36:00 on 53 of 100 steps; the rest takes 1:25:08.
-BAR = "\r 53%|█████     | 53/100 [1:36:00<1:25:08,  0.01it/s]"
+BAR = (
+    "\r  0%|          | 0/100 [00:00<?, ?it/s]\r  1%|          | 1/100 [01:48<2:59:24, 108.7s/it]"
+    "\r 53%|█████     | 53/100 [1:36:00<1:25:08,  0.01it/s]"
+)
 
 
 def running(desk: Desk, output: str = "", **values: Any) -> tuple[int, Path]:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gpu_scheduler.core.model.progress import Progress, ProgressUnit
 from gpu_scheduler.core.progress.checkpoint_names import CheckpointKind, matched_name, parse_name, step_in
-from gpu_scheduler.core.progress.eta import remaining_s
+from gpu_scheduler.core.progress.eta import remaining_s, remaining_since, work_before
 
 STEP = ProgressUnit.STEP
 
@@ -76,6 +76,44 @@ def test_there_is_no_estimate_without_evidence(
 def test_the_time_that_the_job_reports_excludes_its_preparation() -> None:
     progress = Progress(50, 100, STEP, elapsed_s=40.0)
     assert remaining_s(progress, started_at=0.0, now=100.0) == 40.0
+
+
+@pytest.mark.parametrize(
+    ("readings", "total", "before"),
+    [
+        ([], 600, 0),
+        ([1], 600, 0), ([30], 600, 0), ([31], 600, None), ([301], 600, None),
+        ([1], 3, 0), ([5], 10, None),
+        ([301, 302], 600, 300), ([310, 320, 330], 600, 300), ([5, 6], 10, 4), ([5.1, 5.2], 10, 5),
+        ([100, 200], 300, 0), ([1, 2, 3], 300, 0), ([37, 38, 75, 112], 600, 0), ([37, 62], 600, 0),
+    ],
+)  # fmt: skip
+def test_the_first_readings_show_what_was_done_before(
+    readings: list[float], total: float, before: float | None
+) -> None:
+    assert work_before(readings, total) == (None if before is None else pytest.approx(before))
+
+
+@given(resumed=st.integers(100, 10**6), step=st.integers(1, 50), count=st.integers(2, 5))
+def test_a_counter_that_goes_on_counts_from_where_it_resumed(resumed: int, step: int, count: int) -> None:
+    readings = [float(resumed + step * n) for n in range(1, count + 1)]
+    assert work_before(readings, 2e6) == resumed
+
+
+@pytest.mark.parametrize(
+    ("first", "left"),
+    [
+        (None, 100.0),
+        (Progress(300, 600, STEP), None),  # what was done at the start
+        (Progress(200, 600, STEP), 300.0),
+        (Progress(200, 600, STEP, at=50.0), 150.0),
+        (Progress(6, 600, STEP, at=50.0), 100.0),
+        (Progress(300, 600, STEP, at=50.0), None),
+    ],
+)
+def test_only_the_work_since_the_first_reading_counts(first: Progress | None, left: float | None) -> None:
+    found = remaining_since(Progress(300, 600, STEP), first, started_at=0.0, now=100.0)
+    assert found == (None if left is None else pytest.approx(left))
 
 
 @pytest.mark.parametrize(

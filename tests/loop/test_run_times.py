@@ -18,7 +18,10 @@ from tests.loop.rig import SETTINGS, Rig
 from tests.waiting import wait_for
 
 #: A job with a progress bar that has worked for 10 minutes and needs 30 more.
-TRAINING = "echo ' 25%|##5       | 25/100 [10:00<30:00, 24.00s/it]'; until [ -e go ]; do sleep 0.02; done"
+TRAINING = (
+    "echo '  1%|          | 1/100 [00:24<39:36, 24.00s/it]';"
+    " echo ' 25%|##5       | 25/100 [10:00<30:00, 24.00s/it]'; until [ -e go ]; do sleep 0.02; done"
+)
 
 
 @pytest.fixture

@@ -48,7 +48,7 @@ def progress(tmp_path: Path, clock: ManualClock) -> Iterator[RunningProgress]:
 def attempt(tmp_path: Path, clock: ManualClock) -> AttemptRecord:
     """Provides a running attempt that has done 25 of 100 steps in 50 s."""
     log = tmp_path / "job.log"
-    log.write_text("Step 25/100\n")
+    log.write_text("Step 1/100\nStep 25/100\n")
     return attempt_record(job_id=1, log=str(log), started_at=log.stat().st_mtime - 50.0)
 
 
@@ -61,7 +61,7 @@ def test_the_first_reading_is_waited_for_and_later_ones_are_not(
 ) -> None:
     assert percent(progress.read_now([attempt]), attempt) == 25.0
     assert attempt.log is not None
-    Path(attempt.log).write_text("Step 25/100\nStep 30/100\n")
+    Path(attempt.log).write_text("Step 1/100\nStep 25/100\nStep 30/100\n")
     assert percent(progress.read_now([attempt]), attempt) == 25.0  # not due yet
 
     def later() -> float | None:

@@ -12,6 +12,7 @@ from gpu_scheduler.core.model.checkpoint import Checkpoint
 from gpu_scheduler.core.model.progress import ProgressUnit
 from gpu_scheduler.core.progress.eta import JobProgress
 from gpu_scheduler.progress.job_progress import SCAN_INTERVAL_S, ProgressReader, ProgressSource
+from tests.core.training_logs import tqdm
 from tests.progress.training import spec, trainer_checkpoint
 
 NOW = 2000.0
@@ -31,7 +32,7 @@ def write(path: Path, text: str, at: float = NOW) -> None:
 
 
 def test_the_time_left_follows_from_the_work_done(tmp_path: Path) -> None:
-    write(tmp_path / "log", "Step 53/100\n")
+    write(tmp_path / "log", "Step 1/100\nStep 53/100\n")
     found = read(tmp_path)
     assert found.percent == 53
     assert found.remaining_s == pytest.approx(1000 * 47 / 53)
@@ -39,7 +40,7 @@ def test_the_time_left_follows_from_the_work_done(tmp_path: Path) -> None:
 
 
 def test_the_time_left_decreases_until_the_next_line(tmp_path: Path) -> None:
-    write(tmp_path / "log", "Step 50/100\n")
+    write(tmp_path / "log", "Step 25/100\nStep 50/100\n")
     assert read(tmp_path, now=NOW + 300).remaining_s == pytest.approx(700)
     assert read(tmp_path, now=NOW + 1001).remaining_s is None
 
@@ -56,6 +57,61 @@ def test_a_report_without_a_total_counts_if_the_command_has_it(tmp_path: Path) -
     assert read(tmp_path).percent is None
     write(tmp_path / "log", "Step 50/100\n")
     assert read(tmp_path).percent == 50
+
+
+LOGGED = "loading 3/3\n" + "x" * 300 + "\n"
+
+
+@pytest.mark.parametrize(
+    ("log", "expected"),
+    [
+        ("Step 301/600\n", None),
+        ("Step 301/600\nStep 302/600\n", 1000 * 298 / 2),
+        ("Step 310/600\nStep 320/600\nStep 330/600\n", 1000 * 270 / 30),
+        ("Epoch 6/10\n", None),
+        ("Epoch 6/10\nEpoch 7/10\n", 1000 * 4 / 2),
+        ("Epoch 1/10\nEpoch 2/10\n", 1000 * 9 / 1),
+        ("Step 1/600\n", 1000 * 599),
+        ("Step 100/300\n", None),
+        ("Step 100/300\nStep 200/300\n", 1000 * 100 / 200),
+        ("Step 37/600\nStep 38/600\nStep 75/600\n", 1000 * 525 / 75),
+        (f"\r{tqdm('', 0, 600)}\r{tqdm('', 301, 600)}", None),
+        (f"\r{tqdm('', 0, 600)}\r{tqdm('', 301, 600)}\r{tqdm('', 320, 600, 20)}", 20.5 * 280 / 38),
+        (f"\r{tqdm('', 0, 600)}\r{tqdm('', 30, 600, 3)}\r{tqdm('', 60, 600, 6)}", 6.5 * 540 / 60),
+    ],
+)  # fmt: skip
+def test_a_program_that_resumes_by_itself_counts_from_its_first_readings(
+    tmp_path: Path, log: str, expected: float | None
+) -> None:
+    write(tmp_path / "log", LOGGED + log)
+    assert read(tmp_path).remaining_s == (None if expected is None else pytest.approx(expected))
+
+
+def test_a_report_far_from_the_beginning_shows_a_speed_with_the_next_one(tmp_path: Path) -> None:
+    write(tmp_path / "progress", '{"step": 301, "total": 600}', NOW - 100)
+    for at, step, expected in (
+        (NOW - 100, 301, None),
+        (NOW, 320, 100 * 280 / 19),
+        (NOW + 9, 330, 109 * 270 / 29),
+    ):
+        write(tmp_path / "progress", f'{{"step": {step}, "total": 600}}', at)
+        left = read(tmp_path, now=at).remaining_s  # a new reader each time, as in commands
+        assert left == (None if expected is None else pytest.approx(expected))
+
+
+def test_a_report_near_the_beginning_counts_from_the_start(tmp_path: Path) -> None:
+    write(tmp_path / "progress", '{"step": 3, "total": 600}', NOW - 100)
+    assert read(tmp_path).remaining_s == pytest.approx(900 * 597 / 3 - 100)
+    write(tmp_path / "progress", '{"step": 320, "total": 600}')
+    assert read(tmp_path).remaining_s == pytest.approx(1000 * 280 / 320)
+
+
+def test_checkpoints_of_another_run_show_a_speed_with_the_second_own_one(tmp_path: Path) -> None:
+    trainer_checkpoint(tmp_path / "out/checkpoint-300", 500.0, max_steps=600)
+    trainer_checkpoint(tmp_path / "out/checkpoint-350", 1500.0, max_steps=600)
+    assert read(tmp_path, "--output_dir", "out", now=1500.0).remaining_s is None
+    trainer_checkpoint(tmp_path / "out/checkpoint-400", 1900.0, max_steps=600)
+    assert read(tmp_path, "--output_dir", "out", now=1900.0).remaining_s == pytest.approx(400 * 200 / 50)
 
 
 def test_checkpoints_count_if_the_log_shows_nothing(tmp_path: Path) -> None:

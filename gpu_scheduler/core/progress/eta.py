@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from gpu_scheduler.core.model.checkpoint import Checkpoint
 from gpu_scheduler.core.model.progress import Progress
 
 #: A longer estimate, of more than ten years, says only that the job has hardly begun.
 _MAX_LEFT_S = 10 * 365 * 86400.0
+#: Number of first readings of a log that show how much was done before it.
+FIRST_READINGS = 5
+#: A lone reading shows that an attempt began with nothing if it is at most this part of the total.
+_NEAR_BEGINNING = 0.05
+#: Factor by which the first reading may exceed the greatest step between the next ones.
+_UNEVEN = 1.5
 
 
 @dataclass(frozen=True)
@@ -53,3 +61,33 @@ def remaining_s(
         return None
     left = elapsed * (progress.total - progress.current) / done - (now - at)
     return left if 0 < left <= _MAX_LEFT_S else None
+
+
+def remaining_since(
+    progress: Progress, first: Progress | None, *, started_at: float | None, now: float
+) -> float | None:
+    """Returns the same as `remaining_s` for an attempt of which nobody knows where it resumed.
+
+    first: its first known reading, which may be `progress` itself; only the work after it counts, unless it
+    is near the beginning. If its moment is unknown, it is what was done at the start. None if there is none.
+    """
+    if first is None or first.at is None:
+        before = 0.0 if first is None else first.current
+        return remaining_s(progress, started_at=started_at, now=now, resumed_at=before)
+    if work_before([first.current], first.total or 0.0) == 0:
+        return remaining_s(progress, started_at=started_at, now=now)
+    return remaining_s(progress, started_at=first.at, now=now, resumed_at=first.current)
+
+
+def work_before(readings: Sequence[float], total: float) -> float | None:
+    """Returns how many units were done when an attempt started; None if its readings do not show it.
+
+    readings: the first values above 0 of its counter, which grow. If the program has resumed by itself, the
+    first one is farther from 0 than from the next one.
+    """
+    if not readings:
+        return 0.0
+    steps = [after - before for before, after in pairwise(readings)]
+    if not steps:
+        return 0.0 if readings[0] <= max(1.0, _NEAR_BEGINNING * total) else None
+    return 0.0 if readings[0] <= _UNEVEN * max(steps) else readings[0] - max(steps)

@@ -24,6 +24,8 @@ from enum import Enum
 from typing import NamedTuple
 
 from gpu_scheduler.core.model.progress import Progress, ProgressUnit
+from gpu_scheduler.core.progress.eta import FIRST_READINGS
+from gpu_scheduler.core.progress.log_window import LogWindow
 from gpu_scheduler.core.progress.marks import Counter, Epoch, Mark
 from gpu_scheduler.core.progress.run_options import RunOptions
 
@@ -37,6 +39,11 @@ _MIN_LINES_WITHIN = 20
 #: A counter that falls by more than this part of its total starts again. Several processes that write to
 #: one log may be a few steps apart.
 _MIN_FALL = 0.2
+
+
+#: A line, or a frame with the carriage return before it; and how many of them are examined.
+_PIECE, _MAX_PIECES = re.compile(rb"\r?[^\r\n]+\n?|\n"), 1000
+_DIGIT = re.compile(rb"\d")
 
 
 class _Entry(NamedTuple):
@@ -63,6 +70,23 @@ def progress_of_log(marks: Sequence[Mark], options: RunOptions) -> Progress | No
         if found is not None:
             return found
     return _of_step(marks, options) or epochs.progress() or _of_percent(marks)
+
+
+def first_readings(head: bytes, newest: Progress, options: RunOptions) -> list[float]:
+    """Returns the first values above 0 that a growing log showed for a counter.
+
+    head: the beginning of the log, of which 1000 lines and frames count. newest: the newest value.
+    """
+    window, found = LogWindow(), list[float]()
+    for piece in _PIECE.findall(head)[:_MAX_PIECES]:
+        window.feed(piece)
+        shown = progress_of_log(window.marks(), options) if _DIGIT.search(piece) else None
+        is_same = shown is not None and (shown.unit, shown.total) == (newest.unit, newest.total)
+        if shown is not None and is_same and shown.current > max(found, default=0.0):
+            found.append(shown.current)
+            if len(found) == FIRST_READINGS:
+                break
+    return found
 
 
 def _in_order(entries: Sequence[_Entry]) -> list[list[_Entry]]:
