@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 from gpu_scheduler.app.answers import ALL_JOBS, COMMAND_LINE, Answer, AnswerKind, StopResult, unanswered
 from gpu_scheduler.app.job_refs import JobRef, resolve_job, resolve_jobs
@@ -20,6 +22,7 @@ from gpu_scheduler.app.refusals import (
     predicted_state,
     refusal_of_changes,
     refusal_of_retry,
+    refusal_of_retry_with_changes,
     refused_answer,
 )
 from gpu_scheduler.app.store_access import open_store, requested_verbs, scheduler_pid_of, wake_and_wait
@@ -35,6 +38,9 @@ from gpu_scheduler.store.records import JobRecord
 from gpu_scheduler.store.requests import add_request, open_requests
 from gpu_scheduler.store.store import Store
 
+if TYPE_CHECKING:
+    from gpu_scheduler.app.attribute_changes import AttributeChange
+
 #: The states of jobs that `retry` accepts.
 _RETRYABLE = frozenset(ACCEPTED_STATES["retry"])
 #: The outcomes of the jobs of a group that `retry` queues again.
@@ -43,7 +49,7 @@ _RETRIED = FAILED | {Outcome.CANCELLED, Outcome.INTERRUPTED, Outcome.PREEMPTED}
 
 @dataclass(frozen=True)
 class SetResult:
-    """The answers to the changes of a job. notes: the new parents because of which it will be skipped."""
+    """The answers to changes of jobs. notes: the new parents because of which they will be skipped."""
 
     answers: tuple[Answer, ...]
     notes: tuple[Note, ...] = ()
@@ -76,9 +82,31 @@ def cancel(
         return (*refused, *_answers(store, requests, answers, stopped), *spared)
 
 
-def retry(location: Location, jobs: Sequence[JobRef] | None, *, by: str = COMMAND_LINE) -> tuple[Answer, ...]:
-    """Queues finished or held jobs again. jobs: None means every failed job."""
-    return _request_for_jobs(location, "retry", jobs, by)
+def retry(
+    location: Location, jobs: Sequence[JobRef] | None, items: Sequence[str] = (), *, by: str = COMMAND_LINE
+) -> SetResult:
+    """Queues finished or held jobs again. jobs: None means every failed job.
+
+    items: the changes to make first, as for `set_attributes`. The scheduler makes them with the retry.
+    """
+    changes: dict[int, list[AttributeChange]] = {}
+    with open_store(location) as store:
+        ids = _failed_jobs(store) if jobs is None else _resolve(store, "retry", jobs)
+        if items:
+            from gpu_scheduler.app.attribute_changes import attribute_changes
+
+            changes = {job_id: attribute_changes(store, job_id, items) for job_id in ids}
+        args = {job_id: _retry_args(made) for job_id, made in changes.items()}
+        requests, refused = _record_requests(store, "retry", ids, by, {}, args)
+        answers = (*refused, *_answers(store, requests, wake_and_wait(store, requests), {}))
+        notes = (note for job in requests.values() for one in changes.get(job, ()) for note in one.notes)
+        return SetResult(answers, tuple(notes))
+
+
+def _retry_args(changes: Sequence[AttributeChange]) -> dict[str, Any]:
+    made = [one.args for one in changes]
+    lists = [args["parents"] for args in made if "parents" in args]
+    return {"changes": made, **({"parents": list(chain.from_iterable(lists))} if lists else {})}
 
 
 def hold(location: Location, jobs: Sequence[JobRef], *, by: str = COMMAND_LINE) -> tuple[Answer, ...]:
@@ -149,10 +177,10 @@ def request_for_job(store: Store, verb: str, job_id: int, by: str, **args: objec
 
 
 def _request_for_jobs(
-    location: Location, verb: str, jobs: Sequence[JobRef] | None, by: str, **args: object
+    location: Location, verb: str, jobs: Sequence[JobRef], by: str, **args: object
 ) -> tuple[Answer, ...]:
     with open_store(location) as store:
-        ids = _failed_jobs(store) if jobs is None else _resolve(store, verb, jobs)
+        ids = _resolve(store, verb, jobs)
         if not ids:
             return ()
         requests, refused = _record_requests(store, verb, ids, by, args)
@@ -190,11 +218,17 @@ def _request_for_all(
 
 
 def _record_requests(
-    store: Store, verb: str, jobs: Collection[int], by: str, args: Mapping[str, object]
+    store: Store,
+    verb: str,
+    jobs: Collection[int],
+    by: str,
+    args: Mapping[str, Any],
+    args_of: Mapping[int, Mapping[str, Any]] = MappingProxyType({}),
 ) -> tuple[dict[int, int], list[Answer]]:
     """Records a request for each job whose state allows it, all in one transaction.
 
-    Returns the job of each request, and the answers for the refused jobs.
+    args_of: further arguments for single jobs. Returns the job of each request, and the answers for the
+    refused jobs.
     """
     made: dict[int, int] = {}
     refused: list[Answer] = []
@@ -203,11 +237,20 @@ def _record_requests(
         pending = requested_verbs(store)
         changed = {int(one.target) for one in open_requests(store) if "parents" in one.args}
         for job_id in jobs:
+            given = {**args, **args_of.get(job_id, {})}
             why = early_refusal(store, verb, job_id, pending.get(job_id, ()), up)
-            if why is None and verb == "retry" and not up and job_id not in changed:
+            if "changes" in given:
+                why = refusal_of_retry_with_changes(store, job_id, given, why)
+            if (
+                why is None
+                and verb == "retry"
+                and not up
+                and job_id not in changed
+                and "parents" not in given
+            ):
                 why = refusal_of_retry(store, job_id, {*jobs, *pending})
             if why is None:
-                made[add_request(store, verb, str(job_id), by, **args)] = job_id
+                made[add_request(store, verb, str(job_id), by, **given)] = job_id
             else:
                 refused.append(refused_answer(store, job_id, why))
     return made, refused

@@ -98,6 +98,16 @@ def refusal_of_changes(
     return early_refusal(store, "set", job_id, pending, scheduler_pid_of(store) is not None)
 
 
+def refusal_of_retry_with_changes(
+    store: Store, job_id: int, args: Mapping[str, Any], why: RequestAnswer | None
+) -> RequestAnswer | None:
+    """Returns the refusal of a retry that changes attributes first. why: its refusal without the changes."""
+    if is_ancestor(store, job_id, [parent for parent, _ in args.get("parents", ())]):
+        return RequestAnswer(AnswerCode.CYCLE)
+    sets_command = any(change["name"] == "command" for change in args["changes"])
+    return None if sets_command and why is not None and why.code is AnswerCode.NO_COMMAND else why
+
+
 def refusal_of_retry(store: Store, job_id: int, retried: AbstractSet[int]) -> RequestAnswer | None:
     """Returns the refusal if the job would be skipped, because jobs failed that are not retried as well."""
     job = job_record(store, job_id)

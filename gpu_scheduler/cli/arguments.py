@@ -241,9 +241,12 @@ def set_attributes(parser: argparse.ArgumentParser) -> None:
 
 
 def retry(parser: argparse.ArgumentParser) -> None:
-    """Declares the arguments of `retry`: jobs, or --failed."""
+    """Declares the arguments of `retry`: jobs, or --failed, and changes."""
     _job_list(parser, "*")
     flag(parser, "--failed", "Retry every job that failed")
+    parser.add_argument("--set", metavar="KEY=VALUE", action="append", default=[],
+                        help="Change an attribute or the command of the jobs first, as with `set`; the option"
+                        " may be repeated")  # fmt: skip
 
 
 def recover(parser: argparse.ArgumentParser) -> None:

@@ -14,6 +14,7 @@ from gpu_scheduler.views.answers import answer_text
 
 if TYPE_CHECKING:
     from gpu_scheduler.app.job_refs import JobRef
+    from gpu_scheduler.app.job_requests import SetResult
 
 #: Up to this many jobs with the same answer get a line each. If there are more, they share one line.
 MAX_LINES = 20
@@ -29,11 +30,11 @@ def cancel(options: Namespace) -> int:
 
 
 def retry(options: Namespace) -> int:
-    """Queues finished or held jobs again."""
+    """Queues finished or held jobs again; with --set, changes attributes of them first."""
     from gpu_scheduler.app.job_requests import retry as request
 
     jobs = _jobs_unless(options.failed, "--failed", options)
-    return _print_job_answers(options, request(location_of(options), jobs), "no job has failed")
+    return _print_set_result(options, request(location_of(options), jobs, options.set), "no job has failed")
 
 
 def hold(options: Namespace) -> int:
@@ -77,12 +78,17 @@ def priority(options: Namespace) -> int:
 def set(options: Namespace) -> int:
     """Changes attributes of a waiting job that has no line in a jobs file."""
     from gpu_scheduler.app.job_requests import set_attributes as request
-    from gpu_scheduler.views.line_notes import line_note_text
 
-    result = request(location_of(options), options.job, options.changes)
-    for note in result.notes:
-        print_message(f"warning: {line_note_text(note)}")
-    return _print_job_answers(options, result.answers)
+    return _print_set_result(options, request(location_of(options), options.job, options.changes))
+
+
+def _print_set_result(options: Namespace, result: SetResult, if_none: str = "") -> int:
+    if result.notes:
+        from gpu_scheduler.views.line_notes import line_note_text
+
+        for note in result.notes:
+            print_message(f"warning: {line_note_text(note)}")
+    return _print_job_answers(options, result.answers, if_none)
 
 
 def _jobs_unless(is_for_all: bool, flag: str, options: Namespace) -> Sequence[JobRef] | None:

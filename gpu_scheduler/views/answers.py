@@ -74,7 +74,7 @@ def _reply_text(reply: RequestAnswer, job_id: int, data_dir: str) -> str:
     if reply.code is AnswerCode.ALREADY_COMPLETED:
         return f"{job} has completed; `resume --job {job_id} --from PATH` continues it nevertheless"
     if reply.code is AnswerCode.NO_COMMAND:
-        return f"it is not known how to start {job}; `set {job_id} command='…'` sets its command"
+        return f"it is not known how to start {job}; `retry {job_id} --set command='…'` sets its command"
     if reply.code is AnswerCode.RECOVERED:
         return "no job is interrupted"
     if reply.code is AnswerCode.CLEARED and reply.count is not None:
@@ -98,10 +98,11 @@ def _reply_text(reply: RequestAnswer, job_id: int, data_dir: str) -> str:
         return f"{job} is already being cancelled"
     if reply.code is AnswerCode.CYCLE:
         return f"{job} would wait for itself; its dependencies were not changed"
-    if reply.code is AnswerCode.ATTRIBUTE_SET:
+    if reply.code is AnswerCode.ATTRIBUTE_SET or (reply.code is AnswerCode.QUEUED and reply.attribute):
         from gpu_scheduler.core.text.formatting import safe_text
 
-        return f"{safe_text(reply.attribute)} set"
+        more = ", and queued again" if reply.code is AnswerCode.QUEUED else ""
+        return f"{safe_text(reply.attribute)} set{more}"
     if reply.code is AnswerCode.ATTRIBUTE_REMOVED:
         return f"{reply.attribute} removed"
     if reply.outcome is None:

@@ -38,7 +38,7 @@ def queueing_command(job: JobRecord) -> str:
     if job.held_by in ("user", "line"):
         return f"release {job.id}"
     if not job.spec.can_start:
-        return f"set {job.id} command='…'` and then `retry {job.id}"
+        return f"retry {job.id} --set command='…'"
     resumes = job.checkpoint is not None and has_place(job.spec)
     return f"resume --job {job.id}" if resumes else f"retry {job.id}"
 

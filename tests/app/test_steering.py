@@ -66,11 +66,11 @@ def test_a_request_without_a_job_selection_applies_to_every_job_that_it_can_chan
     desk: Desk, location: Location
 ) -> None:
     assert job_requests.cancel(location, None, 1.0) == ()
-    assert job_requests.retry(location, None) == ()
+    assert job_requests.retry(location, None).answers == ()
     failed, queued = desk.job(), desk.job("echo b")
     desk.record(act.FinishJob(failed, Outcome.FAILED, None))
-    assert kinds(job_requests.retry(location, None)) == [(failed, AnswerKind.RECORDED)]
-    assert job_requests.retry(location, None) == ()  # A retry has already been requested.
+    assert kinds(job_requests.retry(location, None).answers) == [(failed, AnswerKind.RECORDED)]
+    assert job_requests.retry(location, None).answers == ()  # A retry has already been requested.
     assert kinds(job_requests.cancel(location, None, 1.0)) == [(queued, AnswerKind.RECORDED)]
 
 

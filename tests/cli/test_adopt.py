@@ -263,12 +263,12 @@ def test_a_process_that_hides_its_command_line_cannot_be_started_again(
     )
     assert f"    cmd: {os.path.realpath(shown) if '/' in shown else shown}\n" in out
     desk.record(act.FinishJob(1, Outcome.FAILED, None))
-    said = "gpu-scheduler: it is not known how to start job 1; `set 1 command='…'` sets its command\n"
+    said = "gpu-scheduler: it is not known how to start job 1; `retry 1 --set command='…'` sets its command\n"
     for up in (False, True):
         with desk.scheduler() if up else nullcontext():
             for verb in (["retry", "1"], ["resume", "--job", "1"], ["resume", "--job", "1", "--from", "/"]):
                 assert desk.run(*verb) == (1, "", said)
-    assert "`set 1 command='…'` and then `retry 1` runs it again" in desk.run("why", 1)[1]
+    assert "`retry 1 --set command='…'` runs it again" in desk.run("why", 1)[1]
     with desk.scheduler():
         assert desk.run("set", 1, "command=python t.py")[:2] == (0, "job 1: command set\n")
         assert desk.run("retry", 1)[0] == 0

@@ -1,4 +1,4 @@
-"""The `set` command changes attributes of a waiting job that has no line in a jobs file."""
+"""The commands `set` and `retry --set` change attributes of jobs that have no line in a jobs file."""
 
 from __future__ import annotations
 
@@ -207,3 +207,74 @@ def test_set_changes_no_command_of_a_script(desk: Desk) -> None:
     job = desk.job(kind="csv", script="/t.py", command=None)
     code, _, err = desk.run("set", job, "command=python t.py")
     assert (code, "the job runs a script with its arguments" in err) == (2, True)
+
+
+CHANGES = ("--set", "gpus=2", "--set", "timeout=2h", "--set", "command=python new.py")
+
+
+@pytest.mark.parametrize("is_up", [True, False])
+def test_retry_changes_and_queues_a_finished_job_in_one_step(desk: Desk, is_up: bool) -> None:
+    job, other = desk.job("python old.py"), desk.job("python old.py")
+    for one in (job, other):
+        desk.record(act.FinishJob(one, Outcome.FAILED, None))
+    if is_up:
+        with desk.scheduler():
+            code, out, err = desk.run("retry", job, other, *CHANGES)
+        said = "gpus=2 timeout=2h command set, and queued again"
+    else:
+        code, out, err = desk.run("retry", job, other, *CHANGES)
+        assert [one[0] for one in desk.requests()] == ["retry", "retry"]
+        said = "recorded; takes effect when the scheduler starts"
+        with desk.scheduler():
+            wait_for(lambda: not open_requests(desk.store), "the answers")
+    assert (code, out, err) == (0, f"job {job}: {said}\njob {other}: {said}\n", "")
+    for one in (job, other):
+        row = desk.store.job(one)
+        assert row is not None
+        assert (row.state, row.spec.gpus, row.spec.timeout_s) == (JobState.QUEUED, 2, 7200.0)
+        assert row.spec.command == "python new.py"
+
+
+@pytest.mark.parametrize("is_up", [True, False])
+def test_retry_changes_nothing_of_a_job_that_it_does_not_queue(desk: Desk, is_up: bool) -> None:
+    job = desk.job()
+    if is_up:
+        with desk.scheduler():
+            code, _, err = desk.run("retry", job, "--set", "gpus=2")
+    else:
+        code, _, err = desk.run("retry", job, "--set", "gpus=2")
+    assert code == 1
+    assert f"job {job} is queued; retry needs a job that is " in err
+    assert spec(desk, job)["gpus"] is None
+
+
+def test_retry_replaces_the_parents_because_of_which_a_job_was_skipped(desk: Desk) -> None:
+    first, second = desk.job(), desk.job()
+    child = desk.job_after(first)
+    desk.record(act.FinishJob(first, Outcome.FAILED, None))
+    desk.record(act.SettleDependencies())
+    assert desk.run("retry", child, "--set", f"after={child}")[2].endswith(
+        f"job {child} would wait for itself; its dependencies were not changed\n"
+    )
+    with desk.scheduler():
+        code, out, err = desk.run("retry", child, "--set", f"after={second}")
+        assert (code, out, err) == (0, f"job {child}: after={second} set, and queued again\n", "")
+    assert (desk.state(child), parents(desk, child)) == (JobState.QUEUED, [(second, str(second))])
+
+
+def test_retry_with_a_wrong_change_or_of_a_job_with_a_line_requests_nothing(desk: Desk) -> None:
+    job, other = desk.job(), desk.job()
+    for one in (job, other):
+        desk.record(act.FinishJob(one, Outcome.FAILED, None))
+    code, _, err = desk.run("retry", job, "--set", "vram=20H")
+    assert (code, "memory '20H'" in err, "nothing was changed" in err) == (2, True, True)
+    with desk.store.db.transaction() as db:
+        db.execute("INSERT INTO jobs_file (path, cwd) VALUES ('/home/me/jobs.txt', '/')")
+        db.execute(
+            "INSERT INTO line (path, position, number, text, job_id)"
+            " VALUES ('/home/me/jobs.txt', 1, 4, '', ?)",
+            (other,),
+        )
+    code, _, err = desk.run("retry", "--failed", "--set", "vram=1G")
+    assert (code, "edit line 4 of jobs.txt instead" in err) == (1, True)
+    assert desk.requests() == []

@@ -23,7 +23,7 @@ SAVED = Checkpoint("/w/out/checkpoint-150", 150.0)
         ("interrupted", SAVED, "`resume --job 7` queues it", "python t.py"),
         ("preempted", SAVED, "`resume --job 7` queues it", "python t.py"),
         ("preempted", SAVED, "`retry 7` queues it", "./train"),
-        ("preempted", SAVED, "`set 7 command='…'` and then `retry 7` queues it", None),
+        ("preempted", SAVED, "`retry 7 --set command='…'` queues it", None),
     ],
 )
 def test_the_finding_about_a_held_job_names_the_command_that_queues_it(

@@ -24,7 +24,8 @@ class Request:
     target: a job id or the UUID of a GPU, as text; "" for the scheduler itself or for all jobs. args, by
     verb: cancel {grace_s, line: whether the job's line requests the cancel}, preempt {stop_id, grace_s,
     on_timeout}, resume_job {checkpoint: a Checkpoint,
-    min_vram_mib, completed: whether a completed job may be resumed too}, requeue {added_to: the file to
+    min_vram_mib, completed: whether a completed job may be resumed too}, retry {changes: the args of the
+    changes that it makes first, parents: those of all of them}, requeue {added_to: the file to
     which the line was added again}, pause and resume {cause: a PauseCause; null if a command requested it},
     set {name, value, line: whether the jobs file sets the value, parents: [[parent id, reference], …] if a
     command sets "after" or "after_any"}, places {places: [[job id, queue position], …]}. The target of

@@ -74,7 +74,7 @@ class RequestAnswer(StoredValue):
     is_recorded                  ALREADY_FINISHED: whether the store has recorded this end
     parent                       PARENT_FAILED: the id of the parent
     attribute                    ATTRIBUTE_SET: the attribute, as written in a jobs file; ATTRIBUTE_REMOVED:
-                                 the name of the attribute
+                                 the name of the attribute; QUEUED: the changes that were made first
     """
 
     code: AnswerCode

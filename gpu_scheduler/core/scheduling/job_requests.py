@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from gpu_scheduler.core.jobsfile.attribute_changes import format_change
 from gpu_scheduler.core.jobsfile.attributes import FLAGS, format_attribute, is_unset, key_of
 from gpu_scheduler.core.model.attempt_status import StopRequest
 from gpu_scheduler.core.model.checkpoint import Checkpoint
@@ -72,14 +73,18 @@ def _preempt(job: JobFact, args: Any, settings: Settings) -> ActionsAndAnswer:
 
 def _retry(job: JobFact, args: Any, settings: Settings) -> ActionsAndAnswer:
     if job.state in (JobState.HELD, JobState.FINISHED):
-        file = args.get("added_to")
+        file, changes = args.get("added_to"), args.get("changes", ())
         kind = ReasonKind.LINE_ADDED_AGAIN if file else ReasonKind.RETRIED_BY_USER
-        return done(AnswerCode.QUEUED, RequeueJob(job.job_id, StateReason(kind, subject=file)))
+        actions = [action for change in changes for action in _change(job, change)]
+        actions.append(RequeueJob(job.job_id, StateReason(kind, subject=file)))
+        changed = " ".join(format_change(change["name"], change["value"]) for change in changes)
+        return actions, RequestAnswer(AnswerCode.QUEUED, attribute=changed)
     return _refusal("retry", job)
 
 
 def _retry_unless_skipped(job: JobFact, args: Any, settings: Settings) -> ActionsAndAnswer:
-    if job.state is JobState.FINISHED and job.failed_parent is not None:
+    has_same_parents = "parents" not in args
+    if job.state is JobState.FINISHED and job.failed_parent is not None and has_same_parents:
         return [], RequestAnswer(AnswerCode.PARENT_FAILED, parent=job.failed_parent)
     return _retry(job, args, settings)
 
@@ -143,11 +148,7 @@ def _set(job: JobFact, args: Any, settings: Settings) -> ActionsAndAnswer:
     later = job.state is JobState.FINISHED and applies_later
     if not job.is_waiting and not later:
         return _refusal("set", job)
-    actions: list[Action] = [SetAttribute(job.job_id, name, value)]
-    if "parents" in args:
-        kind = DependencyKind.COMPLETED if name == "after" else DependencyKind.FINISHED
-        wanted = tuple(Dependency(parent, kind, reference) for parent, reference in args["parents"])
-        actions.append(SetDependencies(job.job_id, kind, wanted))
+    actions = _change(job, args)
     if name == "hold" and value and job.state is not JobState.HELD:
         if job.outcome is Outcome.SKIPPED:  # a held job is not skipped
             actions.append(_requeue_as_before(job, ReasonKind.HELD_BY_LINE))
@@ -159,6 +160,17 @@ def _set(job: JobFact, args: Any, settings: Settings) -> ActionsAndAnswer:
     if is_unset(value):
         return actions, RequestAnswer(AnswerCode.ATTRIBUTE_REMOVED, attribute=key_of(name))
     return actions, RequestAnswer(AnswerCode.ATTRIBUTE_SET, attribute=format_attribute(name, value))
+
+
+def _change(job: JobFact, change: Any) -> list[Action]:
+    """Returns the actions that change one attribute. change: the arguments of a `set` request."""
+    name, parents = change["name"], change.get("parents")
+    actions: list[Action] = [SetAttribute(job.job_id, name, change["value"])]
+    if parents is not None:
+        kind = DependencyKind.COMPLETED if name == "after" else DependencyKind.FINISHED
+        wanted = tuple(Dependency(parent, kind, reference) for parent, reference in parents)
+        actions.append(SetDependencies(job.job_id, kind, wanted))
+    return actions
 
 
 def _refusal(verb: str, job: JobFact) -> ActionsAndAnswer:
