@@ -64,12 +64,16 @@ _RETRIED = {ReasonKind.IN_ORIGINAL_STORE: "runs it here", ReasonKind.STORE_LOST:
 def reason_text(reason: StateReason, *, without_exit: bool = False) -> str:
     """Formats a reason.
 
-    without_exit: omit an exit code or signal for which there is no explanation; returns "" if the reason says
-    nothing else.
+    without_exit: omit the exit code or signal, and its meaning if the error states it; returns "" if the
+    reason says nothing else.
     """
     first, *rest = _parts(reason)
-    if without_exit and first == _bare_exit(reason) and (reason.error is not None or not rest):
-        first = reason.error or ""
+    bare, error = _bare_exit(reason), reason.error or ""
+    if without_exit and first == bare and (error or not rest):
+        first = error
+    elif without_exit and first.startswith(f"{bare} ("):
+        meaning = first.removeprefix(f"{bare} ").replace("(", "", 1).replace(")", "", 1)
+        first = error if error.endswith(meaning) else f"{meaning}: {error}" if error else meaning
     elif reason.error is not None:
         first += f": {reason.error}"
     return "; ".join([first, *rest])

@@ -11,6 +11,7 @@ from gpu_scheduler.app.diagnosis import Diagnosis, PlacementFacts, WaitingFacts
 from gpu_scheduler.core.model.finding import Check, Finding, bad, from_health_issue, ok, warn
 from gpu_scheduler.core.model.need import Need
 from gpu_scheduler.core.model.states import FAILED, WAITING, JobState, Outcome
+from gpu_scheduler.core.model.units import format_seconds
 from gpu_scheduler.core.model.wait_reason import WaitKind
 from gpu_scheduler.core.text.formatting import (
     format_age,
@@ -28,7 +29,7 @@ from gpu_scheduler.views.need_text import current_need_text
 from gpu_scheduler.views.parent_text import parent_objects
 from gpu_scheduler.views.progress_text import long_text
 from gpu_scheduler.views.reason_text import outcome_text, reason_text
-from gpu_scheduler.views.remedies import failure_remedy, oom_remedy
+from gpu_scheduler.views.remedies import failure_remedy, is_complete, oom_remedy, timeout_remedy
 from gpu_scheduler.views.text_width import wrap_words
 from gpu_scheduler.views.wait_text import held_text, job_reason_text, wait_text
 from gpu_scheduler.views.warnings import job_warnings
@@ -204,19 +205,28 @@ def _end(diagnosis: Diagnosis) -> Iterator[Finding]:
     if job.outcome not in FAILED:
         yield warn(Check.END, end, again)
         return
-    remedy = _remedy(diagnosis)
-    yield bad(Check.END, end, f"{remedy}; then {again}" if remedy else again)
+    remedy, failure = _remedy(diagnosis), None if job.reason is None else job.reason.failure
+    if job.outcome is Outcome.TIMED_OUT and job.spec.timeout_s is not None:
+        end = f"{end} after {format_seconds(job.spec.timeout_s)}"
+    yield bad(
+        Check.END,
+        end,
+        (remedy or again) if is_complete(remedy, failure) or not remedy else f"{remedy}; then {again}",
+    )
     if diagnosis.attempt_folder is not None:
         yield job_findings.manual_rerun(diagnosis.attempt_folder)
 
 
 def _remedy(diagnosis: Diagnosis) -> str | None:
     """Returns the remedy for the failure of a job; None if none is known."""
-    if diagnosis.oom is not None:
-        return oom_remedy(diagnosis.oom)
     job = diagnosis.job.record
+    without_line = None if job.is_of_file else job.id
+    if diagnosis.oom is not None:
+        return oom_remedy(diagnosis.oom, without_line)
+    if job.outcome is Outcome.TIMED_OUT:
+        return timeout_remedy(job.spec.timeout_s, without_line)
     failure = None if job.reason is None else job.reason.failure
-    return failure_remedy(failure, None if job.is_of_file else job.id)
+    return failure_remedy(failure, without_line, is_script=job.spec.kind == "csv")
 
 
 def _logs(diagnosis: Diagnosis) -> Iterator[Finding]:

@@ -304,6 +304,37 @@ def test_why_shows_reason_advice_and_log_end_and_with_v_every_check(desk: Desk) 
     assert out.endswith("  ModuleNotFoundError: No module named 'torch'\n")
 
 
+def test_why_advises_to_correct_a_wrong_call(desk: Desk) -> None:
+    job = run_to_end(desk, "echo usage: t.py [--lr LR]; echo 't.py: error: argument --lr: bad'; exit 2")
+    advice = f"run `retry {job} --set command='…'` with other arguments"
+    assert f"\nWhat to do: {advice}\n" in desk.run("why", job)[1]
+    assert checks(desk, job)["end"][2] == advice
+    with desk.store.db.transaction() as db:
+        db.execute("UPDATE job SET source = 'file:/jobs.txt'")
+    assert checks(desk, job)["end"][2] == "correct the arguments on its line, which adds a new job"
+
+
+def test_why_states_the_exit_code_of_a_missing_program_once(desk: Desk) -> None:
+    job = run_to_end(desk, "no-such-program")
+    head = desk.run("why", job)[1].splitlines()[0]
+    assert head.startswith(f"job {job} failed, exit code 127: ")
+    assert (head.count("exit code"), "command not found (" in head) == (1, False)
+
+
+def test_why_names_the_time_limit_that_a_job_reached(desk: Desk) -> None:
+    job = desk.job(timeout_s=5400.0)
+    row = desk.attempt(job)
+    desk.record(act.FinishAttempt(job, row.id, Outcome.TIMED_OUT, JobState.FINISHED, Outcome.TIMED_OUT))
+    assert checks(desk, job)["end"][1:] == (
+        "timed out after 90m", f"run `retry {job} --set timeout=…` to raise its time limit of 90m",
+    )  # fmt: skip
+    with desk.store.db.transaction() as db:
+        db.execute("UPDATE job SET source = 'file:/jobs.txt'")
+    assert checks(desk, job)["end"][2] == (
+        f"raise its time limit of 90m, timeout=, on its line; then `retry {job}` runs it again"
+    )
+
+
 def test_why_shows_a_long_error_only_once(desk: Desk) -> None:
     oom = (
         "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total capacity"
@@ -375,8 +406,8 @@ def test_oom_advice_does_not_suggest_more_memory_for_a_job_alone_on_its_gpu(desk
     job = run_to_end(desk, OOM)
     assert why_json(desk, job)["reason"] == "exit code 1: CUDA out of memory, try a smaller batch"
     alone = (
-        "the job had its GPU to itself: use a smaller batch, a larger GPU, or two GPUs ([gpus=2]) if the"
-        " program can split its model"
+        "the job had its GPU to itself: use a smaller batch, a larger GPU, or two GPUs"
+        f" (`retry {job} --set gpus=2`) if the program can split its model"
     )
     assert advice(desk, job) == alone
     assert f"What to do: {alone}; then `retry {job}`" in desk.run("why", job)[1]
@@ -388,7 +419,10 @@ def test_oom_advice_does_not_suggest_more_memory_for_a_job_alone_on_its_gpu(desk
 def test_oom_advice_suggests_more_memory_for_a_job_that_shared_its_gpu(desk: Desk) -> None:
     neighbor = desk.attempt(desk.job())
     job = run_to_end(desk, OOM)
-    shared = "the GPU was full, and other processes used it too: request more memory (vram= or share=)"
+    shared = (
+        "the GPU was full, and other processes used it too: request more memory (vram= or share=, as with"
+        f" `retry {job} --set vram=…`)"
+    )
     assert advice(desk, job).startswith(shared)
     with desk.store.db.transaction() as db:
         # A neighbor counts only if it was on the same GPU at the same time.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -131,6 +133,19 @@ def test_suggests_a_remedy_for_invalid_gpu_numbers(error: str) -> None:
     assert explain(result(1), FailureContext(f"{error}\n", (2, 3))).endswith(ADVICE)
 
 
+#: The end of the log of torchrun after one of its processes has failed.
+CHILD_FAILED = """\
+Traceback (most recent call last):
+  File "/env/bin/torchrun", line 8, in <module>
+    sys.exit(main())
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+============================================================
+Root Cause (first observed failure):
+[0]:
+  rank      : 0 (local_rank: 0)
+  exitcode  : 2 (pid: 2630)
+============================================================
+"""
 #: A log of PyTorch 2 under torchrun, with two processes on one GPU. The error has several lines.
 NCCL = """\
 [rank1]: Traceback (most recent call last):
@@ -212,6 +227,42 @@ def test_an_explanation_is_always_one_printable_line(
 def test_finds_the_remedy_for_a_known_error(how: AttemptResult, tail: str, words: str | None) -> None:
     found = remedy(how, f"{tail}\n", (2, 3) if tail == ORDINAL else ())
     assert (found is None) if words is None else (found is not None and words in found)
+
+
+#: Ends of logs from public issue threads by their cause, with words of its remedy; "none" for no cause.
+ERRORS = json.loads((Path(__file__).parents[1] / "data" / "errors.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("kind", "words", "log"),
+    [(kind, told["remedy"], log) for kind, told in ERRORS.items() for log in told["logs"]],
+)
+def test_names_the_cause_and_the_remedy_of_a_known_error(kind: str, words: str, log: str) -> None:
+    reason = explain_failure(result(1), FailureContext(f"{log}\n"))
+    assert ("none" if reason.failure is None else reason.failure.value) == kind
+    assert reason.error
+    for job in (None, 7):
+        assert words in (failure_remedy(reason.failure, job) or "")
+
+
+@pytest.mark.parametrize(
+    ("code", "tail"),
+    [
+        (2, "usage: t.py [-h] [--lr LR]\nt.py: error: argument --lr: invalid float value: 'x'"),
+        (2, "Usage: t.py [OPTIONS]\nTry 't.py --help' for help.\n\nError: No such option: --foo"),
+        (1, "usage: t.py [-h]\nt.py: error: unrecognized arguments: --foo\n" + CHILD_FAILED),
+        (1, "ValueError: Some specified arguments are not used by the HfArgumentParser: ['--foo']"),
+    ],
+)
+def test_a_wrong_call_is_corrected_and_not_only_repeated(code: int, tail: str) -> None:
+    failure = explain_failure(result(code), FailureContext(f"{tail}\n")).failure
+    assert failure is FailureKind.WRONG_USAGE
+    assert failure_remedy(failure) == "correct the arguments on its line, which adds a new job"
+    assert failure_remedy(failure, 7) == "run `retry 7 --set command='…'` with other arguments"
+    assert failure_remedy(failure, 7, is_script=True) == "submit it again with other arguments"
+    assert (
+        explain_failure(result(2), FailureContext("make: *** [a.o] Error 1\n")).failure is FailureKind.PROGRAM
+    )
 
 
 @pytest.mark.parametrize(
@@ -315,4 +366,4 @@ def test_names_the_failures_that_only_a_pipe_causes(
             failure_remedy(kind)
             == "put [pipefail=off] before its line if only the last program of the pipe matters"
         )
-        assert (failure_remedy(kind, 7) or "").startswith("run `set 7 pipefail=off` if")
+        assert (failure_remedy(kind, 7) or "").startswith("run `retry 7 --set pipefail=off` if")

@@ -97,8 +97,17 @@ def test_formats_a_state_reason_as_text(reason: StateReason, words: str) -> None
         (StateReason(FAILED, exit_code=1, error="E: x", message="log lost"), "E: x; log lost"),
         (StateReason(FAILED, exit_code=1, message="log lost"), "exit code 1; log lost"),
         (StateReason(FAILED, signal=15, error="E: x"), "E: x"),
-        (StateReason(FAILED, signal=11), "killed by SIGSEGV (invalid memory access)"),
-        (StateReason(FAILED, exit_code=127, error="no"), "exit code 127 (command not found): no"),
+        (StateReason(FAILED, signal=11), "invalid memory access"),
+        (StateReason(FAILED, exit_code=127), "command not found"),
+        (StateReason(FAILED, exit_code=127, error="no"), "command not found: no"),
+        (
+            StateReason(FAILED, exit_code=127, error="bash: line 1: x: command not found"),
+            "bash: line 1: x: command not found",
+        ),
+        (
+            StateReason(FAILED, exit_code=137, oom_kill="command"),
+            "a program it ran was killed by SIGKILL, probably because memory ran out",
+        ),
     ],
 )
 def test_formats_a_state_reason_without_its_exit_code_on_request(reason: StateReason, words: str) -> None:

@@ -13,7 +13,7 @@ from gpu_scheduler.core.failure.explanation import explain_failure
 from gpu_scheduler.core.model.attempt_status import AttemptResult, FailureContext
 from gpu_scheduler.core.model.gpu import Suspicion
 from gpu_scheduler.core.model.now import Now
-from gpu_scheduler.core.model.state_reason import FailureKind, ReasonKind, StateReason
+from gpu_scheduler.core.model.state_reason import DEVICE_FAILURES, FailureKind, ReasonKind, StateReason
 from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.model.wait_reason import WaitReason
 from gpu_scheduler.core.scheduling.actions import SetSuspicion, Start
@@ -96,7 +96,8 @@ def test_which_failures_make_a_gpu_suspect(ends: list[AttemptEnd], expected: lis
         replace(CRASH, failure=kind, exit_code=code)
         for kind, code in (
             *((kind, 1) for kind in FailureKind if kind not in (
-                FailureKind.DEVICE_ERROR, FailureKind.GPU_DRIVER, FailureKind.CRASHED)),
+                *DEVICE_FAILURES, FailureKind.FABRIC_NOT_READY, FailureKind.NO_KERNEL_IMAGE,
+                FailureKind.NO_GPU_VISIBLE, FailureKind.GPU_DRIVER, FailureKind.CRASHED)),
             (FailureKind.PROGRAM, 2),
             (None, 0),  # work was left in the background
         )
@@ -107,16 +108,20 @@ def test_failures_of_the_command_or_the_machine_never_count(failure: StateReason
 
 
 _LOGS = {
-    FailureKind.DEVICE_ERROR: (
+    FailureKind.GPU_ECC: (
         "RuntimeError: CUDA error: uncorrectable ECC error encountered",
+        "  what():  CUDA error: uncorrectable ECC error encountered\nAborted",
+    ),
+    FailureKind.GPU_BUSY: (
         "RuntimeError: CUDA error: CUDA-capable device(s) is/are busy or unavailable",
+        "cupy_backends.cuda.api.runtime.CUDARuntimeError: cudaErrorDevicesUnavailable: x",
+        "CUDA error 46 at ggml-cuda.cu:102",
+    ),
+    FailureKind.DEVICE_ERROR: (
         "RuntimeError: CUDA driver initialization failed, you might not have a CUDA gpu.",
         "RuntimeError: CUDA error: initialization error",
-        "cupy_backends.cuda.api.runtime.CUDARuntimeError: cudaErrorDevicesUnavailable: x",
         "pynvml.NVMLError_GpuIsLost: GPU is lost",
-        "CUDA error 46 at ggml-cuda.cu:102",
         "NVRM: Xid (PCI:0000:3b:00): 79, pid=12, GPU has fallen off the bus.",
-        "  what():  CUDA error: uncorrectable ECC error encountered\nAborted",
     ),
     FailureKind.CUDA_FORKED: ("RuntimeError: Cannot re-initialize CUDA in forked subprocess. Use 'spawn'",),
     FailureKind.PROGRAM: ("SyntaxError: invalid syntax", "KeyError: 'lr'"),

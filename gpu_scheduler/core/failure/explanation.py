@@ -9,7 +9,7 @@ import re
 from typing import TYPE_CHECKING, Literal
 
 from gpu_scheduler.core.model.attempt_status import AttemptResult, FailureContext
-from gpu_scheduler.core.model.state_reason import FailureKind, ReasonKind, StateReason
+from gpu_scheduler.core.model.state_reason import DEVICE_FAILURES, FailureKind, ReasonKind, StateReason
 
 if TYPE_CHECKING:
     from gpu_scheduler.core.failure.log_end import LogEnd
@@ -22,18 +22,15 @@ _MAX_LINES_AFTER = 40
 _SIGKILL, _CLOSED_PIPE = 9, 128 + 13
 
 _WAS_KILLED = re.compile(r"\bKilled\b|SIGKILL|\bexit ?code:? -9\b|signal 9\b")
-#: Messages from PyTorch, CUDA, CuPy and TensorFlow about a GPU number that does not exist for the job.
-_INVALID_GPU_ID = re.compile(
-    r"invalid device (?:ordinal|id)\b|cudaErrorInvalidDevice\b|device >= 0 && device < num_gpus"
-    r"|listed an invalid (?:GPU|Device) id|device:GPU:\d+ unknown device",
-    re.IGNORECASE,
-)
 #: Message that NCCL prints below its error if two processes of a job use the same GPU.
 _DUPLICATE_GPU = "Duplicate GPU detected"
 #: The number of a visible GPU, or the UUID of a GPU, in an error.
 _NAMED_GPU = re.compile(r"(?i)\b(?:cuda:|(?:GPU|device)[ :#=]{1,2})(\d{1,3})\b|\b(GPU-[\da-f-]{36}|SIM-\d+)")
 #: The kinds of failures that a GPU may have caused. The command or the machine has caused all others.
-_PERHAPS_BY_GPU = (None, FailureKind.DEVICE_ERROR, FailureKind.GPU_DRIVER, FailureKind.CRASHED)
+_PERHAPS_BY_GPU = (
+    None, *DEVICE_FAILURES, FailureKind.FABRIC_NOT_READY, FailureKind.NO_KERNEL_IMAGE,
+    FailureKind.NO_GPU_VISIBLE, FailureKind.GPU_DRIVER, FailureKind.CRASHED,
+)  # fmt: skip
 
 
 def is_failure(result: AttemptResult) -> bool:
@@ -61,27 +58,24 @@ def explain_failure(result: AttemptResult, context: FailureContext | None = None
         return StateReason(ReasonKind.COMMAND_FAILED, FailureKind.BACKGROUND_WORK, 0, message=result.message)
     # Imported here because compiling the regular expressions in these modules takes 5 ms, and `status` needs
     # them only for an attempt whose end is not in the store yet.
-    from gpu_scheduler.core.failure.classification import failure_kinds, most_specific
+    from gpu_scheduler.core.failure.classification import failure_kinds, most_specific, telling_line
     from gpu_scheduler.core.failure.cuda_oom import cuda_oom
     from gpu_scheduler.core.failure.log_end import LogEnd
-    from gpu_scheduler.core.failure.log_patterns import DEVICE_ERROR
 
     tail = context.log_tail if context is not None else ""
     end = LogEnd(tail)
     oom = cuda_oom(end)
     lines = end.last_lines(_MAX_LINES_AFTER)
-    device_error = next((line.strip() for line in reversed(lines) if DEVICE_ERROR.search(line)), None)
-    error = end.error(None if result.exit_code == 1 else _MAX_LINES_AFTER) or oom or device_error
+    error = end.error(None if result.exit_code == 1 else _MAX_LINES_AFTER) or oom or telling_line(lines)
     error = None if error is None else _one_line(error)
-    gpu_ids = context.cuda_ids if context is not None and _INVALID_GPU_ID.search(tail) else ()
     oom_kill = _oom_kill(result, end)
-    kinds = failure_kinds(result.exit_code, result.signal, error or "")
+    kinds = failure_kinds(result.exit_code, result.signal, error or "", tail, lines)
+    gpu_ids = context.cuda_ids if context is not None and FailureKind.INVALID_GPU_NUMBER in kinds else ()
     pipe = context.pipe_programs if context is not None else ()
     has_grep = any(program.endswith("grep") for program in pipe)
     for is_kind, kind in (
         (oom is not None, FailureKind.CUDA_OOM),
         (gpu_ids, FailureKind.MISREAD_GPU_IDS),
-        (_DUPLICATE_GPU in tail, FailureKind.GPU_USED_TWICE),
         (oom_kill, FailureKind.HOST_OOM),
         (
             pipe and (result.exit_code == _CLOSED_PIPE or "BrokenPipeError" in (error or "")),

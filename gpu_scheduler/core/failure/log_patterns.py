@@ -87,13 +87,6 @@ HANDLED = re.compile(
 #: interpreter that cannot open its script, and of C++ programs that abort.
 NON_PYTHON_ERROR = re.compile(
     r"(?s).*: (?:command not found|No such file or directory|Permission denied|Is a directory"
-    r"|cannot execute.*)"
+    r"|Address already in use|Too many open files|cannot execute.*)"
     r"|.*: Exec format error|\S+: error: .*|.*can't open file .*|\s+what\(\):  .*|.*Fatal Python error: .*"
-)
-#: Messages of CUDA, NVML and the kernel about a GPU that is defective or cannot be used at all.
-DEVICE_ERROR = re.compile(
-    r"(?i)uncorrectable ECC error|ECC_?UNCORRECTABLE|busy or unavailable|Devices?_?Unavailable"
-    r"|GPU is lost|GPU_IS_LOST|fallen off the bus|\bdevice lost\b|(?-i:\bXid\b)"
-    r"|CUDA.{0,80}\binitialization error|cudaErrorInitializationError|driver initialization failed"
-    r"|CUDA unknown error|CUDA[ _]error:? \(?(?:3|46|214)\b"
 )

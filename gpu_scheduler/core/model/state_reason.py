@@ -69,19 +69,35 @@ class FailureKind(str, Enum):
     CUDA_OOM = "cuda_oom"
     MISREAD_GPU_IDS = "misread_gpu_ids"
     CUDA_FORKED = "cuda_forked"
+    GPU_ECC = "gpu_ecc"
+    GPU_BUSY = "gpu_busy"
+    #: The NVSwitches that connect the GPUs are not ready.
+    FABRIC_NOT_READY = "fabric_not_ready"
     #: The GPU itself reports an error, or cannot be used at all.
     DEVICE_ERROR = "device_error"
+    INVALID_GPU_NUMBER = "invalid_gpu_number"
+    NO_KERNEL_IMAGE = "no_kernel_image"
     CUDA_OPTION_UNKNOWN = "cuda_option_unknown"
     GPU_USED_TWICE = "gpu_used_twice"
     HOST_OOM = "host_oom"
+    #: A script with the line ends of Windows.
+    CRLF = "crlf"
+    CONDA_NOT_INITIALISED = "conda_not_initialised"
     MODULE_MISSING = "module_missing"
+    ADDRESS_IN_USE = "address_in_use"
+    TOO_MANY_FILES = "too_many_files"
+    SHARED_MEMORY = "shared_memory"
+    NOT_LOGGED_IN = "not_logged_in"
+    END_OF_INPUT = "end_of_input"
     COMMAND_NOT_FOUND = "command_not_found"
     NOT_EXECUTABLE = "not_executable"
     DISK_FULL = "disk_full"
-    SHARED_MEMORY = "shared_memory"
     FILE_MISSING = "file_missing"
     PERMISSION = "permission"
+    NO_GPU_VISIBLE = "no_gpu_visible"
     GPU_DRIVER = "gpu_driver"
+    #: The program rejected its arguments.
+    WRONG_USAGE = "wrong_usage"
     #: A wrong call of the program, or an error in its own code.
     PROGRAM = "program"
     CRASHED = "crashed"
@@ -100,6 +116,10 @@ class FailureKind(str, Enum):
     TORCHRUN_MISSING = "torchrun_missing"
     CWD_UNREACHABLE = "cwd_unreachable"
     CUDA_OPTION_UNPLACED = "cuda_option_unplaced"
+
+
+#: The kinds of failures that a GPU reports about itself.
+DEVICE_FAILURES = (FailureKind.GPU_ECC, FailureKind.GPU_BUSY, FailureKind.DEVICE_ERROR)
 
 
 class NextKind(str, Enum):

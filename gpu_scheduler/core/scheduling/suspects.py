@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from gpu_scheduler.core.failure.explanation import blamed_gpus
 from gpu_scheduler.core.model.gpu import Suspicion
-from gpu_scheduler.core.model.state_reason import FailureKind, StateReason
+from gpu_scheduler.core.model.state_reason import DEVICE_FAILURES, StateReason
 from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.scheduling.actions import Action, SetSuspicion
 
@@ -46,7 +46,7 @@ class AttemptEnd(NamedTuple):
     def device_error(self) -> str | None:
         """The error of the GPU that the command reported, if that is why it failed."""
         failure = self.failure
-        return failure.error if failure and failure.failure is FailureKind.DEVICE_ERROR else None
+        return failure.error if failure and failure.failure in DEVICE_FAILURES else None
 
     @property
     def is_quick(self) -> bool:
