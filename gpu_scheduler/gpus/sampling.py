@@ -110,7 +110,9 @@ class Sampler:
         if (counted := count_note(samples, option)) is not None:
             log.info("%s", counted)
         if simulated:
-            log.info("only the GPUs are simulated: the commands really run, and their jobs count as done")
+            log.info(
+                "only the GPUs are simulated: the commands really run, and their jobs count as completed"
+            )
         for gpu in managed:
             if gpu.fault is not None:
                 self._log_change(GpuChange(gpu, recovered=False))

@@ -87,12 +87,7 @@ def finished_row(job: JobView, now: float) -> TableRow:
         about = Cell(format_age(job.record.finished_at, now), FAINT)
     if job.record.cleared_at is not None:
         about = about._replace(text=f"{about.text}; cleared")
-    return _table_row(job, Cell(outcome_label(outcome), colour), took, about)
-
-
-def outcome_label(outcome: str) -> str:
-    """Returns the label of an outcome: "done", "failed", "timed out"."""
-    return "done" if outcome == Outcome.COMPLETED.value else outcome.replace("_", " ")
+    return _table_row(job, Cell(outcome.replace("_", " "), colour), took, about)
 
 
 def queued_rows(jobs: Iterable[JobView], now: float) -> list[TableRow]:

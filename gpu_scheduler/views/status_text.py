@@ -16,7 +16,6 @@ from gpu_scheduler.views.job_table import (
     ROW_BUILDERS,
     STATE_COUNT_COLOURS,
     detail_lines,
-    outcome_label,
     queued_rows,
 )
 from gpu_scheduler.views.layout import (
@@ -178,8 +177,7 @@ def _summary_cells(report: StatusReport) -> Iterator[Cell]:
     between = ""
     for state, count in numbers.items():
         if count:
-            is_state = isinstance(state, JobState)
-            word = state.value if is_state else outcome_label(state.value)
+            word = state.value.replace("_", " ")
             colour = (
                 STATE_COUNT_COLOURS.get(state, "") if isinstance(state, JobState) else of_outcome(state.value)
             )

@@ -199,7 +199,7 @@ def test_a_recovery_that_the_scheduler_did_not_answer_says_so(
 
 def test_clear_takes_finished_jobs_out_of_the_lists_but_keeps_their_history(desk: Desk) -> None:
     done, failed, waiting = finished(desk), finished(desk, Outcome.FAILED), desk.job()
-    assert desk.run("status")[1].startswith("3 jobs: 1 done, 1 failed, 1 queued\n")
+    assert desk.run("status")[1].startswith("3 jobs: 1 completed, 1 failed, 1 queued\n")
     with desk.scheduler():
         assert desk.run("clear") == (0, "2 jobs cleared\n", "")
         assert desk.run("clear") == (0, "there are no finished jobs to clear\n", "")
@@ -207,7 +207,7 @@ def test_clear_takes_finished_jobs_out_of_the_lists_but_keeps_their_history(desk
     assert listed(desk, "--all") == {waiting: False, failed: True, done: True}
     assert desk.run("status")[1].startswith("1 job: 1 queued (2 cleared)\n")
     out = desk.run("status", "--all")[1]
-    assert out.startswith("3 jobs: 1 done, 1 failed, 1 queued\n")
+    assert out.startswith("3 jobs: 1 completed, 1 failed, 1 queued\n")
     assert out.count("; cleared\n") == 2
     assert desk.run("status", "--failed")[1].startswith("No job has failed\n")
     assert json.loads(desk.run("status", "--json")[1])["counts"] == {"finished": 2, "queued": 1}

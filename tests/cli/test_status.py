@@ -137,7 +137,7 @@ def test_the_first_line_of_status_counts_jobs_by_outcome(desk: Desk) -> None:
     ends = (Outcome.COMPLETED, Outcome.COMPLETED, Outcome.FAILED, Outcome.CANCELLED)
     desk.record(*(act.FinishJob(job, outcome, None) for job, outcome in zip(ids, ends, strict=False)))
     first = desk.run("status")[1].splitlines()[0]
-    assert first == "6 jobs: 2 done, 1 failed, 1 cancelled, 2 queued"
+    assert first == "6 jobs: 2 completed, 1 failed, 1 cancelled, 2 queued"
     first = desk.run("status", "--failed")[1].splitlines()[0]
     assert first == "1 job: 1 failed"
 
@@ -360,7 +360,7 @@ def test_watch_redraws_in_place_and_restores_the_terminal(desk: Desk, terminal: 
     assert re.search(r"[0-9]{2}:[0-9]{2}:[0-9]{2}", said)
     at = len(shown.read())
     desk.record(act.FinishJob(first, Outcome.COMPLETED, None))
-    frame = shown.until("1 done", at)
+    frame = shown.until("1 completed", at)
     assert ENTER not in frame
     shown.press(b"\x03")
     code, said = shown.end()

@@ -211,7 +211,7 @@ def test_status_of_a_group_shows_only_its_jobs(desk: Desk) -> None:
     desk.record(act.SetWaitReason(spec_key, full))
     with desk.scheduler():
         code, out, _ = desk.run("status", "train")
-        assert (code, out.split(";")[0]) == (0, "4 jobs: 1 done, 3 queued")
+        assert (code, out.split(";")[0]) == (0, "4 jobs: 1 completed, 3 queued")
         assert "3 jobs wait, 3 of 3 jobs of group train are running: 2-4" in out
         assert "other" not in out
         shown = json.loads(desk.run("status", "train", "--json")[1])

@@ -27,7 +27,7 @@ def test_start_refuses_a_store_of_the_other_kind_of_gpus_and_leaves_it_unchanged
     world.append("echo ran >> told", "[vram=70G] echo big")
     simulated = start(world, "--simulate", "1:24G")
     assert simulated.returncode == 3
-    notice = "only the GPUs are simulated: the commands really run, and their jobs count as done"
+    notice = "only the GPUs are simulated: the commands really run, and their jobs count as completed"
     assert notice in simulated.stdout
     before = files(world)
     refused = start(world, *REAL, "--log-dir", "other_logs", "--jobs-file", "none.txt")

@@ -23,7 +23,7 @@ def test_the_journal_the_status_board_and_events_agree_after_the_scheduler_was_k
 
     # The events on the board have already been recorded as reported. After a kill, the next scheduler logs
     # again only the events that were not.
-    wait_for(lambda: shows(r"▶ +2  running +0 ", r"✓ +1  done "), "both jobs on the board")
+    wait_for(lambda: shows(r"▶ +2  running +0 ", r"✓ +1  completed "), "both jobs on the board")
     assert shows(r"· +3  held +echo three +held by its line$")
     assert world.end_scheduler(signal.SIGKILL) == -signal.SIGKILL
     world.start()

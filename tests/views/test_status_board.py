@@ -63,7 +63,7 @@ GPU  State  Share  Allocated          Memory  Load  Jobs  Name
         … and 1,000 more queued (status --all)
 ·    6  held                   python f.py        interrupted; `retry 6` runs it again
 ·    7  held                   python g.py        held by its line
-✓    8  done             0:20  python h.py        1 min ago
+✓    8  completed        0:20  python h.py        1 min ago
 ✗    9  failed           0:03  python i.py        exit code 1: ValueError: bad
 ✗   10  cancelled              python j.py        line removed
 """

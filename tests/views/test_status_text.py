@@ -212,8 +212,8 @@ def test_output_to_a_pipe_is_not_truncated() -> None:
 def test_the_status_colours_states_outcomes_and_reasons() -> None:
     text = to_text(many(), Viewport(100, 45, has_colours=True))
     red, green, yellow, cyan = (f"\x1b[3{code}m" for code in (1, 2, 3, 6))
-    for word in (f"{cyan}running", f"{red}failed", f"{green}done", f"{yellow}held", f"{red}exit code 1: Val",
-                 f"{yellow}wait for half a GPU\x1b[0m"):  # fmt: skip
+    for word in (f"{cyan}running", f"{red}failed", f"{green}completed", f"{yellow}held",
+                 f"{red}exit code 1: Val", f"{yellow}wait for half a GPU\x1b[0m"):  # fmt: skip
         assert word in text
 
 
@@ -237,7 +237,7 @@ def test_queued_jobs_with_the_same_wait_reason_share_a_row() -> None:
                 "counts": {"finished": 33, "starting": 1, "running": 2, "stopping": 1, "queued": 2},
                 "unsuccessful_counts": {"failed": 2},
             },
-            "39 jobs: 31 done, 2 failed, 4 running, 2 queued; scheduler pid 4711",
+            "39 jobs: 31 completed, 2 failed, 4 running, 2 queued; scheduler pid 4711",
         ),
         (
             {
@@ -245,7 +245,7 @@ def test_queued_jobs_with_the_same_wait_reason_share_a_row() -> None:
                 "unsuccessful_counts": {"cancelled": 3, "timed_out": 1},
                 "jobs": (job_view(1, "finished", "cancelled", is_recorded=False),),
             },
-            "2,003 jobs: 1,996 done, 1 timed out, 4 cancelled, 1 running, 1 held; scheduler pid 4711",
+            "2,003 jobs: 1,996 completed, 1 timed out, 4 cancelled, 1 running, 1 held; scheduler pid 4711",
         ),
         (
             {"counts": {"running": 1}, "jobs": (job_view(1, "held", is_recorded=False),)},
