@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,14 +20,17 @@ from gpu_scheduler.app.new_line import (
     parse_new_line,
 )
 from gpu_scheduler.app.recorded_setting import RecordedSetting, recorded_setting
+from gpu_scheduler.app.script_command import nearest_venv
 from gpu_scheduler.app.store_access import job_lookup, open_store
+from gpu_scheduler.core.command.activation import environment_of
 from gpu_scheduler.core.jobsfile import references
 from gpu_scheduler.core.jobsfile.compose import format_command_line, format_script_line
 from gpu_scheduler.core.model.gpu_list import parse_gpu_list
 from gpu_scheduler.core.model.job_spec import JobSpec
-from gpu_scheduler.core.model.priority import ADDED_PRIORITY
+from gpu_scheduler.core.model.priority import NORMAL_PRIORITY
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.errors import SchedulerError, UsageError
+from gpu_scheduler.health.doctor.conda import conda_sh_of
 from gpu_scheduler.intake.jobs_file_content import JobsFile
 from gpu_scheduler.intake.text_parser import TextParser
 from gpu_scheduler.store.jobs_files import newest_job_of
@@ -39,21 +42,25 @@ class NewLine(NewWork):
     """The values of a line.
 
     conda: the environment; None means base for a script and no environment for a command. gpus: the GPUs
-    that the job may use, written as in a jobs file.
+    that the job may use, written as in a jobs file. priority: None means the normal one.
     """
 
     arguments: str = ""
     conda: str | None = None
-    priority: int = ADDED_PRIORITY
+    priority: int | None = None
     gpus: str = ""
 
 
 @dataclass(frozen=True)
 class AddedLine:
-    """A line that was appended, or that could be. warnings: why its job may not run as intended."""
+    """A line that was appended, or that could be.
+
+    warnings: why its job may not run as intended. notes: what the line means without saying it.
+    """
 
     line: str
     warnings: tuple[LineNote, ...]
+    notes: tuple[Note, ...]
 
 
 def add(location: Location, lines: Sequence[NewLine], path: str | None) -> list[AddedLine]:
@@ -89,7 +96,17 @@ def _check(location: Location, new: NewLine, recorded: RecordedSetting, path: st
     except UsageError as error:
         raise UsageError(f"{error}; nothing was added") from None
     found = (*_duplicate_notes(location, spec), *_watch_notes(recorded, path), *job_warnings(recorded, spec))
-    return AddedLine(line, (*notes, *found))
+    return AddedLine(line, (*notes, *found), tuple(_notes(new, spec, recorded)))
+
+
+def _notes(new: NewLine, spec: JobSpec, recorded: RecordedSetting) -> Iterator[Note]:
+    """Yields what a number given as --gpus means, and the environment of a line that names none."""
+    if new.gpus.isdecimal():
+        yield Note(NoteKind.GPU_NUMBER, {"gpu": new.gpus})
+    if spec.conda is None and spec.venv is None:
+        named = recorded.options.conda_sh if recorded.options else None
+        conda = environment_of(spec, conda_sh_of(recorded.scheduler_pid, named)).conda
+        yield Note(NoteKind.ENVIRONMENT, {"conda": conda, "venv": nearest_venv(spec.cwd)})
 
 
 def _script_line(new: NewLine, given: str, known_gpus: frozenset[int] | None) -> str:
@@ -100,7 +117,12 @@ def _script_line(new: NewLine, given: str, known_gpus: frozenset[int] | None) ->
     allowed = _allowed_gpus(new, known_gpus)
     return compose_line(
         lambda: format_script_line(
-            script, new.conda or None, new.arguments, new.priority, allowed, attribute_items(new.attributes)
+            script,
+            new.conda or None,
+            new.arguments,
+            NORMAL_PRIORITY if new.priority is None else new.priority,
+            allowed,
+            attribute_items(new.attributes),
         )
     )
 
@@ -112,7 +134,8 @@ def _command_line(new: NewLine, recorded: RecordedSetting, path: str | None) -> 
     """
     here = os.getcwd()
     likely = here if path is None else os.path.dirname(path)
-    items = [f"priority={new.priority}", *attribute_items(new.attributes)]
+    items = [] if new.priority is None else [f"priority={new.priority}"]
+    items += attribute_items(new.attributes)
     if new.conda:
         items.append(f"conda={new.conda}")
     if _allowed_gpus(new, recorded.known_gpus) is not None:

@@ -25,6 +25,8 @@ class NoteKind(str, Enum):
     SBATCH_READ = "sbatch_read"  # script, options: the attributes that its #SBATCH lines set
     SBATCH_NOT_READ = "sbatch_not_read"  # script, options
     PARENT_FAILED = "parent_failed"  # job, outcome, retried: the ids of the jobs to retry
+    GPU_NUMBER = "gpu_number"  # gpu
+    ENVIRONMENT = "environment"  # conda: that of a line that names none, venv: the nearest .venv
     NOT_WATCHED = "not_watched"  # path, scheduler_pid, watched: the jobs file that the scheduler watches
 
 

@@ -28,6 +28,8 @@ def add(options: Namespace) -> int:
     else:
         added = app.add(location, lines, options.output_file)
         print_done("\n".join(one.line for one in added))
+        for text in dict.fromkeys(line_note_text(note) for one in added for note in one.notes):
+            print_message(text)
     for text in dict.fromkeys(line_note_text(warning) for one in added for warning in one.warnings):
         print_message(f"warning: {text}")
     return 0

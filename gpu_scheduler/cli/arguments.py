@@ -39,11 +39,12 @@ def add(parser: argparse.ArgumentParser) -> None:
         type=lambda text: text.removeprefix(" "),
         help='Arguments for the script, such as "--epochs 3"',
     )
-    option("--priority", metavar="N", type=values.priority, default=0,
+    option("--priority", metavar="N", type=values.priority,
            help=f"Priority of the job: {_PRIORITY_VALUES}; lower numbers run first"
-           " (default: 0)")  # fmt: skip
+           " (default: 200)")  # fmt: skip
     option("--gpus", metavar="LIST", default="",
-           help="GPUs that the job may use, such as 0,2 or 0-3 (default: any)")  # fmt: skip
+           help="GPUs that the job may use, such as 2 for GPU number 2, or 0,2 or 0-3 (default:"
+           " any)")  # fmt: skip
     option("--output-file", metavar="PATH", type=path,
            help="Jobs file to append the line to, or - to only print the line (default: the file that the"
            f" running scheduler watches, else {config.JOBS_FILE})")  # fmt: skip

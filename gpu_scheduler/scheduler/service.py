@@ -27,7 +27,6 @@ from gpu_scheduler.scheduler.start_checks import (
     check_files,
     check_old_sessions,
     check_paths,
-    check_priorities,
     check_proc,
     check_store,
     prepare_claim_folder,
@@ -119,7 +118,6 @@ def _check_start(options: StartOptions, home: DataDir) -> list[str]:
     home.check_access()
     check_store(options, home)
     warnings = check_old_sessions(options, home)
-    warnings += check_priorities(options)
     check_paths(options)
     return warnings + check_files(options, home)
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from gpu_scheduler.attempts.log_folder import LogFolder
 from gpu_scheduler.claims.lock_folder import ClaimFolder, find_lock_folder
 from gpu_scheduler.config import JOBS_FILE, LLM_CONFIG, StartOptions
-from gpu_scheduler.core.model.priority import ADDED_PRIORITY, NORMAL_PRIORITY
 from gpu_scheduler.errors import SchedulerError, UsageError
 from gpu_scheduler.health.old_sessions import REFUSAL, REMEDY, old_sessions
 from gpu_scheduler.intake.jobs_file_content import MAX_BYTES as LARGEST_JOBS_FILE
@@ -81,17 +80,6 @@ def check_store(options: StartOptions, data_dir: DataDir) -> None:
     found = recorded_gpus(data_dir.database)
     if found is not None and found.conflicts_with(options.simulated):
         raise UsageError("\n".join(found.refusal(data_dir.folder)))
-
-
-def check_priorities(options: StartOptions) -> list[str]:
-    """Returns a warning if jobs that `add` appends without --priority may preempt others."""
-    limit = options.preempt_at_priority
-    if limit is None or not ADDED_PRIORITY <= limit < NORMAL_PRIORITY:
-        return []
-    return [
-        f"--preempt-at-priority {limit}: `add` writes priority {ADDED_PRIORITY} unless it gets --priority, so"
-        " the jobs that it adds may preempt others too"
-    ]
 
 
 def check_old_sessions(options: StartOptions, data_dir: DataDir) -> list[str]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from gpu_scheduler.app.line_note import LineNote, NoteKind, UnmetNeed
 from gpu_scheduler.core.model.states import Outcome
 from gpu_scheduler.core.text.formatting import count_noun, pid_text
@@ -33,6 +36,7 @@ _TEXTS = {
         "job {job} has not completed ({outcome}), so this job is skipped until `retry {retried}` queues it"
         " again"
     ),
+    NoteKind.GPU_NUMBER: "--gpus {gpu} means GPU number {gpu}; `--gpus-count N` requests N GPUs",
     NoteKind.NOT_WATCHED: "the scheduler ({scheduler_pid}) does not watch {path}; it watches {watched}",
 }
 
@@ -43,7 +47,16 @@ def line_note_text(note: LineNote) -> str:
         return unmet_need_text(note)
     if isinstance(note, str):
         return note
+    if note.kind is NoteKind.ENVIRONMENT:
+        return _environment_text(note.data)
     return _TEXTS[note.kind].format_map({key: _value_text(key, one) for key, one in note.data.items()})
+
+
+def _environment_text(data: Mapping[str, Any]) -> str:
+    conda, venv = data["conda"], data["venv"]
+    text = "the line names no environment, so its job gets "
+    text += "the programs on the scheduler's PATH" if conda is None else f"conda environment {conda}"
+    return text if venv is None else f"{text}; `--venv {venv}` takes the one that is nearest"
 
 
 def _value_text(key: str, value: object) -> str:

@@ -23,6 +23,9 @@ from tests.cli.desk import Desk
 from tests.fakes.conda import plant
 
 ROOT = Path(__file__).parents[2]
+#: What `add` says about a line without an environment.
+PLAIN = "the line names no environment, so its job gets the programs on the scheduler's PATH\n"
+NOTED = f"gpu-scheduler: {PLAIN}"
 CONDA = ROOT / "tests" / "fakes" / "conda.sh"
 
 
@@ -36,22 +39,44 @@ def script(tmp_path: Path) -> Path:
 def test_add_appends_and_prints_the_line(desk: Desk, script: Path) -> None:
     code, out, err = desk.run("add", "train.py", "--conda", "myenv", "--args", "--llm x --layers 1,2",
                               "--gpus", "0,1")  # fmt: skip
-    assert (code, out, err) == (0, f'0,{script},myenv,"--llm x --layers 1,2",0,1\n', "")
+    assert (code, out, err) == (0, f'200,{script},myenv,"--llm x --layers 1,2",0,1\n', "")
     assert (desk.path / "jobs.txt").read_text() == out
 
 
 def test_add_needs_only_a_script(desk: Desk, script: Path) -> None:
-    assert desk.run("add", "./sub/../train.py") == (0, f"0,{script},,,\n", "")
+    assert desk.run("add", "./sub/../train.py") == (0, f"200,{script},,,\n", NOTED)
 
 
 def test_add_warns_about_likely_mistakes(desk: Desk, script: Path) -> None:
     code, out, err = desk.run("add", "train.py", "--args", "--device cuda:1")
-    assert (code, out) == (0, f"0,{script},,--device cuda:1,\n")
+    assert (code, out) == (0, f"200,{script},,--device cuda:1,\n")
     assert err == (
-        "gpu-scheduler: warning: --device cuda:1: the job sees one GPU, always as cuda:0; write"
+        f"{NOTED}gpu-scheduler: warning: --device cuda:1: the job sees one GPU, always as cuda:0; write"
         " cuda:0, and [allowed=1] for GPU 1\n"
     )
     assert (desk.path / "jobs.txt").read_text() == out
+
+
+def test_add_names_the_environment_of_a_line_that_names_none(
+    desk: Desk, script: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    venv = desk.path / ".venv"
+    for name in ("pyvenv.cfg", "bin/activate", "bin/python"):
+        (venv / name).parent.mkdir(parents=True, exist_ok=True)
+        (venv / name).touch()
+    near = f"; `--venv {venv}` takes the one that is nearest\n"
+    assert desk.run("add", "--", "make")[2] == NOTED.replace("\n", near)
+    assert desk.run("add", "train.py", "--venv", str(venv))[2] == ""
+    monkeypatch.setenv("FAKE_CONDA_ROOT", str(desk.path / "conda"))
+    desk.store.record_options(StartOptions(conda_sh=str(CONDA)))
+    names = "gpu-scheduler: the line names no environment, so its job gets conda environment base"
+    assert desk.run("add", "train.py")[2] == names + near
+
+
+def test_add_says_that_a_number_given_as_gpus_is_the_number_of_a_gpu(desk: Desk, script: Path) -> None:
+    said = "gpu-scheduler: --gpus 1 means GPU number 1; `--gpus-count N` requests N GPUs\n"
+    assert desk.run("add", "train.py", "--gpus", "1") == (0, f"200,{script},,,1\n", said + NOTED)
+    assert desk.run("add", "train.py", "--gpus", "0,1")[2] == NOTED
 
 
 def test_add_with_a_dash_as_output_file_only_prints_the_line(desk: Desk, script: Path) -> None:
@@ -66,7 +91,7 @@ def test_add_ends_an_incomplete_last_line_before_appending(desk: Desk, script: P
     jobs.write_text("echo first")
     desk.run("add", "train.py")
     desk.run("add", "train.py", "--priority", "1")
-    assert jobs.read_text() == f"echo first\n0,{script},,,\n1,{script},,,\n"
+    assert jobs.read_text() == f"echo first\n200,{script},,,\n1,{script},,,\n"
 
 
 @pytest.mark.parametrize(
@@ -96,7 +121,7 @@ def test_add_rejects_invalid_values_and_writes_nothing(
 
 
 def test_add_accepts_any_gpu_without_a_store(desk: Desk, script: Path) -> None:
-    assert desk.run("add", "train.py", "--gpus", "9")[:2] == (0, f"0,{script},,,9\n")
+    assert desk.run("add", "train.py", "--gpus", "9")[:2] == (0, f"200,{script},,,9\n")
     assert not desk.data_dir.folder.exists()
 
 
@@ -105,7 +130,7 @@ def test_add_works_with_a_broken_store(desk: Desk, script: Path) -> None:
     desk.data_dir.database.write_text(
         "no database at all, but long enough to be read as a page of one\n" * 50
     )
-    assert desk.run("add", "train.py") == (0, f"0,{script},,,\n", "")
+    assert desk.run("add", "train.py") == (0, f"200,{script},,,\n", NOTED)
 
 
 def test_add_reports_a_jobs_file_that_cannot_be_written(desk: Desk, script: Path) -> None:
@@ -115,7 +140,7 @@ def test_add_reports_a_jobs_file_that_cannot_be_written(desk: Desk, script: Path
 
 
 def test_add_reports_an_identical_job_that_is_queued_or_completed(desk: Desk, script: Path) -> None:
-    line = f"0,{script},,--llm x,"
+    line = f"200,{script},,--llm x,"
     read = parse_line(line, str(desk.path), "/")
     assert isinstance(read, ParsedJob)
     job_id = desk.store.insert_job(read.spec, f"file:{desk.path}/jobs.txt")
@@ -126,29 +151,29 @@ def test_add_reports_an_identical_job_that_is_queued_or_completed(desk: Desk, sc
     code, _, err = desk.run("add", "train.py", "--args", "--llm x")
     assert code == 0
     assert f"the identical job {job_id} has completed; `retry {job_id}` runs it again" in err
-    assert desk.run("add", "train.py", "--args", "--llm y")[2] == ""
+    assert desk.run("add", "train.py", "--args", "--llm y")[2] == NOTED
     assert desk.run("add", "train.py", "--args", "--llm x", "--conda", "e")[2] == ""
 
 
 def test_add_does_not_warn_about_an_identical_job_that_failed(desk: Desk, script: Path) -> None:
-    read = parse_line(f"0,{script},,,", str(desk.path), "/")
+    read = parse_line(f"200,{script},,,", str(desk.path), "/")
     assert isinstance(read, ParsedJob)
     job_id = desk.store.insert_job(read.spec, "cli")
     desk.record(act.FinishJob(job_id, Outcome.FAILED, None))
     assert desk.state(job_id) == JobState.FINISHED
-    assert desk.run("add", "train.py") == (0, f"0,{script},,,\n", "")
+    assert desk.run("add", "train.py") == (0, f"200,{script},,,\n", NOTED)
 
 
 def test_add_finds_identical_jobs_by_the_folder_of_the_jobs_file(
     desk: Desk, script: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read = parse_line(f"0,{script},,,", "/data/there", "/")
+    read = parse_line(f"200,{script},,,", "/data/there", "/")
     assert isinstance(read, ParsedJob)
     job_id = desk.store.insert_job(read.spec, "cli")
     with desk.store.db.transaction() as db:
         db.execute("INSERT INTO jobs_file (path, cwd) VALUES (?, '/data/there')", (f"{desk.path}/jobs.txt",))
     assert f"job {job_id}" in desk.run("add", "train.py")[2]
-    assert desk.run("add", "train.py", "--output-file", "other.txt")[2] == ""
+    assert desk.run("add", "train.py", "--output-file", "other.txt")[2] == NOTED
 
 
 def test_concurrent_adds_lose_no_line(desk: Desk, script: Path) -> None:
@@ -168,7 +193,7 @@ def test_concurrent_adds_lose_no_line(desk: Desk, script: Path) -> None:
     assert [adder.wait(60) for adder in adders] == [0, 0, 0]
     lines = (desk.path / "jobs.txt").read_text().splitlines()
     assert lines[0] == "echo first"
-    assert sorted(lines[1:]) == sorted(f"0,{script},,--seed {n}.{i}," for n in range(3) for i in range(25))
+    assert sorted(lines[1:]) == sorted(f"200,{script},,--seed {n}.{i}," for n in range(3) for i in range(25))
 
 
 def test_add_reopens_a_file_replaced_while_it_waited_for_the_lock(
@@ -241,22 +266,22 @@ def line_of(desk: Desk, *words: str) -> str:
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["--", "python", "-m", "x"], "[priority=0] python -m x"),
+        (["--", "python", "-m", "x"], "python -m x"),
         (["--priority", "3", "--", "a b && c"], "[priority=3] a b && c"),
-        (["--", "echo", "a b", "$HOME", "#", "*"], "[priority=0] echo 'a b' '$HOME' '#' '*'"),
-        (["--", "A=1", "make"], "[priority=0] A=1 make"),
-        (["--", "[ -f x ] && y"], "[priority=0] true && [ -f x ] && y"),
-        (["--", "[[ -f x ]] && y"], "[priority=0] true && [[ -f x ]] && y"),
-        (["--", "0,a.py,b"], "[priority=0] true && 0,a.py,b"),
-        (["--", "7", "x"], "[priority=0] true && 7 x"),
-        (["--", "priority,script"], "[priority=0] priority,script"),
-        (["--", "echo", "--", "--gpus", "1", "2"], "[priority=0] echo -- --gpus 1 2"),
-        (["--gpus", "0-1", "--conda", "/", "--", "x"], "[priority=0 conda=/ allowed=0-1] x"),
-        (["--env", "A=b c]", "--env", "B=", "--", "x"], "[priority=0 'env:A=b c]' env:B=] x"),
-        (["--cwd", "/", "--venv", "~", "--", "x"], "[priority=0 venv=HOME cwd=/] x"),
+        (["--", "echo", "a b", "$HOME", "#", "*"], "echo 'a b' '$HOME' '#' '*'"),
+        (["--", "A=1", "make"], "A=1 make"),
+        (["--", "[ -f x ] && y"], "true && [ -f x ] && y"),
+        (["--", "[[ -f x ]] && y"], "true && [[ -f x ]] && y"),
+        (["--", "0,a.py,b"], "true && 0,a.py,b"),
+        (["--", "7", "x"], "true && 7 x"),
+        (["--", "priority,script"], "true && priority,script"),
+        (["--", "echo", "--", "--gpus", "1", "2"], "echo -- --gpus 1 2"),
+        (["--gpus", "0-1", "--conda", "/", "--", "x"], "[conda=/ allowed=0-1] x"),
+        (["--env", "A=b c]", "--env", "B=", "--", "x"], "['env:A=b c]' env:B=] x"),
+        (["--cwd", "/", "--venv", "~", "--", "x"], "[venv=HOME cwd=/] x"),
         (
             ["--retries", "2", "--exclusive", "--hold", "--", "x"],
-            "[priority=0 exclusive oom-retries=2 hold] x",
+            "[exclusive oom-retries=2 hold] x",
         ),
     ],
 )
@@ -275,7 +300,7 @@ def test_add_accepts_every_attribute_for_a_script(desk: Desk, script: Path) -> N
     words = ["--vram", "18G", "--gpus-count", "2", "--fail-retries", "1", "--timeout", "2h", "--name", "bert",
              "--cuda", "rewrite", "--cuda-ids", "visible", "--env", "A=1"]  # fmt: skip
     block = "vram=18G gpus=2 fail-retries=1 timeout=2h name=bert env:A=1 cuda=rewrite cuda-ids=visible"
-    assert line_of(desk, *words, "train.py", "--args", "x") == f"[{block}] 0,{script},,x,"
+    assert line_of(desk, *words, "train.py", "--args", "x") == f"[{block}] 200,{script},,x,"
 
 
 def test_every_attribute_has_an_option_of_add() -> None:
@@ -369,12 +394,12 @@ def test_an_added_command_runs_in_the_folder_in_which_it_was_added(
     monkeypatch.chdir(sub)
     state = ("--state-file", str(desk.path / "gpu_scheduler_state.json"))
     jobs = ("--output-file", str(desk.path / "jobs.txt"))
-    assert line_of(desk, *state, *jobs, "--", "make") == f"[priority=0 cwd={sub}] make"
-    assert line_of(desk, *state, "--", "make") == "[priority=0] make"
-    assert line_of(desk, *state, *jobs, "--cwd", "..", "--", "make") == f"[priority=0 cwd={desk.path}] make"
+    assert line_of(desk, *state, *jobs, "--", "make") == f"[cwd={sub}] make"
+    assert line_of(desk, *state, "--", "make") == "make"
+    assert line_of(desk, *state, *jobs, "--cwd", "..", "--", "make") == f"[cwd={desk.path}] make"
     with desk.store.db.transaction() as db:
         db.execute("INSERT INTO jobs_file (path, cwd) VALUES (?, ?)", (jobs[1], str(sub)))
-    assert line_of(desk, *state, *jobs, "--", "make") == "[priority=0] make"
+    assert line_of(desk, *state, *jobs, "--", "make") == "make"
 
 
 def test_adding_a_completed_command_creates_a_new_job(desk: Desk) -> None:
@@ -383,7 +408,7 @@ def test_adding_a_completed_command_creates_a_new_job(desk: Desk) -> None:
         read = parse_line(line, str(desk.path), "/")
         assert isinstance(read, ParsedJob)
         job_id = desk.store.insert_job(read.spec, "cli")
-        assert desk.run("add", "--", "echo")[2] == ""
+        assert desk.run("add", "--", "echo")[2] == NOTED
         desk.record(act.FinishJob(job_id, Outcome.COMPLETED, None))
     assert "not a program on PATH" in desk.run("add", "--", "pyhton", "t.py")[2]
 
@@ -391,7 +416,7 @@ def test_adding_a_completed_command_creates_a_new_job(desk: Desk) -> None:
 def test_add_warns_of_an_unknown_conda_environment(
     desk: Desk, script: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert line_of(desk, "train.py", "--conda", "nope") == f"0,{script},nope,,"
+    assert line_of(desk, "train.py", "--conda", "nope") == f"200,{script},nope,,"
     monkeypatch.setenv("FAKE_CONDA_ROOT", str(plant(desk.path / "conda", "ml")))
     desk.store.record_options(StartOptions(conda_sh=str(CONDA)))
     for words in (["train.py", "--conda", "nope"], ["--conda", "nope", "--", "true"]):
@@ -412,12 +437,12 @@ def test_add_warns_of_an_unknown_conda_environment(
 
 def test_add_warns_if_the_scheduler_watches_another_file(desk: Desk, script: Path) -> None:
     desk.store.record_options(StartOptions(jobs_file=str(desk.path / "jobs.txt")))
-    assert desk.run("add", "train.py", "--output-file", "other.txt")[2] == ""  # no scheduler is running
+    assert desk.run("add", "train.py", "--output-file", "other.txt")[2] == NOTED  # no scheduler is running
     with desk.scheduler("deaf") as pid:
-        assert desk.run("add", "train.py")[2] == ""
+        assert desk.run("add", "train.py")[2] == NOTED
         assert desk.run("add", "train.py", "--output-file", "-")[2] == ""
         assert desk.run("add", "train.py", "--output-file", "other.txt")[2] == (
-            f"gpu-scheduler: warning: the scheduler (pid {pid}) does not watch {desk.path}/other.txt;"
+            f"{NOTED}gpu-scheduler: warning: the scheduler (pid {pid}) does not watch {desk.path}/other.txt;"
             f" it watches {desk.path}/jobs.txt\n"
         )
         desk.store.record_options(StartOptions(jobs_file=""))
@@ -432,7 +457,7 @@ def test_add_errors_name_the_invalid_field(desk: Desk, script: Path) -> None:
     assert (code, "conda environment 'my env,x' is neither a name nor" in err) == (2, True)
     assert desk.run("add", "train.py", "--conda", "/a,b", "--output-file", "-")[:2] == (
         0,
-        f'0,{script},"/a,b",,\n',
+        f'200,{script},"/a,b",,\n',
     )
     assert "put quotes around a name or value that contains a space" in desk.run("add", "my", "train.py")[2]
 

@@ -17,6 +17,7 @@ from gpu_scheduler.errors import UsageError
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.running_schedulers import listed
 from tests.cli.desk import Desk
+from tests.cli.test_add import NOTED
 from tests.cli.test_parser import COMMANDS, LAST
 from tests.store.test_scheduler_lock import held
 
@@ -102,17 +103,17 @@ def test_add_appends_to_the_jobs_file_of_the_queue_with_the_folder_of_the_caller
     desk: Desk, far: Path
 ) -> None:
     with running(desk, "deaf") as pid:
-        assert desk.run("add", "--", "python", "train.py")[::2] == (0, named(desk, pid))
-        assert desk.run("add", "train.py")[::2] == (0, named(desk, pid))
-        assert desk.run("add", "--cwd", "/usr", "train.py")[::2] == (0, named(desk, pid))
-        assert desk.run("add", "--output-file", "own.txt", "train.py")[::2] == (0, "")
+        assert desk.run("add", "--", "python", "train.py")[::2] == (0, named(desk, pid) + NOTED)
+        assert desk.run("add", "train.py")[::2] == (0, named(desk, pid) + NOTED)
+        assert desk.run("add", "--cwd", "/usr", "train.py")[::2] == (0, named(desk, pid) + NOTED)
+        assert desk.run("add", "--output-file", "own.txt", "train.py")[::2] == (0, NOTED)
         desk.store.record_options(StartOptions(jobs_file=""))
         assert desk.run("add", "train.py")[0] == 2
     script = far / "train.py"
     assert (desk.path / "jobs.txt").read_text() == (
-        f"[priority=0 cwd={far}] python train.py\n[cwd={far}] 0,{script},,,\n[cwd=/usr] 0,{script},,,\n"
+        f"[cwd={far}] python train.py\n[cwd={far}] 200,{script},,,\n[cwd=/usr] 200,{script},,,\n"
     )
-    assert (far / "own.txt").read_text() == f"0,{script},,,\n"
+    assert (far / "own.txt").read_text() == f"200,{script},,,\n"
     assert sorted(path.name for path in far.iterdir()) == ["own.txt", "train.py"]
 
 

@@ -7,10 +7,8 @@ from pathlib import Path
 import pytest
 
 from gpu_scheduler.cli import start
-from gpu_scheduler.config import StartOptions
 from gpu_scheduler.health.doctor import logind
 from gpu_scheduler.health.doctor.logind import LogindSettings
-from gpu_scheduler.scheduler.start_checks import check_priorities
 
 KILLS = LogindSettings(
     kills_user_processes=True, removes_ipc=False, lingers=False, kill_excluded_users=(), scope="session"
@@ -43,16 +41,3 @@ def test_start_does_not_warn_if_logging_out_is_harmless(
     start._log_logout_warning()
     start._print_background_pid(12, Path("/x/gpu_scheduler.log"))
     assert (caplog.records, capsys.readouterr().err) == ([], "")
-
-
-@pytest.mark.parametrize("limit", [0, 100])
-def test_start_warns_if_jobs_that_add_appends_may_preempt_others(limit: int) -> None:
-    [warning] = check_priorities(StartOptions(preempt_at_priority=limit))
-    assert f"--preempt-at-priority {limit}: `add` writes priority 0 unless it gets --priority" in warning
-
-
-@pytest.mark.parametrize("limit", [None, -1, 200])
-def test_start_does_not_warn_about_added_jobs_if_they_are_not_meant_or_all_jobs_are(
-    limit: int | None,
-) -> None:
-    assert check_priorities(StartOptions(preempt_at_priority=limit)) == []

@@ -107,9 +107,7 @@ def test_a_wrong_combination_submits_none_of_the_jobs(
 def test_add_appends_a_line_for_each_combination(desk: Desk) -> None:
     code, out, _ = desk.run("add", *SWEEP, *COMMAND)
     assert (code, (desk.path / "jobs.txt").read_text()) == (0, out)
-    assert out.splitlines()[3] == (
-        f"[priority=0 name={NAMES[3]} max-running=3] python train.py --lr 0.01 --seed 2"
-    )
+    assert out.splitlines()[3] == (f"[name={NAMES[3]} max-running=3] python train.py --lr 0.01 --seed 2")
     code, again, _ = desk.run("add", "--output-file", "-", *SWEEP, *COMMAND)
     assert again == out
     code, _, err = desk.run("add", *SWEEP, "--", "echo {lr}")

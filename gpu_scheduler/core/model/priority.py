@@ -8,8 +8,6 @@ import re
 PRIORITY_WORDS = {"CRITICAL": 0, "HIGH": 100, "NORMAL": 200, "LOW": 300}
 #: Priority of a job whose line sets none (docs/design.md, Queue order).
 NORMAL_PRIORITY = PRIORITY_WORDS["NORMAL"]
-#: Priority that `add` writes unless it is given another one.
-ADDED_PRIORITY = 0
 
 _INTEGER = re.compile(r"[+-]?[0-9]{1,9}")
 
