@@ -71,6 +71,8 @@ class AttemptSupervisor(ABC):
         #: Whether these processes do the work of the job, so that requests to stop it concern them.
         self._rest_works = False
         self._left: tuple[str, ...] = ()
+        #: The container client that got SIGKILL; "" if none did.
+        self._killed_client = ""
         self._lock: int | None = None
 
     @abstractmethod
@@ -133,6 +135,9 @@ class AttemptSupervisor(ABC):
             if due == "kill" and not self._child.running:
                 break
             if due == "kill":
+                from . import process_scan
+
+                self._killed_client = self._killed_client or process_scan.container_client()
                 self._child.signal_group(pending_signals.KILL)
             elif due == "withdraw":
                 self._withdraw()
@@ -245,6 +250,7 @@ class AttemptSupervisor(ABC):
             self._poller.wait(min(waits))
         if rest is not None:
             self._survivors = rest.survivors
+            self._killed_client = self._killed_client or rest.killed_client
             self._drain()
         if self._spec.get("background") == "wait" and self._rest is not None:
             child.ended = time.monotonic()
@@ -299,6 +305,11 @@ class AttemptSupervisor(ABC):
         child = self._child
         shortage = self._shortage()
         message = child.message or self._log.problem
+        if self._killed_client:
+            message = (
+                f"{self._killed_client} had to be killed, which does not reach its container:"
+                f" `{self._killed_client} ps` shows whether it still runs"
+            )
         duration_s = child.ended - child.spawned
         ended_ago_s = time.monotonic() - child.ended if child.ended else 0.0
         verdict = "unfinished" if self._is_unfinished else None
@@ -308,6 +319,7 @@ class AttemptSupervisor(ABC):
         names = self._left[:_MAX_NAMES]
         if self._left:
             text += f"; left {len(self._left)} running, now ended: {'; '.join(names)}"
+        text += f"; {message}" if self._killed_client else ""
         count = self._log.lost_bytes
         lost = f", {count} byte{'' if count == 1 else 's'} of output lost" if count else ""
         left = f", still running: {' '.join(map(str, self._survivors))}" if self._survivors else ""

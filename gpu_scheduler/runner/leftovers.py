@@ -58,6 +58,8 @@ class Leftovers:
         self._scans_without_pids = 0
         self._last_pid: int | None = None
         self.survivors: list[int] = []
+        #: The container client that got SIGKILL; "" if none did.
+        self.killed_client = ""
 
     def any_left(self) -> bool:
         """Returns whether a process is left, without a scan if one is below this process."""
@@ -123,6 +125,8 @@ class Leftovers:
         # collected.
         if self._scans_without_pids > 1 or now >= self._kill_at:
             self._signal_short_lived(pending_signals.KILL if now >= self._kill_at else pending_signals.TERM)
+        if now >= self._kill_at and not self.killed_client:
+            self.killed_client = process_scan.container_client(alive)
         for process in alive.items():
             if now >= self._kill_at:
                 process_scan.send_signal(*process, pending_signals.KILL)

@@ -30,7 +30,7 @@ from .membership import Membership, ProcessRow, RecordedCommand, living_descenda
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import signal as _signal
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 else:
     import _signal
 
@@ -93,6 +93,19 @@ def has_terminal(pid: int) -> bool | None:
 def descendants(root: int) -> dict[int, int]:
     """Returns the start times, by pid, of all living descendants of `root`."""
     return living_descendants(root, _table(newest_first(), {}, {}, frozenset()).values())
+
+
+def container_client(pids: Iterable[int] | None = None) -> str:
+    """Returns the name of a client among these processes that lets a server run a container; "" if none is.
+
+    pids: None means all descendants of this process.
+    """
+    try:
+        found = descendants(os.getpid()) if pids is None else pids
+        names = {try_read_proc(pid, "comm").strip() for pid in found}
+    except OSError:
+        return ""  # out of file descriptors or memory
+    return next((name.decode() for name in (b"docker", b"podman", b"nerdctl") if name in names), "")
 
 
 def read_recorded_command(folder: int, token: str) -> RecordedCommand | None:

@@ -57,6 +57,8 @@ class Descendants:
     survivors: the pids of the processes that could not be ended.
     """
 
+    killed_client = ""
+
     def __init__(self, process: WatchedProcess) -> None:
         self._processes, self._asked_with = process.descendants, process.asked_with
         self._kill_at = process.ended + _KILL_AFTER_S

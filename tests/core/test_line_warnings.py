@@ -13,7 +13,7 @@ from gpu_scheduler.core.scheduling.needs import LlmConfig, ResourceSpec, resolve
 
 PROGRAMS = (
     "python python3 torchrun accelerate deepspeed bash sh env sudo nohup nice conda make srun tee uv grep"
-    " nvidia-smi"
+    " nvidia-smi docker podman apptainer"
 )
 FILES = ("train.py", "Makefile")
 NOT_ON_PATH = "`{}` is not a program on PATH, so bash will report `command not found`"
@@ -58,6 +58,16 @@ def warnings_of(line: str, shell: JobShell | None = SHELL) -> list[str]:
         (
             "mamba activate a && python t.py",
             f"{CONDA_ACTIVATE.replace('conda', 'mamba')} [conda=a] python t.py",
+        ),
+        (
+            "docker run --rm --gpus all image python t.py",
+            "`docker run` with all GPUs ignores which GPUs the job has; write"
+            r' --gpus "\"device=$CUDA_VISIBLE_DEVICES\""',
+        ),
+        (
+            "cd x && sudo -E podman run --device=nvidia.com/gpu=all image",
+            "`podman run` with all GPUs ignores which GPUs the job has; write"
+            ' --device "nvidia.com/gpu=$CUDA_VISIBLE_DEVICES"',
         ),
         ("torchrun --nproc-per-node 4 t.py", f"torchrun starts 4 processes, but {ASKS_FOR_ONE} [gpus=4]"),
         (
@@ -113,6 +123,8 @@ def test_warns_about_lines_whose_jobs_will_fail(line: str, warning: str) -> None
         "echo conda activate a", "source activate a", "[gpus=4] torchrun --nproc-per-node 4 train.py",
         "torchrun --nproc-per-node gpu train.py", "torchrun --nproc-per-node $N train.py",
         "torchrun --nproc-per-node 1 train.py", "torchrun train.py", "torchrun train.py --nproc-per-node 4",
+        r'docker run --gpus "\"device=$CUDA_VISIBLE_DEVICES\"" image', "echo docker run --gpus all",
+        "apptainer exec --nv image.sif python train.py --gpus all", "docker build .",
         "echo torchrun --nproc-per-node 4", "grep accelerate log",
         "accelerate launch --cpu --num_processes 4 train.py", "accelerate launch train.py",
         "accelerate config", 'deepspeed --master_port "$MASTER_PORT" t.py', "deepspeed --num_nodes 2 t.py",

@@ -105,6 +105,22 @@ def test_a_command_that_ignores_sigterm_is_killed_after_the_grace_period(make: M
     assert time.monotonic() - start >= 0.5
 
 
+@pytest.mark.parametrize("command", ["{docker} run image", "{docker} run image; true", "cat"])
+def test_the_kill_of_a_container_client_is_reported(make: Make, tmp_path: Path, command: str) -> None:
+    docker = tmp_path / "docker"
+    docker.write_text(f"#!/bin/bash\n{STUBBORN}\n")
+    docker.chmod(0o755)
+    is_container = "docker" in command
+    attempt = make(command.format(docker=docker) if is_container else STUBBORN).launch()
+    attempt.until_logged("up")
+    attempt.stop(grace_s=0.2)
+    said = (
+        "docker had to be killed, which does not reach its container: `docker ps` shows whether it still runs"
+    )
+    assert attempt.result().message == (said if is_container else None)
+    assert (f"; {said}" in attempt.output()) is is_container
+
+
 def test_a_stop_ends_a_suspended_command(make: Make) -> None:
     attempt = make("echo up; kill -STOP $$; exit 1").launch()
     attempt.until_logged("up")

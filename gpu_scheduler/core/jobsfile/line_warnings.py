@@ -31,7 +31,7 @@ class JobShell:
 
 
 #: A command that contains none of these needs no further check.
-_SUSPECT = re.compile(r"activate|torchrun|torch\.distributed|accelerate|deepspeed|cuda:[0-9]")
+_SUSPECT = re.compile(r"activate|torchrun|torch\.distributed|accelerate|deepspeed|cuda:[0-9]|docker|podman")
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(?:\[[^\]]*\])?\+?=.*", re.DOTALL)
 _PLAIN_WORD = re.compile(r"[\w.+:@%,-]+")
 _FIRST_WORD = re.compile(r"[\w.+:@%,-]+(?=[ \t]|$)")
@@ -50,6 +50,12 @@ _PORT_OPTIONS = {"accelerate launch": "main_process_port", "deepspeed": "master_
 _MACHINE_COUNT_OPTIONS = ("--num_machines", "--num-machines", "--nnodes", "--num_nodes")
 _TORCHRUN_MODULES = ("torch.distributed.run", "torch.distributed.launch")
 _DEVICE = re.compile(r"cuda:([0-9]{1,3})")
+#: A command that gives a container every GPU, and the option of each program that gives it those of the job.
+_ALL_GPUS = re.compile(r"(docker|podman) run .*(?:--gpus[= ]all|nvidia\.com/gpu=all)\b")
+_GPU_OPTIONS = {
+    "docker": r'--gpus "\"device=$CUDA_VISIBLE_DEVICES\""',
+    "podman": '--device "nvidia.com/gpu=$CUDA_VISIBLE_DEVICES"',
+}
 #: Text that commands treat as a job id or a range of ids, and never as a name.
 _JOB_ID = re.compile(r"[0-9]+(?:-[0-9]+)?")
 
@@ -72,6 +78,7 @@ def line_warnings(spec: JobSpec, gpus: int, shell: JobShell | None) -> Iterator[
     words = [[word.unquoted for word in command] for command in commands]
     for command in words:
         yield from _check_launcher(command, gpus)
+        yield from _check_container(command)
     if cuda_override_note(text) is None:
         yield from _check_device(spec, [word for command in words for word in command], gpus)
 
@@ -144,6 +151,14 @@ def _check_launcher(words: Sequence[str], gpus: int) -> Iterator[str]:
         name = _PORT_OPTIONS[launcher]
         if not any(option[2:].partition("=")[0].replace("-", "_") == name for option in options):
             yield f'{launcher} takes port 29500, as in any other job; add --{name} "$MASTER_PORT"'
+
+
+def _check_container(words: Sequence[str]) -> Iterator[str]:
+    first = next((at for at, word in enumerate(words) if not _is_prefix_word(word)), 0)
+    found = _ALL_GPUS.match(" ".join(words[first:]))
+    if found is not None:
+        option = _GPU_OPTIONS[found[1]]
+        yield f"`{found[1]} run` with all GPUs ignores which GPUs the job has; write {option}"
 
 
 def _find_launcher(words: Sequence[str]) -> tuple[str | None, Sequence[str]]:
