@@ -99,8 +99,8 @@ def retry(
         args = {job_id: _retry_args(made) for job_id, made in changes.items()}
         requests, refused = _record_requests(store, "retry", ids, by, {}, args)
         answers = (*refused, *_answers(store, requests, wake_and_wait(store, requests), {}))
-        notes = (note for job in requests.values() for one in changes.get(job, ()) for note in one.notes)
-        return SetResult(answers, tuple(notes))
+        made = chain.from_iterable(changes.get(job_id, ()) for job_id in requests.values())
+        return SetResult(answers, tuple(chain.from_iterable(one.notes for one in made)))
 
 
 def _retry_args(changes: Sequence[AttributeChange]) -> dict[str, Any]:

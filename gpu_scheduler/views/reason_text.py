@@ -69,11 +69,9 @@ def reason_text(reason: StateReason, *, without_exit: bool = False) -> str:
     """
     first, *rest = _parts(reason)
     bare, error = _bare_exit(reason), reason.error or ""
-    if without_exit and first == bare and (error or not rest):
-        first = error
-    elif without_exit and first.startswith(f"{bare} ("):
-        meaning = first.removeprefix(f"{bare} ").replace("(", "", 1).replace(")", "", 1)
-        first = error if error.endswith(meaning) else f"{meaning}: {error}" if error else meaning
+    if without_exit and first.startswith(bare) and (first != bare or error or not rest):
+        meaning = first.removeprefix(bare).strip().replace("(", "", 1).replace(")", "", 1)
+        first = error if error.endswith(meaning) else ": ".join(filter(None, (meaning, error)))
     elif reason.error is not None:
         first += f": {reason.error}"
     return "; ".join([first, *rest])

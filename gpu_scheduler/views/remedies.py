@@ -95,10 +95,8 @@ def failure_remedy(
 def timeout_remedy(timeout_s: float | None, job_id: int | None) -> str:
     """Returns the remedy for a job that reached its time limit. job_id: as for `failure_remedy`."""
     limit = "its time limit" if timeout_s is None else f"its time limit of {format_seconds(timeout_s)}"
-    return (
-        f"raise {limit}, timeout=, on its line"
-        if job_id is None
-        else _with_forms(f"{{timeout=…}} to raise {limit}", job_id)
+    return _with_forms(
+        f"raise {limit}, as with <timeout=…>" if job_id is None else f"{{timeout=…}} to raise {limit}", job_id
     )
 
 
@@ -111,7 +109,7 @@ def _with_forms(remedy: str, job_id: int | None) -> str:
     """Fills in how an attribute is set: {gpus=2} as an instruction, <gpus=2> as an example."""
     line, job = (r"put [\1] before its line", r"[\1]"), rf"`retry {job_id} --set \1`"
     form, example = line if job_id is None else (f"run {job}", job)
-    return re.sub(r"<([\w=]+)>", example, re.sub(r"\{([\w='…]+)\}", form, remedy))
+    return re.sub(r"<([\w=…]+)>", example, re.sub(r"\{([\w='…]+)\}", form, remedy))
 
 
 def oom_remedy(case: OomCase, job_id: int | None = None) -> str:

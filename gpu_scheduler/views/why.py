@@ -208,11 +208,8 @@ def _end(diagnosis: Diagnosis) -> Iterator[Finding]:
     remedy, failure = _remedy(diagnosis), None if job.reason is None else job.reason.failure
     if job.outcome is Outcome.TIMED_OUT and job.spec.timeout_s is not None:
         end = f"{end} after {format_seconds(job.spec.timeout_s)}"
-    yield bad(
-        Check.END,
-        end,
-        (remedy or again) if is_complete(remedy, failure) or not remedy else f"{remedy}; then {again}",
-    )
+    steps = [remedy] if is_complete(remedy, failure) else [remedy, again]
+    yield bad(Check.END, end, "; then ".join(filter(None, steps)))
     if diagnosis.attempt_folder is not None:
         yield job_findings.manual_rerun(diagnosis.attempt_folder)
 

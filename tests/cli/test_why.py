@@ -331,7 +331,7 @@ def test_why_names_the_time_limit_that_a_job_reached(desk: Desk) -> None:
     with desk.store.db.transaction() as db:
         db.execute("UPDATE job SET source = 'file:/jobs.txt'")
     assert checks(desk, job)["end"][2] == (
-        f"raise its time limit of 90m, timeout=, on its line; then `retry {job}` runs it again"
+        f"raise its time limit of 90m, as with [timeout=…]; then `retry {job}` runs it again"
     )
 
 

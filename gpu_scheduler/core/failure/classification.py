@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from signal import SIGABRT, SIGBUS, SIGFPE, SIGHUP, SIGILL, SIGINT, SIGKILL, SIGSEGV, SIGTERM
-from typing import Literal, NamedTuple
 
 from gpu_scheduler.core.failure.log_patterns import CONSEQUENCE, REPORTS_ANOTHER
 from gpu_scheduler.core.model.state_reason import FailureKind
@@ -16,22 +15,11 @@ from gpu_scheduler.core.model.state_reason import FailureKind
 _WRONG_CALL, _NOT_EXECUTABLE, _NOT_FOUND = 2, 126, 127
 _PRECEDENCE = tuple(FailureKind)
 
-
-class Cause(NamedTuple):
-    """The messages of Python, the shell, CUDA and other libraries that name one cause of a failure.
-
-    where: "error" if the message counts only as the error that ended the program; "end" if it also counts
-    near the end of a log that has no such error, or one that only follows from another; "log" if it counts
-    anywhere in the log, because other errors follow from it.
-    """
-
-    kind: FailureKind
-    where: Literal["error", "end", "log"]
-    pattern: re.Pattern[str]
-
-
+#: The messages of Python, the shell, CUDA and other libraries that name a cause. Each counts as the "error"
+#: that ended the program. One with "end" also counts near the end of a log that has no such error, or one
+#: that follows from another; one with "log" counts anywhere in it, because other errors follow from it.
 _CAUSES = tuple(
-    Cause(kind, where, re.compile(pattern, re.IGNORECASE))  # type: ignore[arg-type]
+    (kind, where, re.compile(pattern, re.IGNORECASE))
     for kind, where, pattern in (
         (FailureKind.CUDA_OPTION_UNKNOWN, "end",
          r"(?:unrecognized arguments?|no such option|unknown (?:option|argument)).{0,200}--cuda\b"),
@@ -101,11 +89,11 @@ def failure_kinds(
 
     error: the program's error message; "" if none was found. log: the text of its log; end: the last lines.
     """
-    kinds = [cause.kind for cause in _CAUSES if cause.pattern.search(error)]
-    kinds += [cause.kind for cause in _CAUSES if cause.where == "log" and cause.pattern.search(log)]
+    kinds = [kind for kind, _, pattern in _CAUSES if pattern.search(error)]
+    kinds += [kind for kind, where, pattern in _CAUSES if where == "log" and pattern.search(log)]
     if not error or CONSEQUENCE.search(error) or REPORTS_ANOTHER.search(error):
         near = "\n".join(end)
-        kinds += [cause.kind for cause in _CAUSES if cause.where == "end" and cause.pattern.search(near)]
+        kinds += [kind for kind, where, pattern in _CAUSES if where == "end" and pattern.search(near)]
     if exit_code == _NOT_FOUND:
         kinds.append(FailureKind.COMMAND_NOT_FOUND)
     elif exit_code == _NOT_EXECUTABLE:
@@ -121,7 +109,7 @@ def failure_kinds(
 
 def telling_line(lines: Sequence[str]) -> str | None:
     """Returns the last line that names a cause although it does not have the form of an error, if any."""
-    told = (cause.pattern for cause in _CAUSES if cause.where != "error")
+    told = (pattern for _, where, pattern in _CAUSES if where != "error")
     found = {index for pattern in told for index, line in enumerate(lines) if pattern.search(line)}
     return lines[max(found)].strip() if found else None
 
