@@ -241,13 +241,8 @@ def _record_requests(
             why = early_refusal(store, verb, job_id, pending.get(job_id, ()), up)
             if "changes" in given:
                 why = refusal_of_retry_with_changes(store, job_id, given, why)
-            if (
-                why is None
-                and verb == "retry"
-                and not up
-                and job_id not in changed
-                and "parents" not in given
-            ):
+            has_old_parents = job_id not in changed and "parents" not in given
+            if why is None and verb == "retry" and not up and has_old_parents:
                 why = refusal_of_retry(store, job_id, {*jobs, *pending})
             if why is None:
                 made[add_request(store, verb, str(job_id), by, **given)] = job_id

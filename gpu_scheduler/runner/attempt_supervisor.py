@@ -135,9 +135,7 @@ class AttemptSupervisor(ABC):
             if due == "kill" and not self._child.running:
                 break
             if due == "kill":
-                from . import process_scan
-
-                self._killed_client = self._killed_client or process_scan.container_client()
+                self._killed_client = self._killed_client or _container_client()
                 self._child.signal_group(pending_signals.KILL)
             elif due == "withdraw":
                 self._withdraw()
@@ -305,7 +303,7 @@ class AttemptSupervisor(ABC):
         child = self._child
         shortage = self._shortage()
         message = child.message or self._log.problem
-        if self._killed_client:
+        if self._killed_client and not child.message:
             message = (
                 f"{self._killed_client} had to be killed, which does not reach its container:"
                 f" `{self._killed_client} ps` shows whether it still runs"
@@ -350,3 +348,12 @@ class AttemptSupervisor(ABC):
         )
         if self._output.mirror is not None:
             self._output.mirror.restore()
+
+
+def _container_client() -> str:
+    """Returns the name of a container client below this process; "" if there is none or it is unknown."""
+    try:
+        from . import process_scan
+    except (ImportError, OSError):
+        return ""  # out of file descriptors or memory
+    return process_scan.container_client()

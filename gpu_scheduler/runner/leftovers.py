@@ -121,12 +121,12 @@ class Leftovers:
             self.survivors = sorted(alive) or [pid for pid in (self._last_pid,) if pid is not None]
             return None
         self._scans_without_pids = self._scans_without_pids + 1 if children and not _any_lives(alive) else 0
+        if now >= self._kill_at and not self.killed_client:
+            self.killed_client = process_scan.container_client(alive)
         # Require two scans, because one could run after the last process has ended but before it is
         # collected.
         if self._scans_without_pids > 1 or now >= self._kill_at:
             self._signal_short_lived(pending_signals.KILL if now >= self._kill_at else pending_signals.TERM)
-        if now >= self._kill_at and not self.killed_client:
-            self.killed_client = process_scan.container_client(alive)
         for process in alive.items():
             if now >= self._kill_at:
                 process_scan.send_signal(*process, pending_signals.KILL)
