@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Collection, Sequence
+
+from gpu_scheduler.cli.suggestions import meant_commands
 
 #: The options that are accepted before the command: those that need a value, and those that do not.
 _OPTIONS_WITH_VALUE = ("--state-file", "--data-dir")
 _FLAGS = ("-h", "--help", "--version")
-_JOBS_PLACEHOLDER, _JOB_SET_OPTIONS = "JOB…", ("--all", "--failed")
-#: Command names of other programs, with the equivalent command of this program.
-_SYNONYMS = {
-    **dict.fromkeys(("list", "ls", "ps", "queue", "squeue", "jobs"), "status"),
-    **dict.fromkeys(("top", "watch"), "status --watch"),
-    **dict.fromkeys(("sbatch", "qsub", "enqueue"), "submit"),
-    **dict.fromkeys(("kill", "rm", "remove", "delete", "scancel"), f"cancel {_JOBS_PLACEHOLDER}"),
-    **dict.fromkeys(("rerun", "restart", "requeue"), f"retry {_JOBS_PLACEHOLDER}"),
-}
 
 
 def jobs_file_index(words: Sequence[str], commands: Collection[str]) -> int | None:
@@ -51,25 +43,10 @@ def first_word_index(words: Sequence[str]) -> int | None:
     return None
 
 
-def _suggested_command(command: str, behind: Sequence[str]) -> str:
-    """Returns the command to suggest to a user who typed the command of another program.
-
-    behind: the words after it. The suggestion keeps job names and drops the other program's options.
-    """
-    if not command.endswith(_JOBS_PLACEHOLDER):
-        return command
-    names = [name for name in behind if name in _JOB_SET_OPTIONS or not name.startswith("-")]
-    return command.replace(_JOBS_PLACEHOLDER, shlex.join(names)) if names else command
-
-
 def _file_index(index: int, words: Sequence[str], commands: Collection[str]) -> int:
     word, behind = words[index], words[index + 1 :]
     if os.path.exists(word):
         return index
-    from difflib import get_close_matches
-
-    near = get_close_matches(word, commands, 1)
-    meant = f"; did you mean `{near[0]}`?" if near else ""
-    if word in _SYNONYMS:
-        meant = f"; did you mean `{_suggested_command(_SYNONYMS[word], behind)}`?"
-    raise ValueError(f"{word!r} is neither a command nor an existing file{meant}")
+    meant = " or ".join(f"`{command}`" for command in meant_commands(word, behind, commands))
+    question = f"; did you mean {meant}?" if meant else ""
+    raise ValueError(f"{word!r} is neither a command nor an existing file{question}")

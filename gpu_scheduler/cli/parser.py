@@ -18,6 +18,7 @@ from gpu_scheduler.cli.commands import COMMANDS, GROUPS
 from gpu_scheduler.cli.first_word import first_word_index, jobs_file_index
 from gpu_scheduler.cli.program import PROGRAM, invocation
 from gpu_scheduler.cli.submit_suggestion import submit_suggestion
+from gpu_scheduler.cli.suggestions import foreign_option
 from gpu_scheduler.cli.values import path
 from gpu_scheduler.errors import UsageError
 
@@ -215,6 +216,8 @@ def _suggest_for_add(words: Sequence[str], script: str | None, rest: Sequence[st
 
             return f"; put a command after `--`: `add -- {shlex.join([script, *rest])}`"
         example = f"`add {script} --args {_quoted_value(rest)}`"
+    elif foreign := foreign_option("add", rest[0]):
+        return foreign
     from difflib import get_close_matches
 
     near = get_close_matches(rest[0].partition("=")[0], _options_of("add"), 1, 0.8)
@@ -238,6 +241,11 @@ def _suggestion(command: str, word: str, jobs_file: str | None) -> str:
         return f" (`wait --job {word}` waits for a job)"
     if command == "wait" and (word == "--" or not word.startswith("-")):
         return " (`run` waits for GPUs and executes a command on them)"
+    if jobs_file is not None and jobs_file.endswith((".py", ".sh")):
+        return f"; `submit {jobs_file} …` runs a script with its arguments as one job"
+    foreign = foreign_option(command, word)
+    if foreign:
+        return foreign
     if command == "submit":
         return "; options of `submit` come before the script, and those of the script after it"
     if not word.startswith("-"):
@@ -247,8 +255,6 @@ def _suggestion(command: str, word: str, jobs_file: str | None) -> str:
             return f" (use `--jobs-file {word}` to name a jobs file)"
         return " (put quotes around a name or value that contains a space)"
     given = word.partition("=")[0]
-    if command in ("run", "wait") and given == "--gpus":
-        return "; did you mean `--count` or, for certain GPUs, `--only`?"
     from difflib import get_close_matches
 
     options = _options_of(command)

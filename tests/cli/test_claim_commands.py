@@ -135,7 +135,7 @@ def test_wait_prints_the_ids_and_says_that_it_holds_nothing(any_box: Box) -> Non
         ),
         (["--only", "1", "--mb", "50000", "--", "true"], 3, "(1) has 50000 MiB; the largest has 46068 MiB"),
         (["bash", "-c", "echo hi"], 2, "put `--` before the command bash -c 'echo hi'"),
-        (["--gpus", "2", "--", "true"], 2, "did you mean `--count`"),
+        (["--gpus", "2", "--", "true"], 2, "did you mean `--count N`"),
         (["--daemon"], 2, "to run the jobs of the queue until none is left, use `start --drain`"),
         (["--timeout", "1e9", "--", "true"], 2, "is not a number from 0 to 31622400"),
         (["--exclude", "x", "--", "true"], 2, "write ids such as 0, 0,2 or 0-3\n"),

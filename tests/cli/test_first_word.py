@@ -40,7 +40,7 @@ SIMULATED = ("--simulate", "2", "--poll", "0.5", "--log-dir", "logs")
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    for name in ("jobs.txt", "status", "with blank"):
+    for name in ("jobs.txt", "status", "with blank", "train.py"):
         (tmp_path / name).touch()
     return tmp_path
 
@@ -96,6 +96,21 @@ def test_a_jobs_file_may_have_any_name_that_is_not_a_command() -> None:
         ("screens jobs.txt", ["jobs.txt (put quotes around a name or value", " screens --help` lists"]),
         ("job.txt --sim 2", ["'job.txt'", "neither a command nor an existing file"]),
         ("statu", ["'statu'", "did you mean `status`?"]),
+        ("train.py --lr 3", ["; `submit train.py …` runs a script with its arguments as one job"]),
+        ("submit --mem=18G -- x", ["--mem=18G; did you mean `--vram MEM`?"]),
+        ("submit --time 2h -- x", ["--time; did you mean `--timeout TIME`?"]),
+        ("submit --depends 3 -- x", ["--depends; did you mean `--after JOBS`?"]),
+        ("submit --dependency=3 -- x", ["did you mean `--after JOBS`?"]),
+        ("submit --gpu 0 -- x", ["--gpu; did you mean `--gpus N` or `--allowed LIST`?"]),
+        ("submit -n 2 -- x", ["-n; did you mean `--gpus N` or `--allowed LIST`?"]),
+        ("submit -J bert -- x", ["-J; did you mean `--name NAME`?"]),
+        ("submit --gres=gpu:2 -- x", ["did you mean `--gpus N` or `--allowed LIST`?"]),
+        ("submit --nodes=1 -- x", ["--nodes=1; leave it out, because every job runs on this machine"]),
+        ("submit --vrma=1 -- x", ["--vrma=1; did you mean `--vram MEM`?"]),
+        ("submit --quux -- x", ["--quux; options of `submit` come before the script"]),
+        ("add --mem 18G -- x", ["did you mean `--vram MEM`?"]),
+        ("add --gres=gpu:2 train.py", ["did you mean `--gpus-count N` or `--allowed LIST`?"]),
+        ("add --nodes=2 train.py", ["leave it out"]),
     ],
 )
 @pytest.mark.usefixtures("here")
@@ -105,6 +120,24 @@ def test_usage_errors_suggest_a_correction(words: str, parts: list[str]) -> None
     text = str(caught.value)
     assert all(part in text for part in parts), text
     assert text.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("command", "option", "meant"),
+    [
+        ("run", "--mem=8G", "--mb M"),
+        ("run", "--gpus=2", "--count N` or `--allowed LIST"),
+        ("run", "--time=2h", "-- timeout 2h COMMAND"),
+        ("run", "--depends=3", "wait JOB && gpu-scheduler run"),
+        ("run", "--name=x", "submit --name NAME"),
+        ("wait", "--gres=gpu:1", "--count N` or `--allowed LIST"),
+        ("wait", "--time=2h", "--timeout"),
+    ],
+)
+def test_run_and_wait_suggest_their_own_options(command: str, option: str, meant: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse([command, option, *(["--", "x"] if command == "run" else [])])
+    assert f"unrecognized arguments: {option}; did you mean `{meant}`?\n" in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +151,17 @@ def test_usage_errors_suggest_a_correction(words: str, parts: list[str]) -> None
         ("rm 5-9", "cancel 5-9"),
         ("rm 'a b'", "cancel 'a b'"),
         ("rerun --failed", "retry --failed"),
-        ("sbatch train.py", "submit"),
+        ("sbatch -n 4 jobs.txt --lr 3", "submit jobs.txt --lr 3"),
+        ("sbatch", "submit SCRIPT…"),
+        ("sacct -j 3", "status --all"),
+        ("sinfo", "gpus"),
+        ("salloc", "run -- COMMAND…"),
+        ("srun python train.py", "run -- python train.py"),
+        ("srun -n 4 python", "run -- COMMAND…"),
+        ("scontrol show job 3", "show 3"),
+        ("scontrol hold 3", "hold 3"),
+        ("scontrol", "show JOB…"),
+        ("sh -c 'a b'", "show` or `submit -- sh -c 'a b'"),
     ],
 )
 @pytest.mark.usefixtures("here")

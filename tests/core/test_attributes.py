@@ -62,7 +62,16 @@ def test_parses_a_valid_attribute_block(block: str, values: dict[str, Any]) -> N
         ("[timeout_s=5]", "attribute 'timeout_s' is unknown"),
         ("[oom_retries=5]", "attribute 'oom_retries' is unknown"),
         ("[fail_retries=5]", "attribute 'fail_retries' is unknown"),
-        ("[memory=5]", f"attribute 'memory' is unknown; known attributes: {KNOWN_ATTRIBUTES}"),
+        ("[speed=5]", f"attribute 'speed' is unknown; known attributes: {KNOWN_ATTRIBUTES}"),
+        ("[mem=5]", "attribute 'mem' is unknown; write vram=MEM"),
+        ("[gpu=5]", "attribute 'gpu' is unknown; write gpus=N or allowed=LIST"),
+        ("[time=2h]", "attribute 'time' is unknown; write timeout=TIME"),
+        ("[nodes=2]", "attribute 'nodes' is unknown; leave it out, because every job runs on this machine"),
+        ("[vrma=5]", "attribute 'vrma' is unknown; write vram=MEM"),
+        ("[env=A:1]", "attribute 'env' is unknown; write env:A=1"),
+        ("[env=A=1=2]", "attribute 'env' is unknown; write env:A=1=2"),
+        ("[env.A=1]", "attribute 'env.A' is unknown; write env:A=1"),
+        ("[env]", "attribute 'env' is unknown; write env:KEY=VALUE"),
     ],
 )
 def test_errors_name_the_mistake_and_the_remedy(block: str, message: str) -> None:

@@ -16,6 +16,7 @@ from gpu_scheduler.core.jobsfile.attributes import (
     is_unset,
     key_of,
     parse_item,
+    unknown_attribute,
 )
 from gpu_scheduler.core.jobsfile.job_line import check_cuda_option
 from gpu_scheduler.core.model.job_spec import COMPARED_ATTRIBUTES, JobSpec
@@ -65,7 +66,8 @@ def _check_key(key: str, meant: str) -> None:
         raise ValueError(
             f"{key} belongs to what the job runs and cannot be changed; cancel the job and submit it again"
         )
-    raise ValueError(f"attribute {key!r} cannot be changed; these can: {' '.join(CHANGEABLE)}")
+    unclear = f"attribute {key!r} cannot be changed; these can: {' '.join(CHANGEABLE)}"
+    raise ValueError(unknown_attribute(key, None) or unclear)
 
 
 def check_changes(spec: JobSpec, changes: Mapping[str, Any]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any
 
 from gpu_scheduler.core.model import job_name
@@ -102,6 +103,17 @@ ACCEPTED_FORM = (
     f"one block of known attributes, a blank, then the command or CSV line; known: {KNOWN_ATTRIBUTES}"
 )
 MAX_GPUS = 64
+#: Names that Slurm and other programs give to options, with the attributes that the user may mean.
+FOREIGN_NAMES: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("mem", "memory", "mem-per-gpu", "gpu-mem"), ("vram",)),
+    **dict.fromkeys(("time", "t", "time-limit"), ("timeout",)),
+    **dict.fromkeys(("depends", "depends-on", "dependency", "d"), ("after",)),
+    **dict.fromkeys(("gpu", "gpus", "gpus-per-node", "gres", "G", "ntasks", "n"), ("gpus", "allowed")),
+    **dict.fromkeys(("job-name", "J"), ("name",)),
+    **dict.fromkeys(("only", "gpu-ids", "devices"), ("allowed",)),
+    **dict.fromkeys(("nodes", "N", "partition", "p"), ()),
+}
+NOT_NEEDED = "leave it out, because every job runs on this machine"
 
 _KEY_TO_FIELD = {key: field for field, key in _FIELD_TO_KEY.items()}
 _ENV_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -111,6 +123,14 @@ _OPTION = re.compile(r"--?[A-Za-z][A-Za-z0-9_.-]*")
 _BLOCK_PIECE = re.compile(
     r"""'[^']*'|"(?:[^"\\]|\\.)*"|\\.|(?P<open>["'\\])|(?P<end>\])|[^'"\\\]]+""", re.DOTALL
 )
+
+
+class BadAttribute(ValueError):
+    """Raised for an attribute that is unknown or has a bad value. accepted: what to write instead."""
+
+    def __init__(self, reason: str, accepted: str) -> None:
+        super().__init__(reason)
+        self.accepted = accepted
 
 
 @dataclass(frozen=True)
@@ -148,15 +168,42 @@ def parse_block(text: str, known_gpus: frozenset[int] | None) -> AttributeBlock:
             values[field] = parse_item(text, key, value if given else None, known_gpus)
         except ValueError as error:
             apart = _split_at_commas(item)
-            raise ValueError(
-                f"attributes must be separated by blanks; write [{apart}]" if apart else error
-            ) from None
+            if apart:
+                raise ValueError(f"attributes must be separated by blanks; write [{apart}]") from None
+            keys = (meant,) if meant in ATTRIBUTE_HELP else meant_attributes(key)
+            described = (f"[{attribute_form(key)}] {ATTRIBUTE_HELP[key][1]}" for key in keys)
+            raise BadAttribute(str(error), "; or ".join(described) or ACCEPTED_FORM) from None
     if env:
         values["env"] = tuple(sorted(env.items()))
     rest = text[end + 1 :]
     if rest.strip(BLANK) and rest[0] not in BLANK:
         raise ValueError(f"a blank must follow the `]` of the attributes{_shell_test_hint(text)}")
     return AttributeBlock(values, rest.strip(BLANK), not items)
+
+
+def meant_attributes(name: str) -> tuple[str, ...]:
+    """Returns the attributes that a user may mean by an unknown name."""
+    return FOREIGN_NAMES.get(name) or tuple(get_close_matches(name, ATTRIBUTE_HELP, 1, 0.75))
+
+
+def attribute_form(key: str) -> str:
+    """Returns how an attribute is written in a block, such as "vram=MEM"."""
+    form = ATTRIBUTE_HELP[key][0]
+    return key if form is None else f"env:{form}" if key == "env" else f"{key}={form}"
+
+
+def unknown_attribute(key: str, value: str | None) -> str | None:
+    """Returns the message about an unknown attribute with what the user may mean; None if that is unclear."""
+    variable = re.fullmatch(r"([A-Za-z_]\w*)[:=](.*)", value or "", re.DOTALL)
+    if key == "env" and variable:
+        forms = [f"env:{variable[1]}={variable[2]}"]
+    elif key.startswith("env."):
+        forms = [f"env:{key[4:]}={value or ''}"]
+    else:
+        forms = [attribute_form(one) for one in meant_attributes(key)]
+    if key in FOREIGN_NAMES and not forms:
+        return f"attribute {key!r} is unknown; {NOT_NEEDED}"
+    return f"attribute {key!r} is unknown; write {' or '.join(forms)}" if forms else None
 
 
 def find_block_end(text: str) -> int | None:
@@ -218,9 +265,9 @@ def parse_item(text: str, key: str, value: str | None, known_gpus: frozenset[int
         return True
     reader = _PARSERS.get(key)
     if reader is None and key != "allowed":
-        raise ValueError(
-            f"attribute {key!r} is unknown; known attributes: {KNOWN_ATTRIBUTES}{_shell_test_hint(text)}"
-        )
+        hint = _shell_test_hint(text)
+        known = f"attribute {key!r} is unknown; known attributes: {KNOWN_ATTRIBUTES}{hint}"
+        raise ValueError(known if hint else unknown_attribute(key, value) or known)
     if not value:
         raise ValueError(f"attribute {key} has no value; write {key}=…")
     return parse_gpu_list(value, known_gpus) if reader is None else reader(value)

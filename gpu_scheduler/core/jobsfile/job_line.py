@@ -87,6 +87,8 @@ def parse_line(
     except csv_line.UnquotedCommas as error:
         front = text.removesuffix(rest)
         return Malformed(str(error), ", or ".join(front + line for line in error.suggestions))
+    except attributes.BadAttribute as error:
+        return Malformed(str(error), error.accepted)
     except ValueError as error:
         return Malformed(str(error), accepted, accepted == shell_syntax.ACCEPTED_FORM and bare.endswith("\\"))
 
