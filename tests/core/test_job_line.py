@@ -99,15 +99,14 @@ def test_parses_csv_lines(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("high,a.py,env", "priority 'high' must be written in upper case: HIGH"),
-        ("low,a.sh", "priority 'low' must be written in upper case: LOW"),
-        ("Critical ,a.sh", "priority 'Critical' must be written in upper case: CRITICAL"),
-        ("HIGH;a.py", "nor CRITICAL, HIGH, NORMAL or LOW; fields"),
+        ("HIGH;a.py", "its fields are separated by semicolons; separate them by commas, as in HIGH,a.py"),
+        ("1|a.py", "separated by bars; separate them by commas, as in 1,a.py"),
+        ("high\ta.py", "separated by tabs"),
         ("MEDIUM,a.py", "CRITICAL, HIGH, NORMAL or LOW"),
         ("HIGH,,env,x", "there is no script"),
         ('2,3 --text ""quoted""",', "there is a double quote inside the field"),
         ('0,a.py,e"nv,--x 1', "there is a double quote inside the field"),
-        ("0;a.py", "priority '0;a.py'"),
+        ("0;a.py", "its fields are separated by semicolons; separate them by commas, as in 0,a.py"),
         ("1.5,a.py", "priority '1.5'"),
         ("١٢,a.py", "priority '١٢'"),
         ("1_000,a.py,env", "priority '1_000'"),
@@ -248,6 +247,21 @@ def test_suggests_a_remedy_for_a_command_that_sets_cuda_visible_devices() -> Non
         ("train.py & # later", "ends in `&`"),
         ("python t.py \\", "backslash"),
         ("a\0b", "NUL byte at column 2"),
+        ("t.py --prompt \u201chello world\u201d", "\u201c is not a quote of the shell; write straight"),
+        ("t.py --prompt=\u201chello world\u201d", "\u201c is not a quote of the shell"),
+        ("t.py --prompt hello\u201d", "\u201d is not a quote of the shell"),
+        ("t.py --prompt \u2018hello world\u2019", "\u2018 is not a quote of the shell"),
+        ("[name=\u201ca\u201d] t.py", "\u201c is not a quote of the shell"),
+        ("0,t.py,,--prompt \u201cx y\u201d,", "\u201c is not a quote of the shell"),
+        ("t.py \u2013lr 3", "the dash of \u2013lr is not a hyphen; write --lr (or -lr)"),
+        ("t.py \u2014lr=3", "the dash of \u2014lr is not a hyphen"),
+        ("t.py \u2013-lr 3", "the dash of \u2013-lr is not a hyphen"),
+        ("python C:\\Users\\t.py", "C:\\Users\\t.py is a path of Windows; write the path on this machine"),
+        ("t.py --data=D:\\data", "D:\\data is a path of Windows"),
+        ("0,C:\\a\\t.py,,,", "C:\\a\\t.py is a path of Windows"),
+        ("0;t.py;e;--a 1,2;0", 'by semicolons; separate them by commas, as in 0,t.py,e,"--a 1,2",0'),
+        ("priority;script_path;conda_env", "its fields are separated by semicolons"),
+        ("high;t.py", "its fields are separated by semicolons"),
         ("a\rb", "carriage return at column 2"),
         ("x" * 70_000, "longer than 64 KiB"),
         ("[ -f x ] && train.py", "`[] [ -f x ] && train.py`"),
@@ -276,7 +290,6 @@ def test_suggests_a_remedy_for_a_command_that_sets_cuda_visible_devices() -> Non
         ("[share=1.5 gpus=2] x", "leave out gpus"),
         ("[allowed=9] x", "no GPU 9"),
         ("[name=a//b] x", "name 'a//b'"),
-        ("[priority=low] x", "priority 'low' must be written in upper case: LOW"),
         ("[priority=HIGH] LOW,a.py", "both in the attributes and in its CSV field"),
         ("[conda=a venv=b] x", "give only one"),
         ("[cuda=yes] x", "add, rewrite, off"),
@@ -290,6 +303,25 @@ def test_suggests_a_remedy_for_a_command_that_sets_cuda_visible_devices() -> Non
 )  # fmt: skip
 def test_rejects_malformed_lines(text: str, message: str) -> None:
     assert message in refused(text).reason
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        't.py --prompt "don\u2019t \u201csay\u201d \u2013lr"',
+        "t.py --prompt '\u201cx y\u201d C:\\x'",
+        't.py --data "C:\\data"',
+        "echo don\u2019t stop",
+        "echo \u2019tis",
+        "echo a \u2013 b",
+        "t.py --range 3\u20135",
+        "echo a\\ C: # \u201cquoted\u201d",
+        "sed -e s:\\n:x: y",
+        "t.py; echo priority",
+    ],
+)
+def test_keeps_typographic_characters_within_text_and_quotes(text: str) -> None:
+    assert spec(text).command == text.partition(" #")[0]
 
 
 def test_parses_all_attributes() -> None:

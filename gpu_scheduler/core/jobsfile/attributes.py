@@ -171,7 +171,7 @@ def parse_block(text: str, known_gpus: frozenset[int] | None) -> AttributeBlock:
             if apart:
                 raise ValueError(f"attributes must be separated by blanks; write [{apart}]") from None
             keys = (meant,) if meant in ATTRIBUTE_HELP else meant_attributes(key)
-            described = (f"[{attribute_form(key)}] {ATTRIBUTE_HELP[key][1]}" for key in keys)
+            described = (f"[{_form(key)}] {ATTRIBUTE_HELP[key][1]}" for key in keys)
             raise BadAttribute(str(error), "; or ".join(described) or ACCEPTED_FORM) from None
     if env:
         values["env"] = tuple(sorted(env.items()))
@@ -186,24 +186,20 @@ def meant_attributes(name: str) -> tuple[str, ...]:
     return FOREIGN_NAMES.get(name) or tuple(get_close_matches(name, ATTRIBUTE_HELP, 1, 0.75))
 
 
-def attribute_form(key: str) -> str:
+def _form(key: str) -> str:
     """Returns how an attribute is written in a block, such as "vram=MEM"."""
     form = ATTRIBUTE_HELP[key][0]
-    return key if form is None else f"env:{form}" if key == "env" else f"{key}={form}"
+    return key if form is None else f"{key}:{form}" if key == "env" else f"{key}={form}"
 
 
 def unknown_attribute(key: str, value: str | None) -> str | None:
     """Returns the message about an unknown attribute with what the user may mean; None if that is unclear."""
-    variable = re.fullmatch(r"([A-Za-z_]\w*)[:=](.*)", value or "", re.DOTALL)
-    if key == "env" and variable:
-        forms = [f"env:{variable[1]}={variable[2]}"]
-    elif key.startswith("env."):
-        forms = [f"env:{key[4:]}={value or ''}"]
-    else:
-        forms = [attribute_form(one) for one in meant_attributes(key)]
-    if key in FOREIGN_NAMES and not forms:
-        return f"attribute {key!r} is unknown; {NOT_NEEDED}"
-    return f"attribute {key!r} is unknown; write {' or '.join(forms)}" if forms else None
+    variable = re.fullmatch(r"env[.=](\w+)[:=](.*)", f"{key}={value}", re.DOTALL)
+    forms = (
+        [f"env:{variable[1]}={variable[2]}"] if variable else [_form(one) for one in meant_attributes(key)]
+    )
+    remedy = f"write {' or '.join(forms)}" if forms else NOT_NEEDED
+    return f"attribute {key!r} is unknown; {remedy}" if forms or key in FOREIGN_NAMES else None
 
 
 def find_block_end(text: str) -> int | None:

@@ -26,6 +26,7 @@ _ARGUMENTS_COLUMN = 3
 _QUOTED_FIRST = re.compile(r'"((?:[^"]|"")*)"[ \t]*(?=,|$)')
 _INTEGER_FIRST = re.compile(r"[+-]?\d+(?=[,;\s]|$)")
 _PRIORITY_WORD_FIRST = re.compile(rf"(?i:{'|'.join(PRIORITY_WORDS)})(?=[ \t]*[,;])")
+_OTHER_SEPARATOR = re.compile(rf"(?i:[+-]?\d+|priority|{'|'.join(PRIORITY_WORDS)}) *([;|\t])")
 _FIRST_FIELD = re.compile(r"[\w.+\-/]*")
 _EXECUTION_TYPE = re.compile(r"python|torchrun(?:-([0-9]+)gpu)?")
 #: Text that is treated as an execution type, even if it is misspelt. Arguments that look like this must be
@@ -88,8 +89,8 @@ def first_field(text: str) -> str:
 def looks_like_csv(text: str) -> bool:
     """Returns whether a line is meant as CSV, even if it is malformed.
 
-    text: the line without its attributes and its comment. Digits and blanks in any script count, and so do
-    the words of priorities in lower case: "١٢,a.py" and "high,a.sh" are mistakes to report, not commands.
+    text: the line without its attributes and its comment. Digits and blanks in any script count:
+    "١٢,a.py" is a mistake to report, not a command.
     """
     text = text.strip()
     if _INTEGER_FIRST.match(text) or _PRIORITY_WORD_FIRST.match(text):
@@ -100,6 +101,16 @@ def looks_like_csv(text: str) -> bool:
         return False
     second = first_field(after)
     return text.count(",") >= 2 or (second.endswith(".py") and not re.search(r"\s", second))
+
+
+def check_separator(text: str) -> None:
+    """Raises ValueError for a CSV line, or a header, whose fields are not separated by commas."""
+    found = _OTHER_SEPARATOR.match(text)
+    if found:
+        fields = [field.strip() for field in text.split(found[1])]
+        written = "" if '"' in text else f", as in {','.join(map(quote_field, fields))}"
+        name = {";": "semicolons", "|": "bars"}.get(found[1], "tabs")
+        raise ValueError(f"its fields are separated by {name}; separate them by commas{written}")
 
 
 def parse_csv(text: str, known_gpus: frozenset[int] | None) -> CsvLine:

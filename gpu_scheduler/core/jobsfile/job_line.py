@@ -69,8 +69,10 @@ def parse_line(
     wrong = _reject_unreadable(text)
     if wrong is not None:
         return wrong
-    accepted, bare, rest = attributes.ACCEPTED_FORM, text, text
+    accepted, bare, rest = shell_syntax.ACCEPTED_FORM, text, text
     try:
+        shell_syntax.check_characters(text[: find_comment(text)])
+        accepted = attributes.ACCEPTED_FORM
         block = attributes.parse_block(text, known_gpus) if text.startswith("[") else None
         rest = text if block is None else block.rest
         comment = find_comment(rest)
@@ -79,8 +81,9 @@ def parse_line(
             return None
         _check_after_block(block, bare)
         given = AttributeBlock({}, rest, True) if block is None else block
+        accepted = csv_line.ACCEPTED_FORM
+        csv_line.check_separator(bare)
         if csv_line.looks_like_csv(bare):
-            accepted = csv_line.ACCEPTED_FORM
             return _parse_csv_job(given, bare, _PathContext(cwd, home, known_gpus))
         accepted = shell_syntax.ACCEPTED_FORM
         return _parse_command_job(given, bare, _PathContext(cwd, home, known_gpus))

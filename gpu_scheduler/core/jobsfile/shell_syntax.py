@@ -89,6 +89,36 @@ def _ends_in_odd_backslashes(text: str) -> bool:
     return (len(text) - len(text.rstrip("\\"))) % 2 == 1
 
 
+#: Quotes of a word processor in place of those of the shell: a double one, or single ones around text.
+_SMART_QUOTES = re.compile(
+    "(?<![^\\s=,:(])[\u201c-\u201e]|(?<=\\S)\u201d(?![^\\s,;|&)\\]])"
+    "|(?<![^\\s=,:(])[\u2018-\u201a][^\u2018\u2019]*[\u2018\u2019](?![^\\s,;|&)\\]])"
+)
+#: A dash or a minus sign that stands where an option begins.
+_LONG_DASH = re.compile("(?<!\\S)-?[\u2010-\u2015\u2212]-?([A-Za-z][^\\s=]*)")
+_STRAIGHT_QUOTED = re.compile(r"""'[^']*'|"(?:[^"\\]|\\.)*\"""")
+_WINDOWS_PATH = re.compile(r"(?<![^\s=,])[A-Za-z]:\\[\w.][^\s,:]*(?![^\s,])")
+
+
+def check_characters(text: str) -> None:
+    """Raises ValueError for quotes and dashes of a word processor and for Windows paths, outside quotes."""
+    if text.isascii() and ":\\" not in text:
+        return
+    bare = mask_quoted(text) or ""
+    if quote := _SMART_QUOTES.search(bare):
+        raise ValueError(
+            f"{quote[0][0]} is not a quote of the shell; write straight quotes (\" or '), also around text"
+            " that contains it"
+        )
+    if dash := _LONG_DASH.search(bare):
+        raise ValueError(
+            f"the dash of {dash[0]} is not a hyphen; write --{dash[1]} (or -{dash[1]}), or put"
+            " straight quotes around the text"
+        )
+    if path := _WINDOWS_PATH.search(_STRAIGHT_QUOTED.sub("_", text)):
+        raise ValueError(f"{path[0]} is a path of Windows; write the path on this machine, such as /mnt/c/…")
+
+
 def check_effect(text: str) -> None:
     """Raises ValueError for a command that does no more than change the shell that runs it."""
     if _CHANGE.fullmatch(text):

@@ -1,4 +1,4 @@
-"""Parses the priority of a job: a whole number, or a word in upper case that stands for one."""
+"""Parses the priority of a job: a whole number, or a word that stands for one."""
 
 from __future__ import annotations
 
@@ -14,16 +14,10 @@ _INTEGER = re.compile(r"[+-]?[0-9]{1,9}")
 
 def parse_priority(text: str) -> int:
     """Returns the number of a priority; lower numbers run first. Raises ValueError with the remedy."""
-    if text in PRIORITY_WORDS:
-        return PRIORITY_WORDS[text]
+    if text.upper() in PRIORITY_WORDS:
+        return PRIORITY_WORDS[text.upper()]
     if _INTEGER.fullmatch(text):
         return int(text)
-    word = text.strip().upper()
-    if word in PRIORITY_WORDS:
-        raise ValueError(f"priority {text!r} must be written in upper case: {word}")
-    commas = ""
-    if re.match(rf"\s*(?:-?[0-9]+|(?i:{'|'.join(PRIORITY_WORDS)}))\s*[;\t|]", text):
-        commas = "; fields are separated by commas"
     *others, last = PRIORITY_WORDS
     words = f"{', '.join(others)} or {last}"
-    raise ValueError(f"priority {text!r} is not a whole number such as 0 or 200, nor {words}{commas}")
+    raise ValueError(f"priority {text!r} is not a whole number such as 0 or 200, nor {words}")
