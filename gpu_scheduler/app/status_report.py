@@ -109,6 +109,13 @@ class JobView(NamedTuple):
         return self.attempt is not None and self.attempt.window_closed and self.record.state in ACTIVE
 
     @property
+    def pid(self) -> int | None:
+        """The process from which those of a running job descend, or the adopted one; None if not running."""
+        if self.attempt is None or self.record.state not in ACTIVE:
+            return None
+        return self.attempt.watched_pid or self.attempt.runner_pid
+
+    @property
     def session(self) -> str | None:
         """The Screen session in which the job runs; None if it has none or its window was closed."""
         is_shown = self.attempt is not None and self.record.state in ACTIVE and not self.window_closed

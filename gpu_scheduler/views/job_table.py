@@ -63,13 +63,16 @@ def queued_row(job: JobView, _: float) -> TableRow:
 
 
 def held_row(job: JobView, _: float) -> TableRow:
-    """Returns the row of a held job. An interrupted job is shown as such."""
+    """Returns the row of a held job. An interrupted job is shown as such, with its run time."""
     is_interrupted = job.record.is_interrupted
     state = Cell(Outcome.INTERRUPTED.value, YELLOW) if is_interrupted else _state_cell(job)
     why = _one_line(job_reason_text(job))
     if not job.is_recorded:
         why = "; ".join(filter(None, [why, "not recorded yet"]))
-    return _table_row(job, state, "", Cell(why, YELLOW))
+    attempt, took = job.attempt, ""
+    if job.record.held_by and attempt is not None and None not in (attempt.started_at, attempt.ended_at):
+        took = format_elapsed((attempt.ended_at or 0) - (attempt.started_at or 0))
+    return _table_row(job, state, took, Cell(why, YELLOW))
 
 
 def finished_row(job: JobView, now: float) -> TableRow:

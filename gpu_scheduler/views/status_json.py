@@ -59,6 +59,7 @@ def job_object(job: JobView) -> dict[str, Any]:
         "exit_code": record.exit_code,
         "signal": record.signal,
         "attempts": 0 if job.attempt is None else job.attempt.number,
+        "pid": job.pid,
         "session": job.session,
         "window_closed": job.window_closed,
         "log": job.log,

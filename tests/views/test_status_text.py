@@ -24,11 +24,12 @@ from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.core.progress.eta import JobProgress
 from gpu_scheduler.store.jobs_files import JobsFileRecord, MalformedLineRecord
 from gpu_scheduler.views.gpu_table import gpu_rows
+from gpu_scheduler.views.job_table import held_row
 from gpu_scheduler.views.layout import Viewport
-from gpu_scheduler.views.status_json import to_json
+from gpu_scheduler.views.status_json import job_object, to_json
 from gpu_scheduler.views.status_text import to_text
 from tests.reasons import worded
-from tests.records import gpu_view, job_view
+from tests.records import attempt_record, gpu_view, job_view
 
 GOLDEN = Path(__file__).with_name("golden")
 DOCUMENT = Path(__file__).parents[2] / "docs" / "json.md"
@@ -367,3 +368,18 @@ def test_the_status_shows_each_accepted_form_of_malformed_lines_only_once() -> N
         f"Malformed: jobs.txt:4: why (accepted: {other}): x",
         "Malformed: jobs.txt:5: why: x",
     ]
+
+
+def test_an_interrupted_job_shows_its_run_time() -> None:
+    attempt = attempt_record(started_at=NOW - 100, ended_at=NOW - 35, outcome="interrupted")
+    job = job_view(3, "held", held_by="interrupted")._replace(attempt=attempt)
+    assert [cell.text for cell in held_row(job, NOW).cells[1:4:2]] == ["interrupted", "1:05"]
+    assert held_row(job_view(3, "held"), NOW).cells[3].text == ""
+
+
+def test_the_json_has_the_pid_of_a_running_job() -> None:
+    running = job_view(3, "running", started_at=NOW)
+    attempt = attempt_record(runner_pid=4960)
+    assert job_object(running._replace(attempt=attempt))["pid"] == 4960
+    assert job_object(running._replace(attempt=replace(attempt, watched_pid=812)))["pid"] == 812
+    assert job_object(job_view(3, "finished", "failed")._replace(attempt=attempt))["pid"] is None
