@@ -23,6 +23,10 @@ JOBS_FILE = "jobs.txt"
 LLM_CONFIG = "llm_config.json"
 #: The value of `--gpus` for a scheduler that manages no GPU.
 NO_GPUS = "none"
+#: What to do with commands that come from a pipe.
+PIPE_REMEDY = (
+    "write the commands to a file, which you can then edit: `… > jobs.txt && gpu-scheduler jobs.txt`"
+)
 #: Variables that name the queue of every command. A scheduler sets them for its jobs.
 STATE_FILE_VARIABLE, DATA_DIR_VARIABLE = "GPU_SCHEDULER_STATE_FILE", "GPU_SCHEDULER_DATA_DIR"
 

@@ -61,7 +61,7 @@ def _write_state_file(location: Location, gpus: Collection[int] | None, paused: 
 def _request_in_store(
     store: Store, gpus: Collection[int] | None, by: str, paused: bool
 ) -> tuple[Answer, ...]:
-    chosen = _selected_gpus(store, gpus)
+    chosen = _selected_gpus(store, gpus, paused)
     is_up = scheduler_pid_of(store) is not None
     requests = state_file_edits.request_pauses(store, chosen.values(), paused, by, scheduler_is_up=is_up)
     answers = wake_and_wait(store, requests)
@@ -72,7 +72,7 @@ def _request_in_store(
     )
 
 
-def _selected_gpus(store: Store, gpus: Collection[int] | None) -> dict[int, str]:
+def _selected_gpus(store: Store, gpus: Collection[int] | None, paused: bool) -> dict[int, str]:
     """Returns the UUIDs of these GPUs, or of all managed GPUs if `gpus` is None, by index."""
     managed = store.managed_gpus()
     if not managed:
@@ -85,5 +85,8 @@ def _selected_gpus(store: Store, gpus: Collection[int] | None) -> dict[int, str]
     unknown = [gpu for gpu in named if gpu not in managed]
     if unknown:
         which = f"GPU {unknown[0]} is" if len(unknown) == 1 else f"GPUs {format_gpu_list(unknown)} are"
-        raise SchedulerError(f"{which} not managed; the managed GPUs are {format_gpu_list(managed)}")
+        job = store.job(unknown[0]) if len(unknown) == 1 else None
+        verb = "hold" if paused else "resume --job"
+        hint = "" if job is None else f"; for job {job.id}, use `{verb} {job.id}`"
+        raise SchedulerError(f"{which} not managed; the managed GPUs are {format_gpu_list(managed)}{hint}")
     return {gpu: managed[gpu] for gpu in named}

@@ -42,7 +42,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     option("--priority", metavar="N", type=values.priority,
            help=f"Priority of the job: {_PRIORITY_VALUES}; lower numbers run first"
            " (default: 200)")  # fmt: skip
-    option("--gpus", metavar="LIST", default="",
+    option("--allowed", "--gpus", dest="gpus", metavar="LIST", default="",
            help="GPUs that the job may use, such as 2 for GPU number 2, or 0,2 or 0-3 (default:"
            " any)")  # fmt: skip
     option("--output-file", metavar="PATH", type=path,
@@ -161,25 +161,25 @@ def status(parser: argparse.ArgumentParser) -> None:
     _job_list(parser, "*")
     way = parser.add_mutually_exclusive_group()
     shared_options(way, "--json")
-    way.add_argument("--watch", metavar="SECONDS", nargs="?", const=2.0,
+    way.add_argument("-w", "--watch", metavar="SECONDS", nargs="?", const=2.0,
                      type=values.number(0, 3600, minimum=0.1),
-                     help="Refresh the display at this interval (default: 2 seconds) until"
-                     " Ctrl-C")  # fmt: skip
+                     help="Refresh the display at this interval (default: 2 seconds) until q"
+                     " or Ctrl-C")  # fmt: skip
     flag(parser, "--all", "List every queued and finished job on its own line, also the cleared ones")
     flag(parser, "--failed", "Show only the jobs that failed, and how many jobs were skipped")
     flag(parser, "-v --verbose", "Also show paths, sessions, logs and memory")
 
 
 def gpus(parser: argparse.ArgumentParser) -> None:
-    """Declares the argument for one or more GPUs."""
-    parser.add_argument("ids", metavar="ID", nargs="+", type=values.gpu_ids,
+    """Declares the arguments for GPUs."""
+    parser.add_argument("ids", metavar="ID", nargs="*", action="extend", default=[], type=values.gpu_ids,
                         help="`all`, or GPU ids such as `0`, `0,2` or `0-3`")  # fmt: skip
+    parser.add_argument("--all", dest="ids", action="append_const", const=None, help="Same as `all`")
 
 
 def resume(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of `resume`: GPUs, or a job and its checkpoint."""
-    parser.add_argument("ids", metavar="ID", nargs="*", type=values.gpu_ids,
-                        help="`all`, or GPU ids such as `0`, `0,2` or `0-3`")  # fmt: skip
+    gpus(parser)
     parser.add_argument("--job", metavar="JOB", type=values.single_job,
                         help="Continue this held or finished job, instead of resuming GPUs")  # fmt: skip
     parser.add_argument("--from", metavar="PATH", type=path, dest="from_path",
@@ -264,10 +264,12 @@ def clear(parser: argparse.ArgumentParser) -> None:
 
 
 def logs(parser: argparse.ArgumentParser) -> None:
-    """Declares the job argument and the options of `logs`."""
-    one_job(parser)
+    """Declares the job arguments and the options of `logs`."""
+    parser.add_argument("jobs", metavar="JOB", nargs="+", type=values.single_job,
+                        help="Job number, as shown by `status`, or job name; several jobs are printed one"
+                        " after the other")  # fmt: skip
     flag(parser, "-f --follow", "Keep printing new output until the job has ended")
-    parser.add_argument("-n", "--lines", metavar="LINES", type=values.integer(0, 10**9 - 1),
+    parser.add_argument("-n", "--lines", "--tail", metavar="LINES", type=values.integer(0, 10**9 - 1),
                         help="Print only the last LINES lines (default: all)")  # fmt: skip
     parser.add_argument("--attempt", metavar="K", type=values.integer(1, 10**9 - 1),
                         help="Number of the attempt to print, counted from 1 (default: the latest"
@@ -279,7 +281,7 @@ def logs(parser: argparse.ArgumentParser) -> None:
 
 def events(parser: argparse.ArgumentParser) -> None:
     """Declares the options of `events`."""
-    flag(parser, "--jsonl", "Print JSON, one object per line (see docs/json.md)")
+    flag(parser, "--jsonl --json", "Print JSON, one object per line (see docs/json.md)")
     flag(parser, "-f --follow", "Keep printing new events until Ctrl-C")
     parser.add_argument("-n", "--lines", metavar="N", type=values.integer(0, 10**9 - 1),
                         help="Print only the last N events (default: all)")  # fmt: skip

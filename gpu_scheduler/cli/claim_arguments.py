@@ -21,9 +21,11 @@ def run(parser: argparse.ArgumentParser) -> None:
 
 def wait(parser: argparse.ArgumentParser) -> None:
     """Declares the options of `wait`: those of `run`, and the jobs to wait for in place of GPUs."""
-    parser.add_argument("--job", dest="jobs", metavar="JOB", nargs="+", action="extend", type=values.job_ref,
+    parser.add_argument("jobs", metavar="JOB", nargs="*", action="extend", type=values.job_ref, default=[],
                         help="Wait until these jobs have ended, and exit with the largest of their exit"
                         " codes: job numbers such as 3, ranges such as 5-9, or job names")  # fmt: skip
+    parser.add_argument("--job", dest="jobs", metavar="JOB", nargs="+", action="extend", type=values.job_ref,
+                        help="The same jobs as an option")  # fmt: skip
     _gpu_options(parser)
 
 
@@ -32,7 +34,7 @@ def given_gpu_option(options: argparse.Namespace) -> str | None:
     parser = argparse.ArgumentParser(add_help=False)
     _gpu_options(parser)
     given = (
-        action.option_strings[-1]
+        max(action.option_strings, key=len)
         for action in parser._actions
         if action.dest != "timeout" and getattr(options, action.dest) != action.default
     )
@@ -52,7 +54,7 @@ def _gpu_options(parser: argparse.ArgumentParser) -> None:
     option("--mb", metavar="M", type=values.positive_mib,
            help="Claim only this much memory of each GPU, in MiB or with a unit, so that several users fit on"
            " one GPU (default: the whole GPU)")  # fmt: skip
-    option("--only", metavar="LIST", type=values.gpu_ids,
+    option("--allowed", "--only", metavar="LIST", type=values.gpu_ids,
            help="GPUs to choose from, such as 0,1 or 0-3, or `all` (default: all)")  # fmt: skip
     option("--exclude", metavar="LIST", type=values.excluded_gpus,
            help="GPUs never to choose, such as 2,3 (default: none)")  # fmt: skip

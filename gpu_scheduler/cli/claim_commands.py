@@ -43,7 +43,7 @@ def run(options: Namespace) -> int:
 
 def wait(options: Namespace) -> int:
     """Waits for GPUs and prints their indices, or waits for jobs. Claims nothing."""
-    if options.jobs is not None:
+    if options.jobs:
         return _wait_for_jobs(options)
     found = _find(_open(options), options, claim=False)
     if isinstance(found, int):
@@ -62,7 +62,7 @@ def _wait_for_jobs(options: Namespace) -> int:
 
     given = given_gpu_option(options)
     if given is not None:
-        raise UsageError(f"{given} chooses GPUs and cannot be combined with --job; leave out one of them")
+        raise UsageError(f"{given} chooses GPUs and cannot be combined with jobs; leave out one of them")
     location = location_of(options)
     with JobWait(location) as wait:
         wait.left = find_jobs(location, options.jobs)
@@ -101,7 +101,7 @@ def _find(source: GpuSource, options: Namespace, *, claim: bool) -> FoundGpus | 
         options.mb,
         options.min_free_mb,
         options.max_util,
-        options.only,
+        options.allowed,
         options.exclude or (),
     )
     request = GpuRequest(criteria, options.poll, options.timeout, claim)

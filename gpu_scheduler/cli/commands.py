@@ -94,7 +94,7 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
         "run": Command("claim_commands", claim_arguments.run, "run --min-free-mb 8000 -- python train.py",
             "Wait for free GPUs, claim them, and execute a command on them; needs no scheduler"),
         "wait": Command("claim_commands", claim_arguments.wait, "wait --min-free-mb 8000",
-            "Wait for free GPUs and print their ids without claiming them, or wait for jobs with --job"),
+            "Wait for free GPUs and print their ids without claiming them, or wait for the given jobs"),
         "gpus": Command("claim_commands", claim_arguments.list_gpus, "gpus",
             "List the GPUs of this machine with their free memory and the claims on them"),
     },

@@ -6,6 +6,7 @@ import os
 from collections.abc import Collection, Sequence
 
 from gpu_scheduler.cli.suggestions import meant_commands
+from gpu_scheduler.config import PIPE_REMEDY
 
 #: The options that are accepted before the command: those that need a value, and those that do not.
 _OPTIONS_WITH_VALUE = ("--state-file", "--data-dir")
@@ -33,7 +34,9 @@ def first_word_index(words: Sequence[str]) -> int | None:
             next(rest, None)
         elif not word.startswith("-"):
             return index
-        elif word in ("-", "--") or word.startswith(tuple(f"{name}=" for name in _OPTIONS_WITH_VALUE)):
+        elif word == "-":
+            raise ValueError(f"standard input cannot be a jobs file; {PIPE_REMEDY}")
+        elif word == "--" or word.startswith(tuple(f"{name}=" for name in _OPTIONS_WITH_VALUE)):
             continue
         elif word not in _FLAGS:
             raise ValueError(

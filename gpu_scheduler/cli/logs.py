@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import time
 from argparse import Namespace
 
 from gpu_scheduler.app.logs import JobLog, LogProgress, NoLogError, attach_target, open_log
 from gpu_scheduler.cli.log_printer import LogFilter, LogPrinter
-from gpu_scheduler.cli.program import location_of, print_message
+from gpu_scheduler.cli.program import invocation, location_of, print_message
 from gpu_scheduler.core.text.formatting import safe_text
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.views.reason_text import reason_text
@@ -24,6 +25,12 @@ def attach(options: Namespace) -> int:
     target = attach_target(location_of(options), options.job)
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise SchedulerError(f"`attach` needs a terminal; without a terminal, use `logs {target.job_id} -f`")
+    tput = os.path.join(os.path.dirname(target.program), "tput")  # it uses the same list of terminals
+    if os.access(tput, os.X_OK) and subprocess.run([tput, "clear"], capture_output=True).returncode:
+        raise SchedulerError(  # Screen would end with exit code 0
+            f"GNU Screen cannot draw on a terminal of the type {os.environ.get('TERM', '')!r} (TERM); run"
+            f" `TERM=xterm {invocation()} attach {target.job_id}`"
+        )
     if os.environ.get("STY"):
         _print_detach_keys(os.environ["STY"])
     sys.stdout.flush()
@@ -42,17 +49,20 @@ def _print_detach_keys(outer: str) -> None:
 
 
 def logs(options: Namespace) -> int:
-    """Prints the log of an attempt (by default, the job's latest attempt).
+    """Prints the log of an attempt of each job (by default, its latest attempt).
 
     With --follow, it continues until the job, or the attempt given by --attempt, has ended.
     """
-    with open_log(location_of(options), options.job, options.attempt) as log:
-        printer = _open_printer(log, _log_filter(options))
-        printer.print_last(options.lines)
-        if options.follow:
-            _follow(log, printer)
-        printer.finish()
-        printer.close()
+    for job in options.jobs:
+        with open_log(location_of(options), job, options.attempt) as log:
+            printer = _open_printer(log, _log_filter(options))
+            if len(options.jobs) > 1:
+                print(f"==> job {log.job_id} <==", flush=True)
+            printer.print_last(options.lines)
+            if options.follow:
+                _follow(log, printer)
+            printer.finish()
+            printer.close()
     return 0
 
 

@@ -39,6 +39,9 @@ class _Parser(argparse.ArgumentParser):
         prog = self.prog.replace(PROGRAM, invocation(), 1)
         if message == "argument --resume-flag: expected one argument":
             message += "; give the option without its dashes, as in --resume-flag ckpt_path"
+        if message.startswith("argument ID:"):
+            does = "`hold JOB` keeps a job from starting"
+            message += f"; {does if prog.endswith('pause') else '`resume --job JOB` continues a job'}"
         raise UsageError(f"{message}\n`{prog} --help` lists the accepted arguments")
 
     def format_help(self) -> str:
@@ -69,6 +72,10 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     first = first_word_index(argv)
     if first is not None and argv[first] == "submit":
         return _parse_submit(argv[: first + 1], argv[first + 1 :])
+    if first is not None and argv[first] == "wait" and "--" in argv:
+        _Parser(prog=f"{PROGRAM} wait").error(
+            "`wait` executes no command; `run -- COMMAND` waits for GPUs and executes it"
+        )
     words, command = _split_at_command(_join_args_option(argv))
     options = _parse_known(build_parser(argv), words)
     if options.command == "add":
@@ -237,10 +244,6 @@ def _options_of(command: str) -> list[str]:
 
 def _suggestion(command: str, word: str, jobs_file: str | None) -> str:
     """Suggests a correction for an argument that the command does not accept."""
-    if command == "wait" and word[:1].isdigit():
-        return f" (`wait --job {word}` waits for a job)"
-    if command == "wait" and (word == "--" or not word.startswith("-")):
-        return " (`run` waits for GPUs and executes a command on them)"
     if jobs_file is not None and jobs_file.endswith((".py", ".sh")):
         return f"; `submit {jobs_file} …` runs a script with its arguments as one job"
     foreign = foreign_option(command, word)

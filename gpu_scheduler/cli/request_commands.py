@@ -140,7 +140,9 @@ def resume(options: Namespace) -> int:
 
 
 def _gpus(options: Namespace) -> Collection[int] | None:
-    """Returns the given GPUs; None means all GPUs."""
+    """Returns the given GPUs; None means all GPUs. Raises UsageError if none are given."""
+    if not options.ids:
+        raise UsageError(f"name the GPUs to {options.command}, as in `{options.command} 0`, or give `all`")
     return None if None in options.ids else {gpu for given in options.ids for gpu in given}
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from gpu_scheduler.attempts.log_folder import LogFolder
 from gpu_scheduler.claims.lock_folder import ClaimFolder, find_lock_folder
-from gpu_scheduler.config import JOBS_FILE, LLM_CONFIG, StartOptions
+from gpu_scheduler.config import JOBS_FILE, LLM_CONFIG, PIPE_REMEDY, StartOptions
 from gpu_scheduler.errors import SchedulerError, UsageError
 from gpu_scheduler.health.old_sessions import REFUSAL, REMEDY, old_sessions
 from gpu_scheduler.intake.jobs_file_content import MAX_BYTES as LARGEST_JOBS_FILE
@@ -110,11 +110,15 @@ def _check_path_encoding(options: StartOptions) -> None:
 
 def _check_jobs_file(options: StartOptions) -> None:
     path = options.jobs_file
-    found = JobsFile(Path(path), trust=options.trust_files).read()
+    found: object = FileProblem(ProblemKind.NOT_REGULAR)
+    if path != "-":
+        found = JobsFile(Path(path), trust=options.trust_files).read()
     if not isinstance(found, FileProblem):
         return
     if found.kind is not ProblemKind.MISSING:
         remedy = found.remedy or "use a text file of jobs that you can read"
+        if found.kind is ProblemKind.NOT_REGULAR and not os.path.isdir(path):
+            remedy = PIPE_REMEDY
         raise UsageError(f"--jobs-file {path}: {found.description}; {remedy}")
     # Without a file of the usual name, the queue consists of submitted jobs.
     has_queue = DataDir.of(options.state_file, options.data_dir).database.exists()

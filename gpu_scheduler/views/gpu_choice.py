@@ -122,7 +122,7 @@ def _impossibility_text(found: Impossibility) -> str:
         return f"{subject} not among the GPUs to choose from ({which})"
     wanted = f"{count_noun(criteria.count, 'GPU')} wanted"
     if kind is ImpossibilityKind.TOO_FEW_GPUS and not found.gpus:
-        lists = "--exclude leaves" if criteria.only is None else "--only and --exclude leave"
+        lists = "--exclude leaves" if criteria.only is None else "--allowed and --exclude leave"
         return f"{wanted}, but {lists} none"
     if kind is ImpossibilityKind.TOO_FEW_GPUS:
         return f"{wanted}, but only {len(found.gpus)} to choose from ({which})"

@@ -307,7 +307,6 @@ def test_every_attribute_has_an_option_of_add() -> None:
     words = [f"--{key}" + ("" if form is None else "=x") for key, (form, _) in ATTRIBUTE_HELP.items()]
     replaced = {
         "--gpus=x": "--gpus-count=x",
-        "--allowed=x": "--gpus=x",
         "--priority=x": "--priority=1",
         "--env=x": "--env=A=x",
     }

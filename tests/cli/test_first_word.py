@@ -95,6 +95,7 @@ def test_a_jobs_file_may_have_any_name_that_is_not_a_command() -> None:
         ("start jobs.txt --sim 2", ["unrecognized arguments: jobs.txt (use `--jobs-file jobs.txt`"]),
         ("screens jobs.txt", ["jobs.txt (put quotes around a name or value", " screens --help` lists"]),
         ("job.txt --sim 2", ["'job.txt'", "neither a command nor an existing file"]),
+        ("-", ["standard input cannot be a jobs file", "`… > jobs.txt && gpu-scheduler jobs.txt`"]),
         ("statu", ["'statu'", "did you mean `status`?"]),
         ("train.py --lr 3", ["; `submit train.py …` runs a script with its arguments as one job"]),
         ("submit --mem=18G -- x", ["--mem=18G; did you mean `--vram MEM`?"]),
@@ -127,11 +128,10 @@ def test_usage_errors_suggest_a_correction(words: str, parts: list[str]) -> None
     [
         ("run", "--mem=8G", "--mb M"),
         ("run", "--gpus=2", "--count N` or `--allowed LIST"),
-        ("run", "--time=2h", "-- timeout 2h COMMAND"),
+        ("run", "--time=2h", "--timeout S` (of the wait) or `-- timeout 2h COMMAND"),
         ("run", "--depends=3", "wait JOB && gpu-scheduler run"),
         ("run", "--name=x", "submit --name NAME"),
         ("wait", "--gres=gpu:1", "--count N` or `--allowed LIST"),
-        ("wait", "--time=2h", "--timeout"),
     ],
 )
 def test_run_and_wait_suggest_their_own_options(command: str, option: str, meant: str) -> None:
@@ -155,12 +155,9 @@ def test_run_and_wait_suggest_their_own_options(command: str, option: str, meant
         ("sbatch", "submit SCRIPT…"),
         ("sacct -j 3", "status --all"),
         ("sinfo", "gpus"),
-        ("salloc", "run -- COMMAND…"),
-        ("srun python train.py", "run -- python train.py"),
-        ("srun -n 4 python", "run -- COMMAND…"),
-        ("scontrol show job 3", "show 3"),
-        ("scontrol hold 3", "hold 3"),
-        ("scontrol", "show JOB…"),
+        ("salloc", "run -- COMMAND"),
+        ("srun python train.py", "run -- COMMAND"),
+        ("scontrol show job 3", "show JOB` or `hold JOB"),
         ("sh -c 'a b'", "show` or `submit -- sh -c 'a b'"),
     ],
 )

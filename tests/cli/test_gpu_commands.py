@@ -46,6 +46,26 @@ def test_pause_rejects_an_unknown_gpu_and_records_nothing(desk: Desk, words: lis
     assert desk.requests() == []
 
 
+def test_resume_of_a_gpu_that_is_not_paused_says_so(desk: Desk) -> None:
+    with desk.scheduler():
+        desk.run("pause", "0")
+        assert desk.run("resume", "--all") == (0, "GPU 0: resumed\nGPU 1: was not paused\n", "")
+
+
+def test_the_number_of_a_job_in_place_of_a_gpu_names_the_command_for_jobs(desk: Desk) -> None:
+    for _ in range(4):
+        job = desk.job()
+    unmanaged = f"gpu-scheduler: GPU {job} is not managed; the managed GPUs are 0,1; for job {job}, use"
+    assert desk.run("pause", str(job))[2] == f"{unmanaged} `hold {job}`\n"
+    assert desk.run("resume", str(job))[2] == f"{unmanaged} `resume --job {job}`\n"
+
+
+def test_pause_without_gpus_names_the_remedy(desk: Desk) -> None:
+    assert desk.run("pause")[::2] == (
+        2, "gpu-scheduler: name the GPUs to pause, as in `pause 0`, or give `all`\n"
+    )  # fmt: skip
+
+
 def test_pause_lists_unknown_gpus_as_ranges(desk: Desk) -> None:
     assert desk.store
     assert desk.run("pause", "0,5-99")[2] == (

@@ -72,8 +72,8 @@ def test_wait_exits_with_the_largest_code_of_the_jobs(world: World) -> None:
     for number in (0, 5, 3):
         world.run_ok("submit", "--name", f"n{number}", "--", f"exit {number}")
     assert world.cli("wait", "--job", "1-3").returncode == 5
-    assert world.cli("wait", "--job", "n0", "3").returncode == 3
-    assert world.cli("wait", "--job", "1", "--job", "n0").returncode == 0
+    assert world.cli("wait", "n0", "3").returncode == 3
+    assert world.cli("wait", "1", "--job", "n0").returncode == 0
 
 
 def test_a_skipped_job_ends_the_wait_with_1(world: World) -> None:
@@ -200,10 +200,12 @@ def test_wait_for_finished_jobs_returns_at_once(desk: Desk) -> None:
     [
         (["--job", "9"], "there is no job 9"),
         (["--job", "nobody"], "there is no job named nobody"),
-        (["--job", "1", "--count", "2"], "--count chooses GPUs and cannot be combined with --job"),
-        (["--job", "1", "--simulate", "2"], "cannot be combined with --job"),
+        (["--job", "1", "--count", "2"], "--count chooses GPUs and cannot be combined with jobs"),
+        (["--job", "1", "--simulate", "2"], "cannot be combined with jobs"),
+        (["1", "--only", "0"], "--allowed chooses GPUs and cannot be combined with jobs"),
+        (["--", "true"], "`run -- COMMAND` waits for GPUs and executes it"),
         (["--job"], "expected at least one argument"),
-        (["3"], "`wait --job 3` waits for a job"),
+        (["3"], "there is no job 3"),
     ],
 )
 def test_wait_rejects_wrong_words(desk: Desk, words: list[str], problem: str) -> None:

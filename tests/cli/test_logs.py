@@ -462,6 +462,37 @@ def test_attach_and_status_report_a_closed_window(
     assert told in desk.run("events")[1]
 
 
+def test_attach_on_an_unknown_type_of_terminal_names_the_remedy(
+    claim: Callable[[str | None], ClaimedAttempt], fake_screen: Path, session: str
+) -> None:
+    """Screen itself would end with exit code 0."""
+    tput = fake_screen / "tput"
+    tput.write_text('#!/bin/sh\n[ "$TERM" = xterm ] || exit 3\n')
+    tput.chmod(0o755)
+    job = claim(session).job
+    for term, code in (("xterm-new", 1), ("xterm", 5)):
+        ours, theirs = pty.openpty()
+        done = subprocess.run(
+            [sys.executable, "-m", "gpu_scheduler", "attach", str(job)],
+            env={**ENV, "PATH": str(fake_screen), "TERM": term}, stdin=theirs, stdout=theirs,
+            stderr=subprocess.PIPE, text=True, timeout=60, check=False,
+        )  # fmt: skip
+        os.close(theirs)
+        os.close(ours)
+        assert done.returncode == code
+        assert ("of the type 'xterm-new' (TERM); run `TERM=xterm " in done.stderr) == (code == 1)
+
+
+def test_logs_of_several_jobs_are_printed_one_after_the_other(
+    desk: Desk,
+) -> None:
+    jobs = [desk.job(), desk.job()]
+    for job in jobs:
+        logged_attempts(desk, job, JobState.QUEUED, JobState.FINISHED)
+    both = "".join(f"==> job {job} <==\nattempt 2\n" for job in jobs)
+    assert desk.run("logs", *jobs) == (0, both, "")
+
+
 def test_attach_requires_a_terminal_a_session_and_screen(
     claim: Callable[[str | None], ClaimedAttempt], fake_screen: Path, session: str
 ) -> None:

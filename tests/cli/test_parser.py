@@ -154,7 +154,7 @@ def test_start_accepts_a_count_or_a_list_of_gpus(text: str) -> None:
         (["start", "--idle-budget", "nan"], ["--idle-budget", "'nan'"]),
         (["start", "--poll", "0"], ["--poll", "'0'", "from 0.1 to 3600"]),
         (["start", "--poll", "3601"], ["--poll", "'3601'"]),
-        (["add", "a.py", "--priority", "high"], ["--priority", "'high'", "upper case: HIGH"]),
+        (["add", "a.py", "--priority", "hihg"], ["--priority", "'hihg'", "HIGH"]),
         (["add"], ["SCRIPT"]),
         (["add", "a.py", "--args"], ["--args"]),
         (["cancel", "x y"], ["JOB", "'x y'", "a range of numbers (5-9)", "a job name"]),
@@ -165,8 +165,8 @@ def test_start_accepts_a_count_or_a_list_of_gpus(text: str) -> None:
         (["hold"], ["JOB"]),
         (["attach", "\u0661"], ["JOB", "a job name"]),
         (["cancel", "3", "--grace", "-1"], ["--grace", "from 0"]),
-        (["pause"], ["ID"]),
-        (["pause", "x"], ["ID", "'x'", "all"]),
+        (["pause", "x"], ["ID", "'x'", "all", "`hold JOB` keeps a job from starting"]),
+        (["resume", "x"], ["ID", "'x'", "`resume --job JOB` continues a job"]),
         (["pause", ""], ["ID", "all"]),
         (["logs", "3", "-n", "-1"], ["--lines", "'-1'"]),
         (["strat"], ["'strat'", "neither a command nor an existing file", "did you mean `start`?"]),
@@ -219,6 +219,9 @@ def test_add_accepts_a_script_whose_file_name_looks_like_an_option() -> None:
         (["pause", "0", "2"], [(0,), (2,)]),
         (["pause", "0,2", "4-6"], [(0, 2), (4, 5, 6)]),
         (["resume", "all"], [None]),
+        (["resume", "--all"], [None]),
+        (["pause", "--all"], [None]),
+        (["pause"], []),
     ],
 )
 def test_pause_accepts_single_gpus_lists_and_all(words: list[str], expected: Any) -> None:
@@ -232,6 +235,8 @@ def test_pause_accepts_single_gpus_lists_and_all(words: list[str], expected: Any
         (["3", "5"], [3], 5),
         (["3", "4", "-1"], [3, 4], -1),
         (["3", "4", "0"], [3, 4], 0),
+        (["30", "high"], [30], 100),
+        (["30", "Critical"], [30], 0),
     ],
 )
 def test_priority_reads_its_last_argument_as_the_number(
@@ -239,6 +244,25 @@ def test_priority_reads_its_last_argument_as_the_number(
 ) -> None:
     read = parse(["priority", *words])
     assert (read.jobs, read.number) == (jobs, number)
+
+
+@pytest.mark.parametrize(
+    ("words", "same"),
+    [
+        ("status -w", "status --watch"),
+        ("logs 3 --tail 5", "logs 3 -n 5"),
+        ("events --json", "events --jsonl"),
+        ("wait 3 bert", "wait --job 3 bert"),
+        ("wait 3 --job bert", "wait --job 3 bert"),
+        ("wait --allowed 0", "wait --only 0"),
+        ("run --allowed 0 -- x", "run --only 0 -- x"),
+        ("add --allowed 0 x.py", "add --gpus 0 x.py"),
+        ("priority 3 high", "priority 3 HIGH"),
+        ("add --priority low x.py", "add --priority 300 x.py"),
+    ],
+)
+def test_both_spellings_mean_the_same(words: str, same: str) -> None:
+    assert parse(words.split()) == parse(same.split())
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -48,7 +48,7 @@ def test_priority_rejects_a_running_job(desk: Desk) -> None:
     assert desk.requests() == []
 
 
-@pytest.mark.parametrize("words", [["3"], ["3", "high"], ["3", "1.5"]])
+@pytest.mark.parametrize("words", [["3"], ["3", "higher"], ["3", "1.5"]])
 def test_priority_expects_jobs_first_and_one_number_last(desk: Desk, words: list[str]) -> None:
     code, out, err = desk.run("priority", *words)
     assert (code, out) == (2, "")

@@ -22,7 +22,8 @@ from tests.e2e.world import World
     [
         (["--drain"], "jobs.txt: does not exist; --drain requires an existing file or jobs"),
         (["--jobs-file", "folder"], "--jobs-file folder: is not a regular file"),
-        (["--jobs-file", "fifo", "--drain"], "--jobs-file fifo: is not a regular file"),
+        (["--jobs-file", "fifo", "--drain"], "--jobs-file fifo: is not a regular file; write the commands"),
+        (["--jobs-file", "-"], "--jobs-file -: is not a regular file; write the commands to a file"),
         (["--log-dir", "file"], "--log-dir file: "),
         (["--llm-config", "none.json"], "--llm-config none.json does not exist"),
         (["--gpus", "9"], "4 GPUs found"),

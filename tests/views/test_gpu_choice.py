@@ -102,7 +102,7 @@ def test_a_timeout_says_how_many_gpus_were_wanted() -> None:
         ({"only": (1, 7, 8)}, "GPUs 7,8 are not among the GPUs to choose from (1,2)"),
         ({"count": 3}, "3 GPUs wanted, but only 2 to choose from (1,2)"),
         ({"excluded": (1, 2)}, "1 GPU wanted, but --exclude leaves none"),
-        ({"only": (1,), "excluded": (1,)}, "1 GPU wanted, but --only and --exclude leave none"),
+        ({"only": (1,), "excluded": (1,)}, "1 GPU wanted, but --allowed and --exclude leave none"),
         (
             {"claim_mib": 99999, "only": (1,)},
             "no GPU to choose from (1) has 99999 MiB; the largest has 46068 MiB",

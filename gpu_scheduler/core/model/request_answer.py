@@ -26,6 +26,8 @@ class AnswerCode(str, Enum):
     POSITIONS_SET = "positions set"
     PAUSED = "paused"
     RESUMED = "resumed"
+    #: The GPU that was to be resumed was neither paused nor suspect.
+    NOT_PAUSED = "was not paused"
     ENDING = "ending"
     WITHDRAWN = "withdrawn"
     #: The job is already being cancelled, so it cannot be preempted.

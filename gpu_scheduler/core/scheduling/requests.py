@@ -134,7 +134,9 @@ def _carry_out_request(request: Request, facts: Facts) -> ActionsAndAnswer:
     if request.verb in ("pause", "resume"):
         paused = request.verb == "pause"
         change = SetPaused(request.target, paused, request.args.get("cause"))
-        return done(AnswerCode.PAUSED if paused else AnswerCode.RESUMED, change)
+        used = {gpu.uuid for gpu in facts.gpus if not gpu.paused and gpu.suspicion is None}
+        resumed = AnswerCode.NOT_PAUSED if request.target in used else AnswerCode.RESUMED
+        return done(AnswerCode.PAUSED if paused else resumed, change)
     if request.verb == "places":
         positions = tuple((job, position) for job, position in request.args["places"])
         return done(AnswerCode.POSITIONS_SET, SetQueuePositions(positions))
