@@ -120,7 +120,8 @@ class _AlternateScreen:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def _enter(self) -> None:
-        if os.isatty(0):
+        self._saved_terminal = None  # the terminal of a background process must not be changed or read
+        if os.isatty(0) and not _is_in_background():
             self._saved_terminal = termios.tcgetattr(0)
             quiet = termios.tcgetattr(0)
             quiet[3] &= ~(termios.ECHO | termios.ICANON)
@@ -144,6 +145,13 @@ class _AlternateScreen:
         self._leave()
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
+
+
+def _is_in_background() -> bool:
+    try:
+        return os.tcgetpgrp(0) != os.getpgrp()
+    except OSError:  # this is not the controlling terminal, so nothing stops a process that uses it
+        return False
 
 
 def _ignore_signal(_: int, __: FrameType | None) -> None:

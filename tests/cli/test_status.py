@@ -212,11 +212,15 @@ def test_status_reads_one_snapshot_and_writes_nothing(desk: Desk) -> None:
 class Terminal:
     """A `status` command that runs on a pseudo-terminal."""
 
-    def __init__(self, *words: str, size: tuple[int, int] = (24, 80), **env: str) -> None:
+    def __init__(
+        self, *words: str, size: tuple[int, int] = (24, 80), in_background: bool = False, **env: str
+    ) -> None:
         self._ours, self._theirs = pty.openpty()
         self.resize(*size)
         self.before = termios.tcgetattr(self._theirs)
         command = [sys.executable, "-m", "gpu_scheduler", "status", *words]
+        if in_background:
+            command = ["bash", "--norc", "-c", 'set -m; "$@" & wait', "bash", *command]
         plain = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
         self.process = subprocess.Popen(
             command, env={**plain, "PYTHONPATH": str(ROOT), "TERM": "xterm", **env},
@@ -278,8 +282,8 @@ def terminal() -> Iterator[Terminals]:
     """Provides a function that creates terminals. Ends the commands on them after the test."""
     made: list[Terminal] = []
 
-    def make(*words: str, size: tuple[int, int] = (24, 80), **env: str) -> Terminal:
-        made.append(Terminal(*words, size=size, **env))
+    def make(*words: str, **values: Any) -> Terminal:
+        made.append(Terminal(*words, **values))
         return made[-1]
 
     yield make
@@ -367,6 +371,18 @@ def test_watch_redraws_in_place_and_restores_the_terminal(desk: Desk, terminal: 
     assert code == 0
     assert said.count(ENTER) == said.count(LEAVE) == 1
     assert said.endswith(f"\x1b[?25h{LEAVE}")
+    assert shown.after == shown.before
+
+
+def test_watch_in_the_background_leaves_the_terminal_alone(desk: Desk, terminal: Terminals) -> None:
+    """A change of the terminal would stop the process with SIGTTOU."""
+    desk.job("echo first")
+    shown = terminal("--watch", "0.1", in_background=True)
+    shown.until(DRAWN)
+    shown.press(b"q\n")
+    shown.until("1 job: ", len(shown.read()))
+    shown.process.send_signal(signal.SIGTERM)
+    assert shown.end()[0] == -signal.SIGTERM
     assert shown.after == shown.before
 
 
