@@ -253,7 +253,7 @@ def retry(parser: argparse.ArgumentParser) -> None:
 def recover(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of `recover`: interrupted jobs, also with --jobs, or --all."""
     _job_list(parser, "*")
-    parser.add_argument("--jobs", dest="listed_jobs", metavar="LIST", type=values.job_refs, default=[],
+    parser.add_argument("--jobs", dest="listed_jobs", metavar="JOBS", type=values.job_refs, default=[],
                         help="The same jobs as one word, such as 1,3 or 5-9")  # fmt: skip
     flag(parser, "--all", "Recover every interrupted job")
 

@@ -1,11 +1,13 @@
-"""`completion`: prints a script with which a shell completes commands, options, choices, files and folders.
+"""`completion`: prints a script with which a shell completes commands, options and their values.
 
-The script is generated from the command-line parser, so it always matches the accepted arguments.
+The script is generated from the command-line parser, so it always matches the accepted arguments. It runs
+`completion` again, with a variable in its environment, for the jobs, GPUs and conda environments.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import sys
 from argparse import Namespace
@@ -13,7 +15,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from gpu_scheduler.cli.parser import build_parser
-from gpu_scheduler.cli.program import PROGRAM
+from gpu_scheduler.cli.program import PROGRAM, choose_location, location_of
 from gpu_scheduler.errors import SchedulerError
 
 #: The program in a clone. Its arguments are completed too if it is called directly (./scheduler.py).
@@ -22,10 +24,30 @@ _CLONE_PROGRAM = "scheduler.py"
 #: metavar is one of the others. Users must type the special values - and "" themselves.
 _FILE_METAVARS = ("PATH", "FILE", "SCRIPT")
 _FOLDER_METAVARS = ("DIR",)
+#: The kinds of words that complete an argument, by its metavar, and the variable that asks for such words.
+_WORDS = {"JOB": "jobs", "JOBS": "jobs", "ID": "gpus", "LIST": "gpus", "ENV": "environments"}
+_VARIABLE = "_GPU_SCHEDULER_WORDS"
+#: The command that prints words of a kind, silent about errors, and the functions that offer these words.
+_ASK = f"env {_VARIABLE}={{}} {{}} completion bash 2>/dev/null"
+_FUNCTIONS = {
+    "bash": f"""_gpu_scheduler_{{0}}() {{{{
+  compgen -W "$({_ASK.format("{0}", '"${{COMP_WORDS[0]}}"')})" -- "$1"
+}}}}
+""",
+    "zsh": f"""_gpu_scheduler_{{0}}() {{{{ compadd "$@" -- $({_ASK.format("{0}", PROGRAM)}) }}}}
+""",
+}
 
 
 def completion(options: Namespace) -> int:
-    """Prints the script; its first lines explain where to put it."""
+    """Prints the script; its first lines explain where to put it. With the variable, prints words instead."""
+    if kind := os.environ.get(_VARIABLE):
+        from gpu_scheduler.app.completion import completion_words
+
+        options.command = "status"  # which uses the queue of the running scheduler if this folder has none
+        choose_location(options, ())
+        print("\n".join(completion_words(location_of(options), kind)))
+        return 0
     sys.stdout.write(completion_script(options.shell))
     return 0
 
@@ -48,7 +70,13 @@ def completion_script(shell: str) -> str:
             _set_completion(action, shtab.FILE)
         elif action.metavar in _FOLDER_METAVARS:
             _set_completion(action, shtab.DIRECTORY)
-    return _add_clone_program(shell, f"{shtab.complete(whole, shell).rstrip()}\n")
+        elif kind := _WORDS.get(str(action.metavar)):
+            function = f"_gpu_scheduler_{kind}"
+            _set_completion(
+                action, {"bash": function, "zsh": function, "fish": f"({_ASK.format(kind, PROGRAM)})"}
+            )
+    functions = "".join(_FUNCTIONS.get(shell, "").format(kind) for kind in sorted({*_WORDS.values()}))
+    return _add_clone_program(shell, f"{shtab.complete(whole, shell, preamble=functions).rstrip()}\n")
 
 
 def _add_clone_program(shell: str, text: str) -> str:

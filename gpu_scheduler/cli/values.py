@@ -6,13 +6,15 @@ import math
 import re
 from argparse import ArgumentTypeError
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from gpu_scheduler.config import NO_GPUS
 
 if TYPE_CHECKING:
     from gpu_scheduler.app.job_refs import JobRef
 
+T = TypeVar("T")
+_GPU_IDS = "ids such as 0, 0,2 or 0-3"
 _INTEGER = re.compile(r"-?[0-9]{1,9}", re.ASCII)
 
 
@@ -44,14 +46,19 @@ def integer(minimum: int, maximum: int) -> Callable[[str], int]:
     return read
 
 
+def _checked(parse: Callable[..., T], *values: str) -> T:
+    """Returns the result of a parser; turns its error into one whose message argparse shows."""
+    try:
+        return parse(*values)
+    except ValueError as error:
+        raise ArgumentTypeError(str(error)) from None
+
+
 def priority(text: str) -> int:
     """Reads a priority: a whole number or one of the words CRITICAL, HIGH, NORMAL, LOW."""
     from gpu_scheduler.core.model.priority import parse_priority
 
-    try:
-        return parse_priority(text)
-    except ValueError as error:
-        raise ArgumentTypeError(str(error)) from None
+    return _checked(parse_priority, text)
 
 
 def mib(text: str) -> int:
@@ -68,10 +75,7 @@ def positive_mib(text: str) -> int:
     """Reads an amount of memory written as in attributes (512, 1G, 1.5GiB). Returns MiB."""
     from gpu_scheduler.core.model.units import parse_mib
 
-    try:
-        return parse_mib(text)
-    except ValueError as error:
-        raise ArgumentTypeError(str(error)) from None
+    return _checked(parse_mib, text)
 
 
 def path(text: str) -> str:
@@ -124,35 +128,23 @@ def gpu_ids(text: str) -> tuple[int, ...] | None:
     """Reads GPU ids: one id, several ids separated by commas, or a range. Returns None for `all`."""
     from gpu_scheduler.core.model.gpu_list import parse_gpu_list
 
-    try:
-        if not text.strip():
-            raise ValueError("no GPU was given; use ids such as 0, 0,2 or 0-3, or `all`")
-        return parse_gpu_list(text)
-    except ValueError as error:
-        raise ArgumentTypeError(str(error)) from None
+    if not text.strip():
+        raise ArgumentTypeError("no GPU was given; use ids such as 0, 0,2 or 0-3, or `all`")
+    return _checked(parse_gpu_list, text)
 
 
 def excluded_gpus(text: str) -> tuple[int, ...]:
     """Reads GPU ids like `gpu_ids`, but not `all`."""
-    from gpu_scheduler.core.model.gpu_list import parse_gpu_items
-
-    accepted = "ids such as 0, 0,2 or 0-3"
     if text.strip().lower() == "all":
-        raise ArgumentTypeError(f"`all` would leave no GPU; give {accepted}")
-    try:
-        return tuple(sorted(set(parse_gpu_items(text, accepted))))
-    except ValueError as error:
-        raise ArgumentTypeError(str(error)) from None
+        raise ArgumentTypeError(f"`all` would leave no GPU; give {_GPU_IDS}")
+    return gpu_indices(text)
 
 
 def gpu_indices(text: str) -> tuple[int, ...]:
     """Reads the ids of at least one GPU, such as 0,2 or 0-3; not `all`."""
     from gpu_scheduler.core.model.gpu_list import parse_gpu_items
 
-    try:
-        return tuple(sorted(set(parse_gpu_items(text, "ids such as 0, 0,2 or 0-3"))))
-    except ValueError as error:
-        raise ArgumentTypeError(str(error)) from None
+    return tuple(sorted(set(_checked(parse_gpu_items, text, _GPU_IDS))))
 
 
 def gpu_choice(text: str) -> str:
@@ -160,14 +152,10 @@ def gpu_choice(text: str) -> str:
     from gpu_scheduler.core.model.gpu_list import parse_gpu_list
 
     stripped = text.strip()
-    try:
-        if re.fullmatch(r"[0-9]+", stripped):
-            if int(stripped) == 0:
-                raise ValueError("write `--gpus 0,` for GPU 0, or a count such as `--gpus 4`, or none")
-        elif not stripped:
-            raise ValueError("give a count such as 4, or a list such as 0,2,3")
-        elif stripped != NO_GPUS:
-            parse_gpu_list(stripped.removesuffix(","))
-    except ValueError as error:
-        raise ArgumentTypeError(str(error)) from None
+    if re.fullmatch(r"0+", stripped):
+        raise ArgumentTypeError("write `--gpus 0,` for GPU 0, or a count such as `--gpus 4`, or none")
+    if not stripped:
+        raise ArgumentTypeError("give a count such as 4, or a list such as 0,2,3")
+    if stripped != NO_GPUS and not re.fullmatch(r"[0-9]+", stripped):
+        _checked(parse_gpu_list, stripped.removesuffix(","))
     return stripped

@@ -200,6 +200,12 @@ def _checkpoint(saved: str | None, spec: str | None) -> tuple[Checkpoint | None,
     return Checkpoint.from_json(saved), stands_in(JobSpec.from_json(spec))
 
 
+def newest_names(store: Store, limit: int) -> dict[int, str | None]:
+    """Returns the names of the newest jobs that are not cleared, by id, the newest first."""
+    sql = "SELECT id, name FROM job WHERE cleared_at IS NULL ORDER BY id DESC LIMIT ?"
+    return {job_id: name for job_id, name in store.db.rows(sql, limit)}
+
+
 def job_count(store: Store) -> int:
     """Returns the number of jobs."""
     count: int = store.db.rows("SELECT count(*) AS n FROM job")[0]["n"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import shutil
@@ -36,8 +37,8 @@ printf '%s\\n' "${COMPREPLY[@]}"
 """
 
 
-def completed(folder: Path, *words: str) -> list[str]:
-    """Returns the completions that bash offers for the last word."""
+def completed(folder: Path, *words: str, **env: str) -> list[str]:
+    """Returns the completions that bash offers for the last word. env: its variables."""
     (folder / "script").write_text(completion_script("bash"))
     (folder / "ask.sh").write_text(ASK)
     done = subprocess.run(
@@ -47,6 +48,7 @@ def completed(folder: Path, *words: str) -> list[str]:
         text=True,
         timeout=60,
         check=True,
+        env={**os.environ, **env},
     )
     assert done.stderr == ""
     return done.stdout.split()
@@ -67,6 +69,33 @@ def test_bash_completes_commands_options_choices_files_and_folders(tmp_path: Pat
     assert completed(tmp_path, "gpu-scheduler", "submit", "--dir", "f") == ["folder_b"]
     assert completed(tmp_path, "gpu-scheduler", "--state-file", "x.json", "sto") == ["stop"]
     assert completed(tmp_path, "gpu-scheduler", "completion", "z") == ["zsh"]
+
+
+def test_bash_completes_jobs_groups_gpus_and_conda_environments(desk: Desk, tmp_path: Path) -> None:
+    for name in ("train/1", "train/2", "bert"):
+        desk.job(name=name)
+    program = tmp_path / "gpu-scheduler"
+    program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m gpu_scheduler "$@"\n')
+    program.chmod(0o755)
+    listed = tmp_path / "home" / ".conda" / "environments.txt"
+    listed.parent.mkdir(parents=True)
+    listed.write_text("/opt/conda\n/opt/conda/envs/torch\n")
+    env = {
+        "PYTHONPATH": str(ROOT), "HOME": str(tmp_path / "home"),
+        "GPU_SCHEDULER_STATE_FILE": str(desk.data_dir.state_file),
+    }  # fmt: skip
+
+    def offered(*words: str) -> list[str]:
+        return completed(tmp_path, str(program), *words, **env)
+
+    jobs = ["3", "2", "1", "bert", "train/2", "train/1", "train"]
+    assert offered("logs", "") == offered("submit", "--after", "") == offered("recover", "--jobs", "") == jobs
+    assert offered("cancel", "3", "tr") == ["train/2", "train/1", "train"]
+    assert offered("pause", "") == offered("run", "--allowed", "") == ["all", "0", "1"]
+    assert offered("submit", "--conda", "") == ["base", "torch"]
+    env["GPU_SCHEDULER_STATE_FILE"] = str(tmp_path / "none.json")
+    assert offered("logs", "") == offered("pause", "") == []
+    assert not (tmp_path / "none.d").exists()
 
 
 def test_the_completion_command_in_the_docs_works_in_a_clone(tmp_path: Path) -> None:
