@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import time
 from argparse import Namespace
@@ -25,6 +24,8 @@ def attach(options: Namespace) -> int:
     target = attach_target(location_of(options), options.job)
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise SchedulerError(f"`attach` needs a terminal; without a terminal, use `logs {target.job_id} -f`")
+    import subprocess  # which `logs` does not need
+
     tput = os.path.join(os.path.dirname(target.program), "tput")  # it uses the same list of terminals
     if os.access(tput, os.X_OK) and subprocess.run([tput, "clear"], capture_output=True).returncode:
         raise SchedulerError(  # Screen would end with exit code 0

@@ -25,7 +25,7 @@ priority,script_path,conda_env,arguments,allowed_gpus
 for x in 1 2
 do
 echo $x; done
-high,a.py,env
+1.5,a.py,env
 """
 
 
@@ -54,13 +54,13 @@ jobs.txt:7: malformed: bash rejects the command"""
     )
     assert "jobs.txt:8: malformed: this line belongs to line 7" in out
     assert "jobs.txt:9: malformed: this line belongs to line 7" in out
-    assert "jobs.txt:10: malformed: priority 'high'" in out
+    assert "jobs.txt:10: malformed: priority '1.5'" in out
     assert out.endswith("2 jobs, 1 duplicate line, 4 malformed\n")
     assert sorted(path.name for path in desk.path.iterdir()) == ["a.py", "jobs.txt", "llm_config.json"]
 
 
 def test_lint_keeps_the_order_of_lines_and_marks_cancelled_lines(desk: Desk) -> None:
-    write_jobs_file(desk, "high,a.py,env\n[cancel] true\n")
+    write_jobs_file(desk, "1.5,a.py,env\n[cancel] true\n")
     out = desk.run("lint")[1]
     first, second = (out.index(f"jobs.txt:{number}: ") for number in (1, 2))
     assert first < second
@@ -68,7 +68,7 @@ def test_lint_keeps_the_order_of_lines_and_marks_cancelled_lines(desk: Desk) -> 
 
 
 def test_lint_lists_the_accepted_formats_once(desk: Desk) -> None:
-    write_jobs_file(desk, "high,a.py,env\nhigh,b.py,env\n0,a.py,,--x a,b,\n")
+    write_jobs_file(desk, "1.5,a.py,env\n1.5,b.py,env\n0,a.py,,--x a,b,\n")
     out = desk.run("lint")[1]
     assert out.count("accepted: priority,script_path") == 1
     assert "jobs.txt:3: malformed: " in out

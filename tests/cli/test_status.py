@@ -143,7 +143,7 @@ def test_the_first_line_of_status_counts_jobs_by_outcome(desk: Desk) -> None:
 
 
 def test_status_shows_malformed_lines_and_unreadable_files(desk: Desk) -> None:
-    path, text = f"{desk.path}/jobs.txt", "high,a.py,\x1b[31menv"
+    path, text = f"{desk.path}/jobs.txt", "1.5,a.py,\x1b[31menv"
     with desk.store.db.transaction() as db:
         db.execute("INSERT INTO jobs_file VALUES (?, ?, 'Permission denied')", (path, str(desk.path)))
         db.execute(
@@ -159,7 +159,7 @@ def test_status_shows_malformed_lines_and_unreadable_files(desk: Desk) -> None:
     assert shown["jobs_files"] == [{"file": path, "problem": "Permission denied"}]
     text = desk.run("status")[1]
     problem = "the priority is no number (accepted: a whole number)"
-    assert f"Malformed: jobs.txt:3: {problem}: high,a.py,\\x1b[31menv\n" in text
+    assert f"Malformed: jobs.txt:3: {problem}: 1.5,a.py,\\x1b[31menv\n" in text
     assert "Jobs file   jobs.txt: Permission denied\n" in text
     assert path not in text
 

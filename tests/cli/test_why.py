@@ -547,11 +547,11 @@ def test_a_very_long_line_is_truncated_in_text_but_not_in_json(desk: Desk) -> No
     text = f"echo {'x' * 60_000}"
     job = desk.job(text, share=100)
     jobs = desk.path / "jobs.txt"
-    jobs.write_text(f"{text}\nhigh,{text},\n")
+    jobs.write_text(f"{text}\n1.5,{text},\n")
     for words in (("status",), ("why", job), ("lint",)):
         out = desk.run(*words)[1]
         assert len(out) < 8_000, words
         assert words[0] == "why" or "x… (60,005 characters)" in out
     assert json.loads(desk.run("status", "--json")[1])["jobs"][0]["command"] == text
     told = json.loads(desk.run("lint", "--json")[1])
-    assert (told["lines"][0]["text"], told["malformed"][0]["text"]) == (text, f"high,{text},")
+    assert (told["lines"][0]["text"], told["malformed"][0]["text"]) == (text, f"1.5,{text},")

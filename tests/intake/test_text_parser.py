@@ -43,7 +43,7 @@ def with_job_ids(lines: tuple[Line, ...]) -> Reading:
 
 PIECES = (
     "python a.py", "python b.py --x 1", "[gpus=2] python a.py", "0,/t.py,env,--x 1,0-3", "0,/t.py,env,--x 2",
-    "0,/t.py,env,x,7", "high,a.py,env", "# note", "", "  ", "for i in 1 2; do", "  python c.py $i", "done",
+    "0,/t.py,env,x,7", "1.5,a.py,env", "# note", "", "  ", "for i in 1 2; do", "  python c.py $i", "done",
     "echo a &&", "python d.py \\", "  --more", "cat <<EOF", "EOF", "echo it's", "caf\xe9.py; true", "a | b",
 )  # fmt: skip
 LINES = st.lists(st.sampled_from(PIECES), max_size=9)
@@ -179,7 +179,7 @@ def parsed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_parses_only_changed_lines_again(tmp_path: Path, parsed: list[str]) -> None:
     path = tmp_path / "jobs.txt"
     lines = [f"python train.py --seed {n}\n" for n in range(3000)]
-    lines[10] = "high,a.py,env\n"
+    lines[10] = "1.5,a.py,env\n"
     path.write_text("".join(lines))
     reader = JobsFileReader(path, "/w", "/home/u", GPUS)
     poll = reader.poll((), {}, 0.0)

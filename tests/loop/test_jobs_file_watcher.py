@@ -57,7 +57,7 @@ def test_reports_a_malformed_line_and_runs_the_other_lines(desk: WatchedFile) ->
 def test_the_messages_about_malformed_lines_show_each_accepted_form_only_once(
     desk: WatchedFile, caplog: pytest.LogCaptureFixture
 ) -> None:
-    desk.save("[gpu=1] echo\nhigh,a.py,env\nhigh,b.py,env\n0,a.py,,--x a,b,\n[gpu=2] echo\n")
+    desk.save("[gpu=1] echo\n1.5,a.py,env\n1.5,b.py,env\n0,a.py,,--x a,b,\n[gpu=2] echo\n")
     messages = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
     assert [text.splitlines()[0].split(":")[1] for text in messages] == ["1", "2", "3", "4", "5"]
     forms = [text.partition("\n  accepted: ")[2] for text in messages]

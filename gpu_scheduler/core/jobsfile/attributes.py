@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any
 
 from gpu_scheduler.core.model import job_name
@@ -183,6 +182,8 @@ def parse_block(text: str, known_gpus: frozenset[int] | None) -> AttributeBlock:
 
 def meant_attributes(name: str) -> tuple[str, ...]:
     """Returns the attributes that a user may mean by an unknown name."""
+    from difflib import get_close_matches
+
     return FOREIGN_NAMES.get(name) or tuple(get_close_matches(name, ATTRIBUTE_HELP, 1, 0.75))
 
 
@@ -194,10 +195,8 @@ def _form(key: str) -> str:
 
 def unknown_attribute(key: str, value: str | None) -> str | None:
     """Returns the message about an unknown attribute with what the user may mean; None if that is unclear."""
-    variable = re.fullmatch(r"env[.=](\w+)[:=](.*)", f"{key}={value}", re.DOTALL)
-    forms = (
-        [f"env:{variable[1]}={variable[2]}"] if variable else [_form(one) for one in meant_attributes(key)]
-    )
+    variable = re.match(r"env[.=](\w+)[:=]", f"{key}={value or ''}")
+    forms = [f"env:{variable[1]}=…"] if variable else list(map(_form, meant_attributes(key)))
     remedy = f"write {' or '.join(forms)}" if forms else NOT_NEEDED
     return f"attribute {key!r} is unknown; {remedy}" if forms or key in FOREIGN_NAMES else None
 

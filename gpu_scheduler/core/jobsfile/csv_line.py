@@ -26,7 +26,7 @@ _ARGUMENTS_COLUMN = 3
 _QUOTED_FIRST = re.compile(r'"((?:[^"]|"")*)"[ \t]*(?=,|$)')
 _INTEGER_FIRST = re.compile(r"[+-]?\d+(?=[,;\s]|$)")
 _PRIORITY_WORD_FIRST = re.compile(rf"(?i:{'|'.join(PRIORITY_WORDS)})(?=[ \t]*[,;])")
-_OTHER_SEPARATOR = re.compile(rf"(?i:[+-]?\d+|priority|{'|'.join(PRIORITY_WORDS)}) *([;|\t])")
+_OTHER_SEPARATOR = re.compile(rf"[+-]?\d+ *([;|\t])|(?i:priority|{'|'.join(PRIORITY_WORDS)}) *;")
 _FIRST_FIELD = re.compile(r"[\w.+\-/]*")
 _EXECUTION_TYPE = re.compile(r"python|torchrun(?:-([0-9]+)gpu)?")
 #: Text that is treated as an execution type, even if it is misspelt. Arguments that look like this must be
@@ -105,12 +105,9 @@ def looks_like_csv(text: str) -> bool:
 
 def check_separator(text: str) -> None:
     """Raises ValueError for a CSV line, or a header, whose fields are not separated by commas."""
-    found = _OTHER_SEPARATOR.match(text)
-    if found:
-        fields = [field.strip() for field in text.split(found[1])]
-        written = "" if '"' in text else f", as in {','.join(map(quote_field, fields))}"
-        name = {";": "semicolons", "|": "bars"}.get(found[1], "tabs")
-        raise ValueError(f"its fields are separated by {name}; separate them by commas{written}")
+    if found := _OTHER_SEPARATOR.match(text):
+        name = {"|": "bars", "\t": "tabs"}.get(found[1], "semicolons")
+        raise ValueError(f"its fields are separated by {name}; separate them by commas")
 
 
 def parse_csv(text: str, known_gpus: frozenset[int] | None) -> CsvLine:

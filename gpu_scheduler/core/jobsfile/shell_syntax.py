@@ -95,9 +95,9 @@ _SMART_QUOTES = re.compile(
     "|(?<![^\\s=,:(])[\u2018-\u201a][^\u2018\u2019]*[\u2018\u2019](?![^\\s,;|&)\\]])"
 )
 #: A dash or a minus sign that stands where an option begins.
-_LONG_DASH = re.compile("(?<!\\S)-?[\u2010-\u2015\u2212]-?([A-Za-z][^\\s=]*)")
+_LONG_DASH = re.compile("(?<!\\S)-?[\u2010-\u2015\u2212]-?([A-Za-z][\\w-]*)")
 _STRAIGHT_QUOTED = re.compile(r"""'[^']*'|"(?:[^"\\]|\\.)*\"""")
-_WINDOWS_PATH = re.compile(r"(?<![^\s=,])[A-Za-z]:\\[\w.][^\s,:]*(?![^\s,])")
+_WINDOWS_PATH = re.compile(r"(?<![^\s=,])([A-Za-z]:\\)[\w.][^\s,:]*(?![^\s,])")
 
 
 def check_characters(text: str) -> None:
@@ -116,7 +116,7 @@ def check_characters(text: str) -> None:
             " straight quotes around the text"
         )
     if path := _WINDOWS_PATH.search(_STRAIGHT_QUOTED.sub("_", text)):
-        raise ValueError(f"{path[0]} is a path of Windows; write the path on this machine, such as /mnt/c/…")
+        raise ValueError(f"{path[1]}… is a path of Windows; write the path on this machine, such as /mnt/c/…")
 
 
 def check_effect(text: str) -> None:
