@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from gpu_scheduler.cli.parser import build_parser
-from gpu_scheduler.cli.program import PROGRAM, choose_location, location_of
+from gpu_scheduler.cli.program import PROGRAM, WORDS_VARIABLE, location_of
 from gpu_scheduler.errors import SchedulerError
 
 #: The program in a clone. Its arguments are completed too if it is called directly (./scheduler.py).
@@ -24,11 +24,10 @@ _CLONE_PROGRAM = "scheduler.py"
 #: metavar is one of the others. Users must type the special values - and "" themselves.
 _FILE_METAVARS = ("PATH", "FILE", "SCRIPT")
 _FOLDER_METAVARS = ("DIR",)
-#: The kinds of words that complete an argument, by its metavar, and the variable that asks for such words.
+#: The kinds of words that complete an argument, by its metavar.
 _WORDS = {"JOB": "jobs", "JOBS": "jobs", "ID": "gpus", "LIST": "gpus", "ENV": "environments"}
-_VARIABLE = "_GPU_SCHEDULER_WORDS"
 #: The command that prints words of a kind, silent about errors, and the functions that offer these words.
-_ASK = f"env {_VARIABLE}={{}} {{}} completion bash 2>/dev/null"
+_ASK = f"env {WORDS_VARIABLE}={{}} {{}} completion bash 2>/dev/null"
 _FUNCTIONS = {
     "bash": f"""_gpu_scheduler_{{0}}() {{{{
   compgen -W "$({_ASK.format("{0}", '"${{COMP_WORDS[0]}}"')})" -- "$1"
@@ -41,11 +40,9 @@ _FUNCTIONS = {
 
 def completion(options: Namespace) -> int:
     """Prints the script; its first lines explain where to put it. With the variable, prints words instead."""
-    if kind := os.environ.get(_VARIABLE):
+    if kind := os.environ.get(WORDS_VARIABLE):
         from gpu_scheduler.app.completion import completion_words
 
-        options.command = "status"  # which uses the queue of the running scheduler if this folder has none
-        choose_location(options, ())
         print("\n".join(completion_words(location_of(options), kind)))
         return 0
     sys.stdout.write(completion_script(options.shell))

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from gpu_scheduler.views.layout import Viewport
 
 PROGRAM = "gpu-scheduler"
+#: With this variable, `completion` prints words of the queue that `status` would show.
+WORDS_VARIABLE = "_GPU_SCHEDULER_WORDS"
 #: The commands that start a scheduler or need no queue.
 _FIXED = frozenset({"start", "doctor", "run", "gpus", "lint", "completion"})
 
@@ -70,7 +72,8 @@ def choose_location(options: Namespace, argv: Sequence[str]) -> None:
     use = QueueUse.WHOLE if of_all.get(command) else QueueUse.PART
     if command in ("submit", "adopt", "import"):
         use = QueueUse.ADD_JOBS
-    if command in _FIXED or (command == "wait" and not given["jobs"]) or given.get("output_file"):
+    is_fixed = command in _FIXED and not os.environ.get(WORDS_VARIABLE)
+    if is_fixed or (command == "wait" and not given["jobs"]) or given.get("output_file"):
         use = QueueUse.FIXED
     verdict, location, running = find_queue(use, options.state_file, options.data_dir)
     if running:

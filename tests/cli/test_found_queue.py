@@ -99,6 +99,16 @@ def test_commands_work_on_the_queue_that_they_found(desk: Desk, far: Path) -> No
     assert [path.name for path in far.iterdir()] == ["train.py"]
 
 
+def test_completion_offers_the_jobs_of_the_queue_that_it_found(
+    desk: Desk, far: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk.job(name="bert")
+    with running(desk, "deaf"):
+        assert desk.run("completion", "bash")[2] == ""
+        monkeypatch.setenv("_GPU_SCHEDULER_WORDS", "jobs")
+        assert desk.run("completion", "bash")[:2] == (0, "1\nbert\n")
+
+
 def test_add_appends_to_the_jobs_file_of_the_queue_with_the_folder_of_the_caller(
     desk: Desk, far: Path
 ) -> None:
