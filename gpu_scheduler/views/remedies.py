@@ -117,10 +117,10 @@ def oom_remedy(case: OomCase, job_id: int | None = None) -> str:
 
     Advises requesting more memory only if the GPUs that the job had can provide more.
     """
-    return _memory_remedy(case) + (_FRAGMENTED if case.is_fragmented else "")
+    return _memory_remedy(case, job_id) + (_FRAGMENTED if case.is_fragmented else "")
 
 
-def _memory_remedy(case: OomCase) -> str:
+def _memory_remedy(case: OomCase, job_id: int | None) -> str:
     if not (case.had_gpus_alone or case.at_limit):
         how = "" if job_id is None else f", as with `retry {job_id} --set vram=…`"
         return (
