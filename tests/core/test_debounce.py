@@ -105,7 +105,7 @@ def test_no_line_of_a_slow_generator_is_lost() -> None:
 
 def test_a_malformed_line_delays_the_cancellation_of_the_job_whose_line_it_replaces() -> None:
     w = world("a\nb\nc\n")
-    w.save("a\nhigh,b.py,x\nc\n", wait=60)
+    w.save("a\nsoon,b.py,x\nc\n", wait=60)
     assert w.states() == {1: "queued", 2: "queued", 3: "queued"}
     assert w.waiting_for_lines == {2}
     assert [line.number for line in w.reading if line.malformed] == [2]
@@ -125,14 +125,14 @@ def test_a_malformed_line_delays_the_cancellation_of_the_job_whose_line_it_repla
         ("a\n[gpus=2] b\nc\n", "[gpus=two] b\n", {2}, {1, 3}),
         ("0,a.py\n0,b.py\n", "[vrm=2] 0,b.py\n", {2}, {1}),
         # If no missing line has the same text, the original is the nearest missing line.
-        ("a\nb\nc\nd\n", "a\nhigh,b.py,x\n", {2}, {3, 4}),
-        ("a\nb\nc\nd\n", "a\nn\nhigh,c.py,x\nd\n", {3}, {2}),
-        ("a\nb\nc\nd\n", "n\na\nhigh,x,x\nc\n", {2}, {4}),
-        ("a\nb\nc\nd\n", "high,x,x\nlow,x,x\nb\nd\n", {1, 3}, set()),
+        ("a\nb\nc\nd\n", "a\nsoon,b.py,x\n", {2}, {3, 4}),
+        ("a\nb\nc\nd\n", "a\nn\nsoon,c.py,x\nd\n", {3}, {2}),
+        ("a\nb\nc\nd\n", "n\na\nsoon,x,x\nc\n", {2}, {4}),
+        ("a\nb\nc\nd\n", "soon,x,x\nlate,x,x\nb\nd\n", {1, 3}, set()),
         # If two malformed lines have the same text, only one of them can replace that original.
         ("a\nb\nc\n", "a\n[x=1] b\n[x=2] b\n", {2, 3}, set()),
         # A malformed line without an original does not protect any job.
-        ("a\nb\n", "a\nhigh,x,x\nlow,x,x\nb\n", set(), set()),
+        ("a\nb\n", "a\nsoon,x,x\nlate,x,x\nb\n", set(), set()),
     ],
 )
 def test_a_new_malformed_line_protects_the_job_of_only_one_missing_line(
@@ -156,8 +156,8 @@ def test_a_new_malformed_line_protects_the_job_of_only_one_missing_line(
 
 def test_a_line_near_a_malformed_line_can_be_removed_by_a_later_save() -> None:
     w = world("a\nb\nc\nd\n")
-    w.save("a\nhigh,b.py,x\nc\nd\n", wait=60)
-    w.save("a\nhigh,b.py,x\nd\n", wait=11)
+    w.save("a\nsoon,b.py,x\nc\nd\n", wait=60)
+    w.save("a\nsoon,b.py,x\nd\n", wait=11)
     assert w.states() == {1: "queued", 2: "queued", 3: "cancelled", 4: "queued"}
     w.save("d\na\nlow,b.py,x\n", wait=11)  # The lines get a different typo and a different order.
     assert (w.waiting_for_lines, w.queue()) == ({2}, ["d", "a", "b"])
@@ -218,7 +218,7 @@ def test_matching_a_file_of_malformed_lines_takes_linear_time() -> None:
     count = 4000
     w = world("".join(f"echo {n}\n" for n in range(count)))
     begun = time.process_time()
-    w.save("".join(f"high,{n},x\n" for n in range(count)))
+    w.save("".join(f"soon,{n},x\n" for n in range(count)))
     assert len(w.waiting_for_lines) == count
     assert [w.waits[job].line_number for job in sorted(w.waiting_for_lines)] == list(range(1, count + 1))
     assert time.process_time() - begun < 5
