@@ -159,7 +159,7 @@ def test_a_line_near_a_malformed_line_can_be_removed_by_a_later_save() -> None:
     w.save("a\nsoon,b.py,x\nc\nd\n", wait=60)
     w.save("a\nsoon,b.py,x\nd\n", wait=11)
     assert w.states() == {1: "queued", 2: "queued", 3: "cancelled", 4: "queued"}
-    w.save("d\na\nlow,b.py,x\n", wait=11)  # The lines get a different typo and a different order.
+    w.save("d\na\nlate,b.py,x\n", wait=11)  # The lines get a different typo and a different order.
     assert (w.waiting_for_lines, w.queue()) == ({2}, ["d", "a", "b"])
     w.save("d\na\n", wait=11)
     assert w.states() == {1: "queued", 2: "cancelled", 3: "cancelled", 4: "queued"}

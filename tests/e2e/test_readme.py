@@ -141,7 +141,7 @@ def after_status(reader: Reader) -> None:
 
 def after_retry(reader: Reader) -> None:
     said = reader.said["python3 ../scheduler.py retry typo"]
-    why = r"job 6 failed, exit code 2: .*invalid int value.*What to do: `retry 6`.*job 6: queued again"
+    why = r"job 6 failed, exit code 2: .*invalid int value.*correct the arguments.*job 6: queued again"
     assert re.search(why, said, re.DOTALL)
     reader.world.wait_until(
         lambda jobs: jobs[6]["attempts"] == 2 and jobs[6]["state"] == "finished", "job 6 has run again"
