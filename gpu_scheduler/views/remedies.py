@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
 
 from gpu_scheduler.app.oom_case import OomCase
 from gpu_scheduler.core.model.state_reason import FailureKind
@@ -77,9 +78,16 @@ _REMEDIES = {
 }  # fmt: skip
 
 
+class Remedy(NamedTuple):
+    """What a user can do about a failure. restarts: whether this runs the job again, or a new one instead."""
+
+    text: str
+    restarts: bool = False
+
+
 def failure_remedy(
     kind: FailureKind | None, job_id: int | None = None, *, is_script: bool = False
-) -> str | None:
+) -> Remedy | None:
     """Returns the remedy for a failure; None if none is known. For CUDA_OOM, see `oom_remedy`.
 
     job_id: the job, if it has no line that the user can correct; is_script: whether it has no command either.
@@ -89,20 +97,17 @@ def failure_remedy(
         remedy = _CREATE_FILES
     elif job_id is not None and kind is FailureKind.WRONG_USAGE:
         remedy = "submit it again with other arguments" if is_script else "{command='…'} with other arguments"
-    return remedy and _with_forms(remedy, job_id)
+    if remedy is None:
+        return None
+    is_set = job_id is not None and remedy.startswith("{")
+    return Remedy(_with_forms(remedy, job_id), is_set or kind is FailureKind.WRONG_USAGE)
 
 
-def timeout_remedy(timeout_s: float | None, job_id: int | None) -> str:
+def timeout_remedy(timeout_s: float | None, job_id: int | None) -> Remedy:
     """Returns the remedy for a job that reached its time limit. job_id: as for `failure_remedy`."""
     limit = "its time limit" if timeout_s is None else f"its time limit of {format_seconds(timeout_s)}"
-    return _with_forms(
-        f"raise {limit}, as with <timeout=…>" if job_id is None else f"{{timeout=…}} to raise {limit}", job_id
-    )
-
-
-def is_complete(remedy: str | None, kind: FailureKind | None) -> bool:
-    """Returns whether a remedy itself runs the job again, or in its place a new one."""
-    return kind is FailureKind.WRONG_USAGE or (remedy or "").startswith("run `retry ")
+    remedy = f"raise {limit}, as with <timeout=…>" if job_id is None else f"{{timeout=…}} to raise {limit}"
+    return Remedy(_with_forms(remedy, job_id), job_id is not None)
 
 
 def _with_forms(remedy: str, job_id: int | None) -> str:
@@ -112,12 +117,12 @@ def _with_forms(remedy: str, job_id: int | None) -> str:
     return re.sub(r"<([\w=…]+)>", example, re.sub(r"\{([\w='…]+)\}", form, remedy))
 
 
-def oom_remedy(case: OomCase, job_id: int | None = None) -> str:
+def oom_remedy(case: OomCase, job_id: int | None = None) -> Remedy:
     """Returns the remedy for a job that ran out of GPU memory. job_id: as for `failure_remedy`.
 
     Advises requesting more memory only if the GPUs that the job had can provide more.
     """
-    return _memory_remedy(case, job_id) + (_FRAGMENTED if case.is_fragmented else "")
+    return Remedy(_memory_remedy(case, job_id) + (_FRAGMENTED if case.is_fragmented else ""))
 
 
 def _memory_remedy(case: OomCase, job_id: int | None) -> str:

@@ -29,7 +29,7 @@ from gpu_scheduler.views.need_text import current_need_text
 from gpu_scheduler.views.parent_text import parent_objects
 from gpu_scheduler.views.progress_text import long_text
 from gpu_scheduler.views.reason_text import outcome_text, reason_text
-from gpu_scheduler.views.remedies import failure_remedy, is_complete, oom_remedy, timeout_remedy
+from gpu_scheduler.views.remedies import Remedy, failure_remedy, oom_remedy, timeout_remedy
 from gpu_scheduler.views.text_width import wrap_words
 from gpu_scheduler.views.wait_text import held_text, job_reason_text, wait_text
 from gpu_scheduler.views.warnings import job_warnings
@@ -205,16 +205,17 @@ def _end(diagnosis: Diagnosis) -> Iterator[Finding]:
     if job.outcome not in FAILED:
         yield warn(Check.END, end, again)
         return
-    remedy, failure = _remedy(diagnosis), None if job.reason is None else job.reason.failure
+    remedy = _remedy(diagnosis)
     if job.outcome is Outcome.TIMED_OUT and job.spec.timeout_s is not None:
         end = f"{end} after {format_seconds(job.spec.timeout_s)}"
-    steps = [remedy] if is_complete(remedy, failure) else [remedy, again]
-    yield bad(Check.END, end, "; then ".join(filter(None, steps)))
+    steps = [] if remedy is None else [remedy.text]
+    steps += [] if remedy is not None and remedy.restarts else [again]
+    yield bad(Check.END, end, "; then ".join(steps))
     if diagnosis.attempt_folder is not None:
         yield job_findings.manual_rerun(diagnosis.attempt_folder)
 
 
-def _remedy(diagnosis: Diagnosis) -> str | None:
+def _remedy(diagnosis: Diagnosis) -> Remedy | None:
     """Returns the remedy for the failure of a job; None if none is known."""
     job = diagnosis.job.record
     without_line = None if job.is_of_file else job.id

@@ -48,7 +48,12 @@ def explain(how: AttemptResult, context: FailureContext | None = None) -> str:
 
 def remedy(how: AttemptResult, tail: str = "", ids: tuple[int, ...] = ()) -> str | None:
     """Returns the remedy for a failed command whose log ends with `tail`."""
-    return failure_remedy(explain_failure(how, FailureContext(tail, ids)).failure)
+    return remedy_text(explain_failure(how, FailureContext(tail, ids)).failure)
+
+
+def remedy_text(kind: FailureKind | None, job: int | None = None, *, is_script: bool = False) -> str | None:
+    found = failure_remedy(kind, job, is_script=is_script)
+    return None if found is None else found.text
 
 
 @pytest.mark.parametrize(
@@ -242,7 +247,7 @@ def test_names_the_cause_and_the_remedy_of_a_known_error(kind: str, words: str, 
     assert ("none" if reason.failure is None else reason.failure.value) == kind
     assert reason.error
     for job in (None, 7):
-        assert words in (failure_remedy(reason.failure, job) or "")
+        assert words in (remedy_text(reason.failure, job) or "")
 
 
 @pytest.mark.parametrize(
@@ -257,9 +262,12 @@ def test_names_the_cause_and_the_remedy_of_a_known_error(kind: str, words: str, 
 def test_a_wrong_call_is_corrected_and_not_only_repeated(code: int, tail: str) -> None:
     failure = explain_failure(result(code), FailureContext(f"{tail}\n")).failure
     assert failure is FailureKind.WRONG_USAGE
-    assert failure_remedy(failure) == "correct the arguments on its line, which adds a new job"
-    assert failure_remedy(failure, 7) == "run `retry 7 --set command='…'` with other arguments"
-    assert failure_remedy(failure, 7, is_script=True) == "submit it again with other arguments"
+    assert remedy_text(failure) == "correct the arguments on its line, which adds a new job"
+    assert remedy_text(failure, 7) == "run `retry 7 --set command='…'` with other arguments"
+    assert remedy_text(failure, 7, is_script=True) == "submit it again with other arguments"
+    assert all(
+        found is not None and found.restarts for found in map(failure_remedy, [failure] * 2, [None, 7])
+    )
     assert (
         explain_failure(result(2), FailureContext("make: *** [a.o] Error 1\n")).failure is FailureKind.PROGRAM
     )
@@ -285,8 +293,8 @@ def test_a_wrong_call_is_corrected_and_not_only_repeated(code: int, tail: str) -
     ],
 )  # fmt: skip
 def test_the_oom_remedy_depends_on_gpu_use_and_the_declaration(case: OomCase, words: str) -> None:
-    assert words in oom_remedy(case)
-    assert ("request more" in oom_remedy(case)) == (case == OomCase())
+    assert words in oom_remedy(case).text
+    assert ("request more" in oom_remedy(case).text) == (case == OomCase())
 
 
 @pytest.mark.parametrize(
@@ -329,8 +337,8 @@ def test_a_launch_failure_has_a_remedy_for_its_cause(failure: FailureKind, words
     )
     reason = explain_launch_failure(result)
     assert reason_text(reason) == "script a: command not found"
-    assert (failure_remedy(reason.failure) or "").startswith(words)
-    assert bool(failure_remedy(reason.failure)) is bool(words)
+    assert (remedy_text(reason.failure) or "").startswith(words)
+    assert bool(remedy_text(reason.failure)) is bool(words)
 
 
 def test_remedies_do_not_depend_on_the_text_of_the_message() -> None:
@@ -363,7 +371,7 @@ def test_names_the_failures_that_only_a_pipe_causes(
     assert reason.failure is kind
     if kind is not None:
         assert (
-            failure_remedy(kind)
+            remedy_text(kind)
             == "put [pipefail=off] before its line if only the last program of the pipe matters"
         )
-        assert (failure_remedy(kind, 7) or "").startswith("run `retry 7 --set pipefail=off` if")
+        assert (remedy_text(kind, 7) or "").startswith("run `retry 7 --set pipefail=off` if")
