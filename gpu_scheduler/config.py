@@ -41,8 +41,9 @@ class StartOptions(Settings):
     learn: learn undeclared needs from finished jobs. fresh: delete the history first. restore: rebuild a lost
     store from its newest backup and the attempt folders. as_copy: continue with a copied store. keep_history:
     continue after a change between simulated and real GPUs. verbose: log a job's memory when it reaches a new
-    peak. ignore_old_sessions: start even if jobs of the older scheduler are running. trust_files: use files
-    even if other users own them or everyone may write to them. llm_config: None means the default file, which
+    peak. log_limit_mib: largest size of a job's log, 0 for any size. ignore_old_sessions: start even if jobs
+    of the older scheduler are running. trust_files: use files even if other users own them or everyone may
+    write to them. llm_config: None means the default file, which
     may be absent; a named file must exist. jobs_file: "" means no jobs file.
     """
 
@@ -56,6 +57,7 @@ class StartOptions(Settings):
     monitor_interval_s: float = 30.0
     state_interval_s: float = 20.0
     log_dir: str | None = None
+    log_limit_mib: int = 1024
     gpu_probe: ProbeKind = "auto"
     simulate: str | None = None
     cuda_ids: CudaIds = "physical"

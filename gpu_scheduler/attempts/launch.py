@@ -147,6 +147,7 @@ class Launcher:
                 "watch": _watched_process(attempt),
                 "leftover_wait_s": 5.0, "background": spec.background,
                 "ends_in_pipe": spec.ends_in_pipe, "ignore_hangup": spec.preempt_signal != "HUP",
+                "log_limit": options.log_limit_mib * 2**20 or None,
                 attempt_folders.ORIGIN_KEY:
                     attempt_folders.origin_object(
                         attempt, job, self._store.data_dir, source_cwd,

@@ -12,6 +12,7 @@ from gpu_scheduler.core.text.sanitize import Sanitizer
 from gpu_scheduler.errors import SchedulerError
 
 _CHUNK = 1 << 16
+_BEGIN_BYTES = 256
 
 
 class LogFilter:
@@ -51,6 +52,7 @@ class LogPrinter:
 
     def __init__(self, path: str, log_filter: LogFilter | None = None) -> None:
         self._file = _open_log(path)
+        self._begin = b""
         self._log_filter = log_filter
 
     def switch_to(self, path: str) -> None:
@@ -79,9 +81,16 @@ class LogPrinter:
             sys.stdout.buffer.flush()
 
     def print_new(self) -> None:
-        """Prints the output appended since the last call."""
+        """Prints the output appended since the last call.
+
+        Goes on at the end of a log whose middle the runner has left out, and at the beginning of a log that
+        somebody has truncated.
+        """
+        begin = os.pread(self._file.fileno(), _BEGIN_BYTES, 0)
         if os.fstat(self._file.fileno()).st_size < self._file.tell():
-            self._file.seek(0)  # the file was truncated
+            is_same = self._begin != b"" and begin.startswith(self._begin)
+            self._file.seek(0, os.SEEK_END if is_same else os.SEEK_SET)
+        self._begin = begin
         is_new = False
         while data := self._file.read(_CHUNK):
             is_new = True

@@ -135,6 +135,9 @@ def _start_scheduler(group: argparse._ArgumentGroup) -> None:
             help="Maximum number of seconds until the scheduler notices an edit to the state"
             " file")  # fmt: skip
     shared_options(group, "--log-dir")
+    setting(group, "--log-limit", "log_limit_mib", metavar="MIB", type=values.mib,
+            help="Largest size of a job's log, in MiB or with a unit, as in 10G. A larger log keeps its first"
+            " half and its end; 0: no limit")  # fmt: skip
     flag(
         group,
         "--daemon",

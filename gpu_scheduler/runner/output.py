@@ -25,6 +25,8 @@ _KEYS_BUFFER = 4096
 #: The size of a terminal without a window, as four 16-bit integers: 24 rows, 80 columns, 0, 0.
 _DEFAULT_SIZE = b"\x18\0P\0\0\0\0\0"
 _LOWEST_FD = 10
+#: The line that replaces the middle of a log. Its length is the same for every number of bytes.
+_GAP = "\n--- {:20,} bytes of output were left out here (start --log-limit)\n"
 
 
 def move_fd_up(fd: int) -> int:
@@ -63,12 +65,19 @@ class Poller:
 
 
 class LogWriter:
-    """Writes the job's log, which the scheduler created. lost_bytes: the number of bytes not written."""
+    """Writes the job's log, which the scheduler created. lost_bytes: the number of bytes not written.
 
-    def __init__(self, path: str | None) -> None:
+    limit: the largest size of the log in bytes, None for any size. A log that grows larger keeps its first
+    half and its end, at least a quarter of the limit.
+    """
+
+    def __init__(self, path: str | None, limit: int | None = None) -> None:
         self.lost_bytes = 0
         self.problem: str | None = None
         self._fd: int | None = None
+        self._limit = limit
+        self._size = 0
+        self._left_out = 0
         self._line_open = False
         if path is None:
             return
@@ -85,10 +94,41 @@ class LogWriter:
         self._line_open = not data.endswith(b"\n")
         while data:
             try:
-                data = data[os.write(self._fd, data) :]
+                written = os.write(self._fd, data)
             except OSError:
                 self.lost_bytes += len(data)
                 return
+            self._size += written
+            data = data[written:]
+        if self._limit is not None and self._size > self._limit:
+            try:
+                self._size = self._without_middle(self._fd, self._limit)
+            except OSError:
+                self._limit = None
+
+    def _without_middle(self, log: int, limit: int) -> int:
+        """Moves the end of a log that exceeds `limit` to the middle of the limit; returns the log's size.
+
+        Whoever reads the log meanwhile finds some of its end twice, but never less of it.
+        """
+        size = os.fstat(log).st_size
+        if size <= limit:
+            return size  # somebody has truncated it
+        fd = os.open(f"/proc/self/fd/{log}", os.O_RDWR | os.O_CLOEXEC)  # pwrite ignores offsets with O_APPEND
+        try:
+            start = size - limit // 4
+            start += os.pread(fd, _CHUNK, start).find(b"\n") + 1
+            at = limit // 2
+            gap_bytes = len(_GAP.format(0))
+            self._left_out += start - at - (gap_bytes if self._left_out else 0)
+            at += os.pwrite(fd, _GAP.format(self._left_out).encode(), at)
+            while data := os.pread(fd, _CHUNK, start):
+                at += os.pwrite(fd, data, at)
+                start += len(data)
+            os.ftruncate(fd, at)
+        finally:
+            os.close(fd)
+        return at
 
     def write_line(self, text: str) -> None:
         """Appends a line that the runner itself writes."""

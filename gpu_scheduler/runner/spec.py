@@ -110,11 +110,12 @@ _SPEC_FIELDS = {
     "background": lambda value: value in (None, "wait", "ignore"),
     "ends_in_pipe": lambda value: isinstance(value, bool),
     "ignore_hangup": lambda value: isinstance(value, bool),
+    "log_limit": lambda value: value is None or _is_count(value),
 }
 #: The fields that an earlier version does not write, with what it meant.
 _OLDER_SPEC = {
     "gpu_claims": None, "watch": None, "leftover_wait_s": 0.0, "background": None, "ends_in_pipe": False,
-    "ignore_hangup": False,
+    "ignore_hangup": False, "log_limit": None,
 }  # fmt: skip
 
 

@@ -101,7 +101,7 @@ class CommandSupervisor(AttemptSupervisor):
 
     def __init__(self, path: str, folder: int, spec: dict[str, Any]) -> None:
         poller = Poller()
-        log = LogWriter(spec["log"])
+        log = LogWriter(spec["log"], spec.get("log_limit"))
         self._command = Child(path, spec, poller)
         super().__init__(folder, spec, poller, log, self._command)
 

@@ -52,7 +52,7 @@ _ALL_CHANGED = StartOptions(
     max_assign_attempts=2, assign_retry_wait_s=0.0, log_dir="logs", gpu_probe="simulated", simulate="4:80G",
     cuda_ids="visible", conda_sh="c.sh", drain=True, take_over=True, margin_mib=1024, idle_threshold_mib=0,
     spike_buffer=0.2, tolerance=0.0, exclusive=True, oom_retries=3, fail_retries=1, recover=True, learn=True,
-    suspect_after=5, start_interval_s=1.5, cpu_jobs=999,
+    suspect_after=5, log_limit_mib=5, start_interval_s=1.5, cpu_jobs=999,
     preempt_at_priority=100, preempt_grace_s=5.0, queue_order=QueueOrder.BACKFILL, aging=3, idle_budget=0.0,
     poll_s=0.5, verbose=True, fresh=True, ignore_old_sessions=True, as_copy=True, trust_files=True,
 )  # fmt: skip
@@ -67,7 +67,7 @@ def test_every_option_of_start_sets_its_field() -> None:
         " --max-assign-attempts 2 --assign-retry-wait 0 --log-dir logs --gpu-probe simulated --simulate 4:80G"
         " --cuda-ids visible --conda-sh c.sh --drain --take-over --margin 1G --idle-threshold 0"
         " --spike-buffer 0.2 --tolerance 0 --exclusive --oom-retries 3 --fail-retries 1 --recover --learn"
-        " --suspect-after 5 --start-interval 1.5 --cpu-jobs 999"
+        " --suspect-after 5 --log-limit 5 --start-interval 1.5 --cpu-jobs 999"
         " --preempt-at-priority HIGH --preempt-grace 5 --queue-order backfill --aging 3 --idle-budget 0"
         " --poll 0.5 -v --fresh --ignore-old-sessions --as-copy --trust-files"
     )
