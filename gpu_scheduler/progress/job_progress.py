@@ -13,7 +13,7 @@ from gpu_scheduler.core.model.checkpoint import Checkpoint
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.progress import Progress, ProgressUnit
 from gpu_scheduler.core.progress.checkpoint_names import step_in
-from gpu_scheduler.core.progress.eta import JobProgress, remaining_since, work_before
+from gpu_scheduler.core.progress.eta import JobProgress, remaining_s, work_before
 from gpu_scheduler.core.progress.log_progress import first_readings, progress_of_log
 from gpu_scheduler.core.progress.run_options import RunOptions
 from gpu_scheduler.progress.checkpoint_scan import (
@@ -125,7 +125,7 @@ class _AttemptReader:
         resumed_at = _resumed_at(source, progress, options)
         if resumed_at is not None:
             first = replace(progress, current=resumed_at, at=None)
-        left = remaining_since(progress, first, started_at=source.started_at, now=now)
+        left = remaining_s(progress, first, started_at=source.started_at, now=now)
         return JobProgress(progress, checkpoint, left, None if left is None else now + left)
 
     def _own_checkpoints(self, source: ProgressSource) -> list[FoundCheckpoint]:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gpu_scheduler.core.model.progress import Progress, ProgressUnit
 from gpu_scheduler.core.progress.checkpoint_names import CheckpointKind, matched_name, parse_name, step_in
-from gpu_scheduler.core.progress.eta import remaining_s, remaining_since, work_before
+from gpu_scheduler.core.progress.eta import remaining_s, work_before
 
 STEP = ProgressUnit.STEP
 
@@ -26,7 +26,9 @@ def test_a_job_with_a_constant_speed_finishes_when_it_says(
     base = total * resumed * part
     current = total * part
     now = started + (current - base) / speed
-    left = remaining_s(Progress(current, total, STEP), started_at=started, now=now, resumed_at=base)
+    left = remaining_s(
+        Progress(current, total, STEP), Progress(base, total, STEP), started_at=started, now=now
+    )
     if left is None:
         assert now == started or current == base
     else:
@@ -35,20 +37,25 @@ def test_a_job_with_a_constant_speed_finishes_when_it_says(
 
 
 @given(
-    st.floats(0, 1e9), st.none() | st.floats(0, 1e9), st.none() | st.floats(0, 1e9), st.floats(0, 2e9),
-    st.none() | st.floats(0, 1e9), st.none() | st.floats(0, 2e9), st.none() | st.floats(0, 1e9),
+    st.floats(0, 1e9), st.none() | st.floats(0, 1e9), st.floats(0, 1e9), st.none() | st.floats(0, 2e9),
+    st.floats(0, 2e9), st.none() | st.floats(0, 1e9), st.none() | st.floats(0, 2e9),
+    st.none() | st.floats(0, 1e9),
 )  # fmt: skip
 def test_an_estimate_is_a_positive_time(
     current: float,
     total: float | None,
-    resumed: float | None,
+    first: float,
+    first_at: float | None,
     now: float,
     started: float | None,
     at: float | None,
     elapsed: float | None,
 ) -> None:
     left = remaining_s(
-        Progress(current, total, STEP, at, elapsed), started_at=started, now=now, resumed_at=resumed
+        Progress(current, total, STEP, at, elapsed),
+        Progress(first, total, STEP, first_at),
+        started_at=started,
+        now=now,
     )
     assert left is None or 0 < left < 4e8
 
@@ -62,15 +69,15 @@ def test_an_estimate_is_a_positive_time(
         (Progress(50, 100, STEP), None, 0.0),
         (Progress(50, 100, STEP), 10.0, 0.0),
         (Progress(50, 100, STEP), 0.0, 50.0),
-        (Progress(50, 100, STEP), 0.0, None),
         (Progress(50, 100, STEP, elapsed_s=0.0), 0.0, 0.0),
         (Progress(1, 1e15, STEP), 0.0, 0.0),  # no calendar has a date for its end
     ],
 )
 def test_there_is_no_estimate_without_evidence(
-    progress: Progress, started: float | None, resumed: float | None
+    progress: Progress, started: float | None, resumed: float
 ) -> None:
-    assert remaining_s(progress, started_at=started, now=10.0, resumed_at=resumed) is None
+    first = Progress(resumed, progress.total, STEP)
+    assert remaining_s(progress, first, started_at=started, now=10.0) is None
 
 
 def test_the_time_that_the_job_reports_excludes_its_preparation() -> None:
@@ -112,7 +119,7 @@ def test_a_counter_that_goes_on_counts_from_where_it_resumed(resumed: int, step:
     ],
 )
 def test_only_the_work_since_the_first_reading_counts(first: Progress | None, left: float | None) -> None:
-    found = remaining_since(Progress(300, 600, STEP), first, started_at=0.0, now=100.0)
+    found = remaining_s(Progress(300, 600, STEP), first, started_at=0.0, now=100.0)
     assert found == (None if left is None else pytest.approx(left))
 
 

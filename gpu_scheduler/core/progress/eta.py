@@ -41,42 +41,33 @@ class JobProgress:
 
 
 def remaining_s(
-    progress: Progress, *, started_at: float | None, now: float, resumed_at: float | None = 0.0
+    progress: Progress, first: Progress | None = None, *, started_at: float | None, now: float
 ) -> float | None:
     """Returns the estimated seconds until a job finishes; None if the evidence does not carry an estimate.
 
-    started_at, now: in wall seconds. resumed_at: the number of units that were done when the attempt started;
-    None if unknown. A job that counts less than that counts only its own work. Evidence from an earlier
-    moment is extrapolated from that moment, so that the estimate decreases until the next evidence; once it
-    is used up, there is none.
+    first: the first known reading of the attempt, which may be `progress` itself; only the work after it
+    counts, unless it is near the beginning. If its moment is unknown, it is what was done at the start; a job
+    that counts less than that counts only its own work. None if there is none. started_at, now: in wall
+    seconds. Evidence from an earlier moment is extrapolated from that moment, so that the estimate decreases
+    until the next evidence; once it is used up, there is none.
     """
-    if progress.total is None or resumed_at is None or progress.is_complete:
+    before = 0.0 if first is None else first.current
+    if first is not None and first.at is not None:
+        if work_before([before], first.total or 0.0) == 0:
+            before = 0.0
+        else:
+            started_at = first.at
+    if progress.total is None or progress.is_complete:
         return None
     at = now if progress.at is None else min(progress.at, now)
     elapsed = progress.elapsed_s
     if elapsed is None:
         elapsed = None if started_at is None else at - started_at
-    done = progress.current - (resumed_at if resumed_at <= progress.current else 0.0)
+    done = progress.current - (before if before <= progress.current else 0.0)
     if elapsed is None or elapsed <= 0 or done <= 0:
         return None
     left = elapsed * (progress.total - progress.current) / done - (now - at)
     return left if 0 < left <= _MAX_LEFT_S else None
-
-
-def remaining_since(
-    progress: Progress, first: Progress | None, *, started_at: float | None, now: float
-) -> float | None:
-    """Returns the same as `remaining_s` for an attempt of which nobody knows where it resumed.
-
-    first: its first known reading, which may be `progress` itself; only the work after it counts, unless it
-    is near the beginning. If its moment is unknown, it is what was done at the start. None if there is none.
-    """
-    if first is None or first.at is None:
-        before = 0.0 if first is None else first.current
-        return remaining_s(progress, started_at=started_at, now=now, resumed_at=before)
-    if work_before([first.current], first.total or 0.0) == 0:
-        return remaining_s(progress, started_at=started_at, now=now)
-    return remaining_s(progress, started_at=first.at, now=now, resumed_at=first.current)
 
 
 def work_before(readings: Sequence[float], total: float) -> float | None:
