@@ -9,13 +9,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from gpu_scheduler.app.line_note import Note, NoteKind
-from gpu_scheduler.core.jobsfile.sbatch import sbatch_options
+from gpu_scheduler.core.jobsfile.sbatch import ARRAY_INDEX, sbatch_options
 from gpu_scheduler.core.jobsfile.shell_syntax import SHELL_ENDINGS
 from gpu_scheduler.errors import UsageError
 
 #: Number of bytes at the beginning of a script in which its `#SBATCH` lines are looked for.
 _HEAD_BYTES = 64 * 1024
-_ARRAY_INDEX = "SLURM_ARRAY_TASK_ID"
 #: The files that make a folder a virtual environment which a job can activate.
 _VENV_FILES = ("bin/python", "bin/activate")
 
@@ -39,23 +38,26 @@ def script_path(given: str, folder: str) -> str:
 
 
 def sbatch_attributes(
-    script: str, folder: str, given: Mapping[str, str | bool | Sequence[str]]
+    script: str, folder: str, given: Mapping[str, str | bool | Sequence[str]], arguments: Sequence[str]
 ) -> tuple[dict[str, str], tuple[Note, ...]]:
     """Returns the attributes that the `#SBATCH` lines of a script set, and notes on all its options.
 
-    given: the attributes of the command line, which win. Raises UsageError for an array of jobs, unless an
-    index is given.
+    given: the attributes of the command line, which win; arguments: those of the script. Raises UsageError
+    for an array of jobs, unless an index is given.
     """
     try:
         with open(os.path.join(folder, script), "rb") as file:
-            same, others, indices = sbatch_options(file.read(_HEAD_BYTES).decode(errors="replace"))
+            same, others, grid = sbatch_options(file.read(_HEAD_BYTES).decode(errors="replace"))
     except OSError:
         return {}, ()
-    if indices and _ARRAY_INDEX not in str(given.get("env")):
-        each = f"gpu-scheduler submit --env {_ARRAY_INDEX}=$i {shlex.quote(script)}"
+    if grid and ARRAY_INDEX not in str(given.get("env")):
+        named = {"name": same["name"], **given} if "name" in same else given
+        values = ((key, [value] if isinstance(value, (str, bool)) else value) for key, value in named.items())
+        own = [f"--{key}" if one is True else f"--{key}={one}" for key, some in values for one in some]
+        words = ["submit", *grid, *own, script, *(["--", *arguments] if arguments else [])]
         raise UsageError(
             f"SCRIPT {script}: its #SBATCH --array means one job for each index; submit them with"
-            f" `for i in {indices}; do {each}; done`"
+            f" `{shlex.join(words)}`"
         )
     won = {*given, "gpus"} if "share" in given else given
     used = {key: value for key, value in same.items() if key not in won}

@@ -137,7 +137,7 @@ def _command(new: NewJob, variables: Mapping[str, str]) -> _Command:
     folder = os.path.abspath(os.path.expanduser(str(new.attributes.get("cwd", ""))))
     script = script_path(new.script, folder)
     python = None if new.python is None else find_python(new.python, variables)
-    read, notes = sbatch_attributes(script, folder, new.attributes)
+    read, notes = sbatch_attributes(script, folder, new.attributes, new.arguments)
     attributes: AttributeValues = {**read, **new.attributes}
     venv: str | None = None
     if python is None and is_python(script, python):

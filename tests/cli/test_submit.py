@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import shutil
 import sqlite3
@@ -505,14 +506,16 @@ def test_a_script_of_slurm_runs_with_bash(desk: Desk, name: str) -> None:
     )
 
 
-def test_an_array_of_jobs_is_refused_with_the_loop_that_submits_them(world: World) -> None:
-    script = world.folder / sbatch_script(world.folder, "--array=0-3:2%1 -J sweep")
-    script.write_text(f"{script.read_text()}touch out_$SLURM_ARRAY_TASK_ID\n")
-    done = world.cli("submit", "job.sh")
+def test_an_array_of_jobs_is_refused_with_the_command_that_replaces_it(world: World) -> None:
+    name = sbatch_script(world.folder, "--array=0-3:2%1 -J sweep", name="my job.sh")
+    script = world.folder / name
+    script.write_text(f'{script.read_text()}touch "out_$SLURM_ARRAY_TASK_ID $TAG $*"\n')
+    done = world.cli("submit", "--env", "TAG=a b", "--gpus=0", name, "--", "--name", "$x")
     assert (done.returncode, done.stdout) == (2, "")
-    loop = "for i in $(seq 0 2 3); do gpu-scheduler submit --env SLURM_ARRAY_TASK_ID=$i job.sh; done"
-    assert f"submit them with `{loop}`; nothing was submitted" in done.stderr
-    for index in "02":
-        assert world.cli("submit", "--env", f"SLURM_ARRAY_TASK_ID={index}", "job.sh").returncode == 0
+    command = re.search("submit them with `submit (.*)`; nothing was submitted", done.stderr)
+    assert command is not None, done.stderr
+    assert world.cli("submit", *shlex.split(command[1])).returncode == 0
+    assert "2 jobs: 2 queued" in world.cli("status", "sweep").stdout
     assert world.cli("start", "--simulate", "2", "--drain").returncode == 0
-    assert sorted(path.name for path in world.folder.glob("out_*")) == ["out_0", "out_2"]
+    found = sorted(path.name for path in world.folder.glob("out_*"))
+    assert found == ["out_0 a b --name $x", "out_2 a b --name $x"]

@@ -235,3 +235,8 @@ def test_jobs_wait_anew_when_their_group_has_a_place_again(desk: Desk) -> None:
     ):
         desk.record(act.SetWaitReason(key, WaitReason(kind)))
         assert (desk.store.db.rows("SELECT min(queued_at) AS at FROM job")[0]["at"] > 7.0) == is_anew
+
+
+def test_a_wrong_grid_is_answered_with_its_form(desk: Desk) -> None:
+    code, _, err = desk.run("submit", "--grid", "lr", "--", "echo", "{lr}")
+    assert (code, "'lr' is not KEY=VALUES, such as lr=0.1,0.01 or seed=1..3" in err) == (2, True)

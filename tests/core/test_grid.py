@@ -46,6 +46,9 @@ def test_zip_combines_the_nth_values() -> None:
         (["lr=1,2,1"], "lr=1,2,1: a value is given twice"),
         (["n=1..3,2"], "a value is given twice"),
         (["n=1..999999999"], f"1..999999999 has more than {MAX_JOBS:,} values"),
+        (["n=0.1..0.5"], "0.1..0.5 is not a range such as 1..3; list the values, as in 0.1,0.5 or 0,2,4"),
+        (["n=0..10:2"], "0..10:2 is not a range"),
+        (["n=1...3"], "1...3 is not a range"),
         (["n=1..5000", "m=1,2,3"], "there are 15,000 combinations; at most 10,000 are possible"),
     ],
 )

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_scheduler.core.jobsfile.attributes import parse_item
+from gpu_scheduler.core.jobsfile.grid import combinations
 from gpu_scheduler.core.jobsfile.sbatch import sbatch_options
 
 
@@ -40,7 +39,7 @@ from gpu_scheduler.core.jobsfile.sbatch import sbatch_options
 )
 def test_an_option_with_an_equal_attribute_is_read(option: str, attributes: dict[str, str]) -> None:
     read = sbatch_options(f"#!/bin/bash\n#SBATCH {option}\npython t.py\n")
-    assert read == (attributes, [], "")
+    assert read == (attributes, [], [])
 
 
 @pytest.mark.parametrize(
@@ -63,7 +62,7 @@ def test_an_option_with_an_equal_attribute_is_read(option: str, attributes: dict
 )
 def test_every_other_option_is_named(option: str) -> None:
     read = sbatch_options(f"#!/bin/bash\n#SBATCH {option}\n")
-    assert read == ({}, [option], "")
+    assert read == ({}, [option], [])
 
 
 def test_only_lines_before_the_first_command_count_and_the_last_of_equal_options() -> None:
@@ -81,16 +80,17 @@ def test_only_lines_before_the_first_command_count_and_the_last_of_equal_options
         ("4", [4]),
     ],
 )
-def test_the_indices_of_an_array_are_words_of_a_shell(value: str, indices: list[int]) -> None:
+def test_the_indices_of_an_array_are_the_values_of_a_grid(value: str, indices: list[int]) -> None:
     words = sbatch_options(f"#SBATCH --array={value}\n")[2]
-    shown = subprocess.check_output(["bash", "-c", f"for i in {words}; do echo $i; done"])
-    assert [int(one) for one in shown.split()] == indices
+    assert [one["i"] for one in combinations([words[1]])] == list(map(str, indices))
+    assert words[2:] == [
+        *(["--max-running", "2"] if "%" in value else []), "--env", "SLURM_ARRAY_TASK_ID={i}"
+    ]  # fmt: skip
 
 
-def test_whatever_the_indices_are_they_run_nothing() -> None:
-    assert sbatch_options("#SBATCH --array=$(reboot),`reboot`,1-2;reboot\n")[2] == (
-        "'$(reboot)' '`reboot`' '1-2;reboot'"
-    )
+def test_indices_that_are_no_numbers_stay_as_they_are() -> None:
+    words = sbatch_options("#SBATCH --array=$(reboot),1-2;reboot,0-9:0,1-999999999:2\n")[2]
+    assert words[1] == "i=$(reboot),1-2;reboot,0-9:0,1-999999999:2"
 
 
 @given(st.text("#SBATCH-JtGa=gpu:gres,time 0123-()'\"\\\n", max_size=60))

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import re
-import shlex
 
 from gpu_scheduler.core.jobsfile.attributes import parse_item
 from gpu_scheduler.core.model.units import format_seconds
 
 _MARK = "#SBATCH"
+#: The variable with the index of a job of an array.
+ARRAY_INDEX = "SLURM_ARRAY_TASK_ID"
 _OPTION = re.compile(r"(--[^\s=]+|-\w)[ \t=]*([^-\s]\S*)?")
 _COMMENT_OR_QUOTE = re.compile(r"[ \t]#.*|[\"']")
 _LONG_NAMES = {"-J": "--job-name", "-t": "--time", "-G": "--gpus", "-a": "--array"}
 
 
-def sbatch_options(script: str) -> tuple[dict[str, str], list[str], str]:
-    """Returns the attributes that equal options of a script, the other options, and the indices of --array.
+def sbatch_options(script: str) -> tuple[dict[str, str], list[str], list[str]]:
+    """Returns the attributes that equal options of a script, the other options, and the grid of --array.
 
-    The indices are words of a shell. As in Slurm, options after the first command do not count.
+    The grid is the words of `submit` that give each job its index. As in Slurm, options after the first
+    command do not count.
     """
-    attributes, others, indices = dict[str, str](), list[str](), ""
+    attributes, others, grid = dict[str, str](), list[str](), list[str]()
     for line in script.splitlines():
         if line.strip() and not line.startswith("#"):
             break
@@ -27,7 +29,9 @@ def sbatch_options(script: str) -> tuple[dict[str, str], list[str], str]:
         for option in _OPTION.finditer(_COMMENT_OR_QUOTE.sub("", text)):
             name, value = _LONG_NAMES.get(option[1], option[1]), option[2] or ""
             if name == "--array":
-                indices = " ".join(map(_shell_indices, value.partition("%")[0].split(",")))
+                indices, _, limit = value.partition("%")
+                grid = ["--grid", f"i={','.join(map(_grid_values, indices.split(',')))}"]
+                grid += [*(["--max-running", limit] if limit else []), "--env", f"{ARRAY_INDEX}={{i}}"]
                 continue
             try:
                 key, text = _attribute(name, value)
@@ -35,7 +39,7 @@ def sbatch_options(script: str) -> tuple[dict[str, str], list[str], str]:
                 attributes[key] = text
             except ValueError:
                 others.append(option[0].strip())
-    return attributes, others, indices
+    return attributes, others, grid
 
 
 def _attribute(name: str, value: str) -> tuple[str, str]:
@@ -58,7 +62,9 @@ def _attribute(name: str, value: str) -> tuple[str, str]:
     return "timeout", format_seconds(86400 * int(days or 0) + seconds)
 
 
-def _shell_indices(text: str) -> str:
-    """Returns the indices in `7`, `0-9` or `0-9:3` as words of a shell."""
-    span = re.fullmatch(r"([0-9]+)-([0-9]+)(?::([0-9]+))?", text)
-    return f"$(seq {span[1]} {span[3] or 1} {span[2]})" if span else shlex.quote(text)
+def _grid_values(text: str) -> str:
+    """Returns the indices in `7`, `0-9` or `0-9:3` as values of --grid."""
+    span = re.fullmatch(r"([0-9]{1,5})-([0-9]{1,5})(?::([1-9][0-9]*))?", text)
+    if span is None or span[3] is None:
+        return text if span is None else f"{span[1]}..{span[2]}"
+    return ",".join(map(str, range(int(span[1]), int(span[2]) + 1, int(span[3]))))
