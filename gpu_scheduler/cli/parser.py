@@ -7,6 +7,7 @@ whether it names a file. The packages that colour the help are imported only whe
 from __future__ import annotations
 
 import argparse
+import os
 import re
 from collections.abc import Sequence
 from itertools import takewhile
@@ -15,17 +16,13 @@ from typing import Any, NoReturn
 from gpu_scheduler import __version__, config
 from gpu_scheduler.cli import arguments
 from gpu_scheduler.cli.commands import COMMANDS, GROUPS
-from gpu_scheduler.cli.first_word import first_word_index, jobs_file_index
 from gpu_scheduler.cli.program import PROGRAM, invocation
-from gpu_scheduler.cli.submit_suggestion import submit_suggestion
-from gpu_scheduler.cli.suggestions import foreign_option
 from gpu_scheduler.cli.values import path
 from gpu_scheduler.errors import UsageError
 
-#: The commands that accept a command after `--`.
-_WITH_COMMAND = frozenset({"add", "run"})
-#: Maximum number of options that an error lists if no option resembles the given one.
-_MAX_SUGGESTIONS = 5
+#: The options that are accepted before the command: those that need a value, and those that do not.
+_OPTIONS_WITH_VALUE = ("--state-file", "--data-dir")
+_FLAGS = ("-h", "--help", "--version")
 
 
 def _capitalized(group: str) -> str:
@@ -64,33 +61,69 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     Raises SystemExit(0) after printing the text for --help or --version.
     """
     try:
-        at = jobs_file_index(argv, COMMANDS)
+        at = first_word_index(argv)
+        file = None if at is None or argv[at] in COMMANDS else _jobs_file(argv[at], argv[at + 1 :])
     except ValueError as error:
         build_parser([]).error(str(error))
-    if at is not None:
-        return _start_with_jobs_file(argv[at], [*argv[:at], "start", *argv[at + 1 :]])
-    first = first_word_index(argv)
-    if first is not None and argv[first] == "submit":
-        return _parse_submit(argv[: first + 1], argv[first + 1 :])
-    if first is not None and argv[first] == "wait" and "--" in argv:
+    if at is not None and file is not None:
+        return _start_with_jobs_file(file, [*argv[:at], "start", *argv[at + 1 :]])
+    first, behind = (argv, ()) if at is None else (argv[: at + 1], argv[at + 1 :])
+    command = first[-1] if at is not None else None
+    if command in ("run", "submit"):
+        return (_parse_submit if command == "submit" else _parse_run)(first, behind)
+    if command == "wait" and "--" in argv:
         _Parser(prog=f"{PROGRAM} wait").error(
             "`wait` executes no command; `run -- COMMAND` waits for GPUs and executes it"
         )
-    words, command = _split_at_command(_join_args_option(argv))
-    options = _parse_known(build_parser(argv), words)
-    if options.command == "add":
-        _check_add(options, command)
-    if options.command == "run":
-        _check_run(options, command)
+    if command != "add":
+        return _parse_known(build_parser(argv), argv)
+    words = _join_args_option(argv)
+    end = words.index("--") if "--" in words else len(words)
+    options = _parse_known(build_parser(argv), words[:end])
+    _check_add(options, words[end + 1 :] if end < len(words) else None)
     return options
 
 
-def _split_at_command(words: list[str]) -> tuple[list[str], list[str] | None]:
-    """Returns the words before the `--` of `add` or `run`, and those after it (None if there is no `--`)."""
-    if "--" not in words or not _WITH_COMMAND.intersection(words[: words.index("--")]):
-        return words, None
-    at = words.index("--")
-    return words[:at], words[at + 1 :]
+def first_word_index(words: Sequence[str]) -> int | None:
+    """Returns the index of the command, or of the jobs file in its place; None if there is neither.
+
+    Raises ValueError if an option that belongs after it comes before it.
+    """
+    rest = iter(enumerate(words))
+    for index, word in rest:
+        if word in _OPTIONS_WITH_VALUE:
+            next(rest, None)
+        elif not word.startswith("-"):
+            return index
+        elif word == "-":
+            raise ValueError(f"standard input cannot be a jobs file; {config.PIPE_REMEDY}")
+        elif word == "--" or word.startswith(tuple(f"{name}=" for name in _OPTIONS_WITH_VALUE)):
+            continue
+        elif word not in _FLAGS:
+            raise ValueError(f"{word}: the command or the jobs file comes first{_in_order(words[index:])}")
+    return None
+
+
+def _in_order(words: Sequence[str]) -> str:
+    """Returns words that begin with an option, with the command or the jobs file before it."""
+    import shlex
+
+    first = next((one for one in words if one in COMMANDS or os.path.isfile(one)), None)
+    if first is None:
+        return ", as in `start --jobs-file jobs.txt`"
+    at = words.index(first)
+    return f", as in `{shlex.join([first, *words[:at], *words[at + 1 :]])}`"
+
+
+def _jobs_file(word: str, behind: Sequence[str]) -> str:
+    """Returns the word if it is a file. Raises ValueError otherwise; behind: the words after it."""
+    if os.path.exists(word):
+        return word
+    from gpu_scheduler.cli.suggestions import meant_commands
+
+    meant = " or ".join(f"`{command}`" for command in meant_commands(word, behind))
+    question = f"; did you mean {meant}?" if meant else ""
+    raise ValueError(f"{word!r} is neither a command nor an existing file{question}")
 
 
 def _check_add(options: argparse.Namespace, command: list[str] | None) -> None:
@@ -99,9 +132,11 @@ def _check_add(options: argparse.Namespace, command: list[str] | None) -> None:
     if command is None and options.script is None:
         parser.error("give a SCRIPT, or a command after `--`, as in `add -- python train.py --epochs 3`")
     if command is not None and options.script is not None:
+        from gpu_scheduler.cli.suggestions import quoted_value
+
         parser.error(
             f"got both a script, {options.script}, and a command after `--`; pass the script's arguments with"
-            f" --args {_quoted_value(command)}, or put the whole command after `--`"
+            f" --args {quoted_value(command)}, or put the whole command after `--`"
         )
     if command is not None and not command:
         parser.error("there is no command after `--`")
@@ -114,14 +149,11 @@ def _parse_submit(first: Sequence[str], behind: Sequence[str]) -> argparse.Names
     from gpu_scheduler.cli.submit_words import split_words
 
     parser = _Parser(prog=f"{PROGRAM} submit", add_help=False)
-    COMMANDS["submit"].declare(parser)
-    _add_location_options(parser)
-    with_value = {flag for flag, action in parser._option_string_actions.items() if action.nargs is None}
     try:
-        words = split_words(behind, with_value)
+        words = split_words(behind, _options_with_value("submit"))
     except ValueError as error:
         parser.error(str(error))
-    options = _parse_known(build_parser(first), [*first, *words.options])
+    options = _parse_known(build_parser(first), [*first, *words.options], typed=[*first, *behind])
     if words.script is None and not words.command:
         parser.error(
             "give a SCRIPT, as in `submit train.py --epochs 3`, or a command after `--`, as in"
@@ -136,33 +168,33 @@ def _parse_submit(first: Sequence[str], behind: Sequence[str]) -> argparse.Names
     return options
 
 
-def _check_run(options: argparse.Namespace, command: list[str] | None) -> None:
-    options.command_words = command
-    if options.words:
-        _run_error(options.words)
-    if not command:
-        _Parser(prog=f"{PROGRAM} run").error(f"give a command after `--`, {_RUN_EXAMPLE}\n{_QUEUE_HINT}")
+def _parse_run(first: Sequence[str], behind: Sequence[str]) -> argparse.Namespace:
+    """Parses `run`. first: the words up to the command; behind: those after it."""
+    from gpu_scheduler.cli.submit_words import options_end
+
+    at = options_end(behind, _options_with_value("run"))
+    options = _parse_known(build_parser(first), [*first, *behind[:at]])
+    is_marked, words = behind[at : at + 1] == ["--"], behind[at:]
+    options.command_words = list(words[1:])
+    if is_marked and options.command_words:
+        return options
+    import shlex
+
+    problem = "give a command after `--`" if is_marked or not words else "put `--` before the command"
+    words = ["python", "train.py", "--epochs", "3"] if is_marked or not words else words
+    example = shlex.join(["run", *behind[:at], "--", *words])
+    _Parser(prog=f"{PROGRAM} run").error(f"{problem}, as in `{example}`\n{_QUEUE_HINT}")
 
 
-_RUN_EXAMPLE = "as in `run -- python train.py --epochs 3`"
 _QUEUE_HINT = "to run the jobs of the queue until none is left, use `start --drain`"
 
 
-def _run_error(words: Sequence[str]) -> NoReturn:
-    """Raises UsageError for a command that is not behind `--`. words: its first words."""
-    import shlex
-
-    _Parser(prog=f"{PROGRAM} run").error(
-        f"put `--` before the command {shlex.join(words)}, {_RUN_EXAMPLE}\n{_QUEUE_HINT}"
-    )
-
-
-def _quoted_value(words: Sequence[str]) -> str:
-    """Returns the words as one option value, quoted so that it can be typed into a shell."""
-    import shlex
-
-    text = shlex.join(words)
-    return shlex.quote(text) if any(special in text for special in '"$`\\!') else f'"{text}"'
+def _options_with_value(command: str) -> set[str]:
+    """Returns the options of a command whose value may be the next word."""
+    parser = argparse.ArgumentParser(add_help=False)
+    COMMANDS[command].declare(parser)
+    _add_location_options(parser)
+    return {flag for flag, action in parser._option_string_actions.items() if action.nargs is None}
 
 
 def _start_with_jobs_file(jobs_file: str, words: Sequence[str]) -> argparse.Namespace:
@@ -180,25 +212,27 @@ def _start_with_jobs_file(jobs_file: str, words: Sequence[str]) -> argparse.Name
 
 
 def _parse_known(
-    parser: argparse.ArgumentParser, words: Sequence[str], jobs_file: str | None = None
+    parser: argparse.ArgumentParser,
+    words: Sequence[str],
+    jobs_file: str | None = None,
+    typed: Sequence[str] = (),
 ) -> argparse.Namespace:
     """Parses the words. Raises UsageError for unknown arguments, with a suggestion.
 
-    jobs_file: the jobs file, if it was given in place of a command.
+    jobs_file: the jobs file, if it was given in place of a command; typed: the whole command line, if it has
+    more words.
     """
     listed = _separated_gpu_list(words)
     if listed is not None:
         parser.error(f"--gpus accepts one list without spaces: write --gpus {listed}")
     options, rest = parser.parse_known_args(words)
     if rest:
+        from gpu_scheduler.cli.suggestions import correction
+
         command: str = options.command
-        if command == "run" and options.words and words.index(options.words[0]) < words.index(rest[0]):
-            _run_error([*options.words, *rest])
-        meant = _suggestion(command, rest[0], jobs_file)
-        if command == "add":
-            meant = _suggest_for_add(words, options.script, rest) + (
-                meant if not rest[0].startswith("-") else ""
-            )
+        typed = typed or words
+        script = options.script if command == "add" else None
+        meant = correction(typed[typed.index(command) :], rest, script, jobs_file)
         if command == "run":
             meant += f"\n{_QUEUE_HINT}"
         _Parser(prog=f"{PROGRAM} {command}").error(f"unrecognized arguments: {' '.join(rest)}{meant}")
@@ -212,63 +246,6 @@ def _separated_gpu_list(words: Sequence[str]) -> str | None:
     behind = words[words.index("--gpus") + 1 :]
     items = list(takewhile(re.compile(r"[0-9][0-9,-]*").fullmatch, behind))
     return ",".join(item.strip(",") for item in items) if len(items) > 1 else None
-
-
-def _suggest_for_add(words: Sequence[str], script: str | None, rest: Sequence[str]) -> str:
-    """Suggests where to put words that `add` does not accept: into --args or after `--`."""
-    example = 'as in `add train.py --args "--lr 3"`'
-    if script is not None and words.index(script) < words.index(rest[0]):
-        if not script.endswith(".py"):
-            import shlex
-
-            return f"; put a command after `--`: `add -- {shlex.join([script, *rest])}`"
-        example = f"`add {script} --args {_quoted_value(rest)}`"
-    elif foreign := foreign_option("add", rest[0]):
-        return foreign
-    from difflib import get_close_matches
-
-    near = get_close_matches(rest[0].partition("=")[0], _options_of("add"), 1, 0.8)
-    meant = f"; did you mean `{near[0]}`? Pass" if near else "; pass"
-    behind = words[words.index("add") + 1 :]
-    elsewhere = "" if near else submit_suggestion(behind, script, rest, _options_of("submit"))
-    return f"{meant} the script's own arguments with --args: {example}{elsewhere}"
-
-
-def _options_of(command: str) -> list[str]:
-    """Returns the options of a command."""
-    parser = _Parser(add_help=False)
-    COMMANDS[command].declare(parser)
-    _add_location_options(parser)
-    return list(parser._option_string_actions)
-
-
-def _suggestion(command: str, word: str, jobs_file: str | None) -> str:
-    """Suggests a correction for an argument that the command does not accept."""
-    if jobs_file is not None and jobs_file.endswith((".py", ".sh")):
-        return f"; `submit {jobs_file} …` runs a script with its arguments as one job"
-    foreign = foreign_option(command, word)
-    if foreign:
-        return foreign
-    if command == "submit":
-        return "; options of `submit` come before the script, and those of the script after it"
-    if not word.startswith("-"):
-        if jobs_file is not None:
-            return f" (the jobs file is {jobs_file}; a scheduler accepts only one jobs file)"
-        if command == "start":
-            return f" (use `--jobs-file {word}` to name a jobs file)"
-        return " (put quotes around a name or value that contains a space)"
-    given = word.partition("=")[0]
-    from difflib import get_close_matches
-
-    options = _options_of(command)
-    near = get_close_matches(given, options, 1)
-    if near:
-        return f"; did you mean `{near[0]}`?"
-    nearest = get_close_matches(
-        given, [one for one in options if one.startswith("--")], _MAX_SUGGESTIONS, 0.0
-    )
-    more = "" if len(nearest) < _MAX_SUGGESTIONS else ", and others"
-    return f"; `{command}` accepts {', '.join(nearest)}{more}"
 
 
 def _join_args_option(argv: Sequence[str]) -> list[str]:

@@ -34,16 +34,22 @@ def split_words(words: Sequence[str], with_value: Collection[str]) -> SubmitWord
 
     Raises ValueError if an option after the script has no value or is given twice.
     """
+    at = options_end(words, with_value)
+    options, rest = list(words[:at]), words[at:]
+    if not rest:
+        return SubmitWords(options)
+    if rest[0] == "--":
+        return SubmitWords(options, command=list(rest[1:]))
+    own, arguments = _split_script_words(rest[1:])
+    return SubmitWords(options, rest[0], own, arguments)
+
+
+def options_end(words: Sequence[str], with_value: Collection[str]) -> int:
+    """Returns the index of the first word that is neither an option nor its value; a `--` is no option."""
     at = 0
-    while at < len(words):
-        word = words[at]
-        if word == "--":
-            return SubmitWords(list(words[:at]), command=list(words[at + 1 :]))
-        if not word.startswith("-") or word == "-":
-            own, arguments = _split_script_words(words[at + 1 :])
-            return SubmitWords(list(words[:at]), word, own, arguments)
-        at += 2 if word in with_value else 1
-    return SubmitWords(list(words))
+    while at < len(words) and words[at].startswith("-") and words[at] not in ("-", "--"):
+        at += 2 if words[at] in with_value else 1
+    return min(at, len(words))
 
 
 def _split_script_words(words: Sequence[str]) -> tuple[dict[str, str], tuple[str, ...]]:

@@ -352,6 +352,8 @@ def test_command_arguments_survive_a_round_trip(words: list[str]) -> None:
         (["--lr", "3", "train.py"], 'with --args: as in `add train.py --args "--lr 3"`'),
         (["train.py", "--vrma", "8G"], "did you mean `--vram`? Pass the script's own"),
         (["python", "train.py", "--lr", "3"], "`add -- python train.py --lr 3`"),
+        (["--name", "a", "my run.sh", "3"], "`add --name a -- bash 'my run.sh' 3`"),
+        (["my train.py", "--name", "a", "--lr", "3"], """`add --name a 'my train.py' --args "--lr 3"`"""),
         (["train.py", "--", "--lr", "3"], 'the script\'s arguments with --args "--lr 3"'),
         ([], "give a SCRIPT, or a command after `--`"),
         (["--"], "there is no command after `--`"),

@@ -19,8 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_scheduler.cli.commands import COMMANDS
-from gpu_scheduler.cli.first_word import jobs_file_index
-from gpu_scheduler.cli.parser import parse
+from gpu_scheduler.cli.parser import first_word_index, parse
 from gpu_scheduler.config import StartOptions
 from gpu_scheduler.errors import UsageError
 from gpu_scheduler.scheduler import background, service
@@ -93,24 +92,38 @@ def test_a_jobs_file_may_have_any_name_that_is_not_a_command() -> None:
         ("hold 3 --bogus", ["--bogus; `hold` accepts --", "--state-file", "--data-dir\n"]),
         ("jobs.txt --frsh", ["--frsh; did you mean `--fresh`?\n"]),
         ("start jobs.txt --sim 2", ["unrecognized arguments: jobs.txt (use `--jobs-file jobs.txt`"]),
-        ("screens jobs.txt", ["jobs.txt (put quotes around a name or value", " screens --help` lists"]),
+        (
+            "screens jobs.txt",
+            ["jobs.txt; `screens` accepts only options (put quotes around", " screens --help` lists"],
+        ),
         ("job.txt --sim 2", ["'job.txt'", "neither a command nor an existing file"]),
         ("-", ["standard input cannot be a jobs file", "`… > jobs.txt && gpu-scheduler jobs.txt`"]),
         ("statu", ["'statu'", "did you mean `status`?"]),
-        ("train.py --lr 3", ["; `submit train.py …` runs a script with its arguments as one job"]),
+        ("train.py --lr 3", ["; `submit train.py --lr 3` runs a script with its arguments as one job"]),
         ("submit --mem=18G -- x", ["--mem=18G; did you mean `--vram MEM`?"]),
         ("submit --time 2h -- x", ["--time; did you mean `--timeout TIME`?"]),
         ("submit --depends 3 -- x", ["--depends; did you mean `--after JOBS`?"]),
         ("submit --dependency=3 -- x", ["did you mean `--after JOBS`?"]),
         ("submit --gpu 0 -- x", ["--gpu; did you mean `--gpus N` or `--allowed LIST`?"]),
         ("submit -n 2 -- x", ["-n; did you mean `--gpus N` or `--allowed LIST`?"]),
-        ("submit -J bert -- x", ["-J; did you mean `--name NAME`?"]),
-        ("submit --gres=gpu:2 -- x", ["did you mean `--gpus N` or `--allowed LIST`?"]),
+        ("submit -J bert -- x", ["-J; did you mean `--name bert`?"]),
+        ("submit --gres=gpu:2 -- x", ["did you mean `--gpus 2`?"]),
+        ("submit --time=1:00:00 -- x", ["did you mean `--timeout 1h`?"]),
+        ("submit --dependency=afterok:1:2 -- x", ["did you mean `--after 1,2`?"]),
+        ("submit -d afterany:1 -- x", ["did you mean `--after-any 1`?"]),
+        (
+            "submit --array 1-9%3 train.py",
+            ["`--grid i=1..9 --max-running 3 --env 'SLURM_ARRAY_TASK_ID={i}'`?"],
+        ),
+        ("submit --export=A=1 -- x", ["did you mean `--env KEY=VALUE`?"]),
+        ("submit --output=a.log -- x", ["leave it out, because `logs JOB` prints the output of a job"]),
+        ("cancel --failed", ["--failed; `cancel` accepts --all"]),
+        ("why 2 3", ["3; `why` accepts one JOB"]),
         ("submit --nodes=1 -- x", ["--nodes=1; leave it out, because every job runs on this machine"]),
         ("submit --vrma=1 -- x", ["--vrma=1; did you mean `--vram MEM`?"]),
         ("submit --quux -- x", ["--quux; options of `submit` come before the script"]),
         ("add --mem 18G -- x", ["did you mean `--vram MEM`?"]),
-        ("add --gres=gpu:2 train.py", ["did you mean `--gpus-count N` or `--allowed LIST`?"]),
+        ("add --gres=gpu:2 train.py", ["did you mean `--gpus-count 2`?"]),
         ("add --nodes=2 train.py", ["leave it out"]),
     ],
 )
@@ -129,8 +142,10 @@ def test_usage_errors_suggest_a_correction(words: str, parts: list[str]) -> None
         ("run", "--mem=8G", "--mb M"),
         ("run", "--gpus=2", "--count N` or `--allowed LIST"),
         ("run", "--time=2h", "--timeout S` (of the wait) or `-- timeout 2h COMMAND"),
-        ("run", "--depends=3", "wait JOB && gpu-scheduler run"),
+        ("run", "--depends=3", "wait JOB` first, or `submit --after JOB"),
         ("run", "--name=x", "submit --name NAME"),
+        ("wait", "--name=x", "wait JOB"),
+        ("wait", "--time=2h", "--timeout S"),
         ("wait", "--gres=gpu:1", "--count N` or `--allowed LIST"),
     ],
 )
@@ -156,9 +171,25 @@ def test_run_and_wait_suggest_their_own_options(command: str, option: str, meant
         ("sacct -j 3", "status --all"),
         ("sinfo", "gpus"),
         ("salloc", "run -- COMMAND"),
-        ("srun python train.py", "run -- COMMAND"),
-        ("scontrol show job 3", "show JOB` or `hold JOB"),
-        ("sh -c 'a b'", "show` or `submit -- sh -c 'a b'"),
+        ("srun --gres=gpu:1 true a", "run -- true a"),
+        ("scontrol", "show JOB` or `hold JOB"),
+        ("scontrol show job 3", "show 3"),
+        ("scontrol requeue 3", "retry 3"),
+        ("scancel -u me", "cancel --all"),
+        ("scancel --name=bert", "cancel bert"),
+        (
+            "sbatch --gres=gpu:2 -t 5 -d afterok:3 train.py 1",
+            "submit --gpus 2 --timeout 5m --after 3 train.py 1",
+        ),
+        ("sbatch -a 0-4:2 train.py", "submit --grid i=0,2,4 --env 'SLURM_ARRAY_TASK_ID={i}' train.py"),
+        ("sbatch --wrap 'python t.py'", "submit -- COMMAND"),
+        ("ts", "status"),
+        ("tsp -C", "clear"),
+        ("ts -k 3", "cancel 3"),
+        ("ts -t 3", "logs 3 -f -n 10"),
+        ("ts sleep 'a b'", "submit -- sleep 'a b'"),
+        ("logz 3 -f", "logs 3 -f"),
+        ("sh -c 'a b'", "submit -- sh -c 'a b'"),
     ],
 )
 @pytest.mark.usefixtures("here")
@@ -168,6 +199,8 @@ def test_suggests_the_equivalent_of_a_command_of_another_program(words: str, mea
     text = str(caught.value)
     assert text.startswith(f"{words.split()[0]!r} is neither a command nor an existing file; did you mean")
     assert f"did you mean `{meant}`?\n" in text
+    if not any(word in meant for word in ("JOB", "SCRIPT", "COMMAND", "a b")):
+        parse(shlex.split(meant))  # it can be pasted
 
 
 def test_a_file_named_like_a_command_of_another_program_is_a_jobs_file(here: Path) -> None:
@@ -186,8 +219,7 @@ def test_the_first_word_that_is_not_an_option_or_its_value_is_the_command_or_fil
     before: list[list[str]], command: str | None, behind: list[str]
 ) -> None:
     words = [word for words in before for word in words]
-    found = jobs_file_index([*words, command or "/", *behind], COMMANDS)
-    assert found == (None if command else len(words))
+    assert first_word_index([*words, command or "/", *behind]) == len(words)
 
 
 def test_every_name_of_the_program_accepts_a_jobs_file(here: Path) -> None:

@@ -107,10 +107,17 @@ FOREIGN_NAMES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("mem", "memory", "mem-per-gpu", "gpu-mem"), ("vram",)),
     **dict.fromkeys(("time", "t", "time-limit"), ("timeout",)),
     **dict.fromkeys(("depends", "depends-on", "dependency", "d"), ("after",)),
-    **dict.fromkeys(("gpu", "gpus", "gpus-per-node", "gres", "G", "ntasks", "n"), ("gpus", "allowed")),
-    **dict.fromkeys(("job-name", "J"), ("name",)),
+    **dict.fromkeys(
+        ("gpu", "gpus", "gpus-per-node", "gpus-per-task", "gres", "G", "ntasks", "n"), ("gpus", "allowed")
+    ),
+    **dict.fromkeys(("job-name", "J", "label", "L"), ("name",)),
     **dict.fromkeys(("only", "gpu-ids", "devices"), ("allowed",)),
-    **dict.fromkeys(("nodes", "N", "partition", "p"), ()),
+    **dict.fromkeys(("chdir", "D", "workdir"), ("cwd",)),
+    **dict.fromkeys(("nodes", "N", "nodelist", "w", "partition", "p", "account", "A", "qos", "q"), ()),
+    **dict.fromkeys(("cpus-per-task", "c", "ntasks-per-node", "mem-per-cpu"), ()),
+    "export": ("env",),
+    "requeue": ("fail-retries",),
+    "nice": ("priority",),
 }
 NOT_NEEDED = "leave it out, because every job runs on this machine"
 
