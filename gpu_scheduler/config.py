@@ -24,7 +24,7 @@ LLM_CONFIG = "llm_config.json"
 #: The value of `--gpus` for a scheduler that manages no GPU.
 NO_GPUS = "none"
 #: What to do with commands that come from a pipe.
-PIPE_REMEDY = "write the commands to a file that you can edit: `… > jobs.txt && gpu-scheduler jobs.txt`"
+PIPE_REMEDY = "write the commands to a file that you can edit: `… > jobs.txt`, then `start --drain`"
 #: Variables that name the queue of every command. A scheduler sets them for its jobs.
 STATE_FILE_VARIABLE, DATA_DIR_VARIABLE = "GPU_SCHEDULER_STATE_FILE", "GPU_SCHEDULER_DATA_DIR"
 

@@ -148,9 +148,7 @@ def _refuse_known(store: Store, process: RunningProcess) -> None:
     scheduler = scheduler_pid_of(store)
     running = proc.process(scheduler) if scheduler else None
     if running is not None and pid in (link.pid for link in proc.ancestry(running)):
-        raise SchedulerError(
-            f"PID {pid} cannot be adopted: the scheduler ({pid_text(running.pid)}) runs in it"
-        )
+        raise UsageError(f"PID {pid} cannot be adopted: the scheduler ({pid_text(running.pid)}) runs in it")
     found = proc.process(pid)
     for link in proc.ancestry(found) if found is not None else ():
         job_id = adopted_job_of(store, link.pid, link.start, process.boot_id)

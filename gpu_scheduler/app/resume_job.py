@@ -7,6 +7,7 @@ the job needs, and records the request.
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
@@ -25,7 +26,7 @@ from gpu_scheduler.core.model.states import Outcome
 from gpu_scheduler.core.progress.checkpoint_names import step_in
 from gpu_scheduler.core.progress.run_options import output_option
 from gpu_scheduler.core.text.formatting import safe_text
-from gpu_scheduler.errors import SchedulerError
+from gpu_scheduler.errors import SchedulerError, UsageError
 from gpu_scheduler.store.jobs_files import line_of
 from gpu_scheduler.store.records import AttemptRecord, JobRecord
 from gpu_scheduler.store.store import Store
@@ -127,7 +128,7 @@ def _named(spec: JobSpec, path: str) -> Checkpoint:
             return Checkpoint(whole, step_in(whole), os.stat(whole).st_mtime)
         except OSError:
             continue
-    raise SchedulerError(f"--from {safe_text(path)}: there is no such file or folder")
+    raise UsageError(f"--from {safe_text(path)}: there is no such file or folder")
 
 
 def _check_place(job: JobRecord, checkpoint: Checkpoint, *, has_line: bool) -> None:
@@ -136,7 +137,7 @@ def _check_place(job: JobRecord, checkpoint: Checkpoint, *, has_line: bool) -> N
         return
     flag = job.spec.resume_flag or DEFAULT_FLAG
     path = safe_text(checkpoint.path)
-    remedy = f"add a line with `{flag} {path}` where the path belongs"
+    remedy = f"add a line with `{flag} {shlex.quote(path)}` where the path belongs"
     if not has_line:
         remedy = f"run `set {job.id} command='…'` with `{flag} \"${VARIABLE}\"` where the path belongs"
     if job.spec.resume_flag is None:

@@ -85,7 +85,7 @@ def script_command(script: str, folder: str, python: str | None) -> list[str]:
     if not os.access(os.path.join(folder, script), os.X_OK):
         raise UsageError(
             f"SCRIPT {script}: ends in neither .py nor .sh and is not executable; make it executable"
-            f" (chmod +x {script}), or put the whole command after `--`"
+            f" (`chmod +x {shlex.quote(script)}`), or put the whole command after `--`"
         )
     return [script if "/" in script else f"./{script}"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from argparse import Namespace
 
 from gpu_scheduler.app import add as app
@@ -40,7 +41,7 @@ def _new_line(options: Namespace) -> NewLine:
         where = JOBS_FILE if options.output_file in (None, "-") else options.output_file
         raise UsageError(
             "`add` does not read lines from standard input, so nothing was added; append the line to the jobs"
-            f" file yourself, as in `… >> {where}`"
+            f" file yourself, as in `… >> {shlex.quote(where)}`"
         )
     return NewLine(
         script=options.script,

@@ -11,7 +11,7 @@ from gpu_scheduler.app.logs import JobLog, LogProgress, NoLogError, attach_targe
 from gpu_scheduler.cli.log_printer import LogFilter, LogPrinter
 from gpu_scheduler.cli.program import invocation, location_of, print_message
 from gpu_scheduler.core.text.formatting import safe_text
-from gpu_scheduler.errors import SchedulerError
+from gpu_scheduler.errors import SchedulerError, UsageError
 from gpu_scheduler.views.reason_text import reason_text
 
 _POLL_INTERVAL_S = 0.1
@@ -23,7 +23,7 @@ def attach(options: Namespace) -> int:
     """Replaces this process with `screen -x`, which opens the session of a running job."""
     target = attach_target(location_of(options), options.job)
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise SchedulerError(f"`attach` needs a terminal; without a terminal, use `logs {target.job_id} -f`")
+        raise UsageError(f"`attach` needs a terminal; without a terminal, use `logs {target.job_id} -f`")
     import subprocess  # which `logs` does not need
 
     tput = os.path.join(os.path.dirname(target.program), "tput")  # it uses the same list of terminals

@@ -184,7 +184,7 @@ def test_refuses_the_processes_of_a_scheduler(desk: Desk) -> None:
         assert "belongs to" in error
     with desk.scheduler() as scheduler:
         assert refusal(desk, scheduler, "--gpus", "0") == (
-            1,
+            2,
             f"PID {scheduler} cannot be adopted: the scheduler (pid {scheduler}) runs in it",
         )
 

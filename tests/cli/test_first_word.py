@@ -97,7 +97,7 @@ def test_a_jobs_file_may_have_any_name_that_is_not_a_command() -> None:
             ["jobs.txt; `screens` accepts only options (put quotes around", " screens --help` lists"],
         ),
         ("job.txt --sim 2", ["'job.txt'", "neither a command nor an existing file"]),
-        ("-", ["standard input cannot be a jobs file", "`… > jobs.txt && gpu-scheduler jobs.txt`"]),
+        ("-", ["standard input cannot be a jobs file", "`… > jobs.txt`, then `start --drain`"]),
         ("statu", ["'statu'", "did you mean `status`?"]),
         ("train.py --lr 3", ["; `submit train.py --lr 3` runs a script with its arguments as one job"]),
         ("submit --mem=18G -- x", ["--mem=18G; did you mean `--vram MEM`?"]),

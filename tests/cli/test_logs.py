@@ -507,7 +507,7 @@ def test_attach_requires_a_terminal_a_session_and_screen(
     held = claim(session)
     with_session, without = held.job, claim(None).job
     code, said = attach(with_session)
-    assert (code, "`attach` needs a terminal" in said) == (1, True)
+    assert (code, "`attach` needs a terminal" in said) == (2, True)
     code, said = attach(without)
     assert (code, "--screen" in said, f"`logs {without} -f`" in said) == (1, True, True)
     (fake_screen / "screen").unlink()

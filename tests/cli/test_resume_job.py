@@ -97,7 +97,7 @@ def test_a_named_checkpoint_is_found_in_the_current_folder_or_in_that_of_the_job
         newest = open_requests(desk.store)[-1]
         assert (newest.args["checkpoint"]["path"], newest.args["completed"]) == (str(path), True)
     code, out, err = desk.run("resume", "--job", job, "--from", "nowhere", *state)
-    assert (code, out, err) == (1, "", "gpu-scheduler: --from nowhere: there is no such file or folder\n")
+    assert (code, out, err) == (2, "", "gpu-scheduler: --from nowhere: there is no such file or folder\n")
 
 
 @pytest.mark.parametrize(

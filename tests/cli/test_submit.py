@@ -8,6 +8,7 @@ import re
 import shlex
 import shutil
 import sqlite3
+import subprocess
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -504,6 +505,14 @@ def test_a_script_of_slurm_runs_with_bash(desk: Desk, name: str) -> None:
         0,
         f"job 1 submitted: bash {name}\n",
     )
+
+
+def test_the_command_that_makes_a_script_executable_works_when_pasted(desk: Desk) -> None:
+    (desk.path / "my job").write_text("#!/bin/sh\n")
+    command = re.search("make it executable \\(`(.*)`\\)", desk.run("submit", "my job")[2])
+    assert command is not None
+    subprocess.run(command[1], shell=True, check=True, cwd=desk.path)
+    assert desk.run("submit", "my job")[:2] == (0, "job 1 submitted: './my job'\n")
 
 
 def test_an_array_of_jobs_is_refused_with_the_command_that_replaces_it(world: World) -> None:

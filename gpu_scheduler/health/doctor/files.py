@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shlex
 import shutil
 import sqlite3
 import stat
@@ -188,7 +189,9 @@ def jobs_file(path: str, *, trust: bool = False) -> Finding:
             return ok(Check.JOBS_FILE, f"{file} (does not exist; `start` waits for it)")
         remedy = found.remedy or "give a readable text file with one job per line"
         return bad(Check.JOBS_FILE, f"{file} {found.description}", remedy)
-    return _check_permissions(Check.JOBS_FILE, file, f"`lint {path}` explains its lines", trust=trust)
+    return _check_permissions(
+        Check.JOBS_FILE, file, f"`lint {shlex.quote(path)}` explains its lines", trust=trust
+    )
 
 
 def llm_config(path: str | None, *, trust: bool = False) -> Finding:

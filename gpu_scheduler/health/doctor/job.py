@@ -49,7 +49,7 @@ def _conda(name: str, conda_sh: str, other: str) -> Finding:
         return bad(
             Check.ENVIRONMENT,
             f"`conda env list` failed: {result.failure_reason()}",
-            f"run `. {conda_sh}; conda env list`",
+            f"run `. {shlex.quote(conda_sh)}; conda env list`",
         )
     known = parse_environments(result.output)
     if name in known or os.path.isdir(os.path.expanduser(name)):

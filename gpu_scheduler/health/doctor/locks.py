@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -103,7 +104,11 @@ def _claims(folder: Path) -> Finding:
     except FileNotFoundError:
         names, is_shared = [], False
     except OSError as error:
-        return bad(Check.GPU_CLAIMS, f"{folder} cannot be read: {error.strerror}", f"chmod u+r {folder}")
+        return bad(
+            Check.GPU_CLAIMS,
+            f"{folder} cannot be read: {error.strerror}",
+            f"run `chmod u+r {shlex.quote(str(folder))}`",
+        )
     for name in names:
         path = folder / name
         try:
@@ -115,7 +120,7 @@ def _claims(folder: Path) -> Finding:
             return bad(Check.GPU_CLAIMS, problem, remedy or f"check the permissions of {path}")
         if is_shared and mode & _LOCK_FILE_MODE != _LOCK_FILE_MODE:
             message = f"{path} has mode {stat.S_IMODE(mode):o}, so not every user can claim this GPU"
-            return bad(Check.GPU_CLAIMS, message, f"its owner must run `chmod 1666 {path}`")
+            return bad(Check.GPU_CLAIMS, message, f"its owner must run `chmod 1666 {shlex.quote(str(path))}`")
     texts = [f"{name}: {', '.join(map(_text, claims))}" for name, claims in held.items() if claims]
     total = count_noun(sum(map(len, held.values())), "claim")
     return ok(Check.GPU_CLAIMS, f"{total} in {folder}: {'; '.join(texts)}" if texts else "none")

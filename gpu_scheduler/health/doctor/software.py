@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
@@ -76,7 +77,7 @@ def conda(conda_sh: str | None, is_named: bool) -> Iterator[Finding]:
         return
     result = list_environments(conda_sh)
     if not result.succeeded:
-        remedy = f"run `. {conda_sh}; conda env list`"
+        remedy = f"run `. {shlex.quote(conda_sh)}; conda env list`"
         yield bad(Check.CONDA, f"{conda_sh}: `conda env list` failed: {result.failure_reason()}", remedy)
         return
     yield ok(Check.CONDA, f"{conda_sh}; environments: {_listed(parse_environments(result.output))}")
