@@ -28,7 +28,7 @@ _SYNONYMS = {
     **dict.fromkeys(("sacct", "history"), "status --all"),
     "sinfo": "gpus",
     "scontrol": "show JOB` or `hold JOB",
-    "update": f"set {_JOBS} KEY=VALUE",
+    "update": "set JOB KEY=VALUE", "help": "--help", "version": "--version",
     **dict.fromkeys(("sbatch", "qsub", "bsub", "enqueue"), f"submit {_SCRIPT}"),
     **dict.fromkeys(("srun", "salloc"), f"run -- {_COMMAND}"),
     **dict.fromkeys(("kill", "rm", "remove", "delete", "scancel", "qdel", "-k", "-r"), f"cancel {_JOBS}"),
@@ -44,6 +44,11 @@ _OF_RUN = {
     "after": "wait JOB` first, or `submit --after JOB",
 }  # fmt: skip
 _OF_WAIT = {**_OF_RUN, "name": "wait JOB", "timeout": "--timeout S", "after": "wait JOB"}
+#: Options of sbatch that no attribute equals, with what to do instead.
+_NO_ATTRIBUTES = {
+    "wrap": f"did you mean `submit -- {_COMMAND}`?",
+    **dict.fromkeys(("output", "o", "error", "e"), "leave it out, because `logs JOB` prints a job's output"),
+}
 #: Options of `add` that `submit` does not have, or that mean something else there.
 _OF_ADD = ("--gpus", "--gpus-count", "--args", "--output-file")
 _QUOTES = "(put quotes around a name or value that contains a space)"
@@ -166,8 +171,8 @@ def _foreign_option(words: Sequence[str], option: str) -> str:
     has_queue = command in ("add", "submit")
     if not option.startswith("-") or not (has_queue or command in ("run", "wait")):
         return ""
-    if has_queue and name in ("output", "o", "error", "e"):
-        return "; leave it out, because `logs JOB` prints the output of a job"
+    if has_queue and name in _NO_ATTRIBUTES:
+        return f"; {_NO_ATTRIBUTES[name]}"
     keys = attributes.FOREIGN_NAMES.get(name)
     if keys == ():
         return f"; {attributes.NOT_NEEDED}"

@@ -57,7 +57,9 @@ def _environment_text(data: Mapping[str, Any]) -> str:
     conda, venv = data["conda"], data["venv"]
     text = "the line names no environment, so its job gets "
     text += "the programs on the scheduler's PATH" if conda is None else f"conda environment {conda}"
-    return text if venv is None else f"{text}; `--venv {shlex.quote(str(venv))}` takes the one that is nearest"
+    return (
+        text if venv is None else f"{text}; `--venv {shlex.quote(str(venv))}` takes the one that is nearest"
+    )
 
 
 def _value_text(key: str, value: object) -> str:

@@ -116,7 +116,8 @@ def test_a_jobs_file_may_have_any_name_that_is_not_a_command() -> None:
             ["`--grid i=1..9 --max-running 3 --env 'SLURM_ARRAY_TASK_ID={i}'`?"],
         ),
         ("submit --export=A=1 -- x", ["did you mean `--env KEY=VALUE`?"]),
-        ("submit --output=a.log -- x", ["leave it out, because `logs JOB` prints the output of a job"]),
+        ("submit --wrap=x", ["--wrap=x; did you mean `submit -- COMMAND`?"]),
+        ("submit --output=a.log -- x", ["leave it out, because `logs JOB` prints a job's output"]),
         ("cancel --failed", ["--failed; `cancel` accepts --all"]),
         ("why 2 3", ["3; `why` accepts one JOB"]),
         ("submit --nodes=1 -- x", ["--nodes=1; leave it out, because every job runs on this machine"]),
@@ -175,6 +176,8 @@ def test_run_and_wait_suggest_their_own_options(command: str, option: str, meant
         ("scontrol", "show JOB` or `hold JOB"),
         ("scontrol show job 3", "show 3"),
         ("scontrol requeue 3", "retry 3"),
+        ("scontrol update job=3 TimeLimit=2", "set JOB KEY=VALUE"),
+        ("help submit", "--help"),
         ("scancel -u me", "cancel --all"),
         ("scancel --name=bert", "cancel bert"),
         (
@@ -199,7 +202,7 @@ def test_suggests_the_equivalent_of_a_command_of_another_program(words: str, mea
     text = str(caught.value)
     assert text.startswith(f"{words.split()[0]!r} is neither a command nor an existing file; did you mean")
     assert f"did you mean `{meant}`?\n" in text
-    if not any(word in meant for word in ("JOB", "SCRIPT", "COMMAND", "a b")):
+    if not any(word in meant for word in ("JOB", "SCRIPT", "COMMAND", "a b", "--help")):
         parse(shlex.split(meant))  # it can be pasted
 
 

@@ -240,3 +240,4 @@ def test_jobs_wait_anew_when_their_group_has_a_place_again(desk: Desk) -> None:
 def test_a_wrong_grid_is_answered_with_its_form(desk: Desk) -> None:
     code, _, err = desk.run("submit", "--grid", "lr", "--", "echo", "{lr}")
     assert (code, "'lr' is not KEY=VALUES, such as lr=0.1,0.01 or seed=1..3" in err) == (2, True)
+    assert "did you mean `--env KEY=VALUE`?" in desk.run("submit", "--export=A=1", "--", "true")[2]

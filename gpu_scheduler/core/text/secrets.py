@@ -68,7 +68,7 @@ _NAMED_SECRET = (
 #: Values that are not secrets: the values of flags (such as true, none or 0), shell variables, and the
 #: placeholders in our own texts.
 _NOT_A_VALUE = re.compile(
-    r"""(?:(?i:true|false|none|null|yes|no)|[01]|["']?\$\{?\w+\}?["']?|VALUES?|…|\(hidden\))[,;:.)\]]*"""
+    r"""(?:(?i:true|false|none|null|yes|no)|[01]|["']?\$\{?\w+\}?["']?|VALUES?|…|\(hidden\))[,;:.?`)\]]*"""
 )
 
 #: The value of a header with a secret, as in -H 'Authorization: Bearer X'.
