@@ -37,11 +37,6 @@ def query_read_only(path: Path, sql: str) -> list[sqlite3.Row] | None:
         return None  # the next attempt to open the database reports the error
 
 
-def has_tables(path: Path) -> bool:
-    """Returns whether there is a readable database that contains the tables of a store."""
-    return query_read_only(path, "SELECT 1 FROM meta LIMIT 1") is not None
-
-
 def has_meta(path: Path, key: str) -> bool:
     """Returns whether a readable database has this key in its table `meta`."""
     return read_meta(path, key) is not None
