@@ -59,15 +59,15 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
         "submit": Command("submit", arguments.submit, "submit --name bert --vram 18G train.py --epochs 3",
             "Queue one job, given as a script with its arguments or as a command after `--`, without a jobs"
             " file"),
-        "adopt": Command("adopt", arguments.adopt, "adopt 158500 --name exp02-training",
+        "adopt": Command("submit", arguments.adopt, "adopt 158500 --name exp02-training",
             "Make a running process a job, so that it counts in the queue and other jobs can wait for it"),
-        "import": Command("import_queue", arguments.import_queue, "import ~/.gpuq/queue.json",
+        "import": Command("submit", arguments.import_queue, "import ~/.gpuq/queue.json",
             "Queue the pending jobs of a queue.json of gpuq, and rename the file"),
         "lint": Command("report_commands", arguments.lint, "lint jobs.txt",
             "Show what each line of a jobs file would do, without queueing any job"),
         "cancel": Command("request_commands", arguments.cancel, "cancel 3 4 --grace 30",
             "Cancel queued or running jobs, even without a running scheduler"),
-        "preempt": Command("preempt", arguments.preempt, "preempt 3 --timeout 120",
+        "preempt": Command("request_commands", arguments.preempt, "preempt 3 --timeout 120",
             "Ask a running job to save its work and end, and hold it so that it can be resumed"),
         "retry": Command("request_commands", arguments.retry, "retry --failed",
             "Queue finished or held jobs again"),
@@ -87,7 +87,7 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
     "manage GPUs": {
         "pause": Command("request_commands", arguments.gpus, "pause 0 2",
             "Keep new jobs off GPUs; running jobs continue"),
-        "resume": Command("resume", arguments.resume, "resume 0 2",
+        "resume": Command("request_commands", arguments.resume, "resume 0 2",
             "Let paused GPUs accept new jobs again; with --job, continue a job from its newest checkpoint"),
     },
     "use GPUs without the queue": {

@@ -23,6 +23,8 @@ from gpu_scheduler.errors import UsageError
 #: The options that are accepted before the command: those that need a value, and those that do not.
 _OPTIONS_WITH_VALUE = ("--state-file", "--data-dir")
 _FLAGS = ("-h", "--help", "--version")
+#: The options that belong to `submit` even after the script.
+_OWN_OPTIONS = ("--after", "--after-any", "--name")
 
 
 def _capitalized(group: str) -> str:
@@ -145,34 +147,65 @@ def _check_add(options: argparse.Namespace, command: list[str] | None) -> None:
 
 
 def _parse_submit(first: Sequence[str], behind: Sequence[str]) -> argparse.Namespace:
-    """Parses `submit`. first: the words up to the command; behind: those after it."""
-    from gpu_scheduler.cli.submit_words import split_words
+    """Parses `submit`. first: the words up to the command; behind: those after it.
 
-    parser = _Parser(prog=f"{PROGRAM} submit", add_help=False)
-    try:
-        words = split_words(behind, _options_with_value("submit"))
-    except ValueError as error:
-        parser.error(str(error))
-    options = _parse_known(build_parser(first), [*first, *words.options], typed=[*first, *behind])
-    if words.script is None and not words.command:
+    The options of `submit` come before the script. After it, only `_OWN_OPTIONS` belong to `submit`; all
+    other words are arguments of the script, even if `submit` has an option of that name.
+    """
+    at = _options_end("submit", behind)
+    options = _parse_known(build_parser(first), [*first, *behind[:at]], typed=[*first, *behind])
+    parser = _Parser(prog=f"{PROGRAM} submit")
+    rest = behind[at:]
+    if not rest or list(rest) == ["--"]:
         parser.error(
             "give a SCRIPT, as in `submit train.py --epochs 3`, or a command after `--`, as in"
             " `submit -- python train.py --epochs 3`"
         )
-    for option, value in words.own.items():
-        if not arguments.set_attribute(options, option.removeprefix("--"), value):
-            parser.error(f"{option} is given both before and after the script; give it once")
-    options.script, options.script_arguments = words.script, words.arguments
-    options.command_words = words.command
-    options.own_words = [word for item in words.own.items() for word in item]
+    options.script, options.script_arguments, options.own_words = None, (), []
+    options.command_words = list(rest[1:]) if rest[0] == "--" else None
+    if options.command_words is None:
+        try:
+            own, options.script_arguments = _split_script_words(rest[1:])
+        except ValueError as error:
+            parser.error(str(error))
+        for option, value in own.items():
+            if not arguments.set_attribute(options, option.removeprefix("--"), value):
+                parser.error(f"{option} is given both before and after the script; give it once")
+        options.script = rest[0]
+        options.own_words = [word for item in own.items() for word in item]
     return options
+
+
+def _split_script_words(words: Sequence[str]) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Returns the values of the own options among the words after the script, and the script's arguments.
+
+    A `--` ends the own options. It is an argument too, unless it is the first word that could be one.
+    """
+    own: dict[str, str] = {}
+    arguments: list[str] = []
+    rest = iter(words)
+    for word in rest:
+        if word == "--":
+            return own, (*arguments, *([word] if arguments else []), *rest)
+        option, given, value = word.partition("=")
+        if option not in _OWN_OPTIONS:
+            arguments.append(word)
+            continue
+        value = value if given else next(rest, "")
+        if not value:
+            raise ValueError(f"{option} after the script needs a value{_TO_THE_SCRIPT}")
+        if option in own:
+            raise ValueError(f"{option} is given twice after the script; give it once{_TO_THE_SCRIPT}")
+        own[option] = value
+    return own, tuple(arguments)
+
+
+_TO_THE_SCRIPT = "; to pass it to the script, put `--` between the script and its arguments"
 
 
 def _parse_run(first: Sequence[str], behind: Sequence[str]) -> argparse.Namespace:
     """Parses `run`. first: the words up to the command; behind: those after it."""
-    from gpu_scheduler.cli.submit_words import options_end
-
-    at = options_end(behind, _options_with_value("run"))
+    at = _options_end("run", behind)
     options = _parse_known(build_parser(first), [*first, *behind[:at]])
     is_marked, words = behind[at : at + 1] == ["--"], behind[at:]
     options.command_words = list(words[1:])
@@ -189,12 +222,19 @@ def _parse_run(first: Sequence[str], behind: Sequence[str]) -> argparse.Namespac
 _QUEUE_HINT = "to run the jobs of the queue until none is left, use `start --drain`"
 
 
-def _options_with_value(command: str) -> set[str]:
-    """Returns the options of a command whose value may be the next word."""
+def _options_end(command: str, words: Sequence[str]) -> int:
+    """Returns the index of the first word that is neither an option of a command nor its value.
+
+    A `--` is no option.
+    """
     parser = argparse.ArgumentParser(add_help=False)
     COMMANDS[command].declare(parser)
     _add_location_options(parser)
-    return {flag for flag, action in parser._option_string_actions.items() if action.nargs is None}
+    with_value = {flag for flag, action in parser._option_string_actions.items() if action.nargs is None}
+    at = 0
+    while at < len(words) and words[at].startswith("-") and words[at] not in ("-", "--"):
+        at += 2 if words[at] in with_value else 1
+    return at
 
 
 def _start_with_jobs_file(jobs_file: str, words: Sequence[str]) -> argparse.Namespace:

@@ -133,10 +133,37 @@ def pause(options: Namespace) -> int:
 
 
 def resume(options: Namespace) -> int:
-    """Lets these GPUs accept new jobs again."""
-    from gpu_scheduler.app import gpu_requests
+    """Resumes the given GPUs, or the job given with --job. Returns 1 if the job cannot be resumed."""
+    if (options.job is None) != bool(options.ids):
+        raise UsageError("give either the GPUs to resume, as in `resume 0`, or a job, as in `resume --job 3`")
+    if options.job is None:
+        if options.from_path is not None:
+            raise UsageError("--from names the checkpoint of a job; write `resume --job JOB --from PATH`")
+        from gpu_scheduler.app.gpu_requests import resume as request
 
-    return _print_gpu_answers(options, gpu_requests.resume(location_of(options), _gpus(options)), "resumed")
+        code = _print_gpu_answers(options, request(location_of(options), _gpus(options)), "resumed")
+        _name_preempted_jobs(options)
+        return code
+    from gpu_scheduler.app.resume_job import resume_job
+    from gpu_scheduler.views.resume import to_text
+
+    location = location_of(options)
+    result = resume_job(location, options.job, options.from_path)
+    text = to_text(result, str(location.resolve().folder))
+    if result.answer.has_failed:
+        print_message(text)
+        return 1
+    standard_streams.print_done(text)
+    return 0
+
+
+def _name_preempted_jobs(options: Namespace) -> None:
+    """Prints a note for each preempted job whose number is that of a GPU that was resumed."""
+    from gpu_scheduler.app.resume_job import preempted_jobs
+
+    numbers = {gpu for given in options.ids if given is not None for gpu in given}
+    for job_id in preempted_jobs(location_of(options), numbers):
+        print_message(f"note: job {job_id} is preempted; `resume --job {job_id}` continues it")
 
 
 def _gpus(options: Namespace) -> Collection[int] | None:
@@ -161,6 +188,34 @@ def _gpu_answer_text(options: Namespace, answer: Answer, done: str) -> str:
 
         return f"{done} in {safe_text(str(home.state_file))}, which the first `start` reads"
     return answer_text(answer, str(home.folder))
+
+
+def preempt(options: Namespace) -> int:
+    """Preempts a job. Returns 1 if the job cannot be preempted, or if it has not ended in time."""
+    from gpu_scheduler.app import preempt as app
+    from gpu_scheduler.views.preempt import failure_text, interrupted_text, to_text, wait_text
+
+    location, waits = location_of(options), list[app.PreemptWait]()
+
+    def print_wait(wait: app.PreemptWait) -> None:
+        waits.append(wait)
+        try:
+            print(wait_text(wait), flush=True)
+        except OSError:  # the output cannot be written, but the job must still be preempted
+            standard_streams.discard_output()
+
+    try:
+        report = app.preempt(location, options.job, options.timeout, force=options.force, on_wait=print_wait)
+    except KeyboardInterrupt:
+        for wait in waits:
+            print_message(interrupted_text(wait))
+        raise
+    failure = failure_text(report, waits[0] if waits else None, str(location.resolve().folder))
+    if failure is not None:
+        print_message(failure)
+        return 1
+    standard_streams.print_done(to_text(report).rstrip("\n"))
+    return 0
 
 
 def stop(options: Namespace) -> int:

@@ -1,7 +1,4 @@
-"""`submit`: queues a job without a jobs file, or one for each combination of a grid.
-
-Prints the ids and, with --wait, waits for the ends.
-"""
+"""Queues jobs without a jobs file: `submit`, `adopt` and `import`."""
 
 from __future__ import annotations
 
@@ -105,3 +102,30 @@ def _no_scheduler_text(options: Namespace, submission: app.Submission) -> str:
 
 
 _ONE_JOB = ("the job waits", "this is the first job")
+
+
+def adopt(options: Namespace) -> int:
+    """Adopts the process and prints its job. Prints notes on stderr."""
+    from gpu_scheduler.app.adopt import Adoption
+    from gpu_scheduler.app.adopt import adopt as adopt_process
+    from gpu_scheduler.views.adopt import note_text, to_text
+
+    given, source = given_attributes(options), (options.gpu_probe, options.simulate)
+    adoption = Adoption(options.pid, given, options.vram, options.gpus, *source)
+    job = adopt_process(location_of(options), adoption)
+    print_done(to_text(job).rstrip("\n"))
+    for line in note_text(job):
+        print_message(line)
+    return 0
+
+
+def import_(options: Namespace) -> int:
+    """Imports a file; prints warnings on stderr. Returns 1 if the file could not be renamed."""
+    from gpu_scheduler.app.import_queue import import_queue
+    from gpu_scheduler.views.import_report import import_warnings, to_text
+
+    report = import_queue(location_of(options), options.file)
+    print_done(to_text(report).rstrip("\n"))
+    for warning in import_warnings(report):
+        print_message(f"warning: {warning}")
+    return int(report.rename_problem is not None)
