@@ -171,6 +171,7 @@ def test_lint_shows_jobs_without_a_gpu(desk: Desk) -> None:
     assert "--llm big --cuda 3" in out
     assert "starts 2 processes" not in out
     assert "jobs.txt:2: malformed: gpus=0 asks for no GPU and contradicts vram" in out
+    assert "accepted: attributes that do not contradict each other\n" in out
 
 
 def test_lint_uses_the_gpus_and_the_folder_recorded_in_the_store(desk: Desk) -> None:

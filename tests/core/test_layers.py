@@ -97,8 +97,8 @@ MAY: Mapping[str, tuple[str, ...]] = {
     ),
     # The command line only parses arguments and formats results; every use case is in app.
     "cli": (
-        "app", "views", "core.model", "core.text", "core.jobsfile.attributes", *TOP, "system.deadline",
-        "system.shortages",
+        "app", "views", "core.model", "core.text", "core.jobsfile.attributes", "core.jobsfile.sbatch",
+        "core.jobsfile.shell_syntax", *TOP, "system.deadline", "system.shortages",
     ),
     "cli.start": (
         "scheduler.service", "scheduler.background", "gpus.probes.simulated", "health.doctor.logind",

@@ -129,7 +129,10 @@ def _absolute(path: str, cwd: str, home: str) -> str:
 
 def _with_absolute_paths(values: dict[str, Any], context: _PathContext) -> dict[str, Any]:
     """Returns the attributes with absolute paths, always including `cwd`. Raises ValueError for conflicts."""
-    attributes.check_conflicts(values)
+    try:
+        attributes.check_conflicts(values)
+    except ValueError as error:
+        raise attributes.BadAttribute(str(error), "attributes that do not contradict each other") from None
     settled = dict(values)
     settled["cwd"] = _absolute(values.get("cwd", context.cwd), context.cwd, context.home)
     if "venv" in values:
