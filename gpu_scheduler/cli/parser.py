@@ -80,7 +80,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     if command != "add":
         return _parse_known(build_parser(argv), argv)
     words = _join_args_option(argv)
-    end = words.index("--") if "--" in words else len(words)
+    end = words.index("--", len(first)) if "--" in words[len(first) :] else len(words)
     options = _parse_known(build_parser(argv), words[:end])
     _check_add(options, words[end + 1 :] if end < len(words) else None)
     return options

@@ -119,7 +119,8 @@ def correction(words: Sequence[str], rest: Sequence[str], script: str | None, jo
         if jobs_file is not None:
             return f" (the jobs file is {jobs_file}; a scheduler accepts only one jobs file)"
         if command == "start":
-            return f" (use `--jobs-file {shlex.quote(word)}` to name a jobs file)"
+            name = " ".join(rest) if os.path.isfile(" ".join(rest)) else word
+            return f" (use `--jobs-file {shlex.quote(name)}` to name a jobs file)"
         of_command = [f"one {one.metavar}" for one in _arguments_of(command) if not one.option_strings]
         return f"; `{command}` accepts {' and '.join(of_command) or 'only options'} {_QUOTES}"
     given = word.partition("=")[0]

@@ -91,6 +91,7 @@ def test_a_jobs_file_may_have_any_name_that_is_not_a_command() -> None:
         ("start --quux", ["unrecognized arguments: --quux; `start` accepts --", ", and others\n"]),
         ("hold 3 --bogus", ["--bogus; `hold` accepts --", "--state-file", "--data-dir\n"]),
         ("jobs.txt --frsh", ["--frsh; did you mean `--fresh`?\n"]),
+        ("start with blank", ["with blank (use `--jobs-file 'with blank'`"]),
         ("start jobs.txt --sim 2", ["unrecognized arguments: jobs.txt (use `--jobs-file jobs.txt`"]),
         (
             "screens jobs.txt",
