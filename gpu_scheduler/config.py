@@ -43,8 +43,8 @@ class StartOptions(Settings):
     continue after a change between simulated and real GPUs. verbose: log a job's memory when it reaches a new
     peak. log_limit_mib: largest size of a job's log, 0 for any size. ignore_old_sessions: start even if jobs
     of the older scheduler are running. trust_files: use files even if other users own them or everyone may
-    write to them. llm_config: None means the default file, which
-    may be absent; a named file must exist. jobs_file: "" means no jobs file.
+    write to them. llm_config: None means the default file, which may be absent; a named file must exist.
+    jobs_file: "" means no jobs file.
     """
 
     cpu_jobs: int = field(default_factory=_half_the_cores)
