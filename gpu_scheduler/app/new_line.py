@@ -64,8 +64,11 @@ def expand_grid(new: _New, items: Sequence[str], *, is_zip: bool) -> list[_New]:
     return [replace(job, attributes={**job.attributes, "name": name}) for job, name in names]
 
 
-def attribute_items(values: AttributeValues) -> list[str]:
-    """Returns the items of the attribute block in a fixed order, with absolute paths."""
+def attribute_items(values: AttributeValues, folder: str = "") -> list[str]:
+    """Returns the items of the attribute block in a fixed order, with absolute paths.
+
+    folder: that of relative paths; "" for the current one.
+    """
     items: list[str] = []
     for key in ATTRIBUTE_HELP:
         value = values.get(key)
@@ -73,8 +76,9 @@ def attribute_items(values: AttributeValues) -> list[str]:
             items.append(key)
         elif isinstance(value, str):
             if value:
-                is_path = key in ("venv", "cwd")
-                items.append(f"{key}={os.path.abspath(os.path.expanduser(value)) if is_path else value}")
+                if key in ("venv", "cwd"):
+                    value = os.path.abspath(os.path.join(folder, os.path.expanduser(value)))
+                items.append(f"{key}={value}")
         elif value:
             items += [f"{key}:{one}" for one in value]
     return items

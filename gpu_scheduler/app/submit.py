@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain
+from typing import TypeVar
 
 from gpu_scheduler.app.answers import SUBMIT
 from gpu_scheduler.app.line_note import LineNote, Note, NoteKind
@@ -36,12 +38,14 @@ from gpu_scheduler.app.script_command import (
 from gpu_scheduler.app.store_access import create_missing_store, open_store, scheduler_pid_of
 from gpu_scheduler.core.jobsfile.compose import format_command_line
 from gpu_scheduler.core.model.job_spec import JobSpec
-from gpu_scheduler.errors import UsageError
+from gpu_scheduler.errors import StoreNotFoundError, UsageError
 from gpu_scheduler.store.environments import add_environment
 from gpu_scheduler.store.location import refuse_copy
 from gpu_scheduler.store.new_store import check_encoding
-from gpu_scheduler.system.interrupts import interrupts_deferred
+from gpu_scheduler.store.store import Store
+from gpu_scheduler.store.submission_keys import SubmissionKey, record_submission, recorded_answer
 
+_Result = TypeVar("_Result")
 #: The attributes that choose the environment of a job.
 _ENVIRONMENTS = frozenset({"conda", "venv"})
 
@@ -55,10 +59,10 @@ class NewJob(NewWork):
 
 @dataclass(frozen=True)
 class Submission:
-    """The submitted jobs, without their secrets.
+    """Jobs that were checked and, if they have ids, submitted. Submitted jobs show no secrets.
 
-    ids: empty if the jobs were only to be shown. venv: the virtual environment that was found above their
-    folder, if they use it. warnings: why they may not run as intended. data_dir: the folder of the store.
+    venv: the virtual environment that was found above their folder, if they use it. warnings: why they may
+    not run as intended. data_dir: the folder of the store.
     """
 
     jobs: tuple[JobSpec, ...]
@@ -70,44 +74,81 @@ class Submission:
     is_scheduler_up: bool = False
 
 
-def submit(
-    location: Location,
-    jobs: Sequence[NewJob],
-    variables: Mapping[str, str],
-    on_submitted: Callable[[Submission], None],
-    *,
-    is_dry_run: bool = False,
-) -> None:
-    """Checks everything, then inserts the jobs in one transaction and wakes the scheduler.
+def check_jobs(
+    location: Location, jobs: Sequence[NewJob], variables: Mapping[str, str], cwd: str
+) -> Submission:
+    """Returns the jobs as `insert_jobs` takes them, with their secrets. Changes nothing.
 
-    variables: the environment that the jobs inherit. on_submitted: called once the jobs are in the store;
-    until it returns, Ctrl-C is deferred, so that no job is submitted without it. is_dry_run: whether nothing
-    is inserted. Raises UsageError for a wrong value; then nothing was submitted.
+    variables: the environment whose PATH the jobs use. cwd: the absolute folder of relative paths. Raises
+    UsageError for a wrong value.
     """
     recorded = recorded_setting(location, "")
-    try:
+    with _nothing_submitted():
         paths = {"--state-file": location.state_file, "--data-dir": location.data_dir}
-        check_encoding({"the working folder": os.getcwd(), **paths})
-        checked = [_checked(new, variables, recorded) for new in jobs]
-        specs, venvs, notes = zip(*checked, strict=True)
-        submission = Submission(specs, venvs[0], tuple(chain.from_iterable(notes)))
-        if is_dry_run:
-            on_submitted(without_secrets(submission))
-        else:
-            _insert(location, submission, variables, on_submitted)
+        check_encoding({"the working folder": cwd, **paths})
+        checked = [_checked(new, variables, recorded, cwd) for new in jobs]
+    specs, venvs, notes = zip(*checked, strict=True)
+    return Submission(specs, venvs[0], tuple(chain.from_iterable(notes)))
+
+
+def insert_jobs(
+    location: Location, checked: Submission, environment: Mapping[str, str] | None, source: str = SUBMIT
+) -> Submission:
+    """Inserts jobs in one transaction and wakes the scheduler. Returns them with their ids.
+
+    environment: the variables that the jobs inherit; None for those of the scheduler. Raises UsageError if a
+    job waits for one that does not exist; then nothing was submitted.
+    """
+    return _insert(location, checked, environment, source, lambda store: None, lambda store, made: made)
+
+
+def insert_once(
+    location: Location,
+    checked: Submission,
+    source: str,
+    key: SubmissionKey,
+    answer: Callable[[Submission], str],
+) -> str:
+    """Inserts jobs with the scheduler's environment unless jobs with this key were inserted before.
+
+    Returns what `answer` returned for the first ones. Raises KeyReusedError for a key of other jobs.
+    """
+
+    def record(store: Store, submission: Submission) -> str:
+        text = answer(submission)
+        record_submission(store, key, submission.ids[0], text)
+        return text
+
+    return _insert(location, checked, None, source, lambda store: recorded_answer(store, key), record)
+
+
+def answer_to(location: Location, key: SubmissionKey) -> str | None:
+    """Returns the answer to the first submission with this key; None if there was none in the last day."""
+    try:
+        with open_store(location, read_only=True) as store:
+            return recorded_answer(store, key)
+    except StoreNotFoundError:
+        return None
+
+
+@contextmanager
+def _nothing_submitted() -> Iterator[None]:
+    try:
+        yield
     except UsageError as error:
         raise UsageError(f"{error}; nothing was submitted") from None
 
 
 def _checked(
-    new: NewJob, variables: Mapping[str, str], recorded: RecordedSetting
+    new: NewJob, variables: Mapping[str, str], recorded: RecordedSetting, cwd: str
 ) -> tuple[JobSpec, str | None, tuple[LineNote, ...]]:
     """Returns the job, the virtual environment that was found for it, and the warnings."""
     _check_values(new)
-    command = _command(new, variables)
+    command = _command(new, variables, cwd)
     check_single_line([command.text])
-    line = compose_line(lambda: format_command_line(attribute_items(command.attributes), [command.text]))
-    spec, notes = parse_new_line(line, os.getcwd(), recorded.known_gpus)
+    items = attribute_items(command.attributes, cwd)
+    line = compose_line(lambda: format_command_line(items, [command.text]))
+    spec, notes = parse_new_line(line, cwd, recorded.known_gpus)
     return spec, command.venv, (*notes, *command.notes, *job_warnings(recorded, spec))
 
 
@@ -128,13 +169,13 @@ class _Command:
     notes: tuple[Note, ...] = ()
 
 
-def _command(new: NewJob, variables: Mapping[str, str]) -> _Command:
+def _command(new: NewJob, variables: Mapping[str, str], cwd: str) -> _Command:
     """Returns the command of a new job. Raises UsageError if its script cannot be run."""
     if new.script is None:
         # A single word is shell text.
         text = new.command[0] if len(new.command) == 1 else shlex.join(new.command)
         return _Command(text, new.attributes)
-    folder = os.path.abspath(os.path.expanduser(str(new.attributes.get("cwd", ""))))
+    folder = os.path.abspath(os.path.join(cwd, os.path.expanduser(str(new.attributes.get("cwd", "")))))
     script = script_path(new.script, folder)
     python = None if new.python is None else find_python(new.python, variables)
     read, notes = sbatch_attributes(script, folder, new.attributes, new.arguments)
@@ -164,29 +205,39 @@ def _found_venv(folder: str) -> tuple[str | None, tuple[Note, ...]]:
 def _insert(
     location: Location,
     submission: Submission,
-    variables: Mapping[str, str],
-    on_submitted: Callable[[Submission], None],
-) -> None:
+    variables: Mapping[str, str] | None,
+    source: str,
+    find: Callable[[Store], _Result | None],
+    finish: Callable[[Store, Submission], _Result],
+) -> _Result:
+    """Inserts the jobs unless `find` returns something, and returns this or what `finish` returns.
+
+    All of this is one transaction.
+    """
     jobs = submission.jobs
     # The parents of a job are in an existing store.
     is_new = not any(one.after or one.after_any for one in jobs) and create_missing_store(location)
-    with open_store(location) as store, interrupts_deferred():
+    with open_store(location) as store, _nothing_submitted():
         refuse_copy(store)
         with store.db.transaction():
+            known = find(store)
+            if known is not None:
+                return known
             # All parents are found first, so that no job of a grid waits for another one.
             parents = [resolve_parents(store, one) for one in jobs]
-            environment = add_environment(store, variables)
+            environment = None if variables is None else add_environment(store, variables)
             ids = tuple(
-                store.insert_job(spec, SUBMIT, dependencies=found.dependencies, environment=environment)
+                store.insert_job(spec, source, dependencies=found.dependencies, environment=environment)
                 for spec, found in zip(jobs, parents, strict=True)
             )
+            submission = replace(
+                submission,
+                ids=ids,
+                warnings=(*submission.warnings, *chain.from_iterable(one.notes for one in parents)),
+                data_dir=str(store.data_dir.folder),
+                is_store_new=is_new,
+                is_scheduler_up=scheduler_pid_of(store) is not None,
+            )
+            result = finish(store, without_secrets(submission))
         store.data_dir.ring_doorbell()
-        submission = replace(
-            submission,
-            ids=ids,
-            warnings=(*submission.warnings, *chain.from_iterable(one.notes for one in parents)),
-            data_dir=str(store.data_dir.folder),
-            is_store_new=is_new,
-            is_scheduler_up=scheduler_pid_of(store) is not None,
-        )
-        on_submitted(without_secrets(submission))
+        return result

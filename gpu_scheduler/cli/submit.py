@@ -6,10 +6,10 @@ import json
 import os
 import shlex
 from argparse import Namespace
-from functools import partial
 from itertools import zip_longest
 
 from gpu_scheduler.app import submit as app
+from gpu_scheduler.app.masking import without_secrets
 from gpu_scheduler.app.new_line import expand_grid
 from gpu_scheduler.cli.arguments import given_attributes
 from gpu_scheduler.cli.program import location_of, print_message
@@ -19,6 +19,7 @@ from gpu_scheduler.config import STATE_FILE
 from gpu_scheduler.core.model.gpu_list import format_ranges
 from gpu_scheduler.core.text.formatting import count_noun, safe_text
 from gpu_scheduler.errors import UsageError
+from gpu_scheduler.system.interrupts import interrupts_deferred
 from gpu_scheduler.views.line_notes import line_note_text
 from gpu_scheduler.views.queue_choice import option_text
 
@@ -33,19 +34,21 @@ def submit(options: Namespace) -> int:
         jobs = expand_grid(new, options.grid, is_zip=options.zip)
     except UsageError as error:
         raise UsageError(f"{error}; nothing was submitted") from None
-    if not options.wait or options.dry_run:
-        announce = partial(_announce, options)
-        app.submit(location, jobs, os.environ, announce, is_dry_run=options.dry_run)
+    checked = app.check_jobs(location, jobs, os.environ, os.getcwd())
+    if options.dry_run:
+        _announce(options, without_secrets(checked))
+        return 0
+    if not options.wait:
+        with interrupts_deferred():
+            _announce(options, app.insert_jobs(location, checked, os.environ))
         return 0
     from gpu_scheduler.cli.job_wait import JobWait
 
     with JobWait(location) as wait:
-
-        def on_submitted(submission: app.Submission) -> None:
+        with interrupts_deferred():
+            submission = app.insert_jobs(location, checked, os.environ)
             wait.left = list(submission.ids)
             _announce(options, submission)
-
-        app.submit(location, jobs, os.environ, on_submitted)
         return wait.until_ended()
 
 

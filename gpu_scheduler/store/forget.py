@@ -27,8 +27,8 @@ log = logging.getLogger(__name__)
 _DERIVED_FILES = ("journal.jsonl", "journal.jsonl.1")
 #: The tables to empty, in the order that foreign keys require.
 _TABLES = (
-    "dependency", "environment", "line", "pending_group", "reservation", "group_change", "forecast", "event",
-    "misplaced_process", "allocation", "attempt", "job", "job_count",
+    "submission_key", "dependency", "environment", "line", "pending_group", "reservation", "group_change",
+    "forecast", "event", "misplaced_process", "allocation", "attempt", "job", "job_count",
 )  # fmt: skip
 
 

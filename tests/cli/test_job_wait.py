@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from gpu_scheduler.app import job_wait
-from gpu_scheduler.app import submit as app_submit
 from gpu_scheduler.cli import submit
 from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
 from gpu_scheduler.core.model.states import Outcome
@@ -128,7 +127,7 @@ def test_ctrl_c_right_after_the_submission_says_that_the_job_continues(
 
 def test_ctrl_c_before_the_submission_submits_nothing(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     desk.job()
-    interrupt_before(monkeypatch, app_submit, "interrupts_deferred")
+    interrupt_before(monkeypatch, submit, "interrupts_deferred")
     assert desk.run("submit", "--wait", "--", "true") == (130, "", "")
     assert desk.store.job(2) is None
 

@@ -21,7 +21,7 @@ STORE = tuple(
         "dependencies", "environments", "events", "forecasts", "gpu_kind", "gpu_time", "job_lists",
         "jobs_files", "location", "measurements", "new_store", "pending_groups", "permissions", "read_only",
         "records", "requests", "reservations", "run_times", "running_schedulers", "scheduler_lock",
-        "state_file", "store",
+        "state_file", "store", "submission_keys",
     )
 )  # fmt: skip
 
@@ -98,7 +98,7 @@ MAY: Mapping[str, tuple[str, ...]] = {
     # The command line only parses arguments and formats results; every use case is in app.
     "cli": (
         "app", "views", "core.model", "core.text", "core.jobsfile.attributes", "core.jobsfile.sbatch",
-        "core.jobsfile.shell_syntax", *TOP, "system.deadline", "system.shortages",
+        "core.jobsfile.shell_syntax", *TOP, "system.deadline", "system.interrupts", "system.shortages",
     ),
     "cli.start": (
         "scheduler.service", "scheduler.background", "gpus.probes.simulated", "health.doctor.logind",
