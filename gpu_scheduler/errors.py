@@ -2,6 +2,7 @@
 
     SchedulerError             1  the request failed
     ├── StoreNotFoundError     1  no scheduler has been started with this state file
+    ├── NoSuchJobError         1  no job has this number or name
     ├── NotOwnerError          1  this scheduler no longer owns its store
     ├── SchemaError            1  another version of the program wrote the store
     ├── DamagedStoreError      1  the database of the store is damaged
@@ -23,6 +24,10 @@ class SchedulerError(Exception):
 
 class StoreNotFoundError(SchedulerError):
     """No scheduler has been started with this state file."""
+
+
+class NoSuchJobError(SchedulerError):
+    """No job has this number or name."""
 
 
 class NotOwnerError(SchedulerError):

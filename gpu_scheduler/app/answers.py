@@ -77,6 +77,7 @@ class Answer:
 
     target: a job id, ALL_JOBS or a GPU index; reply: the scheduler's answer, or why the request was refused
     before it was recorded; stop_result: set only for `STOPPED`; scheduler_pid: set only for `UNANSWERED`.
+    request: the id of a request that is still open.
     failed_ancestors: for a refusal with the code PARENT_FAILED, the first jobs that must be retried before
     this one; is_skipped: whether this one was skipped, so that the retry of these jobs also queues it.
     """
@@ -88,6 +89,7 @@ class Answer:
     scheduler_pid: int | None = None
     failed_ancestors: tuple[int, ...] = ()
     is_skipped: bool = False
+    request: int | None = None
 
     @property
     def has_failed(self) -> bool:
@@ -96,7 +98,7 @@ class Answer:
         return self.kind is AnswerKind.REFUSED or failed_to_stop
 
 
-def unanswered(target: int, scheduler_pid: int | None) -> Answer:
+def unanswered(target: int, scheduler_pid: int | None, request: int) -> Answer:
     """Returns the answer to a request that is recorded but not carried out yet."""
     kind = AnswerKind.RECORDED if scheduler_pid is None else AnswerKind.UNANSWERED
-    return Answer(target, kind, scheduler_pid=scheduler_pid)
+    return Answer(target, kind, scheduler_pid=scheduler_pid, request=request)

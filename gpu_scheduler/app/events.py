@@ -9,7 +9,7 @@ from gpu_scheduler.app.location import Location
 from gpu_scheduler.app.masking import event_without_secrets
 from gpu_scheduler.app.store_access import open_store
 from gpu_scheduler.core.model.event import Event
-from gpu_scheduler.store.events import events_after, id_before_last
+from gpu_scheduler.store.events import events_after, id_before_last, newest_event_id
 from gpu_scheduler.store.store import Store
 
 _BATCH_SIZE = 1000
@@ -36,6 +36,16 @@ class EventReader:
         while found := events_after(self._store, self._after, _BATCH_SIZE):
             self._after = found[-1].id
             yield from map(event_without_secrets, found)
+
+
+def read_events(location: Location, after: int) -> tuple[list[Event], int]:
+    """Returns at most 1,000 events with a higher id than `after`, and the id of the newest event.
+
+    If events between are missing, because jobs were forgotten, the first one has an id above `after` + 1.
+    """
+    with open_store(location, read_only=True) as store, store.snapshot():
+        found = events_after(store, after, _BATCH_SIZE)
+        return list(map(event_without_secrets, found)), newest_event_id(store)
 
 
 @contextmanager

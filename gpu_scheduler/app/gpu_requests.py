@@ -67,8 +67,8 @@ def _request_in_store(
     answers = wake_and_wait(store, requests)
     pid = scheduler_pid_of(store)
     return tuple(
-        unanswered(gpu, pid) if reply is None else Answer(gpu, AnswerKind.CARRIED_OUT, reply)
-        for gpu, reply in zip(chosen, answers.values(), strict=True)
+        unanswered(gpu, pid, request) if reply is None else Answer(gpu, AnswerKind.CARRIED_OUT, reply)
+        for gpu, (request, reply) in zip(chosen, answers.items(), strict=True)
     )
 
 

@@ -12,7 +12,7 @@ from gpu_scheduler.core.model.gpu_list import format_ranges
 from gpu_scheduler.core.model.job_name import is_pattern
 from gpu_scheduler.core.model.states import ACTIVE, JobState
 from gpu_scheduler.core.text.formatting import count_noun, limit_length
-from gpu_scheduler.errors import SchedulerError
+from gpu_scheduler.errors import NoSuchJobError, SchedulerError
 from gpu_scheduler.store.job_lists import job_ids_in, jobs_meant
 from gpu_scheduler.store.records import JobRecord
 from gpu_scheduler.store.store import Store
@@ -33,10 +33,10 @@ def resolve_job(store: Store, ref: JobRef) -> int:
 
 
 def job_record(store: Store, job_id: int) -> JobRecord:
-    """Returns a job. Raises SchedulerError if there is none."""
+    """Returns a job. Raises NoSuchJobError if there is none."""
     job = store.job(job_id)
     if job is None:
-        raise SchedulerError(
+        raise NoSuchJobError(
             f"there is no job {job_id} in {store.data_dir.folder}; `status --all` lists the jobs"
         )
     return job
@@ -68,11 +68,11 @@ def resolve_jobs(
 
 
 def named_jobs(store: Store, reference: str) -> list[JobRecord]:
-    """Returns the jobs that a name, a group or a pattern means, by id. Raises SchedulerError if none."""
+    """Returns the jobs that a name, a group or a pattern means, by id. Raises NoSuchJobError if none."""
     jobs = jobs_meant(store, reference)
     if not jobs:
         what = "with a name such as" if is_pattern(reference) else "named"
-        raise SchedulerError(
+        raise NoSuchJobError(
             f"there is no job {what} {reference} in {store.data_dir.folder}; `status --all` lists the jobs"
             " ([name=…] on a job's line gives it a name)"
         )
@@ -82,7 +82,7 @@ def named_jobs(store: Store, reference: str) -> list[JobRecord]:
 def _jobs_in_range(store: Store, numbers: range) -> list[int]:
     ids = job_ids_in(store, numbers)
     if not ids:
-        raise SchedulerError(
+        raise NoSuchJobError(
             f"there are no jobs {numbers[0]} to {numbers[-1]} in {store.data_dir.folder};"
             " `status --all` lists the jobs"
         )

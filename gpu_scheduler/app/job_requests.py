@@ -209,9 +209,9 @@ def _request_for_all(
     with open_store(location) as store:
         if scheduler_pid_of(store) is None and not has_any(store):
             return (Answer(ALL_JOBS, AnswerKind.CARRIED_OUT, nothing),)
-        [reply] = wake_and_wait(store, [add_request(store, verb, by=by)]).values()
+        [(request, reply)] = wake_and_wait(store, [add_request(store, verb, by=by)]).items()
         if reply is None:
-            return (unanswered(ALL_JOBS, scheduler_pid_of(store)),)
+            return (unanswered(ALL_JOBS, scheduler_pid_of(store), request),)
         queued = RequestAnswer(AnswerCode.QUEUED)
         recovered = tuple(Answer(job_id, AnswerKind.CARRIED_OUT, queued) for job_id in reply.jobs)
         return recovered or (Answer(ALL_JOBS, AnswerKind.CARRIED_OUT, reply),)
@@ -287,5 +287,5 @@ def _answers(
         elif job_id in stopped:
             made.append(Answer(job_id, AnswerKind.STOPPED, stop_result=stopped[job_id]))
         else:
-            made.append(unanswered(job_id, pid))
+            made.append(unanswered(job_id, pid, request))
     return made

@@ -73,6 +73,11 @@ class JobLog:
         self.job_id = attempt.job_id
 
     @property
+    def number(self) -> int:
+        """The number of the attempt."""
+        return self._attempt.number
+
+    @property
     def path(self) -> str:
         """The path of the file. Raises NoLogError if the attempt has none."""
         return _log_path(self._store, self._attempt)

@@ -6,6 +6,7 @@ writes the file `stop` of the attempt itself, with the same id, so that the next
 
 from __future__ import annotations
 
+import math
 import secrets
 import time
 from collections.abc import Callable
@@ -74,7 +75,8 @@ class PreemptReport:
     refusal: why the job cannot be preempted. job: the job afterwards, in its observed state. outcome,
     exit_code, signal: how the attempt ended. checkpoint: the newest complete one; None if there is none.
     lost_steps: the number of steps after it that the job had done; None if unknown. ended_at: when the
-    attempt ended, in wall seconds. scheduler_pid: None if no scheduler is running.
+    attempt ended, in wall seconds. scheduler_pid: None if no scheduler is running. request: the id of the
+    request, None if none was made.
     """
 
     job_id: int
@@ -88,6 +90,7 @@ class PreemptReport:
     lost_steps: float | None = None
     ended_at: float | None = None
     scheduler_pid: int | None = None
+    request: int | None = None
 
 
 def preempt(
@@ -98,12 +101,14 @@ def preempt(
     force: bool = False,
     by: str = COMMAND_LINE,
     on_wait: Callable[[PreemptWait], None] = lambda _: None,
+    max_wait_s: float = math.inf,
 ) -> PreemptReport:
     """Preempts a job and waits until its attempt has ended or continues.
 
     timeout_s: the seconds that the job may take to end. After that, it gets SIGKILL if `force` is set;
-    otherwise the request is withdrawn and the job continues. on_wait: called before the wait. Raises
-    SchedulerError if the job cannot be identified, its folder cannot be used, or the store is a copy.
+    otherwise the request is withdrawn and the job continues. on_wait: called before the wait, which lasts at
+    most `max_wait_s` seconds. Raises SchedulerError if the job cannot be identified, its folder cannot be
+    used, or the store is a copy.
     """
     with open_store(location) as store:
         job_id = resolve_job(store, ref)
@@ -131,8 +136,9 @@ def preempt(
         store.data_dir.ring_doorbell()
         if attempt is None:
             # The scheduler first watches the adopted process, then carries out the request.
-            return PreemptReport(job_id, PreemptEnd.PENDING, job, scheduler_pid=scheduler_pid_of(store))
-        return _Preemption(store, attempt, effective, request).wait()
+            pid = scheduler_pid_of(store)
+            return PreemptReport(job_id, PreemptEnd.PENDING, job, scheduler_pid=pid, request=request)
+        return _Preemption(store, attempt, effective, request).wait(max_wait_s)
 
 
 def _open_attempt(store: Store, job_id: int) -> ActiveAttemptRecord | None:
@@ -185,9 +191,9 @@ class _Preemption:
         #: Whether this command has written the file `stop` itself.
         self._has_written = False
 
-    def wait(self) -> PreemptReport:
+    def wait(self, max_wait_s: float) -> PreemptReport:
         """Waits for the end of the preemption and returns its report."""
-        deadline = time.monotonic() + self._stop.grace_s + 2 * STOP_MARGIN_S
+        deadline = time.monotonic() + min(max_wait_s, self._stop.grace_s + 2 * STOP_MARGIN_S)
         while (end := self._step()) is None and time.monotonic() < deadline:
             time.sleep(_POLL_INTERVAL_S)
         if end is PreemptEnd.WITHDRAWN:
@@ -257,7 +263,8 @@ class _Preemption:
         answer = request_answer(store, self._request) if end is PreemptEnd.REFUSED else None
         job = observed_job(store, job_record(store, job_id))
         attempt = store.attempt(self._attempt.id) or self._attempt
-        report = PreemptReport(job_id, end, job, answer, scheduler_pid=scheduler_pid_of(store))
+        pid = scheduler_pid_of(store)
+        report = PreemptReport(job_id, end, job, answer, scheduler_pid=pid, request=self._request)
         if end is not PreemptEnd.ENDED:
             return report
         seen = attempt if not attempt.state.is_open else None

@@ -19,8 +19,10 @@ from gpu_scheduler.app.view_context import context_of, health_issues_of
 from gpu_scheduler.core.model.states import ACTIVE, JobState, Outcome
 from gpu_scheduler.intake.state_file_edits import requested_pauses
 from gpu_scheduler.store.job_lists import (
+    JobFilter,
     cleared_count,
     finished_jobs,
+    jobs_before,
     open_jobs,
     state_counts,
     unsuccessful_counts,
@@ -74,6 +76,32 @@ def status(
             )
             report = replace(report, jobs=jobs)
         return _with_last_lines(report) if query.last_lines else report
+
+
+@dataclass(frozen=True)
+class JobPage:
+    """Some of the jobs, the newest first. next: the cursor of the next page; None if this is the last."""
+
+    jobs: tuple[JobView, ...]
+    next: int | None
+
+
+def job_page(location: Location, wanted: JobFilter, cursor: int | None, limit: int) -> JobPage:
+    """Returns at most `limit` jobs, running ones with their progress.
+
+    cursor: that of the page, None for the first one. Raises StoreNotFoundError before the first start.
+    """
+    with open_store(location, read_only=True) as store:
+        is_up = scheduler_pid_of(store) is not None
+        with store.snapshot():
+            found = jobs_before(store, wanted, cursor, limit + 1)
+            jobs, ids = found[:limit], [job.id for job in found[:limit]]
+            attempts = store.newest_attempts(ids)
+            active = [one for one in store.active_attempts() if one.job_id in set(ids)]
+            context = context_of(store, ids, active, is_up=is_up)
+            views = tuple(job_views.job_view(job, attempts.get(job.id), context) for job in jobs)
+        views = with_progress(store, views, time.time(), with_checkpoint=False)
+    return JobPage(views, ids[-1] if len(found) > limit else None)
 
 
 def empty_status(location: Location) -> StatusReport:

@@ -10,9 +10,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from gpu_scheduler.app.location import Location
-from gpu_scheduler.errors import SchedulerError, StoreNotFoundError
+from gpu_scheduler.errors import NoSuchJobError, SchedulerError, StoreNotFoundError
 from gpu_scheduler.store.database import damaged_error, is_damage
-from gpu_scheduler.store.requests import open_requests, request_answer
+from gpu_scheduler.store.requests import open_requests, request_answer, request_target
 from gpu_scheduler.store.scheduler_lock import scheduler_pid
 from gpu_scheduler.store.store import Store
 
@@ -106,6 +106,11 @@ def scheduler_pid_of(store: Store) -> int | None:
     return scheduler_pid(store.data_dir.lock)
 
 
+def scheduler_is_running(location: Location) -> bool:
+    """Returns whether a scheduler is running on this store."""
+    return scheduler_pid(location.resolve().lock) is not None
+
+
 def wake_and_wait(
     store: Store, requests: Iterable[int], timeout_s: float = ANSWER_TIMEOUT_S
 ) -> dict[int, RequestAnswer | None]:
@@ -124,6 +129,18 @@ def wake_and_wait(
         if is_last or None not in answers.values():
             return answers
         time.sleep(POLL_INTERVAL_S)
+
+
+def recorded_request(location: Location, request_id: int) -> tuple[int, RequestAnswer | None]:
+    """Returns the job of a request (0 if it concerns no single job) and its answer, None if it has none yet.
+
+    Raises NoSuchJobError if there is no such request.
+    """
+    with open_store(location, read_only=True) as store:
+        target = request_target(store, request_id)
+        if target is None:
+            raise NoSuchJobError(f"there is no request {request_id} in {store.data_dir.folder}")
+        return (int(target) if target.isdigit() else 0), request_answer(store, request_id)
 
 
 def requested_verbs(store: Store) -> dict[int, list[str]]:

@@ -95,20 +95,9 @@ def variable(text: str) -> str:
 
 def job_ref(text: str) -> JobRef:
     """Reads a reference to jobs: a number, a range of numbers such as 5-9, a name, a group or a pattern."""
-    from gpu_scheduler.core.model.job_name import is_reference
+    from gpu_scheduler.core.model.job_name import parse_job_ref
 
-    number = re.fullmatch(r"([0-9]{1,15})(?:-([0-9]{1,15}))?", text)
-    if number is not None:
-        first, last = int(number[1]), int(number[2] or number[1])
-        if not 1 <= first <= last:
-            raise ArgumentTypeError(f"{text!r} is neither a job number such as 3 nor a range such as 5-9")
-        return first if number[2] is None else range(first, last + 1)
-    if not is_reference(text):
-        raise ArgumentTypeError(
-            f"{text!r} is neither a job number (3), a range of numbers (5-9) nor a job name; `status` lists"
-            " the jobs; separate several jobs with spaces"
-        )
-    return text
+    return _checked(parse_job_ref, text)
 
 
 def job_refs(text: str) -> list[JobRef]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 
 from gpu_scheduler.core.model.checkpoint import Checkpoint
 from gpu_scheduler.core.model.job_name import is_pattern
@@ -246,3 +247,34 @@ def interrupted_jobs(store: Store) -> list[InterruptedJob]:
         " WHERE state = 'held' AND held_by = 'interrupted' ORDER BY id"
     )
     return [InterruptedJob(job_id, used, *_checkpoint(*saved)) for job_id, used, *saved in rows]
+
+
+@dataclass(frozen=True)
+class JobFilter:
+    """Selects jobs that match every value that is given.
+
+    states, outcomes: match one of these. name: a name, a group or a pattern. source: the exact source.
+    """
+
+    states: tuple[JobState, ...] = ()
+    outcomes: tuple[Outcome, ...] = ()
+    name: str | None = None
+    source: str | None = None
+
+
+def jobs_before(store: Store, wanted: JobFilter, before: int | None, limit: int) -> list[JobRecord]:
+    """Returns the jobs with the highest ids below `before`, newest first, cleared ones too."""
+    parts: list[tuple[str, tuple[str | int, ...]]] = [("TRUE", ())]
+    for column, chosen in (("state", wanted.states), ("outcome", wanted.outcomes)):
+        if chosen:
+            marks = ", ".join("?" * len(chosen))
+            parts.append((f"{column} IN ({marks})", tuple(one.value for one in chosen)))
+    if wanted.name is not None:
+        parts.append(_meaning(store, wanted.name))
+    if wanted.source is not None:
+        parts.append(("source = ?", (wanted.source,)))
+    if before is not None:
+        parts.append(("id < ?", (before,)))
+    where = " AND ".join(f"({text})" for text, _ in parts)
+    values = [value for _, some in parts for value in some]
+    return _jobs(store, f"job WHERE {where} ORDER BY id DESC LIMIT ?", *values, limit)

@@ -32,6 +32,12 @@ def request_answer(store: Store, request_id: int) -> RequestAnswer | None:
     return RequestAnswer.from_json(row["answer"])
 
 
+def request_target(store: Store, request_id: int) -> str | None:
+    """Returns the target of a request, or None if there is no such request."""
+    row = store.db.row("SELECT target FROM request WHERE id = ?", request_id)
+    return None if row is None else row["target"]
+
+
 def open_requests(store: Store) -> list[Request]:
     """Returns the requests that have not been answered yet, oldest first."""
     rows = store.db.rows("SELECT id, verb, target, args FROM request WHERE answered_at IS NULL ORDER BY id")

@@ -95,6 +95,10 @@ MAY: Mapping[str, tuple[str, ...]] = {
         *CORE, *TOP, "system", "runner", "store", "attempts", "claims", "gpus", "gpus.probes", "executors",
         "intake", "health", "reporting", "views.wait_text",
     ),
+    "web": (
+        "app", "views", "core.model", "core.text", "core.jobsfile.attributes", *TOP, "store.job_lists",
+        "store.submission_keys",
+    ),
     # The command line only parses arguments and formats results; every use case is in app.
     "cli": (
         "app", "views", "core.model", "core.text", "core.jobsfile.attributes", "core.jobsfile.sbatch",

@@ -33,6 +33,25 @@ def is_reference(text: str) -> bool:
     return is_name(text) or (is_pattern(text) and _PATTERN.fullmatch(text) is not None)
 
 
+def parse_job_ref(text: str) -> int | range | str:
+    """Reads a reference to jobs: a number, a range of numbers such as 5-9, a name, a group or a pattern.
+
+    Raises ValueError.
+    """
+    number = re.fullmatch(r"([0-9]{1,15})(?:-([0-9]{1,15}))?", text, re.ASCII)
+    if number is not None:
+        first, last = int(number[1]), int(number[2] or number[1])
+        if not 1 <= first <= last:
+            raise ValueError(f"{text!r} is neither a job number such as 3 nor a range such as 5-9")
+        return first if number[2] is None else range(first, last + 1)
+    if not is_reference(text):
+        raise ValueError(
+            f"{text!r} is neither a job number (3), a range of numbers (5-9) nor a job name; `status` lists"
+            " the jobs; separate several jobs with spaces"
+        )
+    return text
+
+
 def group_of(name: str) -> str | None:
     """Returns the group of a job with this name; None if it belongs to none."""
     group, slash, _ = name.partition("/")

@@ -1,0 +1,361 @@
+"""The routes of the REST API (docs/api.md). Each one calls a function of `operations`.
+
+FastAPI evaluates the annotations, some of which are local names, so they are no strings here.
+"""
+
+import json
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Annotated, Any
+
+from fastapi import Depends, FastAPI, Header, HTTPException, Path, Query, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+from starlette.exceptions import HTTPException as StarletteHTTPException
+
+from gpu_scheduler import __version__
+from gpu_scheduler.app.gpu_source import GpuSource, open_source, simulation_of_scheduler
+from gpu_scheduler.app.store_access import open_store, scheduler_is_running
+from gpu_scheduler.core.model.states import JobState, Outcome
+from gpu_scheduler.errors import (
+    DamagedStoreError,
+    GpuStateError,
+    NoSuchJobError,
+    SchedulerError,
+    SchemaError,
+    StoreNotFoundError,
+    UsageError,
+)
+from gpu_scheduler.store.submission_keys import KeyReusedError
+from gpu_scheduler.web import models, operations, streams
+from gpu_scheduler.web.operations import Context, Json
+
+#: Seconds for which a page may be served again while the store is unchanged.
+_PAGE_AGE_S = 1.0
+_MAX_PAGES = 200
+_PROBLEM = "application/problem+json"
+_TITLES = {
+    400: "Bad request", 401: "Unauthorized", 403: "Forbidden", 404: "Not found", 405: "Method not allowed",
+    409: "Conflict", 413: "Too large", 415: "Unsupported media type", 416: "Range not satisfiable",
+    422: "Invalid value", 429: "Too many requests", 503: "Unavailable",
+}  # fmt: skip
+_KEY = Header(alias="Idempotency-Key", pattern=r"^[\x21-\x7e]{1,200}$")
+_EVENT_ID = Header(alias="Last-Event-ID", pattern=r"^[0-9:]{1,40}$")
+_JOB_ID = Path(ge=1, le=10**15 - 1)
+
+
+def _status_of(context: Context, error: SchedulerError) -> int:
+    for kinds, status in (
+        ((NoSuchJobError, StoreNotFoundError), 404),
+        ((KeyReusedError,), 409),
+        ((UsageError,), 422),
+        ((DamagedStoreError, SchemaError, GpuStateError), 503),
+    ):
+        if isinstance(error, kinds):
+            return status
+    try:
+        with open_store(context.location, read_only=True):
+            return 409
+    except SchedulerError:
+        return 503  # the store belongs to another host, or cannot be read
+
+
+def _problem(status: int, detail: object, **extra: object) -> JSONResponse:
+    values = {
+        "type": "about:blank",
+        "title": _TITLES.get(status, "Error"),
+        "status": status,
+        "detail": detail,
+    }
+    return JSONResponse({**values, **extra}, status, media_type=_PROBLEM)
+
+
+def _codes(*statuses: int, source: bool = False) -> dict[int | str, dict[str, Any]]:
+    """Returns the declarations of error codes. source: whether the route is the source document's."""
+    found: dict[int | str, dict[str, Any]] = {}
+    for status in sorted({400, 401, 403, 405, 413, 415, 429, 503, *statuses}):
+        example = {"type": "about:blank", "title": _TITLES[status], "status": status, "detail": "why"}
+        kinds = {_PROBLEM: {"schema": {"type": "object", "required": ["detail"]}, "example": example}}
+        if source:
+            kinds["application/json"] = {"schema": {"type": "object"}, "example": {"detail": "Job not found"}}
+        found[status] = {"description": _TITLES[status], "content": kinds}
+    return found
+
+
+class _Pages:
+    """Makes each page once for equal queries of equal rights while the store is unchanged, for a second."""
+
+    def __init__(self, context: Context) -> None:
+        self._location = context.location
+        self._pages: OrderedDict[object, tuple[object, float, Json | list[Any]]] = OrderedDict()
+        self._lock = threading.Lock()
+        self._making: dict[object, threading.Lock] = {}
+
+    def get(self, key: object, make: Callable[[], Json | list[Any]]) -> Json | list[Any]:
+        """Returns the page of a key, which names everything that it depends on."""
+        with self._lock:
+            making = self._making.setdefault(key, threading.Lock())
+        with making:
+            version, now = streams.store_version(self._location), time.monotonic()
+            known = self._pages.get(key)
+            if known is not None and known[0] == version and now - known[1] < _PAGE_AGE_S:
+                return known[2]
+            page = make()
+            with self._lock:
+                self._pages[key] = (version, now, page)
+                while len(self._pages) > _MAX_PAGES:
+                    self._making.pop(self._pages.popitem(last=False)[0], None)
+            return page
+
+
+class _MachineGpus:
+    """Reads the GPUs of the machine, or those that the scheduler simulates."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._lock = threading.Lock()
+        self._source: tuple[object, GpuSource] | None = None
+
+    def read(self) -> list[Json]:
+        """Returns the memory of each GPU in MiB, null where it is unknown. Raises GpuStateError."""
+        with self._lock:
+            chosen = simulation_of_scheduler("auto", None, self._context.location) or ("auto", None)
+            if self._source is None or self._source[0] != chosen:
+                if self._source is not None:
+                    self._source[1].probe.close()
+                self._source = chosen, open_source(*chosen, self._context.location)
+            samples = self._source[1].probe.sample().gpus
+        found = []
+        for one in samples:
+            total, used = one.total_mib, one.used_mib
+            free = None if total is None or used is None else total - used
+            found.append({"index": one.index, "free_mb": free, "total_mb": total, "used_mb": used})
+        return found
+
+
+def create_app(context: Context) -> FastAPI:
+    """Returns the application for a queue. The guard tells it who makes each request."""
+    app = FastAPI(
+        title="GPU Job Scheduler", version=__version__, docs_url=None, redoc_url=None,
+        openapi_url="/api/v1/openapi.json",
+    )  # fmt: skip
+    pages, feed, machine = _Pages(context), streams.EventFeed(context.location), _MachineGpus(context)
+
+    def of(request: Request) -> Context:
+        caller = request.state.caller
+        return replace(
+            context, source=f"api:{caller.name}", details=caller.may_change, logs=caller.may_read_logs
+        )
+
+    Of = Annotated[Context, Depends(of)]
+
+    def reply(value: object, status: int = 200) -> JSONResponse:
+        return JSONResponse(value, status, {"X-Scheduler": _scheduler(context)})
+
+    def page(of: Context, key: object, make: Callable[[], Json | list[Any]]) -> JSONResponse:
+        return reply(pages.get((key, of.details, of.logs), make))
+
+    def answered(found: Json) -> Response:
+        answers = found["answers"]
+        if answers and all(one["result"] == "refused" for one in answers):
+            return _problem(409, "; ".join(one["text"] for one in answers[:5]), **found)
+        return reply(found, 202 if any(one["request"] for one in answers) else 200)
+
+    def of_logs(of: Of) -> Context:
+        if not of.logs:
+            raise HTTPException(403, "this token may not read logs; `token create --read-only --logs`")
+        return of
+
+    OfLogs = Annotated[Context, Depends(of_logs)]
+
+    # The routes of the source document.
+
+    @app.post("/jobs", response_model=models.ModelJobReply, responses=_codes(409, source=True))
+    def submit_model(of: Of, body: models.ModelJob, key: Annotated[str | None, _KEY] = None) -> Response:
+        return reply(operations.submit_model(of, key, **body.model_dump()))
+
+    @app.get("/jobs/{job_id}", response_model=models.ModelJobReply, responses=_codes(404, source=True))
+    def model_job(of: Of, job_id: str) -> Response:
+        if not (job_id.isascii() and job_id.isdigit() and len(job_id) < 16):
+            raise HTTPException(404, "Job not found")
+        return reply(operations.model_job(of, int(job_id)))
+
+    @app.get("/queue", response_model=models.QueueReply, responses=_codes(source=True))
+    def queue(of: Of) -> Response:
+        return page(of, "queue", lambda: operations.queue(of))
+
+    @app.get("/gpus", response_model=list[models.ModelGpu], responses=_codes(source=True))
+    def model_gpus(of: Of) -> Response:
+        return page(of, "machine", machine.read)
+
+    # Ours.
+
+    @app.get("/api/v1/jobs", response_model=models.JobsReply, responses=_codes())
+    def jobs(
+        of: Of,
+        state: Annotated[list[JobState] | None, Query()] = None,
+        outcome: Annotated[list[Outcome] | None, Query()] = None,
+        name: Annotated[str | None, Query(min_length=1, max_length=128)] = None,
+        source: Annotated[str | None, Query(max_length=4096)] = None,
+        limit: Annotated[int, Query(ge=1, le=operations.MAX_PAGE)] = 50,
+        cursor: Annotated[int | None, Query(ge=1, le=10**15 - 1)] = None,
+    ) -> Response:
+        query = (tuple(state or ()), tuple(outcome or ()), name, source, limit, cursor)
+        return page(of, ("jobs", *query), lambda: operations.jobs(of, *query))
+
+    @app.get("/api/v1/jobs/{job_id}", response_model=models.Reply, responses=_codes(404))
+    def job(of: Of, job_id: Annotated[int, _JOB_ID]) -> Response:
+        return page(of, ("job", job_id), lambda: operations.job(of, job_id))
+
+    @app.get("/api/v1/jobs/{job_id}/why", response_model=models.Reply, responses=_codes(404))
+    def why(of: OfLogs, job_id: Annotated[int, _JOB_ID]) -> Response:
+        return page(of, ("why", job_id), lambda: operations.why_job(of, job_id))
+
+    def add_report(name: str, read: Callable[[Context], Json]) -> None:
+        def report(of: Of) -> Response:
+            return page(of, name, lambda: read(of))
+
+        _add(app, name, report, "GET", read.__doc__)
+
+    for name in ("eta", "plan", "gpus", "health"):
+        add_report(name, getattr(operations, name))
+
+    @app.post("/api/v1/jobs", response_model=models.SubmitReply, responses=_codes(409))
+    def submit(of: Of, body: models.NewJobs, key: Annotated[str | None, _KEY] = None) -> Response:
+        return reply(operations.submit(of, key, **body.model_dump()))
+
+    @app.post("/api/v1/preview", response_model=models.Reply, responses=_codes())
+    def preview(of: Of, body: models.NewJobs) -> Response:
+        return reply(operations.preview(of, **body.model_dump()))
+
+    def add_change(verb: str, model: type[models.Body]) -> None:
+        def change(of: Of, body: models.Body) -> Response:
+            return answered(operations.change_jobs(of, verb, **body.model_dump()))
+
+        change.__annotations__["body"] = model
+        _add(app, verb, change, "POST", model.__doc__)
+
+    def add_gpu_change(verb: str) -> None:
+        def change(of: Of, body: models.Gpus) -> Response:
+            return answered(operations.change_gpus(of, verb, body.gpus))
+
+        _add(app, f"gpus/{verb}", change, "POST", models.Gpus.__doc__)
+
+    for verb, model in models.CHANGES.items():
+        add_change(verb, model)
+    for verb in ("pause", "resume"):
+        add_gpu_change(verb)
+
+    @app.get("/api/v1/requests/{request_id}", response_model=models.Reply, responses=_codes(404))
+    def request(of: Of, request_id: Annotated[int, _JOB_ID]) -> Response:
+        return reply(operations.request(of, request_id))
+
+    @app.get(
+        "/api/v1/jobs/{job_id}/log", response_class=Response,
+        responses={**_codes(404, 416), 200: _TEXT, 206: {**_TEXT, "description": "A range of the log"}},
+    )  # fmt: skip
+    def log(
+        of: OfLogs,
+        job_id: Annotated[int, _JOB_ID],
+        attempt: Annotated[int | None, Query(ge=1, le=10**9)] = None,
+        range: Annotated[str | None, Header(max_length=100)] = None,
+    ) -> Response:
+        file = streams.open_log_file(of.location, job_id, attempt)
+        headers = {
+            "X-Scheduler": _scheduler(context),
+            "Accept-Ranges": "bytes",
+            "X-Attempt": f"{file.attempt}",
+        }
+        try:
+            part = streams.byte_range(range, file.size)
+        except ValueError:
+            file.close()
+            refused = _problem(416, f"the log has {file.size} bytes")
+            refused.headers["Content-Range"] = f"bytes */{file.size}"
+            return refused
+        start, end = part or (0, file.size)
+        headers["Content-Length"] = str(end - start)
+        if part is not None:
+            headers["Content-Range"] = f"bytes {start}-{end - 1}/{file.size}"
+        kind = "text/plain; charset=utf-8"
+        return StreamingResponse(file.chunks(start, end), 200 if part is None else 206, headers, kind)
+
+    @app.get(
+        "/api/v1/jobs/{job_id}/log/stream", response_class=Response, responses={**_codes(404), 200: _EVENTS}
+    )
+    def follow(
+        of: OfLogs, job_id: Annotated[int, _JOB_ID], last: Annotated[str | None, _EVENT_ID] = None
+    ) -> Response:
+        operations.model_job(of, job_id)
+        return StreamingResponse(streams.follow_log(of, job_id, last), media_type="text/event-stream")
+
+    @app.get("/api/v1/events", response_class=Response, responses={**_codes(), 200: _EVENTS})
+    def events(of: Of, last: Annotated[str | None, _EVENT_ID] = None) -> Response:
+        after = int(last) if last is not None and last.isdigit() and len(last) < 16 else None
+        return StreamingResponse(feed.stream(of, after), media_type="text/event-stream")
+
+    _add_error_handlers(app, context)
+    return app
+
+
+_TEXT = {"description": "The log", "content": {"text/plain": {"schema": {"type": "string"}}}}
+_EVENTS = {
+    "description": "Server-sent events",
+    "content": {"text/event-stream": {"schema": {"type": "string"}}},
+}
+
+
+def _add(app: FastAPI, name: str, endpoint: Callable[..., Response], method: str, text: str | None) -> None:
+    responses: dict[int | str, dict[str, Any]] = _codes(404, 409)
+    if method == "POST":
+        responses[202] = {"description": "Recorded, but not answered yet", "model": models.Reply}
+    app.add_api_route(
+        f"/api/v1/{name}", endpoint, methods=[method], response_model=models.Reply, responses=responses,
+        name=name.replace("/", "_"), description=text,
+    )  # fmt: skip
+
+
+def _scheduler(context: Context) -> str:
+    return "up" if scheduler_is_running(context.location) else "down"
+
+
+def _is_of_source(request: Request) -> bool:
+    return not request.url.path.startswith("/api/")
+
+
+def _add_error_handlers(app: FastAPI, context: Context) -> None:
+    def failed(request: Request, error: Exception) -> Response:
+        assert isinstance(error, SchedulerError)
+        status = _status_of(context, error)
+        made = _problem(status, str(error))
+        if _is_of_source(request):
+            made = JSONResponse({"detail": "Job not found" if status == 404 else str(error)}, status)
+        made.headers["X-Scheduler"] = _scheduler(context)
+        return made
+
+    def refused(request: Request, error: Exception) -> Response:
+        assert isinstance(error, StarletteHTTPException)
+        made = _problem(error.status_code, error.detail)
+        if _is_of_source(request):
+            made = JSONResponse({"detail": error.detail}, error.status_code)
+        made.headers.update(error.headers or {})
+        return made
+
+    def invalid(request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        found = json.loads(json.dumps(error.errors(), default=str))
+        for one in found:
+            one.pop("input", None)  # it may be large, or contain a secret
+            one.pop("ctx", None)
+        if _is_of_source(request):
+            return JSONResponse({"detail": found}, 422)
+        fields = [".".join(map(str, one["loc"][1:])) or one["loc"][0] for one in found]
+        text = "; ".join(f"{field}: {one['msg']}" for field, one in zip(fields, found, strict=True))
+        return _problem(422, text, errors=found)
+
+    app.add_exception_handler(SchedulerError, failed)
+    app.add_exception_handler(StarletteHTTPException, refused)
+    app.add_exception_handler(RequestValidationError, invalid)

@@ -1,0 +1,395 @@
+"""The use cases of a queue as functions from plain values to JSON objects.
+
+The routes of the REST API and the client in the same machine call them, so both give the same answers. The
+objects are those of docs/json.md. The functions raise the errors of `gpu_scheduler.errors`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gpu_scheduler import __version__
+from gpu_scheduler.app import gpu_requests, job_requests
+from gpu_scheduler.app.answers import ALL_JOBS, Answer, AnswerKind
+from gpu_scheduler.app.diagnosis import diagnose
+from gpu_scheduler.app.forecast import ForecastView, forecast_queue
+from gpu_scheduler.app.job_detail import job_detail
+from gpu_scheduler.app.job_progress import ProgressReport, running_progress
+from gpu_scheduler.app.job_refs import JobRef
+from gpu_scheduler.app.line_note import UnmetNeed
+from gpu_scheduler.app.location import Location
+from gpu_scheduler.app.masking import without_secrets
+from gpu_scheduler.app.new_line import expand_grid
+from gpu_scheduler.app.preempt import PreemptEnd, preempt
+from gpu_scheduler.app.resume_job import resume_job
+from gpu_scheduler.app.status import StatusQuery, empty_status, job_page, status
+from gpu_scheduler.app.status_report import JobView, StatusReport
+from gpu_scheduler.app.store_access import ANSWER_TIMEOUT_S, recorded_request
+from gpu_scheduler.app.submit import (
+    NewJob,
+    Submission,
+    answer_to,
+    check_jobs,
+    insert_jobs,
+    insert_once,
+)
+from gpu_scheduler.core.jobsfile.attributes import ATTRIBUTE_HELP
+from gpu_scheduler.core.model.job_name import parse_job_ref
+from gpu_scheduler.core.model.job_spec import JobSpec
+from gpu_scheduler.core.model.states import ACTIVE, WAITING, JobState, Outcome
+from gpu_scheduler.errors import NoSuchJobError, StoreNotFoundError, UsageError
+from gpu_scheduler.store.job_lists import JobFilter
+from gpu_scheduler.store.submission_keys import SubmissionKey
+from gpu_scheduler.views import eta as eta_view
+from gpu_scheduler.views import forecast, status_json, why
+from gpu_scheduler.views import job_detail as detail_view
+from gpu_scheduler.views.answers import answer_text
+from gpu_scheduler.views.line_notes import line_note_text
+from gpu_scheduler.views.preempt import failure_text
+
+Json = dict[str, Any]
+#: Seconds until a preempted or cancelled job gets SIGKILL, unless the caller chooses.
+GRACE_S = 10.0
+#: Maximum number of jobs in one answer.
+MAX_PAGE = 200
+
+
+@dataclass(frozen=True)
+class Context:
+    """A queue and who uses it.
+
+    cwd: the absolute folder of relative paths. source: recorded with jobs and requests, such as "api:NAME".
+    may_preempt: whether priority 0 preempts. details: whether arguments and environment values are shown.
+    logs: whether logs are. environment: what new jobs inherit; None for the scheduler's own variables.
+    """
+
+    location: Location
+    cwd: str
+    source: str
+    may_preempt: bool = True
+    details: bool = True
+    logs: bool = True
+    environment: Mapping[str, str] | None = None
+
+
+def _report(context: Context, query: StatusQuery) -> StatusReport:
+    try:
+        return status(context.location, query)
+    except StoreNotFoundError:
+        return empty_status(context.location)
+
+
+def _job_object(context: Context, job: JobView) -> Json:
+    found = status_json.job_object(job)
+    if not context.details:
+        found["command"] = JobSpec.from_json(job.record.spec_json).program
+    if not context.logs:
+        found |= {"log": None, "reason": None if job.record.outcome else found["reason"]}
+    return found
+
+
+def jobs(
+    context: Context,
+    state: Iterable[str] = (),
+    outcome: Iterable[str] = (),
+    name: str | None = None,
+    source: str | None = None,
+    limit: int = 50,
+    cursor: int | None = None,
+) -> Json:
+    """Returns at most `limit` jobs, the newest first, and the cursor of the next page."""
+    wanted = JobFilter(tuple(map(JobState, state)), tuple(map(Outcome, outcome)), name, source)
+    try:
+        page = job_page(context.location, wanted, cursor, min(limit, MAX_PAGE))
+    except StoreNotFoundError:
+        return {"jobs": [], "next": None}
+    return {"jobs": [_job_object(context, one) for one in page.jobs], "next": page.next}
+
+
+def job(context: Context, job_id: int) -> Json:
+    """Returns everything about a job, as `show --json` does. Raises NoSuchJobError."""
+    detail = _existing(lambda: job_detail(context.location, job_id))
+    found: Json = json.loads(detail_view.to_json(detail))
+    found["job"] = _job_object(context, detail.job)
+    hidden = [] if context.details else ["script", "arguments", "environment", "line"]
+    found |= dict.fromkeys(hidden)
+    for attempt in found["attempts"]:
+        attempt |= {} if context.details else {"command": None, "folder": None}
+        attempt |= {} if context.logs else {"log": None, "reason": None}
+    found |= {} if context.logs else {"history": []}
+    return found
+
+
+def why_job(context: Context, job_id: int) -> Json:
+    """Returns why a job does not start or why it failed, as `why --json` does. Raises NoSuchJobError."""
+    found: Json = json.loads(why.to_json(_existing(lambda: diagnose(context.location, job_id))))
+    return found
+
+
+def _existing(read: Callable[[], Any]) -> Any:
+    try:
+        return read()
+    except StoreNotFoundError as error:
+        raise NoSuchJobError(str(error)) from None
+
+
+def eta(context: Context) -> Json:
+    """Returns the progress of the running jobs, as `eta --json` does."""
+    try:
+        found = running_progress(context.location)
+    except StoreNotFoundError:
+        found = ProgressReport(time.time(), ())
+    return _loaded(eta_view.to_json(found))
+
+
+def plan(context: Context) -> Json:
+    """Returns when jobs are expected to start and end, as `plan --json` does."""
+    try:
+        found = forecast_queue(context.location)
+    except StoreNotFoundError:
+        found = ForecastView(time.time())
+    return _loaded(forecast.to_json(found))
+
+
+def _loaded(text: str) -> Json:
+    found: Json = json.loads(text)
+    return found
+
+
+def gpus(context: Context) -> Json:
+    """Returns the managed GPUs, as in `status --json`."""
+    report = _report(context, StatusQuery(max_queued=0, max_finished=0))
+    return {"now": report.now, "gpus": [status_json.gpu_object(gpu) for gpu in report.gpus]}
+
+
+def health(context: Context) -> Json:
+    """Returns whether the scheduler runs, how many jobs there are, and what is wrong."""
+    report = _report(context, StatusQuery(max_queued=0, max_finished=0))
+    found = _loaded(status_json.to_json(report))
+    kept = {key: found[key] for key in ("scheduler", "now", "counts", "health_issues", "jobs_files")}
+    return {**kept, "malformed_count": len(found["malformed"]), "version": __version__}
+
+
+def preview(context: Context, **given: Any) -> Json:
+    """Returns what `submit` with the same values would queue."""
+    checked = without_secrets(_checked(context, _new_jobs(given)))
+    shown = [{"name": one.name, "command": one.text, "cwd": one.cwd} for one in checked.jobs]
+    return {"jobs": shown, "warnings": [line_note_text(one) for one in checked.warnings]}
+
+
+def submit(context: Context, key: str | None = None, **given: Any) -> Json:
+    """Queues a job, or one for each combination of a grid. Returns the ids.
+
+    key: identifies the submission for a day. given: `script` or `command`, `arguments`, `attributes`, `env`,
+    `cwd`, `grid`, `zip`, as in docs/api.md. Raises UsageError, and KeyReusedError for the key of another one.
+    """
+
+    def answer(made: Submission) -> Json:
+        return {"ids": list(made.ids), "warnings": [line_note_text(one) for one in made.warnings]}
+
+    return _submit(context, "jobs", key, given, lambda: _new_jobs(given), answer)
+
+
+def submit_model(
+    context: Context,
+    key: str | None = None,
+    *,
+    model_script: str,
+    gpu_memory_mb: int,
+    num_gpus: int = 1,
+    priority: int = 200,
+) -> Json:
+    """Queues a script that needs so many MiB on each of its GPUs. Returns the job as `model_job` does."""
+    attributes: dict[str, str | bool] = {
+        "vram": str(gpu_memory_mb), "gpus": str(num_gpus), "priority": str(priority),
+    }  # fmt: skip
+    if priority == 0 and context.may_preempt:
+        attributes["preempt"] = True
+    new = NewJob(script=model_script, attributes=attributes)
+    given = {"script": model_script, "attributes": attributes}
+
+    def answer(made: Submission) -> Json:
+        unmet = [line_note_text(one) for one in made.warnings if isinstance(one, UnmetNeed)]
+        return {
+            "job_id": str(made.ids[0]), "status": "queued", "assigned_gpus": [], "priority": priority,
+            "state": "infeasible" if unmet else "queued", "outcome": None, "reason": "; ".join(unmet) or None,
+        }  # fmt: skip
+
+    return _submit(context, "model", key, given, lambda: [new], answer)
+
+
+def _submit(
+    context: Context,
+    route: str,
+    key: str | None,
+    given: Json,
+    new: Callable[[], Sequence[NewJob]],
+    answer: Callable[[Submission], Json],
+) -> Json:
+    if key is None:
+        checked = _checked(context, new())
+        return answer(insert_jobs(context.location, checked, context.environment, context.source))
+    digest = hashlib.sha256(json.dumps(given, sort_keys=True).encode()).hexdigest()
+    named = SubmissionKey(context.source, route, key, digest)
+    known = answer_to(context.location, named)
+    if known is None:
+        checked = _checked(context, new())
+        known = insert_once(
+            context.location, checked, context.source, named, lambda made: json.dumps(answer(made))
+        )
+    return _loaded(known)
+
+
+def _checked(context: Context, new: Sequence[NewJob]) -> Submission:
+    variables = os.environ if context.environment is None else context.environment
+    return check_jobs(context.location, new, variables, context.cwd)
+
+
+def _new_jobs(given: Mapping[str, Any]) -> list[NewJob]:
+    script, command = given.get("script"), given.get("command") or ()
+    if (script is None) == (not command):
+        raise UsageError("give either a script or a command; nothing was submitted")
+    attributes = dict(given.get("attributes") or {})
+    unknown = sorted(attributes.keys() - ATTRIBUTE_HELP.keys() | attributes.keys() & {"env", "cwd"})
+    if unknown:
+        raise UsageError(f"attributes: {', '.join(unknown)} is no attribute of a job; nothing was submitted")
+    if given.get("cwd"):
+        attributes["cwd"] = given["cwd"]
+    attributes["env"] = [f"{name}={value}" for name, value in (given.get("env") or {}).items()]
+    words = (command,) if isinstance(command, str) else tuple(command)
+    new = NewJob(script, tuple(given.get("arguments") or ()), words, attributes)
+    return expand_grid(new, given.get("grid") or (), is_zip=bool(given.get("zip")))
+
+
+def model_job(context: Context, job_id: int) -> Json:
+    """Returns a job in the form of the source document. Raises NoSuchJobError."""
+    return _model_object(_existing(lambda: status(context.location, StatusQuery(jobs=(job_id,)))).jobs[0])
+
+
+def queue(context: Context) -> Json:
+    """Returns the length of the queue, the number of running jobs, and the first 50 waiting jobs."""
+    report = _report(context, StatusQuery(max_queued=50, max_finished=0))
+    waiting = [one for one in report.jobs if one.record.state in WAITING][:50]
+    return {
+        "queue_length": sum(report.listed_count(state) for state in WAITING),
+        "running": sum(report.listed_count(state) for state in ACTIVE),
+        "jobs": [_model_object(one) for one in waiting],
+    }
+
+
+def _model_object(job: JobView) -> Json:
+    state, outcome = job.record.state, job.record.outcome
+    word = "running" if state in ACTIVE else "queued"
+    if state is JobState.FINISHED:
+        word = "completed" if outcome is Outcome.COMPLETED else "failed"
+    found = status_json.job_object(job)
+    return {
+        "job_id": str(job.record.id),
+        "status": word,
+        "assigned_gpus": [] if word == "queued" else found["gpus"],
+        "priority": job.record.priority,
+        "state": "infeasible" if job.infeasible else state,
+        "outcome": outcome,
+        "reason": found["reason"],
+    }
+
+
+def _refs(given: Sequence[int | str]) -> list[JobRef]:
+    try:
+        return [parse_job_ref(str(one)) for one in given]
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+
+
+def change_jobs(
+    context: Context,
+    verb: str,
+    jobs: Sequence[int | str] | None,
+    *,
+    grace_s: float = GRACE_S,
+    set: Sequence[str] = (),
+    priority: int = 200,
+    force: bool = False,
+    checkpoint: str | None = None,
+) -> Json:
+    """Cancels, retries, preempts, resumes, holds, releases, sets, prioritises or clears jobs.
+
+    jobs: ids, ranges, names, groups and patterns; None for all finished ones, which only `clear` accepts.
+    grace_s: the seconds that `cancel` and `preempt` give. Raises UsageError and NoSuchJobError.
+    """
+    location, by = context.location, context.source
+    refs = None if jobs is None else _refs(jobs)
+    if refs is None or not refs:
+        if verb != "clear" or refs is not None:
+            raise UsageError(f"jobs: name the jobs to {verb}")
+        return _answers(context, job_requests.clear(location, None, by=by))
+    if verb == "cancel":
+        answers = job_requests.cancel(location, refs, grace_s, by=by)
+    elif verb == "retry":
+        answers = job_requests.retry(location, refs, set, by=by).answers
+    elif verb == "set":
+        made = [job_requests.set_attributes(location, one, set, by=by).answers for one in refs]
+        answers = tuple(answer for some in made for answer in some)
+    elif verb == "priority":
+        answers = job_requests.set_priority(location, refs, priority, by=by)
+    elif verb == "resume":
+        answers = tuple(resume_job(location, one, checkpoint, by=by).answer for one in refs)
+    elif verb == "preempt":
+        return {"answers": [_preempt(context, one, grace_s, force=force) for one in refs]}
+    else:
+        simple = {"hold": job_requests.hold, "release": job_requests.release, "clear": job_requests.clear}
+        answers = simple[verb](location, refs, by=by)
+    return _answers(context, answers)
+
+
+def _preempt(context: Context, ref: JobRef, grace_s: float, *, force: bool) -> Json:
+    report = preempt(
+        context.location, ref, grace_s, force=force, by=context.source, max_wait_s=ANSWER_TIMEOUT_S
+    )
+    text = failure_text(report, None, str(context.location.resolve().folder))
+    kind = AnswerKind.CARRIED_OUT if report.end is PreemptEnd.ENDED else AnswerKind.REFUSED
+    if report.end is PreemptEnd.PENDING:
+        kind = AnswerKind.RECORDED if report.scheduler_pid is None else AnswerKind.UNANSWERED
+    return {
+        "job": report.job_id, "result": kind, "code": report.end, "text": text or "preempted",
+        "request": report.request if report.end is PreemptEnd.PENDING else None,
+    }  # fmt: skip
+
+
+def change_gpus(context: Context, verb: str, gpus: Sequence[int] | None) -> Json:
+    """Pauses or resumes GPUs; None means all. Raises SchedulerError if one is not managed."""
+    change = {"pause": gpu_requests.pause, "resume": gpu_requests.resume}[verb]
+    return _answers(context, change(context.location, gpus, by=context.source), "gpu")
+
+
+def _answers(context: Context, answers: Iterable[Answer], key: str = "job") -> Json:
+    folder = str(context.location.resolve().folder)
+    return {
+        "answers": [
+            {
+                key: one.target if one.target != ALL_JOBS or key == "gpu" else None,
+                "result": one.kind,
+                "code": one.stop_result or (one.reply and one.reply.code),
+                "text": answer_text(one, folder),
+                "request": one.request,
+            }
+            for one in answers
+        ]
+    }
+
+
+def request(context: Context, request_id: int) -> Json:
+    """Returns whether the scheduler has answered a request, and how. Raises NoSuchJobError for none."""
+    target, answer = _existing(lambda: recorded_request(context.location, request_id))
+    text = None
+    if answer is not None:
+        kind = AnswerKind.REFUSED if answer.is_refusal else AnswerKind.CARRIED_OUT
+        text = answer_text(Answer(target, kind, answer), str(context.location.resolve().folder))
+    code = None if answer is None else answer.code
+    return {"id": request_id, "answered": answer is not None, "code": code, "text": text}
