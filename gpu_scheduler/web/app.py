@@ -15,6 +15,7 @@ from fastapi import Depends, FastAPI, Header, HTTPException, Path, Query, Reques
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.exceptions import HTTPException as StarletteHTTPException
+from starlette.routing import Match
 
 from gpu_scheduler import __version__
 from gpu_scheduler.app.gpu_source import GpuSource, open_source, simulation_of_scheduler
@@ -76,11 +77,12 @@ def _problem(status: int, detail: object, **extra: object) -> JSONResponse:
 def _codes(*statuses: int, source: bool = False) -> dict[int | str, dict[str, Any]]:
     """Returns the declarations of error codes. source: whether the route is the source document's."""
     found: dict[int | str, dict[str, Any]] = {}
-    for status in sorted({400, 401, 403, 405, 413, 415, 429, 503, *statuses}):
+    for status in sorted({400, 401, 403, 405, 413, 415, 422, 429, 503, *statuses}):
         example = {"type": "about:blank", "title": _TITLES[status], "status": status, "detail": "why"}
-        kinds = {_PROBLEM: {"schema": {"type": "object", "required": ["detail"]}, "example": example}}
+        schema = {"type": "object", "required": ["detail"]}
+        kinds = {_PROBLEM: {"schema": schema, "example": example}}
         if source:
-            kinds["application/json"] = {"schema": {"type": "object"}, "example": {"detail": "Job not found"}}
+            kinds["application/json"] = {"schema": schema, "example": {"detail": "Job not found"}}
         found[status] = {"description": _TITLES[status], "content": kinds}
     return found
 
@@ -342,6 +344,10 @@ def _add_error_handlers(app: FastAPI, context: Context) -> None:
         if _is_of_source(request):
             made = JSONResponse({"detail": error.detail}, error.status_code)
         made.headers.update(error.headers or {})
+        if error.status_code == 405:  # Starlette names the methods of only one route
+            found = [one for one in app.routes if one.matches(request.scope)[0] is not Match.NONE]
+            methods = {method for one in found for method in getattr(one, "methods", None) or ()}
+            made.headers["Allow"] = ", ".join(sorted(methods))
         return made
 
     def invalid(request: Request, error: Exception) -> Response:

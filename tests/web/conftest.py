@@ -1,0 +1,57 @@
+"""The application in this process: requests go to it without a socket and without the guard."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+from starlette.types import Receive, Scope, Send
+
+from gpu_scheduler.app.location import Location
+from gpu_scheduler.web.app import create_app
+from gpu_scheduler.web.operations import Context
+from tests.cli.conftest import desk as desk
+from tests.cli.desk import Desk
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Stands for the caller that the guard finds."""
+
+    name: str = "local"
+    may_change: bool = True
+    may_read_logs: bool = True
+
+
+#: The callers with a read-only token, without and with --logs.
+READER, LOG_READER = Caller("reader", may_change=False, may_read_logs=False), Caller("r", may_change=False)
+Api = Callable[..., TestClient]
+
+
+@pytest.fixture
+def api(desk: Desk) -> Iterator[Api]:
+    """Returns a function that makes a client of the queue in the test's folder.
+
+    caller: who makes the requests, unless the header Reader: yes says that a reader does. Other values
+    replace those of the application's context.
+    """
+    clients = []
+
+    def make(caller: Caller = Caller(), **values: Any) -> TestClient:
+        context = replace(Context(Location(), str(desk.path), "api:local"), **values)
+        app = create_app(context)
+
+        async def with_caller(scope: Scope, receive: Receive, send: Send) -> None:
+            is_reader = (b"reader", b"yes") in scope["headers"]
+            scope.setdefault("state", {})["caller"] = READER if is_reader else caller
+            await app(scope, receive, send)
+
+        clients.append(TestClient(with_caller, base_url="http://localhost:8000"))
+        return clients[-1]
+
+    yield make
+    for client in clients:
+        client.close()

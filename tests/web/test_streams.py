@@ -1,0 +1,174 @@
+"""Tests of the streams, over a real socket."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from typing import Any
+
+import pytest
+import uvicorn
+from starlette.types import Receive, Scope, Send
+
+from gpu_scheduler.app.location import Location
+from gpu_scheduler.core.model.states import JobState, Outcome
+from gpu_scheduler.core.scheduling import actions as act
+from gpu_scheduler.web import streams
+from gpu_scheduler.web.app import create_app
+from gpu_scheduler.web.operations import Context
+from tests.cli.desk import Desk
+from tests.waiting import wait_for
+from tests.web.conftest import READER, Caller
+
+
+@pytest.fixture
+def port(desk: Desk) -> Iterator[int]:
+    """Serves the queue of the test's folder. Yields the port."""
+    app = create_app(Context(Location(), str(desk.path), "api:local"))
+
+    async def with_caller(scope: Scope, receive: Receive, send: Send) -> None:
+        is_reader = (b"reader", b"yes") in scope["headers"]
+        scope.setdefault("state", {})["caller"] = READER if is_reader else Caller()
+        await app(scope, receive, send)
+
+    config = uvicorn.Config(
+        with_caller, port=0, http="h11", ws="none", lifespan="off", log_config=None, access_log=False,
+        timeout_graceful_shutdown=1,
+    )  # fmt: skip
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    wait_for(lambda: server.started, "the server")
+    yield server.servers[0].sockets[0].getsockname()[1]
+    server.should_exit = True
+    thread.join()
+
+
+Event = tuple[str, dict[str, Any], str | None]
+
+
+@contextmanager
+def stream(port: int, path: str, **headers: str) -> Iterator[Iterator[Event]]:
+    """Yields the events of a stream: kind, data and id."""
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=60)) as connection:
+        connection.request(
+            "GET", f"/api/v1/{path}", headers={key.replace("_", "-"): one for key, one in headers.items()}
+        )
+        reply = connection.getresponse()
+        assert (reply.status, reply.headers["Content-Type"]) == (200, "text/event-stream; charset=utf-8")
+        reply.readline(), reply.readline()  # the comment at the beginning
+
+        def events() -> Iterator[Event]:
+            fields: dict[str, str] = {}
+            while line := reply.readline():
+                key, _, value = line.decode().rstrip("\n").partition(": ")
+                if key:
+                    fields[key] = value
+                elif fields:
+                    if "event" in fields:
+                        yield fields["event"], json.loads(fields["data"]), fields.get("id")
+                    fields = {}
+
+        yield events()
+        if connection.sock is not None:
+            connection.sock.close()
+
+
+def test_new_events_arrive_with_the_ids_of_the_store(desk: Desk, port: int) -> None:
+    desk.job("echo old")
+    with stream(port, "events") as events:
+        job = desk.job("echo new")
+        kind, data, event_id = next(events)
+    assert (kind, data["event"], data["job"], data["command"]) == ("event", "queued", job, "echo new")
+    assert event_id == str(data["id"])
+
+
+def test_a_stream_goes_on_after_the_last_known_event(desk: Desk, port: int) -> None:
+    for _ in range(5):
+        desk.job()
+    with stream(port, "events", Last_Event_ID="2") as events:
+        assert [next(events)[2] for _ in range(3)] == ["3", "4", "5"]
+        desk.job()
+        assert next(events)[2] == "6"
+
+
+def test_a_stream_catches_up_with_more_events_than_are_buffered(
+    desk: Desk, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with stream(port, "events") as first:
+        with desk.store.db.transaction():
+            for _ in range(streams._BUFFERED + 1500):
+                desk.job()
+        total = streams._BUFFERED + 1500
+        assert [next(first)[2] for _ in range(total)] == [str(number) for number in range(1, total + 1)]
+        with stream(port, "events", Last_Event_ID="0") as second:
+            assert [next(second)[2] for _ in range(total)] == [str(number) for number in range(1, total + 1)]
+
+
+def test_events_of_another_store_or_forgotten_ones_are_a_reset(desk: Desk, port: int) -> None:
+    for _ in range(4):
+        desk.job()
+    with stream(port, "events", Last_Event_ID="99") as events:
+        assert next(events)[:2] == ("reset", {"newest": 4})
+        desk.job()
+        assert next(events)[2] == "5"
+    desk.store.db.connection.execute("DELETE FROM event WHERE id < 4")
+    with stream(port, "events", Last_Event_ID="1") as events:
+        assert next(events)[0] == "reset"
+        desk.job()
+        assert next(events)[2] == "6"
+
+
+def test_a_reader_sees_no_commands_in_events(desk: Desk, port: int) -> None:
+    with stream(port, "events", Reader="yes") as events:
+        desk.job("run geheim")
+        assert "geheim" not in json.dumps(next(events)[1])
+
+
+def test_a_log_is_followed_to_the_end_of_the_job(desk: Desk, port: int) -> None:
+    job = desk.run_job("echo one; while [ ! -e go ]; do sleep 0.01; done; printf 'zwei \\303\\274\\n'")
+    text, position = "", None
+    with stream(port, f"jobs/{job}/log/stream") as events:
+        while "one\n" not in text:
+            _, data, position = next(events)
+            text += data["text"]
+        (desk.path / "go").touch()
+        desk.wait_until_processes_end()
+        row = desk.store.newest_attempts([job])[job]
+        done = Outcome.COMPLETED
+        desk.record(act.FinishAttempt(job, row.id, done, JobState.FINISHED, done))
+        for kind, data, _ in events:
+            if kind == "end":
+                assert data == {"state": "finished", "outcome": "completed"}
+                break
+            text += data["text"]
+    assert text.encode() == (desk.path / f"job_{job}.log").read_bytes()
+    with stream(port, f"jobs/{job}/log/stream", Last_Event_ID=position or "") as events:
+        rest = "".join(data["text"] for kind, data, _ in events if kind == "log")
+    assert "one" not in rest
+    assert text.endswith(rest)
+    assert "zwei ü" in rest
+
+
+def test_a_character_that_arrives_in_two_parts_is_whole(desk: Desk, port: int) -> None:
+    job = desk.run_job("printf 'a\\303'; while [ ! -e go ]; do sleep 0.01; done; printf '\\274b'")
+    with stream(port, f"jobs/{job}/log/stream") as events:
+        _, data, position = next(events)
+        assert (data["text"], position) == ("a", "1:1")
+    (desk.path / "go").touch()
+    desk.wait_until_processes_end()
+    with stream(port, f"jobs/{job}/log/stream", Last_Event_ID=position or "") as events:
+        assert next(events)[1]["text"].startswith("üb")
+
+
+def test_a_stream_of_a_queued_job_waits_for_its_log(desk: Desk, port: int) -> None:
+    job = desk.job("echo here")
+    with stream(port, f"jobs/{job}/log/stream") as events:
+        row = desk.attempt(job)
+        log = desk.path / "late.log"
+        log.write_text("here\n")
+        desk.writer.record_log(row.id, str(log), None)
+        assert next(events)[1] == {"attempt": 1, "offset": 0, "text": "here\n"}
