@@ -1,4 +1,4 @@
-"""Generates docs/commands.md and docs/states.md from the code: `python tools/docs.py` (`make docs`).
+"""Generates docs/api.md, commands.md and states.md from the code: `python tools/docs.py` (`make docs`).
 
 The test suite fails if a page differs from the generated text. It contains only texts that are not already
 in the code.
@@ -7,6 +7,7 @@ in the code.
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import sys
 import textwrap
@@ -14,10 +15,13 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from gpu_scheduler.app.location import Location
 from gpu_scheduler.cli.commands import GROUPS
 from gpu_scheduler.cli.parser import build_parser
 from gpu_scheduler.cli.program import PROGRAM
 from gpu_scheduler.core.model.states import ATTEMPT_TRANSITIONS, TRANSITIONS, AttemptState, JobState, Outcome
+from gpu_scheduler.web.app import create_app
+from gpu_scheduler.web.operations import Context
 
 State = TypeVar("State", JobState, AttemptState)
 ROOT = Path(__file__).resolve().parents[1]
@@ -259,7 +263,129 @@ def _argument_name(action: argparse.Action) -> str:
     return ", ".join(names).replace("|", "\\|")
 
 
-PAGES = {"commands.md": commands, "states.md": states}
+ABOUT_API = """\
+The REST API lets people submit and follow jobs from a notebook or a script, without a login shell on the
+machine. It is a front end like the command line: it reads and writes the same store, gives the same
+answers, and works without a running scheduler. The header `X-Scheduler` of a reply is `up` or `down`.
+
+**Whoever may submit a job can run any program as the user who runs the scheduler.** Give tokens only to
+people whom you would give your password.
+
+```bash
+pip install "gpu-job-scheduler[api]"         # in a clone: .venv/bin/pip install -e ".[api]"
+gpu-scheduler start --screen --serve         # the scheduler, and the API on http://127.0.0.1:8000
+gpu-scheduler serve --port 8000              # the API alone
+```
+
+## Who may use it
+
+By default, the API listens only on this machine. There, requests need no token if they come from a process
+of the user who runs the API; requests of other users and, if root runs it, all requests need one. If
+`--host` names another address, every request needs a token, also from this machine. Without `--tls-cert`
+and `--tls-key`, tokens then travel in the clear; an SSH tunnel needs neither:
+
+```bash
+gpu-scheduler token create alice             # prints the token, once
+ssh -L 8000:localhost:8000 box               # on the laptop
+curl -H "Authorization: Bearer $TOKEN" http://localhost:8000/queue
+```
+
+`token create --read-only` makes a token that changes nothing and sees neither arguments nor environment
+values nor logs; with `--logs`, it sees logs. `--days 30` limits its life, and `token revoke` ends it,
+together with its open streams.
+
+Requests through a proxy, with another `Host` than `localhost`, `127.0.0.1` or `[::1]` and the port, from a
+page of another site, or with a body that is not `application/json`, are refused; `--allowed-host
+NAME[:PORT]` accepts another name. A body may have 1 MiB, and a caller may make 20 changes a second and have
+32 streams open.
+
+## A session
+
+```bash
+curl -X POST http://localhost:8000/jobs -H "Content-Type: application/json" \\
+    -d '{{"model_script": "train_lora.py", "gpu_memory_mb": 16000, "num_gpus": 1, "priority": 100}}'
+curl http://localhost:8000/gpus
+curl http://localhost:8000/queue
+```
+
+The script is looked up in the folder in which `serve` or `start` was started, or that `--dir` names. Each
+post is a new job; a client that may repeat a post sends a header `Idempotency-Key` of its own choice, so
+that for a day the same key and body mean the same job. With priority 0 (CRITICAL), a job takes the GPUs of
+running jobs of lower priority, unless `--no-preempt` is set. `status` is `queued`, `running`, `completed`
+or `failed`; `state` and `outcome` say more ([states.md](states.md)), and `state` is `infeasible` for a job
+that fits no GPU.
+
+{troubles}
+
+## Errors and answers
+
+Errors are `application/problem+json` with the members `title`, `status` and `detail`; the routes `/jobs`,
+`/queue` and `/gpus` answer with `detail` alone, as in the source document of this API. 422 is a wrong
+value, with the sentence that the command line prints. 409 is a change that the state of the jobs does not
+allow. 202 means that the scheduler has not answered within 2 seconds, or is down; `GET /api/v1/requests/ID`
+gives the answer later. 503 means that the store or the driver cannot be used.
+
+`GET /api/v1/events` and `.../log/stream` are server-sent events. A client that reconnects sends the last id
+as the header `Last-Event-ID`; an event `reset` means that events are missing, so the client reads the page
+again.
+
+## Routes
+
+The objects in the replies are those of [json.md](json.md)."""
+#: The errors of the source document of the API, with what to do here.
+TROUBLES = {
+    "`NVMLError_LibraryNotFound`": "`GET /gpus` answers 503 and names what is missing; `gpu-scheduler doctor`"
+    " checks the driver",
+    "Redis connection refused": "the API uses no Redis",
+    "a job is queued forever": "`GET /api/v1/jobs/ID/why` says why; `state: infeasible` means that it fits no"
+    " GPU",
+    "a preempted job does not start again": "its GPUs are used again once their memory is free;"
+    " [running.md](running.md#preempting-and-resuming-jobs) shows how a script saves its work on SIGTERM",
+    "open log files, `/tmp/train_ID.log`": "`gpu-scheduler logs ID` or `GET /api/v1/jobs/ID/log` reads the"
+    " log of a job; the API keeps none open",
+    "`uvicorn scheduler_api:app`": "`gpu-scheduler start --serve`, or `gpu-scheduler serve`",
+}
+
+
+def api() -> str:
+    """Returns the text of docs/api.md."""
+    document = create_app(Context(Location(), "/", "api:local")).openapi()
+    routes = [(f"{method.upper()} {path}", one) for path, methods in document["paths"].items()
+              for method, one in methods.items()]  # fmt: skip
+    everywhere = set.intersection(*(set(route["responses"]) for _, route in routes))
+    note = _generated_note("the OpenAPI document, `/api/v1/openapi.json`")
+    troubles = "\n".join(
+        [
+            "| trouble | what to do |",
+            "| --- | --- |",
+            *(f"| {key} | {one} |" for key, one in TROUBLES.items()),
+        ]
+    )
+    out = ["# The REST API", "", note, "", ABOUT_API.format(troubles=troubles), ""]
+    out += [f"Every route may answer {', '.join(sorted(everywhere))}.", ""]
+    out += ["| route | values | further replies |", "| --- | --- | --- |"]
+    for name, route in routes:
+        values = [_value_name(one["name"], one["schema"], required=one.get("required", False))
+                  for one in route.get("parameters", ()) if one["in"] != "path"]  # fmt: skip
+        for content in route.get("requestBody", {}).get("content", {}).values():
+            schema = document["components"]["schemas"][content["schema"]["$ref"].rpartition("/")[2]]
+            required = schema.get("required", ())
+            fields = schema["properties"].items()
+            values += [_value_name(key, one, required=key in required) for key, one in fields]
+        codes = ", ".join(sorted(set(route["responses"]) - everywhere))
+        out.append(f"| `{name}` | {', '.join(values)} | {codes} |")
+    return "\n".join(out) + "\n"
+
+
+def _value_name(name: str, schema: Mapping[str, object], *, required: bool) -> str:
+    """Formats a parameter or a field of a body, with its default."""
+    default = schema.get("default")
+    if required or default in (None, [], {}):
+        return f"`{name}` (required)" if required else f"`{name}`"
+    return f"`{name}` = {json.dumps(default)}"
+
+
+PAGES = {"api.md": api, "commands.md": commands, "states.md": states}
 
 
 def main() -> int:

@@ -311,7 +311,7 @@ _EVENTS = {
 
 
 def _add(app: FastAPI, name: str, endpoint: Callable[..., Response], method: str, text: str | None) -> None:
-    responses: dict[int | str, dict[str, Any]] = _codes(404, 409)
+    responses = _codes() if method == "GET" else _codes(404, 409)
     if method == "POST":
         responses[202] = {"description": "Recorded, but not answered yet", "model": models.Reply}
     app.add_api_route(
