@@ -44,7 +44,8 @@ class StartOptions(Settings):
     peak. log_limit_mib: largest size of a job's log, 0 for any size. ignore_old_sessions: start even if jobs
     of the older scheduler are running. trust_files: use files even if other users own them or everyone may
     write to them. llm_config: None means the default file, which may be absent; a named file must exist.
-    jobs_file: "" means no jobs file.
+    jobs_file: "" means no jobs file. serve: HOST:PORT of the web server to run beside the scheduler;
+    as_root, allowed_host, tls_cert and tls_key are its options.
     """
 
     cpu_jobs: int = field(default_factory=_half_the_cores)
@@ -73,18 +74,25 @@ class StartOptions(Settings):
     as_copy: bool = False
     trust_files: bool = False
     restore: bool = False
+    serve: str | None = None
+    as_root: bool = False
+    allowed_host: tuple[str, ...] = ()
+    tls_cert: str | None = None
+    tls_key: str | None = None
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> StartOptions:
         """Builds the options from values by name.
 
         An option whose value is None or missing gets its default. Other names are ignored. The queue order
-        may be given as text.
+        may be given as text, and the allowed hosts as a list, as they are recorded.
         """
         names = (one.name for one in fields(cls))
         given = {name: values[name] for name in names if values.get(name) is not None}
         if "queue_order" in given:
             given["queue_order"] = QueueOrder(given["queue_order"])
+        if "allowed_host" in given:
+            given["allowed_host"] = tuple(given["allowed_host"])
         return cls(**given)
 
     @property

@@ -30,6 +30,8 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
             "Run the scheduler until it is stopped or, with --drain, until no more jobs can run"),
         "stop": Command("request_commands", arguments.stop, "stop",
             "Stop the scheduler; running jobs continue"),
+        "serve": Command("serve", start_arguments.serve, "serve --port 8000",
+            "Serve the API on this machine, even without a running scheduler, until it is stopped"),
     },
     "inspect jobs and GPUs": {
         "status": Command("status", arguments.status, "status --json",

@@ -114,3 +114,6 @@ def _validate(chosen: StartOptions) -> None:
             f"--conda-sh {chosen.conda_sh}: no such file; give the path of etc/profile.d/conda.sh in your"
             " conda installation"
         )
+    for name in ("as_root", "allowed_host", "tls_cert", "tls_key"):
+        if chosen.serve is None and getattr(chosen, name):
+            raise UsageError(f"--{name.replace('_', '-')} works only with --serve")

@@ -1,4 +1,4 @@
-"""Declares the options of `start`."""
+"""Declares the options of `start`, and of the API server, which both `start` and `serve` run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MAX_AGING = 64
 
 
 def start(parser: argparse.ArgumentParser) -> None:
-    """Declares the options of `start`."""
+    """Declares the options of `start`, and of the API server, which both `start` and `serve` run."""
     _start_jobs(parser.add_argument_group("jobs"))
     _start_gpus(parser.add_argument_group("GPUs"))
     _start_memory(parser.add_argument_group("job memory"))
@@ -22,6 +22,22 @@ def start(parser: argparse.ArgumentParser) -> None:
     _start_queue_order(parser.add_argument_group("queue order"))
     _start_preemption(parser.add_argument_group("preemption"))
     _start_scheduler(parser.add_argument_group("scheduler"))
+    _start_api(parser.add_argument_group("API"))
+
+
+def serve(parser: argparse.ArgumentParser) -> None:
+    """Declares the options of `serve`. Only the scheduler gives --until-eof, to the server that it runs."""
+    option = parser.add_argument
+    option("--host", metavar="HOST", default="127.0.0.1",
+           help="Address to serve on; on any but a loopback address, every request needs a token"
+           " (default: %(default)s)")  # fmt: skip
+    option("--port", metavar="PORT", type=values.integer(0, 65535), default=8000,
+           help="Port to serve on; 0: any free port (default: %(default)s)")  # fmt: skip
+    option("--dir", metavar="DIR", type=values.path,
+           help="Folder in which jobs run whose request names none (default: this folder)")  # fmt: skip
+    flag(parser, "--no-preempt", "Do not let jobs that are submitted with priority 0 preempt others")
+    _api_options(parser)
+    option("--until-eof", metavar="FD", type=int, help=argparse.SUPPRESS)
 
 
 def _start_jobs(group: argparse._ArgumentGroup) -> None:
@@ -155,3 +171,20 @@ def _start_scheduler(group: argparse._ArgumentGroup) -> None:
         "Use a copy of another store; jobs that are still running under the original are held in the copy",
     )
     shared_options(group, "--trust-files")
+
+
+def _start_api(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--serve", metavar="HOST:PORT", nargs="?", const="127.0.0.1:8000", type=values.address,
+                       help="Also run `serve` for as long as the scheduler runs (without HOST:PORT:"
+                       " 127.0.0.1:8000)")  # fmt: skip
+    _api_options(group)
+
+
+def _api_options(group: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
+    flag(group, "--as-root", "Serve the API although you are root, so that whoever may submit jobs is root")
+    group.add_argument("--allowed-host", metavar="NAME[:PORT]", action="append",
+                       help="Name under which clients reach the API, if not localhost, and the port, if it is"
+                       " another one (as with `ssh -L`); may be repeated")  # fmt: skip
+    for option, what in (("--tls-cert", "certificate"), ("--tls-key", "key")):
+        group.add_argument(option, metavar="FILE", type=values.path,
+                           help=f"PEM file with the {what} of the API, which then uses https")  # fmt: skip

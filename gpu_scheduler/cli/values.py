@@ -85,6 +85,14 @@ def path(text: str) -> str:
     return text
 
 
+def address(text: str) -> str:
+    """Reads HOST:PORT. An IPv6 address is in brackets."""
+    if not re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):[0-9]{1,5}", text, re.ASCII):
+        raise ArgumentTypeError(f"{text!r} is not HOST:PORT, such as 127.0.0.1:8000 or [::1]:8000")
+    integer(0, 65535)(text.rpartition(":")[2])
+    return text
+
+
 def variable(text: str) -> str:
     """Reads an environment variable with its value. The parser of lines checks the name."""
     name, given, _ = text.partition("=")

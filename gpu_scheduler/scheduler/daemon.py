@@ -37,6 +37,7 @@ from gpu_scheduler.reporting.console import Console
 from gpu_scheduler.reporting.drain_report import DrainReport
 from gpu_scheduler.reporting.reporter import EventReporter
 from gpu_scheduler.scheduler.backup_timer import BackupTimer
+from gpu_scheduler.scheduler.companions import Companions, companions_of
 from gpu_scheduler.scheduler.file_inputs import FileInputs
 from gpu_scheduler.scheduler.loop import Loop
 from gpu_scheduler.scheduler.record_lock_folder import record_lock_folder
@@ -140,6 +141,7 @@ class Daemon:
         self._wake_keys: set[str] = set()
         self._wakeups = Wakeups()
         self._backups = BackupTimer(store, self._clock)
+        self._companions = Companions(companions_of(options, home), home.main_log, trust=options.trust_files)
         self._is_interruption_reported = False
         self._sampler.begin(options.gpus, self._store, self._loop.recorder, simulated=options.simulated)
         self._loop.turns = self._turns = QueueTurns(claim_folder.path, store.managed_gpus().values())
@@ -164,6 +166,7 @@ class Daemon:
         self._loop.progress.close()
         self._sampler.close()
         self._executors.close()
+        self._companions.close()
         self._wakeups.close()
 
     def serve(self, on_ready: Callable[[], None] = lambda: None) -> int:
@@ -268,6 +271,8 @@ class Daemon:
         if self._wakeups.watch_claims(_claiming_pids(facts)) or has_new_attempt:
             return None
         self._backups.back_up_if_due()
+        self._companions.update(self._clock.now().boot)
+        self._wakeups.watch_companions(self._companions.pids)
         self._wait(self._next_deadline(facts))
         return None
 
@@ -319,6 +324,7 @@ class Daemon:
             *self._inputs.due_times(),
             self._reporter.next_write_at,
             self._backups.again_at,
+            self._companions.due_at,
             next_deadline(facts, next_retry(self._store, facts.now)),
         ]
         return min(at for at in times if at is not None)

@@ -48,13 +48,14 @@ class Wakeups:
         self._attempt_watches: dict[Path, int] = {}
         self._runners = _ProcessWatch(self._selector, "runner")
         self._claims = _ProcessWatch(self._selector, "claim")
+        self._companions = _ProcessWatch(self._selector, "companion")
         signal.set_wakeup_fd(self._signal_in, warn_on_full_buffer=False)
 
     def close(self) -> None:
         """Closes all watches and descriptors."""
         signal.set_wakeup_fd(-1)
-        self._runners.close()
-        self._claims.close()
+        for watch in (self._runners, self._claims, self._companions):
+            watch.close()
         for fd in (self._signals, self._signal_in):
             os.close(fd)
         if self._inotify is not None:
@@ -99,6 +100,10 @@ class Wakeups:
         """
         return self._claims.watch(pids)
 
+    def watch_companions(self, pids: Collection[int]) -> None:
+        """Watches exactly these companions of the scheduler; their end has the key "companion"."""
+        self._companions.watch(pids)
+
     def wait(self, timeout_s: float | None) -> set[str]:
         """Waits for events and returns their keys. timeout_s: the maximum time to wait; None for no limit."""
         keys: set[str] = set()
@@ -110,7 +115,7 @@ class Wakeups:
                 os.read(self._signals, 4096)
                 keys.add("signal")
             else:
-                if key.data in (self._runners.key, self._claims.key):
+                if key.data in (self._runners.key, self._claims.key, self._companions.key):
                     self._selector.unregister(key.fd)
                 keys.add(key.data)
         return keys

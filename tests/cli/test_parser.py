@@ -23,7 +23,7 @@ COMMANDS = {
     "eta": [], "screens": [], "priority": ["3", "5"], "lint": [], "doctor": [], "completion": ["bash"],
     "show": ["3"], "why": ["3"], "events": [], "calibrate": [], "run": [], "wait": [], "gpus": [],
     "submit": [], "adopt": ["158500"], "import": ["queue.json"], "set": ["3", "vram=1G"], "recover": ["3"],
-    "clear": [], "preempt": ["3"], "plan": [],
+    "clear": [], "preempt": ["3"], "plan": [], "serve": [],
 }  # fmt: skip
 #: The words that must come last.
 LAST = {"run": ["--", "true"], "submit": ["train.py"]}
@@ -55,6 +55,7 @@ _ALL_CHANGED = StartOptions(
     suspect_after=5, log_limit_mib=5, start_interval_s=1.5, cpu_jobs=999,
     preempt_at_priority=100, preempt_grace_s=5.0, queue_order=QueueOrder.BACKFILL, aging=3, idle_budget=0.0,
     poll_s=0.5, verbose=True, fresh=True, ignore_old_sessions=True, as_copy=True, trust_files=True,
+    serve="[::1]:80", as_root=True, allowed_host=("a", "b:90"), tls_cert="c", tls_key="k",
 )  # fmt: skip
 #: Fields of Settings that no option sets.
 _WITHOUT_OPTION = ["launch_deadline_s", "max_launches", "grace_s", "memory_release_s", "survivor_wait_s"]
@@ -70,6 +71,7 @@ def test_every_option_of_start_sets_its_field() -> None:
         " --suspect-after 5 --log-limit 5 --start-interval 1.5 --cpu-jobs 999"
         " --preempt-at-priority HIGH --preempt-grace 5 --queue-order backfill --aging 3 --idle-budget 0"
         " --poll 0.5 -v --fresh --ignore-old-sessions --as-copy --trust-files"
+        " --serve [::1]:80 --as-root --allowed-host a --allowed-host b:90 --tls-cert c --tls-key k"
     )
     assert StartOptions.from_values(vars(parse(["start", *words.split(" ")]))) == _ALL_CHANGED
 
@@ -154,6 +156,10 @@ def test_start_accepts_a_count_or_a_list_of_gpus(text: str) -> None:
         (["start", "--idle-budget", "nan"], ["--idle-budget", "'nan'"]),
         (["start", "--poll", "0"], ["--poll", "'0'", "from 0.1 to 3600"]),
         (["start", "--poll", "3601"], ["--poll", "'3601'"]),
+        (["start", "--serve", "box"], ["--serve", "'box'", "127.0.0.1:8000"]),
+        (["start", "--serve", "::1:80"], ["--serve", "'::1:80'", "[::1]:8000"]),
+        (["start", "--serve", "box:65536"], ["--serve", "'65536'", "from 0 to 65535"]),
+        (["serve", "--port", "x"], ["--port", "'x'", "from 0 to 65535"]),
         (["add", "a.py", "--priority", "hihg"], ["--priority", "'hihg'", "HIGH"]),
         (["add"], ["SCRIPT"]),
         (["add", "a.py", "--args"], ["--args"]),

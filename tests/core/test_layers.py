@@ -97,12 +97,13 @@ MAY: Mapping[str, tuple[str, ...]] = {
     ),
     "web": (
         "app", "views", "core.model", "core.text", "core.jobsfile.attributes", *TOP, "store.job_lists",
-        "store.submission_keys",
+        "store.submission_keys", "system", "runner.folder", "runner.record_lock",
     ),
     # The command line only parses arguments and formats results; every use case is in app.
     "cli": (
         "app", "views", "core.model", "core.text", "core.jobsfile.attributes", "core.jobsfile.sbatch",
         "core.jobsfile.shell_syntax", *TOP, "system.deadline", "system.interrupts", "system.shortages",
+        "web.server", "web.tokens",
     ),
     "cli.start": (
         "scheduler.service", "scheduler.background", "gpus.probes.simulated", "health.doctor.logind",

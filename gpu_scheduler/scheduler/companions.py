@@ -1,0 +1,155 @@
+"""Keeps child processes of the scheduler running, such as the web server of `start --serve`.
+
+A companion that ends is started again after 1, 2, 4 … 60 s, and after 1 s if it has lived for a minute. Exit
+code 2 (a wrong option, a package that is not installed) is final, because no repetition helps.
+
+Companions end with the scheduler, even if it is killed: the standard input of each is a pipe into which only
+the scheduler could write, and a companion ends itself at the end of that file (`--until-eof 0`).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpu_scheduler.config import StartOptions
+from gpu_scheduler.reporting.main_log import open_main_log
+from gpu_scheduler.runner.folder import TOKEN
+from gpu_scheduler.store.data_dir import DataDir
+
+log = logging.getLogger(__name__)
+
+#: Seconds: the longest wait before a new start, and the life after which the next wait is the shortest.
+_LONGEST_WAIT_S = _LONG_LIFE_S = 60.0
+#: Seconds that companions have to end before they are killed.
+_GRACE_S = 6.0
+_USAGE_ERROR = 2
+#: Runs our command line from its own folder. A file in the current folder, such as a `queue.py`, then shadows
+#: no module of the standard library.
+_PROGRAM = (
+    "import sys; root = sys.argv.pop(1); sys.path[:] = [root, *filter(None, sys.path)]; import gpu_scheduler;"
+    " sys.path.remove(root); from gpu_scheduler.cli import main; sys.exit(main())"
+)
+_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+
+@dataclass(frozen=True)
+class Companion:
+    """A command to keep running. It must end within 5 s of SIGTERM, and of the end of its standard input."""
+
+    name: str
+    argv: tuple[str, ...]
+
+
+def companions_of(options: StartOptions, home: DataDir) -> list[Companion]:
+    """Returns the companions that the options of `start` ask for."""
+    if options.serve is None:
+        return []
+    host, _, port = options.serve.rpartition(":")
+    words = ["serve", "--host", host.strip("[]"), "--port", port, "--state-file", str(home.state_file)]
+    words += ["--until-eof", "0", *["--as-root"] * options.as_root]
+    words += [f"--allowed-host={name}" for name in options.allowed_host]
+    for name in ("data_dir", "tls_cert", "tls_key"):
+        if (path := getattr(options, name)) is not None:
+            words += [f"--{name.replace('_', '-')}", os.path.abspath(path)]
+    return [Companion("serve", (sys.executable, "-c", _PROGRAM, _ROOT, *words))]
+
+
+class _Child:
+    """A companion with its process. due_at: the time of its next start; None if it runs, or ran for good."""
+
+    def __init__(self, companion: Companion) -> None:
+        self.name, self.argv = companion.name, companion.argv
+        self.process: subprocess.Popen[bytes] | None = None
+        self.due_at: float | None = 0.0
+        self.started_at = self.wait_s = 0.0
+
+
+class Companions:
+    """The companions of one scheduler. They print to the main log. trust: as for the main log.
+
+    Times are in seconds since boot.
+    """
+
+    def __init__(self, companions: Sequence[Companion], main_log: Path, *, trust: bool = False) -> None:
+        self._children = [_Child(one) for one in companions]
+        self._main_log, self._trust = main_log, trust
+        # Programs that the scheduler starts inherit neither end.
+        self._pipe: tuple[int, ...] = os.pipe() if companions else ()
+
+    @property
+    def pids(self) -> set[int]:
+        """The pids of the companions whose end `update` has not yet noticed."""
+        return {child.process.pid for child in self._children if child.process is not None}
+
+    @property
+    def due_at(self) -> float | None:
+        """The time of the next start; None if none is planned."""
+        return min((child.due_at for child in self._children if child.due_at is not None), default=None)
+
+    def update(self, now: float) -> None:
+        """Notices which companions have ended, and starts those that are due."""
+        for child in self._children:
+            if child.process is not None and (code := child.process.poll()) is not None:
+                child.process = None
+                how = f"exit code {code}" if code >= 0 else f"signal {-code}"
+                self._plan_start(child, now, f"has ended ({how})", is_final=code == _USAGE_ERROR)
+            if child.due_at is not None and now >= child.due_at:
+                self._start(child, now)
+
+    def close(self) -> None:
+        """Ends all companions, and kills those that have not ended after some seconds."""
+        running = [child.process for child in self._children if child.process is not None]
+        for process in running:
+            process.terminate()
+        for fd in self._pipe:
+            os.close(fd)
+        end = time.monotonic() + _GRACE_S
+        for process in running:
+            try:
+                process.wait(max(0.0, end - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+    def _start(self, child: _Child, now: float) -> None:
+        try:
+            output = open_main_log(self._main_log, trust=self._trust)
+        except OSError:
+            output = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+        child.started_at, child.due_at = now, None
+        # If a job started this scheduler, a sweep of that job must not end the companion.
+        env = {name: value for name, value in os.environ.items() if name != TOKEN}
+        try:
+            # In a session of its own, so that Ctrl-C in the scheduler's terminal does not reach it.
+            child.process = subprocess.Popen(
+                child.argv, stdin=self._pipe[0], stdout=output, stderr=output, env=env, start_new_session=True
+            )
+        except OSError as error:
+            self._plan_start(child, now, f"cannot be started ({error.strerror})")
+        else:
+            if child.wait_s < _LONGEST_WAIT_S:
+                text = "%s is running (pid %d); its messages are in %s"
+                log.info(text, child.name, child.process.pid, self._main_log)
+        finally:
+            os.close(output)
+
+    def _plan_start(self, child: _Child, now: float, problem: str, *, is_final: bool = False) -> None:
+        if is_final:
+            text = "%s %s and is not started again; its last message in %s says why"
+            log.error(text, child.name, problem, self._main_log)
+            return
+        before_s = 0.0 if now - child.started_at >= _LONG_LIFE_S else child.wait_s
+        child.wait_s = min(max(1.0, 2 * before_s), _LONGEST_WAIT_S)
+        child.due_at = now + child.wait_s
+        if before_s < _LONGEST_WAIT_S:  # from then on, every minute would fill the log
+            again = (
+                f"in {child.wait_s:.0f} s" if child.wait_s < _LONGEST_WAIT_S else "every minute from now on"
+            )
+            log.warning("%s %s and is started again %s", child.name, problem, again)

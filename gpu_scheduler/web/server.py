@@ -1,0 +1,196 @@
+"""Runs the web server: checks who may reach it, binds its address, and serves until it is asked to end."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import os
+import shlex
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from errno import EADDRINUSE
+from importlib import import_module
+from pathlib import Path
+
+from gpu_scheduler.app.location import Location
+from gpu_scheduler.core.text.formatting import pid_text
+from gpu_scheduler.errors import SchedulerError, UsageError
+from gpu_scheduler.runner.folder import close_inherited
+from gpu_scheduler.runner.record_lock import conflicting_lock, try_lock
+from gpu_scheduler.system.deadline import start_thread
+from gpu_scheduler.system.users import name_of_user
+
+#: Seconds that open requests and streams have to end, and after which a server that hangs ends by force.
+_GRACE_S, _HANGING_S = 3, 5
+_ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """The options of `serve`. until_eof: the server ends at the end of the file of this descriptor."""
+
+    host: str
+    port: int
+    dir: str | None
+    no_preempt: bool
+    as_root: bool
+    allowed_host: list[str] | None
+    tls_cert: str | None
+    tls_key: str | None
+    until_eof: int | None
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only programs of this machine can reach the server. A name may mean any address."""
+        try:
+            return self.host == "localhost" or ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+
+def run(location: Location, options: ServeOptions, say: Callable[[str], None]) -> None:
+    """Serves the API of a queue until SIGTERM or SIGINT, which raise SystemExit(0).
+
+    say: prints a message to the user. Raises UsageError for options with which it must not run, and
+    SchedulerError if another server has the queue or the port.
+    """
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: sys.exit(0))  # uvicorn repeats the signal that has ended it
+    os.umask(0o077)
+    fd = options.until_eof
+    # With an open lock file of a GPU, this process would claim the GPU.
+    close_inherited((0, 1, 2) if fd is None else (0, 1, 2, fd))
+    if fd is not None:
+        start_thread(lambda: _end_at_eof(fd))
+    _check_packages()
+    import uvicorn
+
+    from gpu_scheduler.web.app import create_app
+    from gpu_scheduler.web.guard import Guard
+    from gpu_scheduler.web.operations import Context
+    from gpu_scheduler.web.peers import GuardedProtocol
+    from gpu_scheduler.web.tokens import Tokens
+
+    home, user = location.resolve(), name_of_user(os.geteuid())
+    tokens = Tokens(home.folder)
+    needs_token = not options.is_local or os.geteuid() == 0
+    if os.geteuid() == 0 and not options.as_root:
+        raise UsageError("as root, whoever may submit jobs runs code as root; to serve anyway, add --as-root")
+    if needs_token and not tokens.valid():
+        where = "as root" if options.is_local else f"on {options.host}"
+        raise UsageError(f"{where}, every request needs a token; create one first: `token create NAME`")
+    if (options.tls_cert is None) != (options.tls_key is None):
+        raise UsageError("--tls-cert and --tls-key belong together; give both")
+    home.create()
+    _lock(home.folder / "serve.lock")
+    listener = _listen(options.host, options.port)
+    port = listener.getsockname()[1]
+    context = Context(
+        location, os.path.abspath(options.dir or "."), "api", may_preempt=not options.no_preempt
+    )
+    guard = Guard(
+        create_app(context), tokens=tokens, is_loopback=options.is_local, port=port,
+        allowed_hosts=options.allowed_host or (), owner_uid=os.geteuid(),
+    )  # fmt: skip
+    config = uvicorn.Config(
+        guard, interface="asgi3", loop="asyncio", http=GuardedProtocol, ws="none", log_config=None,
+        log_level=logging.ERROR, access_log=False, proxy_headers=False, server_header=False,
+        timeout_graceful_shutdown=_GRACE_S, ssl_certfile=options.tls_cert, ssl_keyfile=options.tls_key,
+    )  # fmt: skip
+    try:
+        config.load()
+    except OSError as error:  # also SSLError
+        raise UsageError(f"--tls-cert, --tls-key: {error}; give PEM files that belong together") from None
+    logging.basicConfig(format="%(asctime)s %(levelname)-7s serve: %(message)s", level=logging.ERROR)
+    logging.getLogger("uvicorn.error").addFilter(_is_error)
+    host = f"[{options.host}]" if ":" in options.host else options.host
+    who = "every request needs" if needs_token else "other users of this machine need"
+    is_clear = options.tls_cert is None and not options.is_local
+    say(
+        f"serving {home.state_file} at http{'' if options.tls_cert is None else 's'}://{host}:{port}\n"
+        f"whoever may submit jobs runs code as {user}; {who} a token (`token create NAME`)"
+        f"{', which travels in the clear; use --tls-cert and --tls-key' if is_clear else ''}"
+    )
+    uvicorn.Server(config).run(sockets=[listener])
+
+
+def _is_error(record: logging.LogRecord) -> bool:
+    """Leaves out that uvicorn cancels the open streams when it ends."""
+    is_cancelled = record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError)
+    return not is_cancelled and not record.getMessage().startswith("Cancel ")
+
+
+def _end_at_eof(fd: int) -> None:
+    """Ends this process at the end of a file, by force if it hangs."""
+    try:
+        while os.read(fd, 512):
+            pass
+    except OSError:
+        pass  # there is no such descriptor
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(_HANGING_S)
+    os._exit(1)
+
+
+def _check_packages() -> None:
+    try:
+        for name in ("fastapi", "uvicorn"):
+            import_module(name)
+    except ImportError as error:
+        text = f'`serve` needs more packages ({error}); run `pip install "gpu-job-scheduler[api]"`'
+        if (_ROOT / "pyproject.toml").exists():
+            words = (sys.executable, "-m", "pip", "install", "-e", f"{_ROOT}[api]")
+            text += f"\nor, for this clone, `{shlex.join(words)}`"
+        raise UsageError(text) from None
+
+
+def _lock(path: Path) -> None:
+    """Locks a file until this process ends. Raises SchedulerError if another process has locked it."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+        if try_lock(fd):
+            return
+        holder = conflicting_lock(fd)
+    except OSError as error:
+        raise SchedulerError(f"cannot lock {path}: {error.strerror}") from None
+    who = f" ({pid_text(holder.pid)})" if holder is not None else ""
+    raise SchedulerError(f"another server serves this queue already{who}; end it first")
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Returns a listening socket. Raises SchedulerError, which names the owner of a port that is taken."""
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family, backlog=128)
+    except UnicodeError:
+        raise UsageError(f"--host {host!r} is neither a name nor an address") from None
+    except OSError as error:
+        problem = f"{os.strerror(error.errno)}" if error.errno and error.errno > 0 else f"{error.strerror}"
+        if error.errno == EADDRINUSE:
+            pid = _listening_pid(port)
+            problem = f"{'another program' if pid is None else pid_text(pid)} uses this port"
+        raise SchedulerError(
+            f"cannot serve on {host}, port {port}: {problem}; choose another --host or --port"
+        ) from None
+
+
+def _listening_pid(port: int) -> int | None:
+    """Returns a process that listens on the port; None if this user may not see it."""
+    rows: list[list[str]] = []
+    for name in filter(os.path.exists, ("/proc/net/tcp", "/proc/net/tcp6")):
+        rows += map(str.split, Path(name).read_text("ascii").splitlines()[1:])
+    links = {
+        f"socket:[{row[9]}]" for row in rows if row[3] == "0A" and int(row[1].rpartition(":")[2], 16) == port
+    }
+    for pid in filter(str.isdecimal, os.listdir("/proc")):
+        try:
+            if any(os.readlink(f"/proc/{pid}/fd/{fd}") in links for fd in os.listdir(f"/proc/{pid}/fd")):
+                return int(pid)
+        except OSError:
+            continue  # it has ended, or belongs to another user
+    return None
