@@ -332,6 +332,21 @@ def doctor(parser: argparse.ArgumentParser) -> None:
     shared_options(parser, "--conda-sh", "--trust-files", "--json")
 
 
+def token(parser: argparse.ArgumentParser) -> None:
+    """Declares the action, the name and the options of `token`."""
+    parser.add_argument("action", metavar="create|list|revoke", choices=("create", "list", "revoke"),
+                        help="`create` prints a new token once; `revoke` makes one useless at"
+                        " once")  # fmt: skip
+    parser.add_argument("name", metavar="NAME", nargs="?", help="Name of the token to create or revoke")
+    flag(
+        parser, "--read-only", "The token changes nothing, and shows no logs, arguments or environment values"
+    )
+    flag(parser, "--logs", "The read-only token also shows logs")
+    parser.add_argument("--days", metavar="N", type=values.integer(1, 36500),
+                        help="Days after which the token expires (default: never)")  # fmt: skip
+    shared_options(parser, "--json")
+
+
 def completion(parser: argparse.ArgumentParser) -> None:
     """Declares the shell argument of `completion`."""
     parser.add_argument("shell", metavar="SHELL", choices=("bash", "zsh", "fish"),

@@ -100,6 +100,10 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
         "gpus": Command("claim_commands", claim_arguments.list_gpus, "gpus",
             "List the GPUs of this machine with their free memory and the claims on them"),
     },
+    "use the queue over HTTP": {
+        "token": Command("token", arguments.token, "token create notebook",
+            "Create, list or revoke the tokens with which programs and other users may use the API"),
+    },
     "maintain": {
         "doctor": Command("report_commands", arguments.doctor, "doctor",
             "Check this machine for problems without changing anything"),

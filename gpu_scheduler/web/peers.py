@@ -1,0 +1,175 @@
+"""Connections: which user owns the other end, how many a user may have, and how long they may be silent.
+
+The kernel says who owns a connection on this machine. What requests may do is decided in `guard`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import socket
+import struct
+import sys
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from pathlib import Path
+from typing import Any
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+#: The key in the state of a request for the uid of the caller (int or None).
+PEER_UID = "peer_uid"
+
+#: An address and a port.
+End = tuple[IPv4Address | IPv6Address, int]
+
+_SOCK_DIAG = 4
+_SOCK_DIAG_BY_FAMILY = 20
+_ESTABLISHED = 1
+#: struct nlmsghdr (length, type, flags, sequence, port), inet_diag_req_v2 (family, protocol, extensions,
+#: padding, states) and inet_diag_sockid (ports, addresses, interface, cookie).
+_QUESTION = struct.Struct("=IHHII BBBBI 2s2s16s16sIQ")
+#: struct nlmsghdr and inet_diag_msg (family, state, timers, sockid, expiry, two queues, uid, inode).
+_ANSWER = struct.Struct("=IHHII BBBB48sIIIII")
+
+
+def uid_of_peer(peer: tuple[str, int | None], local: tuple[str, int | None]) -> int | None:
+    """Returns the uid of the open socket on this machine that is connected from `peer` to `local`.
+
+    Returns None if there is none. A socket that its program has closed does not count, because it shows uid
+    0; nor does a user from outside of this container, because all of these show the same uid.
+    """
+    ends = [(_address(host), port or 0) for host, port in (peer, local)]
+    try:
+        state, uid, inode = _ask_kernel(*ends)
+    except OSError:  # the kernel knows no such socket, or lacks the module that answers
+        state, uid, inode = _look_up(*ends)
+    is_foreign = uid == int(Path("/proc/sys/kernel/overflowuid").read_text())
+    return None if state != _ESTABLISHED or inode == 0 or is_foreign else uid
+
+
+def _address(host: str) -> IPv4Address | IPv6Address:
+    """Returns the address without its scope; an IPv4 address also if it is written as an IPv6 address."""
+    address = ip_address(host.partition("%")[0])
+    return getattr(address, "ipv4_mapped", None) or address
+
+
+def _ask_kernel(peer: End, local: End) -> tuple[int, int, int]:
+    """Returns the state, the uid and the inode of the peer's socket. Raises OSError if there is no answer."""
+    family = socket.AF_INET if peer[0].version == 4 else socket.AF_INET6
+    ports = [port.to_bytes(2, "big") for _, port in (peer, local)]
+    question = _QUESTION.pack(
+        *(_QUESTION.size, _SOCK_DIAG_BY_FAMILY, 1, 0, 0),  # flag 1: NLM_F_REQUEST
+        *(family, socket.IPPROTO_TCP, 0, 0, 1 << _ESTABLISHED),
+        *(*ports, peer[0].packed, local[0].packed, 0, 2**64 - 1),  # any interface, any cookie
+    )
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _SOCK_DIAG) as kernel:
+        kernel.settimeout(1)
+        kernel.sendto(question, (0, 0))
+        answer = kernel.recv(4096)
+    if len(answer) < _ANSWER.size or (read := _ANSWER.unpack_from(answer))[1] != _SOCK_DIAG_BY_FAMILY:
+        raise OSError("the kernel knows no such socket")
+    return read[6], read[-2], read[-1]
+
+
+def _look_up(peer: End, local: End) -> tuple[int, int, int]:
+    """Returns what `_ask_kernel` returns, from the tables in /proc; zeros if the socket is not in them."""
+    for table, version in (("tcp", 4), ("tcp6", 6)):
+        path, ends = Path("/proc/net", table), [_table_form(end, version) for end in (peer, local)]
+        for line in path.read_text().splitlines()[1:] if path.exists() else ():
+            fields = line.split()
+            if fields[1:3] == ends:
+                return int(fields[3], 16), int(fields[7]), int(fields[9])
+    return 0, 0, 0
+
+
+def _table_form(end: End, version: int) -> str:
+    """Returns the address and the port as the tables in /proc write them."""
+    address = IPv6Address(f"::ffff:{end[0]}") if end[0].version < version else end[0]
+    words = [address.packed[at : at + 4] for at in range(0, len(address.packed), 4)]
+    return "".join(f"{int.from_bytes(word, sys.byteorder):08X}" for word in words) + f":{end[1]:04X}"
+
+
+class _StrictConnection(h11.Connection):
+    """Refuses requests whose length two programs could read differently.
+
+    h11 itself refuses two Host headers and lengths that differ. Of equal lengths it shows one, and it ignores
+    a length beside Transfer-Encoding.
+    """
+
+    _LENGTH = re.compile(rb"^content-length:(.*)$", re.IGNORECASE | re.MULTILINE)
+
+    def next_event(self) -> Any:
+        before = self.trailing_data[0] if self.their_state is h11.IDLE else b""
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            lengths = self._LENGTH.findall(before[: len(before) - len(self.trailing_data[0])])
+            is_chunked = any(name == b"transfer-encoding" for name, _ in event.headers)
+            if len(lengths) + is_chunked > 1 or any(b"," in length for length in lengths):
+                raise h11.RemoteProtocolError("more than one length")
+        return event
+
+
+class GuardedProtocol(H11Protocol):
+    """The connections of `serve`. Finds the caller's uid once, when a connection is accepted."""
+
+    #: Maximum number of connections of all callers, above which only the owner may open one, and of one user
+    #: of this machine or one address.
+    max_connections = 512
+    max_per_peer = 128
+    #: Seconds for the headers of a request, and for the rest of a body that nobody reads.
+    request_timeout_s = 10.0
+    #: Seconds after which a caller that reads nothing is dropped.
+    reader_timeout_s = 30.0
+
+    def __init__(self, *arguments: Any, **given: Any) -> None:
+        super().__init__(*arguments, **given)
+        self.conn = _StrictConnection(h11.SERVER)
+        self.peer: object = None
+        self._deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        uid = None
+        if self.client is not None and self.server is not None:
+            is_local = _address(self.server[0]).is_loopback
+            uid = uid_of_peer(self.client, self.server) if is_local else None
+            self.peer = uid if is_local else self.client[0]
+        self.app_state = {**self.app_state, PEER_UID: uid}
+        # The kernel drops a connection whose other end accepts nothing for this time, also if we closed ours.
+        limit = (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(self.reader_timeout_s * 1000))
+        transport.get_extra_info("socket").setsockopt(*limit)
+        same = [one for one in self.connections if getattr(one, "peer", ()) == self.peer]
+        is_full = len(self.connections) > self.max_connections and uid != os.geteuid()
+        if is_full or len(same) > self.max_per_peer:
+            transport.write(b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\n\r\n")
+            transport.close()
+        self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._watch()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._watch()
+
+    def send_400_response(self, msg: str) -> None:
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            super().send_400_response(msg)
+        else:  # an answer has begun
+            self.transport.abort()
+
+    def _watch(self) -> None:
+        """Limits the time for bytes that no handler awaits: headers, or the body of a refused request."""
+        is_unread = self.conn.our_state in (h11.IDLE, h11.DONE) and not self.transport.is_closing()
+        if is_unread and self._deadline is None:
+            self._deadline = self.loop.call_later(self.request_timeout_s, self.transport.close)
+        elif not is_unread and self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
