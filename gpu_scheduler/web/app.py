@@ -9,6 +9,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
+from http import HTTPStatus
 from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, Header, HTTPException, Path, Query, Request
@@ -32,17 +33,13 @@ from gpu_scheduler.errors import (
 )
 from gpu_scheduler.store.submission_keys import KeyReusedError
 from gpu_scheduler.web import models, operations, streams
+from gpu_scheduler.web.guard import Caller, problem
 from gpu_scheduler.web.operations import Context, Json
 
 #: Seconds for which a page may be served again while the store is unchanged.
 _PAGE_AGE_S = 1.0
 _MAX_PAGES = 200
 _PROBLEM = "application/problem+json"
-_TITLES = {
-    400: "Bad request", 401: "Unauthorized", 403: "Forbidden", 404: "Not found", 405: "Method not allowed",
-    409: "Conflict", 413: "Too large", 415: "Unsupported media type", 416: "Range not satisfiable",
-    422: "Invalid value", 429: "Too many requests", 503: "Unavailable",
-}  # fmt: skip
 _KEY = Header(alias="Idempotency-Key", pattern=r"^[\x21-\x7e]{1,200}$")
 _EVENT_ID = Header(alias="Last-Event-ID", pattern=r"^[0-9:]{1,40}$")
 _JOB_ID = Path(ge=1, le=10**15 - 1)
@@ -64,26 +61,17 @@ def _status_of(context: Context, error: SchedulerError) -> int:
         return 503  # the store belongs to another host, or cannot be read
 
 
-def _problem(status: int, detail: object, **extra: object) -> JSONResponse:
-    values = {
-        "type": "about:blank",
-        "title": _TITLES.get(status, "Error"),
-        "status": status,
-        "detail": detail,
-    }
-    return JSONResponse({**values, **extra}, status, media_type=_PROBLEM)
-
-
 def _codes(*statuses: int, source: bool = False) -> dict[int | str, dict[str, Any]]:
     """Returns the declarations of error codes. source: whether the route is the source document's."""
     found: dict[int | str, dict[str, Any]] = {}
     for status in sorted({400, 401, 403, 405, 413, 415, 422, 429, 503, *statuses}):
-        example = {"type": "about:blank", "title": _TITLES[status], "status": status, "detail": "why"}
+        title = HTTPStatus(status).phrase
+        example = {"type": "about:blank", "title": title, "status": status, "detail": "why"}
         schema = {"type": "object", "required": ["detail"]}
         kinds = {_PROBLEM: {"schema": schema, "example": example}}
         if source:
             kinds["application/json"] = {"schema": schema, "example": {"detail": "Job not found"}}
-        found[status] = {"description": _TITLES[status], "content": kinds}
+        found[status] = {"description": title, "content": kinds}
     return found
 
 
@@ -147,7 +135,7 @@ def create_app(context: Context) -> FastAPI:
     pages, feed, machine = _Pages(context), streams.EventFeed(context.location), _MachineGpus(context)
 
     def of(request: Request) -> Context:
-        caller = request.state.caller
+        caller: Caller = request.state.caller
         return replace(
             context, source=f"api:{caller.name}", details=caller.may_change, logs=caller.may_read_logs
         )
@@ -163,7 +151,7 @@ def create_app(context: Context) -> FastAPI:
     def answered(found: Json) -> Response:
         answers = found["answers"]
         if answers and all(one["result"] == "refused" for one in answers):
-            return _problem(409, "; ".join(one["text"] for one in answers[:5]), **found)
+            return problem(409, "; ".join(one["text"] for one in answers[:5]), **found)
         return reply(found, 202 if any(one["request"] for one in answers) else 200)
 
     def of_logs(of: Of) -> Context:
@@ -275,7 +263,7 @@ def create_app(context: Context) -> FastAPI:
             part = streams.byte_range(range, file.size)
         except ValueError:
             file.close()
-            refused = _problem(416, f"the log has {file.size} bytes")
+            refused = problem(416, f"the log has {file.size} bytes")
             refused.headers["Content-Range"] = f"bytes */{file.size}"
             return refused
         start, end = part or (0, file.size)
@@ -332,7 +320,7 @@ def _add_error_handlers(app: FastAPI, context: Context) -> None:
     def failed(request: Request, error: Exception) -> Response:
         assert isinstance(error, SchedulerError)
         status = _status_of(context, error)
-        made = _problem(status, str(error))
+        made = problem(status, str(error))
         if _is_of_source(request):
             made = JSONResponse({"detail": "Job not found" if status == 404 else str(error)}, status)
         made.headers["X-Scheduler"] = _scheduler(context)
@@ -340,10 +328,9 @@ def _add_error_handlers(app: FastAPI, context: Context) -> None:
 
     def refused(request: Request, error: Exception) -> Response:
         assert isinstance(error, StarletteHTTPException)
-        made = _problem(error.status_code, error.detail)
+        made = problem(error.status_code, error.detail, error.headers)
         if _is_of_source(request):
-            made = JSONResponse({"detail": error.detail}, error.status_code)
-        made.headers.update(error.headers or {})
+            made = JSONResponse({"detail": error.detail}, error.status_code, error.headers)
         if error.status_code == 405:  # Starlette names the methods of only one route
             found = [one for one in app.routes if one.matches(request.scope)[0] is not Match.NONE]
             methods = {method for one in found for method in getattr(one, "methods", None) or ()}
@@ -360,7 +347,7 @@ def _add_error_handlers(app: FastAPI, context: Context) -> None:
             return JSONResponse({"detail": found}, 422)
         fields = [".".join(map(str, one["loc"][1:])) or one["loc"][0] for one in found]
         text = "; ".join(f"{field}: {one['msg']}" for field, one in zip(fields, found, strict=True))
-        return _problem(422, text, errors=found)
+        return problem(422, text, errors=found)
 
     app.add_exception_handler(SchedulerError, failed)
     app.add_exception_handler(StarletteHTTPException, refused)

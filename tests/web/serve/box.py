@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
 
-from gpu_scheduler.cli.commands import COMMANDS
 from gpu_scheduler.runner.record_lock import conflicting_lock
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.scheduler_lock import scheduler_pid
-from tests.stress.harness import ROOT, environment
+from tests.stress.harness import environment
 from tests.waiting import wait_for
 
 STATE = "gpu_scheduler_state.json"
@@ -42,20 +41,14 @@ class Box:
         self.output = folder / "output"
         self.port = free_port()
         self.env = environment()
-        self.env["PYTHONPATH"] = f"{ROOT}:{ROOT / 'tests/web/serve/standins'}"
         self.processes: list[subprocess.Popen[bytes]] = []
         self.token = ""
 
     def create_token(self) -> None:
         """Creates a token, which every later request carries."""
-        if "token" in COMMANDS:
-            done = self.cli("token", "create", "test")
-            assert done.returncode == 0, done.stderr
-            self.token = done.stdout.strip()
-            return
-        self.home.create()
-        self.token = "secret"
-        (self.home.folder / "tokens.json").write_text(self.token)
+        done = self.cli("token", "create", "test")
+        assert done.returncode == 0, done.stderr
+        self.token = done.stdout.strip()
 
     def argv(self, *words: str, python: Sequence[str] = ()) -> list[str]:
         return [sys.executable, *(python or ("-m", "gpu_scheduler")), *words, "--state-file", STATE]
