@@ -279,7 +279,7 @@ def test_documents_the_options_of_start_with_their_defaults() -> None:
     }
     assert set(rows) == {*by_option, "--daemon", "--watch", "--yes", "--sim"}
     for option, value in by_option.items():
-        if value not in (None, False, True) or option.endswith("-retries"):
+        if value not in (None, False, True, ()) or option.endswith("-retries"):
             shown = value if isinstance(value, str) else f"{value:g}"
             assert re.search(rf"default: {re.escape(shown)}\b", rows[option]), option
     assert "default: /tmp/gpu_scheduler_logs" in rows["--log-dir"]
