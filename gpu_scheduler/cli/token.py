@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import time
 from argparse import Namespace
+from dataclasses import asdict
 
 from gpu_scheduler.cli.program import location_of, print_message
 from gpu_scheduler.cli.standard_streams import print_done
 from gpu_scheduler.errors import UsageError
-from gpu_scheduler.web.tokens import Token, Tokens
+from gpu_scheduler.web.tokens import Tokens
 
 #: The options that only one action accepts.
 _ACTION_OF = {"read_only": "create", "logs": "create", "days": "create", "json": "list"}
@@ -38,38 +39,23 @@ def token(options: Namespace) -> int:
     else:
         given = {"read_only": options.read_only, "logs": options.logs, "days": options.days}
         print_done(tokens.create(options.name, **given))
-        print_message(
-            f"token {options.name} is shown only this once; send it as `Authorization: Bearer TOKEN`"
-        )
+        print_message("the token is shown only once; clients send it as their bearer token")
         if not options.read_only:
             print_message("whoever has a token that may change things can run code as the owner")
     return 0
 
 
 def _print_list(tokens: Tokens, *, as_json: bool) -> None:
-    found, valid = tokens.all(), tokens.valid()
+    valid = tokens.valid()
+    rows = [{**asdict(one), "expired": one not in valid} for one in tokens.all()]
+    for row in rows:
+        del row["digest"]
+        rights = ("read-only, logs" if row["logs"] else "read-only") if row["read_only"] else "changes"
+        day = row["expires"] and time.strftime("%Y-%m-%d %H:%M", time.localtime(row["expires"]))
+        end = f"{'expired' if row['expired'] else 'expires'} {day}" if day else "never expires"
+        if not as_json:
+            print(f"{row['name']:<20} {rights:<16} {end}")
     if as_json:
-        rows = [
-            {
-                "name": one.name, "read_only": one.read_only, "logs": one.logs, "created": one.created,
-                "expires": one.expires, "expired": one not in valid,
-            }
-            for one in found
-        ]  # fmt: skip
         print(json.dumps({"tokens": rows}, indent=2))
-        return
-    for one in found:
-        print(f"{one.name:<20} {_rights(one):<16} {_when(one, is_valid=one in valid)}")
-    if not found:
+    elif not rows:
         print_message("there are no tokens; `token create NAME` makes one")
-
-
-def _rights(token: Token) -> str:
-    return ("read-only, logs" if token.logs else "read-only") if token.read_only else "changes"
-
-
-def _when(token: Token, *, is_valid: bool) -> str:
-    if token.expires is None:
-        return "never expires"
-    day = time.strftime("%Y-%m-%d %H:%M", time.localtime(token.expires))
-    return f"expires {day}" if is_valid else f"expired {day}"

@@ -35,12 +35,12 @@ _STREAM = re.compile(r"/api/v1/(events|jobs/[^/]+/log/stream)")
 _OWN_NAMES = ("localhost", "127.0.0.1", "[::1]")
 _PORT = re.compile(r":[0-9]+$")
 _BAD_CHARACTER = re.compile(r"[\x00-\x1f\x7f\\]")
-_HEADERS = {
-    b"x-content-type-options": b"nosniff",
-    b"cache-control": b"no-store",
-    b"referrer-policy": b"no-referrer",
-    b"cross-origin-resource-policy": b"same-origin",
-}
+_HEADERS = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"cache-control", b"no-store"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+)
 
 
 @dataclass(frozen=True)
@@ -243,16 +243,11 @@ async def _read_body(receive: Receive) -> bytes | None:
 
 
 def _with_headers(send: Send) -> Send:
-    """Returns a `send` that sets the headers of every answer, and allows no other site to read it."""
+    """Returns a `send` that adds the headers of every answer."""
 
     async def sending(message: Message) -> None:
         if message["type"] == "http.response.start":
-            other = [
-                header
-                for header in message.get("headers", ())
-                if header[0].lower() not in _HEADERS and not header[0].lower().startswith(b"access-control-")
-            ]
-            message = {**message, "headers": [*other, *_HEADERS.items()]}
+            message = {**message, "headers": [*message.get("headers", ()), *_HEADERS]}
         await send(message)
 
     return sending

@@ -120,11 +120,10 @@ class Tokens:
 
     def revoke(self, name: str) -> None:
         """Removes a token. Raises SchedulerError if there is none, or if the file cannot be used."""
+        if name not in [token.name for token in self.all()]:
+            raise SchedulerError(f"there is no token named {name!r}; `token list` shows the tokens")
         with self._changed() as tokens:
-            kept = [token for token in tokens if token.name != name]
-            if len(kept) == len(tokens):
-                raise SchedulerError(f"there is no token named {name!r}; `token list` shows the tokens")
-            tokens[:] = kept
+            tokens[:] = [token for token in tokens if token.name != name]
 
     @contextmanager
     def _changed(self) -> Iterator[list[Token]]:

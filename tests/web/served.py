@@ -56,6 +56,7 @@ def small_app() -> FastAPI:
         async def chunks() -> AsyncIterator[bytes]:
             while True:
                 yield b"x" * 65536
+                await asyncio.sleep(0)  # the server accepts any amount from a caller who has gone
 
         return StreamingResponse(chunks())
 

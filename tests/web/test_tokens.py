@@ -12,7 +12,6 @@ import pytest
 
 from gpu_scheduler.cli import main
 from gpu_scheduler.errors import SchedulerError, UsageError
-from gpu_scheduler.web import tokens as module
 from gpu_scheduler.web.tokens import Tokens
 
 DAY_S = 86400
@@ -44,14 +43,15 @@ def test_the_file_is_private_and_holds_only_hashes(tmp_path: Path, file: Path) -
 
 def test_digests_are_compared_in_constant_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every digest is compared, also after the right one, with the function of the standard library."""
-    tokens, compared = Tokens(tmp_path), []
+    tokens = Tokens(tmp_path)
+    compared: list[str] = []
     secrets = [tokens.create(name) for name in ("a", "b", "c")]
 
     def compare(one: str, other: str) -> bool:
         compared.append(one)
         return one == other
 
-    monkeypatch.setattr(module.hmac, "compare_digest", compare)
+    monkeypatch.setattr("hmac.compare_digest", compare)
     assert tokens.find(secrets[0]) is not None
     assert compared == [token.digest for token in tokens.all()]
 
@@ -172,6 +172,7 @@ def test_create_prints_only_the_secret_on_stdout(capsys: pytest.CaptureFixture[s
     assert out.count("\n") == 1
     assert len(out.split()) == 1
     assert "whoever has a token that may change things can run code as the owner" in err
+    assert "shown only once; clients send it as their bearer token\n" in err
     assert out.strip() not in err
 
 
@@ -197,6 +198,12 @@ def test_list_shows_rights_and_expiry_but_no_secret(capsys: pytest.CaptureFixtur
     ]  # fmt: skip
     assert "digest" not in shown
     assert not any(secret in text + shown for secret in secrets)
+
+
+def test_revoke_without_a_queue_creates_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["token", "revoke", "nb"]) == 1
+    assert "there is no token named 'nb'" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_revoke_ends_a_token(capsys: pytest.CaptureFixture[str]) -> None:
