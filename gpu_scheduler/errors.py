@@ -6,6 +6,7 @@
     ├── NotOwnerError          1  this scheduler no longer owns its store
     ├── SchemaError            1  another version of the program wrote the store
     ├── DamagedStoreError      1  the database of the store is damaged
+    ├── ClientError            1  a request of the Python client failed
     ├── UsageError             2  a value, a file or an option given by the user is wrong
     └── GpuStateError          4  the state of the GPUs cannot be read
 
@@ -40,6 +41,24 @@ class SchemaError(SchedulerError):
 
 class DamagedStoreError(SchedulerError):
     """The database of the store is damaged."""
+
+
+class ClientError(SchedulerError):
+    """A request of the Python client failed.
+
+    status: the HTTP code; None if there was no answer. retry_after_s: what the server says about that.
+    """
+
+    def __init__(self, message: str, status: int | None = None, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.retry_after_s = retry_after_s
+
+    @property
+    def remedy(self) -> str | None:
+        """The part of the message that says what to do; None if there is none."""
+        _, found, rest = str(self).replace("\n", "; ").removesuffix("; nothing was submitted").partition("; ")
+        return rest if found else None
 
 
 class UsageError(SchedulerError):

@@ -353,6 +353,15 @@ def completion(parser: argparse.ArgumentParser) -> None:
                         help="Shell that will use the script: bash, zsh or fish")  # fmt: skip
 
 
+def mcp(parser: argparse.ArgumentParser) -> None:
+    """Declares the options of `mcp`."""
+    flag(parser, "--allow-changes", "Also offer tools that submit, cancel, hold, release and retry jobs")
+    parser.add_argument("--url", metavar="URL",
+                        help="Use the queue behind this REST API, such as http://box:8000")  # fmt: skip
+    parser.add_argument("--token-file", metavar="FILE", type=path,
+                        help="File with the token for --url, as `token create` printed it")  # fmt: skip
+
+
 def stop(parser: argparse.ArgumentParser) -> None:
     """Declares the options of `stop`."""
     flag(parser, "--jobs", "Also cancel the running jobs")

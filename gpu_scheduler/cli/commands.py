@@ -100,9 +100,11 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
         "gpus": Command("claim_commands", claim_arguments.list_gpus, "gpus",
             "List the GPUs of this machine with their free memory and the claims on them"),
     },
-    "use the queue over HTTP": {
+    "use the queue from other programs": {
         "token": Command("token", arguments.token, "token create notebook",
             "Create, list or revoke the tokens with which programs and other users may use the API"),
+        "mcp": Command("mcp", arguments.mcp, "mcp --allow-changes",
+            "Offer the queue to an assistant as tools (Model Context Protocol) on stdin and stdout"),
     },
     "maintain": {
         "doctor": Command("report_commands", arguments.doctor, "doctor",

@@ -70,10 +70,10 @@ def choose_location(options: Namespace, argv: Sequence[str]) -> None:
     of_all |= dict.fromkeys(("cancel", "recover"), given.get("all"))
     of_all |= dict.fromkeys(("pause", "resume"), None in given.get("ids", ()))
     use = QueueUse.WHOLE if of_all.get(command) else QueueUse.PART
-    if command in ("submit", "adopt", "import"):
+    if command in ("submit", "adopt", "import") or given.get("allow_changes"):
         use = QueueUse.ADD_JOBS
     is_fixed = command in _FIXED and not os.environ.get(WORDS_VARIABLE)
-    if is_fixed or (command == "wait" and not given["jobs"]) or given.get("output_file"):
+    if is_fixed or given.get("url") or (command == "wait" and not given["jobs"]) or given.get("output_file"):
         use = QueueUse.FIXED
     verdict, location, running = find_queue(use, options.state_file, options.data_dir)
     if running:

@@ -64,7 +64,8 @@ class Database:
     def __init__(self, path: Path, *, create: bool = False) -> None:
         if not create and not path.exists():
             raise no_store_error(path)
-        old = os.umask(0o077)
+        # Only a new file needs it. All threads share the umask, so two of them would restore a wrong one.
+        old = os.umask(0o077) if create else None
         try:
             self.connection = sqlite3.connect(path, isolation_level=None, timeout=10.0)
             try:
@@ -77,7 +78,8 @@ class Database:
         except sqlite3.DatabaseError as error:
             raise damaged_error(path, error) from None
         finally:
-            os.umask(old)
+            if old is not None:
+                os.umask(old)
 
     def close(self) -> None:
         """Closes the connection."""

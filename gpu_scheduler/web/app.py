@@ -20,18 +20,9 @@ from starlette.routing import Match
 
 from gpu_scheduler import __version__
 from gpu_scheduler.app.gpu_source import GpuSource, open_source, simulation_of_scheduler
-from gpu_scheduler.app.store_access import open_store, scheduler_is_running
+from gpu_scheduler.app.store_access import scheduler_is_running
 from gpu_scheduler.core.model.states import JobState, Outcome
-from gpu_scheduler.errors import (
-    DamagedStoreError,
-    GpuStateError,
-    NoSuchJobError,
-    SchedulerError,
-    SchemaError,
-    StoreNotFoundError,
-    UsageError,
-)
-from gpu_scheduler.store.submission_keys import KeyReusedError
+from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.web import models, operations, streams
 from gpu_scheduler.web.guard import Caller, problem
 from gpu_scheduler.web.operations import Context, Json
@@ -43,22 +34,6 @@ _PROBLEM = "application/problem+json"
 _KEY = Header(alias="Idempotency-Key", pattern=r"^[\x21-\x7e]{1,200}$")
 _EVENT_ID = Header(alias="Last-Event-ID", pattern=r"^[0-9:]{1,40}$")
 _JOB_ID = Path(ge=1, le=10**15 - 1)
-
-
-def _status_of(context: Context, error: SchedulerError) -> int:
-    for kinds, status in (
-        ((NoSuchJobError, StoreNotFoundError), 404),
-        ((KeyReusedError,), 409),
-        ((UsageError,), 422),
-        ((DamagedStoreError, SchemaError, GpuStateError), 503),
-    ):
-        if isinstance(error, kinds):
-            return status
-    try:
-        with open_store(context.location, read_only=True):
-            return 409
-    except SchedulerError:
-        return 503  # the store belongs to another host, or cannot be read
 
 
 def _codes(*statuses: int, source: bool = False) -> dict[int | str, dict[str, Any]]:
@@ -319,7 +294,7 @@ def _is_of_source(request: Request) -> bool:
 def _add_error_handlers(app: FastAPI, context: Context) -> None:
     def failed(request: Request, error: Exception) -> Response:
         assert isinstance(error, SchedulerError)
-        status = _status_of(context, error)
+        status = operations.status_of(context, error)
         made = problem(status, str(error))
         if _is_of_source(request):
             made = JSONResponse({"detail": "Job not found" if status == 404 else str(error)}, status)

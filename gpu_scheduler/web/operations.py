@@ -30,7 +30,7 @@ from gpu_scheduler.app.preempt import PreemptEnd, preempt
 from gpu_scheduler.app.resume_job import resume_job
 from gpu_scheduler.app.status import StatusQuery, empty_status, job_page, status
 from gpu_scheduler.app.status_report import JobView, StatusReport
-from gpu_scheduler.app.store_access import ANSWER_TIMEOUT_S, recorded_request
+from gpu_scheduler.app.store_access import ANSWER_TIMEOUT_S, open_store, recorded_request
 from gpu_scheduler.app.submit import (
     NewJob,
     Submission,
@@ -43,9 +43,17 @@ from gpu_scheduler.core.jobsfile.attributes import ATTRIBUTE_HELP
 from gpu_scheduler.core.model.job_name import parse_job_ref
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.states import ACTIVE, WAITING, JobState, Outcome
-from gpu_scheduler.errors import NoSuchJobError, StoreNotFoundError, UsageError
+from gpu_scheduler.errors import (
+    DamagedStoreError,
+    GpuStateError,
+    NoSuchJobError,
+    SchedulerError,
+    SchemaError,
+    StoreNotFoundError,
+    UsageError,
+)
 from gpu_scheduler.store.job_lists import JobFilter
-from gpu_scheduler.store.submission_keys import SubmissionKey
+from gpu_scheduler.store.submission_keys import KeyReusedError, SubmissionKey
 from gpu_scheduler.views import eta as eta_view
 from gpu_scheduler.views import forecast, status_json, why
 from gpu_scheduler.views import job_detail as detail_view
@@ -76,6 +84,23 @@ class Context:
     details: bool = True
     logs: bool = True
     environment: Mapping[str, str] | None = None
+
+
+def status_of(context: Context, error: SchedulerError) -> int:
+    """Returns the HTTP code for an error of these functions."""
+    for kinds, code in (
+        ((NoSuchJobError, StoreNotFoundError), 404),
+        ((KeyReusedError,), 409),
+        ((UsageError,), 422),
+        ((DamagedStoreError, SchemaError, GpuStateError), 503),
+    ):
+        if isinstance(error, kinds):
+            return code
+    try:
+        with open_store(context.location, read_only=True):
+            return 409
+    except SchedulerError:
+        return 503  # the store belongs to another host, or cannot be read
 
 
 def _report(context: Context, query: StatusQuery) -> StatusReport:

@@ -23,7 +23,7 @@ COMMANDS = {
     "eta": [], "screens": [], "priority": ["3", "5"], "lint": [], "doctor": [], "completion": ["bash"],
     "show": ["3"], "why": ["3"], "events": [], "calibrate": [], "run": [], "wait": [], "gpus": [],
     "submit": [], "adopt": ["158500"], "import": ["queue.json"], "set": ["3", "vram=1G"], "recover": ["3"],
-    "clear": [], "preempt": ["3"], "plan": [], "serve": [], "token": ["list"],
+    "clear": [], "preempt": ["3"], "plan": [], "serve": [], "token": ["list"], "mcp": [],
 }  # fmt: skip
 #: The words that must come last.
 LAST = {"run": ["--", "true"], "submit": ["train.py"]}

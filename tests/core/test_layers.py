@@ -99,6 +99,8 @@ MAY: Mapping[str, tuple[str, ...]] = {
         "app", "views", "core.model", "core.text", "core.jobsfile.attributes", *TOP, "store.job_lists",
         "store.submission_keys", "system", "runner.folder", "runner.record_lock",
     ),
+    "client": ("app", "views", *TOP, "web.operations", "web.streams"),
+    "mcp_server": ("client", "core.text", "errors"),
     # The command line only parses arguments and formats results; every use case is in app.
     "cli": (
         "app", "views", "core.model", "core.text", "core.jobsfile.attributes", "core.jobsfile.sbatch",
@@ -108,6 +110,7 @@ MAY: Mapping[str, tuple[str, ...]] = {
     "cli.start": (
         "scheduler.service", "scheduler.background", "gpus.probes.simulated", "health.doctor.logind",
     ),
+    "cli.mcp": ("mcp_server", "client", "errors"),
     "simjob": ("gpus.probes.simulated_usage",),
     "clock": ("core.model",),
     "errors": (),

@@ -1,0 +1,296 @@
+"""The Python client of a queue (docs/api.md): submits jobs, waits for them and shows what became of them.
+
+client = Client()                                   # the queue of this folder
+client = Client("http://box:8000", token=token)     # a queue on another machine
+print(client.submit("train.py", "--epochs", 3, vram="18G").result())
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any
+
+from gpu_scheduler.app.location import Location, QueueUse, find_queue
+from gpu_scheduler.client.transports import HttpTransport, StoreTransport, Transport
+from gpu_scheduler.errors import ClientError
+from gpu_scheduler.views.queue_choice import choice_text
+from gpu_scheduler.web.operations import MAX_PAGE, Json
+
+#: Seconds between two looks at jobs whose end no event has shown; without a scheduler, there are no events.
+_LOOK_S = 30.0
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a job ended. outcome: "completed", "failed", "timed_out", "cancelled", "ended" or "skipped"."""
+
+    outcome: str
+    exit_code: int | None
+    reason: str | None
+
+    @property
+    def ok(self) -> bool:
+        """True if the job completed."""
+        return self.outcome == "completed"
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job of a queue. Every method asks the queue, and raises ClientError."""
+
+    id: int
+    _client: Client = field(repr=False)
+
+    def info(self) -> Json:
+        """Returns the job as an element of "jobs" in docs/json.md."""
+        found: Json = self._client.call("job", job_id=self.id)["job"]
+        return found
+
+    @property
+    def name(self) -> str | None:
+        """The name of the job; None if it has none."""
+        name: str | None = self.info()["name"]
+        return name
+
+    def status(self) -> str:
+        """Returns the state of the job, or the outcome if it has ended."""
+        found = self.info()
+        return str(found["outcome"] or found["state"])
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Waits until the job has ended. Returns False after `timeout` seconds."""
+        return self._client.wait([self], timeout)
+
+    def result(self, timeout: float | None = None) -> Result:
+        """Waits until the job has ended and returns how. Raises ClientError after `timeout` seconds."""
+        for _, found in self._client._ends([self], timeout):
+            return Result(found["outcome"], found["exit_code"], found["reason"])
+        raise AssertionError("a job neither ended nor timed out")
+
+    def log(self, tail: int | None = None) -> str:
+        """Returns the log of the latest attempt, or its last `tail` lines (at most those in the last MiB)."""
+        text = self._client._transport.log(self.id, whole=tail is None)
+        return text if tail is None else "".join(text.splitlines(keepends=True)[-tail:] if tail else [])
+
+    def follow(self) -> Iterator[str]:
+        """Yields the log as it grows until the job has ended."""
+        return self._client._transport.follow(self.id)
+
+    def cancel(self) -> Json:
+        """Cancels the job and returns the answer."""
+        return self._client.cancel(self)[0]
+
+    def why(self) -> Json:
+        """Returns why the job does not start or why it failed, as `why --json` does."""
+        return self._client.call("why_job", job_id=self.id)
+
+
+class Client:
+    """A queue: that of this folder as `submit` finds it, or the one behind a URL. Any thread may use it.
+
+    token: as `token create` printed it. Every method raises ClientError.
+    """
+
+    def __init__(
+        self, url: str | None = None, token: str | None = None,
+        *, state_file: str | None = None, data_dir: str | None = None,
+    ) -> None:  # fmt: skip
+        self._transport: Transport
+        if url is not None:
+            self._transport = HttpTransport(url, token)
+            return
+        verdict, found, running = find_queue(QueueUse.ADD_JOBS, state_file, data_dir)
+        if found is None:
+            raise ClientError(choice_text(verdict, running, "", "") + "\nas state_file= and data_dir=", 409)
+        folder = None if found.data_dir is None else os.path.abspath(found.data_dir)
+        self._transport = StoreTransport(Location(os.path.abspath(found.state_file), folder))
+
+    def call(self, operation: str, /, **arguments: Any) -> Json:
+        """Returns the answer of an operation of `web.operations`, such as "jobs" or "health"."""
+        return self._transport.call(operation, **arguments)
+
+    def submit(self, script: str | None = None, *arguments: object, **options: Any) -> Job:
+        """Queues a script with its arguments, or `command`, which is shell text or a list of words.
+
+        options: `command`, `cwd`, `env` (a mapping), and every attribute of a job with _ for -, such as
+        `vram="18G"`, `gpus=2`, `after=[job]` or `oom_retries=3`.
+        """
+        return self.map(script, *arguments, grid={}, **options)[0]
+
+    def map(
+        self,
+        script: str | None = None,
+        *arguments: object,
+        grid: Mapping[str, Iterable[object]],
+        **options: Any,
+    ) -> list[Job]:
+        """Queues a job for each combination of the grid's values, which replace {key} in all texts.
+
+        options: as for `submit`; with `zip=True`, the first values of all keys belong together, and so on.
+        """
+        made = self.call("submit", **_new_jobs(script, arguments, options, grid))
+        return [Job(one, self) for one in made["ids"]]
+
+    def jobs(self, *, state: Sequence[str] = (), name: str | None = None, limit: int = 1000) -> list[Job]:
+        """Returns the jobs in one of the states, the newest first. name: a name, a group or a pattern."""
+        found: list[Job] = []
+        cursor = None
+        while len(found) < limit:
+            size = min(MAX_PAGE, limit - len(found))
+            page = self.call("jobs", state=list(state), name=name, cursor=cursor, limit=size)
+            found += [Job(one["id"], self) for one in page["jobs"]]
+            cursor = page["next"]
+            if cursor is None:
+                break
+        return found
+
+    def job(self, ref: int | str) -> Job:
+        """Returns the job with this id or name."""
+        if str(ref).isdigit():
+            return Job(self.call("job", job_id=int(ref))["job"]["id"], self)
+        found = self.jobs(name=str(ref), limit=2)
+        if len(found) != 1:
+            how = "several jobs are" if found else "no job is"
+            raise ClientError(f"{how} named {ref}; `jobs()` lists the jobs", 409 if found else 404)
+        return found[0]
+
+    def wait(self, jobs: Iterable[Job | int], timeout: float | None = None) -> bool:
+        """Waits until all jobs have ended. Returns False after `timeout` seconds.
+
+        An end counts once the scheduler has recorded it. A job that is held is waited for like any other.
+        """
+        try:
+            return all(True for _ in self._ends(jobs, timeout))
+        except ClientError as error:
+            if error.status == 408:
+                return False
+            raise
+
+    def as_completed(self, jobs: Iterable[Job | int], timeout: float | None = None) -> Iterator[Job]:
+        """Yields each job when it has ended. Raises ClientError after `timeout` seconds."""
+        return (job for job, _ in self._ends(jobs, timeout))
+
+    def _ends(self, jobs: Iterable[Job | int], timeout: float | None) -> Iterator[tuple[Job, Json]]:
+        """Yields each job when it has ended, and what `info` returns. Raises ClientError with status 408."""
+        end = None if timeout is None else time.monotonic() + timeout
+        left = {one.id if isinstance(one, Job) else one for one in jobs}
+        unread, look_at = set(left), 0.0
+        with closing(self._transport.events(None, end)) as events:
+            for event in chain([{"event": "look"}], events):
+                if event.get("event") in ("look", "reset") or time.monotonic() >= look_at:
+                    unread, look_at = set(left), time.monotonic() + _LOOK_S
+                elif event.get("event") == "finished":
+                    unread |= {event["job"]} & left
+                try:
+                    found = self._read(unread)
+                except ClientError as error:
+                    if error.status is not None:
+                        raise
+                    continue  # the server is down
+                unread = set()
+                for one in found:
+                    left.discard(one["id"])
+                    yield Job(one["id"], self), one
+                if not left:
+                    return
+        waiting = ", ".join(map(str, sorted(left)[:5])) + (" …" if len(left) > 5 else "")
+        raise ClientError(f"not ended after {timeout} s: job {waiting}; wait longer, or see `why`", 408)
+
+    def _read(self, ids: Iterable[int]) -> list[Json]:
+        """Returns those of the jobs that have ended. Reads neighbours with one request."""
+        left, found = sorted(ids), []
+        while left:
+            near = [one for one in left if one > left[-1] - MAX_PAGE]
+            span = left[-1] - near[0] + 1
+            page = {one["id"]: one for one in self.call("jobs", cursor=left[-1] + 1, limit=span)["jobs"]}
+            found += [page.get(one) or self.call("job", job_id=one)["job"] for one in near]
+            left = left[: -len(near)]
+        ended = [one for one in found if one["state"] == "finished"]
+        if all(one["recorded"] for one in ended) or self.health()["scheduler"]["pid"] is None:
+            return ended
+        return [one for one in ended if one["recorded"]]  # the scheduler may retry the others
+
+    def cancel(self, *jobs: Job | int | str, grace_s: float = 10.0) -> list[Json]:
+        """Cancels jobs, given also by name, group or pattern; SIGKILL follows SIGTERM after `grace_s`.
+
+        Returns the answers, as the other changes do, and raises ClientError if all of them are refusals.
+        """
+        return self._change("cancel", jobs, grace_s=grace_s)
+
+    def hold(self, *jobs: Job | int | str) -> list[Json]:
+        """Keeps queued jobs from starting."""
+        return self._change("hold", jobs)
+
+    def release(self, *jobs: Job | int | str) -> list[Json]:
+        """Returns held jobs to the queue."""
+        return self._change("release", jobs)
+
+    def retry(self, *jobs: Job | int | str, set: Sequence[str] = ()) -> list[Json]:
+        """Queues ended or held jobs again. set: changes to make first, such as "vram=18G"."""
+        return self._change("retry", jobs, set=list(set))
+
+    def priority(self, *jobs: Job | int | str, to: int) -> list[Json]:
+        """Changes the priority of waiting jobs; lower numbers start first."""
+        return self._change("priority", jobs, priority=to)
+
+    def _change(self, verb: str, jobs: Iterable[Job | int | str], **values: Any) -> list[Json]:
+        refs = [one.id if isinstance(one, Job) else one for one in jobs]
+        answers: list[Json] = self.call("change_jobs", verb=verb, jobs=refs, **values)["answers"]
+        if answers and all(one["result"] == "refused" for one in answers):
+            raise ClientError("; ".join(one["text"] for one in answers[:5]), 409)
+        return answers
+
+    def gpus(self) -> list[Json]:
+        """Returns the managed GPUs as elements of "gpus" in docs/json.md."""
+        found: list[Json] = self.call("gpus")["gpus"]
+        return found
+
+    def plan(self) -> Json:
+        """Returns when jobs are expected to start and end, as `plan --json` does."""
+        return self.call("plan")
+
+    def health(self) -> Json:
+        """Returns whether the scheduler runs, how many jobs there are, and what is wrong."""
+        return self.call("health")
+
+    def events(self, after: int | None = None) -> Iterator[Json]:
+        """Yields events as `events --json` prints them, without end. after: the id of the last known one.
+
+        Yields {"event": "reset"} if events may be missing, and first of all without `after`.
+        """
+        return (one for one in self._transport.events(after, None) if one)
+
+
+def _new_jobs(
+    script: str | None, arguments: Iterable[object], options: Json, grid: Mapping[str, Iterable[object]]
+) -> Json:
+    """Returns the arguments of the operation `submit`."""
+    given = {key: one for key, one in options.items() if one is not None and one is not False}
+    command, env = given.pop("command", None), given.pop("env", {})
+    cwd, zipped = given.pop("cwd", None), given.pop("zip", False)
+    return {
+        "script": script and os.fspath(script), "arguments": list(map(str, arguments)),
+        "command": command if command is None or isinstance(command, str) else list(map(str, command)),
+        "env": {key: str(one) for key, one in env.items()}, "cwd": cwd and os.fspath(cwd),
+        "grid": [f"{key}={','.join(map(_quoted, values))}" for key, values in grid.items()],
+        "zip": zipped,
+        "attributes": {key.replace("_", "-"): _attribute(one) for key, one in given.items()},
+    }  # fmt: skip
+
+
+def _attribute(value: Any) -> str | bool:
+    if isinstance(value, (list, tuple)):
+        return ",".join(str(_attribute(one)) for one in value)
+    return value if value is True else str(value.id if isinstance(value, Job) else value)
+
+
+def _quoted(value: object) -> str:
+    text = str(value)
+    if "'" in text and '"' in text:
+        raise ClientError("grid: a value has both kinds of quotes; nothing was submitted", 422)
+    return f"'{text}'" if '"' in text else f'"{text}"'

@@ -1,0 +1,32 @@
+"""Serves the REST API without its guard: `python -m tests.client.api_process PORT FOLDER STATE_FILE`."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import uvicorn
+
+from gpu_scheduler.app.location import Location
+from gpu_scheduler.web.app import create_app
+from gpu_scheduler.web.operations import Context
+
+
+class _Caller:
+    name, may_change, may_read_logs = "test", True, True
+
+
+def main() -> None:
+    port, folder, state_file = sys.argv[1:]
+    app = create_app(Context(Location(state_file), folder, "api:test"))
+
+    async def with_caller(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            scope.setdefault("state", {})["caller"] = _Caller()
+        await app(scope, receive, send)
+
+    uvicorn.run(with_caller, host="127.0.0.1", port=int(port), log_level="warning", lifespan="off")
+
+
+if __name__ == "__main__":
+    main()
