@@ -155,10 +155,6 @@ class GuardedProtocol(H11Protocol):
         super().data_received(data)
         self._watch()
 
-    def on_response_complete(self) -> None:
-        super().on_response_complete()
-        self._watch()
-
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._watch()
@@ -170,7 +166,10 @@ class GuardedProtocol(H11Protocol):
             self.transport.abort()
 
     def _watch(self) -> None:
-        """Limits the time for bytes that no handler awaits: headers, or the body of a refused request."""
+        """Limits the time for bytes that no handler awaits: headers, or the body of a refused request.
+
+        uvicorn itself closes a connection on which nothing arrives after an answer.
+        """
         is_unread = self.conn.our_state in (h11.IDLE, h11.DONE) and not self.transport.is_closing()
         if is_unread and self._deadline is None:
             self._deadline = self.loop.call_later(self.request_timeout_s, self.transport.close)

@@ -143,6 +143,20 @@ def test_a_closed_socket_is_nobodys(table: bool, monkeypatch: pytest.MonkeyPatch
             assert uid_of_peer(*ends) is None
 
 
+@pytest.mark.parametrize("table", [False, True])
+def test_a_socket_that_no_program_has_is_nobodys(table: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until a program accepts it, the end of the server is ESTABLISHED, with uid 0 and inode 0."""
+    if table:
+        monkeypatch.setattr(peers, "_SOCK_DIAG", 31)
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname()) as client,
+    ):
+        assert uid_of_peer(client.getpeername(), client.getsockname()) is None
+        with server.accept()[0]:
+            assert uid_of_peer(client.getpeername(), client.getsockname()) == os.geteuid()
+
+
 def test_no_answer_for_sockets_that_do_not_exist() -> None:
     assert uid_of_peer(("127.0.0.1", 1), ("127.0.0.1", 2)) is None
     with socket.create_server(("127.0.0.1", 0)) as server:  # a listening socket is no connection

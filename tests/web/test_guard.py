@@ -472,6 +472,9 @@ def test_a_caller_may_have_32_streams(tmp_path: Path) -> None:
         assert await other.status() == 200
         opened[0].task.cancel()  # as when the caller leaves
         await asyncio.wait({opened[0].task})
+        for _ in range(100):  # the application learns of it in one of the next turns of the loop
+            await asyncio.sleep(0)
+        assert app.open == 32
         again = Open(guard, Ask(path=STREAMS[1]))
         assert await again.status() == 200
         app.end.set()
