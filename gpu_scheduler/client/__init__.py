@@ -1,4 +1,4 @@
-"""The Python client of a queue (docs/api.md): submits jobs, waits for them and shows what became of them.
+"""The Python client of a queue (docs/python.md): submits jobs, waits for them and shows what became of them.
 
 client = Client()                                   # the queue of this folder
 client = Client("http://box:8000", token=token)     # a queue on another machine
@@ -48,8 +48,7 @@ class Job:
 
     def info(self) -> Json:
         """Returns the job as an element of "jobs" in docs/json.md."""
-        found: Json = self._client.call("job", job_id=self.id)["job"]
-        return found
+        return dict(self._client.call("job", job_id=self.id)["job"])
 
     @property
     def name(self) -> str | None:
@@ -68,9 +67,8 @@ class Job:
 
     def result(self, timeout: float | None = None) -> Result:
         """Waits until the job has ended and returns how. Raises ClientError after `timeout` seconds."""
-        for _, found in self._client._ends([self], timeout):
-            return Result(found["outcome"], found["exit_code"], found["reason"])
-        raise AssertionError("a job neither ended nor timed out")
+        _, found = next(self._client._ends([self], timeout))
+        return Result(found["outcome"], found["exit_code"], found["reason"])
 
     def log(self, tail: int | None = None) -> str:
         """Returns the log of the latest attempt, or its last `tail` lines (at most those in the last MiB)."""
@@ -139,14 +137,13 @@ class Client:
     def jobs(self, *, state: Sequence[str] = (), name: str | None = None, limit: int = 1000) -> list[Job]:
         """Returns the jobs in one of the states, the newest first. name: a name, a group or a pattern."""
         found: list[Job] = []
-        cursor = None
-        while len(found) < limit:
-            size = min(MAX_PAGE, limit - len(found))
-            page = self.call("jobs", state=list(state), name=name, cursor=cursor, limit=size)
-            found += [Job(one["id"], self) for one in page["jobs"]]
-            cursor = page["next"]
-            if cursor is None:
+        page: Json = {"next": None}
+        while len(found) < limit and (not found or page["next"]):
+            rest = {"cursor": page["next"], "limit": min(MAX_PAGE, limit - len(found))}
+            page = self.call("jobs", state=list(state), name=name, **rest)
+            if not page["jobs"]:
                 break
+            found += [Job(one["id"], self) for one in page["jobs"]]
         return found
 
     def job(self, ref: int | str) -> Job:
@@ -240,15 +237,14 @@ class Client:
 
     def _change(self, verb: str, jobs: Iterable[Job | int | str], **values: Any) -> list[Json]:
         refs = [one.id if isinstance(one, Job) else one for one in jobs]
-        answers: list[Json] = self.call("change_jobs", verb=verb, jobs=refs, **values)["answers"]
+        answers = list(self.call("change_jobs", verb=verb, jobs=refs, **values)["answers"])
         if answers and all(one["result"] == "refused" for one in answers):
             raise ClientError("; ".join(one["text"] for one in answers[:5]), 409)
         return answers
 
     def gpus(self) -> list[Json]:
         """Returns the managed GPUs as elements of "gpus" in docs/json.md."""
-        found: list[Json] = self.call("gpus")["gpus"]
-        return found
+        return list(self.call("gpus")["gpus"])
 
     def plan(self) -> Json:
         """Returns when jobs are expected to start and end, as `plan --json` does."""

@@ -7,6 +7,7 @@ import codecs
 import json
 import os
 import stat
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, suppress
@@ -94,9 +95,10 @@ class EventFeed:
             await self._read()
 
     async def _read(self) -> None:
-        """Reads what is new in the store, at most once for each version of it."""
+        """Reads what is new in the store, at most once for each version of it and once a second."""
         async with self._reading:
-            version = store_version(self._location)
+            # Two commits in one tick of the file system's clock may look like one.
+            version = (*store_version(self._location), int(time.monotonic()))
             if version == self._version:
                 return
             try:
