@@ -18,13 +18,19 @@ import pytest
 from fastapi import FastAPI
 from starlette.types import Message, Receive, Scope, Send
 
+from gpu_scheduler.app.location import Location
 from gpu_scheduler.web import guard as module
+from gpu_scheduler.web.app import create_app
 from gpu_scheduler.web.guard import Caller, Guard, problem
+from gpu_scheduler.web.operations import Context
 from gpu_scheduler.web.tokens import Tokens
 from tests.web.served import OWNER, small_app
 
 #: The applications whose routes the guard must protect.
-APPLICATIONS: Mapping[str, Callable[[], FastAPI]] = {"small": small_app}
+APPLICATIONS: Mapping[str, Callable[[], FastAPI]] = {
+    "small": small_app,
+    "api": lambda: create_app(Context(Location(), "/", "api:local")),
+}
 METHODS = ("GET", "HEAD", "OPTIONS", "POST", "PUT", "PATCH", "DELETE", "TRACE")
 READING = ("GET", "HEAD", "OPTIONS")
 PORT = 8000
