@@ -89,6 +89,14 @@ class Box:
         headers = {"Authorization": f"Bearer {self.token}"}
         return urlopen(Request(f"http://127.0.0.1:{self.port}{path}", headers=headers), timeout=10)
 
+    def post(self, path: str, body: object) -> dict[str, Any]:
+        """Sends a POST request and returns the answer. Raises OSError."""
+        headers = {"Authorization": f"Bearer {self.token}", "Content-Type": "application/json"}
+        url = f"http://127.0.0.1:{self.port}{path}"
+        with urlopen(Request(url, json.dumps(body).encode(), headers), timeout=10) as answer:
+            found: dict[str, Any] = json.loads(answer.read())
+            return found
+
     def health(self) -> dict[str, Any]:
         """Returns the answer of the server, {} if there is none."""
         try:

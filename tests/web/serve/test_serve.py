@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from gpu_scheduler.claims.own_claims import own_locks
+from gpu_scheduler.store.store import Store
 from gpu_scheduler.system.users import name_of_user
 from tests.stress.harness import ROOT
 from tests.users import run_as
@@ -56,6 +57,12 @@ def test_serve_works_without_a_scheduler_and_says_who_may_run_code(box: Box) -> 
         assert answer.getheader("Server") is None
     with open(f"/proc/{process.pid}/status") as status:
         assert "Umask:\t0077\n" in status.readlines()
+    (box.folder / "work" / "only_there.py").write_text("")
+    job = box.post("/jobs", {"model_script": "only_there.py", "gpu_memory_mb": 1, "priority": 0})
+    with closing(Store(box.home)) as store:
+        record = store.job(int(job["job_id"]))
+    assert record is not None
+    assert (record.spec.cwd, record.spec.preempt) == (str(box.folder / "work"), False)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
