@@ -107,9 +107,11 @@ def number_of(text: str) -> int:
 
 def outcomes_of(status: dict[str, Any]) -> dict[int, int | str | None]:
     """Returns the outcomes in the output of `status --json`, in the form that `judge` expects."""
-    outcomes: dict[int, int | str | None] = {}
-    for job in status["jobs"]:
-        ended = job["outcome"] in ("completed", "failed") and job["exit_code"] is not None
-        word = "interrupted" if job["state"] == "held" else job["outcome"] or job["state"]
-        outcomes[number_of(job["command"])] = job["exit_code"] if ended else word
-    return outcomes
+    return {number_of(job["command"]): outcome_of(job) for job in status["jobs"]}
+
+
+def outcome_of(job: dict[str, Any]) -> int | str | None:
+    """Returns the exit code of a job in this output; a word if it has not ended by itself."""
+    ended = job["outcome"] in ("completed", "failed") and job["exit_code"] is not None
+    word: str | None = "interrupted" if job["state"] == "held" else job["outcome"] or job["state"]
+    return job["exit_code"] if ended else word
