@@ -13,7 +13,14 @@ def main() -> int:
     trees = [f"--tree={tree}" for tree in parse_arguments("", __doc__).trees]
     codes = [_run(name, *trees) for name in ("first_instruction", "handover", "throughput")]
     codes += [_run("queue", tree) for tree in trees]
-    codes += [_run("queue", "--blocked"), _run("round"), _run("chain"), _run("progress"), _run("forecast")]
+    codes += [
+        _run("queue", "--blocked"),
+        _run("round"),
+        _run("chain"),
+        _run("progress"),
+        _run("forecast"),
+        _run("api"),
+    ]
     return max(codes)
 
 
