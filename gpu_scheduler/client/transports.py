@@ -88,7 +88,7 @@ class StoreTransport:
         """
         position, version, read_at = after, None, 0.0
         while end is None or time.monotonic() < end:
-            now, current = time.monotonic(), store_version(self._location)
+            now, current = time.monotonic(), store_version(self._location.resolve().database)
             if current == version and now - read_at < _MAX_AGE_S:
                 yield {}
                 time.sleep(_POLL_S if end is None else max(0.0, min(_POLL_S, end - now)))

@@ -54,7 +54,7 @@ class _Pages:
     """Makes each page once for equal queries of equal rights while the store is unchanged, for a second."""
 
     def __init__(self, context: Context) -> None:
-        self._location = context.location
+        self._database = context.location.resolve().database
         self._pages: OrderedDict[object, tuple[object, float, Json | list[Any]]] = OrderedDict()
         self._lock = threading.Lock()
         self._making: dict[object, threading.Lock] = {}
@@ -64,7 +64,7 @@ class _Pages:
         with self._lock:
             making = self._making.setdefault(key, threading.Lock())
         with making:
-            version, now = streams.store_version(self._location), time.monotonic()
+            version, now = streams.store_version(self._database), time.monotonic()
             known = self._pages.get(key)
             if known is not None and known[0] == version and now - known[1] < _PAGE_AGE_S:
                 return known[2]

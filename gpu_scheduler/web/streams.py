@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from gpu_scheduler.app.events import read_events
@@ -39,11 +40,10 @@ def sse(event: str, data: str, event_id: object = None) -> bytes:
     return f"{head}event: {event}\ndata: {data}\n\n".encode()
 
 
-def store_version(location: Location) -> tuple[int, ...]:
-    """Returns a value that changes with every commit to the store; () if there is no store."""
-    database = str(location.resolve().database)
+def store_version(database: Path) -> tuple[int, ...]:
+    """Returns a value that changes with every commit to a store; () if there is no store."""
     found: list[int] = []
-    for path in (database, f"{database}-wal"):
+    for path in (str(database), f"{database}-wal"):
         try:
             status = os.stat(path)
         except OSError:
@@ -57,6 +57,7 @@ class EventFeed:
 
     def __init__(self, location: Location) -> None:
         self._location = location
+        self._database = location.resolve().database  # once, because it may read thousands of mounts
         self._buffer: deque[tuple[int, str]] = deque(maxlen=_BUFFERED)
         self._newest: int | None = None
         self._version: tuple[int, ...] | None = None
@@ -98,7 +99,7 @@ class EventFeed:
         """Reads what is new in the store, at most once for each version of it and once a second."""
         async with self._reading:
             # Two commits in one tick of the file system's clock may look like one.
-            version = (*store_version(self._location), int(time.monotonic()))
+            version = (*store_version(self._database), int(time.monotonic()))
             if version == self._version:
                 return
             try:

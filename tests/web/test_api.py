@@ -538,11 +538,11 @@ def test_a_job_without_a_log_has_none(api: Api, desk: Desk) -> None:
 
 
 def test_the_version_of_a_store_changes_with_each_commit(desk: Desk) -> None:
-    assert streams.store_version(Location()) == ()
-    versions = {streams.store_version(Location())}
+    assert streams.store_version(Location().resolve().database) == ()
+    versions = {streams.store_version(Location().resolve().database)}
     for _ in range(20):
         desk.job()
-        versions.add(streams.store_version(Location()))
+        versions.add(streams.store_version(Location().resolve().database))
     assert len(versions) == 21
 
 
