@@ -31,8 +31,8 @@ _POSTS_PER_MOMENT = 16
 #: Number of kills after which everything is started anew, the other way round: the server as a process of its
 #: own, or as a child of the scheduler, which starts a killed one again after 1, 2, 4 … s.
 _MOMENTS_PER_STAGE = 3
-#: Seconds within which a kill follows the first post.
-_LATEST_KILL_S = 0.5
+#: Seconds within which a kill follows the answer to a random post.
+_LATEST_KILL_S = 0.04
 #: The script of every job. Its name has the number of the job.
 _SCRIPT = """\
 import os, re
@@ -57,7 +57,7 @@ def kills(order: Order) -> Findings:
                 dice.shuffle(victims)
                 service.start(is_child=number // _MOMENTS_PER_STAGE % 2 == 1)
             victim = victims[number % _MOMENTS_PER_STAGE]
-            service.post_and_kill(_posts(number, dice), victim, dice.uniform(0, _LATEST_KILL_S), found)
+            service.post_and_kill(_posts(number, dice), victim, dice, found)
         service.judge(found)
     finally:
         service.kill()
@@ -119,14 +119,18 @@ class _Service:
             self._box.close()
 
     def post_and_kill(
-        self, posts: list[dict[str, Any]], victim: Victim, delay_s: float, found: Findings
+        self, posts: list[dict[str, Any]], victim: Victim, dice: Random, found: Findings
     ) -> None:
         """Posts jobs, kills the victim meanwhile, starts it again, and repeats all posts."""
         for post in posts:
             (self._stage.folder / f"post{post['n']}.py").write_text(_SCRIPT)
         jobs, answers = self._job_count(), len(self._read_answers())
+        least = answers + dice.randrange(len(posts))
         client = self._begin_client(posts, again=False)
-        pause(delay_s)
+        wait_for(
+            lambda: len(self._read_answers()) >= least or client.poll() is not None, "answers", every_s=0.001
+        )
+        pause(dice.uniform(0.0, _LATEST_KILL_S))
         if victim == "client":
             client.kill()
         else:
