@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import json
 import os
 import re
@@ -22,7 +21,7 @@ from gpu_scheduler.errors import ClientError, SchedulerError, StoreNotFoundError
 from gpu_scheduler.views.event_messages import to_json
 from gpu_scheduler.web import operations
 from gpu_scheduler.web.operations import Json
-from gpu_scheduler.web.streams import open_log_file, store_version
+from gpu_scheduler.web.streams import log_parts, open_log_file, store_version
 
 #: The method and the path of each operation. What is not in the path goes into the query or the body.
 _ROUTES = {
@@ -60,26 +59,17 @@ class StoreTransport:
         with self._errors():
             log = open_log_file(self._location, job_id)
             start = 0 if whole else max(0, log.size - _TAIL_BYTES)
-            return b"".join(log.chunks(start, log.size)).decode(errors="replace")
+            with log.file:
+                return b"".join(log.chunks(start, log.size)).decode(errors="replace")
 
     def follow(self, job_id: int) -> Iterator[str]:
         """Yields the log as it grows until the job has ended."""
-        attempt = position = 0
-        decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        has_ended = False
-        while not has_ended:
-            has_ended = self.call("job", job_id=job_id)["job"]["state"] == "finished"
-            for number in dict.fromkeys((attempt or None, None)):  # the rest of that one, then the latest
-                with suppress(SchedulerError):  # the job waits, or its log is gone
-                    log = open_log_file(self._location, job_id, number)
-                    if log.attempt != attempt:
-                        attempt, position = log.attempt, 0
-                        decoder.reset()
-                    data = b"".join(log.chunks(min(position, log.size), log.size))
-                    position, has_ended = log.size, has_ended and log.is_over
-                    if text := decoder.decode(data):
-                        yield text
-            time.sleep(0 if has_ended else _POLL_S)
+        with self._errors() as context:
+            for _, _, text, _ in log_parts(context, job_id):
+                if text:
+                    yield text
+                else:
+                    time.sleep(_POLL_S)
 
     def events(self, after: int | None, end: float | None) -> Generator[Json, None, None]:
         """Yields events until the monotonic time `end`, and {} from time to time.

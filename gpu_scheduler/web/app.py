@@ -15,6 +15,7 @@ from typing import Annotated, Any
 from fastapi import Depends, FastAPI, Header, HTTPException, Path, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response, StreamingResponse
+from starlette.background import BackgroundTask
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.routing import Match
 
@@ -222,31 +223,31 @@ def create_app(context: Context) -> FastAPI:
         "/api/v1/jobs/{job_id}/log", response_class=Response,
         responses={**_codes(404, 416), 200: _TEXT, 206: {**_TEXT, "description": "A range of the log"}},
     )  # fmt: skip
-    def log(
+    def read_log(
         of: OfLogs,
         job_id: Annotated[int, _JOB_ID],
         attempt: Annotated[int | None, Query(ge=1, le=10**9)] = None,
         range: Annotated[str | None, Header(max_length=100)] = None,
     ) -> Response:
-        file = streams.open_log_file(of.location, job_id, attempt)
+        log = streams.open_log_file(of.location, job_id, attempt)
         headers = {
             "X-Scheduler": _scheduler(context),
             "Accept-Ranges": "bytes",
-            "X-Attempt": f"{file.attempt}",
+            "X-Attempt": f"{log.attempt}",
         }
         try:
-            part = streams.byte_range(range, file.size)
+            part = streams.byte_range(range, log.size)
         except ValueError:
-            file.close()
-            refused = problem(416, f"the log has {file.size} bytes")
-            refused.headers["Content-Range"] = f"bytes */{file.size}"
-            return refused
-        start, end = part or (0, file.size)
+            log.file.close()
+            return problem(416, f"the log has {log.size} bytes", {"Content-Range": f"bytes */{log.size}"})
+        start, end = part or (0, log.size)
         headers["Content-Length"] = str(end - start)
         if part is not None:
-            headers["Content-Range"] = f"bytes {start}-{end - 1}/{file.size}"
-        kind = "text/plain; charset=utf-8"
-        return StreamingResponse(file.chunks(start, end), 200 if part is None else 206, headers, kind)
+            headers["Content-Range"] = f"bytes {start}-{end - 1}/{log.size}"
+        return StreamingResponse(
+            log.chunks(start, end), 200 if part is None else 206, headers, "text/plain; charset=utf-8",
+            BackgroundTask(log.file.close),  # also if the caller has left, perhaps before the first byte
+        )  # fmt: skip
 
     @app.get(
         "/api/v1/jobs/{job_id}/log/stream", response_class=Response, responses={**_codes(404), 200: _EVENTS}

@@ -10,10 +10,10 @@ import stat
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
-from typing import Any
 
 from gpu_scheduler.app.events import read_events
 from gpu_scheduler.app.location import Location
@@ -32,6 +32,7 @@ from gpu_scheduler.web.operations import Context, model_job
 POLL_S, KEEP_ALIVE_S = 0.25, 15.0
 _BUFFERED = 2000
 _CHUNK = 1 << 16
+_OPEN = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
 
 
 def sse(event: str, data: str, event_id: object = None) -> bytes:
@@ -135,52 +136,41 @@ def _without_command(line: str) -> str:
 
 
 @dataclass
-class LogFile:
-    """An open log. The caller closes it. is_over: whether it is complete."""
+class Log:
+    """An open log. The caller closes `file`. is_over: whether it is complete."""
 
-    fd: int
+    file: FileIO
     size: int
     attempt: int
-    progress: LogProgress
-
-    @property
-    def is_over(self) -> bool:
-        """True if nothing will be added to the log."""
-        return self.progress is not LogProgress.RUNNING
-
-    def close(self) -> None:
-        """Closes the log."""
-        os.close(self.fd)
+    is_over: bool
 
     def chunks(self, start: int, end: int) -> Iterator[bytes]:
-        """Yields the bytes from `start` to `end`, and closes the log."""
-        with ExitStack() as at_end:
-            at_end.callback(self.close)
-            while start < end and (data := os.pread(self.fd, min(_CHUNK, end - start), start)):
-                start += len(data)
-                yield data
+        """Yields the bytes from `start` to `end`."""
+        while start < end and (data := os.pread(self.file.fileno(), min(_CHUNK, end - start), start)):
+            start += len(data)
+            yield data
 
 
-def open_log_file(location: Location, job_id: int, attempt: int | None = None) -> LogFile:
+def open_log_file(location: Location, job_id: int, attempt: int | None = None) -> Log:
     """Opens the log of an attempt, None for the latest, without following a link.
 
     Raises NoSuchJobError if the job, the attempt or its log does not exist.
     """
     try:
         with open_log(location, job_id, attempt) as log:
-            number, path, progress = log.number, log.path, log.advance()
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+            number, path, is_over = log.number, log.path, log.advance() is not LogProgress.RUNNING
+        file = FileIO(path, opener=lambda name, flags: os.open(name, flags | _OPEN))
     except SchedulerError as error:
         if isinstance(error, (DamagedStoreError, SchemaError)):
             raise
         raise NoSuchJobError(str(error)) from None
     except OSError as error:
         raise NoSuchJobError(f"the log of job {job_id} cannot be read: {error.strerror}") from None
-    status = os.fstat(fd)
+    status = os.fstat(file.fileno())
     if not stat.S_ISREG(status.st_mode):
-        os.close(fd)
+        file.close()
         raise NoSuchJobError(f"the log of job {job_id} is not a file")
-    return LogFile(fd, status.st_size, number, progress)
+    return Log(file, status.st_size, number, is_over)
 
 
 def byte_range(header: str | None, size: int) -> tuple[int, int] | None:
@@ -203,48 +193,56 @@ def byte_range(header: str | None, size: int) -> tuple[int, int] | None:
     return start, end
 
 
+def log_parts(
+    context: Context, job_id: int, attempt: int = 0, position: int = 0
+) -> Iterator[tuple[int, int, str, int]]:
+    """Yields a job's log, attempt by attempt, until the job has ended: attempt, offset, text and end.
+
+    The text is empty if there is nothing new at the moment. attempt: the one to begin with, at `position`; 0
+    for the latest. Raises NoSuchJobError.
+    """
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    while True:
+        is_over, data = model_job(context, job_id)["status"] in ("completed", "failed"), b""
+        for number in (attempt or None, None):  # the rest of that one, then the latest
+            with suppress(SchedulerError):  # the job waits, or its log is gone
+                log = open_log_file(context.location, job_id, number)
+                if log.attempt != attempt:
+                    attempt, position = log.attempt, 0
+                    decoder.reset()
+                position = min(position, log.size)  # the log was shortened
+                is_over = is_over and log.is_over
+                with log.file:
+                    data = os.pread(log.file.fileno(), _CHUNK, position)
+            if data:
+                break
+        if is_over and not data:
+            return
+        text, at, position = decoder.decode(data), position, position + len(data)
+        yield attempt, at, text, position - len(decoder.getstate()[0])  # without a part of a character
+
+
 async def follow_log(context: Context, job_id: int, last_id: str | None) -> AsyncIterator[bytes]:
     """Yields the log of a job as it grows, attempt by attempt, and then one event `end`.
 
     last_id: "ATTEMPT:OFFSET" of the last event that is known; None for the beginning of the latest attempt.
     """
     wanted, _, offset = (last_id or "").partition(":")
-    attempt, position = (int(wanted), int(offset)) if wanted.isdigit() and offset.isdigit() else (0, 0)
-    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    start = (int(wanted), int(offset)) if wanted.isdigit() and offset.isdigit() else (0, 0)
+    parts = log_parts(context, job_id, *start)
     quiet_s = 0.0
     yield b": log\n\n"
-    while True:
-        job, logs = await asyncio.to_thread(_look, context, job_id, attempt)
-        for log in logs:
-            try:
-                if log.attempt != attempt:
-                    attempt, position = log.attempt, 0
-                    decoder.reset()
-                position = min(position, log.size)  # the log was shortened
-                while data := await asyncio.to_thread(os.pread, log.fd, _CHUNK, position):
-                    at, position, quiet_s = position, position + len(data), 0.0
-                    text = {"attempt": attempt, "offset": at, "text": decoder.decode(data)}
-                    known = position - len(decoder.getstate()[0])  # without a part of a character
-                    yield sse("log", json.dumps(text), f"{attempt}:{known}")
-            finally:
-                log.close()
-        if job["status"] in ("completed", "failed") and all(log.is_over for log in logs):
-            yield sse("end", json.dumps({"state": job["state"], "outcome": job["outcome"]}))
-            return
+    while (part := await asyncio.to_thread(next, parts, None)) is not None:
+        attempt, at, text, end = part
+        if text:
+            quiet_s = 0.0
+            found = {"attempt": attempt, "offset": at, "text": text}
+            yield sse("log", json.dumps(found), f"{attempt}:{end}")
+            continue
         await asyncio.sleep(POLL_S)
         quiet_s += POLL_S
         if quiet_s >= KEEP_ALIVE_S:
             quiet_s = 0.0
             yield b": \n\n"
-
-
-def _look(context: Context, job_id: int, attempt: int) -> tuple[dict[str, Any], list[LogFile]]:
-    """Returns the job, the log of this attempt and that of the latest one. Raises NoSuchJobError."""
-    job = model_job(context, job_id)
-    found = []
-    for number in (attempt or None, None):
-        with suppress(SchedulerError):
-            found.append(open_log_file(context.location, job_id, number))
-    if len(found) == 2 and found[0].attempt == found[1].attempt:
-        found.pop().close()
-    return job, found
+    job = await asyncio.to_thread(model_job, context, job_id)
+    yield sse("end", json.dumps({"state": job["state"], "outcome": job["outcome"]}))

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
+import socket
+import struct
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from typing import Any
@@ -172,3 +176,20 @@ def test_a_stream_of_a_queued_job_waits_for_its_log(desk: Desk, port: int) -> No
         log.write_text("here\n")
         desk.writer.record_log(row.id, str(log), None)
         assert next(events)[1] == {"attempt": 1, "offset": 0, "text": "here\n"}
+
+
+@pytest.mark.parametrize("path", ["log", "log/stream"])
+def test_callers_who_leave_at_once_leave_no_log_open(desk: Desk, port: int, path: str) -> None:
+    job = desk.run_job("echo here")
+    desk.wait_until_processes_end()
+
+    def open_logs() -> int:
+        links = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
+        return sum(os.readlink(link).endswith(f"job_{job}.log") for link in links if os.path.islink(link))
+
+    for pause_s in (0.0, 0.001, 0.003) * 10:
+        with closing(socket.create_connection(("127.0.0.1", port))) as one:
+            one.sendall(f"GET /api/v1/jobs/{job}/{path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+            time.sleep(pause_s)
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    wait_for(lambda: open_logs() == 0, "all logs are closed")
