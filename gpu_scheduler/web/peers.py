@@ -135,15 +135,19 @@ class GuardedProtocol(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        uid = None
+        uid, ours = None, transport.get_extra_info("socket")
         if self.client is not None and self.server is not None:
             is_local = _address(self.server[0]).is_loopback
             uid = uid_of_peer(self.client, self.server) if is_local else None
+            if ours.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] != _ESTABLISHED:
+                uid = None  # the caller reset the connection; another user may have got its port since
             self.peer = uid if is_local else self.client[0]
         self.app_state = {**self.app_state, PEER_UID: uid}
         # The kernel drops a connection whose other end accepts nothing for this time, also if we closed ours.
-        limit = (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(self.reader_timeout_s * 1000))
-        transport.get_extra_info("socket").setsockopt(*limit)
+        limit_ms = int(self.reader_timeout_s * 1000)
+        ours.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, limit_ms)
+        # asyncio does this only for sockets that were made with a protocol number. An answer has two parts.
+        ours.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         same = [one for one in self.connections if getattr(one, "peer", ()) == self.peer]
         is_full = len(self.connections) > self.max_connections and uid != os.geteuid()
         if is_full or len(same) > self.max_per_peer:

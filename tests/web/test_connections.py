@@ -5,13 +5,17 @@ Each test has a real server and real connections.
 
 from __future__ import annotations
 
+import http.client
 import logging
 import os
 import socket
+import struct
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from ipaddress import ip_address
 from pathlib import Path
 
@@ -21,7 +25,7 @@ from gpu_scheduler.web import guard, peers
 from gpu_scheduler.web.peers import uid_of_peer
 from tests.users import User
 from tests.waiting import wait_for
-from tests.web.served import Served, request, serving, small_app, until_closed
+from tests.web.served import OWNER, Served, request, serving, small_app, until_closed
 from tests.web.test_guard import METHODS, operations
 
 JSON = {"Content-Type": "application/json"}
@@ -246,6 +250,36 @@ class Paused:
 
     def __exit__(self, *exception: object) -> None:
         self._go_on = True
+
+
+def test_a_connection_that_was_reset_is_nobodys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its bytes can still be read, and its port may belong to the owner when the kernel is asked."""
+    has_sent = threading.Event()
+
+    def look_up(*_: object) -> int:
+        assert has_sent.wait(20)
+        if one.fileno() >= 0:
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            one.close()
+        return OWNER
+
+    monkeypatch.setattr(peers, "uid_of_peer", look_up)
+    app = small_app()
+    with serving(app, tmp_path) as served:
+        one = served.connect()
+        one.sendall(served.head("POST /jobs", Content_Length="0", **JSON_HEAD))
+        has_sent.set()
+        assert served.request("GET", "/queue")[0] == 200
+    assert len(app.state.seen) == 1
+
+
+def test_answers_do_not_wait_for_acknowledgements(served: Served, bearer: dict[str, str]) -> None:
+    with closing(http.client.HTTPConnection(served.host, served.port)) as one:
+        began = time.monotonic()
+        for _ in range(50):
+            one.request("GET", "/queue", headers=bearer)
+            one.getresponse().read()
+    assert time.monotonic() - began < 50 * 0.04
 
 
 def test_pipelined_requests_keep_the_identity_of_their_connection(owned: Served, owner: User) -> None:
