@@ -3,18 +3,18 @@
 FastAPI evaluates the annotations, some of which are local names, so they are no strings here.
 """
 
-import json
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from http import HTTPStatus
 from typing import Annotated, Any
+from weakref import WeakValueDictionary
 
 from fastapi import Depends, FastAPI, Header, HTTPException, Path, Query, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, Response, StreamingResponse
+from fastapi.responses import Response, StreamingResponse
 from starlette.background import BackgroundTask
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.routing import Match
@@ -25,15 +25,17 @@ from gpu_scheduler.app.store_access import scheduler_is_running
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.web import models, operations, streams
-from gpu_scheduler.web.guard import Caller, problem
+from gpu_scheduler.web.guard import AsciiResponse, Caller, problem
 from gpu_scheduler.web.operations import Context, Json
 
 #: Seconds for which a page may be served again while the store is unchanged.
 _PAGE_AGE_S = 1.0
-_MAX_PAGES = 200
+#: Maximum number of wrong values that an answer names.
+_MAX_ERRORS = 20
 _PROBLEM = "application/problem+json"
 _KEY = Header(alias="Idempotency-Key", pattern=r"^[\x21-\x7e]{1,200}$")
-_EVENT_ID = Header(alias="Last-Event-ID", pattern=r"^[0-9:]{1,40}$")
+_EVENT_ID = Header(alias="Last-Event-ID", pattern=r"^[0-9]{1,40}$")
+_LOG_POSITION = Header(alias="Last-Event-ID", pattern=r"^[0-9]{1,15}:[0-9]{1,15}$")
 _JOB_ID = Path(ge=1, le=10**15 - 1)
 
 
@@ -57,8 +59,8 @@ class _Pages:
     def __init__(self, context: Context) -> None:
         self._database = context.location.resolve().database
         self._pages: OrderedDict[object, tuple[object, float, Json | list[Any]]] = OrderedDict()
+        self._making: WeakValueDictionary[object, threading.Lock] = WeakValueDictionary()
         self._lock = threading.Lock()
-        self._making: dict[object, threading.Lock] = {}
 
     def get(self, key: object, make: Callable[[], Json | list[Any]]) -> Json | list[Any]:
         """Returns the page of a key, which names everything that it depends on."""
@@ -66,14 +68,16 @@ class _Pages:
             making = self._making.setdefault(key, threading.Lock())
         with making:
             version, now = streams.store_version(self._database), time.monotonic()
-            known = self._pages.get(key)
+            with self._lock:
+                while self._pages and now - next(iter(self._pages.values()))[1] >= _PAGE_AGE_S:
+                    self._pages.popitem(last=False)
+                known = self._pages.get(key)
             if known is not None and known[0] == version and now - known[1] < _PAGE_AGE_S:
                 return known[2]
             page = make()
             with self._lock:
                 self._pages[key] = (version, now, page)
-                while len(self._pages) > _MAX_PAGES:
-                    self._making.pop(self._pages.popitem(last=False)[0], None)
+                self._pages.move_to_end(key)
             return page
 
 
@@ -106,7 +110,7 @@ def create_app(context: Context) -> FastAPI:
     """Returns the application for a queue. The guard tells it who makes each request."""
     app = FastAPI(
         title="GPU Job Scheduler", version=__version__, docs_url=None, redoc_url=None,
-        openapi_url="/api/v1/openapi.json",
+        openapi_url="/api/v1/openapi.json", redirect_slashes=False,
     )  # fmt: skip
     pages, feed, machine = _Pages(context), streams.EventFeed(context.location), _MachineGpus(context)
 
@@ -118,10 +122,10 @@ def create_app(context: Context) -> FastAPI:
 
     Of = Annotated[Context, Depends(of)]
 
-    def reply(value: object, status: int = 200) -> JSONResponse:
-        return JSONResponse(value, status, {"X-Scheduler": _scheduler(context)})
+    def reply(value: object, status: int = 200) -> Response:
+        return AsciiResponse(value, status, {"X-Scheduler": _scheduler(context)})
 
-    def page(of: Context, key: object, make: Callable[[], Json | list[Any]]) -> JSONResponse:
+    def page(of: Context, key: object, make: Callable[[], Json | list[Any]]) -> Response:
         return reply(pages.get((key, of.details, of.logs), make))
 
     def answered(found: Json) -> Response:
@@ -253,15 +257,16 @@ def create_app(context: Context) -> FastAPI:
         "/api/v1/jobs/{job_id}/log/stream", response_class=Response, responses={**_codes(404), 200: _EVENTS}
     )
     def follow(
-        of: OfLogs, job_id: Annotated[int, _JOB_ID], last: Annotated[str | None, _EVENT_ID] = None
+        of: OfLogs, job_id: Annotated[int, _JOB_ID], last: Annotated[str | None, _LOG_POSITION] = None
     ) -> Response:
         operations.model_job(of, job_id)
         return StreamingResponse(streams.follow_log(of, job_id, last), media_type="text/event-stream")
 
     @app.get("/api/v1/events", response_class=Response, responses={**_codes(), 200: _EVENTS})
     def events(of: Of, last: Annotated[str | None, _EVENT_ID] = None) -> Response:
-        after = int(last) if last is not None and last.isdigit() and len(last) < 16 else None
-        return StreamingResponse(feed.stream(of, after), media_type="text/event-stream")
+        return StreamingResponse(
+            feed.stream(of, None if last is None else int(last)), media_type="text/event-stream"
+        )
 
     _add_error_handlers(app, context)
     return app
@@ -288,42 +293,39 @@ def _scheduler(context: Context) -> str:
     return "up" if scheduler_is_running(context.location) else "down"
 
 
-def _is_of_source(request: Request) -> bool:
-    return not request.url.path.startswith("/api/")
+def _error(
+    request: Request, status: int, detail: object, headers: Mapping[str, str] | None, **members: object
+) -> Response:
+    """Returns an error in the form of the source document for its routes, and as a problem for ours."""
+    if request.scope["path"].startswith("/api/"):
+        return problem(status, str(detail), headers, **members)
+    return AsciiResponse({"detail": members.get("errors", detail)}, status, headers)
 
 
 def _add_error_handlers(app: FastAPI, context: Context) -> None:
     def failed(request: Request, error: Exception) -> Response:
         assert isinstance(error, SchedulerError)
         status = operations.status_of(context, error)
-        made = problem(status, str(error))
-        if _is_of_source(request):
-            made = JSONResponse({"detail": "Job not found" if status == 404 else str(error)}, status)
-        made.headers["X-Scheduler"] = _scheduler(context)
-        return made
+        is_job = status == 404 and request.scope["path"].startswith("/jobs/")
+        text = "Job not found" if is_job else str(error)
+        return _error(request, status, text, {"X-Scheduler": _scheduler(context)})
 
     def refused(request: Request, error: Exception) -> Response:
         assert isinstance(error, StarletteHTTPException)
-        made = problem(error.status_code, error.detail, error.headers)
-        if _is_of_source(request):
-            made = JSONResponse({"detail": error.detail}, error.status_code, error.headers)
+        headers = dict(error.headers or {})
         if error.status_code == 405:  # Starlette names the methods of only one route
             found = [one for one in app.routes if one.matches(request.scope)[0] is not Match.NONE]
             methods = {method for one in found for method in getattr(one, "methods", None) or ()}
-            made.headers["Allow"] = ", ".join(sorted(methods))
-        return made
+            headers["Allow"] = ", ".join(sorted(methods))
+        return _error(request, error.status_code, error.detail, headers)
 
     def invalid(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        found = json.loads(json.dumps(error.errors(), default=str))
-        for one in found:
-            one.pop("input", None)  # it may be large, or contain a secret
-            one.pop("ctx", None)
-        if _is_of_source(request):
-            return JSONResponse({"detail": found}, 422)
+        # The wrong value, which is left out, may be large or a secret.
+        found = [{key: one[key] for key in ("type", "loc", "msg")} for one in error.errors()[:_MAX_ERRORS]]
         fields = [".".join(map(str, one["loc"][1:])) or one["loc"][0] for one in found]
         text = "; ".join(f"{field}: {one['msg']}" for field, one in zip(fields, found, strict=True))
-        return problem(422, text, errors=found)
+        return _error(request, 422, text, None, errors=found)
 
     app.add_exception_handler(SchedulerError, failed)
     app.add_exception_handler(StarletteHTTPException, refused)

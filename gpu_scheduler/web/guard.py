@@ -8,6 +8,7 @@ whose connection it is.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import re
 import time
@@ -56,15 +57,23 @@ class _Refused(Exception):
     """The request is refused. The arguments are those of `problem`."""
 
 
+class AsciiResponse(JSONResponse):
+    """JSON in ASCII, in which no text is a control sequence for a terminal, and every text can be encoded."""
+
+    def render(self, content: object) -> bytes:
+        """Returns the body."""
+        return json.dumps(content, allow_nan=False, separators=(",", ":")).encode("ascii")
+
+
 def problem(
     status: int, detail: str, headers: Mapping[str, str] | None = None, **members: object
-) -> JSONResponse:
+) -> AsciiResponse:
     """Returns an ASGI application that sends an error as `application/problem+json` (RFC 9457).
 
     members: further members of the object.
     """
     body = {"type": "about:blank", "title": HTTPStatus(status).phrase, "status": status, "detail": detail}
-    return JSONResponse(body | members, status, headers, media_type="application/problem+json")
+    return AsciiResponse(body | members, status, headers, media_type="application/problem+json")
 
 
 class Guard:

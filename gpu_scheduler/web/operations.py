@@ -115,7 +115,8 @@ def _job_object(context: Context, job: JobView) -> Json:
     if not context.details:
         found["command"] = JobSpec.from_json(job.record.spec_json).program
     if not context.logs:
-        found |= {"log": None, "reason": None if job.record.outcome else found["reason"]}
+        # The reason for the end of an attempt, which also a waiting job may have, quotes its log.
+        found |= {"log": None, "reason": None if job.attempt else found["reason"]}
     return found
 
 
@@ -294,7 +295,8 @@ def _new_jobs(given: Mapping[str, Any]) -> list[NewJob]:
 
 def model_job(context: Context, job_id: int) -> Json:
     """Returns a job in the form of the source document. Raises NoSuchJobError."""
-    return _model_object(_existing(lambda: status(context.location, StatusQuery(jobs=(job_id,)))).jobs[0])
+    found = _existing(lambda: status(context.location, StatusQuery(jobs=(job_id,))))
+    return _model_object(context, found.jobs[0])
 
 
 def queue(context: Context) -> Json:
@@ -304,16 +306,16 @@ def queue(context: Context) -> Json:
     return {
         "queue_length": sum(report.listed_count(state) for state in WAITING),
         "running": sum(report.listed_count(state) for state in ACTIVE),
-        "jobs": [_model_object(one) for one in waiting],
+        "jobs": [_model_object(context, one) for one in waiting],
     }
 
 
-def _model_object(job: JobView) -> Json:
+def _model_object(context: Context, job: JobView) -> Json:
     state, outcome = job.record.state, job.record.outcome
     word = "running" if state in ACTIVE else "queued"
     if state is JobState.FINISHED:
         word = "completed" if outcome is Outcome.COMPLETED else "failed"
-    found = status_json.job_object(job)
+    found = _job_object(context, job)
     return {
         "job_id": str(job.record.id),
         "status": word,

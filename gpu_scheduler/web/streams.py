@@ -227,9 +227,7 @@ async def follow_log(context: Context, job_id: int, last_id: str | None) -> Asyn
 
     last_id: "ATTEMPT:OFFSET" of the last event that is known; None for the beginning of the latest attempt.
     """
-    wanted, _, offset = (last_id or "").partition(":")
-    start = (int(wanted), int(offset)) if wanted.isdigit() and offset.isdigit() else (0, 0)
-    parts = log_parts(context, job_id, *start)
+    parts = log_parts(context, job_id, *map(int, (last_id or "0:0").split(":")))
     quiet_s = 0.0
     yield b": log\n\n"
     while (part := await asyncio.to_thread(next, parts, None)) is not None:

@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 
 from gpu_scheduler.app.location import Location
+from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.gpus.probes.simulated_usage import FOLDER_VARIABLE
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.host import Host
+from gpu_scheduler.web import app as app_module
 from gpu_scheduler.web import operations, streams
 from tests.cli.desk import Desk
 from tests.waiting import wait_for
@@ -389,6 +391,17 @@ def test_a_reader_sees_neither_arguments_nor_environment_nor_logs(api: Api, desk
     assert "geheim" not in api(LOG_READER).get(f"/api/v1/jobs/{job}").text
 
 
+def test_a_reader_does_not_see_why_a_job_is_tried_again(api: Api, desk: Desk) -> None:
+    """The reason quotes the last line of the log."""
+    job = desk.job()
+    row = desk.attempt(job)
+    reason = StateReason(ReasonKind.COMMAND_FAILED, exit_code=1, error="geheim")
+    desk.record(act.FinishAttempt(job, row.id, Outcome.FAILED, JobState.QUEUED, None, reason=reason))
+    paths = ("/queue", f"/jobs/{job}", "/api/v1/jobs", f"/api/v1/jobs/{job}")
+    assert ["geheim" in api().get(path).text for path in paths] == [True] * 4
+    assert ["geheim" in api(READER).get(path).text for path in paths] == [False] * 4
+
+
 def test_a_page_of_one_caller_is_not_shown_to_another_with_fewer_rights(api: Api, desk: Desk) -> None:
     desk.job("run.sh geheim")
     client = api()
@@ -427,7 +440,51 @@ def test_equal_queries_are_made_once_while_the_store_is_unchanged(
     assert len(made) == 2
 
 
+def test_pages_of_the_past_need_no_memory(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+
+    class Pages(app_module._Pages):
+        def __init__(self, context: operations.Context) -> None:
+            super().__init__(context)
+            made.append(self)
+
+    monkeypatch.setattr(app_module, "_Pages", Pages)
+    monkeypatch.setattr(app_module, "_PAGE_AGE_S", 0.0)
+    client = api()
+    for number in range(1, 20):
+        client.get(f"/api/v1/jobs/{number}")
+        client.get(f"/api/v1/jobs?source={number}")
+    assert (len(made[0]._pages), len(made[0]._making)) == (1, 0)
+
+
 # Errors.
+
+
+@pytest.mark.parametrize("body", [{"env": {"\ud800": "1"}}, {"attributes": {"\ud800": "1"}}, {"\ud800": 1}])
+def test_text_that_utf_8_cannot_encode_is_refused(api: Api, body: dict[str, Any]) -> None:
+    text = json.dumps({"command": "true", **body})
+    reply = api().post("/api/v1/jobs", content=text, headers={"Content-Type": "application/json"})
+    assert reply.status_code == 422
+
+
+def test_an_answer_contains_no_control_characters(api: Api) -> None:
+    client = api()
+    client.post("/api/v1/jobs", json={"command": "echo '\x1b[2J \x9b2J \u202e'"})
+    reply = client.get("/api/v1/jobs")
+    assert reply.content.isascii()
+    assert reply.text.isprintable()
+    assert "\x9b2J \u202e" in reply.json()["jobs"][0]["command"]
+
+
+@pytest.mark.parametrize("route", ["/jobs", "/api/v1/jobs"])
+def test_an_answer_names_only_some_of_many_wrong_values(api: Api, route: str) -> None:
+    reply = api().post(route, json={f"wrong{number}": 1 for number in range(1000)})
+    assert (reply.status_code, len(reply.content) < 10_000) == (422, True)
+
+
+@pytest.mark.parametrize("path", ["/queue/", "/jobs/", "/api/v1/jobs/"])
+def test_a_path_with_another_end_is_unknown(api: Api, path: str) -> None:
+    assert api().get(path, follow_redirects=False).status_code == 404
 
 
 @pytest.mark.parametrize("method", ["DELETE", "PUT", "PATCH", "OPTIONS"])

@@ -115,6 +115,9 @@ def test_a_stream_catches_up_with_more_events_than_are_buffered(
 def test_events_of_another_store_or_forgotten_ones_are_a_reset(desk: Desk, port: int) -> None:
     for _ in range(4):
         desk.job()
+    for unknown in ("99", "9" * 40):
+        with stream(port, "events", Last_Event_ID=unknown) as events:
+            assert next(events)[:2] == ("reset", {"newest": 4})
     with stream(port, "events", Last_Event_ID="99") as events:
         assert next(events)[:2] == ("reset", {"newest": 4})
         desk.job()
