@@ -286,18 +286,22 @@ and `--tls-key`, tokens then travel in the clear; an SSH tunnel needs neither:
 
 ```bash
 gpu-scheduler token create alice             # prints the token, once
-ssh -L 8000:localhost:8000 box               # on the laptop
+ssh -L 8000:127.0.0.1:8000 box               # on the laptop
 curl -H "Authorization: Bearer $TOKEN" http://localhost:8000/queue
 ```
 
-`token create --read-only` makes a token that changes nothing and sees neither arguments nor environment
-values nor logs; with `--logs`, it sees logs. `--days 30` limits its life, and `token revoke` ends it,
-together with its open streams.
+On a machine with other users, send a token to `127.0.0.1` and not to `localhost`, which may also mean `::1`,
+where another user could listen.
 
-Requests through a proxy, with another `Host` than `localhost`, `127.0.0.1` or `[::1]` and the port, from a
-page of another site, or with a body that is not `application/json`, are refused; `--allowed-host
-NAME[:PORT]` accepts another name. A body may have 1 MiB, and a caller may make 20 changes a second and have
-32 streams open.
+`token create --read-only` makes a token that changes nothing and sees neither arguments nor environment
+values nor logs, and no reason that quotes them. With `--logs`, it also sees logs, which begin with the
+command line, and `why`. `--days 30` limits the life of a token, and `token revoke` ends it, and its open
+streams within 10 s.
+
+A request that a proxy has passed on needs a token. Requests with another `Host` than `localhost`, `127.0.0.1`
+or `[::1]` and the port, those from a page of another site, and changes that are not `application/json` are
+refused; `--allowed-host NAME[:PORT]` accepts another name. A body may have 1 MiB and take 30 s, and a caller
+may make 20 changes a second and have 32 streams open.
 
 ## A session
 

@@ -27,6 +27,8 @@ from gpu_scheduler.intake.bash_check import job_shell
 from gpu_scheduler.intake.llm_config import current_llm_config
 from gpu_scheduler.intake.text_parser import parse_job_line
 
+#: Maximum number of characters of the jobs of a grid together.
+_MAX_TEXT = 64 * 1024 * 1024
 #: The value of each attribute; a flag has the value True, and `env` has a list of variables.
 AttributeValues = Mapping[str, str | bool | Sequence[str]]
 
@@ -54,6 +56,8 @@ def expand_grid(new: _New, items: Sequence[str], *, is_zip: bool) -> list[_New]:
     try:
         found = grid.combinations(items, is_zip=is_zip)
         values = {**vars(new), "attributes": {k: v for k, v in new.attributes.items() if k != "name"}}
+        if len(found) * len(str(values)) > _MAX_TEXT:
+            raise ValueError(f"the {len(found):,} jobs are too long; put long texts into a script")
         jobs = [replace(new, **one) for one in grid.filled(values, found)]
     except ValueError as error:
         raise UsageError(f"--grid: {error}") from None

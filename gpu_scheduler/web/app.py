@@ -61,12 +61,13 @@ class _Pages:
         self._pages: OrderedDict[object, tuple[object, float, Json | list[Any]]] = OrderedDict()
         self._making: WeakValueDictionary[object, threading.Lock] = WeakValueDictionary()
         self._lock = threading.Lock()
+        self._few = threading.Semaphore(4)  # pages in the making, each of which may need much memory
 
     def get(self, key: object, make: Callable[[], Json | list[Any]]) -> Json | list[Any]:
         """Returns the page of a key, which names everything that it depends on."""
         with self._lock:
             making = self._making.setdefault(key, threading.Lock())
-        with making:
+        with making, self._few:
             version, now = streams.store_version(self._database), time.monotonic()
             with self._lock:
                 while self._pages and now - next(iter(self._pages.values()))[1] >= _PAGE_AGE_S:

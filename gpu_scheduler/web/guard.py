@@ -86,6 +86,8 @@ class Guard:
 
     #: Seconds between two checks of the token of a stream.
     token_check_s = 10.0
+    #: Seconds in which a body must arrive.
+    body_timeout_s = 30.0
 
     def __init__(
         self,
@@ -130,9 +132,13 @@ class Guard:
             caller = Caller(LOCAL)
         else:
             caller = Caller(token.name, not token.read_only, token.logs)
-        if scope["method"] not in _READING:
+        is_change = scope["method"] not in _READING
+        if is_change:
             self._check_change(caller, headers)
-        body = await _read_body(receive)
+        try:
+            body = await asyncio.wait_for(_read_body(receive, is_kept=is_change), self.body_timeout_s)
+        except asyncio.TimeoutError:
+            raise _Refused(400, f"The body has not arrived within {self.body_timeout_s:g} s.") from None
         if body is None:
             return  # the caller has gone
         unread: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
@@ -239,13 +245,17 @@ def _unauthorized(detail: str) -> _Refused:
     return _Refused(401, f"{detail} {remedy}", {"WWW-Authenticate": "Bearer"})
 
 
-async def _read_body(receive: Receive) -> bytes | None:
-    """Returns the body, or None if the caller has gone. Refuses a body that is too long."""
-    body = bytearray()
+async def _read_body(receive: Receive, *, is_kept: bool) -> bytes | None:
+    """Returns the body, or None if the caller has gone. Refuses a body that is too long.
+
+    is_kept: whether the body counts; otherwise it is read and dropped.
+    """
+    body, size = bytearray(), 0
     while (message := await receive())["type"] == "http.request":
-        body += message.get("body", b"")
-        if len(body) > MAX_BODY_BYTES:
+        size += len(message.get("body", b""))
+        if size > MAX_BODY_BYTES:
             raise _Refused(413, f"The body is longer than {MAX_BODY_BYTES} bytes.")
+        body += message.get("body", b"") if is_kept else b""
         if not message.get("more_body", False):
             return bytes(body)
     return None

@@ -256,6 +256,11 @@ def test_a_submission_takes_what_submit_takes(api: Api, desk: Desk) -> None:
         ({"command": "true", "env": {"CUDA_VISIBLE_DEVICES": "0"}}, "is set by the scheduler"),
         ({"command": "true", "attributes": {"after": "77"}}, "no job 77"),
         ({"command": "true", "grid": ["lr=1,2"]}, "lr is not used"),
+        ({"command": "x" * 90_000 + "{n}", "grid": ["n=1..5000"]}, "jobs are too long"),
+        (
+            {"command": "{n}", "grid": [f"n={','.join(map(str, range(10_001)))}"], "zip": True},
+            "at most 10,000",
+        ),
     ],
 )
 def test_a_wrong_submission_names_the_problem(api: Api, desk: Desk, body: dict[str, Any], said: str) -> None:

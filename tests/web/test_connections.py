@@ -469,6 +469,15 @@ def test_the_rest_of_a_refused_body_is_read_only_for_a_time(tmp_path: Path) -> N
         assert drips(one, b"x" * 1000) < 20
 
 
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_a_slow_body_is_refused(tmp_path: Path, method: str) -> None:
+    with serving(small_app(), tmp_path) as served, served.connect() as one:
+        served.guard.body_timeout_s = 0.2
+        bearer = {"Authorization": f"Bearer {served.tokens.create('nb')}"}
+        one.sendall(served.head(f"{method} /jobs", Content_Length="9", **JSON_HEAD, **bearer) + b"1234")
+        assert one.recv(12) == b"HTTP/1.1 400"
+
+
 def test_a_handler_may_take_longer_than_the_headers(tmp_path: Path) -> None:
     with serving(small_app(), tmp_path, request_timeout_s=0.2) as served:
         bearer = {"Authorization": f"Bearer {served.tokens.create('nb')}"}

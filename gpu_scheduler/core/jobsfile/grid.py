@@ -45,8 +45,8 @@ def combinations(items: Iterable[str], *, is_zip: bool = False) -> list[dict[str
     if is_zip and len(set(sizes)) > 1:
         counts = ", ".join(f"{key} has {len(values):,}" for key, values in grid.items())
         raise ValueError(f"--zip needs the same number of values for each key, but {counts}")
-    if not is_zip and prod(sizes) > MAX_JOBS:
-        raise ValueError(f"there are {prod(sizes):,} combinations; at most {MAX_JOBS:,} are possible")
+    if (count := sizes[0] if is_zip else prod(sizes)) > MAX_JOBS:
+        raise ValueError(f"there are {count:,} combinations; at most {MAX_JOBS:,} are possible")
     rows = list(zip(*grid.values(), strict=True)) if is_zip else product(*grid.values())
     return [dict(zip(grid, row, strict=True)) for row in rows]
 
