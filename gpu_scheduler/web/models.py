@@ -53,19 +53,25 @@ class Jobs(Body):
     jobs: _Jobs
 
 
+class FewJobs(Jobs):
+    """Jobs that are changed one by one."""
+
+    jobs: Annotated[list[_Number | _Name], Field(min_length=1, max_length=20)]
+
+
 class CancelJobs(Jobs):
     """grace_s: the seconds from SIGTERM to SIGKILL."""
 
     grace_s: _Seconds = 10.0
 
 
-class PreemptJobs(CancelJobs):
+class PreemptJobs(FewJobs, CancelJobs):
     """force: whether a job that has not ended in time gets SIGKILL; otherwise it continues."""
 
     force: bool = False
 
 
-class ResumeJobs(Jobs):
+class ResumeJobs(FewJobs):
     """checkpoint: the path of the one to resume from; null for the newest complete one."""
 
     checkpoint: Text | None = None
@@ -77,7 +83,7 @@ class RetryJobs(Jobs):
     set: _Changes = []
 
 
-class SetAttributes(Jobs):
+class SetAttributes(FewJobs):
     """set: the changes, such as "vram=18G"."""
 
     set: Annotated[list[Text], Field(min_length=1, max_length=50)]

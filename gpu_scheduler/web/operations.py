@@ -11,8 +11,9 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from gpu_scheduler import __version__
 from gpu_scheduler.app import gpu_requests, job_requests
@@ -62,6 +63,7 @@ from gpu_scheduler.views.line_notes import line_note_text
 from gpu_scheduler.views.preempt import failure_text
 
 Json = dict[str, Any]
+_Made = TypeVar("_Made")
 #: Seconds until a preempted or cancelled job gets SIGKILL, unless the caller chooses.
 GRACE_S = 10.0
 #: Maximum number of jobs in one answer.
@@ -361,18 +363,24 @@ def change_jobs(
     elif verb == "retry":
         answers = job_requests.retry(location, refs, set, by=by).answers
     elif verb == "set":
-        made = [job_requests.set_attributes(location, one, set, by=by).answers for one in refs]
+        made = _each(refs, lambda one: job_requests.set_attributes(location, one, set, by=by).answers)
         answers = tuple(answer for some in made for answer in some)
     elif verb == "priority":
         answers = job_requests.set_priority(location, refs, priority, by=by)
     elif verb == "resume":
-        answers = tuple(resume_job(location, one, checkpoint, by=by).answer for one in refs)
+        answers = tuple(_each(refs, lambda one: resume_job(location, one, checkpoint, by=by).answer))
     elif verb == "preempt":
-        return {"answers": [_preempt(context, one, grace_s, force=force) for one in refs]}
+        return {"answers": _each(refs, lambda one: _preempt(context, one, grace_s, force=force))}
     else:
         simple = {"hold": job_requests.hold, "release": job_requests.release, "clear": job_requests.clear}
         answers = simple[verb](location, refs, by=by)
     return _answers(context, answers)
+
+
+def _each(refs: Sequence[JobRef], change: Callable[[JobRef], _Made]) -> list[_Made]:
+    """Returns the result of a change for each job. All of them wait for the scheduler at the same time."""
+    with ThreadPoolExecutor(len(refs)) as pool:
+        return list(pool.map(change, refs))
 
 
 def _preempt(context: Context, ref: JobRef, grace_s: float, *, force: bool) -> Json:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from gpu_scheduler.app.location import Location
+from gpu_scheduler.app.store_access import ANSWER_TIMEOUT_S
 from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.scheduling import actions as act
@@ -358,6 +360,18 @@ def test_an_unanswered_change_can_be_asked_for_later(
     answer = client.get(f"/api/v1/requests/{request}").json()
     assert (answer["code"], answer["text"]) == ("held", "held")
     assert client.get("/api/v1/requests/999").status_code == 404
+
+
+def test_changes_of_many_jobs_wait_for_the_scheduler_at_the_same_time(api: Api, desk: Desk) -> None:
+    jobs = [desk.job(f"run {number}") for number in range(6)]
+    with desk.scheduler("deaf"):
+        began = time.monotonic()
+        reply = api().post("/api/v1/set", json={"jobs": jobs, "set": ["priority=5"]})
+    assert (reply.status_code, len(reply.json()["answers"])) == (202, 6)
+    assert time.monotonic() - began < 2 * ANSWER_TIMEOUT_S
+    for verb, rest in (("set", {"set": ["priority=5"]}), ("preempt", {}), ("resume", {})):
+        reply = api().post(f"/api/v1/{verb}", json={"jobs": list(range(1, 22)), **rest})
+        assert (reply.status_code, "at most 20" in reply.json()["detail"]) == (422, True)
 
 
 def test_gpus_are_paused_and_resumed(api: Api, desk: Desk) -> None:
