@@ -6,6 +6,7 @@ import asyncio
 import codecs
 import json
 import os
+import re
 import stat
 import time
 from collections import deque
@@ -31,7 +32,7 @@ from gpu_scheduler.web.operations import Context, model_job
 #: Seconds between two looks at the store or at a log, and between two comments in a quiet stream.
 POLL_S, KEEP_ALIVE_S = 0.25, 15.0
 _BUFFERED = 2000
-_CHUNK = 1 << 16
+_CHUNK = 1 << 18
 _OPEN = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
 
 
@@ -178,13 +179,9 @@ def byte_range(header: str | None, size: int) -> tuple[int, int] | None:
 
     Raises ValueError if no byte is in the range. A header that is not understood counts as none (RFC 9110).
     """
-    unit, _, text = (header or "").partition("=")
-    first, dash, last = text.strip().partition("-")
-    numbers = [one for one in (first, last) if one]
-    is_plain = all(one.isascii() and one.isdigit() and len(one) < 16 for one in numbers)
-    if unit.strip() != "bytes" or not dash or not numbers or not is_plain:
-        return None
-    if first and last and int(first) > int(last):
+    found = re.fullmatch(r"\s*bytes\s*=\s*([0-9]{0,15})-([0-9]{0,15})\s*", header or "")
+    first, last = found.groups() if found else ("", "")
+    if not (first or last) or (first and last and int(first) > int(last)):
         return None
     start = int(first) if first else max(0, size - int(last))
     end = min(size, int(last) + 1) if first and last else size
