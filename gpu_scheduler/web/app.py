@@ -90,13 +90,18 @@ class _MachineGpus:
         self._lock = threading.Lock()
         self._source: tuple[object, GpuSource] | None = None
 
+    def close(self) -> None:
+        """Ends the probe."""
+        if self._source is not None:
+            self._source[1].probe.close()
+            self._source = None
+
     def read(self) -> list[Json]:
         """Returns the memory of each GPU in MiB, null where it is unknown. Raises GpuStateError."""
         with self._lock:
             chosen = simulation_of_scheduler("auto", None, self._context.location) or ("auto", None)
             if self._source is None or self._source[0] != chosen:
-                if self._source is not None:
-                    self._source[1].probe.close()
+                self.close()
                 self._source = chosen, open_source(*chosen, self._context.location)
             samples = self._source[1].probe.sample().gpus
         found = []
@@ -108,7 +113,10 @@ class _MachineGpus:
 
 
 def create_app(context: Context) -> FastAPI:
-    """Returns the application for a queue. The guard tells it who makes each request."""
+    """Returns the application for a queue. The guard tells it who makes each request.
+
+    `app.state.close` ends the process that reads the GPUs, as the end of this process does.
+    """
     app = FastAPI(
         title="GPU Job Scheduler", version=__version__, docs_url=None, redoc_url=None,
         openapi_url="/api/v1/openapi.json", redirect_slashes=False,
@@ -269,6 +277,7 @@ def create_app(context: Context) -> FastAPI:
             feed.stream(of, None if last is None else int(last)), media_type="text/event-stream"
         )
 
+    app.state.close = machine.close
     _add_error_handlers(app, context)
     return app
 

@@ -87,7 +87,7 @@ PARTS = (
     Part("P11", "GPUs shared with run", shared_gpus.sharing, suite=0.015, control=0.03),
     Part("P15", "callers and a queue take turns", turns.turns, suite=None, control=0.15),
     Part("P15", "urgent jobs beside callers", turns.urgent, suite=None),
-    Part("P15", "posts repeated after kills", repeated_posts.kills, suite=0.03, control=0.03),
+    Part("P16", "posts repeated after kills", repeated_posts.kills, suite=0.03, control=0.03),
     Part("P14", "random queues with preemptions", random_queues.queues, suite=0.012, control=0.008),
     Part(
         "P14", "jobs with real processes preempt others", priority_preemptions.jobs, suite=None, control=0.08

@@ -1,4 +1,4 @@
-"""P15: jobs are posted to the API, whose server, client or scheduler is killed at a random moment.
+"""P16: jobs are posted to the API, whose server, client or scheduler is killed at a random moment.
 
 Each post is then repeated, with its Idempotency-Key, until it is answered. In the end, each key must have one
 job, which ran once, and every answer must name it. The negative control repeats the posts without their keys.

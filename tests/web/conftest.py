@@ -38,11 +38,12 @@ def api(desk: Desk) -> Iterator[Api]:
     caller: who makes the requests, unless the header Reader: yes says that a reader does. Other values
     replace those of the application's context.
     """
-    clients = []
+    clients, apps = [], []
 
     def make(caller: Caller = Caller(), **values: Any) -> TestClient:
         context = replace(Context(Location(), str(desk.path), "api:local"), **values)
         app = create_app(context)
+        apps.append(app)
 
         async def with_caller(scope: Scope, receive: Receive, send: Send) -> None:
             is_reader = (b"reader", b"yes") in scope["headers"]
@@ -55,3 +56,5 @@ def api(desk: Desk) -> Iterator[Api]:
     yield make
     for client in clients:
         client.close()
+    for app in apps:
+        app.state.close()
