@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
+import uvicorn
 from starlette.testclient import TestClient
 from starlette.types import Receive, Scope, Send
 
@@ -15,6 +17,7 @@ from gpu_scheduler.web.app import create_app
 from gpu_scheduler.web.operations import Context
 from tests.cli.conftest import desk as desk
 from tests.cli.desk import Desk
+from tests.waiting import wait_for
 
 
 @dataclass(frozen=True)
@@ -58,3 +61,27 @@ def api(desk: Desk) -> Iterator[Api]:
         client.close()
     for app in apps:
         app.state.close()
+
+
+@pytest.fixture
+def port(desk: Desk) -> Iterator[int]:
+    """Serves the queue of the test's folder. Yields the port."""
+    app = create_app(Context(Location(), str(desk.path), "api:local"))
+
+    async def with_caller(scope: Scope, receive: Receive, send: Send) -> None:
+        is_reader = (b"reader", b"yes") in scope["headers"]
+        scope.setdefault("state", {})["caller"] = READER if is_reader else Caller()
+        await app(scope, receive, send)
+
+    config = uvicorn.Config(
+        with_caller, port=0, http="h11", ws="none", lifespan="off", log_config=None, access_log=False,
+        timeout_graceful_shutdown=1,
+    )  # fmt: skip
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    wait_for(lambda: server.started, "the server")
+    yield server.servers[0].sockets[0].getsockname()[1]
+    server.should_exit = True
+    thread.join()
+    app.state.close()

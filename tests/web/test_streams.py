@@ -7,49 +7,18 @@ import json
 import os
 import socket
 import struct
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from typing import Any
 
 import pytest
-import uvicorn
-from starlette.types import Receive, Scope, Send
 
-from gpu_scheduler.app.location import Location
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.web import streams
-from gpu_scheduler.web.app import create_app
-from gpu_scheduler.web.operations import Context
 from tests.cli.desk import Desk
 from tests.waiting import wait_for
-from tests.web.conftest import READER, Caller
-
-
-@pytest.fixture
-def port(desk: Desk) -> Iterator[int]:
-    """Serves the queue of the test's folder. Yields the port."""
-    app = create_app(Context(Location(), str(desk.path), "api:local"))
-
-    async def with_caller(scope: Scope, receive: Receive, send: Send) -> None:
-        is_reader = (b"reader", b"yes") in scope["headers"]
-        scope.setdefault("state", {})["caller"] = READER if is_reader else Caller()
-        await app(scope, receive, send)
-
-    config = uvicorn.Config(
-        with_caller, port=0, http="h11", ws="none", lifespan="off", log_config=None, access_log=False,
-        timeout_graceful_shutdown=1,
-    )  # fmt: skip
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    wait_for(lambda: server.started, "the server")
-    yield server.servers[0].sockets[0].getsockname()[1]
-    server.should_exit = True
-    thread.join()
-
 
 Event = tuple[str, dict[str, Any], str | None]
 
