@@ -7,7 +7,7 @@ and returns one answer per job. Refusals come first.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -165,7 +165,8 @@ def set_attributes(
         with store.db.transaction():
             requests = {add_request(store, "set", str(job_id), by, **one.args): job_id for one in changes}
         # Equal answers, such as the refusal of each change, are given once.
-        answers = tuple(dict.fromkeys(_answers(store, requests, wake_and_wait(store, requests), {})))
+        made = _answers(store, requests, wake_and_wait(store, requests), {})
+        answers = tuple({replace(one, request=None): one for one in made}.values())
         notes = () if any(answer.has_failed for answer in answers) else (one.notes for one in changes)
         return SetResult(answers, tuple(chain.from_iterable(notes)))
 
