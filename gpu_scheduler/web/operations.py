@@ -289,6 +289,8 @@ def _new_jobs(given: Mapping[str, Any]) -> list[NewJob]:
         raise UsageError(f"attributes: {', '.join(unknown)} is no attribute of a job; nothing was submitted")
     if given.get("cwd"):
         attributes["cwd"] = given["cwd"]
+    if any("=" in name for name in given.get("env") or ()):
+        raise UsageError("env: the name of a variable contains no `=`; nothing was submitted")
     attributes["env"] = [f"{name}={value}" for name, value in (given.get("env") or {}).items()]
     words = (command,) if isinstance(command, str) else tuple(command)
     new = NewJob(script, tuple(given.get("arguments") or ()), words, attributes)

@@ -256,6 +256,7 @@ def test_a_submission_takes_what_submit_takes(api: Api, desk: Desk) -> None:
         ({"command": "true", "attributes": {"colour": "red"}}, "colour is no attribute"),
         ({"command": "true", "attributes": {"vram": "much"}}, "vram"),
         ({"command": "true", "env": {"CUDA_VISIBLE_DEVICES": "0"}}, "is set by the scheduler"),
+        ({"command": "true", "env": {"A=B": "x"}}, "contains no `=`"),
         ({"command": "true", "attributes": {"after": "77"}}, "no job 77"),
         ({"command": "true", "grid": ["lr=1,2"]}, "lr is not used"),
         ({"command": "x" * 90_000 + "{n}", "grid": ["n=1..5000"]}, "jobs are too long"),
