@@ -79,7 +79,7 @@ _REMEDIES = {
 
 
 class Remedy(NamedTuple):
-    """What a user can do about a failure. restarts: whether this runs the job again, or a new one instead."""
+    """A way out of a failure. restarts: whether this runs the job again, or a new one instead."""
 
     text: str
     restarts: bool = False

@@ -42,6 +42,13 @@ def sse(event: str, data: str, event_id: object = None) -> bytes:
     return f"{head}event: {event}\ndata: {data}\n\n".encode()
 
 
+async def _paused(quiet_s: float) -> tuple[float, bytes]:
+    """Waits until the next look. Returns how long the stream has been quiet, and a comment if one is due."""
+    await asyncio.sleep(POLL_S)
+    quiet_s += POLL_S
+    return (0.0, b": \n\n") if quiet_s >= KEEP_ALIVE_S else (quiet_s, b"")
+
+
 def store_version(database: Path) -> tuple[int, ...]:
     """Returns a value that changes with every commit to a store; () if there is no store."""
     found: list[int] = []
@@ -90,11 +97,9 @@ class EventFeed:
             if found:
                 quiet_s = 0.0
                 continue
-            await asyncio.sleep(POLL_S)
-            quiet_s += POLL_S
-            if quiet_s >= KEEP_ALIVE_S:
-                quiet_s = 0.0
-                yield b": \n\n"
+            quiet_s, comment = await _paused(quiet_s)
+            if comment:
+                yield comment
             await self._read()
 
     async def _read(self) -> None:
@@ -234,10 +239,8 @@ async def follow_log(context: Context, job_id: int, last_id: str | None) -> Asyn
             found = {"attempt": attempt, "offset": at, "text": text}
             yield sse("log", json.dumps(found), f"{attempt}:{end}")
             continue
-        await asyncio.sleep(POLL_S)
-        quiet_s += POLL_S
-        if quiet_s >= KEEP_ALIVE_S:
-            quiet_s = 0.0
-            yield b": \n\n"
+        quiet_s, comment = await _paused(quiet_s)
+        if comment:
+            yield comment
     job = await asyncio.to_thread(model_job, context, job_id)
     yield sse("end", json.dumps({"state": job["state"], "outcome": job["outcome"]}))

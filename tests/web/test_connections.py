@@ -1,4 +1,4 @@
-"""What depends on sockets: whose connection it is, its limits, and requests that parsers read differently.
+"""Tests of connections: whose they are, their limits, and requests that parsers read differently.
 
 Each test has a real server and real connections.
 """
