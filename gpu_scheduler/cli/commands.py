@@ -30,7 +30,7 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
             "Run the scheduler until it is stopped or, with --drain, until no more jobs can run"),
         "stop": Command("request_commands", arguments.stop, "stop",
             "Stop the scheduler; running jobs continue"),
-        "serve": Command("serve", start_arguments.serve, "serve --port 8000",
+        "serve": Command("front_ends", start_arguments.serve, "serve --port 8000",
             "Serve the API on this machine, even without a running scheduler, until it is stopped"),
     },
     "inspect jobs and GPUs": {
@@ -101,9 +101,9 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
             "List the GPUs of this machine with their free memory and the claims on them"),
     },
     "use the queue from other programs": {
-        "token": Command("token", arguments.token, "token create notebook",
+        "token": Command("front_ends", arguments.token, "token create notebook",
             "Create, list or revoke the tokens with which programs and other users may use the API"),
-        "mcp": Command("mcp", arguments.mcp, "mcp --allow-changes",
+        "mcp": Command("front_ends", arguments.mcp, "mcp --allow-changes",
             "Offer the queue to an assistant as tools (Model Context Protocol) on stdin and stdout"),
     },
     "maintain": {

@@ -105,12 +105,11 @@ MAY: Mapping[str, tuple[str, ...]] = {
     "cli": (
         "app", "views", "core.model", "core.text", "core.jobsfile.attributes", "core.jobsfile.sbatch",
         "core.jobsfile.shell_syntax", *TOP, "system.deadline", "system.interrupts", "system.shortages",
-        "web.server", "web.tokens",
+        "web.server", "web.tokens", "mcp_server", "client",
     ),
     "cli.start": (
         "scheduler.service", "scheduler.background", "gpus.probes.simulated", "health.doctor.logind",
     ),
-    "cli.mcp": ("mcp_server", "client", "errors"),
     "simjob": ("gpus.probes.simulated_usage",),
     "clock": ("core.model",),
     "errors": (),

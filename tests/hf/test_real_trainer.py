@@ -88,7 +88,7 @@ def wait_completed(world: World, *jobs: int) -> dict[int, dict[str, Any]]:
 
 
 class Estimate(NamedTuple):
-    """The estimate that `eta` shows at one moment. at: wall seconds; remaining_s: None if there is no estimate."""
+    """The estimate of `eta` at one moment. at: wall seconds; remaining_s: None if there is none."""
 
     at: float
     percent: float

@@ -70,7 +70,7 @@ class Ask:
 
 @dataclass
 class Application:
-    """Stands for the application that the guard protects. Answers 200 and notes the requests. bodies: what it read."""
+    """Stands for the guarded application. Answers 200 and notes the requests. bodies: those that it read."""
 
     scopes: list[Scope] = field(default_factory=list)
     bodies: list[bytes] = field(default_factory=list)

@@ -1,11 +1,14 @@
-"""`token`: creates, lists and revokes the tokens of the API."""
+"""The commands that open the queue to other programs: `serve`, `token` and `mcp`."""
 
 from __future__ import annotations
 
 import json
+import shlex
+import sys
 import time
 from argparse import Namespace
 from dataclasses import asdict
+from pathlib import Path
 
 from gpu_scheduler.cli.program import location_of, print_message
 from gpu_scheduler.cli.standard_streams import print_done
@@ -14,6 +17,17 @@ from gpu_scheduler.web.tokens import Tokens
 
 #: The options that only one action accepts.
 _ACTION_OF = {"read_only": "create", "logs": "create", "days": "create", "json": "list"}
+
+
+def serve(options: Namespace) -> int:
+    """Serves the API until SIGTERM or Ctrl-C. Returns 0."""
+    from dataclasses import fields
+
+    from gpu_scheduler.web.server import ServeOptions, run
+
+    chosen = ServeOptions(**{one.name: getattr(options, one.name) for one in fields(ServeOptions)})
+    run(location_of(options), chosen, print_message)
+    return 0
 
 
 def token(options: Namespace) -> int:
@@ -59,3 +73,25 @@ def _print_list(tokens: Tokens, *, as_json: bool) -> None:
         print(json.dumps({"tokens": rows}, indent=2))
     elif not rows:
         print_message("there are no tokens; `token create NAME` makes one")
+
+
+def mcp(options: Namespace) -> int:
+    """Answers the requests of an assistant until stdin ends."""
+    try:
+        from gpu_scheduler.mcp_server import build
+    except ImportError as error:
+        if error.name is None or error.name.partition(".")[0] not in ("mcp", "mcp_types"):
+            raise
+        python = shlex.quote(sys.executable)
+        raise UsageError(f"`mcp` needs another package: {python} -m pip install 'mcp>=2.3,<3'") from None
+    from gpu_scheduler.client import Client
+
+    token = None
+    if options.token_file is not None:
+        try:
+            token = Path(options.token_file).read_text(encoding="ascii").strip()
+        except (OSError, ValueError) as error:
+            raise UsageError(f"--token-file {options.token_file}: {error}") from None
+    queue = {} if options.url else {"state_file": options.state_file, "data_dir": options.data_dir}
+    build(Client(options.url, token, **queue), allow_changes=options.allow_changes).run("stdio")
+    return 0
