@@ -23,6 +23,7 @@ from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.store import Store
 from tests.signals import default_signals
 from tests.store_template import copied_schema
+from tests.users import User
 
 # How long one example takes depends on the load of the machine.
 settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -103,3 +104,19 @@ def other_uid(tmp_path: Path) -> int:
         pytest.skip(f"there is no user {uid} in this container")
     path.unlink()
     return uid
+
+
+@pytest.fixture
+def ann(other_uid: int) -> Iterator[User]:
+    """Provides a process of another user."""
+    user = User(other_uid)
+    yield user
+    user.kill()
+
+
+@pytest.fixture
+def bob(other_uid: int) -> Iterator[User]:
+    """Provides a process of a third user."""
+    user = User(other_uid + 1)
+    yield user
+    user.kill()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import stat
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -28,20 +27,6 @@ def shared() -> Path:
     folder.mkdir()
     folder.chmod(0o1777)
     return folder
-
-
-@pytest.fixture
-def ann(other_uid: int) -> Iterator[User]:
-    user = User(other_uid)
-    yield user
-    user.kill()
-
-
-@pytest.fixture
-def bob(other_uid: int) -> Iterator[User]:
-    user = User(other_uid + 1)
-    yield user
-    user.kill()
 
 
 def claim(folder: Path, mib: int | None, name: str = GPU) -> int | None:

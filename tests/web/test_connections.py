@@ -51,24 +51,9 @@ def bearer(served: Served) -> dict[str, str]:
 
 
 @pytest.fixture
-def owner(other_uid: int) -> Iterator[User]:
-    """Provides a process of another user. Skips unless run by root."""
-    user = User(other_uid)
-    yield user
-    user.kill()
-
-
-@pytest.fixture
-def stranger(other_uid: int) -> Iterator[User]:
-    user = User(other_uid + 1)
-    yield user
-    user.kill()
-
-
-@pytest.fixture
-def owned(owner: User, tmp_path: Path) -> Iterator[Served]:
-    """Provides a server whose owner is the user of `owner`."""
-    with serving(small_app(), tmp_path, owner_uid=owner.uid) as one:
+def owned(ann: User, tmp_path: Path) -> Iterator[Served]:
+    """Provides a server whose owner is ann."""
+    with serving(small_app(), tmp_path, owner_uid=ann.uid) as one:
         yield one
 
 
@@ -96,17 +81,17 @@ FAMILIES = [("127.0.0.1", "127.0.0.1"), ("::1", "::1"), ("::", "127.0.0.1"), (":
 
 @pytest.mark.parametrize(("listens", "connects"), FAMILIES)
 @pytest.mark.usefixtures("_source")
-def test_finds_the_owner_of_a_connection(listens: str, connects: str, owner: User) -> None:
+def test_finds_the_owner_of_a_connection(listens: str, connects: str, ann: User) -> None:
     family = socket.AF_INET6 if ":" in listens else socket.AF_INET
     with socket.create_server((listens, 0), family=family, dualstack_ipv6=listens == "::") as server:
         port = server.getsockname()[1]
         with socket.create_connection((connects, port)), server.accept()[0] as mine:
             assert uid_of_peer(mine.getpeername()[:2], mine.getsockname()[:2]) == os.geteuid()
-        owner.call(_connect, connects, port)
+        ann.call(_connect, connects, port)
         with server.accept()[0] as mine:
             ends = mine.getpeername()[:2], mine.getsockname()[:2]
-            assert uid_of_peer(*ends) == owner.uid
-            owner.call(_close)
+            assert uid_of_peer(*ends) == ann.uid
+            ann.call(_close)
             assert wait_for(lambda: uid_of_peer(*ends) is None)
 
 
@@ -193,16 +178,16 @@ def test_users_from_outside_of_the_container_are_unknown(monkeypatch: pytest.Mon
 # Who is served without a token.
 
 
-def test_the_owner_is_served(owned: Served, owner: User) -> None:
-    status, _, body = owner.call(request, owned.host, owned.port, "POST", "/jobs", JSON, b"{}")
+def test_the_owner_is_served(owned: Served, ann: User) -> None:
+    status, _, body = ann.call(request, owned.host, owned.port, "POST", "/jobs", JSON, b"{}")
     assert (status, b'"caller":"local"' in body, b'"size":2' in body) == (200, True, True)
 
 
-def test_another_user_is_refused_on_every_route(owned: Served, stranger: User) -> None:
+def test_another_user_is_refused_on_every_route(owned: Served, bob: User) -> None:
     app = small_app()
     for method, path in operations(app):
         if method != "TRACE":  # http.client gives it no body
-            status, headers, _ = stranger.call(request, owned.host, owned.port, method, path, JSON)
+            status, headers, _ = bob.call(request, owned.host, owned.port, method, path, JSON)
             assert (status, headers["www-authenticate"]) == (401, "Bearer"), (method, path)
     assert owned.app.state.seen == []  # type: ignore[attr-defined]
 
@@ -219,12 +204,12 @@ def test_root_always_needs_a_token(served: Served, bearer: dict[str, str]) -> No
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_socket_that_was_closed_after_sending_reaches_nothing(
-    owned: Served, owner: User, method: str
+    owned: Served, ann: User, method: str
 ) -> None:
     """The server is busy, as on a full machine, until the owner has sent a request and closed the socket."""
     with Paused(owned):
-        owner.call(_connect, owned.host, owned.port, owned.head(f"{method} /jobs", **JSON_HEAD))
-        owner.call(_close)
+        ann.call(_connect, owned.host, owned.port, owned.head(f"{method} /jobs", **JSON_HEAD))
+        ann.call(_close)
     assert owned.request("GET", "/queue")[0] == 401  # by now, the server has served the first one
     assert owned.app.state.seen == []  # type: ignore[attr-defined]
 
@@ -282,10 +267,10 @@ def test_answers_do_not_wait_for_acknowledgements(served: Served, bearer: dict[s
     assert time.monotonic() - began < 50 * 0.04
 
 
-def test_pipelined_requests_keep_the_identity_of_their_connection(owned: Served, owner: User) -> None:
+def test_pipelined_requests_keep_the_identity_of_their_connection(owned: Served, ann: User) -> None:
     one, last = owned.head("GET /queue"), owned.head("GET /queue", Connection="close")
-    owner.call(_connect, owned.host, owned.port, one * 3 + last)
-    answers = owner.call(_read)
+    ann.call(_connect, owned.host, owned.port, one * 3 + last)
+    answers = ann.call(_read)
     assert (answers.count(b"HTTP/1.1 200"), answers.count(b'"uid":12345')) == (4, 4)
     assert owned.ask(one * 3 + last).count(b"HTTP/1.1 401") == 4
 
@@ -297,20 +282,20 @@ def test_a_token_counts_for_its_own_request_only(served: Served, bearer: dict[st
     assert [answers.count(b"HTTP/1.1 200"), answers.count(b"HTTP/1.1 401")] == expected
 
 
-def test_a_proxy_of_the_owner_needs_a_token(owned: Served, owner: User) -> None:
+def test_a_proxy_of_the_owner_needs_a_token(owned: Served, ann: User) -> None:
     headers = {"X-Forwarded-For": "192.0.2.1"}
-    assert owner.call(request, owned.host, owned.port, "GET", "/queue", headers)[0] == 401
+    assert ann.call(request, owned.host, owned.port, "GET", "/queue", headers)[0] == 401
 
 
-def test_a_forwarded_address_does_not_replace_the_peer(owned: Served, stranger: User) -> None:
+def test_a_forwarded_address_does_not_replace_the_peer(owned: Served, bob: User) -> None:
     for address in ("127.0.0.1", "localhost", "::1"):
         headers = {"X-Forwarded-For": address, "X-Forwarded-Proto": "https", "Forwarded": f"for={address}"}
-        assert stranger.call(request, owned.host, owned.port, "GET", "/queue", headers)[0] == 401
+        assert bob.call(request, owned.host, owned.port, "GET", "/queue", headers)[0] == 401
 
 
-def test_ipv6_connections_are_recognised(tmp_path: Path, owner: User) -> None:
-    with serving(small_app(), tmp_path, owner_uid=owner.uid, host="::1") as served:
-        assert owner.call(request, "::1", served.port, "GET", "/queue")[0] == 200
+def test_ipv6_connections_are_recognised(tmp_path: Path, ann: User) -> None:
+    with serving(small_app(), tmp_path, owner_uid=ann.uid, host="::1") as served:
+        assert ann.call(request, "::1", served.port, "GET", "/queue")[0] == 200
         assert served.request("GET", "/queue")[0] == (401 if IS_ROOT else 200)
 
 
@@ -500,13 +485,13 @@ def test_a_reader_who_does_not_read_is_dropped(tmp_path: Path) -> None:
             wait_for(lambda: not served.server.server_state.tasks, "the handler has ended", 30)
 
 
-def test_the_limit_of_connections_counts_per_user(tmp_path: Path, owner: User, stranger: User) -> None:
-    with serving(small_app(), tmp_path, owner_uid=owner.uid, max_per_peer=3) as served:
+def test_the_limit_of_connections_counts_per_user(tmp_path: Path, ann: User, bob: User) -> None:
+    with serving(small_app(), tmp_path, owner_uid=ann.uid, max_per_peer=3) as served:
         opened = [served.connect() for _ in range(3)]
         wait_for(lambda: len(served.server.server_state.connections) == 3)
         assert served.ask(b"").startswith(b"HTTP/1.1 503")
-        assert owner.call(request, served.host, served.port, "GET", "/queue")[0] == 200
-        assert stranger.call(request, served.host, served.port, "GET", "/queue")[0] == 401
+        assert ann.call(request, served.host, served.port, "GET", "/queue")[0] == 200
+        assert bob.call(request, served.host, served.port, "GET", "/queue")[0] == 401
         opened.pop().close()
         wait_for(lambda: len(served.server.server_state.connections) == 2)
         assert served.request("GET", "/queue")[0] == 401
@@ -514,17 +499,17 @@ def test_the_limit_of_connections_counts_per_user(tmp_path: Path, owner: User, s
             one.close()
 
 
-def test_others_cannot_keep_the_owner_out(tmp_path: Path, owner: User, stranger: User) -> None:
+def test_others_cannot_keep_the_owner_out(tmp_path: Path, ann: User, bob: User) -> None:
     """The owner's connections, here those of this process, do not need a place."""
-    with serving(small_app(), tmp_path, owner_uid=owner.uid, max_connections=2) as served:
+    with serving(small_app(), tmp_path, owner_uid=ann.uid, max_connections=2) as served:
         for _ in range(2):
-            owner.call(_connect, served.host, served.port)
+            ann.call(_connect, served.host, served.port)
         wait_for(lambda: len(served.server.server_state.connections) == 2)
-        stranger.call(_connect, served.host, served.port)
-        assert stranger.call(_read).startswith(b"HTTP/1.1 503")
+        bob.call(_connect, served.host, served.port)
+        assert bob.call(_read).startswith(b"HTTP/1.1 503")
         assert served.request("GET", "/queue")[0] == 401
         for _ in range(2):
-            owner.call(_close)
+            ann.call(_close)
 
 
 def test_streams_of_callers_who_left_do_not_count(tmp_path: Path) -> None:
@@ -589,14 +574,14 @@ def test_the_real_user_is_refused_by_way_of_a_command(owned: Served, run_curl: C
 
 
 @pytest.fixture
-def run_curl(stranger: User) -> Callable[..., str]:
+def run_curl(bob: User) -> Callable[..., str]:
     import shutil
 
     if shutil.which("curl") is None or shutil.which("setpriv") is None:
         pytest.skip("curl or setpriv is not installed")
 
     def run(url: str) -> str:
-        words = ["setpriv", f"--reuid={stranger.uid}", "--clear-groups", "curl", "-s", "-o", "/dev/null"]
+        words = ["setpriv", f"--reuid={bob.uid}", "--clear-groups", "curl", "-s", "-o", "/dev/null"]
         return subprocess.run([*words, "-w", "%{http_code}", url], capture_output=True, text=True).stdout
 
     return run
