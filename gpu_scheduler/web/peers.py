@@ -1,5 +1,7 @@
 """Connections: which user owns the other end, how many a user may have, and how long they may be silent.
 
+A connection counts from the moment at which the kernel hands it over, so also during a TLS handshake.
+
 The kernel says who owns a connection on this machine. What requests may do is decided in `guard`.
 """
 
@@ -11,6 +13,7 @@ import re
 import socket
 import struct
 import sys
+from contextlib import suppress
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 from typing import Any
@@ -115,44 +118,73 @@ class _StrictConnection(h11.Connection):
         return event
 
 
-class GuardedProtocol(H11Protocol):
-    """The connections of `serve`. Finds the caller's uid once, when a connection is accepted."""
+class Peer(tuple[Any, ...]):
+    """The address of the other end of a connection. uid: its user; None if unknown or on another machine."""
+
+    uid: int | None = None
+
+
+class Listener(socket.socket):
+    """The listening socket of `serve`, whose `accept` finds the caller's uid and keeps to the limits.
+
+    asyncio gives the address that `accept` returns to the protocol, as `peername`. refusal: what a caller
+    above the limits is sent.
+    """
 
     #: Maximum number of connections of all callers, above which only the owner may open one, and of one user
     #: of this machine or one address.
     max_connections = 512
     max_per_peer = 128
-    #: Seconds for the headers of a request, and for the rest of a body that nobody reads.
-    request_timeout_s = 10.0
     #: Seconds after which a caller that reads nothing is dropped.
     reader_timeout_s = 30.0
+
+    def __init__(self, listening: socket.socket, refusal: bytes) -> None:
+        super().__init__(fileno=listening.detach())
+        self._refusal = refusal
+        self._open: dict[socket.socket, object] = {}  # whose each one is
+
+    def accept(self) -> tuple[socket.socket, Peer]:
+        """Returns a new connection and its peer.
+
+        Raises ConnectionAbortedError for one above the limits. asyncio ignores this error, but stops to
+        listen for a second, or fails, after others.
+        """
+        made, address = super().accept()
+        local, peer = made.getsockname(), Peer(address)
+        is_local = _address(local[0]).is_loopback
+        if is_local:
+            peer.uid = uid_of_peer(address[:2], local[:2])
+            if made.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] != _ESTABLISHED:
+                peer.uid = None  # the caller reset the connection; another user may have got its port since
+        # The kernel drops a connection whose other end accepts nothing for this time, also if we closed ours.
+        limit_ms = int(self.reader_timeout_s * 1000)
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, limit_ms)
+        whose = peer.uid if is_local else address[0]
+        self._open = {one: owner for one, owner in self._open.items() if one.fileno() >= 0}  # not closed
+        is_full = len(self._open) >= self.max_connections and peer.uid != os.geteuid()
+        if is_full or list(self._open.values()).count(whose) >= self.max_per_peer:
+            with made, suppress(OSError):
+                made.send(self._refusal)
+            raise ConnectionAbortedError("too many connections")
+        self._open[made] = whose
+        return made, peer
+
+
+class GuardedProtocol(H11Protocol):
+    """The connections of `serve`, which tell the guard the uid of the caller."""
+
+    #: Seconds for the headers of a request, and for the rest of a body that nobody reads.
+    request_timeout_s = 10.0
 
     def __init__(self, *arguments: Any, **given: Any) -> None:
         super().__init__(*arguments, **given)
         self.conn = _StrictConnection(h11.SERVER)
-        self.peer: object = None
         self._deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        uid, ours = None, transport.get_extra_info("socket")
-        if self.client is not None and self.server is not None:
-            is_local = _address(self.server[0]).is_loopback
-            uid = uid_of_peer(self.client, self.server) if is_local else None
-            if ours.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] != _ESTABLISHED:
-                uid = None  # the caller reset the connection; another user may have got its port since
-            self.peer = uid if is_local else self.client[0]
+        uid = getattr(transport.get_extra_info("peername"), "uid", None)
         self.app_state = {**self.app_state, PEER_UID: uid}
-        # The kernel drops a connection whose other end accepts nothing for this time, also if we closed ours.
-        limit_ms = int(self.reader_timeout_s * 1000)
-        ours.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, limit_ms)
-        # asyncio does this only for sockets that were made with a protocol number. An answer has two parts.
-        ours.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        same = [one for one in self.connections if getattr(one, "peer", ()) == self.peer]
-        is_full = len(self.connections) > self.max_connections and uid != os.geteuid()
-        if is_full or len(same) > self.max_per_peer:
-            transport.write(b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\n\r\n")
-            transport.close()
         self._watch()
 
     def data_received(self, data: bytes) -> None:

@@ -73,7 +73,7 @@ def run(location: Location, options: ServeOptions, say: Callable[[str], None]) -
     from gpu_scheduler.web.app import create_app
     from gpu_scheduler.web.guard import Guard
     from gpu_scheduler.web.operations import Context
-    from gpu_scheduler.web.peers import GuardedProtocol
+    from gpu_scheduler.web.peers import GuardedProtocol, Listener
     from gpu_scheduler.web.tokens import Tokens
 
     home, user = location.resolve(), name_of_user(os.geteuid())
@@ -88,7 +88,8 @@ def run(location: Location, options: ServeOptions, say: Callable[[str], None]) -
         raise UsageError("--tls-cert and --tls-key belong together; give both")
     home.create()
     _lock(home.folder / "serve.lock")
-    listener = _listen(options.host, options.port)
+    refusal = b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\n\r\n"
+    listener = Listener(_listen(options.host, options.port), b"" if options.tls_cert else refusal)
     port = listener.getsockname()[1]
     context = Context(
         location, os.path.abspath(options.dir or "."), "api", may_preempt=not options.no_preempt

@@ -17,7 +17,7 @@ from fastapi.responses import StreamingResponse
 from starlette.types import ASGIApp
 
 from gpu_scheduler.web.guard import Guard
-from gpu_scheduler.web.peers import GuardedProtocol
+from gpu_scheduler.web.peers import GuardedProtocol, Listener
 from gpu_scheduler.web.tokens import Tokens
 from tests.waiting import wait_for
 
@@ -74,16 +74,12 @@ def small_app() -> FastAPI:
     return app
 
 
-class Protocol(GuardedProtocol):
-    """The connections of the tests, with the class's limits unless a test sets others."""
-
-
 class Served:
     """A server on a loopback socket. `app`: what the guard protects."""
 
     def __init__(self, app: ASGIApp, folder: Path, owner_uid: int, host: str, **limits: float) -> None:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self.socket = socket.create_server((host, 0), family=family)
+        self.socket = Listener(socket.create_server((host, 0), family=family), b"HTTP/1.1 503 Full\r\n\r\n")
         self.host, self.port = self.socket.getsockname()[:2]
         self.app, self.tokens = app, Tokens(folder)
         self.guard = Guard(
@@ -94,7 +90,9 @@ class Served:
             allowed_hosts=("box", "proxy:80"),
             owner_uid=owner_uid,
         )
-        protocol = type("Limited", (Protocol,), limits)
+        protocol = type("Limited", (GuardedProtocol,), {})
+        for name, limit in limits.items():
+            setattr(self.socket if hasattr(self.socket, name) else protocol, name, limit)
         config = uvicorn.Config(
             self.guard, http=protocol, ws="none", proxy_headers=False, lifespan="off", log_level="debug"
         )
@@ -171,7 +169,7 @@ def until_closed(one: socket.socket) -> bytes:
 def serving(
     app: ASGIApp, folder: Path, *, owner_uid: int = OWNER, host: str = "127.0.0.1", **limits: float
 ) -> Iterator[Served]:
-    """Serves the application while the context lasts. limits: attributes of GuardedProtocol."""
+    """Serves the application while the context lasts. limits: attributes of Listener and GuardedProtocol."""
     served = Served(app, folder, owner_uid, host, **limits)
     served.start()
     try:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import socket
 import ssl
 import subprocess
 import sys
 import time
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
@@ -17,8 +18,9 @@ import pytest
 from gpu_scheduler.claims.own_claims import own_locks
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.system.users import name_of_user
+from gpu_scheduler.web.peers import Listener
 from tests.stress.harness import ROOT
-from tests.users import run_as
+from tests.users import User, run_as
 from tests.waiting import wait_for
 from tests.web.serve.box import AS_ROOT, Box
 
@@ -187,19 +189,24 @@ def make_certificate(folder: Path) -> tuple[str, str]:
     return paths
 
 
+def ask_over_tls(port: int, certificate: str) -> bytes:
+    """Returns the beginning of an answer."""
+    context = ssl.create_default_context(cadata=certificate)
+    with (
+        socket.create_connection(("127.0.0.1", port), 10) as plain,
+        context.wrap_socket(plain, server_hostname="127.0.0.1") as wrapped,
+    ):
+        wrapped.sendall(b"GET /api/v1/health HTTP/1.0\r\n\r\n")
+        return wrapped.recv(100)
+
+
 def test_serve_uses_tls(box: Box) -> None:
     cert, key = make_certificate(box.folder)
     server = box.begin("serve", "--host", "0.0.0.0", "--port", str(box.port), "--tls-cert", cert,
                        "--tls-key", key, *AS_ROOT)  # fmt: skip
     wait_for(lambda: "https://" in box.output.read_text(), "the banner")
     assert "in the clear" not in box.output.read_text()
-    context = ssl.create_default_context(cafile=cert)
-    with (
-        socket.create_connection(("127.0.0.1", box.port), 10) as plain,
-        context.wrap_socket(plain, server_hostname="127.0.0.1") as wrapped,
-    ):
-        wrapped.sendall(b"GET /api/v1/health HTTP/1.0\r\n\r\n")
-        assert wrapped.recv(100).startswith(b"HTTP/1.1 ")
+    assert ask_over_tls(box.port, Path(cert).read_text()).startswith(b"HTTP/1.1 ")
     server.kill()
     server.wait()
     for words, part in (
@@ -210,6 +217,26 @@ def test_serve_uses_tls(box: Box) -> None:
         done = box.cli("serve", "--port", "0", *words, *AS_ROOT)
         assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
         assert part in done.stderr
+
+
+def test_stalled_tls_handshakes_count_as_connections(box: Box, ann: User) -> None:
+    """Otherwise they take all descriptors of the server, and nobody else gets in."""
+    cert, key = make_certificate(box.folder)
+    server = box.begin("serve", "--port", str(box.port), "--tls-cert", cert, "--tls-key", key, *AS_ROOT)
+    wait_for(lambda: "https://" in box.output.read_text(), "the banner")
+    certificate = Path(cert).read_text()
+    with ExitStack() as stalled:
+        opened = [
+            stalled.enter_context(socket.create_connection(("127.0.0.1", box.port))) for _ in range(300)
+        ]
+        poll = select.poll()
+        for one in opened:
+            poll.register(one, select.POLLIN)  # at the end of a connection, too
+        wait_for(lambda: len(poll.poll(0)) == 300 - Listener.max_per_peer, "the others are closed")
+        assert ann.call(ask_over_tls, box.port, certificate).startswith(b"HTTP/1.1 ")
+    wait_for(lambda: len(os.listdir(f"/proc/{server.pid}/fd")) < 50, "the stalled ones are closed")
+    assert ask_over_tls(box.port, certificate).startswith(b"HTTP/1.1 ")
+    assert box.output.read_text().count("\n") == 2
 
 
 def test_serve_ends_at_the_end_of_the_file(box: Box) -> None:
