@@ -130,7 +130,7 @@ def _answering(tool: Callable[..., _Object]) -> Callable[..., Any]:
         try:
             value = {**tool(**arguments), "note": _UNTRUSTED}
         except ClientError as error:
-            raise ToolError(str(error)[:2000]) from error
+            raise ToolError(f"{str(error)[:2000]}\n{_UNTRUSTED}") from error
         while _length(value) > _MAX_LENGTH - 500:
             value = {**_shortened(value), "cut": "lists and texts of this answer were shortened"}
         return CallToolResult(content=[TextContent(text=json.dumps(value))], structured_content=value)

@@ -323,8 +323,8 @@ that fits no GPU.
 
 ## Errors and answers
 
-Errors are `application/problem+json` with the members `title`, `status` and `detail`; the routes `/jobs`,
-`/queue` and `/gpus` answer with `detail` alone, as in the source document of this API. 422 is a wrong
+Errors are `application/problem+json` with the members `title`, `status` and `detail`. The short routes
+`/jobs`, `/queue` and `/gpus`, which suffice for a simple script, answer with `detail` alone. 422 is a wrong
 value, with the sentence that the command line prints. 409 is a change that the state of the jobs does not
 allow. 202 means that the scheduler has not answered within 2 seconds, or is down; `GET /api/v1/requests/ID`
 gives the answer later. 503 means that the store or the driver cannot be used.
@@ -336,7 +336,7 @@ again.
 ## Routes
 
 The objects in the replies are those of [json.md](json.md)."""
-#: The errors of the source document of the API, with what to do here.
+#: Troubles that users of such services know, with what to do here.
 TROUBLES = {
     "`NVMLError_LibraryNotFound`": "`GET /gpus` answers 503 and names what is missing; `gpu-scheduler doctor`"
     " checks the driver",

@@ -39,15 +39,15 @@ _LOG_POSITION = Header(alias="Last-Event-ID", pattern=r"^[0-9]{1,15}:[0-9]{1,15}
 _JOB_ID = Path(ge=1, le=10**15 - 1)
 
 
-def _codes(*statuses: int, source: bool = False) -> dict[int | str, dict[str, Any]]:
-    """Returns the declarations of error codes. source: whether the route is the source document's."""
+def _codes(*statuses: int, short: bool = False) -> dict[int | str, dict[str, Any]]:
+    """Returns the declarations of error codes. short: whether it is one of the short routes."""
     found: dict[int | str, dict[str, Any]] = {}
     for status in sorted({400, 401, 403, 405, 413, 415, 422, 429, 503, *statuses}):
         title = HTTPStatus(status).phrase
         example = {"type": "about:blank", "title": title, "status": status, "detail": "why"}
         schema = {"type": "object", "required": ["detail"]}
         kinds = {_PROBLEM: {"schema": schema, "example": example}}
-        if source:
+        if short:
             kinds["application/json"] = {"schema": schema, "example": {"detail": "Job not found"}}
         found[status] = {"description": title, "content": kinds}
     return found
@@ -150,27 +150,25 @@ def create_app(context: Context) -> FastAPI:
 
     OfLogs = Annotated[Context, Depends(of_logs)]
 
-    # The routes of the source document.
+    # The short routes.
 
-    @app.post("/jobs", response_model=models.ModelJobReply, responses=_codes(409, source=True))
+    @app.post("/jobs", response_model=models.ModelJobReply, responses=_codes(409, short=True))
     def submit_model(of: Of, body: models.ModelJob, key: Annotated[str | None, _KEY] = None) -> Response:
         return reply(operations.submit_model(of, key, **body.model_dump()))
 
-    @app.get("/jobs/{job_id}", response_model=models.ModelJobReply, responses=_codes(404, source=True))
+    @app.get("/jobs/{job_id}", response_model=models.ModelJobReply, responses=_codes(404, short=True))
     def model_job(of: Of, job_id: str) -> Response:
         if not (job_id.isascii() and job_id.isdigit() and len(job_id) < 16):
             raise HTTPException(404, "Job not found")
         return reply(operations.model_job(of, int(job_id)))
 
-    @app.get("/queue", response_model=models.QueueReply, responses=_codes(source=True))
+    @app.get("/queue", response_model=models.QueueReply, responses=_codes(short=True))
     def queue(of: Of) -> Response:
         return page(of, "queue", lambda: operations.queue(of))
 
-    @app.get("/gpus", response_model=list[models.ModelGpu], responses=_codes(source=True))
+    @app.get("/gpus", response_model=list[models.ModelGpu], responses=_codes(short=True))
     def model_gpus(of: Of) -> Response:
         return page(of, "machine", machine.read)
-
-    # Ours.
 
     @app.get("/api/v1/jobs", response_model=models.JobsReply, responses=_codes())
     def jobs(
@@ -306,7 +304,7 @@ def _scheduler(context: Context) -> str:
 def _error(
     request: Request, status: int, detail: object, headers: Mapping[str, str] | None, **members: object
 ) -> Response:
-    """Returns an error in the form of the source document for its routes, and as a problem for ours."""
+    """Returns an error with `detail` alone for the short routes, and as a problem for the others."""
     if request.scope["path"].startswith("/api/"):
         return problem(status, str(detail), headers, **members)
     return AsciiResponse({"detail": members.get("errors", detail)}, status, headers)

@@ -22,7 +22,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gpu_scheduler.errors import SchedulerError
-from gpu_scheduler.web.peers import PEER_UID
+from gpu_scheduler.web.peers import PEER_UID, STREAM
 from gpu_scheduler.web.tokens import LOCAL, Token, Tokens
 
 MAX_BODY_BYTES = 1024 * 1024
@@ -32,7 +32,6 @@ MAX_CHANGES = 20
 MAX_STREAMS = 32
 
 _READING = ("GET", "HEAD", "OPTIONS")
-_STREAM = re.compile(r"/api/v1/(events|jobs/[^/]+/log/stream)")
 _OWN_NAMES = ("localhost", "127.0.0.1", "[::1]")
 _PORT = re.compile(r":[0-9]+$")
 _BAD_CHARACTER = re.compile(r"[\x00-\x1f\x7f\\]")
@@ -148,7 +147,7 @@ class Guard:
 
         rest = [header for header in scope["headers"] if header[0].lower() != b"authorization"]
         scope = {**scope, "headers": rest, "state": {**scope.get("state", {}), "caller": caller}}
-        if _STREAM.fullmatch(scope["path"]):
+        if STREAM.fullmatch(scope["path"]):
             await self._stream(scope, receive_rest, send, caller, token)
         else:
             await self._app(scope, receive_rest, send)

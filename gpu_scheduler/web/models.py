@@ -115,7 +115,7 @@ CHANGES: dict[str, type[Body]] = {
 
 
 class ModelJobReply(BaseModel):
-    """A job in the form of the source document, with the state and the outcome of this program."""
+    """A job in the form of the short routes, with the state and the outcome of this program."""
 
     job_id: str
     status: str
@@ -127,7 +127,7 @@ class ModelJobReply(BaseModel):
 
 
 class QueueReply(BaseModel):
-    """The queue in the form of the source document. running: the number of running jobs."""
+    """The queue in the form of the short routes. running: the number of running jobs."""
 
     queue_length: int
     running: int

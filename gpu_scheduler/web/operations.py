@@ -298,7 +298,7 @@ def _new_jobs(given: Mapping[str, Any]) -> list[NewJob]:
 
 
 def model_job(context: Context, job_id: int) -> Json:
-    """Returns a job in the form of the source document. Raises NoSuchJobError."""
+    """Returns a job in the form of the short routes. Raises NoSuchJobError."""
     found = _existing(lambda: status(context.location, StatusQuery(jobs=(job_id,))))
     return _model_object(context, found.jobs[0])
 

@@ -24,6 +24,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 #: The key in the state of a request for the uid of the caller (int or None).
 PEER_UID = "peer_uid"
 
+#: The paths of the routes whose answers have no end.
+STREAM = re.compile(r"/api/v1/(events|jobs/[^/]+/log/stream)")
 #: An address and a port.
 End = tuple[IPv4Address | IPv6Address, int]
 
@@ -194,6 +196,11 @@ class GuardedProtocol(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._watch()
+
+    def shutdown(self) -> None:
+        super().shutdown()
+        if self.scope is not None and STREAM.fullmatch(self.scope["path"]):
+            self.transport.abort()
 
     def send_400_response(self, msg: str) -> None:
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):

@@ -25,7 +25,7 @@ from gpu_scheduler.runner.record_lock import conflicting_lock, try_lock
 from gpu_scheduler.system.deadline import start_thread
 from gpu_scheduler.system.users import name_of_user
 
-#: Seconds that open requests and streams have to end, and after which a server that hangs ends by force.
+#: Seconds that open requests have to end, and after which a server that hangs ends by force.
 _GRACE_S, _HANGING_S = 3, 5
 _ROOT = Path(__file__).resolve().parents[2]
 
@@ -121,7 +121,7 @@ def run(location: Location, options: ServeOptions, say: Callable[[str], None]) -
 
 
 def _is_error(record: logging.LogRecord) -> bool:
-    """Leaves out that uvicorn cancels the open streams when it ends."""
+    """Leaves out that uvicorn cancels the open requests when it ends."""
     is_cancelled = record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError)
     return not is_cancelled and not record.getMessage().startswith("Cancel ")
 

@@ -59,7 +59,9 @@ def test_without_changes_all_tools_only_read(desk: Desk) -> None:
         assert (await call("jobs"))["jobs"] == []
         assert (await call("preview", command="echo {x}", grid=["x=1,2"]))["jobs"][1]["command"] == "echo 2"
         assert (await call("status"))["scheduler"]["pid"] is None
-        assert "nobody" in (await call("why", job="nobody"))["error"]
+        error = (await call("why", job="nobody"))["error"]
+        assert "nobody" in error
+        assert "untrusted" in error
 
     talk(desk, use)
     assert not list(desk.folder.glob("*.d")), "reading creates no store"

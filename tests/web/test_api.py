@@ -1,4 +1,4 @@
-"""Tests of the routes: the source document's session, /api/v1, keys, pages, rights and errors."""
+"""Tests of the routes: the short routes, /api/v1, keys, pages, rights and errors."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def finish(desk: Desk, job: int, outcome: Outcome) -> None:
     desk.record(act.FinishAttempt(job, row.id, outcome, JobState.FINISHED, outcome))
 
 
-# The source document.
+# The short routes.
 
 
 def test_a_post_queues_a_script_with_its_memory_and_priority(api: Api, desk: Desk) -> None:
@@ -113,7 +113,7 @@ def test_a_preempted_job_is_queued_without_gpus(api: Api, desk: Desk) -> None:
 @pytest.mark.parametrize(
     "job", ["99", "abc", "0", "1e3", "9" * 30, "%2e%2e", "-1", "\N{FULLWIDTH DIGIT ONE}"]
 )
-def test_an_unknown_job_is_the_404_of_the_source_document(api: Api, desk: Desk, job: str) -> None:
+def test_an_unknown_job_is_a_404_with_detail_alone(api: Api, desk: Desk, job: str) -> None:
     assert desk.store
     reply = api().get(f"/jobs/{job}")
     assert (reply.status_code, reply.json()) == (404, {"detail": "Job not found"})
