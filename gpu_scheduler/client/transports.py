@@ -15,13 +15,12 @@ from urllib.error import HTTPError
 from urllib.parse import quote, urlencode, urlsplit
 from urllib.request import ProxyHandler, Request, build_opener
 
-from gpu_scheduler.app.events import read_events
 from gpu_scheduler.app.location import Location
-from gpu_scheduler.errors import ClientError, SchedulerError, StoreNotFoundError
+from gpu_scheduler.errors import ClientError, SchedulerError
 from gpu_scheduler.views.event_messages import to_json
 from gpu_scheduler.web import operations
 from gpu_scheduler.web.operations import Json
-from gpu_scheduler.web.streams import log_parts, open_log_file, store_version
+from gpu_scheduler.web.streams import EventFeed, log_parts, open_log_file
 
 #: The method and the path of each operation. What is not in the path goes into the query or the body.
 _ROUTES = {
@@ -35,8 +34,8 @@ _TAIL_BYTES = 1 << 20
 _REPEAT_S, _PUT_OFF_S = 8.0, 60.0
 #: Seconds until an answer counts as lost, and a stream, into which the server sends something every 15 s.
 _ANSWER_S, _QUIET_S = 60.0, 45.0
-#: Seconds between two looks at the store, and after which even an unchanged store is read again.
-_POLL_S, _MAX_AGE_S = 0.1, 1.0
+#: Seconds between two looks at the store.
+_POLL_S = 0.1
 
 
 class StoreTransport:
@@ -76,25 +75,18 @@ class StoreTransport:
 
         Yields the event "reset" where events may be missing, and first of all if `after` is None.
         """
-        position, version, read_at = after, None, 0.0
-        while end is None or time.monotonic() < end:
-            now, current = time.monotonic(), store_version(self._location.resolve().database)
-            if current == version and now - read_at < _MAX_AGE_S:
-                yield {}
-                time.sleep(_POLL_S if end is None else max(0.0, min(_POLL_S, end - now)))
-                continue
-            with self._errors():
-                try:
-                    found, newest = read_events(self._location, 1 << 62 if position is None else position)
-                except StoreNotFoundError:  # nothing has run here yet
-                    found, newest = [], 0
-            if position is None or newest < position or (found and found[0].id != position + 1):
-                position, found = newest, []
-                yield {"event": "reset"}
-            for event in found:
-                position = event.id
-                yield json.loads(to_json(event))
-            read_at, version = now, current if position >= newest else None
+        with self._errors():
+            feed = EventFeed(self._location, after)
+            while end is None or time.monotonic() < end:
+                found = feed.read()
+                if found is None:
+                    yield {"event": "reset"}
+                    continue
+                for event in found:
+                    yield json.loads(to_json(event))
+                if not found:
+                    yield {}
+                    time.sleep(_POLL_S if end is None else max(0.0, min(_POLL_S, end - time.monotonic())))
 
     @contextmanager
     def _errors(self) -> Iterator[operations.Context]:

@@ -6,7 +6,7 @@ FastAPI evaluates the annotations, some of which are local names, so they are no
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from http import HTTPStatus
 from typing import Annotated, Any
@@ -121,7 +121,7 @@ def create_app(context: Context) -> FastAPI:
         title="GPU Job Scheduler", version=__version__, docs_url=None, redoc_url=None,
         openapi_url="/api/v1/openapi.json", redirect_slashes=False,
     )  # fmt: skip
-    pages, feed, machine = _Pages(context), streams.EventFeed(context.location), _MachineGpus(context)
+    pages, machine = _Pages(context), _MachineGpus(context)
 
     def of(request: Request) -> Context:
         caller: Caller = request.state.caller
@@ -133,6 +133,9 @@ def create_app(context: Context) -> FastAPI:
 
     def reply(value: object, status: int = 200) -> Response:
         return AsciiResponse(value, status, {"X-Scheduler": _scheduler(context)})
+
+    def stream(parts: Iterator[bytes]) -> Response:
+        return StreamingResponse(streams.sent(parts), media_type="text/event-stream")
 
     def page(of: Context, key: object, make: Callable[[], Json | list[Any]]) -> Response:
         return reply(pages.get((key, of.details, of.logs), make))
@@ -267,13 +270,11 @@ def create_app(context: Context) -> FastAPI:
         of: OfLogs, job_id: Annotated[int, _JOB_ID], last: Annotated[str | None, _LOG_POSITION] = None
     ) -> Response:
         operations.model_job(of, job_id)
-        return StreamingResponse(streams.follow_log(of, job_id, last), media_type="text/event-stream")
+        return stream(streams.follow_log(of, job_id, last))
 
     @app.get("/api/v1/events", response_class=Response, responses={**_codes(), 200: _EVENTS})
     def events(of: Of, last: Annotated[str | None, _EVENT_ID] = None) -> Response:
-        return StreamingResponse(
-            feed.stream(of, None if last is None else int(last)), media_type="text/event-stream"
-        )
+        return stream(streams.follow_events(of, None if last is None else int(last)))
 
     app.state.close = machine.close
     _add_error_handlers(app, context)

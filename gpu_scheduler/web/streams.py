@@ -9,7 +9,6 @@ import os
 import re
 import stat
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from pathlib import Path
 from gpu_scheduler.app.events import read_events
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.app.logs import LogProgress, open_log
+from gpu_scheduler.core.model.event import Event
 from gpu_scheduler.errors import (
     DamagedStoreError,
     NoSuchJobError,
@@ -31,8 +31,8 @@ from gpu_scheduler.web.operations import Context, model_job
 
 #: Seconds between two looks at the store or at a log, and between two comments in a quiet stream.
 POLL_S, KEEP_ALIVE_S = 0.25, 15.0
-_BUFFERED = 2000
 _CHUNK = 1 << 18
+_NEVER = 1 << 62  # an id that no event reaches
 _OPEN = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
 
 
@@ -42,11 +42,19 @@ def sse(event: str, data: str, event_id: object = None) -> bytes:
     return f"{head}event: {event}\ndata: {data}\n\n".encode()
 
 
-async def _paused(quiet_s: float) -> tuple[float, bytes]:
-    """Waits until the next look. Returns how long the stream has been quiet, and a comment if one is due."""
-    await asyncio.sleep(POLL_S)
-    quiet_s += POLL_S
-    return (0.0, b": \n\n") if quiet_s >= KEEP_ALIVE_S else (quiet_s, b"")
+async def sent(parts: Iterator[bytes]) -> AsyncIterator[bytes]:
+    """Yields the parts of a stream, and comments while it is quiet.
+
+    parts: yields b"" if there is nothing new at the moment; runs in a thread.
+    """
+    quiet_s = 0.0
+    while (part := await asyncio.to_thread(next, parts, None)) is not None:
+        if not part:
+            await asyncio.sleep(POLL_S)
+            quiet_s += POLL_S
+        if part or quiet_s >= KEEP_ALIVE_S:
+            quiet_s = 0.0
+            yield part or b": \n\n"
 
 
 def store_version(database: Path) -> tuple[int, ...]:
@@ -62,82 +70,64 @@ def store_version(database: Path) -> tuple[int, ...]:
 
 
 class EventFeed:
-    """The newest events of a queue, read once for all streams."""
+    """The events of a queue after the one with the id `after`; None for those from now on.
 
-    def __init__(self, location: Location) -> None:
+    position: the id of the newest event that was read.
+    """
+
+    def __init__(self, location: Location, after: int | None) -> None:
+        self.position = after
         self._location = location
         self._database = location.resolve().database  # once, because it may read thousands of mounts
-        self._buffer: deque[tuple[int, str]] = deque(maxlen=_BUFFERED)
-        self._newest: int | None = None
         self._version: tuple[int, ...] | None = None
-        self._reading = asyncio.Lock()
 
-    async def stream(self, context: Context, after: int | None) -> AsyncIterator[bytes]:
-        """Yields events and comments. after: the id of the last event that is known; None for new events.
+    def read(self) -> list[Event] | None:
+        """Returns at most 1,000 new events. Reads an unchanged store only once a second.
 
-        Yields one event `reset` if events after that are missing.
+        Returns None if events may be missing, as also the first time without `after`; the following ones come
+        after the newest. Raises SchedulerError if the store cannot be read.
         """
-        await self._read()
-        newest = self._newest or 0
-        position = newest if after is None else after
-        quiet_s = 0.0
-        yield b": events\n\n"
-        if position > newest:
-            yield sse("reset", json.dumps({"newest": newest}), newest)
-            position = newest
-        while True:
-            found = await self._after(position)
-            if found and after is not None and found[0][0] != position + 1:
-                yield sse("reset", json.dumps({"newest": self._newest}), self._newest)
-                position, found = self._newest or 0, []
-            after = position
-            for event_id, line in found:
-                yield sse("event", line if context.details else _without_command(line), event_id)
-                position = after = event_id
-            if found:
-                quiet_s = 0.0
-                continue
-            quiet_s, comment = await _paused(quiet_s)
-            if comment:
-                yield comment
-            await self._read()
-
-    async def _read(self) -> None:
-        """Reads what is new in the store, at most once for each version of it and once a second."""
-        async with self._reading:
-            # Two commits in one tick of the file system's clock may look like one.
-            version = (*store_version(self._database), int(time.monotonic()))
-            if version == self._version:
-                return
-            try:
-                while True:
-                    found, newest = await asyncio.to_thread(read_events, self._location, self._newest or 0)
-                    if self._newest is None or newest < self._newest:
-                        self._buffer.clear()  # the first reading, or another store
-                        self._newest = newest
-                        break
-                    self._buffer.extend((one.id, to_json(one)) for one in found)
-                    self._newest = found[-1].id if found else newest
-                    if self._newest >= newest:
-                        break
-            except SchedulerError:
-                return  # the store cannot be read at the moment
-            self._version = version
-
-    async def _after(self, position: int) -> list[tuple[int, str]]:
-        if position >= (self._newest or 0):
+        # Two commits in one tick of the file system's clock may look like one.
+        version = (*store_version(self._database), int(time.monotonic()))
+        if version == self._version:
             return []
-        if self._buffer and self._buffer[0][0] <= position + 1:
-            return [one for one in self._buffer if one[0] > position]
+        position = _NEVER if self.position is None else min(self.position, _NEVER)
         try:
-            found, _ = await asyncio.to_thread(read_events, self._location, position)
-        except StoreNotFoundError:
-            found = []
-        return [(one.id, to_json(one)) for one in found]
+            found, newest = read_events(self._location, position)
+        except StoreNotFoundError:  # nothing has run here yet
+            found, newest = [], 0
+        if newest < position or (found and found[0].id != position + 1):
+            self.position = newest
+            return None
+        self.position = found[-1].id if found else newest
+        self._version = version if self.position == newest else None
+        return found
 
 
-def _without_command(line: str) -> str:
-    values = json.loads(line)
+def follow_events(context: Context, after: int | None) -> Iterator[bytes]:
+    """Yields events, `reset` where some are missing, and b"" if there are none at the moment.
+
+    after: the id of the last event that is known; None for new events.
+    """
+    feed = EventFeed(context.location, after)
+    if after is None:
+        with suppress(SchedulerError):
+            feed.read()
+    yield b": events\n\n"
+    while True:
+        try:
+            found = feed.read()
+        except SchedulerError:
+            found = []  # the store cannot be read at the moment
+        if found is None:
+            yield sse("reset", json.dumps({"newest": feed.position}), feed.position)
+        else:
+            show = to_json if context.details else _without_command
+            yield b"".join(sse("event", show(event), event.id) for event in found)
+
+
+def _without_command(event: Event) -> str:
+    values = json.loads(to_json(event))
     return json.dumps({key: one for key, one in values.items() if key not in ("command", "reason", "log")})
 
 
@@ -224,23 +214,14 @@ def log_parts(
         yield attempt, at, text, position - len(decoder.getstate()[0])  # without a part of a character
 
 
-async def follow_log(context: Context, job_id: int, last_id: str | None) -> AsyncIterator[bytes]:
-    """Yields the log of a job as it grows, attempt by attempt, and then one event `end`.
+def follow_log(context: Context, job_id: int, last_id: str | None) -> Iterator[bytes]:
+    """Yields the log of a job as it grows, attempt by attempt, then one event `end`; b"" if nothing is new.
 
     last_id: "ATTEMPT:OFFSET" of the last event that is known; None for the beginning of the latest attempt.
     """
-    parts = log_parts(context, job_id, *map(int, (last_id or "0:0").split(":")))
-    quiet_s = 0.0
     yield b": log\n\n"
-    while (part := await asyncio.to_thread(next, parts, None)) is not None:
-        attempt, at, text, end = part
-        if text:
-            quiet_s = 0.0
-            found = {"attempt": attempt, "offset": at, "text": text}
-            yield sse("log", json.dumps(found), f"{attempt}:{end}")
-            continue
-        quiet_s, comment = await _paused(quiet_s)
-        if comment:
-            yield comment
-    job = await asyncio.to_thread(model_job, context, job_id)
+    for attempt, at, text, end in log_parts(context, job_id, *map(int, (last_id or "0:0").split(":"))):
+        found = {"attempt": attempt, "offset": at, "text": text}
+        yield sse("log", json.dumps(found), f"{attempt}:{end}") if text else b""
+    job = model_job(context, job_id)
     yield sse("end", json.dumps({"state": job["state"], "outcome": job["outcome"]}))
