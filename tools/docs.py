@@ -280,9 +280,10 @@ gpu-scheduler serve --port 8000              # the API alone
 ## Who may use it
 
 By default, the API listens only on this machine. There, requests need no token if they come from a process
-of the user who runs the API; requests of other users and, if root runs it, all requests need one. If
-`--host` names another address, every request needs a token, also from this machine. Without `--tls-cert`
-and `--tls-key`, tokens then travel in the clear; an SSH tunnel needs neither:
+of the user who runs the API; requests of other users and, if root runs it or the kernel does not say whose a
+connection is (as gVisor), all requests need one. If `--host` names another address, every request needs a
+token, also from this machine. Without `--tls-cert` and `--tls-key`, tokens then travel in the clear; an SSH
+tunnel needs neither:
 
 ```bash
 gpu-scheduler token create alice             # prints the token, once

@@ -12,7 +12,6 @@ import os
 import re
 import socket
 import struct
-import sys
 from contextlib import suppress
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
@@ -42,18 +41,14 @@ _ANSWER = struct.Struct("=IHHII BBBB48sIIIII")
 def uid_of_peer(peer: tuple[str, int | None], local: tuple[str, int | None]) -> int | None:
     """Returns the uid of the open socket on this machine that is connected from `peer` to `local`.
 
-    Returns None if there is none. A socket that its program has closed does not count, because it shows uid
-    0; nor does a user from outside of this container, because all of these show the same uid.
+    Returns None if there is none, or if the kernel has no sock_diag. A socket that its program has closed
+    does not count, because it shows uid 0; nor does a user from outside of this container, because all of
+    these show the same uid.
     """
-    ends = [(_address(host), port or 0) for host, port in (peer, local)]
     try:
-        state, uid, inode = _ask_kernel(*ends)
+        state, uid, inode = _ask_kernel(*((_address(host), port or 0) for host, port in (peer, local)))
     except OSError:
-        try:
-            _ask_kernel(*reversed(ends))  # our own end, which exists
-            return None
-        except OSError:  # the kernel does not answer; /proc takes 15 ms on some machines
-            state, uid, inode = _look_up(*ends)
+        return None
     is_foreign = uid == int(Path("/proc/sys/kernel/overflowuid").read_text())
     return None if state != _ESTABLISHED or inode == 0 or is_foreign else uid
 
@@ -80,24 +75,6 @@ def _ask_kernel(peer: End, local: End) -> tuple[int, int, int]:
     if len(answer) < _ANSWER.size or (read := _ANSWER.unpack_from(answer))[1] != _SOCK_DIAG_BY_FAMILY:
         raise OSError("the kernel knows no such socket")
     return read[6], read[-2], read[-1]
-
-
-def _look_up(peer: End, local: End) -> tuple[int, int, int]:
-    """Returns what `_ask_kernel` returns, from the tables in /proc; zeros if the socket is not in them."""
-    for table, version in (("tcp", 4), ("tcp6", 6)):
-        path, ends = Path("/proc/net", table), [_table_form(end, version) for end in (peer, local)]
-        for line in path.read_text().splitlines()[1:] if path.exists() else ():
-            fields = line.split()
-            if fields[1:3] == ends:
-                return int(fields[3], 16), int(fields[7]), int(fields[9])
-    return 0, 0, 0
-
-
-def _table_form(end: End, version: int) -> str:
-    """Returns the address and the port as the tables in /proc write them."""
-    address = IPv6Address(f"::ffff:{end[0]}") if end[0].version < version else end[0]
-    words = [address.packed[at : at + 4] for at in range(0, len(address.packed), 4)]
-    return "".join(f"{int.from_bytes(word, sys.byteorder):08X}" for word in words) + f":{end[1]:04X}"
 
 
 class _StrictConnection(h11.Connection):
