@@ -73,10 +73,6 @@ def build(client: Client, *, allow_changes: bool = False) -> MCPServer[Any]:
         """Lists the GPUs with their memory, their load and the jobs on them."""
         return {"gpus": client.gpus()}
 
-    def plan() -> _Object:
-        """Shows when jobs are expected to start and end."""
-        return client.plan()
-
     def queueing(operation: str, text: str) -> Callable[..., _Object]:
         def tool(
             script: str | None = None, command: str | None = None, arguments: list[str] | None = None,
@@ -107,8 +103,8 @@ def build(client: Client, *, allow_changes: bool = False) -> MCPServer[Any]:
         """Changes the priority of waiting jobs; lower numbers start first."""
         return {"answers": client.priority(*jobs, to=priority)}
 
-    reading: list[Callable[..., _Object]] = [status, jobs, job, why, failure_summary, log_tail, gpus, plan]
-    reading.append(queueing("preview", "Shows what `submit` would queue, and queues nothing."))
+    reading: list[Callable[..., _Object]] = [status, jobs, job, why, failure_summary, log_tail, gpus]
+    reading += [client.plan, queueing("preview", "Shows what `submit` would queue, and queues nothing.")]
     tools = [(one, _READ) for one in reading]
     if allow_changes:
         tools += [

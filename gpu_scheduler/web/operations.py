@@ -1,7 +1,8 @@
 """The use cases of a queue as functions from plain values to JSON objects.
 
 The routes of the REST API and the client in the same machine call them, so both give the same answers. The
-objects are those of docs/json.md. The functions raise the errors of `gpu_scheduler.errors`.
+objects are those of docs/json.md. The functions raise the errors of `gpu_scheduler.errors`; those about one
+job also StoreNotFoundError if there is no store yet.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from gpu_scheduler.app.masking import without_secrets
 from gpu_scheduler.app.new_line import expand_grid
 from gpu_scheduler.app.preempt import PreemptEnd, preempt
 from gpu_scheduler.app.resume_job import resume_job
-from gpu_scheduler.app.status import StatusQuery, empty_status, job_page, status
+from gpu_scheduler.app.status import JobPage, StatusQuery, empty_status, job_page, status
 from gpu_scheduler.app.status_report import JobView, StatusReport
 from gpu_scheduler.app.store_access import ANSWER_TIMEOUT_S, open_store, recorded_request
 from gpu_scheduler.app.submit import (
@@ -105,11 +106,16 @@ def status_of(context: Context, error: SchedulerError) -> int:
         return 503  # the store belongs to another host, or cannot be read
 
 
-def _report(context: Context, query: StatusQuery) -> StatusReport:
+def _read(read: Callable[[], _Made], empty: Callable[[], _Made]) -> _Made:
+    """Returns what `read` returns, and what `empty` returns if there is no store yet."""
     try:
-        return status(context.location, query)
+        return read()
     except StoreNotFoundError:
-        return empty_status(context.location)
+        return empty()
+
+
+def _report(context: Context, query: StatusQuery) -> StatusReport:
+    return _read(lambda: status(context.location, query), lambda: empty_status(context.location))
 
 
 def _job_object(context: Context, job: JobView) -> Json:
@@ -133,17 +139,16 @@ def jobs(
 ) -> Json:
     """Returns at most `limit` jobs, the newest first, and the cursor of the next page."""
     wanted = JobFilter(tuple(map(JobState, state)), tuple(map(Outcome, outcome)), name, source)
-    try:
-        page = job_page(context.location, wanted, cursor, min(limit, MAX_PAGE))
-    except StoreNotFoundError:
-        return {"jobs": [], "next": None}
+    page = _read(
+        lambda: job_page(context.location, wanted, cursor, min(limit, MAX_PAGE)), lambda: JobPage((), None)
+    )
     return {"jobs": [_job_object(context, one) for one in page.jobs], "next": page.next}
 
 
 def job(context: Context, job_id: int) -> Json:
     """Returns everything about a job, as `show --json` does. Raises NoSuchJobError."""
-    detail = _existing(lambda: job_detail(context.location, job_id))
-    found: Json = json.loads(detail_view.to_json(detail))
+    detail = job_detail(context.location, job_id)
+    found = _loaded(detail_view.to_json(detail))
     found["job"] = _job_object(context, detail.job)
     hidden = [] if context.details else ["script", "arguments", "environment", "line"]
     found |= dict.fromkeys(hidden)
@@ -156,32 +161,18 @@ def job(context: Context, job_id: int) -> Json:
 
 def why_job(context: Context, job_id: int) -> Json:
     """Returns why a job does not start or why it failed, as `why --json` does. Raises NoSuchJobError."""
-    found: Json = json.loads(why.to_json(_existing(lambda: diagnose(context.location, job_id))))
-    return found
-
-
-def _existing(read: Callable[[], Any]) -> Any:
-    try:
-        return read()
-    except StoreNotFoundError as error:
-        raise NoSuchJobError(str(error)) from None
+    return _loaded(why.to_json(diagnose(context.location, job_id)))
 
 
 def eta(context: Context) -> Json:
     """Returns the progress of the running jobs, as `eta --json` does."""
-    try:
-        found = running_progress(context.location)
-    except StoreNotFoundError:
-        found = ProgressReport(time.time(), ())
+    found = _read(lambda: running_progress(context.location), lambda: ProgressReport(time.time(), ()))
     return _loaded(eta_view.to_json(found))
 
 
 def plan(context: Context) -> Json:
     """Returns when jobs are expected to start and end, as `plan --json` does."""
-    try:
-        found = forecast_queue(context.location)
-    except StoreNotFoundError:
-        found = ForecastView(time.time())
+    found = _read(lambda: forecast_queue(context.location), lambda: ForecastView(time.time()))
     return _loaded(forecast.to_json(found))
 
 
@@ -206,7 +197,7 @@ def health(context: Context) -> Json:
 
 def preview(context: Context, **given: Any) -> Json:
     """Returns what `submit` with the same values would queue."""
-    checked = without_secrets(_checked(context, _new_jobs(given)))
+    checked = without_secrets(_checked(context, given))
     shown = [{"name": one.name, "command": one.text, "cwd": one.cwd} for one in checked.jobs]
     return {"jobs": shown, "warnings": [line_note_text(one) for one in checked.warnings]}
 
@@ -221,7 +212,7 @@ def submit(context: Context, key: str | None = None, **given: Any) -> Json:
     def answer(made: Submission) -> Json:
         return {"ids": list(made.ids), "warnings": [line_note_text(one) for one in made.warnings]}
 
-    return _submit(context, "jobs", key, given, lambda: _new_jobs(given), answer)
+    return _submit(context, "jobs", key, given, answer)
 
 
 def submit_model(
@@ -239,8 +230,6 @@ def submit_model(
     }  # fmt: skip
     if priority == 0 and context.may_preempt:
         attributes["preempt"] = True
-    new = NewJob(script=model_script, attributes=attributes)
-    given = {"script": model_script, "attributes": attributes}
 
     def answer(made: Submission) -> Json:
         unmet = [line_note_text(one) for one in made.warnings if isinstance(one, UnmetNeed)]
@@ -249,37 +238,28 @@ def submit_model(
             "state": "infeasible" if unmet else "queued", "outcome": None, "reason": "; ".join(unmet) or None,
         }  # fmt: skip
 
-    return _submit(context, "model", key, given, lambda: [new], answer)
+    return _submit(context, "model", key, {"script": model_script, "attributes": attributes}, answer)
 
 
 def _submit(
-    context: Context,
-    route: str,
-    key: str | None,
-    given: Json,
-    new: Callable[[], Sequence[NewJob]],
-    answer: Callable[[Submission], Json],
+    context: Context, route: str, key: str | None, given: Json, answer: Callable[[Submission], Json]
 ) -> Json:
     if key is None:
-        checked = _checked(context, new())
+        checked = _checked(context, given)
         return answer(insert_jobs(context.location, checked, context.environment, context.source))
     digest = hashlib.sha256(json.dumps(given, sort_keys=True).encode()).hexdigest()
     named = SubmissionKey(context.source, route, key, digest)
     known = answer_to(context.location, named)
     if known is None:
-        checked = _checked(context, new())
+        checked = _checked(context, given)
         known = insert_once(
             context.location, checked, context.source, named, lambda made: json.dumps(answer(made))
         )
     return _loaded(known)
 
 
-def _checked(context: Context, new: Sequence[NewJob]) -> Submission:
-    variables = os.environ if context.environment is None else context.environment
-    return check_jobs(context.location, new, variables, context.cwd)
-
-
-def _new_jobs(given: Mapping[str, Any]) -> list[NewJob]:
+def _checked(context: Context, given: Json) -> Submission:
+    """Returns the jobs that the values describe. Raises UsageError."""
     script, command = given.get("script"), given.get("command") or ()
     if (script is None) == (not command):
         raise UsageError("give either a script or a command; nothing was submitted")
@@ -294,13 +274,14 @@ def _new_jobs(given: Mapping[str, Any]) -> list[NewJob]:
     attributes["env"] = [f"{name}={value}" for name, value in (given.get("env") or {}).items()]
     words = (command,) if isinstance(command, str) else tuple(command)
     new = NewJob(script, tuple(given.get("arguments") or ()), words, attributes)
-    return expand_grid(new, given.get("grid") or (), is_zip=bool(given.get("zip")))
+    jobs = expand_grid(new, given.get("grid") or (), is_zip=bool(given.get("zip")))
+    variables = os.environ if context.environment is None else context.environment
+    return check_jobs(context.location, jobs, variables, context.cwd)
 
 
 def model_job(context: Context, job_id: int) -> Json:
     """Returns a job in the form of the short routes. Raises NoSuchJobError."""
-    found = _existing(lambda: status(context.location, StatusQuery(jobs=(job_id,))))
-    return _model_object(context, found.jobs[0])
+    return _model_object(context, status(context.location, StatusQuery(jobs=(job_id,))).jobs[0])
 
 
 def queue(context: Context) -> Json:
@@ -423,7 +404,7 @@ def _answers(context: Context, answers: Iterable[Answer], key: str = "job") -> J
 
 def request(context: Context, request_id: int) -> Json:
     """Returns whether the scheduler has answered a request, and how. Raises NoSuchJobError for none."""
-    target, answer = _existing(lambda: recorded_request(context.location, request_id))
+    target, answer = recorded_request(context.location, request_id)
     text = None
     if answer is not None:
         kind = AnswerKind.REFUSED if answer.is_refusal else AnswerKind.CARRIED_OUT
