@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import encodings.idna  # noqa: F401 - see below
 import os
 import pwd  # noqa: F401 - see below
 import shutil
