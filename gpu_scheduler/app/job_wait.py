@@ -10,6 +10,7 @@ from gpu_scheduler.app.dependency_facts import blocking_ancestor
 from gpu_scheduler.app.job_refs import JobRef, job_record, resolve_jobs
 from gpu_scheduler.app.job_views import job_view
 from gpu_scheduler.app.location import Location
+from gpu_scheduler.app.refusals import predicted_state
 from gpu_scheduler.app.status_report import JobView
 from gpu_scheduler.app.store_access import open_store, scheduler_pid_of
 from gpu_scheduler.app.view_context import context_of
@@ -98,14 +99,26 @@ def _awaited_jobs(store: Store, job_ids: Collection[int]) -> list[AwaitedJob]:
         blockers = {job.id: blocking_ancestor(store, job, context) for job in blocked}
         views = [job_view(job, attempts.get(job.id), context) for job in jobs]
     return [
-        AwaitedJob(view, _has_ended(view, is_scheduler_up=is_up), blockers.get(view.record.id), is_up)
+        AwaitedJob(
+            view,
+            _has_ended(view, context.open_requests.get(view.record.id), is_scheduler_up=is_up),
+            blockers.get(view.record.id),
+            is_up,
+        )
         for view in views
     ]
 
 
-def _has_ended(view: JobView, *, is_scheduler_up: bool) -> bool:
-    """Returns whether a job has ended for good: a running scheduler must have recorded the end."""
-    return view.record.state is JobState.FINISHED and (view.is_recorded or not is_scheduler_up)
+def _has_ended(view: JobView, request: str | None, *, is_scheduler_up: bool) -> bool:
+    """Returns whether a job has ended for good.
+
+    A running scheduler must have recorded the end, and must not be about to queue the job again. request: the
+    verb of the job's newest open request.
+    """
+    if view.record.state is not JobState.FINISHED or not is_scheduler_up:
+        return view.record.state is JobState.FINISHED
+    verbs = [] if request is None else [request]
+    return view.is_recorded and predicted_state(JobState.FINISHED, verbs) is JobState.FINISHED
 
 
 def _exit_code(view: JobView) -> int:

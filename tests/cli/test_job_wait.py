@@ -171,6 +171,21 @@ def test_wait_ends_when_the_scheduler_has_gone_and_the_job_has_ended(world: Worl
     assert waiting.end() == 6
 
 
+def test_wait_counts_a_retry_that_a_busy_scheduler_has_not_answered(world: World) -> None:
+    """A failed job with an open retry has not ended for good."""
+    world.run_ok("submit", "--", "[ -e go ]")
+    world.wait_finished(1)
+    (world.folder / "go").touch()
+    assert world.process is not None
+    world.process.send_signal(signal.SIGSTOP)
+    try:
+        world.run_ok("retry", "1")
+        assert world.cli("wait", "--job", "1", "--timeout", "0.5").returncode == 124
+    finally:
+        world.process.send_signal(signal.SIGCONT)
+    assert world.cli("wait", "--job", "1").returncode == 0
+
+
 def test_wait_says_that_no_scheduler_is_running(desk: Desk) -> None:
     desk.job()
     code, out, err = desk.run("wait", "--job", "1", "--timeout", "0.2")
