@@ -9,9 +9,8 @@ from gpu_scheduler.core.model.states import WAITING, JobState, Outcome
 from gpu_scheduler.core.model.wait_reason import WaitKind
 from gpu_scheduler.core.text.formatting import safe_text
 from gpu_scheduler.views.job_findings import queueing_command
-from gpu_scheduler.views.reason_text import outcome_text
+from gpu_scheduler.views.reason_text import outcome_text, reason_text
 from gpu_scheduler.views.unfinished import unfinished_job_text
-from gpu_scheduler.views.wait_text import job_reason_text
 
 #: Reasons to wait that a user may have to change.
 _FOR_USER = frozenset({WaitKind.STORAGE, WaitKind.GPUS_UNREADABLE, WaitKind.LINE_MALFORMED})
@@ -21,9 +20,8 @@ def end_text(job: JobView) -> str:
     """Formats the end of a job: "job 3 completed", "job 3 failed, exit code 7"."""
     record = job.record
     outcome = outcome_text(record.outcome or Outcome.ENDED, record.exit_code, record.signal)
-    reason = job_reason_text(job)
-    more = f": {reason}" if reason and reason not in outcome else ""
-    return safe_text(f"job {record.id} {outcome}{more}")
+    more = None if record.reason is None else reason_text(record.reason, without_exit=True)
+    return safe_text(f"job {record.id} {outcome}{f': {more}' if more else ''}")
 
 
 def obstacle_text(job: AwaitedJob) -> str | None:

@@ -37,6 +37,9 @@ _REMEDIES = {
         " GPUs are always numbered from 0, so use cuda:0, or request more GPUs, as in <gpus=2>",
     FailureKind.NO_KERNEL_IMAGE: "the program has no kernel image for this kind of GPU: install a build of"
         " the library (such as PyTorch) that supports it, or keep the job on other GPUs, as in <allowed=0>",
+    FailureKind.KERNEL_FAULT: "code on the GPU used memory outside its data, often because of an index or a"
+        " label that is too large; CUDA reports this late, so the traceback may show a later place:"
+        " <env:CUDA_LAUNCH_BLOCKING=1> makes it show the right one",
     FailureKind.DEVICE_ERROR: "check the GPU with `nvidia-smi -q` and `dmesg`; it may need a reset",
     FailureKind.HOST_OOM: "host memory ran out: use fewer workers, smaller batches, or fewer jobs at once",
     FailureKind.CRLF: "the script has Windows line ends (CRLF): convert it with `sed -i 's/\\r$//' SCRIPT`",
@@ -114,7 +117,7 @@ def _with_forms(remedy: str, job_id: int | None) -> str:
     """Fills in how an attribute is set: {gpus=2} as an instruction, <gpus=2> as an example."""
     line, job = (r"put [\1] before its line", r"[\1]"), rf"`retry {job_id} --set \1`"
     form, example = line if job_id is None else (f"run {job}", job)
-    return re.sub(r"<([\w=…]+)>", example, re.sub(r"\{([\w='…]+)\}", form, remedy))
+    return re.sub(r"<([\w:=…]+)>", example, re.sub(r"\{([\w='…]+)\}", form, remedy))
 
 
 def oom_remedy(case: OomCase, job_id: int | None = None) -> Remedy:

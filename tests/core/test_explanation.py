@@ -304,6 +304,7 @@ def test_the_oom_remedy_depends_on_gpu_use_and_the_declaration(case: OomCase, wo
         ("18.31 GiB is allocated by PyTorch, with 20.00 MiB allocated in private pools (e.g., CUDA Graphs),"
          " and 1.84 GiB is reserved by PyTorch but unallocated.", True),
         ("18.31 GiB is allocated by PyTorch, and 512.00 MiB is reserved by PyTorch but unallocated.", False),
+        ("0 bytes is allocated by PyTorch, and 0 bytes is reserved by PyTorch but unallocated.", False),
         ("If reserved but unallocated memory is large try setting expandable_segments:True", False),
     ],
 )  # fmt: skip

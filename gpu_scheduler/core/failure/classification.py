@@ -37,6 +37,9 @@ _CAUSES = tuple(
          r"|listed an invalid (?:GPU|Device) id|device:GPU:\d+ unknown device"),
         (FailureKind.NO_KERNEL_IMAGE, "end",
          r"no kernel image is available|NoKernelImageForDevice|CUDA_ERROR_NO_BINARY_FOR_GPU"),
+        (FailureKind.KERNEL_FAULT, "end",
+         r"device-side assert triggered|illegal memory access was encountered|CUDA_ERROR_ILLEGAL_ADDRESS"
+         r"|cudaErrorIllegalAddress"),
         (FailureKind.HOST_OOM, "error", r"(?<!OutOf)MemoryError|Cannot allocate memory"),
         (FailureKind.CRLF, "log",
          r"\$'[^'\n]{0,200}\\r'|\^M: bad interpreter|env: \S{0,100}\\r\W{0,3}: No such file"),

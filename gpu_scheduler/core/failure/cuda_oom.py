@@ -79,7 +79,7 @@ def is_fragmented(tail: str) -> bool:
     if not found:
         return False
     used, used_unit, unused, unused_unit = found[-1]
-    return float(unused) * _BYTES[unused_unit] >= _MUCH * float(used) * _BYTES[used_unit]
+    return float(unused) * _BYTES[unused_unit] > _MUCH * float(used) * _BYTES[used_unit]
 
 
 def _is_oom(end: LogEnd, index: int) -> bool:

@@ -29,7 +29,7 @@ _NAMED_GPU = re.compile(r"(?i)\b(?:cuda:|(?:GPU|device)[ :#=]{1,2})(\d{1,3})\b|\
 #: The kinds of failures that a GPU may have caused. The command or the machine has caused all others.
 _PERHAPS_BY_GPU = (
     None, *DEVICE_FAILURES, FailureKind.FABRIC_NOT_READY, FailureKind.NO_KERNEL_IMAGE,
-    FailureKind.NO_GPU_VISIBLE, FailureKind.GPU_DRIVER, FailureKind.CRASHED,
+    FailureKind.KERNEL_FAULT, FailureKind.NO_GPU_VISIBLE, FailureKind.GPU_DRIVER, FailureKind.CRASHED,
 )  # fmt: skip
 
 

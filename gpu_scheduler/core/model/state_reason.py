@@ -77,6 +77,8 @@ class FailureKind(str, Enum):
     DEVICE_ERROR = "device_error"
     INVALID_GPU_NUMBER = "invalid_gpu_number"
     NO_KERNEL_IMAGE = "no_kernel_image"
+    #: Code of the program accessed memory outside its data on the GPU, or an assertion in it failed.
+    KERNEL_FAULT = "kernel_fault"
     CUDA_OPTION_UNKNOWN = "cuda_option_unknown"
     GPU_USED_TWICE = "gpu_used_twice"
     HOST_OOM = "host_oom"
