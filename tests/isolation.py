@@ -36,7 +36,7 @@ HIDDEN = frozenset(
 _SYSTEM = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
 #: Variables that the tests inherit. All others are the caller's settings.
 _KEPT = ("CI", "LOGNAME", "STRESS_SEED", "UPDATE_GOLDEN", "USER", "WRITE_GOLDEN")
-_KEPT_PREFIXES = ("COVERAGE", "HYPOTHESIS_", "PYTEST")
+_KEPT_PREFIXES = ("COVERAGE", "HYPOTHESIS_", "PYTEST", "SCHEMATHESIS_")
 
 
 def isolate() -> None:
