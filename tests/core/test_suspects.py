@@ -97,6 +97,7 @@ def test_which_failures_make_a_gpu_suspect(ends: list[AttemptEnd], expected: lis
         for kind, code in (
             *((kind, 1) for kind in FailureKind if kind not in (
                 *DEVICE_FAILURES, FailureKind.FABRIC_NOT_READY, FailureKind.NO_KERNEL_IMAGE,
+                FailureKind.KERNEL_FAULT,
                 FailureKind.NO_GPU_VISIBLE, FailureKind.GPU_DRIVER, FailureKind.CRASHED)),
             (FailureKind.PROGRAM, 2),
             (None, 0),  # work was left in the background
