@@ -21,7 +21,7 @@ STORE = tuple(
         "dependencies", "environments", "events", "forecasts", "gpu_kind", "gpu_time", "job_lists",
         "jobs_files", "location", "measurements", "new_store", "pending_groups", "permissions", "read_only",
         "records", "requests", "reservations", "run_times", "running_schedulers", "scheduler_lock",
-        "state_file", "store", "submission_keys",
+        "state_file", "store", "submission_keys", "taken_items",
     )
 )  # fmt: skip
 
@@ -99,13 +99,16 @@ MAY: Mapping[str, tuple[str, ...]] = {
         "app", "views", "core.model", "core.text", "core.jobsfile.attributes", *TOP, "store.job_lists",
         "store.submission_keys", "system", "runner.folder", "runner.record_lock",
     ),
+    "redis_queue": (
+        "app", "core.text", "core.model", *TOP, "store.location", "store.store", "store.taken_items",
+    ),
     "client": ("app", "views", *TOP, "web.operations", "web.streams"),
     "mcp_server": ("client", "core.text", "errors"),
     # The command line only parses arguments and formats results; every use case is in app.
     "cli": (
         "app", "views", "core.model", "core.text", "core.jobsfile.attributes", "core.jobsfile.sbatch",
         "core.jobsfile.shell_syntax", *TOP, "system.deadline", "system.interrupts", "system.shortages",
-        "web.server", "web.tokens", "mcp_server", "client",
+        "web.server", "web.tokens", "mcp_server", "client", "redis_queue",
     ),
     "cli.start": (
         "scheduler.service", "scheduler.background", "gpus.probes.simulated", "health.doctor.logind",

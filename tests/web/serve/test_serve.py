@@ -225,7 +225,7 @@ def test_a_server_that_hangs_ends_at_the_end_of_the_file_by_force(tmp_path: Path
     program = (
         "import signal, time; from gpu_scheduler.web import server; server._HANGING_S = 0.1;"
         " signal.signal(signal.SIGTERM, signal.SIG_IGN);"
-        " server.start_thread(lambda: server._end_at_eof(0)); time.sleep(1000)"
+        " server.start_thread(lambda: server.end_at_eof(0, server._HANGING_S)); time.sleep(1000)"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], stdin=subprocess.DEVNULL, cwd=ROOT, timeout=60, check=False
