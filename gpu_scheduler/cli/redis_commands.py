@@ -6,8 +6,6 @@ import argparse
 import json
 import logging
 import os
-import signal
-import sys
 from argparse import Namespace
 from typing import Any
 
@@ -39,22 +37,14 @@ def _queue_of(options: Namespace) -> Queue:
 def redis_agent(options: Namespace) -> int:
     """Takes jobs from a queue in Redis until SIGTERM or Ctrl-C. Returns 0."""
     from gpu_scheduler.redis_queue.agent import Agent
-    from gpu_scheduler.runner.folder import close_inherited
-    from gpu_scheduler.system.companion import end_at_eof, lock_file
-    from gpu_scheduler.system.deadline import start_thread
+    from gpu_scheduler.system import companion
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: sys.exit(0))
-    os.umask(0o077)
-    fd = options.until_eof
-    close_inherited((0, 1, 2) if fd is None else (0, 1, 2, fd))
-    if fd is not None:
-        start_thread(lambda: end_at_eof(fd, _HANGING_S))
+    companion.begin(options.until_eof, _HANGING_S)
     queue, location = _queue_of(options), location_of(options)
     os.environ.pop(REDIS_URL_VARIABLE, None)
     home = location.resolve()
     home.create()
-    lock_file(home.folder / "redis-agent.lock", "another agent takes jobs for this queue already")
+    companion.lock_file(home.folder / "redis-agent.lock", "another agent takes jobs for this queue already")
     logging.basicConfig(format="%(asctime)s %(levelname)-7s redis-agent: %(message)s", level=logging.INFO)
     print_message(
         f"taking jobs from {queue.url} for {home.state_file}\n"

@@ -4,11 +4,29 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 
 from gpu_scheduler.errors import SchedulerError
+from gpu_scheduler.runner.folder import close_inherited
 from gpu_scheduler.runner.record_lock import conflicting_lock, try_lock
+from gpu_scheduler.system.deadline import start_thread
+
+
+def begin(until_eof: int | None, hanging_s: float) -> None:
+    """Prepares a process that SIGTERM and SIGINT end at once, with SystemExit(0).
+
+    until_eof: the descriptor of a file at whose end it ends too; by force if it hangs for
+    `hanging_s` seconds.
+    """
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: sys.exit(0))
+    os.umask(0o077)
+    # With an open lock file of a GPU, this process would claim the GPU.
+    close_inherited((0, 1, 2) if until_eof is None else (0, 1, 2, until_eof))
+    if until_eof is not None:
+        start_thread(lambda: end_at_eof(until_eof, hanging_s))
 
 
 def end_at_eof(fd: int, hanging_s: float) -> None:

@@ -7,7 +7,6 @@ import ipaddress
 import logging
 import os
 import shlex
-import signal
 import socket
 import sys
 from collections.abc import Callable
@@ -19,9 +18,7 @@ from pathlib import Path
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.core.text.formatting import pid_text
 from gpu_scheduler.errors import SchedulerError, UsageError
-from gpu_scheduler.runner.folder import close_inherited
-from gpu_scheduler.system.companion import end_at_eof, lock_file
-from gpu_scheduler.system.deadline import start_thread
+from gpu_scheduler.system import companion
 from gpu_scheduler.system.users import name_of_user
 
 #: Seconds that open requests and streams have to end, and after which a server that hangs ends by force.
@@ -58,14 +55,7 @@ def run(location: Location, options: ServeOptions, say: Callable[[str], None]) -
     say: prints a message to the user. Raises UsageError for options with which it must not run, and
     SchedulerError if another server has the queue or the port.
     """
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: sys.exit(0))  # uvicorn repeats the signal that has ended it
-    os.umask(0o077)
-    fd = options.until_eof
-    # With an open lock file of a GPU, this process would claim the GPU.
-    close_inherited((0, 1, 2) if fd is None else (0, 1, 2, fd))
-    if fd is not None:
-        start_thread(lambda: end_at_eof(fd, _HANGING_S))
+    companion.begin(options.until_eof, _HANGING_S)  # uvicorn repeats the signal that has ended it
     _check_packages()
     import uvicorn
 
@@ -86,7 +76,7 @@ def run(location: Location, options: ServeOptions, say: Callable[[str], None]) -
     if (options.tls_cert is None) != (options.tls_key is None):
         raise UsageError("--tls-cert and --tls-key belong together; give both")
     home.create()
-    lock_file(home.folder / "serve.lock", "another server serves this queue already")
+    companion.lock_file(home.folder / "serve.lock", "another server serves this queue already")
     listener = _listen(options.host, options.port)
     port = listener.getsockname()[1]
     context = Context(

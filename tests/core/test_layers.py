@@ -49,7 +49,7 @@ MAY: Mapping[str, tuple[str, ...]] = {
     "core.jobsfile": ("core.model", "core.text", "core.command"),
     "core.scheduling": ("core.model", "core.text", "core.failure", "core.jobsfile"),
     "runner": (),
-    "system": ("runner.folder", "runner.process_scan"),
+    "system": ("errors", "runner.folder", "runner.process_scan", "runner.record_lock"),
     "claims": ("core.model", "errors", "system", "runner.folder", "runner.gpu_lock", "runner.record_lock"),
     "store": (*CORE, *TOP, "system", "runner.folder", "runner.record_lock"),
     "gpus.probes": ("core.model", "errors", "config", "runner.folder"),
@@ -107,7 +107,8 @@ MAY: Mapping[str, tuple[str, ...]] = {
     # The command line only parses arguments and formats results; every use case is in app.
     "cli": (
         "app", "views", "core.model", "core.text", "core.jobsfile.attributes", "core.jobsfile.sbatch",
-        "core.jobsfile.shell_syntax", *TOP, "system.deadline", "system.interrupts", "system.shortages",
+        "core.jobsfile.shell_syntax", *TOP, "system.companion", "system.deadline", "system.interrupts",
+        "system.shortages",
         "web.server", "web.tokens", "mcp_server", "client", "redis_queue",
     ),
     "cli.start": (
