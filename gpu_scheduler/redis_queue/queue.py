@@ -211,7 +211,7 @@ class Queue:
             for one in sorted(_list(self.redis.smembers("gpusched:claims")))
         ]
         aside = [
-            json.loads(text)
+            json.loads(text.decode("utf-8", "replace"))
             for name in _list(self.redis.zrevrange("gpusched:rejected", 0, 99))
             if (text := self.redis.get(b"gpusched:rejected:" + name)) is not None
         ]

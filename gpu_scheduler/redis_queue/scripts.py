@@ -32,7 +32,7 @@ local function reject(id, why)
   local name = #id > 128 and redis.sha1hex(id) or id
   redis.call('ZREM', QUEUE, id)
   redis.call('SET', 'gpusched:rejected:' .. name, cjson.encode({id = string.sub(name, 1, 128), reason = why,
-    at = now(), record = false}))
+    at = now()}))
   redis.call('ZADD', 'gpusched:rejected', now(), name)
   for _, old in ipairs(redis.call('ZRANGE', 'gpusched:rejected', 0, -1001)) do
     redis.call('ZREM', 'gpusched:rejected', old) redis.call('DEL', 'gpusched:rejected:' .. old) end end

@@ -84,7 +84,10 @@ def line(job: JobRecord, facts: LineFacts) -> Iterator[Finding]:
                 "`redis-queue` shows who holds it",
             )  # fmt: skip
         else:
-            yield ok(Check.LINE, f"none: {'taken from' if kind == 'redis' else 'submitted by'} `{kind}`")
+            yield ok(
+                Check.LINE,
+                f"none: {f'taken from {job.source}' if kind == 'redis' else f'submitted by `{kind}`'}",
+            )
         return
     wait, where = job.line_wait, facts.location
     if wait is not None and wait.kind is WaitKind.LINE_MALFORMED:

@@ -127,8 +127,9 @@ class Box:
     def cli(self, *words: str) -> subprocess.CompletedProcess[str]:
         """Runs a command to its end."""
         return subprocess.run(
-            [sys.executable, "-m", "gpu_scheduler", *words, "--state-file", "state.json"],
-            cwd=self.folder, env=self.env, capture_output=True, text=True, timeout=60, check=False,
+            [sys.executable, "-m", "gpu_scheduler", *words],
+            cwd=self.folder, env={**self.env, "GPU_SCHEDULER_STATE_FILE": "state.json"},
+            capture_output=True, text=True, timeout=60, check=False,
             stdin=subprocess.DEVNULL,
         )  # fmt: skip
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from gpu_scheduler.app.location import Location
+from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.redis_queue.queue import Queue
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.store.taken_items import TakenItem, box_id, open_items
@@ -207,7 +208,7 @@ def test_a_box_whose_item_was_given_to_another_does_not_start_it(boxes: Boxes, q
 def opened(box: Box) -> Store | None:
     try:
         return Store(box.home)
-    except Exception:
+    except SchedulerError:
         return None
 
 
@@ -382,3 +383,37 @@ def test_no_password_is_shown_or_stored(boxes: Boxes, server: Server) -> None:
     with Store(box.home).db.connection as connection:
         assert all("s3cret" not in row[0] for row in connection.execute("SELECT value FROM meta"))
     assert Queue(url).url == "redis://127.0.0.1:1/0"
+
+
+def test_a_store_that_was_lost_lists_what_it_had_confirmed(boxes: Boxes, queue: SourceQueue) -> None:
+    box = boxes()
+    box.start_scheduler()
+    store = wait_for(lambda: opened(box), "a store")
+    wait_for(lambda: store.db.meta("folder"), "the id of the folder")
+    mine, _ = box_id(store)
+    store.close()
+    lost, unconfirmed = queue.submit("job.py"), queue.submit("job.py")
+    claim(queue, lost, mine, confirmed=True)
+    claim(queue, unconfirmed, mine, confirmed=False)
+    box.agent()
+    ends_or_opens(box, queue)
+    ends(queue, unconfirmed)
+    wait_for(
+        lambda: "which has lost its job" in box.cli("redis-queue", "--redis", box.url).stdout, "the lost item"
+    )
+    assert len(traces(box)) == 1
+
+
+def test_a_copied_store_is_another_box(boxes: Boxes, queue: SourceQueue) -> None:
+    box = boxes()
+    box.start_scheduler()
+    store = wait_for(lambda: opened(box), "a store")
+    wait_for(lambda: store.db.meta("folder"), "the id of the folder")
+    mine, is_new = box_id(store)
+    assert (is_new, box_id(store)) == (True, (mine, False))
+    folder = json.loads(store.db.meta("folder") or "")
+    store.db.set_meta("folder", json.dumps({**folder, "id": "that of the copy"}))
+    other, is_new = box_id(store)
+    assert is_new
+    assert other != mine
+    store.close()

@@ -12,7 +12,8 @@ from gpu_scheduler.redis_queue.records import MAX_BYTES, RecordError, parse_argu
 
 GOOD: dict[str, Any] = {
     "model_script": "train.py", "gpu_memory_mb": 16000, "num_gpus": 1, "priority": 100,
-    "job_id": "0123456789ab", "status": "queued", "assigned_gpus": [], "created_at": 1795742872.49, "pid": None,
+    "job_id": "0123456789ab", "status": "queued", "assigned_gpus": [], "created_at": 1795742872.49,
+    "pid": None,
 }  # fmt: skip
 
 
@@ -74,8 +75,13 @@ def test_reads_the_arguments_of_redis_submit() -> None:
     assert (found.args, found.cwd, found.env) == (("--lr", "1"), "/data", (("A", "b"),))
 
 
-@pytest.mark.parametrize("text", [b"", b"[]", b"{}", b'{"args": [1], "cwd": null, "env": {}}',
-                                  b'{"args": [], "cwd": 1, "env": {}}', b'{"args": [], "cwd": null, "env": []}'])  # fmt: skip
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"", b"[]", b"{}", b'{"args": [1], "cwd": null, "env": {}}', b'{"args": [], "cwd": 1, "env": {}}',
+        b'{"args": [], "cwd": null, "env": []}',
+    ],
+)  # fmt: skip
 def test_rejects_wrong_arguments(text: bytes) -> None:
     with pytest.raises(RecordError):
         parse_arguments(text)
