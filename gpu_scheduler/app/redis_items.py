@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from gpu_scheduler.app.forecast import MAX_JOBS
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.app.round_facts import round_facts
 from gpu_scheduler.app.status import StatusQuery, read_report
@@ -60,7 +61,7 @@ def items_to_start(store: Store, items: Sequence[tuple[JobSpec, float]]) -> list
     with store.snapshot():
         attempts = [observe_attempt(store, one) for one in store.active_attempts()]
         facts = round_facts(store, attempts, now, foreign_claims(store, locks, attempts, pid))
-        waiting = waiting_jobs(store, now, max_parents=0, with_unconfirmed=True)
+        waiting = waiting_jobs(store, now, MAX_JOBS, 0, with_unconfirmed=True)
     reserved = {one.job.job_id for one in facts.reserved_jobs}
     jobs = [
         (one.job, one.resources)

@@ -106,6 +106,8 @@ class Agent:
         self._lacks: set[str] = set()
         self._without_job: list[str] = []
         self._returning: set[str] = set()
+        self._cancelling: set[str] = set()
+        self._unseen: set[str] = set()
         self._started_waiting: dict[str, float] = {}
         self._not_before: dict[str, float] = {}
         self._without_record: dict[str, float] = {}
@@ -218,7 +220,9 @@ class Agent:
             job = jobs.get(item.job_id)
             if job is None:  # its job was forgotten
                 job = redis_items.TakenJob("failed", (), None, is_gated=False, may_return=False)
-            if item.redis_id in cancelled and job.status in ("queued", "running"):
+            is_live = job.status in ("queued", "running")
+            if item.redis_id in cancelled and is_live and item.fence not in self._cancelling:
+                self._cancelling.add(item.fence)
                 ended.append(item.job_id)
             if job.is_gated:
                 if self._is_allowed(store, item):
@@ -229,13 +233,17 @@ class Agent:
         redis_items.request(store, "confirm", confirmed)
         fences = {one.fence for one in items}
         self._returning &= fences
+        self._cancelling &= fences
         self._started_waiting = {key: at for key, at in self._started_waiting.items() if key in fences}
 
     def _is_allowed(self, store: Store, item: TakenItem) -> bool:
         """Returns whether a job that waits for its confirmation may start. Ends what must not start here."""
         mine = (item.redis_id, self._box, item.fence)
         if item.fence in self._returning:
-            if self._queue.run(scripts.GIVE_BACK, *mine, "", "1", ""):
+            answer = self._queue.run(scripts.GIVE_BACK, *mine, "", "1", "", self._number)
+            if answer == -1:
+                return False
+            if answer == 1:
                 log.info("item %s did not start here and is in the queue again", item.redis_id)
                 self._not_before[item.redis_id] = time.monotonic() + self._times.start
             redis_items.give_up(store, item)
@@ -258,15 +266,19 @@ class Agent:
                 redis_items.request(store, "unconfirm", [item.job_id])
                 return
         text = json.dumps([job.status, job.gpus, job.pid])
-        if text == item.written:
+        if text == item.written and item.fence not in self._unseen:
             return
+        self._unseen.discard(item.fence)
         if item.state == "open":
             record = parse_record(item.record.encode(), item.redis_id).with_status(
                 job.status, job.gpus, job.pid
             )
             mine = (item.redis_id, self._box, item.fence)
-            if self._queue.run(scripts.WRITE_BACK, *mine, record.to_json(), "1" if is_over else "0"):
+            ended = "1" if is_over else "0"
+            answer = self._queue.run(scripts.WRITE_BACK, *mine, record.to_json(), ended, self._number)
+            if answer == 1:
                 set_item(store, item, "ended" if is_over else "open", text)
+            if answer != 0:
                 return
             if job.may_return:
                 redis_items.give_up(store, item)
@@ -292,6 +304,8 @@ class Agent:
             store.db.set_meta(_BOXES_KEY, known)
         silent = self._silence.read({box: one for box, one in counters.items() if box != self._box}, now)
         mine = {(one.redis_id, one.fence) for one in kept_items(store)}
+        # Somebody may have requeued what runs here, or a new run of Redis has no claim of it.
+        self._unseen = {one.fence for one in open_items(store) if one.state == "open"}
         self._without_job = []
         claims: Any = redis.smembers("gpusched:claims")
         for key in sorted(claims):
@@ -300,17 +314,18 @@ class Agent:
             box, fence = (decoded(claim.get(name, b"")) for name in (b"box", b"fence"))
             if not fence:
                 continue
+            self._unseen.discard(fence)
             is_confirmed = claim.get(b"confirmed") == b"1"
             if box == self._box and (item, fence) not in mine:
                 if is_confirmed:
                     self._without_job.append(item)  # the store was lost, so its job may have run
                 else:
-                    self._queue.run(scripts.GIVE_BACK, item, box, fence, "", "0", "")
+                    self._queue.run(scripts.GIVE_BACK, item, box, fence, "", "0", "", self._number)
             elif box in silent:
                 also_confirmed = self._requeue_after is not None and silent[box] >= self._requeue_after
                 record = self._queued_record(key) if also_confirmed and is_confirmed else ""
                 given = (item, box, fence, counters[box], "1" if also_confirmed else "0", record)
-                if self._queue.run(scripts.GIVE_BACK, *given):
+                if self._queue.run(scripts.GIVE_BACK, *given, self._number) == 1:
                     log.warning("box %s is silent; item %s is in the queue again", box, item)
         self._describe(store)
 
@@ -411,7 +426,7 @@ class Agent:
             insert_gated(self._location, found.checked, f"redis:{found.item}", item)
         except SchedulerError as error:
             log.warning("item %s is given back: %s", found.item, error)
-            self._queue.run(scripts.GIVE_BACK, found.item, self._box, fence, "", "0", "")
+            self._queue.run(scripts.GIVE_BACK, found.item, self._box, fence, "", "0", "", self._number)
             self._not_before[found.item] = time.monotonic() + self._times.start
             return False
         return True

@@ -210,11 +210,9 @@ class Queue:
             self._claim(decoded(one), boxes, seconds[0])
             for one in sorted(_list(self.redis.smembers("gpusched:claims")))
         ]
-        aside = [
-            json.loads(text.decode("utf-8", "replace"))
-            for name in _list(self.redis.zrevrange("gpusched:rejected", 0, 99))
-            if (text := self.redis.get(b"gpusched:rejected:" + name)) is not None
-        ]
+        names = _list(self.redis.zrevrange("gpusched:rejected", 0, 99))
+        found: Any = self.redis.mget([b"gpusched:rejected:" + one for one in names]) if names else []
+        aside = [json.loads(text.decode("utf-8", "replace")) for text in found if text is not None]
         return {
             "url": self.url, "open": is_open is not None, "length": self.redis.zcard("scheduler:queue"),
             "boxes": boxes, "waiting": waiting, "claims": [one for one in claims if one is not None],

@@ -147,11 +147,12 @@ return 1
 
 #: Returns an item to the queue at its old score. ARGV: id, box, fence, counter of the box ("": its own box
 #: asks, so that a confirmed claim is returned too), whether to return a confirmed one, record as queued ("":
-#: it is unchanged). Returns 1 or 0.
+#: it is unchanged), number. Returns 1, 0 or -1 (not yet: Redis may have lost the claim).
 GIVE_BACK = (
     _COMMON
     + """
 local id, c = ARGV[1], of(ARGV[1])
+if run() ~= ARGV[7] then return -1 end
 if not is_mine(c, ARGV[2], ARGV[3]) or c.ended == '1' then return 0 end
 if ARGV[4] ~= '' then
   if redis.call('HGET', 'gpusched:counter', ARGV[2]) ~= ARGV[4] then return 0 end
@@ -163,11 +164,13 @@ return 1
 """
 )
 
-#: Writes the status of a job back. ARGV: id, box, fence, record, whether it has ended. Returns 1 or 0.
+#: Writes the status of a job back. ARGV: id, box, fence, record, whether it has ended,
+#: number. Returns 1, 0 or -1 (not yet: Redis may have lost the claim).
 WRITE_BACK = (
     _COMMON
     + """
 local id, c = ARGV[1], of(ARGV[1])
+if run() ~= ARGV[6] then return -1 end
 if not is_mine(c, ARGV[2], ARGV[3]) then return 0 end
 redis.call('SET', record(id), ARGV[4])
 if ARGV[5] == '1' then

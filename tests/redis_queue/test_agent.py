@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gpu_scheduler.app.location import Location
-from gpu_scheduler.errors import SchedulerError
+from gpu_scheduler.errors import NoSuchJobError, SchedulerError
 from gpu_scheduler.redis_queue.queue import Queue
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.store.taken_items import TakenItem, box_id, open_items
@@ -63,7 +63,7 @@ def test_items_of_the_source_run_and_their_status_is_written_back(boxes: Boxes, 
     for name in (items[0], f"redis:{items[0]}"):
         found = operations.model_job_of(context, name)
         assert (found["job_id"], found["status"]) == (items[0], "completed")
-    with pytest.raises(operations.NoSuchJobError):
+    with pytest.raises(NoSuchJobError):
         operations.model_job_of(context, "0123456789ab")
 
 
@@ -73,6 +73,7 @@ def test_two_boxes_and_the_schedulers_own_jobs_run_each_item_once(boxes: Boxes, 
     for box in both:
         box.start()
     popped = wait_for(queue.pop_next, "an item for the source's own scheduler")
+    assert popped is not None
     queue.again({**popped, "status": "queued"})  # it found no GPU
     ends(queue, *items)
     assert len(traces(both[0])) == 12
@@ -191,9 +192,8 @@ def test_a_box_whose_item_was_given_to_another_does_not_start_it(boxes: Boxes, q
     """The agent hangs for longer than its box counts as living, before it has confirmed its claim."""
     box, other = boxes("a"), boxes("b")
     box.start_scheduler()
-    wait_for(lambda: box.home.database.exists(), "a store")
     item = queue.submit("job.py")
-    store = wait_for(lambda: opened(box), "a store")
+    store = store_of(box)
     known = insert_gated_job(store, box, queue, item)
     other.start()
     ends_or_opens(other, queue)
@@ -210,6 +210,13 @@ def opened(box: Box) -> Store | None:
         return Store(box.home)
     except SchedulerError:
         return None
+
+
+def store_of(box: Box) -> Store:
+    """Waits for the store of a box, and opens it."""
+    found = wait_for(lambda: opened(box), "a store")
+    assert found is not None
+    return found
 
 
 def insert_gated_job(store: Store, box: Box, queue: SourceQueue, item: str) -> TakenItem:
@@ -236,7 +243,7 @@ def test_no_command_starts_a_job_that_is_not_confirmed(
 ) -> None:
     box, item = boxes(), queue.submit("job.py")
     box.start_scheduler()
-    store = wait_for(lambda: opened(box), "a store")
+    store = store_of(box)
     insert_gated_job(store, box, queue, item)
     assert "not confirmed" in box.cli("status").stdout
     assert box.cli("hold", "1").returncode == 0
@@ -259,7 +266,7 @@ def test_an_item_that_does_not_start_after_its_confirmation_is_given_back(
 ) -> None:
     box, item = boxes(), queue.submit("job.py")
     box.start_scheduler()
-    store = wait_for(lambda: opened(box), "a store")
+    store = store_of(box)
     wait_for(lambda: not box.cli("pause", "0", "1").returncode, "paused GPUs")
     known = insert_gated_job(store, box, queue, item)
     box.agent()
@@ -334,7 +341,7 @@ def test_without_redis_the_scheduler_starts_and_runs_jobs(server: Server, boxes:
     server.kill()
     box = boxes()
     box.start()
-    wait_for(lambda: opened(box), "a store").close()  # type: ignore[union-attr]
+    store_of(box).close()
     assert box.cli("submit", "job.py").returncode == 0
     wait_for(lambda: "1 completed" in box.cli("status").stdout, "the end of the job")
 
@@ -388,7 +395,7 @@ def test_no_password_is_shown_or_stored(boxes: Boxes, server: Server) -> None:
 def test_a_store_that_was_lost_lists_what_it_had_confirmed(boxes: Boxes, queue: SourceQueue) -> None:
     box = boxes()
     box.start_scheduler()
-    store = wait_for(lambda: opened(box), "a store")
+    store = store_of(box)
     wait_for(lambda: store.db.meta("folder"), "the id of the folder")
     mine, _ = box_id(store)
     store.close()
@@ -407,7 +414,7 @@ def test_a_store_that_was_lost_lists_what_it_had_confirmed(boxes: Boxes, queue: 
 def test_a_copied_store_is_another_box(boxes: Boxes, queue: SourceQueue) -> None:
     box = boxes()
     box.start_scheduler()
-    store = wait_for(lambda: opened(box), "a store")
+    store = store_of(box)
     wait_for(lambda: store.db.meta("folder"), "the id of the folder")
     mine, is_new = box_id(store)
     assert (is_new, box_id(store)) == (True, (mine, False))

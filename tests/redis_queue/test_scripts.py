@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gpu_scheduler.redis_queue import scripts
-from gpu_scheduler.redis_queue.queue import Queue
+from gpu_scheduler.redis_queue.queue import Queue, decoded
 from tests.redis_queue.conftest import Server
 from tests.redis_queue.source_document import SourceQueue
 
@@ -25,19 +25,19 @@ class Ours:
         self.begin()
 
     def begin(self, number: str = "1", *, knows_nothing: bool = True) -> str:
-        return self.run(scripts.BEGIN, number, "1" if knows_nothing else "0", 60, 0).decode()
+        return decoded(self.run(scripts.BEGIN, number, "1" if knows_nothing else "0", 60, 0))
 
     def record(self, item: str) -> bytes:
         return bytes(self.source.r.get("scheduler:job:" + item))
 
     def claim(self, item: str, of: tuple[str, str] = A, number: str = "1") -> str:
-        return self.run(scripts.CLAIM, item, *of, self.record(item), number, 60).decode()
+        return decoded(self.run(scripts.CLAIM, item, *of, self.record(item), number, 60))
 
     def confirm(self, item: str, of: tuple[str, str] = A, number: str = "1") -> Any:
         return self.run(scripts.CONFIRM, item, *of, number, 60)
 
     def restore(self, item: str, of: tuple[str, str] = A, ended: str = "0", confirmed: str = "1") -> str:
-        return self.run(scripts.RESTORE, item, *of, "5", ended, confirmed).decode()
+        return decoded(self.run(scripts.RESTORE, item, *of, "5", ended, confirmed))
 
     def report(self, box: str, number: str = "1", accept: str = "0", *known: str) -> Any:
         return self.run(scripts.REPORT, box, json.dumps({"run": number}), number, accept, *known)
@@ -73,13 +73,13 @@ def test_an_item_that_was_given_back_belongs_to_the_newer_fence(ours: Ours) -> N
     score = ours.source.r.zscore("scheduler:queue", item)
     ours.claim(item)
     ours.source.r.hset("gpusched:counter", A[0], "3")
-    assert ours.run(scripts.GIVE_BACK, item, *A, "2", "0", "") == 0  # its counter was raised
-    assert ours.run(scripts.GIVE_BACK, item, *A, "3", "0", "") == 1
+    assert ours.run(scripts.GIVE_BACK, item, *A, "2", "0", "", "1") == 0  # its counter was raised
+    assert ours.run(scripts.GIVE_BACK, item, *A, "3", "0", "", "1") == 1
     assert ours.source.r.zscore("scheduler:queue", item) == score
     assert ours.confirm(item) == 0
     assert ours.claim(item, B) == "claimed"
     assert [ours.confirm(item), ours.confirm(item, B)] == [0, 1]
-    assert ours.run(scripts.WRITE_BACK, item, *A, "{}", "1") == 0
+    assert ours.run(scripts.WRITE_BACK, item, *A, "{}", "1", "1") == 0
     assert ours.source.status(item) == "queued"
 
 
@@ -88,8 +88,8 @@ def test_a_confirmed_item_is_not_given_back_unless_asked(ours: Ours) -> None:
     ours.claim(item)
     ours.confirm(item)
     ours.source.r.hset("gpusched:counter", A[0], "3")
-    assert ours.run(scripts.GIVE_BACK, item, *A, "3", "0", "") == 0
-    assert ours.run(scripts.GIVE_BACK, item, *A, "3", "1", "") == 1
+    assert ours.run(scripts.GIVE_BACK, item, *A, "3", "0", "", "1") == 0
+    assert ours.run(scripts.GIVE_BACK, item, *A, "3", "1", "", "1") == 1
 
 
 def test_a_record_that_changed_since_it_was_read_is_not_claimed(ours: Ours) -> None:
@@ -143,7 +143,7 @@ def test_a_started_job_beats_the_claim_of_one_that_was_not_confirmed(ours: Ours)
 def test_an_item_that_was_retried_stays_in_the_queue_when_its_box_reports(ours: Ours) -> None:
     item = ours.source.submit("a.py")
     ours.claim(item)
-    ours.run(scripts.WRITE_BACK, item, *A, ours.record(item).replace(b"queued", b"failed"), "1")
+    ours.run(scripts.WRITE_BACK, item, *A, ours.record(item).replace(b"queued", b"failed"), "1", "1")
     assert ours.queue.again(item, "retry") == "queued again"
     assert ours.restore(item, ended="1") == "again"
     assert ours.source.waiting() == [item]
@@ -164,3 +164,11 @@ def test_the_list_of_what_was_set_aside_keeps_the_newest_thousand(ours: Ours) ->
         ours.run(scripts.REJECT, f"{number:04}", "no", "")
     assert ours.source.r.zcard("gpusched:rejected") == 1000
     assert len(ours.source.r.keys("gpusched:rejected:*")) == 1000
+
+
+def test_a_claim_that_redis_may_have_lost_is_neither_written_back_nor_given_back(ours: Ours) -> None:
+    item = ours.source.submit("a.py")
+    ours.claim(item)
+    ours.source.r.delete("gpusched:run", f"gpusched:claim:{item}")
+    assert ours.run(scripts.WRITE_BACK, item, *A, "{}", "0", "1") == -1
+    assert ours.run(scripts.GIVE_BACK, item, *A, "", "1", "", "1") == -1
