@@ -150,6 +150,8 @@ def _fail_at(lab: Lab, box: RedisBox, name: str, number: int, found: Findings) -
         wait_for(lambda: box.agent_pid() is None or box.is_stopped(), "the step", timeout_s=4)
     except AssertionError:
         found.count("steps not reached")
+        box.signal_agent(signal.SIGKILL)
+        box.start_agent()
         return
     if number == signal.SIGSTOP:
         found.count("stops")
@@ -310,10 +312,10 @@ def _requeue(lab: Lab, box: RedisBox, jobs: int, found: Findings) -> None:
     def listed() -> bool:
         done = box.cli("redis-queue", "--redis", box.url, "--json")
         try:
-            text = json.dumps(json.loads(done.stdout))
+            claims = json.loads(done.stdout)["claims"]
         except ValueError:
             return False
-        return "silent" in text and all(name in text for name in names)
+        return {one["id"] for one in claims if one["silent_s"] is not None} == set(names)
 
     try:
         wait_for(listed, "silent items", timeout_s=30, every_s=0.5)
