@@ -6,7 +6,8 @@ the beginning of its digest. The environment has the rest:
 
 AGENT_STEP: the step; AGENT_NTH: how often it is reached before the fault; AGENT_SIGNAL: the number of the
 signal that the program then sends itself; AGENT_STEPS: a file to which each name is added when the step is
-first reached.
+first reached. AGENT_UNCONFIRMED, a negative control: jobs start although Redis was not asked to confirm their
+claims.
 """
 
 from __future__ import annotations
@@ -22,8 +23,10 @@ from typing import Any
 
 from redis.connection import AbstractConnection
 
+from gpu_scheduler.redis_queue import scripts
 from gpu_scheduler.store.database import Database
 
+UNCONFIRMED = "AGENT_UNCONFIRMED"
 STEP, NTH, SIGNAL, STEPS = "AGENT_STEP", "AGENT_NTH", "AGENT_SIGNAL", "AGENT_STEPS"
 
 _wanted, _signal = os.environ.get(STEP, ""), int(os.environ.get(SIGNAL, "9"))
@@ -93,6 +96,8 @@ if __name__ == "__main__":
     AbstractConnection.send_packed_command = _stepping_send  # type: ignore[method-assign]
     AbstractConnection.read_response = _stepping_read  # type: ignore[method-assign]
     Database.transaction = _stepping_transaction  # type: ignore[method-assign]
+    if UNCONFIRMED in os.environ:
+        scripts.CONFIRM = "return 1"
     from gpu_scheduler.cli import main
 
     sys.exit(main(sys.argv[1:]))

@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 from tests.stress.harness import pause, program_for
 from tests.stress.part import Findings, Order
+from tests.stress.redis_agent_steps import UNCONFIRMED
 from tests.stress.redis_boxes import SILENT_S, Lab, RedisBox, RedisServer, name_of
 from tests.stress.redis_source import QUEUE
 from tests.waiting import wait_for
@@ -31,7 +32,7 @@ def kills(order: Order) -> Findings:
     if not RedisServer.is_installed():
         return Findings(skipped=_NO_SERVER)
     found = Findings()
-    rounds, jobs = order.scaled(10), 300 if order.full_length else order.scaled(3000, least=20)
+    rounds, jobs = order.scaled(10), 300 if order.full_length else order.scaled(3000, least=12)
     for number in range(rounds):
         with Lab(order, order.folder / f"kills{number}", program=program_for(order)) as lab:
             if order.is_control:
@@ -96,16 +97,20 @@ _FAULTS: tuple[Callable[[Lab, RedisBox], None], ...] = (
 
 
 def _stop_unconfirmed(lab: Lab, jobs: int) -> None:
-    """Stops boxes without confirm for longer than a box may be silent, while their jobs run."""
+    """Stops agents without confirm for longer than a box may be silent, while their jobs run."""
     lab.server.start()
-    boxes = [lab.run_beside("tests.stress.redis_control", name, "4") for name in "AB"]
+    boxes = [box for box in lab.boxes if not box.companion]
+    for box in boxes:
+        box.env[UNCONFIRMED] = "1"
+        box.start()
     while len(lab.codes) < jobs:
-        lab.push(6, 0.5)
+        before = sum(lab.starts().values())
+        lab.push(6)
+        wait_for(lambda before=before: sum(lab.starts().values()) > before, "a start")  # type: ignore[misc]
         box = lab.dice.choice(boxes)
-        pause(0.4)
-        box.send_signal(signal.SIGSTOP)
+        box.signal_agent(signal.SIGSTOP)
         pause(SILENT_S)
-        box.send_signal(signal.SIGCONT)
+        box.signal_agent(signal.SIGCONT)
     lab.settle(60)
 
 
