@@ -6,6 +6,7 @@ The times of the agents are shortened by SCALE.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import re
 import selectors
@@ -228,6 +229,12 @@ class RedisBox:
                 cwd=self.folder, env=env, stdout=out, stderr=out, stdin=subprocess.DEVNULL,
             )  # fmt: skip
 
+    def start_agent_to_stop(self, moment: str, script: str) -> None:
+        """Starts the agent anew; it stops itself at this moment of a script."""
+        self.signal_agent(signal.SIGKILL)
+        digest = hashlib.sha1(script.encode(), usedforsecurity=False).hexdigest()
+        self.start_agent(f"{moment} script {digest[:6]}", 1, signal.SIGSTOP)
+
     def agent_pid(self) -> int | None:
         """Returns the pid of the living agent."""
         if self._agent is not None:
@@ -295,7 +302,10 @@ class RedisBox:
 
 
 class Lab:
-    """A Redis with boxes and the jobs that were pushed. excused: by number, why a job may not start."""
+    """A Redis with boxes and the jobs that were pushed. excused: by number, why a job may not start.
+
+    expected: by number, how often a job starts, if not once.
+    """
 
     def __init__(
         self, order: Order, folder: Path, *, boxes: str = "ABC", program: str = "gpu_scheduler"
@@ -315,6 +325,7 @@ class Lab:
         ]
         self.codes: dict[int, int] = {}
         self.excused: dict[int, str] = {}
+        self.expected: dict[int, int] = {}
         self.others: list[subprocess.Popen[bytes]] = []
 
     def __enter__(self) -> Lab:
@@ -384,11 +395,11 @@ class Lab:
             return False
         return True
 
-    def judge(self, found: Findings, expected: dict[int, int] | None = None) -> None:
-        """Compares the trace with what was pushed. expected: how often an item starts, if not once."""
+    def judge(self, found: Findings) -> None:
+        """Compares the trace with what was pushed."""
         starts = self.starts()
         for n in self.codes:
-            wanted = (expected or {}).get(n, 1)
+            wanted = self.expected.get(n, 1)
             if starts[n] > wanted:
                 found.fault("run twice", f"item {n} ran {starts[n]} times: {self._story(n)}")
             elif starts[n] < wanted:

@@ -11,8 +11,9 @@ import contextlib
 import json
 import shutil
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
+from gpu_scheduler.redis_queue import scripts
 from tests.stress.harness import pause, program_for
 from tests.stress.part import Findings, Order
 from tests.stress.redis_agent_steps import UNCONFIRMED
@@ -193,7 +194,7 @@ def losses(order: Order) -> Findings:
         for loss in chosen:
             name = loss.__name__.strip("_")
             with Lab(order, order.folder / f"{name}{number}", program=program_for(order)) as lab:
-                lab.server.start(appendonly=loss is not _rolled_back)
+                lab.server.start(appendonly=loss not in (_rolled_back, _rolled_back_unconfirmed, _retried))
                 for box in lab.boxes:
                     box.start()
                 lab.push(order.scaled(40, least=9))
@@ -239,21 +240,81 @@ def _flushed(lab: Lab) -> None:
 def _rolled_back(lab: Lab) -> None:
     """Goes back to a snapshot that is longer ago than a box may be silent."""
     before = set(lab.codes)
+    with _snapshot(lab):
+        lab.push(6)
+        lab.boxes[0].signal_agent(signal.SIGSTOP)
+        pause(2 * SILENT_S)
+        _without_agents(lab, lambda: lab.excuse_unclaimed("Redis lost its data"))
+        for n in before & lab.excused.keys():
+            del lab.excused[n]  # the snapshot has them
+    _continue_agents(lab)
+
+
+def _rolled_back_unconfirmed(lab: Lab) -> None:
+    """Goes back to a snapshot with unconfirmed claims, while their jobs run and their box is away."""
+    lab.settle(60)
+    box, others = lab.boxes[0], lab.boxes[1:]
+    _without_agents(lab, lambda: None)
+    box.start_agent_to_stop("before", scripts.CONFIRM)
+    lab.push(4)
+    wait_for(box.is_stopped, "a claim")
+    with _snapshot(lab):
+        box.signal_agent(signal.SIGCONT)
+        wait_for(lambda: all(lab.starts()[n] for n in sorted(lab.codes)[-4:]), "starts")
+        box.signal_agent(signal.SIGSTOP)
+    for other in others:
+        other.signal_agent(signal.SIGCONT)
+    pause(3 * SILENT_S)
+    box.signal_agent(signal.SIGCONT)
+
+
+def _retried(lab: Lab) -> None:
+    """Goes back to a snapshot in which ended items wait again, although they have run again since."""
+    again = _retry_some(lab)
+    with _snapshot(lab):
+        _continue_agents(lab)
+        wait_for(lambda: all(lab.starts()[n] == 2 for n in again), "second runs")
+
+
+def _restarted_after_retry(lab: Lab) -> None:
+    """Restarts Redis with its data while one box has claimed, but not confirmed, what another one ended."""
+    _retry_some(lab)
+    box = lab.boxes[1]
+    box.start_agent_to_stop("before", scripts.CONFIRM)
+    wait_for(box.is_stopped, "a claim")
+    lab.server.kill()
+    lab.server.start()
+    for other in (lab.boxes[0], lab.boxes[2]):
+        other.signal_agent(signal.SIGCONT)
+    pause(SILENT_S)
+    box.signal_agent(signal.SIGCONT)
+
+
+def _retry_some(lab: Lab) -> list[int]:
+    """Waits until all items have ended, stops all agents and retries some items, which it returns."""
+    lab.settle(60)
+    box, again = lab.boxes[0], sorted(lab.codes)[:6]
+
+    def retry() -> None:
+        done = box.cli("redis-queue", "retry", *map(name_of, again), "--redis", box.url)
+        assert done.returncode == 0, done.stderr
+
+    lab.expected = dict.fromkeys(again, 2)
+    _without_agents(lab, retry)
+    return again
+
+
+@contextlib.contextmanager
+def _snapshot(lab: Lab) -> Iterator[None]:
+    """Saves what Redis has; after the block, kills it and starts it with that."""
     with lab.server.client() as client:
         client.save()
     dump, kept = lab.server.folder / "dump.rdb", lab.server.folder / "kept"
     shutil.copy(dump, kept)
-    lab.push(6)
-    stopped = lab.boxes[0]
-    stopped.signal_agent(signal.SIGSTOP)
-    pause(2 * SILENT_S)
-    _without_agents(lab, lambda: lab.excuse_unclaimed("Redis lost its data"))
-    for n in before & lab.excused.keys():
-        del lab.excused[n]  # the snapshot has them
+    yield
     lab.server.kill()
     shutil.copy(kept, dump)
     lab.server.start(appendonly=False)
-    _continue_agents(lab)
 
 
 def _full(lab: Lab) -> None:
@@ -277,7 +338,10 @@ def _continue_agents(lab: Lab) -> None:
         box.signal_agent(signal.SIGCONT)
 
 
-_LOSSES: tuple[Callable[[Lab], None], ...] = (_restarted, _down, _emptied, _flushed, _rolled_back, _full)
+_LOSSES: tuple[Callable[[Lab], None], ...] = (
+    _restarted, _down, _emptied, _flushed, _full, _rolled_back, _rolled_back_unconfirmed, _retried,
+    _restarted_after_retry,
+)  # fmt: skip
 
 
 def dead_box(order: Order) -> Findings:
@@ -302,7 +366,8 @@ def dead_box(order: Order) -> Findings:
             with contextlib.suppress(AssertionError):
                 wait_for(lambda lab=lab, n=jobs: sum(lab.starts().values()) >= 2 * n)  # type: ignore[misc]
             lab.settle(30)
-            lab.judge(found, dict.fromkeys(lab.codes, 2))
+            lab.expected = dict.fromkeys(lab.codes, 2)
+            lab.judge(found)
             lab.judge_records(found)
             again = {n for box in others for n in lab.starts_on(box.name)}
             found.count("items requeued and run by other boxes", len(again))
