@@ -18,6 +18,8 @@ without them (`python -m tests.protocol controls redis` prints the shortest trac
 - turns, never_started_left_out: "remove from the set every id that its store ever took" also removes items
   that were given back or requeued, even if Redis has just been restarted with all its data.
 - answers_first: a `confirm` that the loop has not answered frees the job after it was reported unconfirmed.
+- write_back_compares: Redis may be restarted between the reading of `gpusched:run` and the next script. A box
+  that then does not find its claim forgets a job that has run, and does not report it.
 - cancelled_given_back: a snapshot may say "confirmed" of a claim whose job was cancelled before it started.
 """
 
@@ -58,6 +60,9 @@ class RedisRules:
     never_started_left_out: bool = True
     #: [+] an agent reports once its requests are answered; off: a job with an open `confirm` is unconfirmed
     answers_first: bool = True
+    #: [+] an end is written back only to the run to which its box has reported; off: to any, and the agent
+    #: forgets a job whose claim it does not find
+    write_back_compares: bool = True
     #: [+] a confirmed claim of a job that was cancelled before it started is given back; off: it is listed
     cancelled_given_back: bool = True
 
@@ -181,6 +186,7 @@ REDIS_CONTROLS = (
     RedisControl("turns", _RESTART, "R3"),
     RedisControl("never_started_left_out", _RESTORE, "R2"),
     RedisControl("answers_first", _RESTORE, "R1"),
+    RedisControl("write_back_compares", _RESTORE, "R1"),
     RedisControl("cancelled_given_back", _RESTORE, "R4"),
 )
 
@@ -516,8 +522,9 @@ class _Steps:
                     False,
                     None,
                 )
-        elif job.step == "ended" and self._may(b, waits=False):
-            after = self._with_job(b, n, job._replace(step="written"))
+        elif job.step == "ended" and (self._may(b, waits=False) or not self._rules.write_back_compares):
+            is_forgotten = not is_its and not self._rules.write_back_compares
+            after = self._with_job(b, n, job._replace(step="cancelled" if is_forgotten else "written"))
             if is_its:
                 after = self._with_item(n, item.free._replace(record="ended"), after)
             yield f"{name} writes the end of item {n} back", after, False, None
