@@ -1,6 +1,7 @@
 """A laboratory for the stress tests of the Redis queue: a real redis-server, boxes behind proxies, and jobs.
 
-The times of the agents are shortened by SCALE.
+The times of the agents are divided by the environment variable STRESS_REDIS_SCALE, which is 60 by default. At
+1, a run has full times.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from tests.stress.redis_agent_steps import NTH, SIGNAL, STEP, STEPS
 from tests.stress.redis_source import record_of, status_of, submit
 from tests.waiting import wait_for
 
-SCALE = 60
+SCALE = float(os.environ.get("STRESS_REDIS_SCALE", "60"))
 #: Seconds, shortened: for how long a counter that does not move makes a box silent, with some margin.
 SILENT_S = 60 / SCALE + 0.75
 STATE = "gpu_scheduler_state.json"
@@ -380,9 +381,9 @@ class Lab:
 
     def settle(self, timeout_s: float) -> None:
         """Waits until every item that is not excused has ended, and until none starts any more."""
-        wanted = self.codes.keys() - self.excused.keys()
+        wanted, timeout_s = self.codes.keys() - self.excused.keys(), timeout_s + 4 * SILENT_S
         with contextlib.suppress(AssertionError):
-            wait_for(lambda: wanted <= self.ended(), "the ends of all items", timeout_s)
+            wait_for(lambda: wanted <= self.ended(), "the ends of all items", timeout_s, every_s=0.05)
         # A second start would follow the return of a box that was silent.
         while self._starts_more(2 * SILENT_S):
             pass

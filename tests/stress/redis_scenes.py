@@ -17,12 +17,12 @@ from gpu_scheduler.redis_queue import scripts
 from tests.stress.harness import pause, program_for
 from tests.stress.part import Findings, Order
 from tests.stress.redis_agent_steps import UNCONFIRMED
-from tests.stress.redis_boxes import SILENT_S, Lab, RedisBox, RedisServer, name_of
+from tests.stress.redis_boxes import SCALE, SILENT_S, Lab, RedisBox, RedisServer, name_of
 from tests.stress.redis_source import QUEUE
 from tests.waiting import wait_for
 
 #: Seconds that an outage of Redis takes, shortened.
-_DOWN_S = 2.0
+_DOWN_S = 120 / SCALE
 _NO_SERVER = "redis-server is not installed"
 #: Memory that allows a box with four GPUs to run 40 jobs at once, and their number.
 _SMALL_MB, _MANY = 2000, 40
@@ -355,7 +355,7 @@ def dead_box(order: Order) -> Findings:
             dead, *others = lab.boxes
             dead.start()
             lab.push(jobs, gated=True, memory_mb=_SMALL_MB)
-            wait_for(lambda lab=lab: len(lab.starts()) == jobs, "running jobs")  # type: ignore[misc]
+            wait_for(lambda lab=lab: len(lab.starts()) == jobs, "running jobs", 60 + SILENT_S)  # type: ignore[misc]
             for box in others:
                 box.start()
             pause(SILENT_S)
@@ -388,7 +388,7 @@ def _requeue(lab: Lab, box: RedisBox, jobs: int, found: Findings) -> None:
         return {one["id"] for one in claims if one["silent_s"] is not None} == set(names)
 
     try:
-        wait_for(listed, "silent items", timeout_s=30, every_s=0.5)
+        wait_for(listed, "silent items", timeout_s=30 + 2 * SILENT_S, every_s=0.5)
     except AssertionError:
         found.fault("not listed", box.cli("redis-queue", "--redis", box.url).stdout[-2000:])
     pause(SILENT_S)
