@@ -200,7 +200,7 @@ def test_a_box_whose_item_was_given_to_another_does_not_start_it(boxes: Boxes, q
     ends(queue, item)
     box.agent()
     wait_for(lambda: not open_items(store), "the end of the stale job")
-    assert store.job(known.job_id).outcome == "cancelled"  # type: ignore[union-attr]
+    wait_for(lambda: store.job(known.job_id).outcome == "cancelled", "its cancel")  # type: ignore[union-attr]
     store.close()
     assert [one.split()[0] for one in traces(box)] == ["b"]
 
