@@ -21,8 +21,9 @@ from tests.redis_queue.source_document import SourceQueue  # noqa: E402
 from tests.stress.harness import environment  # noqa: E402
 from tests.waiting import wait_for  # noqa: E402
 
-#: Shortens the times of the protocol, so that a minute is a second.
-SCALE = 60
+#: Shortens the times of the protocol, so that a minute is 3 s. With shorter ones, the pauses of a busy
+#: machine would count as those of an agent.
+SCALE = 20
 
 
 class Server:
