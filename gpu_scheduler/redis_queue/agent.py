@@ -411,12 +411,13 @@ class Agent:
 
     def _claim(self, found: _Candidate) -> bool:
         """Takes an item and inserts its job, which waits for the confirmation."""
-        fence = secrets.token_hex(16)
-        answer = self._queue.run(
-            scripts.CLAIM, found.item, self._box, fence, found.text, self._number, self._times.open_wait
-        )
-        if answer != b"claimed":
+        answer: Any = self._queue.run(
+            scripts.CLAIM, found.item, self._box, secrets.token_hex(16), found.text, self._number,
+            self._times.open_wait,
+        )  # fmt: skip
+        if not isinstance(answer, list):
             return False
+        fence = decoded(answer[0])
         record = found.text.decode()
 
         def item(job_id: int) -> TakenItem:

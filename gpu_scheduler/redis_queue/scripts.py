@@ -7,7 +7,8 @@ The keys of the source document are `scheduler:queue` and `scheduler:job:ID`; al
 from __future__ import annotations
 
 #: A claim of an item: box, fence, score, at, confirmed and ended ("0" or "1"). After the item was given back,
-#: requeued or retried, the fence is "" and `was` is the last one. `run` is the run of Redis that `begin`
+#: requeued or retried, the fence is "" and `was` is the last one. A fence is TURN:RANDOM; the turn counts the
+#: claims of the item, so that after a rollback the newest one is known. `run` is the run of Redis that `begin`
 #: recorded: run_id, number (a random text) and at, the time from which it is open; "" until it is.
 _COMMON = """
 local QUEUE, CLAIMS = 'scheduler:queue', 'gpusched:claims'
@@ -22,6 +23,8 @@ local function run() local r = redis.call('HMGET', 'gpusched:run', 'run_id', 'nu
 local function is_open(number, wait) local n, at = run()
   return n == number and at ~= '' and now() - at >= tonumber(wait) end
 local function is_mine(c, box, fence) return fence ~= '' and c.box == box and c.fence == fence end
+local function turn(fence) return tonumber(string.match(fence or '', '^(%d+):')) or 0 end
+local function last(c) return c.fence and c.fence ~= '' and c.fence or c.was or '' end
 local function keep(id) redis.call('EXPIRE', claim(id), 2592000) end
 local function free(id, c) redis.call('HSET', claim(id), 'fence', '', 'was', c.fence, 'ended', '0')
   redis.call('SREM', CLAIMS, id) keep(id) end
@@ -80,10 +83,7 @@ RESTORE = (
 local id, box, fence = ARGV[1], ARGV[2], ARGV[3]
 local c = of(id)
 if c.was == fence and c.fence == '' then return 'again' end
-if not is_mine(c, box, fence) then
-  local is_other = c.fence and c.fence ~= '' or c.was and c.was ~= ''
-  if is_other and not (c.confirmed == '0' and ARGV[6] == '1') then return 'other' end
-end
+if not is_mine(c, box, fence) and turn(fence) <= turn(last(c)) then return 'other' end
 local confirmed = ARGV[6] == '1' and '1' or is_mine(c, box, fence) and c.confirmed or '0'
 redis.call('HSET', claim(id), 'box', box, 'fence', fence, 'score', ARGV[4], 'at', c.at or now(),
   'confirmed', confirmed, 'ended', ARGV[5])
@@ -114,7 +114,8 @@ return 1
 """
 )
 
-#: Takes an item out of the queue. ARGV: id, box, fence, record, number, wait. Returns "claimed" or why not.
+#: Takes an item out of the queue. ARGV: id, box, random text, record, number, wait. Returns the fence in a list,
+#: or why not.
 CLAIM = (
     _COMMON
     + """
@@ -126,10 +127,11 @@ if c.fence and c.fence ~= '' and c.ended ~= '1' then return 'taken' end
 if text(id) ~= ARGV[4] then return 'changed' end
 redis.call('ZREM', QUEUE, id)
 redis.call('DEL', claim(id))
-redis.call('HSET', claim(id), 'box', ARGV[2], 'fence', ARGV[3], 'score', score, 'at', now(), 'confirmed', '0',
+local fence = turn(last(c)) + 1 .. ':' .. ARGV[3]
+redis.call('HSET', claim(id), 'box', ARGV[2], 'fence', fence, 'score', score, 'at', now(), 'confirmed', '0',
   'ended', '0')
 redis.call('SADD', CLAIMS, id)
-return 'claimed'
+return {fence}
 """
 )
 
@@ -155,7 +157,7 @@ local id, c = ARGV[1], of(ARGV[1])
 if run() ~= ARGV[7] then return -1 end
 if not is_mine(c, ARGV[2], ARGV[3]) or c.ended == '1' then return 0 end
 if ARGV[4] ~= '' then
-  if redis.call('HGET', 'gpusched:counter', ARGV[2]) ~= ARGV[4] then return 0 end
+  if not is_open(ARGV[7], 0) or redis.call('HGET', 'gpusched:counter', ARGV[2]) ~= ARGV[4] then return 0 end
   if c.confirmed == '1' and ARGV[5] == '0' then return 0 end end
 if ARGV[6] ~= '' and redis.call('EXISTS', record(id)) == 1 then redis.call('SET', record(id), ARGV[6]) end
 free(id, c)

@@ -13,7 +13,8 @@ from gpu_scheduler.redis_queue.queue import Queue, decoded
 from tests.redis_queue.conftest import Server
 from tests.redis_queue.source_document import SourceQueue
 
-A, B = ("box-a", "fence-a"), ("box-b", "fence-b")
+#: Two boxes with the fences of their claims. An item is claimed by A, then by B.
+A, B = ("box-a", "1:fence-a"), ("box-b", "2:fence-b")
 
 
 class Ours:
@@ -31,7 +32,9 @@ class Ours:
         return bytes(self.source.r.get("scheduler:job:" + item))
 
     def claim(self, item: str, of: tuple[str, str] = A, number: str = "1") -> str:
-        return decoded(self.run(scripts.CLAIM, item, *of, self.record(item), number, 60))
+        box, fence = of
+        answer = self.run(scripts.CLAIM, item, box, fence[2:], self.record(item), number, 60)
+        return "claimed" if answer == [fence.encode()] else decoded(answer)
 
     def confirm(self, item: str, of: tuple[str, str] = A, number: str = "1") -> Any:
         return self.run(scripts.CONFIRM, item, *of, number, 60)
@@ -110,7 +113,7 @@ def test_nothing_is_claimed_or_confirmed_before_the_run_is_open(ours: Ours) -> N
     assert ours.report(A[0], "2", "0", B[0]) == 0  # A remembers B, which has not reported
     assert ours.report(B[0], "2") == 1
     assert ours.claim(other, number="2") == "run"  # it is not old enough
-    assert ours.run(scripts.CLAIM, other, *A, ours.record(other), "2", 0) == b"claimed"
+    assert ours.run(scripts.CLAIM, other, *A, ours.record(other), "2", 0) == [b"1:" + A[1].encode()]
 
 
 def test_accepting_losses_forgets_the_boxes_that_have_not_reported(ours: Ours) -> None:
@@ -126,18 +129,19 @@ def test_accepting_losses_forgets_the_boxes_that_have_not_reported(ours: Ours) -
 @pytest.mark.parametrize("ended", ["0", "1"])
 def test_a_claim_that_was_lost_is_written_back_and_its_item_leaves_the_queue(ours: Ours, ended: str) -> None:
     item = ours.source.submit("a.py")
-    assert ours.restore(item, ended=ended) == "mine"
+    assert ours.restore(item, B, ended=ended) == "mine"
     assert ours.source.waiting() == []
     assert ours.claim_of(item)["ended"] == ended
-    assert ours.restore(item, B, confirmed="0") == "other"
-    assert ours.confirm(item, B) == 0
+    assert ours.restore(item, A, confirmed="0") == "other"
+    assert ours.confirm(item, A) == 0
 
 
-def test_a_started_job_beats_the_claim_of_one_that_was_not_confirmed(ours: Ours) -> None:
+def test_the_newer_claim_counts_after_a_rollback(ours: Ours) -> None:
     item = ours.source.submit("a.py")
-    ours.claim(item, B)  # what a rolled-back Redis says
-    assert ours.restore(item, A, confirmed="1") == "mine"
-    assert (ours.confirm(item, A), ours.confirm(item, B)) == (1, 0)
+    ours.claim(item, A)  # what a rolled-back Redis says
+    assert ours.restore(item, B, confirmed="1") == "mine"
+    assert (ours.confirm(item, B), ours.confirm(item, A)) == (1, 0)
+    assert ours.restore(item, A, confirmed="1") == "other"
 
 
 def test_an_item_that_was_retried_stays_in_the_queue_when_its_box_reports(ours: Ours) -> None:
@@ -148,6 +152,32 @@ def test_an_item_that_was_retried_stays_in_the_queue_when_its_box_reports(ours: 
     assert ours.restore(item, ended="1") == "again"
     assert ours.source.waiting() == [item]
     assert ours.source.status(item) == "queued"
+
+
+@pytest.mark.parametrize("is_returned", [False, True])
+def test_an_ended_claim_does_not_replace_a_newer_one(ours: Ours, is_returned: bool) -> None:
+    item = ours.source.submit("a.py")
+    ours.claim(item)
+    ours.run(scripts.WRITE_BACK, item, *A, ours.record(item).replace(b"queued", b"failed"), "1", "1")
+    ours.queue.again(item, "retry")
+    assert ours.claim(item, B) == "claimed"
+    if is_returned:
+        assert ours.run(scripts.GIVE_BACK, item, *B, "", "0", "", "1") == 1
+    assert ours.restore(item, ended="1") == "other"
+    assert ours.source.waiting() == [item] * is_returned
+    assert ours.confirm(item, B) == (not is_returned)
+
+
+def test_another_box_gives_back_only_in_a_run_that_is_open(ours: Ours) -> None:
+    item = ours.source.submit("a.py")
+    ours.report(A[0])
+    ours.claim(item)
+    ours.source.r.hset("gpusched:counter", A[0], "3")
+    ours.new_run()
+    ours.begin("2")
+    assert ours.run(scripts.GIVE_BACK, item, *A, "3", "0", "", "2") == 0
+    ours.report(A[0], "2")
+    assert ours.run(scripts.GIVE_BACK, item, *A, "3", "0", "", "2") == 1
 
 
 def test_an_item_is_cancelled_in_the_queue_or_by_its_box(ours: Ours) -> None:
