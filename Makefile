@@ -31,7 +31,7 @@ demo:
 	@bash tools/demo.sh $(SIMULATE)
 
 test:
-	@bash tools/setup.sh --dev screen --optional tmux
+	@bash tools/setup.sh --dev screen --optional tmux redis-server
 	$(PYTHON) -m pytest -n 3 --dist worksteal -q $(PYTEST)
 
 docs:
@@ -61,7 +61,7 @@ test-hf:
 	$(PYTHON) -m pytest -q -n 2 --timeout 600 $(PYTEST) tests/hf
 
 test-all:
-	@bash tools/setup.sh --dev screen --optional tmux
+	@bash tools/setup.sh --dev screen --optional tmux redis-server
 	@bash tools/test_all.sh $(PYTEST)
 
 clean:

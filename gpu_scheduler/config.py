@@ -25,6 +25,8 @@ LLM_CONFIG = "llm_config.json"
 NO_GPUS = "none"
 #: What to do with commands that come from a pipe.
 PIPE_REMEDY = "write the commands to a file that you can edit: `… > jobs.txt`, then `start --drain`"
+#: The URL of a Redis queue, which may contain a password. Jobs never get it.
+REDIS_URL_VARIABLE = "GPU_SCHEDULER_REDIS_URL"
 #: Variables that name the queue of every command. A scheduler sets them for its jobs.
 STATE_FILE_VARIABLE, DATA_DIR_VARIABLE = "GPU_SCHEDULER_STATE_FILE", "GPU_SCHEDULER_DATA_DIR"
 
@@ -45,7 +47,8 @@ class StartOptions(Settings):
     of the older scheduler are running. trust_files: use files even if other users own them or everyone may
     write to them. llm_config: None means the default file, which may be absent; a named file must exist.
     jobs_file: "" means no jobs file. serve: HOST:PORT of the web server to run beside the scheduler;
-    as_root, allowed_host, tls_cert and tls_key are its options.
+    as_root, allowed_host, tls_cert and tls_key are its options. redis: URL of a
+    queue from which to take jobs; it may contain a password. requeue_silent_after: an option of its agent.
     """
 
     cpu_jobs: int = field(default_factory=_half_the_cores)
@@ -79,6 +82,8 @@ class StartOptions(Settings):
     allowed_host: tuple[str, ...] = ()
     tls_cert: str | None = None
     tls_key: str | None = None
+    redis: str | None = field(default=None, repr=False)
+    requeue_silent_after: float | None = None
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> StartOptions:

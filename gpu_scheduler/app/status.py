@@ -31,6 +31,7 @@ from gpu_scheduler.store.jobs_files import jobs_files, malformed_lines
 from gpu_scheduler.store.records import JobRecord
 from gpu_scheduler.store.reservations import reserved_gpus
 from gpu_scheduler.store.store import Store
+from gpu_scheduler.store.taken_items import redis_problem
 
 if TYPE_CHECKING:
     from gpu_scheduler.progress.job_progress import ProgressReader
@@ -133,6 +134,7 @@ def read_report(store: Store, query: StatusQuery) -> StatusReport:
             now=time.time(),
             health_issues=health_issues_of(store),
             pid=pid,
+            redis_problem=redis_problem(store) if pid is not None else None,
             state_file=str(store.data_dir.state_file),
             data_dir=str(store.data_dir.folder),
             gpus=gpus,

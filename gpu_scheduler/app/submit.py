@@ -38,12 +38,14 @@ from gpu_scheduler.app.script_command import (
 from gpu_scheduler.app.store_access import create_missing_store, open_store, scheduler_pid_of
 from gpu_scheduler.core.jobsfile.compose import format_command_line
 from gpu_scheduler.core.model.job_spec import JobSpec
+from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.errors import StoreNotFoundError, UsageError
 from gpu_scheduler.store.environments import add_environment
 from gpu_scheduler.store.location import refuse_copy
 from gpu_scheduler.store.new_store import check_encoding
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.store.submission_keys import SubmissionKey, record_submission, recorded_answer
+from gpu_scheduler.store.taken_items import TakenItem, add_item
 
 _Result = TypeVar("_Result")
 #: The attributes that choose the environment of a job.
@@ -120,6 +122,22 @@ def insert_once(
         return text
 
     return _insert(location, checked, None, source, lambda store: recorded_answer(store, key), record)
+
+
+def insert_gated(
+    location: Location, checked: Submission, source: str, item: Callable[[int], TakenItem]
+) -> int:
+    """Inserts a job that waits for the confirmation of a Redis queue, with its item. Returns the job's id.
+
+    item: returns the item for the job's id.
+    """
+
+    def record(store: Store, made: Submission) -> int:
+        add_item(store, item(made.ids[0]))
+        return made.ids[0]
+
+    gate = WaitReason(WaitKind.NOT_CONFIRMED)
+    return _insert(location, checked, None, source, lambda store: None, record, gate)
 
 
 def answer_to(location: Location, key: SubmissionKey) -> str | None:
@@ -209,6 +227,7 @@ def _insert(
     source: str,
     find: Callable[[Store], _Result | None],
     finish: Callable[[Store, Submission], _Result],
+    gate: WaitReason | None = None,
 ) -> _Result:
     """Inserts the jobs unless `find` returns something, and returns this or what `finish` returns.
 
@@ -227,7 +246,9 @@ def _insert(
             parents = [resolve_parents(store, one) for one in jobs]
             environment = None if variables is None else add_environment(store, variables)
             ids = tuple(
-                store.insert_job(spec, source, dependencies=found.dependencies, environment=environment)
+                store.insert_job(
+                    spec, source, dependencies=found.dependencies, environment=environment, gate=gate
+                )
                 for spec, found in zip(jobs, parents, strict=True)
             )
             submission = replace(

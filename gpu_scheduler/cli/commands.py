@@ -7,7 +7,7 @@ import keyword
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from gpu_scheduler.cli import arguments, claim_arguments, start_arguments
+from gpu_scheduler.cli import arguments, claim_arguments, redis_arguments, start_arguments
 
 
 class Command(NamedTuple):
@@ -106,6 +106,15 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
         "mcp": Command("front_ends", arguments.mcp, "mcp --allow-changes",
             "Offer the queue to an assistant as tools (Model Context Protocol) on stdin and stdout"),
     },
+    "share a queue in Redis": {
+        "redis-submit": Command("redis_commands", redis_arguments.submit,
+            "redis-submit train.py --gpu-memory-mb 18000 --epochs 3",
+            "Add a script with its arguments to a queue in Redis, which several machines share"),
+        "redis-queue": Command("redis_commands", redis_arguments.queue, "redis-queue --json",
+            "Show a queue in Redis and who holds what, or change one of its items"),
+        "redis-agent": Command("redis_commands", start_arguments.redis_agent, "redis-agent --dir ~/project",
+            "Take jobs from a queue in Redis until it is stopped, as `start --redis` does"),
+    },
     "maintain": {
         "doctor": Command("report_commands", arguments.doctor, "doctor",
             "Check this machine for problems without changing anything"),
@@ -120,5 +129,5 @@ COMMANDS = {name: command for group in GROUPS.values() for name, command in grou
 
 
 def function_name(command: str) -> str:
-    """Returns the name of the function that runs a command: the command's name, or `import_` for `import`."""
-    return f"{command}_" if keyword.iskeyword(command) else command
+    """Returns the name of the function that runs a command, such as `import_` or `redis_queue`."""
+    return f"{command}_" if keyword.iskeyword(command) else command.replace("-", "_")

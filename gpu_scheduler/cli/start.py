@@ -11,7 +11,7 @@ from pathlib import Path
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.cli import standard_streams
 from gpu_scheduler.cli.program import location_of, print_message
-from gpu_scheduler.config import StartOptions
+from gpu_scheduler.config import REDIS_URL_VARIABLE, StartOptions
 from gpu_scheduler.core.text.formatting import safe_text
 from gpu_scheduler.errors import SchedulerError, UsageError
 from gpu_scheduler.system.deadline import start_thread
@@ -22,6 +22,7 @@ _LOGIND_TIMEOUT_S = 1.0
 
 def start(options: Namespace) -> int:
     """Runs the scheduler (in the background with --daemon). Returns the exit code of the command."""
+    _take_url(options)
     chosen = StartOptions.from_values(vars(options))
     _validate(chosen)
     if options.jobs_file:
@@ -43,6 +44,17 @@ def start(options: Namespace) -> int:
             trust=chosen.trust_files,
         )
     return _run_scheduler(chosen, lambda: None)
+
+
+def _take_url(options: Namespace) -> None:
+    """Completes the URL of the Redis queue, and hides it from the jobs. Raises UsageError for a wrong one."""
+    if options.redis is None:
+        return
+    from gpu_scheduler.redis_queue.queue import DEFAULT_URL, Queue
+
+    options.redis = options.redis or os.environ.get(REDIS_URL_VARIABLE) or DEFAULT_URL
+    os.environ.pop(REDIS_URL_VARIABLE, None)
+    Queue(options.redis)
 
 
 def _run_scheduler(chosen: StartOptions, on_up: Callable[[], None]) -> int:

@@ -23,6 +23,7 @@ def start(parser: argparse.ArgumentParser) -> None:
     _start_preemption(parser.add_argument_group("preemption"))
     _start_scheduler(parser.add_argument_group("scheduler"))
     _start_api(parser.add_argument_group("API"))
+    _start_redis(parser.add_argument_group("Redis queue"))
 
 
 def serve(parser: argparse.ArgumentParser) -> None:
@@ -38,6 +39,37 @@ def serve(parser: argparse.ArgumentParser) -> None:
     flag(parser, "--no-preempt", "Do not let jobs that are submitted with priority 0 preempt others")
     _api_options(parser)
     option("--until-eof", metavar="FD", type=int, help=argparse.SUPPRESS)
+
+
+def redis_agent(parser: argparse.ArgumentParser) -> None:
+    """Declares the options of `redis-agent`. Only the scheduler gives --until-eof."""
+    option = parser.add_argument
+    redis_url(parser)
+    option("--dir", metavar="DIR", type=values.path,
+           help="Folder of scripts whose paths are relative (default: this folder)")  # fmt: skip
+    _requeue_option(parser)
+    option("--until-eof", metavar="FD", type=int, help=argparse.SUPPRESS)
+
+
+def redis_url(parser: argparse.ArgumentParser) -> None:
+    """Declares the URL of a Redis queue."""
+    parser.add_argument("--redis", metavar="URL",
+                        help="URL of the Redis queue (default: the variable GPU_SCHEDULER_REDIS_URL, then"
+                        " that of the newest `start --redis` here, then"
+                        " redis://localhost:6379/0)")  # fmt: skip
+
+
+def _start_redis(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--redis", metavar="URL", nargs="?", const="",
+                       help="Also run jobs of a queue in Redis, which several machines share (without URL:"
+                       " the variable GPU_SCHEDULER_REDIS_URL, then redis://localhost:6379/0)")  # fmt: skip
+    _requeue_option(group)
+
+
+def _requeue_option(group: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
+    group.add_argument("--requeue-silent-after", metavar="TIME", type=values.duration,
+                       help="Time, such as 30m, after which the jobs of a machine that is silent start"
+                       " elsewhere, although they may still run there (default: never)")  # fmt: skip
 
 
 def _start_jobs(group: argparse._ArgumentGroup) -> None:

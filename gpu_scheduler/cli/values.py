@@ -93,6 +93,14 @@ def address(text: str) -> str:
     return text
 
 
+def duration(text: str) -> float:
+    """Reads a time such as 90, 90s, 30m, 2h or 1d. Returns seconds."""
+    found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]+)?)([smhd]?)", text, re.ASCII)
+    if found is None or not float(found[1]):
+        raise ArgumentTypeError(f"{text!r} is no time such as 90s, 30m or 2h")
+    return float(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}[found[2]]
+
+
 def variable(text: str) -> str:
     """Reads an environment variable with its value. The parser of lines checks the name."""
     name, given, _ = text.partition("=")

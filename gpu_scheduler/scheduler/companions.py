@@ -14,11 +14,11 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from gpu_scheduler.config import StartOptions
+from gpu_scheduler.config import REDIS_URL_VARIABLE, StartOptions
 from gpu_scheduler.reporting.main_log import open_main_log
 from gpu_scheduler.runner.folder import TOKEN
 from gpu_scheduler.store.data_dir import DataDir
@@ -41,14 +41,35 @@ _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__
 
 @dataclass(frozen=True)
 class Companion:
-    """A command to keep running. It must end within 5 s of SIGTERM, and of the end of its standard input."""
+    """A command to keep running. It must end within 5 s of SIGTERM, and of the end of its standard input.
+
+    env: variables, such as secrets, that only this command gets.
+    """
 
     name: str
     argv: tuple[str, ...]
+    env: Mapping[str, str] = field(default_factory=dict)
 
 
 def companions_of(options: StartOptions, home: DataDir) -> list[Companion]:
     """Returns the companions that the options of `start` ask for."""
+    return [*_server(options, home), *_redis_agent(options, home)]
+
+
+def _redis_agent(options: StartOptions, home: DataDir) -> list[Companion]:
+    if options.redis is None:
+        return []
+    words = ["redis-agent", "--dir", os.path.abspath("."), "--state-file", str(home.state_file)]
+    words += ["--until-eof", "0"]
+    if options.data_dir is not None:
+        words += ["--data-dir", os.path.abspath(options.data_dir)]
+    if options.requeue_silent_after is not None:
+        words += ["--requeue-silent-after", f"{options.requeue_silent_after:g}"]
+    argv = (sys.executable, "-c", _PROGRAM, _ROOT, *words)
+    return [Companion("redis-agent", argv, {REDIS_URL_VARIABLE: options.redis})]
+
+
+def _server(options: StartOptions, home: DataDir) -> list[Companion]:
     if options.serve is None:
         return []
     host, _, port = options.serve.rpartition(":")
@@ -65,7 +86,7 @@ class _Child:
     """A companion with its process. due_at: the time of its next start; None if it runs, or ran for good."""
 
     def __init__(self, companion: Companion) -> None:
-        self.name, self.argv = companion.name, companion.argv
+        self.name, self.argv, self.env = companion.name, companion.argv, companion.env
         self.process: subprocess.Popen[bytes] | None = None
         self.due_at: float | None = 0.0
         self.started_at = self.wait_s = 0.0
@@ -125,7 +146,7 @@ class Companions:
             output = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
         child.started_at, child.due_at = now, None
         # If a job started this scheduler, a sweep of that job must not end the companion.
-        env = {name: value for name, value in os.environ.items() if name != TOKEN}
+        env = {name: value for name, value in os.environ.items() if name != TOKEN} | dict(child.env)
         try:
             # In a session of its own, so that Ctrl-C in the scheduler's terminal does not reach it.
             child.process = subprocess.Popen(

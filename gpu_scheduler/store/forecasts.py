@@ -23,20 +23,30 @@ _STARTS_BY_ITSELF = (
 
 
 def waiting_jobs(
-    store: Store, now: Now, limit: int | None = None, max_parents: int | None = None
+    store: Store,
+    now: Now,
+    limit: int | None = None,
+    max_parents: int | None = None,
+    *,
+    with_unconfirmed: bool = False,
 ) -> list[WaitingJob]:
     """Returns the first `limit` queued jobs, in queue order, that start without the help of a user.
 
     They wait for GPUs, for other jobs, or for the delay after a failed launch. Omits the jobs that wait for
-    more than `max_parents` others.
+    more than `max_parents` others. with_unconfirmed: include the jobs from a Redis queue that are not
+    confirmed yet.
     """
+    starts = _STARTS_BY_ITSELF
+    if with_unconfirmed:
+        gate = "(source_missing = 0 OR json_extract(line_wait, '$.kind') = 'not confirmed')"
+        starts = starts.replace("source_missing = 0", gate)
     rows = store.db.rows(
         f"SELECT {QUEUED_JOB_COLUMNS}, spec_key,"
         " CASE WHEN boot_id = ? THEN coalesce(not_before_boot, 0) ELSE 0 END,"
         " CASE WHEN unmet_parents > 0 THEN (SELECT json_group_array(parent_id) FROM dependency"
         " LEFT JOIN job AS parent ON parent.id = parent_id"
         " WHERE job_id = job.id AND parent.state IS NOT 'finished') END"
-        f" FROM job WHERE {_STARTS_BY_ITSELF} AND unmet_parents <= coalesce(?, unmet_parents)"
+        f" FROM job WHERE {starts} AND unmet_parents <= coalesce(?, unmet_parents)"
         " ORDER BY priority, position, id LIMIT ?",
         now.boot_id, max_parents, -1 if limit is None else limit,
     )  # fmt: skip

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from gpu_scheduler.core.model.dependency import Dependency
     from gpu_scheduler.core.model.job_spec import JobSpec
     from gpu_scheduler.core.model.state_reason import StateReason
+    from gpu_scheduler.core.model.wait_reason import WaitReason
     from gpu_scheduler.store.records import ActiveAttemptRecord, AttemptRecord, GpuRecord, JobRecord
 
 #: Key in `meta` for the options of the newest scheduler.
@@ -101,7 +102,7 @@ class Store:
 
         has_changed, self._learning = self.learning != options.learn, None
         with self.db.transaction() as db:
-            self.db.set_meta(_OPTIONS_KEY, json.dumps(asdict(options)))
+            self.db.set_meta(_OPTIONS_KEY, json.dumps(asdict(options) | _shown_redis(options)))
             if not has_changed:
                 return
             for row in self.db.rows(
@@ -129,6 +130,7 @@ class Store:
         environment: str | None = None,
         held_because: StateReason | None = None,
         adopted: AdoptedProcess | None = None,
+        gate: WaitReason | None = None,
     ) -> int:
         """Inserts a job, in the caller's transaction if there is one. Returns its id.
 
@@ -136,6 +138,7 @@ class Store:
         what it waits for, with each parent only once. environment: the key of its environment in the store;
         None for the scheduler's own environment. held_because: why it is held, if its specification holds it;
         None means that its user or its line asked for it. adopted: the running process that the job is.
+        gate: why it must not start until a request lifts this.
         """
         from gpu_scheduler.core.model.priority import NORMAL_PRIORITY
         from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
@@ -153,17 +156,18 @@ class Store:
             cursor = db.execute(
                 "INSERT INTO job (source, kind, identity, name, text, spec, spec_key, priority, position,"
                 " state, outcome, reason, held_by, created_at, finished_at, environment, adopted, queued_at,"
-                " submitted_at)"
+                " submitted_at, source_missing, line_wait)"
                 " VALUES (?, ?, ?, ?, ?, ?, ?, ?,"
                 " coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'job'), 0) + 1,"
-                " ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                " ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (source, spec.kind, spec.identity, spec.name, spec.text, spec.to_json(),
                  self.spec_key(spec),
                  NORMAL_PRIORITY if spec.priority is None else spec.priority, state.value,
                  outcome.value if outcome else None, reason.to_json() if reason else None,
                  ("line" if has_line else "user") if state is JobState.HELD else None,
                  at, at if outcome else None, environment,
-                 None if adopted is None else adopted.to_json(), at, at),
+                 None if adopted is None else adopted.to_json(), at, at,
+                 gate is not None, None if gate is None else gate.to_json()),
             )  # fmt: skip
             job_id = cursor.lastrowid
             assert job_id is not None
@@ -269,6 +273,14 @@ class Store:
             attempt.job_id, until, since, json.dumps(attempt.gpus),
         )  # fmt: skip
         return row is not None
+
+
+def _shown_redis(options: StartOptions) -> dict[str, str]:
+    if options.redis is None:
+        return {}
+    from gpu_scheduler.core.text.secrets import hidden_password
+
+    return {"redis": hidden_password(options.redis)}
 
 
 @lru_cache(maxsize=1)

@@ -9,7 +9,7 @@ from typing import Any
 from gpu_scheduler.core.model.event import EventKind
 from gpu_scheduler.core.model.gpu import GpuSample
 from gpu_scheduler.core.model.now import Now
-from gpu_scheduler.core.model.wait_reason import WaitReason
+from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.store import write_attempts, write_dependencies, write_gpus, write_jobs, write_reservations
@@ -34,6 +34,11 @@ _UPDATES: Mapping[type[act.Action], str] = {
     " WHERE uuid = :uuid",
     act.RecordForeignPeaks: "UPDATE gpu SET foreign_peaks = :peaks WHERE uuid = :uuid",
     act.ClearJob: "UPDATE job SET cleared_at = coalesce(cleared_at, :wall) WHERE id = :job_id",
+    # A job that has been started stays confirmed, because its attempt is here.
+    act.SetConfirmed: "UPDATE job SET source_missing = NOT :confirmed, queued_at = :wall,"
+    " line_wait = CASE WHEN NOT :confirmed THEN json_object('kind', 'not confirmed') END WHERE id = :job_id"
+    " AND CASE WHEN :confirmed THEN json_extract(line_wait, '$.kind') = 'not confirmed'"
+    " ELSE NOT EXISTS (SELECT 1 FROM attempt WHERE job_id = :job_id) END",
     act.ClearFinished: "UPDATE job SET cleared_at = :wall WHERE state = 'finished' AND cleared_at IS NULL",
 }
 
@@ -159,7 +164,11 @@ class StoreWriter:
     def set_line_waits(self, waits: Mapping[int, WaitReason]) -> None:
         """Records which jobs must not start because of their lines, and why. Forgets all earlier records."""
         with self._store.db.transaction() as db:
-            db.execute("UPDATE job SET source_missing = 0, line_wait = NULL WHERE source_missing")
+            db.execute(
+                "UPDATE job SET source_missing = 0, line_wait = NULL WHERE source_missing"
+                " AND json_extract(line_wait, '$.kind') IS NOT ?",
+                (WaitKind.NOT_CONFIRMED.value,),
+            )
             db.executemany(
                 "UPDATE job SET source_missing = 1, line_wait = ? WHERE id = ?",
                 [(wait.to_json(), job_id) for job_id, wait in waits.items()],

@@ -145,6 +145,8 @@ def _origin(detail: JobDetail) -> str:
     if detail.line is not None:
         return f"{detail.line.path}:{detail.line.number}"
     kind, _, path = detail.job.record.source.partition(":")
+    if kind == "redis":
+        return detail.job.record.source
     return f"{path}; its line was removed" if kind == "file" else f"`{kind}`"
 
 

@@ -78,7 +78,16 @@ def line(job: JobRecord, facts: LineFacts) -> Iterator[Finding]:
     """Yields findings about the job's line in its jobs file."""
     kind, _, path = job.source.partition(":")
     if kind != "file":
-        yield ok(Check.LINE, f"none: submitted by `{kind}`")
+        if job.line_wait is not None:
+            yield warn(
+                Check.LINE, f"the Redis queue has not confirmed {job.source} yet",
+                "`redis-queue` shows who holds it",
+            )  # fmt: skip
+        else:
+            yield ok(
+                Check.LINE,
+                f"none: {f'taken from {job.source}' if kind == 'redis' else f'submitted by `{kind}`'}",
+            )
         return
     wait, where = job.line_wait, facts.location
     if wait is not None and wait.kind is WaitKind.LINE_MALFORMED:

@@ -209,7 +209,10 @@ def _path_lines(report: StatusReport, *, verbose: bool) -> Iterator[StyledLine]:
 
 
 def _warnings(report: StatusReport) -> list[str]:
-    return [text for job in report.jobs if job.record.state in ACTIVE for text in job_warnings(job)]
+    texts = [text for job in report.jobs if job.record.state in ACTIVE for text in job_warnings(job)]
+    if report.redis_problem is not None:
+        texts.insert(0, f"the Redis queue cannot be reached ({report.redis_problem}); jobs here continue")
+    return texts
 
 
 def _malformed_lines(report: StatusReport) -> Iterator[str]:

@@ -17,7 +17,9 @@ from gpu_scheduler.core.text.formatting import limit_length, safe_text
 
 def title(job: JobView) -> str:
     """Returns the full title of a job as a line that is safe to print."""
-    return title_of(job.record.name, job.record.text, job.record.spec_json)
+    found = title_of(job.record.name, job.record.text, job.record.spec_json)
+    source = job.record.source
+    return f"{found} ({safe_text(source)})" if source.startswith("redis:") else found
 
 
 def title_of(name: str | None, text: str, spec: str) -> str:

@@ -19,6 +19,10 @@ from gpu_scheduler.views.stop_text import stop_text
 _STORED = frozenset({WaitKind.HELD, WaitKind.RETRY_DELAY})
 #: For these causes of a hold, the stored reason contains the word "held".
 _HELD_ON_REQUEST = ("", "user", "line")
+#: The kinds that keep a single job from starting, whatever its group waits for.
+_GATES = (
+    WaitKind.LINE_MALFORMED, WaitKind.LINE_REMOVED, WaitKind.LINE_CHANGED, WaitKind.NOT_CONFIRMED,
+)  # fmt: skip
 #: Maximum number of GPUs whose obstacles are shown in one reason.
 _MAX_OBSTACLES = 4
 
@@ -30,7 +34,7 @@ def job_reason_text(job: JobView) -> str | None:
         return stop_text(job.stop, job.stop_in_s)
     if wait is None or (wait.kind in _STORED and reason is not None):
         return None if reason is None else reason_text(reason)
-    if wait.kind in (WaitKind.LINE_MALFORMED, WaitKind.LINE_REMOVED, WaitKind.LINE_CHANGED):
+    if wait.kind in _GATES:
         return _line_wait_text(wait, job.record.source, job.due_in_s)
     if wait.kind is WaitKind.PARENTS:
         return parents_wait_text(job.parents)
@@ -167,6 +171,8 @@ def _no_free_gpu_text(reason: WaitReason, now: float) -> str:
 
 
 def _line_wait_text(reason: WaitReason, source: str, due_in_s: float | None) -> str:
+    if reason.kind is WaitKind.NOT_CONFIRMED:
+        return f"the Redis queue has not confirmed {source} yet"
     file = posixpath.basename(source.partition(":")[2]) or "its jobs file"
     left = None if due_in_s is None or due_in_s <= 0 else math.ceil(due_in_s)
     if reason.kind is WaitKind.LINE_MALFORMED:

@@ -161,9 +161,7 @@ def create_app(context: Context) -> FastAPI:
 
     @app.get("/jobs/{job_id}", response_model=models.ModelJobReply, responses=_codes(404, short=True))
     def model_job(of: Of, job_id: str) -> Response:
-        if not (job_id.isascii() and job_id.isdigit() and len(job_id) < 16):
-            raise HTTPException(404, "Job not found")
-        return reply(operations.model_job(of, int(job_id)))
+        return reply(operations.model_job_of(of, job_id))
 
     @app.get("/queue", response_model=models.QueueReply, responses=_codes(short=True))
     def queue(of: Of) -> Response:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -29,6 +30,7 @@ from gpu_scheduler.app.location import Location
 from gpu_scheduler.app.masking import without_secrets
 from gpu_scheduler.app.new_line import expand_grid
 from gpu_scheduler.app.preempt import PreemptEnd, preempt
+from gpu_scheduler.app.redis_items import job_of_item
 from gpu_scheduler.app.resume_job import resume_job
 from gpu_scheduler.app.status import JobPage, StatusQuery, empty_status, job_page, status
 from gpu_scheduler.app.status_report import JobView, StatusReport
@@ -282,6 +284,22 @@ def _checked(context: Context, given: Json) -> Submission:
 def model_job(context: Context, job_id: int) -> Json:
     """Returns a job in the form of the short routes. Raises NoSuchJobError."""
     return _model_object(context, status(context.location, StatusQuery(jobs=(job_id,))).jobs[0])
+
+
+def model_job_of(context: Context, name: str) -> Json:
+    """Returns a job as `model_job` does. Raises NoSuchJobError.
+
+    name: the id of an item of a Redis queue, as it is if it has 12 digits in base 16, otherwise after
+    `redis:`, or the number of a job.
+    """
+    item = name.removeprefix("redis:")
+    if item != name or re.fullmatch("[0-9a-f]{12}", name):
+        found = job_of_item(context.location, item)
+        if found is not None:
+            return {**model_job(context, found), "job_id": item}
+    if not re.fullmatch("[0-9]{1,15}", name):
+        raise NoSuchJobError(f"there is no job {name}")
+    return model_job(context, int(name))
 
 
 def queue(context: Context) -> Json:

@@ -7,10 +7,8 @@ import ipaddress
 import logging
 import os
 import shlex
-import signal
 import socket
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from errno import EADDRINUSE
@@ -20,9 +18,7 @@ from pathlib import Path
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.core.text.formatting import pid_text
 from gpu_scheduler.errors import SchedulerError, UsageError
-from gpu_scheduler.runner.folder import close_inherited
-from gpu_scheduler.runner.record_lock import conflicting_lock, try_lock
-from gpu_scheduler.system.deadline import start_thread
+from gpu_scheduler.system import companion
 from gpu_scheduler.system.users import name_of_user
 
 #: Seconds that open requests have to end, and after which a server that hangs ends by force.
@@ -59,14 +55,7 @@ def run(location: Location, options: ServeOptions, say: Callable[[str], None]) -
     say: prints a message to the user. Raises UsageError for options with which it must not run, and
     SchedulerError if another server has the queue or the port.
     """
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: sys.exit(0))  # uvicorn repeats the signal that has ended it
-    os.umask(0o077)
-    fd = options.until_eof
-    # With an open lock file of a GPU, this process would claim the GPU.
-    close_inherited((0, 1, 2) if fd is None else (0, 1, 2, fd))
-    if fd is not None:
-        start_thread(lambda: _end_at_eof(fd))
+    companion.begin(options.until_eof, _HANGING_S)  # uvicorn repeats the signal that has ended it
     _check_packages()
     import uvicorn
 
@@ -87,7 +76,7 @@ def run(location: Location, options: ServeOptions, say: Callable[[str], None]) -
     if (options.tls_cert is None) != (options.tls_key is None):
         raise UsageError("--tls-cert and --tls-key belong together; give both")
     home.create()
-    _lock(home.folder / "serve.lock")
+    companion.lock_file(home.folder / "serve.lock", "another server serves this queue already")
     refusal = b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\n\r\n"
     listener = Listener(_listen(options.host, options.port), b"" if options.tls_cert else refusal)
     port = listener.getsockname()[1]
@@ -126,18 +115,6 @@ def _is_error(record: logging.LogRecord) -> bool:
     return not is_cancelled and not record.getMessage().startswith("Cancel ")
 
 
-def _end_at_eof(fd: int) -> None:
-    """Ends this process at the end of a file, by force if it hangs."""
-    try:
-        while os.read(fd, 512):
-            pass
-    except OSError:
-        pass  # there is no such descriptor
-    os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(_HANGING_S)
-    os._exit(1)
-
-
 def _check_packages() -> None:
     try:
         for name in ("fastapi", "uvicorn"):
@@ -148,19 +125,6 @@ def _check_packages() -> None:
             words = (sys.executable, "-m", "pip", "install", "-e", f"{_ROOT}[api]")
             text += f"\nor, for this clone, `{shlex.join(words)}`"
         raise UsageError(text) from None
-
-
-def _lock(path: Path) -> None:
-    """Locks a file until this process ends. Raises SchedulerError if another process has locked it."""
-    try:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
-        if try_lock(fd):
-            return
-        holder = conflicting_lock(fd)
-    except OSError as error:
-        raise SchedulerError(f"cannot lock {path}: {error.strerror}") from None
-    who = f" ({pid_text(holder.pid)})" if holder is not None else ""
-    raise SchedulerError(f"another server serves this queue already{who}; end it first")
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -24,9 +24,10 @@ COMMANDS = {
     "show": ["3"], "why": ["3"], "events": [], "calibrate": [], "run": [], "wait": [], "gpus": [],
     "submit": [], "adopt": ["158500"], "import": ["queue.json"], "set": ["3", "vram=1G"], "recover": ["3"],
     "clear": [], "preempt": ["3"], "plan": [], "serve": [], "token": ["list"], "mcp": [],
+    "redis-submit": [], "redis-queue": [], "redis-agent": [],
 }  # fmt: skip
 #: The words that must come last.
-LAST = {"run": ["--", "true"], "submit": ["train.py"]}
+LAST = {"run": ["--", "true"], "submit": ["train.py"], "redis-submit": ["train.py"]}
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -56,6 +57,7 @@ _ALL_CHANGED = StartOptions(
     preempt_at_priority=100, preempt_grace_s=5.0, queue_order=QueueOrder.BACKFILL, aging=3, idle_budget=0.0,
     poll_s=0.5, verbose=True, fresh=True, ignore_old_sessions=True, as_copy=True, trust_files=True,
     serve="[::1]:80", as_root=True, allowed_host=("a", "b:90"), tls_cert="c", tls_key="k",
+    redis="redis://h", requeue_silent_after=1800.0,
 )  # fmt: skip
 #: Fields of Settings that no option sets.
 _WITHOUT_OPTION = ["launch_deadline_s", "max_launches", "grace_s", "memory_release_s", "survivor_wait_s"]
@@ -72,6 +74,7 @@ def test_every_option_of_start_sets_its_field() -> None:
         " --preempt-at-priority HIGH --preempt-grace 5 --queue-order backfill --aging 3 --idle-budget 0"
         " --poll 0.5 -v --fresh --ignore-old-sessions --as-copy --trust-files"
         " --serve [::1]:80 --as-root --allowed-host a --allowed-host b:90 --tls-cert c --tls-key k"
+        " --redis redis://h --requeue-silent-after 30m"
     )
     assert StartOptions.from_values(vars(parse(["start", *words.split(" ")]))) == _ALL_CHANGED
 

@@ -21,7 +21,7 @@ STORE = tuple(
         "dependencies", "environments", "events", "forecasts", "gpu_kind", "gpu_time", "job_lists",
         "jobs_files", "location", "measurements", "new_store", "pending_groups", "permissions", "read_only",
         "records", "requests", "reservations", "run_times", "running_schedulers", "scheduler_lock",
-        "state_file", "store", "submission_keys",
+        "state_file", "store", "submission_keys", "taken_items",
     )
 )  # fmt: skip
 
@@ -49,7 +49,7 @@ MAY: Mapping[str, tuple[str, ...]] = {
     "core.jobsfile": ("core.model", "core.text", "core.command"),
     "core.scheduling": ("core.model", "core.text", "core.failure", "core.jobsfile"),
     "runner": (),
-    "system": ("runner.folder", "runner.process_scan"),
+    "system": ("errors", "runner.folder", "runner.process_scan", "runner.record_lock"),
     "claims": ("core.model", "errors", "system", "runner.folder", "runner.gpu_lock", "runner.record_lock"),
     "store": (*CORE, *TOP, "system", "runner.folder", "runner.record_lock"),
     "gpus.probes": ("core.model", "errors", "config", "runner.folder"),
@@ -99,13 +99,17 @@ MAY: Mapping[str, tuple[str, ...]] = {
         "app", "views", "core.model", "core.text", "core.jobsfile.attributes", *TOP, "store.job_lists",
         "store.submission_keys", "system", "runner.folder", "runner.record_lock",
     ),
+    "redis_queue": (
+        "app", "core.text", "core.model", *TOP, "store.location", "store.store", "store.taken_items",
+    ),
     "client": ("app", "views", *TOP, "web.operations", "web.streams"),
     "mcp_server": ("client", "core.text", "errors"),
     # The command line only parses arguments and formats results; every use case is in app.
     "cli": (
         "app", "views", "core.model", "core.text", "core.jobsfile.attributes", "core.jobsfile.sbatch",
-        "core.jobsfile.shell_syntax", *TOP, "system.deadline", "system.interrupts", "system.shortages",
-        "web.server", "web.tokens", "mcp_server", "client",
+        "core.jobsfile.shell_syntax", *TOP, "system.companion", "system.deadline", "system.interrupts",
+        "system.shortages",
+        "web.server", "web.tokens", "mcp_server", "client", "redis_queue",
     ),
     "cli.start": (
         "scheduler.service", "scheduler.background", "gpus.probes.simulated", "health.doctor.logind",

@@ -15,7 +15,8 @@ searches. The program's own code decides: `core.scheduling.reconcile_attempt` ho
 whether an adopted process is watched again (`adopted`), and `runner.termination` how a runner ends its
 command (`termination`). The model adds its environment: files, locks, processes, signals and scans.
 
-`turns` is a small model of its own: programs that wait for GPUs and take turns.
+`turns` is a small model of its own: programs that wait for GPUs and take turns. `redis_claims` is another:
+boxes that take items from one queue on Redis.
 
 To change the protocol, change the model first: the steps; the rule, with a switch; a control that fails
 without the rule; a new fault, with a scenario. Run all of it. Then change the code. Remove fields and steps

@@ -13,6 +13,15 @@ import sys
 import time
 from collections.abc import Sequence
 
+from tests.protocol.redis_claims import (
+    REDIS_BIG,
+    REDIS_CONTROLS,
+    REDIS_SCENARIOS,
+    RedisResult,
+    RedisRules,
+    RedisScenario,
+    explore_redis,
+)
 from tests.protocol.rules import ALL
 from tests.protocol.scenarios import BIG, CONTROLS, LIMITS, SCENARIOS, Control, Scenario
 from tests.protocol.search import SearchResult, explore
@@ -44,11 +53,37 @@ def main(argv: Sequence[str]) -> int:
         for one in turns:
             found = explore_turns(one, TurnRules())
             good.append(_report_turns(one.name, found.states, found.broken or "holds", found.broken is None))
+    good += _check_redis(kinds, words)
     if "controls" in kinds:
         good += [_check_turn_control(one) for one in TURN_CONTROLS if not words or one.disabled in words]
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
     print(f"{sum(good)} of {len(good)} as expected; {peak} MiB")
     return 0 if good and all(good) else 1
+
+
+def _check_redis(kinds: Sequence[str], words: Sequence[str]) -> list[bool]:
+    """Runs the scenarios and controls of the queue on Redis. With words, prints the traces."""
+    good = []
+    searched: list[RedisScenario] = []
+    searched += REDIS_SCENARIOS if "scenarios" in kinds else ()
+    searched += REDIS_BIG if "big" in kinds else ()
+    for one in searched:
+        if all(word in one.name for word in words):
+            started = time.process_time()
+            found = explore_redis(one, RedisRules())
+            seconds = time.process_time() - started
+            text = f"{seconds:6.1f} s CPU  {found.broken or 'holds'}"
+            good.append(_report_turns(one.name, found.states, text, found.broken is None))
+            _show(found)
+    for control in REDIS_CONTROLS if "controls" in kinds else ():
+        if all(word in f"redis: {control.disabled}" for word in words):
+            found = explore_redis(control.scenario, control.rules, control.breaks)
+            text = found.broken or f"{control.breaks} NOT BROKEN"
+            name = f"redis: without {control.disabled}"
+            good.append(_report_turns(name, found.states, text, found.broken is not None))
+            if words:
+                _show(found)
+    return good
 
 
 def _check_scenario(scenario: Scenario) -> bool:
@@ -89,7 +124,7 @@ def _report_turns(name: str, states: int, text: str, is_good: bool) -> bool:
     return is_good
 
 
-def _show(found: SearchResult) -> None:
+def _show(found: SearchResult | RedisResult) -> None:
     for number, label in enumerate(found.trace, 1):
         print(f"    {number:3} {label}")
 

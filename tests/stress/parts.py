@@ -24,6 +24,7 @@ from tests.stress import (
     preemptions,
     priority_preemptions,
     random_queues,
+    redis_scenes,
     repeated_posts,
     resource_limits,
     restored_stores,
@@ -88,6 +89,10 @@ PARTS = (
     Part("P15", "callers and a queue take turns", turns.turns, suite=None, control=0.15),
     Part("P15", "urgent jobs beside callers", turns.urgent, suite=None),
     Part("P16", "posts repeated after kills", repeated_posts.kills, suite=0.03, control=0.03),
+    Part("P17", "boxes on Redis, killed and cut off", redis_scenes.kills, suite=0.004, control=0.004),
+    Part("P17", "boxes on Redis, failing at each step", redis_scenes.steps, suite=None, control=1.0),
+    Part("P17", "boxes on Redis, which loses data", redis_scenes.losses, suite=None),
+    Part("P17", "a box on Redis lost for good", redis_scenes.dead_box, suite=None),
     Part("P14", "random queues with preemptions", random_queues.queues, suite=0.012, control=0.008),
     Part(
         "P14", "jobs with real processes preempt others", priority_preemptions.jobs, suite=None, control=0.08

@@ -28,8 +28,9 @@ class Request:
     changes that it makes first, parents: those of all of them}, requeue {added_to: the file to
     which the line was added again}, pause and resume {cause: a PauseCause; null if a command requested it},
     set {name, value, line: whether the jobs file sets the value, parents: [[parent id, reference], …] if a
-    command sets "after" or "after_any"}, places {places: [[job id, queue position], …]}. The target of
-    recover and clear is "" for all interrupted or finished jobs.
+    command sets "after" or "after_any"}, confirm and unconfirm {}, places {places:
+    [[job id, queue position], …]}. The target of recover and clear is "" for all interrupted or finished
+    jobs.
     """
 
     request_id: int

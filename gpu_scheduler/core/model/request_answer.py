@@ -21,6 +21,8 @@ class AnswerCode(str, Enum):
     RELEASED = "released"
     RECOVERED = "recovered"
     CLEARED = "cleared"
+    CONFIRMED = "confirmed"
+    UNCONFIRMED = "unconfirmed"
     ATTRIBUTE_SET = "attribute set"
     ATTRIBUTE_REMOVED = "attribute removed"
     POSITIONS_SET = "positions set"
@@ -124,6 +126,8 @@ ACCEPTED_STATES: Mapping[str, tuple[JobState, ...]] = {
     "recover": (JobState.HELD,),
     "clear": (JobState.FINISHED,),
     "set": (JobState.HELD, JobState.QUEUED),
+    "confirm": (JobState.HELD, JobState.QUEUED),
+    "unconfirm": (JobState.HELD, JobState.QUEUED),
 }
 
 

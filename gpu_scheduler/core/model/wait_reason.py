@@ -36,6 +36,8 @@ class WaitKind(str, Enum):
     LINE_MALFORMED = "line malformed"
     LINE_REMOVED = "line removed"
     LINE_CHANGED = "line changed"
+    #: The job comes from a Redis queue, which has not confirmed yet that this machine may run it.
+    NOT_CONFIRMED = "not confirmed"
     HELD = "held"
     #: GPUs are reserved for the job, and jobs are preempted for it.
     PREEMPTING = "preempting"

@@ -325,6 +325,14 @@ class SetAttribute(Action):
 
 
 @dataclass(frozen=True)
+class SetConfirmed(Action):
+    """Lets a job from a Redis queue start, or keeps one that has never been started from starting."""
+
+    job_id: int
+    confirmed: bool
+
+
+@dataclass(frozen=True)
 class SetDependencies(Action):
     """Replaces the dependencies of one kind of a job, which must not make it wait for itself."""
 

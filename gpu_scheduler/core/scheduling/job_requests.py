@@ -29,6 +29,7 @@ from gpu_scheduler.core.scheduling.actions import (
     RecordStop,
     RequeueJob,
     SetAttribute,
+    SetConfirmed,
     SetDependencies,
 )
 from gpu_scheduler.core.scheduling.recovery import recovery
@@ -162,6 +163,18 @@ def _set(job: JobFact, args: Any, settings: Settings) -> ActionsAndAnswer:
     return actions, RequestAnswer(AnswerCode.ATTRIBUTE_SET, attribute=format_attribute(name, value))
 
 
+def _confirm(job: JobFact, args: Any, settings: Settings) -> ActionsAndAnswer:
+    if job.state in (JobState.HELD, JobState.QUEUED):
+        return done(AnswerCode.CONFIRMED, SetConfirmed(job.job_id, confirmed=True))
+    return _refusal("confirm", job)
+
+
+def _unconfirm(job: JobFact, args: Any, settings: Settings) -> ActionsAndAnswer:
+    if job.state in (JobState.HELD, JobState.QUEUED):
+        return done(AnswerCode.UNCONFIRMED, SetConfirmed(job.job_id, confirmed=False))
+    return _refusal("unconfirm", job)
+
+
 def _change(job: JobFact, change: Any) -> list[Action]:
     """Returns the actions that change one attribute. change: the arguments of a `set` request."""
     name, parents = change["name"], change.get("parents")
@@ -190,6 +203,8 @@ _JOB_REQUESTS: Mapping[str, Callable[[JobFact, Any, Settings], ActionsAndAnswer]
     "recover": _recover,
     "clear": _clear,
     "set": _set,
+    "confirm": _confirm,
+    "unconfirm": _unconfirm,
 }
 
 #: The verbs of the requests about single jobs.

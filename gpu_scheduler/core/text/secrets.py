@@ -189,3 +189,8 @@ def _trailing_gpu_list(value: str) -> str:
     """Returns the GPU list of a CSV line, which may directly follow a secret value and is not hidden."""
     last = value[len(value.rstrip("-0123456789,")) :]
     return last[last.index(",") :] if "," in last else ""
+
+
+def hidden_password(url: str) -> str:
+    """Returns a URL without its user, its password and its query, as it may be shown."""
+    return re.sub("(?<=//)[^/]*@", "", url).partition("?")[0]

@@ -250,9 +250,9 @@ def test_serve_ends_at_the_end_of_the_file(box: Box) -> None:
 
 def test_a_server_that_hangs_ends_at_the_end_of_the_file_by_force(tmp_path: Path) -> None:
     program = (
-        "import signal, time; from gpu_scheduler.web import server; server._HANGING_S = 0.1;"
+        "import signal, time; from gpu_scheduler.system import companion;"
         " signal.signal(signal.SIGTERM, signal.SIG_IGN);"
-        " server.start_thread(lambda: server._end_at_eof(0)); time.sleep(1000)"
+        " companion.start_thread(lambda: companion.end_at_eof(0, 0.1)); time.sleep(1000)"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], stdin=subprocess.DEVNULL, cwd=ROOT, timeout=60, check=False

@@ -1,0 +1,134 @@
+"""`redis-agent`, `redis-submit` and `redis-queue`: the commands for a queue in Redis."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+from argparse import Namespace
+from typing import Any
+
+from gpu_scheduler.cli.program import location_of, print_message
+from gpu_scheduler.cli.redis_arguments import submit_options
+from gpu_scheduler.cli.standard_streams import print_done
+from gpu_scheduler.config import REDIS_URL_VARIABLE
+from gpu_scheduler.errors import SchedulerError, UsageError
+from gpu_scheduler.redis_queue.queue import DEFAULT_URL, Queue, new_item
+from gpu_scheduler.redis_queue.records import Arguments
+
+_HANGING_S = 5.0
+_SUBMIT_OPTIONS = ("--gpu-memory-mb", "--num-gpus", "--priority", "--env", "--redis")
+
+
+def _queue_of(options: Namespace) -> Queue:
+    from gpu_scheduler.app.store_access import open_store
+
+    url = options.redis or os.environ.get(REDIS_URL_VARIABLE)
+    if not url:
+        try:
+            with open_store(location_of(options), read_only=True) as store:
+                url = store.recorded_options().redis
+        except SchedulerError:
+            pass
+    return Queue(url or DEFAULT_URL)
+
+
+def redis_agent(options: Namespace) -> int:
+    """Takes jobs from a queue in Redis until SIGTERM or Ctrl-C. Returns 0."""
+    from gpu_scheduler.redis_queue.agent import Agent
+    from gpu_scheduler.system import companion
+
+    companion.begin(options.until_eof, _HANGING_S)
+    queue, location = _queue_of(options), location_of(options)
+    os.environ.pop(REDIS_URL_VARIABLE, None)
+    home = location.resolve()
+    home.create()
+    companion.lock_file(home.folder / "redis-agent.lock", "another agent takes jobs for this queue already")
+    logging.basicConfig(format="%(asctime)s %(levelname)-7s redis-agent: %(message)s", level=logging.INFO)
+    print_message(
+        f"taking jobs from {queue.url} for {home.state_file}\n"
+        "whoever can write to this Redis runs code as you"
+    )
+    Agent(location, queue, os.path.abspath(options.dir or "."), options.requeue_silent_after).run()
+    return 0
+
+
+def redis_submit(options: Namespace) -> int:
+    """Adds an item to the queue and prints its id."""
+    words, count = options.arguments, 0
+    while count < len(words) and words[count].partition("=")[0] in _SUBMIT_OPTIONS:
+        count += 1 if "=" in words[count] else 2
+    after_script = argparse.ArgumentParser(prog="redis-submit", allow_abbrev=False)
+    submit_options(after_script)
+    after_script.parse_args(words[:count], options)
+    options.arguments = words[count:]
+    if options.gpu_memory_mb is None:
+        raise UsageError("--gpu-memory-mb is missing; it is the memory that the script needs on each GPU")
+    script = os.path.expanduser(options.script)
+    item = new_item(script, options.gpu_memory_mb, options.num_gpus, options.priority)
+    pairs = [text.partition("=") for text in options.env or ()]
+    env = tuple((name, value) for name, _, value in pairs)
+    queue = _queue_of(options)
+    with queue.reachable():
+        queue.submit(item, Arguments(tuple(options.arguments), os.getcwd(), env))
+        for text in queue.warnings():
+            print_message(text)
+    print_done(item.job_id)
+    return 0
+
+
+def redis_queue(options: Namespace) -> int:
+    """Shows the queue, or changes its items."""
+    if options.action not in (None, "accept-loss") and not options.ids:
+        raise UsageError(f"name the items to {options.action}")
+    queue, code = _queue_of(options), 0
+    with queue.reachable():
+        if options.action == "accept-loss":
+            print_done(queue.accept_loss())
+        elif options.action is None:
+            found = queue.listing()
+            print(json.dumps(found, indent=2) if options.json else _text(found))
+        for item in options.ids:
+            try:
+                done = queue.cancel(item) if options.action == "cancel" else queue.again(item, options.action)
+                print_done(f"item {item}: {done}")
+            except SchedulerError as error:
+                print_message(str(error))
+                code = error.exit_code
+    return code
+
+
+def _text(found: dict[str, Any]) -> str:
+    from gpu_scheduler.core.text.formatting import format_duration, safe_text
+
+    lines = [f"{found['length']} waiting at {found['url']}"]
+    if not found["open"]:
+        away = [str(one.get("host") or key) for key, one in found["boxes"].items() if not one["reported"]]
+        lines.append(
+            f"Redis was restarted; claims wait until {', '.join(away) or 'a box'} has reported, or for"
+            " `redis-queue accept-loss`"
+        )
+    for key, box in found["boxes"].items():
+        lines.append(f"box {key}  {box.get('host')}  GPUs of {', '.join(map(str, box.get('gpus', ())))} MiB")
+        lines += [
+            f"  {item} also runs there, although it was given to another box"
+            for item in box.get("second", ())
+        ]
+    for row in found["claims"]:
+        where = f"on {row['host'] or row['box']}"
+        if row["silent_s"] is not None:
+            where += f", silent for {format_duration(row['silent_s'])}"
+        if not row["has_job"]:
+            where += ", which has lost its job; `redis-queue requeue` gives it back"
+        state = row["status"] if row["confirmed"] else "not confirmed"
+        lines.append(f"{row['id']:<14} {state:<14} {where}")
+    for row in found["waiting"]:
+        text = row.get("problem") or f"priority {row['priority']}  {row['script']}"
+        if row["fits"] is False:
+            text += f"  (fits no box: needs {row['num_gpus']} GPUs of {row['memory_mb']} MiB)"
+        if row["lacking"]:
+            text += f"  (missing or not usable on {', '.join(row['lacking'])})"
+        lines.append(f"{row['id']:<14} {'waiting':<14} {text}")
+    lines += [f"{row['id']:<14} {'set aside':<14} {row['reason']}" for row in found["rejected"]]
+    return "\n".join(map(safe_text, lines))

@@ -1,0 +1,272 @@
+"""Connects to a queue in Redis, submits items to it, changes them, and lists who holds them."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import os
+import shlex
+import sys
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from gpu_scheduler.config import REDIS_URL_VARIABLE
+from gpu_scheduler.core.text.secrets import hidden_password
+from gpu_scheduler.errors import NoSuchJobError, SchedulerError, UsageError
+from gpu_scheduler.redis_queue import scripts
+from gpu_scheduler.redis_queue.records import Arguments, Record, RecordError, parse_record
+
+if TYPE_CHECKING:
+    import redis
+
+DEFAULT_URL = "redis://localhost:6379/0"
+#: Number of items that are read from the front of the queue.
+LOOK_LIMIT = 1000
+_ROOT = Path(__file__).resolve().parents[2]
+_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True)
+class Times:
+    """The times of the protocol in seconds (docs/redis.md), divided by one factor for tests."""
+
+    look: float = 1.0
+    beat: float = 15.0
+    silence: float = 60.0
+    reading_gap: float = 20.0
+    start: float = 60.0
+    open_wait: float = 60.0
+    first_wait: float = 5.0
+    record_wait: float = 600.0
+    longest_backoff: float = 30.0
+
+    @classmethod
+    def scaled(cls) -> Times:
+        """Returns the times divided by GPU_SCHEDULER_REDIS_TIME_SCALE."""
+        scale = float(os.environ.get("GPU_SCHEDULER_REDIS_TIME_SCALE", "1"))
+        return cls(**{name: seconds / scale for name, seconds in vars(cls()).items()})
+
+
+def encoded(text: str) -> bytes:
+    """Returns a text as it is stored; ids may contain any bytes."""
+    return text.encode("utf-8", "surrogateescape")
+
+
+def decoded(text: bytes) -> str:
+    """Returns the text that `encoded` encodes to these bytes."""
+    return text.decode("utf-8", "surrogateescape")
+
+
+def check_url(url: str) -> None:
+    """Raises UsageError for a URL whose Redis must not be used."""
+    try:
+        parts = urlsplit(url)
+        host, password = parts.hostname or "localhost", parts.password
+        is_local = host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        is_local = False
+    if parts.scheme not in ("redis", "rediss", "unix"):
+        raise UsageError("--redis: give a URL such as redis://localhost:6379/0, rediss://… or unix:///PATH")
+    if parts.scheme == "redis" and not is_local and not password:
+        raise UsageError(
+            f"--redis: whoever can write to the Redis on {host} runs code as you; give a password (best in"
+            f" the variable {REDIS_URL_VARIABLE}) or use rediss://"
+        )
+
+
+def _timeouts(url: str) -> dict[str, float]:
+    names = ("socket_timeout", *(("socket_connect_timeout",) if urlsplit(url).scheme != "unix" else ()))
+    return dict.fromkeys(names, _TIMEOUT_S)
+
+
+class Queue:
+    """A connection to a queue. Raises UsageError for a missing package or a URL that must not be used."""
+
+    def __init__(self, url: str) -> None:
+        check_url(url)
+        try:
+            import redis
+            from redis.backoff import NoBackoff
+            from redis.retry import Retry
+        except ImportError as error:
+            text = (
+                f'a Redis queue needs another package ({error}); run `pip install "gpu-job-scheduler[redis]"`'
+            )
+            if (_ROOT / "pyproject.toml").exists():
+                words = (sys.executable, "-m", "pip", "install", "-e", f"{_ROOT}[redis]")
+                text += f"\nor, for this clone, `{shlex.join(words)}`"
+            raise UsageError(text) from None
+        try:
+            # A script is repeated by whoever knows whether that is safe, never by the connection.
+            made = redis.Redis.from_url(url, retry=Retry(NoBackoff(), 0), **_timeouts(url))
+        except ValueError as error:
+            raise UsageError(f"--redis: {error}") from None
+        self.url = hidden_password(url)
+        self.redis: redis.Redis = made
+        self.errors: tuple[type[Exception], ...] = (redis.RedisError, OSError)
+        self._scripts: dict[str, Any] = {}
+
+    def run(self, script: str, *args: str | bytes | int | float) -> Any:
+        """Runs a script and returns its answer."""
+        if script not in self._scripts:
+            self._scripts[script] = self.redis.register_script(script)
+        return self._scripts[script](args=[encoded(one) if isinstance(one, str) else one for one in args])
+
+    @contextmanager
+    def reachable(self) -> Iterator[None]:
+        """Turns the errors of Redis in the block into a SchedulerError."""
+        try:
+            yield
+        except self.errors as error:
+            raise SchedulerError(f"{self.url}: {str(error) or type(error).__name__}") from None
+
+    def warnings(self) -> list[str]:
+        """Returns what may lose items of the queue, with the remedies."""
+        found: dict[str, str] = {}
+        for name in ("appendonly", "maxmemory-policy"):
+            try:
+                answer: Any = self.redis.config_get(name)
+            except self.errors:
+                continue  # the user of the URL may not ask
+            texts = (one if isinstance(one, str) else decoded(one) for one in answer.values())
+            found[name] = next(texts, "")
+        made = []
+        if found.get("appendonly") == "no":
+            made.append(
+                "Redis may lose the submissions of the last minutes when it is killed (appendonly no); set"
+                " `appendonly yes` in redis.conf"
+            )
+        if found.get("maxmemory-policy", "noeviction") != "noeviction":
+            made.append(
+                f"Redis may evict items of the queue (maxmemory-policy {found['maxmemory-policy']}); set"
+                " `maxmemory-policy noeviction` in redis.conf"
+            )
+        return made
+
+    def record(self, item: str) -> Record:
+        """Returns the record of an item. Raises NoSuchJobError."""
+        text: Any = self.redis.get(b"scheduler:job:" + encoded(item))
+        if text is None:
+            raise NoSuchJobError(f"there is no item {item} in the queue at {self.url}")
+        try:
+            return parse_record(text, item)
+        except RecordError as error:
+            raise SchedulerError(f"item {item}: {error}") from None
+
+    def submit(self, record: Record, arguments: Arguments | None) -> None:
+        """Adds an item. Its record is there before its id is in the queue."""
+        pipe = self.redis.pipeline(transaction=True)
+        if arguments is not None:
+            pipe.set(f"gpusched:arguments:{record.job_id}", arguments.to_json())
+        pipe.set(f"scheduler:job:{record.job_id}", record.to_json())
+        pipe.zadd("scheduler:queue", {record.job_id: record.score})
+        pipe.execute()
+
+    def cancel(self, item: str) -> str:
+        """Cancels an item. Returns what was done."""
+        answer = self.run(scripts.CANCEL, item, self.record(item).with_status("failed").to_json())
+        if answer == b"none":
+            raise SchedulerError(f"item {item} is neither in the queue nor on a box")
+        return "cancelled" if answer == b"cancelled" else "its box has been asked to cancel it"
+
+    def again(self, item: str, verb: str) -> str:
+        """Queues a claimed item (`requeue`) or an ended one (`retry`) again. Returns what was done."""
+        record = self.record(item).with_status("queued")
+        answer = self.run(scripts.AGAIN, item, record.to_json(), repr(record.score), verb)
+        refusals = {
+            b"queued": "is in the queue already",
+            b"claimed": "is on a box; `redis-queue requeue` gives it back, and it may then run twice",
+            b"unclaimed": "is on no box; `redis-queue retry` queues it again",
+        }
+        if answer in refusals:
+            raise SchedulerError(f"item {item} {refusals[answer]}")
+        return "queued again"
+
+    def accept_loss(self) -> str:
+        """Opens the queue although boxes have not reported since Redis lost data. Returns what was done."""
+        number: Any = self.redis.hget("gpusched:run", "number")
+        if number is None or not self.run(scripts.REPORT, "", "", number, "1"):
+            raise SchedulerError("no box has reported since Redis was started; start one first")
+        return "claims no longer wait for boxes that have not reported"
+
+    def listing(self) -> dict[str, Any]:
+        """Returns the boxes, the first items of the queue, who holds what, and what was set aside."""
+        _, is_open, _, items = self.run(scripts.LOOK, LOOK_LIMIT)
+        run = {decoded(key): decoded(value) for key, value in _dict(self.redis.hgetall("gpusched:run"))}
+        boxes = {
+            decoded(key): json.loads(value) for key, value in _dict(self.redis.hgetall("gpusched:boxes"))
+        }
+        for box in boxes.values():
+            box["reported"] = box.get("run") == run.get("number")
+        waiting = [_waiting(decoded(row[0]), row[2], boxes) for row in items]
+        seconds: Any = self.redis.time()
+        claims = [
+            self._claim(decoded(one), boxes, seconds[0])
+            for one in sorted(_list(self.redis.smembers("gpusched:claims")))
+        ]
+        names = _list(self.redis.zrevrange("gpusched:rejected", 0, 99))
+        found: Any = self.redis.mget([b"gpusched:rejected:" + one for one in names]) if names else []
+        aside = [json.loads(text.decode("utf-8", "replace")) for text in found if text is not None]
+        return {
+            "url": self.url, "open": is_open is not None, "length": self.redis.zcard("scheduler:queue"),
+            "boxes": boxes, "waiting": waiting, "claims": [one for one in claims if one is not None],
+            "rejected": aside,
+        }  # fmt: skip
+
+    def _claim(self, item: str, boxes: Mapping[str, Any], now: float) -> dict[str, Any] | None:
+        found = {
+            decoded(key): decoded(value) for key, value in _dict(self.redis.hgetall(f"gpusched:claim:{item}"))
+        }
+        if not found.get("fence"):
+            return None
+        box = boxes.get(found["box"], {})
+        try:
+            status = self.record(item).status
+        except SchedulerError:
+            status = None
+        silent = max(0.0, now - box.get("at", 0.0)) if box else None
+        return {
+            "id": item, "box": found["box"], "host": box.get("host"), "status": status,
+            "since": float(found["at"]), "confirmed": found["confirmed"] == "1",
+            "silent_s": silent if silent is not None and silent > 3 * Times.scaled().beat else None,
+            "has_job": item not in box.get("without_job", ()),
+        }  # fmt: skip
+
+
+def new_item(script: str, memory_mb: int, gpus: int, priority: int) -> Record:
+    """Returns a new record, as the producer of the source document makes it."""
+    return Record(script, memory_mb, gpus, priority, uuid.uuid4().hex[:12], "queued", (), time.time(), None)
+
+
+def _waiting(item: str, text: Any, boxes: Mapping[str, Any]) -> dict[str, Any]:
+    lacking = sorted(str(box.get("host")) for box in boxes.values() if item in box.get("lacks", ()))
+    row: dict[str, Any] = {"id": item, "script": None, "priority": None, "lacking": lacking, "fits": None}
+    try:
+        record = parse_record(text, item) if isinstance(text, bytes) else None
+    except RecordError as error:
+        return {**row, "problem": str(error)}
+    if record is None:
+        return {**row, "problem": "it has no record"}
+    fits = [_fits(box.get("gpus", ()), record) for box in boxes.values()]
+    return {
+        **row, "script": record.model_script, "priority": record.priority, "memory_mb": record.gpu_memory_mb,
+        "num_gpus": record.num_gpus, "status": record.status, "fits": any(fits) if fits else None,
+    }  # fmt: skip
+
+
+def _fits(sizes: Sequence[int], record: Record) -> bool:
+    return sum(size >= record.gpu_memory_mb for size in sizes) >= record.num_gpus
+
+
+def _dict(found: Any) -> list[tuple[bytes, bytes]]:
+    return list(found.items())
+
+
+def _list(found: Any) -> list[bytes]:
+    return list(found)

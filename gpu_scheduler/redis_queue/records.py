@@ -1,0 +1,131 @@
+"""Parses and writes the records of the queue: JSON objects of exactly nine fields. Accesses nothing.
+
+The programs of the source document read and write these records too, so nothing is added to them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from gpu_scheduler.core.text import strict_json
+
+STATUSES = ("queued", "running", "completed", "failed")
+#: Longest accepted record in bytes.
+MAX_BYTES = 64 * 1024
+#: Priorities are multiplied by this for the score.
+_SCORE_FACTOR = 1e10
+_MAX_PRIORITY, _MAX_GPUS, _MAX_MIB, _MAX_TIME = 1_000_000, 1024, 1 << 30, 1e10
+#: The names of the source document.
+PRIORITIES = {"CRITICAL": 0, "HIGH": 100, "NORMAL": 200, "LOW": 300}
+
+
+class RecordError(ValueError):
+    """Raised for a text that is no record. Its message says why."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """An item of the queue, with the fields of the source document in their order."""
+
+    model_script: str
+    gpu_memory_mb: int
+    num_gpus: int
+    priority: int
+    job_id: str
+    status: str
+    assigned_gpus: tuple[int, ...]
+    created_at: float
+    pid: int | None
+
+    @property
+    def score(self) -> float:
+        """The place in the queue, lowest first."""
+        return self.priority * _SCORE_FACTOR + self.created_at
+
+    def to_json(self) -> str:
+        """Returns the text of the record."""
+        return json.dumps(asdict(self))
+
+    def with_status(self, status: str, gpus: Sequence[int] = (), pid: int | None = None) -> Record:
+        """Returns the record with another status."""
+        return replace(self, status=status, assigned_gpus=tuple(gpus), pid=pid)
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """What `redis-submit` adds to a record: the arguments of its script, its folder and its variables."""
+
+    args: tuple[str, ...] = ()
+    cwd: str | None = None
+    env: tuple[tuple[str, str], ...] = ()
+
+    def to_json(self) -> str:
+        """Returns the text that `parse_arguments` reads."""
+        return json.dumps({"args": self.args, "cwd": self.cwd, "env": dict(self.env)})
+
+
+def parse_record(text: bytes, job_id: str) -> Record:
+    """Returns the record of an item. Raises RecordError."""
+    values = _object(text)
+    names = set(Record.__dataclass_fields__)
+    if wrong := sorted(names ^ values.keys()):
+        kind = "missing" if wrong[0] in names else "unknown"
+        raise RecordError(f"field {wrong[0][:40]!r} is {kind}")
+    _check_text(values["model_script"], "model_script", 4096)
+    _check_number(values["gpu_memory_mb"], "gpu_memory_mb", 0, _MAX_MIB)
+    _check_number(values["num_gpus"], "num_gpus", 0, _MAX_GPUS)
+    _check_number(values["priority"], "priority", 0, _MAX_PRIORITY)
+    if values["job_id"] != job_id:
+        raise RecordError("field 'job_id' is not the id of the item")
+    if values["status"] not in STATUSES:
+        raise RecordError(f"field 'status' is none of {', '.join(STATUSES)}")
+    gpus = values["assigned_gpus"]
+    if not isinstance(gpus, list) or len(gpus) > _MAX_GPUS:
+        raise RecordError("field 'assigned_gpus' is no list of GPUs")
+    for gpu in gpus:
+        _check_number(gpu, "assigned_gpus", 0, _MAX_GPUS)
+    created_at = values["created_at"]
+    is_number = isinstance(created_at, (int, float)) and not isinstance(created_at, bool)
+    if not is_number or not math.isfinite(created_at) or not 0 <= created_at < _MAX_TIME:
+        raise RecordError("field 'created_at' is no time in seconds since 1970")
+    if values["pid"] is not None:
+        _check_number(values["pid"], "pid", 1, 1 << 32)
+    return Record(**{**values, "assigned_gpus": tuple(gpus)})
+
+
+def parse_arguments(text: bytes) -> Arguments:
+    """Returns what `redis-submit` has added to a record. Raises RecordError."""
+    values = _object(text)
+    args, cwd, env = (values.get(name) for name in ("args", "cwd", "env"))
+    if len(values) != 3 or not isinstance(args, list) or not isinstance(env, dict):
+        raise RecordError("its arguments are no object of args, cwd and env")
+    for word in (*args, *env, *env.values(), *([cwd] if cwd is not None else [])):
+        if not isinstance(word, str) or "\0" in word:
+            raise RecordError("its arguments are no texts")
+    return Arguments(tuple(args), cwd, tuple(sorted(env.items())))
+
+
+def _object(text: bytes) -> dict[str, Any]:
+    if len(text) > MAX_BYTES:
+        raise RecordError(f"the record is larger than {MAX_BYTES} bytes")
+    try:
+        values = strict_json.parse(text.decode("utf-8"))
+    except (ValueError, RecursionError):
+        raise RecordError("the record is not JSON") from None
+    if not isinstance(values, dict):
+        raise RecordError("the record is no JSON object")
+    return values
+
+
+def _check_text(value: object, name: str, limit: int) -> None:
+    if not isinstance(value, str) or not value or len(value) > limit or not value.isprintable():
+        raise RecordError(f"field {name!r} is no text of 1 to {limit} printable characters")
+
+
+def _check_number(value: object, name: str, least: int, most: int) -> None:
+    if type(value) is not int or not least <= value <= most:
+        raise RecordError(f"field {name!r} is no whole number from {least} to {most}")

@@ -1,0 +1,216 @@
+"""The changes to Redis. Each one is a Lua script, which Redis runs as a whole or not at all.
+
+The keys of the source document are `scheduler:queue` and `scheduler:job:ID`; all others begin with
+`gpusched:` (docs/redis.md). Every script that acts for a box compares the box and the fence of the claim.
+"""
+
+from __future__ import annotations
+
+#: A claim of an item: box, fence, score, at, confirmed and ended ("0" or "1"). After the item was given back,
+#: requeued or retried, the fence is "" and `was` is the last one. A fence is TURN:RANDOM; the turn counts the
+#: claims of the item, so that after a rollback the newest one is known. `run` is the run of Redis that `begin`
+#: recorded: run_id, number (a random text) and at, the time from which it is open; "" until it is.
+_COMMON = """
+local QUEUE, CLAIMS = 'scheduler:queue', 'gpusched:claims'
+local function record(id) return 'scheduler:job:' .. id end
+local function claim(id) return 'gpusched:claim:' .. id end
+local function of(id) local c = {} local v = redis.call('HGETALL', claim(id))
+  for i = 1, #v, 2 do c[v[i]] = v[i + 1] end return c end
+local function now() local t = redis.call('TIME') return t[1] + t[2] / 1e6 end
+local function run() local r = redis.call('HMGET', 'gpusched:run', 'run_id', 'number', 'at')
+  local id = string.match(redis.call('INFO', 'server'), 'run_id:(%x+)')
+  if r[1] ~= id then return false, '' end return r[2], r[3] end
+local function is_open(number, wait) local n, at = run()
+  return n == number and at ~= '' and now() - at >= tonumber(wait) end
+local function is_mine(c, box, fence) return fence ~= '' and c.box == box and c.fence == fence end
+local function turn(fence) return tonumber(string.match(fence or '', '^(%d+):')) or 0 end
+local function last(c) return c.fence and c.fence ~= '' and c.fence or c.was or '' end
+local function keep(id) redis.call('EXPIRE', claim(id), 2592000) end
+local function free(id, c) redis.call('HSET', claim(id), 'fence', '', 'was', c.fence, 'ended', '0')
+  redis.call('SREM', CLAIMS, id) keep(id) end
+local function text(id) local key = record(id)
+  if redis.call('TYPE', key).ok ~= 'string' then return redis.call('EXISTS', key) == 1 and 0 or false end
+  if redis.call('STRLEN', key) > 65536 then return 1 end return redis.call('GET', key) end
+local function reject(id, why)
+  local name = #id > 128 and redis.sha1hex(id) or id
+  redis.call('ZREM', QUEUE, id)
+  redis.call('SET', 'gpusched:rejected:' .. name, cjson.encode({id = string.sub(name, 1, 128), reason = why,
+    at = now()}))
+  redis.call('ZADD', 'gpusched:rejected', now(), name)
+  for _, old in ipairs(redis.call('ZRANGE', 'gpusched:rejected', 0, -1001)) do
+    redis.call('ZREM', 'gpusched:rejected', old) redis.call('DEL', 'gpusched:rejected:' .. old) end end
+"""
+
+#: The state of the queue: the number of the run (false: `begin` is due), whether it is open, the ids to
+#: cancel and, for each item, its id, score, record (false: none; 0: no text; 1: too long) and arguments.
+#: ARGV: limit.
+LOOK = (
+    _COMMON
+    + """
+local number, at = run()
+local found = {}
+local ids = redis.call('ZRANGE', QUEUE, 0, ARGV[1] - 1, 'WITHSCORES')
+for i = 1, #ids, 2 do local id = ids[i]
+  if #id > 128 then reject(id, 'the id is longer than 128 bytes')
+  else local key = 'gpusched:arguments:' .. id local args = false
+    if redis.call('EXISTS', key) == 1 then
+      args = redis.call('STRLEN', key) > 65536 and '' or redis.call('GET', key) end
+    found[#found + 1] = {id, ids[i + 1], text(id), args} end end
+return {number, at ~= '' and at or false, redis.call('SMEMBERS', 'gpusched:cancelled'), found}
+"""
+)
+
+#: Records a new run of Redis unless another agent has. ARGV: number, whether the box knows nothing of this
+#: queue, wait, first wait. Returns the number.
+BEGIN = (
+    _COMMON
+    + """
+local number = run()
+if number then return number end
+local is_first = redis.call('EXISTS', 'gpusched:run', 'gpusched:boxes', CLAIMS, 'gpusched:counter') == 0
+local id = string.match(redis.call('INFO', 'server'), 'run_id:(%x+)')
+local at = is_first and ARGV[2] == '1' and string.format('%.6f', now() - ARGV[3] + ARGV[4]) or ''
+redis.call('HSET', 'gpusched:run', 'run_id', id, 'number', ARGV[1], 'at', at)
+return ARGV[1]
+"""
+)
+
+#: Writes one claim back after a new run. ARGV: id, box, fence, score, ended, confirmed. Returns "mine",
+#: "again" (it was given back, requeued or retried since) or "other" (another box has it).
+RESTORE = (
+    _COMMON
+    + """
+local id, box, fence = ARGV[1], ARGV[2], ARGV[3]
+local c = of(id)
+if c.was == fence and c.fence == '' then return 'again' end
+if not is_mine(c, box, fence) and turn(fence) <= turn(last(c)) then return 'other' end
+local confirmed = ARGV[6] == '1' and '1' or is_mine(c, box, fence) and c.confirmed or '0'
+redis.call('HSET', claim(id), 'box', box, 'fence', fence, 'score', ARGV[4], 'at', c.at or now(),
+  'confirmed', confirmed, 'ended', ARGV[5])
+redis.call('ZREM', QUEUE, id)
+if ARGV[5] == '1' then redis.call('SREM', CLAIMS, id) keep(id)
+else redis.call('SADD', CLAIMS, id) redis.call('PERSIST', claim(id)) end
+return 'mine'
+"""
+)
+
+#: Opens the run if every box has reported. ARGV: box, its JSON, number, whether losses are accepted, the
+#: boxes that it remembers … Returns 1 if it is open. Without a box, it only opens the run.
+REPORT = (
+    _COMMON
+    + """
+local number, at = run()
+if number ~= ARGV[3] then return 0 end
+for i = 5, #ARGV do redis.call('HSETNX', 'gpusched:boxes', ARGV[i], '{}') end
+if ARGV[1] ~= '' then redis.call('HSET', 'gpusched:boxes', ARGV[1], ARGV[2]) end
+if at ~= '' then return 1 end
+local boxes = redis.call('HGETALL', 'gpusched:boxes')
+for i = 1, #boxes, 2 do
+  if cjson.decode(boxes[i + 1]).run ~= number then
+    if ARGV[4] == '0' then return 0 end
+    redis.call('HDEL', 'gpusched:boxes', boxes[i]) redis.call('HDEL', 'gpusched:counter', boxes[i]) end end
+redis.call('HSET', 'gpusched:run', 'at', string.format('%.6f', now()))
+return 1
+"""
+)
+
+#: Takes an item out of the queue. ARGV: id, box, random text, record, number, wait. Returns the fence in a list,
+#: or why not.
+CLAIM = (
+    _COMMON
+    + """
+local id = ARGV[1]
+if not is_open(ARGV[5], ARGV[6]) then return 'run' end
+local c, score = of(id), redis.call('ZSCORE', QUEUE, id)
+if not score then return 'gone' end
+if c.fence and c.fence ~= '' and c.ended ~= '1' then return 'taken' end
+if text(id) ~= ARGV[4] then return 'changed' end
+redis.call('ZREM', QUEUE, id)
+redis.call('DEL', claim(id))
+local fence = turn(last(c)) + 1 .. ':' .. ARGV[3]
+redis.call('HSET', claim(id), 'box', ARGV[2], 'fence', fence, 'score', score, 'at', now(), 'confirmed', '0',
+  'ended', '0')
+redis.call('SADD', CLAIMS, id)
+return {fence}
+"""
+)
+
+#: Lets a claimed item start. ARGV: id, box, fence, number, wait. Returns 1, 0 (never start it) or
+#: -1 (not yet).
+CONFIRM = (
+    _COMMON
+    + """
+if not is_open(ARGV[4], ARGV[5]) then return -1 end
+if not is_mine(of(ARGV[1]), ARGV[2], ARGV[3]) then return 0 end
+redis.call('HSET', claim(ARGV[1]), 'confirmed', '1')
+return 1
+"""
+)
+
+#: Returns an item to the queue at its old score. ARGV: id, box, fence, counter of the box ("": its own box
+#: asks, so that a confirmed claim is returned too), whether to return a confirmed one, record as queued ("":
+#: it is unchanged), number. Returns 1, 0 or -1 (not yet: Redis may have lost the claim).
+GIVE_BACK = (
+    _COMMON
+    + """
+local id, c = ARGV[1], of(ARGV[1])
+if run() ~= ARGV[7] then return -1 end
+if not is_mine(c, ARGV[2], ARGV[3]) or c.ended == '1' then return 0 end
+if ARGV[4] ~= '' then
+  if not is_open(ARGV[7], 0) or redis.call('HGET', 'gpusched:counter', ARGV[2]) ~= ARGV[4] then return 0 end
+  if c.confirmed == '1' and ARGV[5] == '0' then return 0 end end
+if ARGV[6] ~= '' and redis.call('EXISTS', record(id)) == 1 then redis.call('SET', record(id), ARGV[6]) end
+free(id, c)
+redis.call('ZADD', QUEUE, c.score, id)
+return 1
+"""
+)
+
+#: Writes the status of a job back. ARGV: id, box, fence, record, whether it has ended,
+#: number. Returns 1, 0 or -1 (not yet: Redis may have lost the claim).
+WRITE_BACK = (
+    _COMMON
+    + """
+local id, c = ARGV[1], of(ARGV[1])
+if run() ~= ARGV[6] then return -1 end
+if not is_mine(c, ARGV[2], ARGV[3]) then return 0 end
+redis.call('SET', record(id), ARGV[4])
+if ARGV[5] == '1' then
+  redis.call('HSET', claim(id), 'ended', '1') redis.call('SREM', CLAIMS, id) keep(id)
+  redis.call('SREM', 'gpusched:cancelled', id) end
+return 1
+"""
+)
+
+#: Sets an item aside if its record is still the same. ARGV: id, reason, record ("": whatever it is).
+REJECT = _COMMON + "if ARGV[3] == '' or text(ARGV[1]) == ARGV[3] then reject(ARGV[1], ARGV[2]) end return 1"
+
+#: Cancels an item. ARGV: id, its record as failed. Returns "cancelled", "asked" (its box ends it) or "none".
+CANCEL = (
+    _COMMON
+    + """
+local id, c = ARGV[1], of(ARGV[1])
+if c.fence and c.fence ~= '' and c.ended ~= '1' then
+  redis.call('SADD', 'gpusched:cancelled', id) return 'asked' end
+if redis.call('ZREM', QUEUE, id) == 0 then return 'none' end
+redis.call('SET', record(id), ARGV[2])
+return 'cancelled'
+"""
+)
+
+#: Queues a claimed ("requeue") or an ended item ("retry") again. ARGV: id, record as queued, its score, verb.
+AGAIN = (
+    _COMMON
+    + """
+local id, c = ARGV[1], of(ARGV[1])
+local is_claimed = c.fence and c.fence ~= '' and c.ended ~= '1'
+if redis.call('ZSCORE', QUEUE, id) then return 'queued' end
+if ARGV[4] == 'retry' and is_claimed then return 'claimed' end
+if ARGV[4] == 'requeue' and not is_claimed then return 'unclaimed' end
+redis.call('SET', record(id), ARGV[2])
+if c.fence then free(id, c) end
+redis.call('SREM', 'gpusched:cancelled', id)
+redis.call('ZADD', QUEUE, is_claimed and c.score or ARGV[3], id)
+return 'again'
+"""
+)

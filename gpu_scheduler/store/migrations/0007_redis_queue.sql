@@ -1,0 +1,14 @@
+-- The items that this store has taken from a Redis queue.
+
+CREATE TABLE taken_item (
+    redis_id TEXT NOT NULL,
+    fence    TEXT NOT NULL,                         -- random; each claim of an item has its own
+    job_id   INTEGER NOT NULL,
+    score    TEXT NOT NULL,                         -- in the queue, as Redis prints it
+    record   TEXT NOT NULL,                         -- when it was claimed, as JSON
+    state    TEXT NOT NULL,                         -- 'open', 'ended', 'gone' (given back) or 'second' (also ran elsewhere)
+    written  TEXT,                                  -- what was last written back, as JSON; NULL: nothing
+    PRIMARY KEY (redis_id, fence)
+) WITHOUT ROWID;
+CREATE INDEX taken_item_job ON taken_item (job_id);
+CREATE INDEX taken_item_open ON taken_item (job_id) WHERE state IN ('open', 'second');

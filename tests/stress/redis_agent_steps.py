@@ -1,0 +1,103 @@
+"""Runs the program, but kills or stops it at a step: python -m tests.stress.redis_agent_steps COMMAND…
+
+There is a step before each command to Redis is sent, after it was sent, and after its answer was read, and
+before and after each commit to the store. A step is named after its moment and the command; a script also by
+the beginning of its digest. The environment has the rest:
+
+AGENT_STEP: the step; AGENT_NTH: how often it is reached before the fault; AGENT_SIGNAL: the number of the
+signal that the program then sends itself; AGENT_STEPS: a file to which each name is added when the step is
+first reached. AGENT_UNCONFIRMED, a negative control: jobs start although Redis was not asked to confirm their
+claims.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import sqlite3
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from redis.connection import AbstractConnection
+
+from gpu_scheduler.redis_queue import scripts
+from gpu_scheduler.store.database import Database
+
+UNCONFIRMED = "AGENT_UNCONFIRMED"
+STEP, NTH, SIGNAL, STEPS = "AGENT_STEP", "AGENT_NTH", "AGENT_SIGNAL", "AGENT_STEPS"
+
+_wanted, _signal = os.environ.get(STEP, ""), int(os.environ.get(SIGNAL, "9"))
+_left, _pid = int(os.environ.get(NTH, "1")), os.getpid()
+_seen: set[str] = set()
+_steps = os.environ.get(STEPS)
+_transaction = Database.transaction
+_send, _read = AbstractConnection.send_packed_command, AbstractConnection.read_response
+#: The command that each connection sent last.
+_last: dict[int, str] = {}
+
+
+def _step(name: str) -> None:
+    global _left
+    if os.getpid() != _pid:
+        return
+    if name not in _seen:
+        _seen.add(name)
+        if _steps is not None:
+            with open(_steps, "a", encoding="utf-8") as out:
+                out.write(f"{name}\n")
+    if name == _wanted:
+        _left -= 1
+        if _left == 0:
+            os.kill(_pid, _signal)
+
+
+def name_of(command: Any) -> str:
+    """Returns the name of the first of these packed commands."""
+    raw = command if isinstance(command, bytes) else b"".join(command)
+    words = re.findall(rb"\$\d+\r\n(.*?)\r\n(?=[$*]|$)", raw[:4000], re.DOTALL)
+    name = words[0].decode(errors="replace").upper() if words else "?"
+    if name.startswith("EVALSHA") and len(words) > 1:
+        return f"script {words[1].decode()[:6]}"
+    if name == "EVAL" and len(words) > 1:
+        return f"script {hashlib.sha1(words[1], usedforsecurity=False).hexdigest()[:6]}"
+    return name
+
+
+def _stepping_send(self: AbstractConnection, command: Any, *args: Any, **words: Any) -> Any:
+    name = name_of(command)
+    _last[id(self)] = name
+    _step(f"before {name}")
+    found = _send(self, command, *args, **words)  # type: ignore[no-untyped-call]
+    _step(f"sent {name}")
+    return found
+
+
+def _stepping_read(self: AbstractConnection, *args: Any, **words: Any) -> Any:
+    found = _read(self, *args, **words)
+    _step(f"after {_last.get(id(self), '?')}")
+    return found
+
+
+@contextmanager
+def _stepping_transaction(self: Database, *, synced: bool = True) -> Iterator[sqlite3.Connection]:
+    if self.connection.in_transaction:
+        yield self.connection
+        return
+    with _transaction(self, synced=synced) as db:
+        yield db
+        _step("before a commit")
+    _step("after a commit")
+
+
+if __name__ == "__main__":
+    AbstractConnection.send_packed_command = _stepping_send  # type: ignore[method-assign]
+    AbstractConnection.read_response = _stepping_read  # type: ignore[method-assign]
+    Database.transaction = _stepping_transaction  # type: ignore[method-assign]
+    if UNCONFIRMED in os.environ:
+        scripts.CONFIRM = "return 1"
+    from gpu_scheduler.cli import main
+
+    sys.exit(main(sys.argv[1:]))
