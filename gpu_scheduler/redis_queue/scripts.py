@@ -8,8 +8,8 @@ from __future__ import annotations
 
 #: A claim of an item: box, fence, score, at, confirmed and ended ("0" or "1"). After the item was given back,
 #: requeued or retried, the fence is "" and `was` is the last one. A fence is TURN:RANDOM; the turn counts the
-#: claims of the item, so that after a rollback the newest one is known. `run` is the run of Redis that `begin`
-#: recorded: run_id, number (a random text) and at, the time from which it is open; "" until it is.
+#: claims of the item, so that after a rollback the newest one is known. `run` is the run of Redis that
+#: `begin` recorded: run_id, number (a random text) and at, the time from which it is open; "" until it is.
 _COMMON = """
 local QUEUE, CLAIMS = 'scheduler:queue', 'gpusched:claims'
 local function record(id) return 'scheduler:job:' .. id end
@@ -114,8 +114,8 @@ return 1
 """
 )
 
-#: Takes an item out of the queue. ARGV: id, box, random text, record, number, wait. Returns the fence in a list,
-#: or why not.
+#: Takes an item out of the queue. ARGV: id, box, random text, record, number, wait. Returns the fence in a
+#: list, or why not.
 CLAIM = (
     _COMMON
     + """
