@@ -57,7 +57,7 @@ class Record:
 
 @dataclass(frozen=True)
 class Arguments:
-    """What `redis-submit` adds to a record: the arguments of its script, its folder and its variables."""
+    """The arguments, the folder and the variables of a script, which `redis-submit` adds to its record."""
 
     args: tuple[str, ...] = ()
     cwd: str | None = None

@@ -71,7 +71,7 @@ class RedisRules:
 
 
 class Item(NamedTuple):
-    """What Redis says about an item. turn: the number of its last claim."""
+    """An item as Redis knows it. turn: the number of its last claim."""
 
     in_set: bool = True
     record: str = "queued"

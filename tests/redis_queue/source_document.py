@@ -13,7 +13,7 @@ QUEUE, PREFIX = "scheduler:queue", "scheduler:job:"
 
 
 class SourceQueue:
-    """What programs that follow the source document do with the queue."""
+    """The queue as programs use it that follow the source document."""
 
     def __init__(self, client: redis.Redis) -> None:
         self.r: Any = client

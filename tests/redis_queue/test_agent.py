@@ -170,6 +170,8 @@ def test_confirmed_items_of_a_silent_box_are_requeued_if_the_user_accepts_two_ru
     box.start("--requeue-silent-after", "2")
     ends_or_opens(box, queue)
     ends(queue, item)
+    assert len(traces(box)) == 1
+    assert queue.waiting() == []
 
 
 def test_an_agent_that_is_killed_and_restarted_goes_on(boxes: Boxes, queue: SourceQueue) -> None:
@@ -392,11 +394,17 @@ def test_no_password_is_shown_or_stored(boxes: Boxes, server: Server) -> None:
     assert Queue(url).url == "redis://127.0.0.1:1/0"
 
 
-def test_a_store_that_was_lost_lists_what_it_had_confirmed(boxes: Boxes, queue: SourceQueue) -> None:
-    box = boxes()
+def store_with_id(box: Box) -> Store:
+    """Starts the scheduler of a box and returns its store once the store's folder has an id."""
     box.start_scheduler()
     store = store_of(box)
     wait_for(lambda: store.db.meta("folder"), "the id of the folder")
+    return store
+
+
+def test_a_store_that_was_lost_lists_what_it_had_confirmed(boxes: Boxes, queue: SourceQueue) -> None:
+    box = boxes()
+    store = store_with_id(box)
     mine, _ = box_id(store)
     store.close()
     lost, unconfirmed = queue.submit("job.py"), queue.submit("job.py")
@@ -413,9 +421,7 @@ def test_a_store_that_was_lost_lists_what_it_had_confirmed(boxes: Boxes, queue: 
 
 def test_a_copied_store_is_another_box(boxes: Boxes, queue: SourceQueue) -> None:
     box = boxes()
-    box.start_scheduler()
-    store = store_of(box)
-    wait_for(lambda: store.db.meta("folder"), "the id of the folder")
+    store = store_with_id(box)
     mine, is_new = box_id(store)
     assert (is_new, box_id(store)) == (True, (mine, False))
     folder = json.loads(store.db.meta("folder") or "")
