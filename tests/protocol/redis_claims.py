@@ -28,10 +28,11 @@ and starts, and then Redis goes back to a snapshot from before the loss, which s
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
+
+from tests.protocol.explore import explore
 
 BOXES = (0, 1)
 NOBODY = -1
@@ -212,41 +213,13 @@ def explore_redis(scenario: RedisScenario, rules: RedisRules, wanted: str = "R")
         items, (box,) * len(BOXES), items,
         starts=(0,) * count, allowed=(1,) * count, gone=(False,) * count, asks=scenario.asks,
     )  # fmt: skip
-    parents: dict[RedisState, tuple[RedisState, str] | None] = {first: None}
-    before: dict[RedisState, list[RedisState]] = {}
-    left = deque([first])
 
-    def way(state: RedisState, *last: str) -> tuple[str, ...]:
-        labels = list(last)
-        found = parents[state]
-        while found is not None:
-            labels.insert(0, found[1])
-            found = parents[found[0]]
-        return tuple(labels)
-
-    while left:
-        state = left.popleft()
+    def steps(state: RedisState) -> Iterator[Found]:
         for label, found, is_fault, wrong in _Steps(state, scenario, rules):
             after = _canonical(found, rules)
-            wrong = wrong or _lost(after)
-            if wrong and wrong.startswith(wanted):
-                return RedisResult(len(parents), wrong, way(state, label))
-            if after not in parents:
-                parents[after] = (state, label)
-                left.append(after)
-            if not is_fault:
-                before.setdefault(after, []).append(state)
-    good = deque(state for state in parents if _is_over(state))
-    reached = set(good)
-    while good:
-        for state in before.get(good.popleft(), ()):
-            if state not in reached:
-                reached.add(state)
-                good.append(state)
-    stuck = next((state for state in parents if state not in reached), None)
-    if stuck is None or not "R4".startswith(wanted):
-        return RedisResult(len(parents))
-    return RedisResult(len(parents), "R4 an item never comes to its end", way(stuck))
+            yield label, after, is_fault, wrong or _lost(after)
+
+    return RedisResult(*explore(first, steps, _is_over, "R4 an item never comes to its end", wanted))
 
 
 def _is_over(state: RedisState) -> bool:

@@ -8,10 +8,11 @@ step, or stopped until their places count as left behind. All state is kernel lo
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
+
+from tests.protocol.explore import explore
 
 GPUS = (0, 1)
 NOBODY = -1
@@ -124,39 +125,10 @@ def explore_turns(scenario: TurnScenario, rules: TurnRules, wanted: str = "T") -
     if OLD in scenario.programs:
         steps[OLD] = "waits"
     first = TurnState(claims, holds, tuple(steps), kills=scenario.kills, stops=scenario.stops)
-    parents: dict[TurnState, tuple[TurnState, str] | None] = {first: None}
-    before: dict[TurnState, list[TurnState]] = {}
-    left = deque([first])
-
-    def way(state: TurnState, *last: str) -> tuple[str, ...]:
-        labels = list(last)
-        found = parents[state]
-        while found is not None:
-            labels.insert(0, found[1])
-            found = parents[found[0]]
-        return tuple(labels)
-
-    while left:
-        state = left.popleft()
-        for label, after, is_fault, wrong in _Steps(state, scenario, rules):
-            if wrong and wrong.startswith(wanted):
-                return TurnResult(len(parents), wrong, way(state, label))
-            if after not in parents:
-                parents[after] = (state, label)
-                left.append(after)
-            if not is_fault:
-                before.setdefault(after, []).append(state)
-    good = deque(state for state in parents if _all_served(state))
-    reached = set(good)
-    while good:
-        for state in before.get(good.popleft(), ()):
-            if state not in reached:
-                reached.add(state)
-                good.append(state)
-    stuck = next((state for state in parents if state not in reached), None)
-    if stuck is None or not "T6".startswith(wanted[:2] if wanted != "T" else "T"):
-        return TurnResult(len(parents))
-    return TurnResult(len(parents), "T6 a program that is not stopped never gets its GPUs", way(stuck))
+    stuck = "T6 a program that is not stopped never gets its GPUs"
+    return TurnResult(
+        *explore(first, lambda state: _Steps(state, scenario, rules), _all_served, stuck, wanted)
+    )
 
 
 def _all_served(state: TurnState) -> bool:
