@@ -31,7 +31,7 @@ from gpu_scheduler.redis_queue.records import (
     parse_arguments,
     parse_record,
 )
-from gpu_scheduler.store.location import refuse_copy
+from gpu_scheduler.store.location import recorded_location, refuse_copy
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.store.taken_items import (
     TakenItem,
@@ -119,6 +119,10 @@ class Agent:
         create_missing_store(self._location)
         with open_store(self._location) as store:
             refuse_copy(store)
+            if recorded_location(store) is None:
+                log.info("waiting for `start` to give this store an id")
+            while recorded_location(store) is None:
+                time.sleep(_STORE_POLL_S)
             self._box, is_new = box_id(store)
             if is_new:
                 items = open_items(store)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gpu_scheduler.store.database import insert
+from gpu_scheduler.store.location import recorded_location
 from gpu_scheduler.store.store import Store
 
 #: open: its job has not ended, or its end is not written back yet. ended: it is. gone: another box may have
@@ -70,9 +71,12 @@ def newest_job_of(store: Store, redis_id: str) -> int | None:
 def box_id(store: Store) -> tuple[str, bool]:
     """Returns the id of this store in Redis queues, and whether it is new. Creates it if there is none.
 
-    A copy of a store gets another id, because the items belong to the original.
+    A copy of a store gets another id, because the items belong to the original. A scheduler must have been
+    started with this store, so that it has an id of its own.
     """
-    folder = json.loads(store.db.meta("folder") or "{}").get("id")
+    location = recorded_location(store)
+    assert location is not None
+    folder = location.id
     known = json.loads(store.db.meta(_BOX_KEY) or "null")
     if known is not None and known["folder"] == folder:
         return str(known["box"]), False

@@ -7,6 +7,7 @@ import os
 import pickle
 import signal
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -417,6 +418,18 @@ def test_a_store_that_was_lost_lists_what_it_had_confirmed(boxes: Boxes, queue: 
         lambda: "which has lost its job" in box.cli("redis-queue", "--redis", box.url).stdout, "the lost item"
     )
     assert len(traces(box)) == 1
+
+
+def test_an_agent_takes_no_id_from_a_store_that_is_not_complete_yet(boxes: Boxes, queue: SourceQueue) -> None:
+    """`start` creates the store first and gives it an id later."""
+    box = boxes()
+    box.home.create()
+    with closing(Store(box.home, create=True)) as store:
+        box.agent()
+        wait_for(lambda: "waiting for `start`" in (box.folder / "output").read_text(), "the agent")
+        box.start_scheduler()
+        ends(queue, queue.submit("job.py"))
+        assert box_id(store)[1] is False
 
 
 def test_a_copied_store_is_another_box(boxes: Boxes, queue: SourceQueue) -> None:
