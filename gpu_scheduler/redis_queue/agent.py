@@ -12,33 +12,36 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
-from gpu_scheduler.app import redis_items
 from gpu_scheduler.app.location import Location
+from gpu_scheduler.app.redis_items import items_to_start
 from gpu_scheduler.app.store_access import create_missing_store, open_store, scheduler_pid_of
 from gpu_scheduler.app.submit import NewJob, Submission, check_jobs, insert_gated
-from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.errors import SchedulerError, UsageError
 from gpu_scheduler.redis_queue import scripts
-from gpu_scheduler.redis_queue.queue import LOOK_LIMIT, Queue, Times, decoded
+from gpu_scheduler.redis_queue.queue import LOOK_LIMIT, Queue, Times, decoded, decoded_pairs
 from gpu_scheduler.redis_queue.records import (
     Arguments,
     Record,
     RecordError,
     parse_arguments,
     parse_record,
+    record_or_problem,
 )
 from gpu_scheduler.store.location import recorded_location, refuse_copy
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.store.taken_items import (
     TakenItem,
     box_id,
-    forget_items,
+    give_up,
+    has_item,
     kept_items,
     open_items,
+    request,
     set_item,
     set_redis_problem,
 )
@@ -83,12 +86,10 @@ class Silence:
 class _Candidate:
     """An item that may be taken. text, place: its record and its score as read."""
 
-    item: str
-    score: float
     text: bytes
-    record: Record
     place: str
-    checked: Submission
+    record: Record
+    job: Submission
 
 
 class Agent:
@@ -103,15 +104,15 @@ class Agent:
         self._silence = Silence(self._times)
         self._beat_due = 0.0
         self._number = ""
-        self._lacks: set[str] = set()
+        #: For the other boxes: the items that cannot run here, and those whose jobs the store has lost.
+        self._lacks: list[str] = []
         self._without_job: list[str] = []
-        self._returning: set[str] = set()
-        self._cancelling: set[str] = set()
-        self._unseen: set[str] = set()
-        self._started_waiting: dict[str, float] = {}
-        self._not_before: dict[str, float] = {}
+        #: Since when each job, by its fence, could have started, and each item has had no record.
+        self._waits_since: dict[str, float] = {}
         self._without_record: dict[str, float] = {}
-        self._checked: dict[tuple[Any, ...], tuple[float, Submission | None]] = {}
+        #: The earliest time at which an item that was given back is taken again.
+        self._not_before: dict[str, float] = {}
+        self._checked = lru_cache(2 * LOOK_LIMIT)(self._check)
         self._data_version: int | None = None
 
     def run(self) -> None:
@@ -123,19 +124,11 @@ class Agent:
                 log.info("waiting for `start` to give this store an id")
             while recorded_location(store) is None:
                 time.sleep(_STORE_POLL_S)
-            self._box, is_new = box_id(store)
-            if is_new:
-                items = open_items(store)
-                jobs = redis_items.jobs_of(store, [one.job_id for one in items])
-                forget_items(store, [key for key, job in jobs.items() if not job.is_gated])
-            backoff, has_warned = 0.0, False
+            self._box = box_id(store)
+            backoff = 0.0
             while True:
                 try:
                     self.round(store)
-                    if not has_warned:
-                        has_warned = True
-                        for text in self._queue.warnings():
-                            log.warning("%s", text)
                     set_redis_problem(store, None)
                     if backoff:
                         log.info("%s can be reached again", self._queue.url)
@@ -160,46 +153,42 @@ class Agent:
         """Does all that is due now."""
         self._data_version = store.db.data_version
         number, at, cancelled, items = self._queue.run(scripts.LOOK, LOOK_LIMIT)
-        if number is None or decoded(number) != self._number or at is None:
-            at = self._report(store, None if number is None else decoded(number), is_open=at is not None)
+        is_open = at is not None
+        if number is None or decoded(number) != self._number or not is_open:
+            is_open = self._report(store, number) or is_open
         now = time.monotonic()
-        self._settle(store, now, {decoded(one) for one in cancelled})
-        if now >= self._beat_due:
+        is_due = now >= self._beat_due
+        self._settle(store, now, {decoded(one) for one in cancelled}, is_due=is_due)
+        if is_due:
             self._beat_due = now + self._times.beat
             self._beat(store, now)
-        if at and self._take(store, items, now):
+        if is_open and self._take(store, items, now):
             self._settle(store, now, set())
 
     # A new run of Redis
 
-    def _report(self, store: Store, number: str | None, *, is_open: bool) -> bool:
+    def _report(self, store: Store, found: bytes | None) -> bool:
         """Writes the claims of this box back if this is a new run of Redis. Returns whether it is open."""
-        if number is None:
-            knows_nothing = not kept_items(store) and store.db.meta(_RUN_KEY) is None
+        if found is None:
+            knows_nothing = store.db.meta(_RUN_KEY) is None and not kept_items(store)
             waits = self._times.open_wait, self._times.first_wait
-            number = decoded(
-                self._queue.run(scripts.BEGIN, secrets.token_hex(8), "1" if knows_nothing else "0", *waits)
+            found = self._queue.run(
+                scripts.BEGIN, secrets.token_hex(8), "1" if knows_nothing else "0", *waits
             )
+        number = decoded(found)
+        if number != self._number:
+            for text in self._queue.warnings():
+                log.warning("%s", text)
         if number != store.db.meta(_RUN_KEY):
             log.info("Redis has been started or has lost its data; this box writes its claims back")
-            self._restore(store)
+            for item in kept_items(store):
+                ended, confirmed = ("1" if one else "0" for one in (item.state == "ended", not item.is_gated))
+                self._run(scripts.RESTORE, item, item.score, ended, confirmed)
             self._silence.forget()
             self._beat_due = 0.0
             store.db.set_meta(_RUN_KEY, number)
         self._number = number
-        return self._describe(store) or is_open
-
-    def _restore(self, store: Store) -> None:
-        items = [one for one in kept_items(store) if one.state != "second"]
-        jobs = redis_items.jobs_of(store, [one.job_id for one in items if one.state != "ended"])
-        for item in items:
-            job = jobs.get(item.job_id)
-            confirmed = job is None or not job.is_gated
-            is_ended = item.state == "ended"
-            self._queue.run(
-                scripts.RESTORE, item.redis_id, self._box, item.fence, item.score,
-                "1" if is_ended else "0", "1" if confirmed else "0",
-            )  # fmt: skip
+        return self._describe(store)
 
     def _describe(self, store: Store) -> bool:
         """Writes what others should know of this box. Returns whether the run of Redis is open."""
@@ -215,77 +204,72 @@ class Agent:
 
     # The items of this box
 
-    def _settle(self, store: Store, now: float, cancelled: set[str]) -> None:
-        """Does the next step for each item that this box has taken and whose end is not written back."""
-        items = open_items(store)
-        jobs = redis_items.jobs_of(store, [one.job_id for one in items]) if items else {}
-        confirmed, ended = [], []
-        for item in items:
-            job = jobs.get(item.job_id)
-            if job is None:  # its job was forgotten
-                job = redis_items.TakenJob("failed", (), None, is_gated=False, may_return=False)
-            is_live = job.status in ("queued", "running")
-            if item.redis_id in cancelled and is_live and item.fence not in self._cancelling:
-                self._cancelling.add(item.fence)
-                ended.append(item.job_id)
-            if job.is_gated:
-                if self._is_allowed(store, item):
-                    confirmed.append(item.job_id)
-            else:
-                self._follow(store, item, job, now)
-        redis_items.request(store, "cancel", ended)
-        redis_items.request(store, "confirm", confirmed)
-        fences = {one.fence for one in items}
-        self._returning &= fences
-        self._cancelling &= fences
-        self._started_waiting = {key: at for key, at in self._started_waiting.items() if key in fences}
+    def _run(self, script: str, item: TakenItem, *args: str | float) -> Any:
+        """Runs a script for an item of this box."""
+        return self._queue.run(script, item.redis_id, self._box, item.fence, *args)
 
-    def _is_allowed(self, store: Store, item: TakenItem) -> bool:
+    def _settle(self, store: Store, now: float, cancelled: Set[str], *, is_due: bool = False) -> None:
+        """Does the next step for each item that this box has taken and whose end is not written back.
+
+        is_due: write each status back again, because somebody may have requeued what runs here, or a new run
+        of Redis may have no claim of it.
+        """
+        items, confirmed = open_items(store), []
+        for item in items:
+            is_live = item.status in ("queued", "running") and not item.is_cancelled
+            if is_live and item.redis_id in cancelled:
+                request(store, "cancel", [item.job_id])
+            if not item.is_gated:
+                self._follow(store, item, now, is_due=is_due)
+            elif self._may_start(store, item, now):
+                confirmed.append(item.job_id)
+        request(store, "confirm", confirmed)
+        fences = {one.fence for one in items}
+        self._waits_since = {key: at for key, at in self._waits_since.items() if key in fences}
+
+    def _may_start(self, store: Store, item: TakenItem, now: float) -> bool:
         """Returns whether a job that waits for its confirmation may start. Ends what must not start here."""
-        mine = (item.redis_id, self._box, item.fence)
-        if item.fence in self._returning:
-            answer = self._queue.run(scripts.GIVE_BACK, *mine, "", "1", "", self._number)
-            if answer == -1:
-                return False
+        if now - self._waits_since.get(item.fence, now) >= self._times.start:
+            answer = self._give_back(item)
             if answer == 1:
                 log.info("item %s did not start here and is in the queue again", item.redis_id)
-                self._not_before[item.redis_id] = time.monotonic() + self._times.start
-            redis_items.give_up(store, item)
-            return False
-        answer = self._queue.run(scripts.CONFIRM, *mine, self._number, self._times.open_wait)
-        if answer == 0:
-            log.warning(
-                "item %s belongs to another box or is cancelled; it does not start here", item.redis_id
-            )
-            redis_items.give_up(store, item)
-        return bool(answer == 1)
-
-    def _follow(self, store: Store, item: TakenItem, job: redis_items.TakenJob, now: float) -> None:
-        """Writes the status of a job back. Asks for the return of one that does not start."""
-        is_over = job.status in ("completed", "failed")
-        if job.may_return:
-            since = self._started_waiting.setdefault(item.fence, now)
-            if now - since >= self._times.start:
-                self._returning.add(item.fence)
-                redis_items.request(store, "unconfirm", [item.job_id])
-                return
-        text = json.dumps([job.status, job.gpus, job.pid])
-        if text == item.written and item.fence not in self._unseen:
-            return
-        self._unseen.discard(item.fence)
-        if item.state == "open":
-            record = parse_record(item.record.encode(), item.redis_id).with_status(
-                job.status, job.gpus, job.pid
-            )
-            mine = (item.redis_id, self._box, item.fence)
-            ended = "1" if is_over else "0"
-            answer = self._queue.run(scripts.WRITE_BACK, *mine, record.to_json(), ended, self._number)
+        else:
+            answer = self._run(scripts.CONFIRM, item, self._number, self._times.open_wait)
             if answer == 1:
+                return True
+            if answer == 0:
+                log.warning(
+                    "item %s belongs to another box or is cancelled; it does not start here", item.redis_id
+                )
+        if answer != -1:
+            give_up(store, item)
+        return False
+
+    def _give_back(self, item: TakenItem) -> int:
+        """Returns an item to the queue, and takes it again only after some time. Returns what Redis says."""
+        self._not_before[item.redis_id] = time.monotonic() + self._times.start
+        return int(self._run(scripts.GIVE_BACK, item, "", "1", "", self._number))
+
+    def _follow(self, store: Store, item: TakenItem, now: float, *, is_due: bool) -> None:
+        """Writes the status of a job back. Asks for the return of one that does not start."""
+        if item.may_return and now - self._waits_since.setdefault(item.fence, now) >= self._times.start:
+            request(store, "unconfirm", [item.job_id])
+            return
+        is_over = item.status in ("completed", "failed")
+        text = json.dumps([item.status, item.gpus, item.pid])
+        is_new = text != item.written
+        if not is_new and (item.state == "second" or not is_due):
+            return
+        if item.state == "open":
+            record = parse_record(item.record.encode(), item.redis_id)
+            now_so = record.with_status(item.status, item.gpus, item.pid).to_json()
+            answer = self._run(scripts.WRITE_BACK, item, now_so, "1" if is_over else "0", self._number)
+            if answer == 1 and (is_new or is_over):
                 set_item(store, item, "ended" if is_over else "open", text)
             if answer != 0:
                 return
-            if job.may_return:
-                redis_items.give_up(store, item)
+            if item.may_return:
+                give_up(store, item)
                 return
             if not is_over:
                 log.warning(
@@ -298,47 +282,29 @@ class Agent:
 
     def _beat(self, store: Store, now: float) -> None:
         """Raises the counter of this box, and gives back what silent boxes and lost jobs hold."""
-        redis = self._queue.redis
-        redis.hincrby("gpusched:counter", self._box, 1)
-        found: Any = redis.hgetall("gpusched:counter")
-        counters = {decoded(box): decoded(counter) for box, counter in found.items()}
-        boxes: Any = redis.hkeys("gpusched:boxes")
+        found, boxes, claims = self._queue.run(scripts.BEAT, self._box)
+        counters = decoded_pairs(found)
         known = json.dumps(sorted(map(decoded, boxes)))
         if known != store.db.meta(_BOXES_KEY):
             store.db.set_meta(_BOXES_KEY, known)
         silent = self._silence.read({box: one for box, one in counters.items() if box != self._box}, now)
-        mine = {(one.redis_id, one.fence) for one in kept_items(store)}
-        # Somebody may have requeued what runs here, or a new run of Redis has no claim of it.
-        self._unseen = {one.fence for one in open_items(store) if one.state == "open"}
         self._without_job = []
-        claims: Any = redis.smembers("gpusched:claims")
-        for key in sorted(claims):
-            item = decoded(key)
-            claim: Any = redis.hgetall(b"gpusched:claim:" + key)
-            box, fence = (decoded(claim.get(name, b"")) for name in (b"box", b"fence"))
-            if not fence:
-                continue
-            self._unseen.discard(fence)
-            is_confirmed = claim.get(b"confirmed") == b"1"
-            if box == self._box and (item, fence) not in mine:
-                if is_confirmed:
+        self._checked.cache_clear()
+        for key, *claim, _, text in sorted(claims):
+            item, (box, fence, confirmed) = decoded(key), map(decoded, claim)
+            if box == self._box and not has_item(store, item, fence):
+                if confirmed == "1":
                     self._without_job.append(item)  # the store was lost, so its job may have run
                 else:
                     self._queue.run(scripts.GIVE_BACK, item, box, fence, "", "0", "", self._number)
             elif box in silent:
-                also_confirmed = self._requeue_after is not None and silent[box] >= self._requeue_after
-                record = self._queued_record(key) if also_confirmed and is_confirmed else ""
-                given = (item, box, fence, counters[box], "1" if also_confirmed else "0", record)
-                if self._queue.run(scripts.GIVE_BACK, *given, self._number) == 1:
+                forced = self._requeue_after is not None and silent[box] >= self._requeue_after
+                record = record_or_problem(text, item) if forced and confirmed == "1" else ""
+                queued = record.with_status("queued").to_json() if isinstance(record, Record) else ""
+                given = (item, box, fence, counters[box], "1" if forced else "0", queued, self._number)
+                if self._queue.run(scripts.GIVE_BACK, *given) == 1:
                     log.warning("box %s is silent; item %s is in the queue again", box, item)
         self._describe(store)
-
-    def _queued_record(self, key: bytes) -> str:
-        text: Any = self._queue.redis.get(b"scheduler:job:" + key)
-        try:
-            return parse_record(text or b"", decoded(key)).with_status("queued").to_json()
-        except RecordError:
-            return ""
 
     # New items
 
@@ -346,68 +312,57 @@ class Agent:
         """Takes the items that would start here. Returns whether there are any."""
         if scheduler_pid_of(store) is None:
             return False
-        self._lacks = set()
+        self._lacks = []
         known = {decoded(one[0]) for one in items}
         self._not_before = {key: at for key, at in self._not_before.items() if at > now}
         self._without_record = {key: at for key, at in self._without_record.items() if key in known}
-        found = [one for row in items if (one := self._candidate(store, row, now)) is not None]
-        found.sort(key=lambda one: (one.score, one.record.created_at, one.item))
-        specs: list[tuple[JobSpec, float]] = [(one.checked.jobs[0], one.record.created_at) for one in found]
-        chosen = redis_items.items_to_start(store, specs)
+        found = [one for row in items if (one := self._candidate(row, now)) is not None]
+        found.sort(key=lambda one: (float(one.place), one.record.created_at, one.record.job_id))
+        chosen = items_to_start(store, [(one.job.jobs[0], one.record.created_at) for one in found])
         return sum(self._claim(found[index]) for index in chosen) > 0
 
-    def _candidate(self, store: Store, row: Any, now: float) -> _Candidate | None:
+    def _candidate(self, row: Any, now: float) -> _Candidate | None:
         """Returns an item that may be taken; sets aside what is no item."""
-        item, score, text = decoded(row[0]), float(row[1]), row[2]
+        item, text = decoded(row[0]), row[2]
         if text is None:
             since = self._without_record.setdefault(item, now)
             if now - since >= self._times.record_wait:
                 self._queue.run(scripts.REJECT, item, "it has no record", "")
             return None
         try:
-            if not isinstance(text, bytes):
-                raise RecordError(
-                    "the record is larger than 65536 bytes" if text else "the record is no text"
-                )
             record = parse_record(text, item)
             arguments = Arguments() if row[3] is None else parse_arguments(row[3])
         except RecordError as error:
             log.warning("item %r is set aside: %s", item, error)
-            self._queue.run(scripts.REJECT, item, str(error), text if isinstance(text, bytes) else "")
+            self._queue.run(scripts.REJECT, item, str(error), text)
             return None
         if record.status != "queued" or item in self._not_before:
             return None
-        checked = self._check(record, arguments, now)
-        if checked is None:
-            self._lacks.add(item)
+        need = (record.model_script, record.gpu_memory_mb, record.num_gpus, record.priority, arguments)
+        job = self._checked(*need)
+        if job is None:
+            self._lacks.append(item)
             return None
-        return _Candidate(item, score, text, record, decoded(row[1]), checked)
+        return _Candidate(text, decoded(row[1]), record, job)
 
-    def _check(self, record: Record, arguments: Arguments, now: float) -> Submission | None:
+    def _check(
+        self, script: str, memory_mb: int, gpus: int, priority: int, arguments: Arguments
+    ) -> Submission | None:
         """Returns the job of an item; None if it cannot run here, for example because its script is missing.
 
         The answer is remembered until the next beat.
         """
-        key = (record.model_script, record.gpu_memory_mb, record.num_gpus, record.priority, arguments)
-        known = self._checked.get(key)
-        if known is None or now >= known[0]:
-            if len(self._checked) > 2 * LOOK_LIMIT:
-                self._checked.clear()
-            self._checked[key] = known = now + self._times.beat, self._checked_job(record, arguments)
-        return known[1]
-
-    def _checked_job(self, record: Record, arguments: Arguments) -> Submission | None:
         attributes: dict[str, Any] = {
-            "vram": str(record.gpu_memory_mb), "gpus": str(record.num_gpus), "priority": str(record.priority),
+            "gpus": str(gpus), "priority": str(priority),
             "env": [f"{name}={value}" for name, value in arguments.env],
         }  # fmt: skip
-        if record.gpu_memory_mb == 0 or record.num_gpus == 0:
-            del attributes["vram"]
-        if record.priority == 0:
+        if memory_mb and gpus:
+            attributes["vram"] = str(memory_mb)
+        if priority == 0:
             attributes["preempt"] = True
         if arguments.cwd is not None:
             attributes["cwd"] = arguments.cwd
-        new = NewJob(script=record.model_script, arguments=arguments.args, attributes=attributes)
+        new = NewJob(script=script, arguments=arguments.args, attributes=attributes)
         try:
             return check_jobs(self._location, [new], os.environ, self._folder)
         except UsageError:
@@ -415,23 +370,18 @@ class Agent:
 
     def _claim(self, found: _Candidate) -> bool:
         """Takes an item and inserts its job, which waits for the confirmation."""
+        name = found.record.job_id
         answer: Any = self._queue.run(
-            scripts.CLAIM, found.item, self._box, secrets.token_hex(16), found.text, self._number,
+            scripts.CLAIM, name, self._box, secrets.token_hex(16), found.text, self._number,
             self._times.open_wait,
         )  # fmt: skip
         if not isinstance(answer, list):
             return False
-        fence = decoded(answer[0])
-        record = found.text.decode()
-
-        def item(job_id: int) -> TakenItem:
-            return TakenItem(found.item, fence, job_id, found.place, record)
-
+        item = TakenItem(name, decoded(answer[0]), 0, found.place, found.text.decode())
         try:
-            insert_gated(self._location, found.checked, f"redis:{found.item}", item)
+            insert_gated(self._location, found.job, f"redis:{name}", lambda made: replace(item, job_id=made))
         except SchedulerError as error:
-            log.warning("item %s is given back: %s", found.item, error)
-            self._queue.run(scripts.GIVE_BACK, found.item, self._box, fence, "", "0", "", self._number)
-            self._not_before[found.item] = time.monotonic() + self._times.start
+            log.warning("item %s is given back: %s", name, error)
+            self._give_back(item)
             return False
         return True

@@ -9,8 +9,8 @@ import shlex
 import sys
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,7 @@ from gpu_scheduler.config import REDIS_URL_VARIABLE
 from gpu_scheduler.core.text.secrets import hidden_password
 from gpu_scheduler.errors import NoSuchJobError, SchedulerError, UsageError
 from gpu_scheduler.redis_queue import scripts
-from gpu_scheduler.redis_queue.records import Arguments, Record, RecordError, parse_record
+from gpu_scheduler.redis_queue.records import Arguments, Record, record_or_problem
 
 if TYPE_CHECKING:
     import redis
@@ -63,6 +63,11 @@ def decoded(text: bytes) -> str:
     return text.decode("utf-8", "surrogateescape")
 
 
+def decoded_pairs(found: Sequence[bytes]) -> dict[str, str]:
+    """Returns the fields and values of a hash, as a script returns it."""
+    return {decoded(key): decoded(value) for key, value in zip(found[::2], found[1::2], strict=True)}
+
+
 def check_url(url: str) -> None:
     """Raises UsageError for a URL whose Redis must not be used."""
     try:
@@ -78,11 +83,6 @@ def check_url(url: str) -> None:
             f"--redis: whoever can write to the Redis on {host} runs code as you; give a password (best in"
             f" the variable {REDIS_URL_VARIABLE}) or use rediss://"
         )
-
-
-def _timeouts(url: str) -> dict[str, float]:
-    names = ("socket_timeout", *(("socket_connect_timeout",) if urlsplit(url).scheme != "unix" else ()))
-    return dict.fromkeys(names, _TIMEOUT_S)
 
 
 class Queue:
@@ -102,9 +102,11 @@ class Queue:
                 words = (sys.executable, "-m", "pip", "install", "-e", f"{_ROOT}[redis]")
                 text += f"\nor, for this clone, `{shlex.join(words)}`"
             raise UsageError(text) from None
+        names = ("socket_timeout", *["socket_connect_timeout"] * (urlsplit(url).scheme != "unix"))
+        timeouts: dict[str, Any] = dict.fromkeys(names, _TIMEOUT_S)
         try:
             # A script is repeated by whoever knows whether that is safe, never by the connection.
-            made = redis.Redis.from_url(url, retry=Retry(NoBackoff(), 0), **_timeouts(url))
+            made = redis.Redis.from_url(url, retry=Retry(NoBackoff(), 0), **timeouts)
         except ValueError as error:
             raise UsageError(f"--redis: {error}") from None
         self.url = hidden_password(url)
@@ -128,23 +130,20 @@ class Queue:
 
     def warnings(self) -> list[str]:
         """Returns what may lose items of the queue, with the remedies."""
-        found: dict[str, str] = {}
+        found: dict[str, Any] = {}
         for name in ("appendonly", "maxmemory-policy"):
-            try:
+            with suppress(*self.errors):  # the user of the URL may not ask
                 answer: Any = self.redis.config_get(name)
-            except self.errors:
-                continue  # the user of the URL may not ask
-            texts = (one if isinstance(one, str) else decoded(one) for one in answer.values())
-            found[name] = next(texts, "")
+                found |= answer
         made = []
         if found.get("appendonly") == "no":
             made.append(
                 "Redis may lose the submissions of the last minutes when it is killed (appendonly no); set"
                 " `appendonly yes` in redis.conf"
             )
-        if found.get("maxmemory-policy", "noeviction") != "noeviction":
+        if (policy := found.get("maxmemory-policy", "noeviction")) != "noeviction":
             made.append(
-                f"Redis may evict items of the queue (maxmemory-policy {found['maxmemory-policy']}); set"
+                f"Redis may evict items of the queue (maxmemory-policy {policy}); set"
                 " `maxmemory-policy noeviction` in redis.conf"
             )
         return made
@@ -154,10 +153,10 @@ class Queue:
         text: Any = self.redis.get(b"scheduler:job:" + encoded(item))
         if text is None:
             raise NoSuchJobError(f"there is no item {item} in the queue at {self.url}")
-        try:
-            return parse_record(text, item)
-        except RecordError as error:
-            raise SchedulerError(f"item {item}: {error}") from None
+        record = record_or_problem(text, item)
+        if isinstance(record, str):
+            raise SchedulerError(f"item {item}: {record}")
+        return record
 
     def submit(self, record: Record, arguments: Arguments | None) -> None:
         """Adds an item. Its record is there before its id is in the queue."""
@@ -197,45 +196,16 @@ class Queue:
 
     def listing(self) -> dict[str, Any]:
         """Returns the boxes, the first items of the queue, who holds what, and what was set aside."""
-        _, is_open, _, items = self.run(scripts.LOOK, LOOK_LIMIT)
-        run = {decoded(key): decoded(value) for key, value in _dict(self.redis.hgetall("gpusched:run"))}
-        boxes = {
-            decoded(key): json.loads(value) for key, value in _dict(self.redis.hgetall("gpusched:boxes"))
-        }
+        number, at, _, items = self.run(scripts.LOOK, LOOK_LIMIT)
+        found, claims, length, now, aside = self.run(scripts.LIST)
+        boxes = {box: json.loads(text) for box, text in decoded_pairs(found).items()}
         for box in boxes.values():
-            box["reported"] = box.get("run") == run.get("number")
-        waiting = [_waiting(decoded(row[0]), row[2], boxes) for row in items]
-        seconds: Any = self.redis.time()
-        claims = [
-            self._claim(decoded(one), boxes, seconds[0])
-            for one in sorted(_list(self.redis.smembers("gpusched:claims")))
-        ]
-        names = _list(self.redis.zrevrange("gpusched:rejected", 0, 99))
-        found: Any = self.redis.mget([b"gpusched:rejected:" + one for one in names]) if names else []
-        aside = [json.loads(text.decode("utf-8", "replace")) for text in found if text is not None]
+            box["reported"] = number is not None and box.get("run") == decoded(number)
         return {
-            "url": self.url, "open": is_open is not None, "length": self.redis.zcard("scheduler:queue"),
-            "boxes": boxes, "waiting": waiting, "claims": [one for one in claims if one is not None],
-            "rejected": aside,
-        }  # fmt: skip
-
-    def _claim(self, item: str, boxes: Mapping[str, Any], now: float) -> dict[str, Any] | None:
-        found = {
-            decoded(key): decoded(value) for key, value in _dict(self.redis.hgetall(f"gpusched:claim:{item}"))
-        }
-        if not found.get("fence"):
-            return None
-        box = boxes.get(found["box"], {})
-        try:
-            status = self.record(item).status
-        except SchedulerError:
-            status = None
-        silent = max(0.0, now - box.get("at", 0.0)) if box else None
-        return {
-            "id": item, "box": found["box"], "host": box.get("host"), "status": status,
-            "since": float(found["at"]), "confirmed": found["confirmed"] == "1",
-            "silent_s": silent if silent is not None and silent > 3 * Times.scaled().beat else None,
-            "has_job": item not in box.get("without_job", ()),
+            "url": self.url, "open": at is not None, "length": length, "boxes": boxes,
+            "waiting": [_waiting(decoded(row[0]), row[2], boxes.values()) for row in items],
+            "claims": [_claim(row, boxes, now) for row in sorted(claims)],
+            "rejected": [json.loads(text.decode("utf-8", "replace")) for text in aside],
         }  # fmt: skip
 
 
@@ -244,29 +214,28 @@ def new_item(script: str, memory_mb: int, gpus: int, priority: int) -> Record:
     return Record(script, memory_mb, gpus, priority, uuid.uuid4().hex[:12], "queued", (), time.time(), None)
 
 
-def _waiting(item: str, text: Any, boxes: Mapping[str, Any]) -> dict[str, Any]:
-    lacking = sorted(str(box.get("host")) for box in boxes.values() if item in box.get("lacks", ()))
+def _waiting(item: str, text: bytes | None, boxes: Collection[dict[str, Any]]) -> dict[str, Any]:
+    lacking = sorted(str(box.get("host")) for box in boxes if item in box.get("lacks", ()))
     row: dict[str, Any] = {"id": item, "script": None, "priority": None, "lacking": lacking, "fits": None}
-    try:
-        record = parse_record(text, item) if isinstance(text, bytes) else None
-    except RecordError as error:
-        return {**row, "problem": str(error)}
-    if record is None:
-        return {**row, "problem": "it has no record"}
-    fits = [_fits(box.get("gpus", ()), record) for box in boxes.values()]
+    record = record_or_problem(text, item)
+    if isinstance(record, str):
+        return {**row, "problem": record}
+    large = [sum(size >= record.gpu_memory_mb for size in box.get("gpus", ())) for box in boxes]
     return {
         **row, "script": record.model_script, "priority": record.priority, "memory_mb": record.gpu_memory_mb,
-        "num_gpus": record.num_gpus, "status": record.status, "fits": any(fits) if fits else None,
+        "num_gpus": record.num_gpus, "status": record.status,
+        "fits": max(large) >= record.num_gpus if large else None,
     }  # fmt: skip
 
 
-def _fits(sizes: Sequence[int], record: Record) -> bool:
-    return sum(size >= record.gpu_memory_mb for size in sizes) >= record.num_gpus
-
-
-def _dict(found: Any) -> list[tuple[bytes, bytes]]:
-    return list(found.items())
-
-
-def _list(found: Any) -> list[bytes]:
-    return list(found)
+def _claim(row: Sequence[Any], boxes: Mapping[str, dict[str, Any]], now: float) -> dict[str, Any]:
+    item, box = decoded(row[0]), decoded(row[1])
+    known = boxes.get(box, {})
+    silent = max(0.0, now - known.get("at", 0.0)) if known else 0.0
+    return {
+        "id": item, "box": box, "host": known.get("host"),
+        "status": getattr(record_or_problem(row[5], item), "status", None),
+        "since": float(row[4]), "confirmed": row[3] == b"1",
+        "silent_s": silent if silent > 3 * Times.scaled().beat else None,
+        "has_job": item not in known.get("without_job", ()),
+    }  # fmt: skip

@@ -6,7 +6,6 @@ The programs of the source document read and write these records too, so nothing
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -18,7 +17,9 @@ STATUSES = ("queued", "running", "completed", "failed")
 MAX_BYTES = 64 * 1024
 #: Priorities are multiplied by this for the score.
 _SCORE_FACTOR = 1e10
-_MAX_PRIORITY, _MAX_GPUS, _MAX_MIB, _MAX_TIME = 1_000_000, 1024, 1 << 30, 1e10
+_MAX_TIME = 1e10
+#: The largest value of each whole number.
+MOST = {"gpu_memory_mb": 1 << 30, "num_gpus": 1024, "priority": 1_000_000}
 #: The names of the source document.
 PRIORITIES = {"CRITICAL": 0, "HIGH": 100, "NORMAL": 200, "LOW": 300}
 
@@ -75,26 +76,33 @@ def parse_record(text: bytes, job_id: str) -> Record:
     if wrong := sorted(names ^ values.keys()):
         kind = "missing" if wrong[0] in names else "unknown"
         raise RecordError(f"field {wrong[0][:40]!r} is {kind}")
-    _check_text(values["model_script"], "model_script", 4096)
-    _check_number(values["gpu_memory_mb"], "gpu_memory_mb", 0, _MAX_MIB)
-    _check_number(values["num_gpus"], "num_gpus", 0, _MAX_GPUS)
-    _check_number(values["priority"], "priority", 0, _MAX_PRIORITY)
+    script = values["model_script"]
+    if not isinstance(script, str) or not 0 < len(script) <= 4096 or not script.isprintable():
+        raise RecordError("field 'model_script' is no text of 1 to 4096 printable characters")
+    for name, most in MOST.items():
+        _check_number(values[name], name, 0, most)
     if values["job_id"] != job_id:
         raise RecordError("field 'job_id' is not the id of the item")
     if values["status"] not in STATUSES:
         raise RecordError(f"field 'status' is none of {', '.join(STATUSES)}")
-    gpus = values["assigned_gpus"]
-    if not isinstance(gpus, list) or len(gpus) > _MAX_GPUS:
+    gpus, created_at = values["assigned_gpus"], values["created_at"]
+    if not isinstance(gpus, list) or len(gpus) > MOST["num_gpus"]:
         raise RecordError("field 'assigned_gpus' is no list of GPUs")
     for gpu in gpus:
-        _check_number(gpu, "assigned_gpus", 0, _MAX_GPUS)
-    created_at = values["created_at"]
-    is_number = isinstance(created_at, (int, float)) and not isinstance(created_at, bool)
-    if not is_number or not math.isfinite(created_at) or not 0 <= created_at < _MAX_TIME:
+        _check_number(gpu, "assigned_gpus", 0, MOST["num_gpus"])
+    if type(created_at) not in (int, float) or not 0 <= created_at < _MAX_TIME:
         raise RecordError("field 'created_at' is no time in seconds since 1970")
     if values["pid"] is not None:
         _check_number(values["pid"], "pid", 1, 1 << 32)
     return Record(**{**values, "assigned_gpus": tuple(gpus)})
+
+
+def record_or_problem(text: bytes | None, job_id: str) -> Record | str:
+    """Returns the record of an item, or why it has none."""
+    try:
+        return "it has no record" if text is None else parse_record(text, job_id)
+    except RecordError as error:
+        return str(error)
 
 
 def parse_arguments(text: bytes) -> Arguments:
@@ -119,11 +127,6 @@ def _object(text: bytes) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise RecordError("the record is no JSON object")
     return values
-
-
-def _check_text(value: object, name: str, limit: int) -> None:
-    if not isinstance(value, str) or not value or len(value) > limit or not value.isprintable():
-        raise RecordError(f"field {name!r} is no text of 1 to {limit} printable characters")
 
 
 def _check_number(value: object, name: str, least: int, most: int) -> None:

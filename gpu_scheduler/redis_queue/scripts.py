@@ -10,6 +10,8 @@ from __future__ import annotations
 #: requeued or retried, the fence is "" and `was` is the last one. A fence is TURN:RANDOM; the turn counts the
 #: claims of the item, so that after a rollback the newest one is known. `run` is the run of Redis that
 #: `begin` recorded: run_id, number (a random text) and at, the time from which it is open; "" until it is.
+#: `text` is the value of a key as a text (false: none; "": it is no text), with one byte more than a record
+#: may have at most.
 _COMMON = """
 local QUEUE, CLAIMS = 'scheduler:queue', 'gpusched:claims'
 local function record(id) return 'scheduler:job:' .. id end
@@ -17,20 +19,30 @@ local function claim(id) return 'gpusched:claim:' .. id end
 local function of(id) local c = {} local v = redis.call('HGETALL', claim(id))
   for i = 1, #v, 2 do c[v[i]] = v[i + 1] end return c end
 local function now() local t = redis.call('TIME') return t[1] + t[2] / 1e6 end
+local function process() return string.match(redis.call('INFO', 'server'), 'run_id:(%x+)') end
 local function run() local r = redis.call('HMGET', 'gpusched:run', 'run_id', 'number', 'at')
-  local id = string.match(redis.call('INFO', 'server'), 'run_id:(%x+)')
-  if r[1] ~= id then return false, '' end return r[2], r[3] end
+  if r[1] ~= process() then return false, '' end return r[2], r[3] end
 local function is_open(number, wait) local n, at = run()
   return n == number and at ~= '' and now() - at >= tonumber(wait) end
 local function is_mine(c, box, fence) return fence ~= '' and c.box == box and c.fence == fence end
+local function is_held(c) return c.fence and c.fence ~= '' and c.ended ~= '1' end
 local function turn(fence) return tonumber(string.match(fence or '', '^(%d+):')) or 0 end
 local function last(c) return c.fence and c.fence ~= '' and c.fence or c.was or '' end
-local function keep(id) redis.call('EXPIRE', claim(id), 2592000) end
-local function free(id, c) redis.call('HSET', claim(id), 'fence', '', 'was', c.fence, 'ended', '0')
-  redis.call('SREM', CLAIMS, id) keep(id) end
-local function text(id) local key = record(id)
-  if redis.call('TYPE', key).ok ~= 'string' then return redis.call('EXISTS', key) == 1 and 0 or false end
-  if redis.call('STRLEN', key) > 65536 then return 1 end return redis.call('GET', key) end
+local function close(id) redis.call('SREM', CLAIMS, id) redis.call('EXPIRE', claim(id), 2592000) end
+local function hold(id, box, fence, score, at, confirmed)
+  redis.call('ZREM', QUEUE, id) redis.call('SADD', CLAIMS, id) redis.call('PERSIST', claim(id))
+  redis.call('HSET', claim(id), 'box', box, 'fence', fence, 'score', score, 'at', at, 'confirmed', confirmed,
+    'ended', '0') end
+local function free(id, c, score) redis.call('HSET', claim(id), 'fence', '', 'was', last(c), 'ended', '0')
+  close(id) redis.call('ZADD', QUEUE, score, id) end
+local function text(key) local kind = redis.call('TYPE', key).ok
+  if kind == 'none' then return false end
+  return kind == 'string' and redis.call('GETRANGE', key, 0, 65536) or '' end
+local function held() local found = {}
+  for _, id in ipairs(redis.call('SMEMBERS', CLAIMS)) do local c = of(id)
+    if is_held(c) then found[#found + 1] = {id, c.box or '', c.fence, c.confirmed or '0', c.at or '0',
+      text(record(id))} end end
+  return found end
 local function reject(id, why)
   local name = #id > 128 and redis.sha1hex(id) or id
   redis.call('ZREM', QUEUE, id)
@@ -41,64 +53,50 @@ local function reject(id, why)
     redis.call('ZREM', 'gpusched:rejected', old) redis.call('DEL', 'gpusched:rejected:' .. old) end end
 """
 
+
+def _script(text: str) -> str:
+    return _COMMON + text
+
+
 #: The state of the queue: the number of the run (false: `begin` is due), whether it is open, the ids to
-#: cancel and, for each item, its id, score, record (false: none; 0: no text; 1: too long) and arguments.
-#: ARGV: limit.
-LOOK = (
-    _COMMON
-    + """
+#: cancel and, for each item, its id, score, record and arguments. ARGV: limit.
+LOOK = _script("""
 local number, at = run()
 local found = {}
 local ids = redis.call('ZRANGE', QUEUE, 0, ARGV[1] - 1, 'WITHSCORES')
 for i = 1, #ids, 2 do local id = ids[i]
   if #id > 128 then reject(id, 'the id is longer than 128 bytes')
-  else local key = 'gpusched:arguments:' .. id local args = false
-    if redis.call('EXISTS', key) == 1 then
-      args = redis.call('STRLEN', key) > 65536 and '' or redis.call('GET', key) end
-    found[#found + 1] = {id, ids[i + 1], text(id), args} end end
+  else found[#found + 1] = {id, ids[i + 1], text(record(id)), text('gpusched:arguments:' .. id)} end end
 return {number, at ~= '' and at or false, redis.call('SMEMBERS', 'gpusched:cancelled'), found}
-"""
-)
+""")
 
 #: Records a new run of Redis unless another agent has. ARGV: number, whether the box knows nothing of this
 #: queue, wait, first wait. Returns the number.
-BEGIN = (
-    _COMMON
-    + """
+BEGIN = _script("""
 local number = run()
 if number then return number end
 local is_first = redis.call('EXISTS', 'gpusched:run', 'gpusched:boxes', CLAIMS, 'gpusched:counter') == 0
-local id = string.match(redis.call('INFO', 'server'), 'run_id:(%x+)')
 local at = is_first and ARGV[2] == '1' and string.format('%.6f', now() - ARGV[3] + ARGV[4]) or ''
-redis.call('HSET', 'gpusched:run', 'run_id', id, 'number', ARGV[1], 'at', at)
+redis.call('HSET', 'gpusched:run', 'run_id', process(), 'number', ARGV[1], 'at', at)
 return ARGV[1]
-"""
-)
+""")
 
 #: Writes one claim back after a new run. ARGV: id, box, fence, score, ended, confirmed. Returns "mine",
 #: "again" (it was given back, requeued or retried since) or "other" (another box has it).
-RESTORE = (
-    _COMMON
-    + """
+RESTORE = _script("""
 local id, box, fence = ARGV[1], ARGV[2], ARGV[3]
 local c = of(id)
 if c.was == fence and c.fence == '' then return 'again' end
 if not is_mine(c, box, fence) and turn(fence) <= turn(last(c)) then return 'other' end
 local confirmed = ARGV[6] == '1' and '1' or is_mine(c, box, fence) and c.confirmed or '0'
-redis.call('HSET', claim(id), 'box', box, 'fence', fence, 'score', ARGV[4], 'at', c.at or now(),
-  'confirmed', confirmed, 'ended', ARGV[5])
-redis.call('ZREM', QUEUE, id)
-if ARGV[5] == '1' then redis.call('SREM', CLAIMS, id) keep(id)
-else redis.call('SADD', CLAIMS, id) redis.call('PERSIST', claim(id)) end
+hold(id, box, fence, ARGV[4], c.at or now(), confirmed)
+if ARGV[5] == '1' then redis.call('HSET', claim(id), 'ended', '1') close(id) end
 return 'mine'
-"""
-)
+""")
 
 #: Opens the run if every box has reported. ARGV: box, its JSON, number, whether losses are accepted, the
 #: boxes that it remembers … Returns 1 if it is open. Without a box, it only opens the run.
-REPORT = (
-    _COMMON
-    + """
+REPORT = _script("""
 local number, at = run()
 if number ~= ARGV[3] then return 0 end
 for i = 5, #ARGV do redis.call('HSETNX', 'gpusched:boxes', ARGV[i], '{}') end
@@ -111,106 +109,99 @@ for i = 1, #boxes, 2 do
     redis.call('HDEL', 'gpusched:boxes', boxes[i]) redis.call('HDEL', 'gpusched:counter', boxes[i]) end end
 redis.call('HSET', 'gpusched:run', 'at', string.format('%.6f', now()))
 return 1
-"""
-)
+""")
+
+#: Raises the counter of a box. ARGV: box. Returns the counters, the boxes and, for each item that is held,
+#: its id, box, fence, whether it is confirmed, the time of its claim, and its record.
+BEAT = _script("""
+redis.call('HINCRBY', 'gpusched:counter', ARGV[1], 1)
+return {redis.call('HGETALL', 'gpusched:counter'), redis.call('HKEYS', 'gpusched:boxes'), held()}
+""")
 
 #: Takes an item out of the queue. ARGV: id, box, random text, record, number, wait. Returns the fence in a
 #: list, or why not.
-CLAIM = (
-    _COMMON
-    + """
+CLAIM = _script("""
 local id = ARGV[1]
 if not is_open(ARGV[5], ARGV[6]) then return 'run' end
 local c, score = of(id), redis.call('ZSCORE', QUEUE, id)
 if not score then return 'gone' end
-if c.fence and c.fence ~= '' and c.ended ~= '1' then return 'taken' end
-if text(id) ~= ARGV[4] then return 'changed' end
-redis.call('ZREM', QUEUE, id)
+if is_held(c) then return 'taken' end
+if text(record(id)) ~= ARGV[4] then return 'changed' end
 redis.call('DEL', claim(id))
 local fence = turn(last(c)) + 1 .. ':' .. ARGV[3]
-redis.call('HSET', claim(id), 'box', ARGV[2], 'fence', fence, 'score', score, 'at', now(), 'confirmed', '0',
-  'ended', '0')
-redis.call('SADD', CLAIMS, id)
+hold(id, ARGV[2], fence, score, now(), '0')
 return {fence}
-"""
-)
+""")
 
 #: Lets a claimed item start. ARGV: id, box, fence, number, wait. Returns 1, 0 (never start it) or
 #: -1 (not yet).
-CONFIRM = (
-    _COMMON
-    + """
+CONFIRM = _script("""
 if not is_open(ARGV[4], ARGV[5]) then return -1 end
 if not is_mine(of(ARGV[1]), ARGV[2], ARGV[3]) then return 0 end
 redis.call('HSET', claim(ARGV[1]), 'confirmed', '1')
 return 1
-"""
-)
+""")
 
 #: Returns an item to the queue at its old score. ARGV: id, box, fence, counter of the box ("": its own box
 #: asks, so that a confirmed claim is returned too), whether to return a confirmed one, record as queued ("":
 #: it is unchanged), number. Returns 1, 0 or -1 (not yet: Redis may have lost the claim).
-GIVE_BACK = (
-    _COMMON
-    + """
+GIVE_BACK = _script("""
 local id, c = ARGV[1], of(ARGV[1])
 if run() ~= ARGV[7] then return -1 end
 if not is_mine(c, ARGV[2], ARGV[3]) or c.ended == '1' then return 0 end
 if ARGV[4] ~= '' then
   if not is_open(ARGV[7], 0) or redis.call('HGET', 'gpusched:counter', ARGV[2]) ~= ARGV[4] then return 0 end
   if c.confirmed == '1' and ARGV[5] == '0' then return 0 end end
-if ARGV[6] ~= '' and redis.call('EXISTS', record(id)) == 1 then redis.call('SET', record(id), ARGV[6]) end
-free(id, c)
-redis.call('ZADD', QUEUE, c.score, id)
+if ARGV[6] ~= '' then redis.call('SET', record(id), ARGV[6], 'XX') end
+free(id, c, c.score)
 return 1
-"""
-)
+""")
 
 #: Writes the status of a job back. ARGV: id, box, fence, record, whether it has ended,
 #: number. Returns 1, 0 or -1 (not yet: Redis may have lost the claim).
-WRITE_BACK = (
-    _COMMON
-    + """
+WRITE_BACK = _script("""
 local id, c = ARGV[1], of(ARGV[1])
 if run() ~= ARGV[6] then return -1 end
 if not is_mine(c, ARGV[2], ARGV[3]) then return 0 end
 redis.call('SET', record(id), ARGV[4])
 if ARGV[5] == '1' then
-  redis.call('HSET', claim(id), 'ended', '1') redis.call('SREM', CLAIMS, id) keep(id)
+  redis.call('HSET', claim(id), 'ended', '1') close(id)
   redis.call('SREM', 'gpusched:cancelled', id) end
 return 1
-"""
-)
+""")
 
 #: Sets an item aside if its record is still the same. ARGV: id, reason, record ("": whatever it is).
-REJECT = _COMMON + "if ARGV[3] == '' or text(ARGV[1]) == ARGV[3] then reject(ARGV[1], ARGV[2]) end return 1"
+REJECT = _script("""
+if ARGV[3] == '' or text(record(ARGV[1])) == ARGV[3] then reject(ARGV[1], ARGV[2]) end return 1
+""")
 
 #: Cancels an item. ARGV: id, its record as failed. Returns "cancelled", "asked" (its box ends it) or "none".
-CANCEL = (
-    _COMMON
-    + """
-local id, c = ARGV[1], of(ARGV[1])
-if c.fence and c.fence ~= '' and c.ended ~= '1' then
-  redis.call('SADD', 'gpusched:cancelled', id) return 'asked' end
+CANCEL = _script("""
+local id = ARGV[1]
+if is_held(of(id)) then redis.call('SADD', 'gpusched:cancelled', id) return 'asked' end
 if redis.call('ZREM', QUEUE, id) == 0 then return 'none' end
 redis.call('SET', record(id), ARGV[2])
 return 'cancelled'
-"""
-)
+""")
 
 #: Queues a claimed ("requeue") or an ended item ("retry") again. ARGV: id, record as queued, its score, verb.
-AGAIN = (
-    _COMMON
-    + """
+AGAIN = _script("""
 local id, c = ARGV[1], of(ARGV[1])
-local is_claimed = c.fence and c.fence ~= '' and c.ended ~= '1'
 if redis.call('ZSCORE', QUEUE, id) then return 'queued' end
-if ARGV[4] == 'retry' and is_claimed then return 'claimed' end
-if ARGV[4] == 'requeue' and not is_claimed then return 'unclaimed' end
+if ARGV[4] == 'retry' and is_held(c) then return 'claimed' end
+if ARGV[4] == 'requeue' and not is_held(c) then return 'unclaimed' end
 redis.call('SET', record(id), ARGV[2])
-if c.fence then free(id, c) end
 redis.call('SREM', 'gpusched:cancelled', id)
-redis.call('ZADD', QUEUE, is_claimed and c.score or ARGV[3], id)
+free(id, c, is_held(c) and c.score or ARGV[3])
 return 'again'
-"""
-)
+""")
+
+#: The boxes, the items that are held (as BEAT), the length of the queue, the time, and the newest items that
+#: were set aside.
+LIST = _script("""
+local aside = {}
+for _, name in ipairs(redis.call('ZREVRANGE', 'gpusched:rejected', 0, 99)) do
+  local found = redis.call('GET', 'gpusched:rejected:' .. name)
+  if found then aside[#aside + 1] = found end end
+return {redis.call('HGETALL', 'gpusched:boxes'), held(), redis.call('ZCARD', QUEUE), now(), aside}
+""")

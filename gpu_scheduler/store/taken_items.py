@@ -4,25 +4,47 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal
 
 from gpu_scheduler.store.database import insert
 from gpu_scheduler.store.location import recorded_location
+from gpu_scheduler.store.requests import add_request, open_requests
 from gpu_scheduler.store.store import Store
 
 #: open: its job has not ended, or its end is not written back yet. ended: it is. gone: another box may have
 #: it, and its job never started here. second: its job goes on although the item was given to another box.
 ItemState = Literal["open", "ended", "gone", "second"]
 _BOX_KEY, _PROBLEM_KEY = "redis_box", "redis_problem"
+_COLUMNS = ("redis_id", "fence", "job_id", "score", "record", "state", "written")
+#: The items with what their jobs do. A job that was forgotten has failed.
+_ITEMS = """
+    SELECT taken_item.*, CASE
+            WHEN job.state IN ('queued', 'held') THEN 'queued'
+            WHEN job.state <> 'finished' THEN 'running'
+            WHEN job.outcome = 'completed' THEN 'completed' ELSE 'failed' END AS status,
+        (SELECT json_group_array(idx) FROM (SELECT idx FROM allocation JOIN gpu ON uuid = allocation.gpu
+            WHERE attempt_id = attempt.id AND job.state NOT IN ('queued', 'held') ORDER BY idx)) AS gpus,
+        CASE WHEN job.state IN ('starting', 'running', 'stopping') THEN attempt.runner_pid END AS pid,
+        job.state IN ('queued', 'held') AND json_extract(job.line_wait, '$.kind') IS 'not confirmed'
+            AND NOT EXISTS (SELECT 1 FROM request WHERE answered_at IS NULL AND verb = 'confirm'
+                AND target = CAST(job.id AS TEXT)) AS is_gated,
+        job.state IS 'queued' AND attempt.id IS NULL AS may_return,
+        job.stop_cause IS 'cancelled' AS is_cancelled
+    FROM taken_item LEFT JOIN job ON job.id = taken_item.job_id LEFT JOIN attempt ON attempt.job_id = job.id
+        AND number = (SELECT max(number) FROM attempt AS one WHERE one.job_id = job.id)
+"""
 
 
 @dataclass(frozen=True)
 class TakenItem:
-    """An item, with the values of its claim. record: the text of its record when it was claimed.
+    """An item, with the values of its claim and the state of its job.
 
-    written: the status that was last written back, as JSON; None if there is none.
+    record: the text of its record when it was claimed; written: the status that was last written back, as
+    JSON; None if there is none. status: that of its job, as the source names it; is_gated: the job waits for
+    its confirmation, which is not requested yet; may_return: it is queued and has never been started;
+    is_cancelled: it is being cancelled.
     """
 
     redis_id: str
@@ -32,24 +54,39 @@ class TakenItem:
     record: str
     state: ItemState = "open"
     written: str | None = None
+    status: str = "queued"
+    gpus: tuple[int, ...] = ()
+    pid: int | None = None
+    is_gated: bool = False
+    may_return: bool = False
+    is_cancelled: bool = False
 
 
 def add_item(store: Store, item: TakenItem) -> None:
     """Adds an item, in the caller's transaction if there is one."""
     with store.db.transaction() as db:
-        insert(db, "taken_item", **vars(item))
+        insert(db, "taken_item", **{name: getattr(item, name) for name in _COLUMNS})
 
 
 def open_items(store: Store) -> list[TakenItem]:
     """Returns the items whose jobs have not ended, or whose ends are not written back, oldest first."""
-    sql = "SELECT * FROM taken_item WHERE state IN ('open', 'second') ORDER BY job_id"
-    return [TakenItem(**dict(row)) for row in store.db.rows(sql)]
+    return _items(store, "IN ('open', 'second')")
 
 
 def kept_items(store: Store) -> list[TakenItem]:
-    """Returns all items that no other box may run, ended ones too."""
-    rows = store.db.rows("SELECT * FROM taken_item WHERE state <> 'gone' ORDER BY job_id")
-    return [TakenItem(**dict(row)) for row in rows]
+    """Returns all items that no other box may run, ended ones too, but none that also runs elsewhere."""
+    return _items(store, "IN ('open', 'ended')")
+
+
+def _items(store: Store, states: str) -> list[TakenItem]:
+    rows = store.db.rows(f"{_ITEMS} WHERE taken_item.state {states} ORDER BY taken_item.job_id")
+    return [TakenItem(**{**dict(row), "gpus": tuple(json.loads(row["gpus"]))}) for row in rows]
+
+
+def has_item(store: Store, redis_id: str, fence: str) -> bool:
+    """Returns whether this store has taken an item with this fence, and has not given it up."""
+    sql = "SELECT 1 FROM taken_item WHERE redis_id = ? AND fence = ? AND state <> 'gone'"
+    return store.db.row(sql, redis_id, fence) is not None
 
 
 def set_item(store: Store, item: TakenItem, state: ItemState, written: str | None = None) -> None:
@@ -62,27 +99,49 @@ def set_item(store: Store, item: TakenItem, state: ItemState, written: str | Non
         )
 
 
+def request(store: Store, verb: str, jobs: Collection[int]) -> None:
+    """Requests `confirm`, `unconfirm` or `cancel` for jobs, except those of which this is requested."""
+    newest = {one.target: one.verb for one in open_requests(store)} if jobs else {}
+    wanted = [str(one) for one in jobs if newest.get(str(one)) != verb]
+    if wanted:
+        with store.db.transaction():
+            for job_id in wanted:
+                add_request(store, verb, job_id, "redis", **({"grace_s": None} if verb == "cancel" else {}))
+        store.data_dir.ring_doorbell()
+
+
+def give_up(store: Store, item: TakenItem) -> None:
+    """Requests the cancel of a job that must not start here, and records that its item is gone."""
+    with store.db.transaction():
+        request(store, "cancel", [item.job_id])
+        set_item(store, item, "gone")
+
+
 def newest_job_of(store: Store, redis_id: str) -> int | None:
     """Returns the newest job of an item; None if this store has never taken it."""
     row = store.db.row("SELECT max(job_id) AS id FROM taken_item WHERE redis_id = ?", redis_id)
     return None if row is None else row["id"]
 
 
-def box_id(store: Store) -> tuple[str, bool]:
-    """Returns the id of this store in Redis queues, and whether it is new. Creates it if there is none.
+def box_id(store: Store) -> str:
+    """Returns the id of this store in Redis queues. Creates it if there is none.
 
-    A copy of a store gets another id, because the items belong to the original. A scheduler must have been
-    started with this store, so that it has an id of its own.
+    A copy of a store gets another id and forgets the items, because they belong to the original; their jobs
+    that have started here go on. A scheduler must have been started with this store, so that it has an id of
+    its own.
     """
     location = recorded_location(store)
     assert location is not None
-    folder = location.id
     known = json.loads(store.db.meta(_BOX_KEY) or "null")
-    if known is not None and known["folder"] == folder:
-        return str(known["box"]), False
-    made = os.urandom(8).hex()
-    store.db.set_meta(_BOX_KEY, json.dumps({"box": made, "folder": folder}))
-    return made, True
+    if known is None or known["folder"] != location.id:
+        known = {"box": os.urandom(8).hex(), "folder": location.id}
+        with store.db.transaction() as db:
+            store.db.set_meta(_BOX_KEY, json.dumps(known))
+            db.execute("DELETE FROM taken_item WHERE state <> 'open'")
+            for item in open_items(store):
+                if not item.is_gated:
+                    set_item(store, item, "second")
+    return str(known["box"])
 
 
 def redis_problem(store: Store) -> str | None:
@@ -94,13 +153,3 @@ def set_redis_problem(store: Store, problem: str | None) -> None:
     """Records why the agent cannot reach its queue."""
     if problem != redis_problem(store):
         store.db.set_meta(_PROBLEM_KEY, problem or "", synced=False)
-
-
-def forget_items(store: Store, jobs: Sequence[int]) -> None:
-    """Forgets the items of a copied store. jobs: those that have started."""
-    with store.db.transaction() as db:
-        db.execute("DELETE FROM taken_item WHERE state <> 'open'")
-        db.execute(
-            "UPDATE taken_item SET state = CASE WHEN job_id IN (SELECT value FROM json_each(?))"
-            " THEN 'second' ELSE 'open' END", (json.dumps(list(jobs)),),
-        )  # fmt: skip

@@ -236,7 +236,7 @@ def insert_gated_job(store: Store, box: Box, queue: SourceQueue, item: str) -> T
 
     new = NewJob(script="job.py", attributes={"vram": "1000"})
     insert_gated(location, check_jobs(location, [new], os.environ, str(box.folder)), f"redis:{item}", taken)
-    claim(queue, item, box_id(store)[0], confirmed=False)
+    claim(queue, item, box_id(store), confirmed=False)
     return made[0]
 
 
@@ -406,7 +406,7 @@ def store_with_id(box: Box) -> Store:
 def test_a_store_that_was_lost_lists_what_it_had_confirmed(boxes: Boxes, queue: SourceQueue) -> None:
     box = boxes()
     store = store_with_id(box)
-    mine, _ = box_id(store)
+    mine = box_id(store)
     store.close()
     lost, unconfirmed = queue.submit("job.py"), queue.submit("job.py")
     claim(queue, lost, mine, confirmed=True)
@@ -429,17 +429,15 @@ def test_an_agent_takes_no_id_from_a_store_that_is_not_complete_yet(boxes: Boxes
         wait_for(lambda: "waiting for `start`" in (box.folder / "output").read_text(), "the agent")
         box.start_scheduler()
         ends(queue, queue.submit("job.py"))
-        assert box_id(store)[1] is False
+        assert box_id(store) == json.loads(store.db.meta("redis_box") or "")["box"]
 
 
 def test_a_copied_store_is_another_box(boxes: Boxes, queue: SourceQueue) -> None:
     box = boxes()
     store = store_with_id(box)
-    mine, is_new = box_id(store)
-    assert (is_new, box_id(store)) == (True, (mine, False))
+    mine = box_id(store)
+    assert box_id(store) == mine
     folder = json.loads(store.db.meta("folder") or "")
     store.db.set_meta("folder", json.dumps({**folder, "id": "that of the copy"}))
-    other, is_new = box_id(store)
-    assert is_new
-    assert other != mine
+    assert box_id(store) != mine
     store.close()
