@@ -7,7 +7,7 @@ import keyword
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from gpu_scheduler.cli import arguments, claim_arguments, redis_arguments, start_arguments
+from gpu_scheduler.cli import arguments, claim_arguments, redis_commands, start_arguments
 
 
 class Command(NamedTuple):
@@ -107,10 +107,10 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
             "Offer the queue to an assistant as tools (Model Context Protocol) on stdin and stdout"),
     },
     "share a queue in Redis": {
-        "redis-submit": Command("redis_commands", redis_arguments.submit,
+        "redis-submit": Command("redis_commands", redis_commands.submit_arguments,
             "redis-submit train.py --gpu-memory-mb 18000 --epochs 3",
             "Add a script with its arguments to a queue in Redis, which several machines share"),
-        "redis-queue": Command("redis_commands", redis_arguments.queue, "redis-queue --json",
+        "redis-queue": Command("redis_commands", redis_commands.queue_arguments, "redis-queue --json",
             "Show a queue in Redis and who holds what, or change one of its items"),
         "redis-agent": Command("redis_commands", start_arguments.redis_agent, "redis-agent --dir ~/project",
             "Take jobs from a queue in Redis until it is stopped, as `start --redis` does"),
