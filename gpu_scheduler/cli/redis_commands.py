@@ -111,8 +111,7 @@ def redis_submit(options: Namespace) -> int:
         raise UsageError("--gpu-memory-mb is missing; it is the memory that the script needs on each GPU")
     script = os.path.expanduser(options.script)
     item = new_item(script, options.gpu_memory_mb, options.num_gpus, options.priority)
-    pairs = [text.partition("=") for text in options.env or ()]
-    env = tuple((name, value) for name, _, value in pairs)
+    env = tuple((name, value) for name, _, value in (one.partition("=") for one in options.env or ()))
     queue = _queue_of(options)
     with queue.reachable():
         queue.submit(item, Arguments(tuple(options.arguments), os.getcwd(), env))
@@ -126,6 +125,8 @@ def redis_queue(options: Namespace) -> int:
     """Shows the queue, or changes its items."""
     if options.action not in (None, "accept-loss") and not options.ids:
         raise UsageError(f"name the items to {options.action}")
+    if options.action == "accept-loss" and options.ids:
+        raise UsageError("accept-loss concerns all items; name none")
     queue, code = _queue_of(options), 0
     with queue.reachable():
         if options.action == "accept-loss":
@@ -165,7 +166,7 @@ def _text(found: dict[str, Any]) -> str:
             where += f", silent for {format_duration(row['silent_s'])}"
         if not row["has_job"]:
             where += ", which has lost its job; `redis-queue requeue` gives it back"
-        state = row["status"] if row["confirmed"] else "not confirmed"
+        state = (row["status"] or "no record") if row["confirmed"] else "not confirmed"
         lines.append(f"{row['id']:<14} {state:<14} {where}")
     for row in found["waiting"]:
         text = row.get("problem") or f"priority {row['priority']}  {row['script']}"

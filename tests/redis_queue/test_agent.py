@@ -208,6 +208,17 @@ def test_a_box_whose_item_was_given_to_another_does_not_start_it(boxes: Boxes, q
     assert [one.split()[0] for one in traces(box)] == ["b"]
 
 
+def test_a_claimed_item_without_a_record_is_listed_and_accept_loss_requeues_none(
+    boxes: Boxes, queue: SourceQueue
+) -> None:
+    box, item = boxes(), queue.submit("job.py")
+    claim(queue, item, "ghost", confirmed=True)
+    assert box.cli("redis-queue", "accept-loss", item, "--redis", box.url).returncode == 2
+    assert queue.waiting() == []
+    queue.r.delete("scheduler:job:" + item)
+    assert f"{item}   no record      on ghost" in box.cli("redis-queue", "--redis", box.url).stdout
+
+
 def opened(box: Box) -> Store | None:
     try:
         return Store(box.home)
