@@ -71,3 +71,20 @@ class GpuStateError(SchedulerError):
     """The state of the GPUs cannot be read."""
 
     exit_code = 4
+
+
+def missing_package(need: str, extra: str, error: ImportError) -> UsageError:
+    """Returns the error for a package that is not installed, with the commands that install it.
+
+    need: what needs the package; extra: the extra of this package that names it.
+    """
+    import shlex
+    import sys
+    from pathlib import Path
+
+    text = f'{need} ({error}); run `pip install "gpu-job-scheduler[{extra}]"`'
+    root = Path(__file__).resolve().parents[1]
+    if (root / "pyproject.toml").exists():
+        words = (sys.executable, "-m", "pip", "install", "-e", f"{root}[{extra}]")
+        text += f"\nor, for this clone, `{shlex.join(words)}`"
+    return UsageError(text)

@@ -1,4 +1,7 @@
-"""Forecasts when the jobs of the queue start and end, with or without a running scheduler."""
+"""Forecasts when the jobs of the queue start and end, with or without a running scheduler.
+
+Also tells which items of a Redis queue would start at once.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +18,18 @@ from gpu_scheduler.app.store_access import open_store, scheduler_pid_of
 from gpu_scheduler.app.stored_claims import foreign_claims, read_locks
 from gpu_scheduler.app.view_context import context_of, health_issues_of
 from gpu_scheduler.attempts.observe import observe_attempt
+from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.model.health_issue import HealthIssue
+from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.states import ACTIVE, JobState
-from gpu_scheduler.core.scheduling.facts import Facts
+from gpu_scheduler.core.scheduling.actions import Reserve, Start
+from gpu_scheduler.core.scheduling.facts import Facts, PendingGroup, QueuedJob
 from gpu_scheduler.core.scheduling.forecast import Forecast, JobForecast, forecast
 from gpu_scheduler.core.scheduling.forecast_play import WaitingJob
+from gpu_scheduler.core.scheduling.needs import ResourceSpec
+from gpu_scheduler.core.scheduling.order import queue_key
+from gpu_scheduler.core.scheduling.queue_placement import place_jobs, with_start_interval
+from gpu_scheduler.core.scheduling.run_times import RunTimeKey
 from gpu_scheduler.store.forecasts import waiting_jobs
 from gpu_scheduler.store.job_lists import open_jobs, state_counts
 from gpu_scheduler.store.store import Store
@@ -28,6 +38,8 @@ from gpu_scheduler.store.store import Store
 MAX_JOBS = 1000
 #: The requests after which a waiting job does not start.
 _LEAVING = ("cancel", "hold")
+#: The position of the first item of a Redis queue, behind all jobs of its priority.
+_BEHIND = 1 << 60
 
 
 @dataclass(frozen=True)
@@ -112,6 +124,39 @@ def _read_queue(store: Store, pid: int | None, limit: int | None) -> _Queue:
         context.indices,
         count - len(queued),
     )
+
+
+def items_to_start(store: Store, items: Sequence[tuple[JobSpec, float]]) -> list[int]:
+    """Returns the indices of the items that the next round would start here, or for which it would preempt.
+
+    items: those of a Redis queue, in their order, each with the time of its submission. The jobs of this
+    queue count too, those that are not confirmed included.
+    """
+    pid = scheduler_pid_of(store)
+    if pid is None or not items:
+        return []
+    locks, now = read_locks(store), Clock().now()
+    with store.snapshot():
+        attempts = [observe_attempt(store, one) for one in store.active_attempts()]
+        facts = round_facts(store, attempts, now, foreign_claims(store, locks, attempts, pid))
+        waiting = waiting_jobs(store, now, MAX_JOBS, 0, with_unconfirmed=True)
+    reserved = {one.job.job_id for one in facts.reserved_jobs}
+    jobs = [
+        (one.job, one.resources)
+        for one in waiting
+        if one.not_before <= now.wall and one.job.job_id not in reserved
+    ]
+    for index, (spec, at) in enumerate(items):
+        key = RunTimeKey(spec.identity, spec.to_json())
+        job = QueuedJob(-1 - index, spec.priority or 0, _BEHIND + index, at, now.wall, key)
+        jobs.append((job, ResourceSpec.of(spec, learn_needs=store.learning)))
+    groups: dict[ResourceSpec, list[QueuedJob]] = {}
+    for job, resources in sorted(jobs, key=lambda one: queue_key(one[0])):
+        groups.setdefault(resources, []).append(job)
+    pending = tuple(PendingGroup(resources, tuple(found)) for resources, found in groups.items())
+    facts = replace(facts, pending_groups=pending)
+    actions = with_start_interval(place_jobs(facts), facts)
+    return sorted(-1 - one.job_id for one in actions if isinstance(one, (Start, Reserve)) and one.job_id < 0)
 
 
 def _with_remaining_times(facts: Facts, jobs: Iterable[JobView]) -> Facts:

@@ -17,6 +17,7 @@ from gpu_scheduler.app.store_access import open_store, scheduler_pid_of
 from gpu_scheduler.app.stored_claims import foreign_claims, read_locks
 from gpu_scheduler.app.view_context import context_of, health_issues_of
 from gpu_scheduler.core.model.states import ACTIVE, JobState, Outcome
+from gpu_scheduler.errors import StoreNotFoundError
 from gpu_scheduler.intake.state_file_edits import requested_pauses
 from gpu_scheduler.store.job_lists import (
     JobFilter,
@@ -31,7 +32,7 @@ from gpu_scheduler.store.jobs_files import jobs_files, malformed_lines
 from gpu_scheduler.store.records import JobRecord
 from gpu_scheduler.store.reservations import reserved_gpus
 from gpu_scheduler.store.store import Store
-from gpu_scheduler.store.taken_items import redis_problem
+from gpu_scheduler.store.taken_items import newest_job_of, redis_problem
 
 if TYPE_CHECKING:
     from gpu_scheduler.progress.job_progress import ProgressReader
@@ -103,6 +104,15 @@ def job_page(location: Location, wanted: JobFilter, cursor: int | None, limit: i
             views = tuple(job_views.job_view(job, attempts.get(job.id), context) for job in jobs)
         views = with_progress(store, views, time.time(), with_checkpoint=False)
     return JobPage(views, ids[-1] if len(found) > limit else None)
+
+
+def job_of_item(location: Location, redis_id: str) -> int | None:
+    """Returns the newest job of an item of a Redis queue; None if this queue has never taken it."""
+    try:
+        with open_store(location, read_only=True) as store:
+            return newest_job_of(store, redis_id)
+    except StoreNotFoundError:
+        return None
 
 
 def empty_status(location: Location) -> StatusReport:

@@ -1,7 +1,7 @@
 """Takes items of a queue in Redis as jobs of this store, and writes their ends back (docs/redis.md).
 
 Each step is derived from the store and from Redis, so an agent that was killed between two steps goes on with
-the next one. All it remembers by itself are times and what it is about to give back; losing that is safe.
+the next one. All it remembers by itself are times and what it tells other boxes; losing that is safe.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
+from gpu_scheduler.app.forecast import items_to_start
 from gpu_scheduler.app.location import Location
-from gpu_scheduler.app.redis_items import items_to_start
 from gpu_scheduler.app.store_access import create_missing_store, open_store, scheduler_pid_of
 from gpu_scheduler.app.submit import NewJob, Submission, check_jobs, insert_gated
 from gpu_scheduler.errors import SchedulerError, UsageError

@@ -5,20 +5,17 @@ from __future__ import annotations
 import ipaddress
 import json
 import os
-import shlex
-import sys
 import time
 import uuid
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from gpu_scheduler.config import REDIS_URL_VARIABLE
 from gpu_scheduler.core.text.secrets import hidden_password
-from gpu_scheduler.errors import NoSuchJobError, SchedulerError, UsageError
+from gpu_scheduler.errors import NoSuchJobError, SchedulerError, UsageError, missing_package
 from gpu_scheduler.redis_queue import scripts
 from gpu_scheduler.redis_queue.records import Arguments, Record, record_or_problem
 
@@ -28,7 +25,6 @@ if TYPE_CHECKING:
 DEFAULT_URL = "redis://localhost:6379/0"
 #: Number of items that are read from the front of the queue.
 LOOK_LIMIT = 1000
-_ROOT = Path(__file__).resolve().parents[2]
 _TIMEOUT_S = 5.0
 
 
@@ -95,13 +91,7 @@ class Queue:
             from redis.backoff import NoBackoff
             from redis.retry import Retry
         except ImportError as error:
-            text = (
-                f'a Redis queue needs another package ({error}); run `pip install "gpu-job-scheduler[redis]"`'
-            )
-            if (_ROOT / "pyproject.toml").exists():
-                words = (sys.executable, "-m", "pip", "install", "-e", f"{_ROOT}[redis]")
-                text += f"\nor, for this clone, `{shlex.join(words)}`"
-            raise UsageError(text) from None
+            raise missing_package("a Redis queue needs another package", "redis", error) from None
         names = ("socket_timeout", *["socket_connect_timeout"] * (urlsplit(url).scheme != "unix"))
         timeouts: dict[str, Any] = dict.fromkeys(names, _TIMEOUT_S)
         try:

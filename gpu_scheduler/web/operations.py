@@ -30,9 +30,8 @@ from gpu_scheduler.app.location import Location
 from gpu_scheduler.app.masking import without_secrets
 from gpu_scheduler.app.new_line import expand_grid
 from gpu_scheduler.app.preempt import PreemptEnd, preempt
-from gpu_scheduler.app.redis_items import job_of_item
 from gpu_scheduler.app.resume_job import resume_job
-from gpu_scheduler.app.status import JobPage, StatusQuery, empty_status, job_page, status
+from gpu_scheduler.app.status import JobPage, StatusQuery, empty_status, job_of_item, job_page, status
 from gpu_scheduler.app.status_report import JobView, StatusReport
 from gpu_scheduler.app.store_access import ANSWER_TIMEOUT_S, open_store, recorded_request
 from gpu_scheduler.app.submit import (

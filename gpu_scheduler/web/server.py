@@ -6,9 +6,7 @@ import asyncio
 import ipaddress
 import logging
 import os
-import shlex
 import socket
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from errno import EADDRINUSE
@@ -17,13 +15,12 @@ from pathlib import Path
 
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.core.text.formatting import pid_text
-from gpu_scheduler.errors import SchedulerError, UsageError
+from gpu_scheduler.errors import SchedulerError, UsageError, missing_package
 from gpu_scheduler.system import companion
 from gpu_scheduler.system.users import name_of_user
 
 #: Seconds that open requests have to end, and after which a server that hangs ends by force.
 _GRACE_S, _HANGING_S = 3, 5
-_ROOT = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True)
@@ -120,11 +117,7 @@ def _check_packages() -> None:
         for name in ("fastapi", "uvicorn"):
             import_module(name)
     except ImportError as error:
-        text = f'`serve` needs more packages ({error}); run `pip install "gpu-job-scheduler[api]"`'
-        if (_ROOT / "pyproject.toml").exists():
-            words = (sys.executable, "-m", "pip", "install", "-e", f"{_ROOT}[api]")
-            text += f"\nor, for this clone, `{shlex.join(words)}`"
-        raise UsageError(text) from None
+        raise missing_package("`serve` needs more packages", "api", error) from None
 
 
 def _listen(host: str, port: int) -> socket.socket:
