@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from argparse import Namespace
 from typing import TYPE_CHECKING, Any
@@ -132,6 +131,8 @@ def redis_queue(options: Namespace) -> int:
         if options.action == "accept-loss":
             print_done(queue.accept_loss())
         elif options.action is None:
+            import json
+
             found = queue.listing()
             print(json.dumps(found, indent=2) if options.json else _text(found))
         for item in options.ids:
