@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -16,7 +17,12 @@ import pytest
 
 redis = pytest.importorskip("redis")
 
+from gpu_scheduler.app.location import Location  # noqa: E402
+from gpu_scheduler.app.submit import NewJob, check_jobs, insert_gated  # noqa: E402
+from gpu_scheduler.errors import SchedulerError  # noqa: E402
 from gpu_scheduler.store.data_dir import DataDir  # noqa: E402
+from gpu_scheduler.store.store import Store  # noqa: E402
+from gpu_scheduler.store.taken_items import TakenItem, box_id  # noqa: E402
 from tests.redis_queue.source_document import SourceQueue  # noqa: E402
 from tests.stress.harness import environment  # noqa: E402
 from tests.waiting import wait_for  # noqa: E402
@@ -24,10 +30,15 @@ from tests.waiting import wait_for  # noqa: E402
 #: Shortens the times of the protocol, so that a minute is 3 s. With shorter ones, the pauses of a busy
 #: machine would count as those of an agent.
 SCALE = 20
+#: Waits until the file that the test creates exists.
+WAIT = "while not pathlib.Path('go').exists(): time.sleep(0.02)"
 
 
 class Server:
-    """A redis-server on a unix socket in a folder of its own. `start` and `kill` may be repeated."""
+    """A redis-server on a unix socket in a folder of its own. `start` and `kill` may be repeated.
+
+    url, client: how boxes and tests connect to it.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.socket = folder, folder / "s"
@@ -56,6 +67,17 @@ class Server:
             self.process.kill()
             self.process.wait()
             self.process = None
+
+    def save(self) -> None:
+        """Saves what it has now, for `roll_back`."""
+        self.client.save()
+        shutil.copy(self.folder / "dump.rdb", self.folder / "saved")
+
+    def roll_back(self) -> None:
+        """Kills it, and starts it with what it had when it was saved, as an older snapshot."""
+        self.kill()
+        (self.folder / "saved").replace(self.folder / "dump.rdb")
+        self.start("--appendonly", "no")
 
     def lose_data(self) -> None:
         """Kills it, and starts it without data."""
@@ -86,11 +108,14 @@ def queue(server: Server) -> SourceQueue:
 
 
 class Box:
-    """A folder with a queue of its own and its scheduler. runs: the traces that the jobs have written."""
+    """A folder with a queue of its own and its scheduler. runs: the traces that the jobs have written.
+
+    A trace is the name of the folder and the script of the job, with its arguments.
+    """
 
     def __init__(self, folder: Path, url: str, runs: Path) -> None:
         self.folder, self.url, self.runs = folder, url, runs
-        folder.mkdir()
+        folder.mkdir(exist_ok=True)
         self.home = DataDir.of(str(folder / "state.json"))
         self.env = {
             **environment(), "GPU_SCHEDULER_REDIS_TIME_SCALE": str(SCALE), "RUNS": str(runs),
@@ -101,7 +126,8 @@ class Box:
 
     def script(self, name: str, code: str) -> None:
         """Writes a script that leaves a trace in `runs` and then runs the code."""
-        trace = "open(os.environ['RUNS'], 'a').write(' '.join([os.environ['BOX'], *sys.argv[1:]]) + '\\n')"
+        trace = "print(os.environ['BOX'], os.path.basename(sys.argv[0]), *sys.argv[1:],"
+        trace += " file=open(os.environ['RUNS'], 'a'))"
         (self.folder / name).write_text(f"import os, sys, time, pathlib\n{trace}\n{code}\n")
 
     def begin(self, *words: str) -> subprocess.Popen[bytes]:
@@ -175,6 +201,67 @@ def boxes(server: Server, queue: SourceQueue, tmp_path: Path) -> Iterator[Callab
         box.close()
 
 
+Boxes = Callable[..., Box]
+
+
 def traces(box: Box) -> Sequence[str]:
     """Returns what the jobs of all boxes have written, sorted."""
     return sorted(box.runs.read_text().splitlines()) if os.path.exists(box.runs) else []
+
+
+def ends(queue: SourceQueue, *items: str, status: str = "completed") -> None:
+    """Waits until the records of these items say that they have ended."""
+    wait_for(lambda: [queue.status(one) for one in items] == [status] * len(items), f"{items} {status}")
+
+
+def claim(queue: SourceQueue, item: str, box: str, *, confirmed: bool) -> None:
+    """Writes a claim of another box, which has taken the item out of the queue."""
+    score = queue.r.zscore("scheduler:queue", item)
+    queue.r.zrem("scheduler:queue", item)
+    queue.r.hset(
+        f"gpusched:claim:{item}",
+        mapping={"box": box, "fence": "f", "score": repr(score), "at": "1", "confirmed": str(int(confirmed)),
+                 "ended": "0"},
+    )  # fmt: skip
+    queue.r.sadd("gpusched:claims", item)
+    queue.r.hset("gpusched:counter", box, 7)
+
+
+def open_queue(box: Box, queue: SourceQueue) -> None:
+    """Accepts losses, because the box cannot know the claims that the test has written."""
+    wait_for(
+        lambda: queue.r.hget("gpusched:run", "at") or not box.cli(
+            "redis-queue", "accept-loss", "--redis", box.url
+        ).returncode,
+        "an open queue",
+    )  # fmt: skip
+
+
+def opened(box: Box) -> Store | None:
+    try:
+        return Store(box.home)
+    except SchedulerError:
+        return None
+
+
+def store_of(box: Box) -> Store:
+    """Waits for the store of a box, and opens it."""
+    found = wait_for(lambda: opened(box), "a store")
+    assert found is not None
+    return found
+
+
+def insert_gated_job(store: Store, box: Box, queue: SourceQueue, item: str) -> TakenItem:
+    """Leaves what an agent leaves that was killed after it has inserted a job."""
+    location, made = Location(str(box.home.state_file)), []
+    wait_for(lambda: store.db.meta("folder"), "the id of the folder")
+    score, record = repr(queue.r.zscore("scheduler:queue", item)), json.dumps(queue.job(item))
+
+    def taken(job_id: int) -> TakenItem:
+        made.append(TakenItem(item, "f", job_id, score, record))
+        return made[0]
+
+    new = NewJob(script="job.py", attributes={"vram": "1000"})
+    insert_gated(location, check_jobs(location, [new], os.environ, str(box.folder)), f"redis:{item}", taken)
+    claim(queue, item, box_id(store), confirmed=False)
+    return made[0]

@@ -1,15 +1,19 @@
-"""The producer, the readers and the scheduler's queue of the source document, with its keys and its JSON."""
+"""The producer and the readers of the source document, with its keys and its JSON.
+
+Its scheduler, and how it adds and writes records, is in tests/stress/redis_source.py.
+"""
 
 from __future__ import annotations
 
 import json
-import time
 import uuid
 from typing import Any
 
 import redis
 
-QUEUE, PREFIX = "scheduler:queue", "scheduler:job:"
+from tests.stress.redis_source import QUEUE, RECORD, record_of, submit
+
+FIELDS = sorted(record_of("", "", 0))
 
 
 class SourceQueue:
@@ -20,32 +24,14 @@ class SourceQueue:
 
     def submit(self, script: str, memory_mb: int = 1000, **given: Any) -> str:
         """Adds a job: first its id, then its record, as the source does."""
-        job = {
-            "model_script": script, "gpu_memory_mb": memory_mb, "num_gpus": 1, "priority": 200,
-            "job_id": uuid.uuid4().hex[:12], "status": "queued", "assigned_gpus": [],
-            "created_at": time.time(), "pid": None, **given,
-        }  # fmt: skip
-        self.again(job)
+        job = {**record_of(uuid.uuid4().hex[:12], script, memory_mb), **given}
+        submit(self.r, job)
         return str(job["job_id"])
 
-    def again(self, job: dict[str, Any]) -> None:
-        """Adds a job, or one that was popped, once more."""
-        self.r.zadd(QUEUE, {job["job_id"]: job["priority"] * 1e10 + job["created_at"]})
-        self.r.set(PREFIX + job["job_id"], json.dumps(job))
-
-    def pop_next(self) -> dict[str, Any] | None:
-        """Pops the first job, as the source's own scheduler does."""
-        found = self.r.zpopmin(QUEUE, count=1)
-        raw = self.r.get(PREFIX + found[0][0].decode()) if found else None
-        return None if raw is None else json.loads(raw)
-
     def job(self, job_id: str) -> dict[str, Any]:
-        """Returns the nine fields of a job. Fails if there are others."""
-        found: dict[str, Any] = json.loads(self.r.get(PREFIX + job_id))
-        assert sorted(found) == sorted((
-            "model_script", "gpu_memory_mb", "num_gpus", "priority", "job_id", "status", "assigned_gpus",
-            "created_at", "pid",
-        ))  # fmt: skip
+        """Returns the nine fields of a job. Fails if there are others, as the source's readers do."""
+        found: dict[str, Any] = json.loads(self.r.get(RECORD + job_id))
+        assert sorted(found) == FIELDS
         return found
 
     def status(self, job_id: str) -> str:
@@ -55,3 +41,7 @@ class SourceQueue:
     def waiting(self) -> list[str]:
         """Returns the ids in the queue, in order."""
         return [one.decode() for one in self.r.zrange(QUEUE, 0, -1)]
+
+    def peek(self, count: int = 10) -> list[dict[str, Any]]:
+        """Returns the first jobs of the queue."""
+        return [self.job(one.decode()) for one in self.r.zrange(QUEUE, 0, count - 1)]

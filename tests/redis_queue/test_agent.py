@@ -6,43 +6,31 @@ import json
 import os
 import pickle
 import signal
-from collections.abc import Callable
 from contextlib import closing
 from typing import Any
 
 import pytest
 
 from gpu_scheduler.app.location import Location
-from gpu_scheduler.errors import NoSuchJobError, SchedulerError
+from gpu_scheduler.errors import NoSuchJobError
 from gpu_scheduler.redis_queue.queue import Queue
 from gpu_scheduler.store.store import Store
-from gpu_scheduler.store.taken_items import TakenItem, box_id, open_items
+from gpu_scheduler.store.taken_items import box_id, open_items
 from gpu_scheduler.web import operations
-from tests.redis_queue.conftest import Box, Server, traces
+from tests.redis_queue.conftest import (
+    WAIT,
+    Box,
+    Boxes,
+    Server,
+    claim,
+    ends,
+    insert_gated_job,
+    open_queue,
+    store_of,
+    traces,
+)
 from tests.redis_queue.source_document import SourceQueue
 from tests.waiting import wait_for
-
-Boxes = Callable[..., Box]
-#: Waits until the file that the test creates exists.
-WAIT = "while not pathlib.Path('go').exists(): time.sleep(0.02)"
-
-
-def ends(queue: SourceQueue, *items: str, status: str = "completed") -> None:
-    """Waits until the records of these items say that they have ended."""
-    wait_for(lambda: [queue.status(one) for one in items] == [status] * len(items), f"{items} {status}")
-
-
-def claim(queue: SourceQueue, item: str, box: str, *, confirmed: bool) -> None:
-    """Writes a claim of another box, which has taken the item out of the queue."""
-    score = queue.r.zscore("scheduler:queue", item)
-    queue.r.zrem("scheduler:queue", item)
-    queue.r.hset(
-        f"gpusched:claim:{item}",
-        mapping={"box": box, "fence": "f", "score": repr(score), "at": "1", "confirmed": str(int(confirmed)),
-                 "ended": "0"},
-    )  # fmt: skip
-    queue.r.sadd("gpusched:claims", item)
-    queue.r.hset("gpusched:counter", box, 7)
 
 
 def test_items_of_the_source_run_and_their_status_is_written_back(boxes: Boxes, queue: SourceQueue) -> None:
@@ -73,9 +61,6 @@ def test_two_boxes_and_the_schedulers_own_jobs_run_each_item_once(boxes: Boxes, 
     items = [queue.submit("job.py") for _ in range(12)]
     for box in both:
         box.start()
-    popped = wait_for(queue.pop_next, "an item for the source's own scheduler")
-    assert popped is not None
-    queue.again({**popped, "status": "queued"})  # it found no GPU
     ends(queue, *items)
     assert len(traces(both[0])) == 12
 
@@ -130,19 +115,9 @@ def test_what_a_silent_box_has_not_confirmed_is_given_back(boxes: Boxes, queue: 
     claim(queue, item, "ghost", confirmed=False)
     box.start()
     queue.r.hset("gpusched:run", "x", "y")
-    ends_or_opens(box, queue)
+    open_queue(box, queue)
     ends(queue, item)
     assert len(traces(box)) == 1
-
-
-def ends_or_opens(box: Box, queue: SourceQueue) -> None:
-    """Accepts losses, because the box cannot know the claims that the test has written."""
-    wait_for(
-        lambda: queue.r.hget("gpusched:run", "at") or not box.cli(
-            "redis-queue", "accept-loss", "--redis", box.url
-        ).returncode,
-        "an open queue",
-    )  # fmt: skip
 
 
 def test_what_a_silent_box_has_confirmed_is_listed_and_requeued_by_hand(
@@ -151,7 +126,7 @@ def test_what_a_silent_box_has_confirmed_is_listed_and_requeued_by_hand(
     box, item = boxes(), queue.submit("job.py")
     claim(queue, item, "ghost", confirmed=True)
     box.start()
-    ends_or_opens(box, queue)
+    open_queue(box, queue)
     other = queue.submit("job.py")
     ends(queue, other)
     shown = box.cli("redis-queue", "--redis", box.url).stdout
@@ -169,7 +144,7 @@ def test_confirmed_items_of_a_silent_box_are_requeued_if_the_user_accepts_two_ru
     box, item = boxes(), queue.submit("job.py", status="running")
     claim(queue, item, "ghost", confirmed=True)
     box.start("--requeue-silent-after", "2")
-    ends_or_opens(box, queue)
+    open_queue(box, queue)
     ends(queue, item)
     assert len(traces(box)) == 1
     assert queue.waiting() == []
@@ -199,7 +174,7 @@ def test_a_box_whose_item_was_given_to_another_does_not_start_it(boxes: Boxes, q
     store = store_of(box)
     known = insert_gated_job(store, box, queue, item)
     other.start()
-    ends_or_opens(other, queue)
+    open_queue(other, queue)
     ends(queue, item)
     box.agent()
     wait_for(lambda: not open_items(store), "the end of the stale job")
@@ -217,38 +192,6 @@ def test_a_claimed_item_without_a_record_is_listed_and_accept_loss_requeues_none
     assert queue.waiting() == []
     queue.r.delete("scheduler:job:" + item)
     assert f"{item}   no record      on ghost" in box.cli("redis-queue", "--redis", box.url).stdout
-
-
-def opened(box: Box) -> Store | None:
-    try:
-        return Store(box.home)
-    except SchedulerError:
-        return None
-
-
-def store_of(box: Box) -> Store:
-    """Waits for the store of a box, and opens it."""
-    found = wait_for(lambda: opened(box), "a store")
-    assert found is not None
-    return found
-
-
-def insert_gated_job(store: Store, box: Box, queue: SourceQueue, item: str) -> TakenItem:
-    """Leaves what an agent leaves that was killed after it has inserted a job."""
-    from gpu_scheduler.app.submit import NewJob, check_jobs, insert_gated
-
-    location, made = Location(str(box.home.state_file)), []
-    wait_for(lambda: store.db.meta("folder"), "the id of the folder")
-    score, record = repr(queue.r.zscore("scheduler:queue", item)), json.dumps(queue.job(item))
-
-    def taken(job_id: int) -> TakenItem:
-        made.append(TakenItem(item, "f", job_id, score, record))
-        return made[0]
-
-    new = NewJob(script="job.py", attributes={"vram": "1000"})
-    insert_gated(location, check_jobs(location, [new], os.environ, str(box.folder)), f"redis:{item}", taken)
-    claim(queue, item, box_id(store), confirmed=False)
-    return made[0]
 
 
 @pytest.mark.parametrize("command", ["release", "retry", "resume", "set"])
@@ -270,7 +213,7 @@ def test_no_command_starts_a_job_that_is_not_confirmed(
     assert "not confirmed" in box.cli("status").stdout
     store.close()
     box.agent()
-    ends_or_opens(box, queue)
+    open_queue(box, queue)
     ends(queue, item)
     assert len(traces(box)) == 2
 
@@ -284,7 +227,7 @@ def test_an_item_that_does_not_start_after_its_confirmation_is_given_back(
     wait_for(lambda: not box.cli("pause", "0", "1").returncode, "paused GPUs")
     known = insert_gated_job(store, box, queue, item)
     box.agent()
-    ends_or_opens(box, queue)
+    open_queue(box, queue)
     wait_for(lambda: queue.waiting() == [item], "the item in the queue")
     wait_for(lambda: not open_items(store), "the end of its job here")
     wait_for(lambda: store.job(known.job_id).outcome == "cancelled", "its cancel")  # type: ignore[union-attr]
@@ -423,7 +366,7 @@ def test_a_store_that_was_lost_lists_what_it_had_confirmed(boxes: Boxes, queue: 
     claim(queue, lost, mine, confirmed=True)
     claim(queue, unconfirmed, mine, confirmed=False)
     box.agent()
-    ends_or_opens(box, queue)
+    open_queue(box, queue)
     ends(queue, unconfirmed)
     wait_for(
         lambda: "which has lost its job" in box.cli("redis-queue", "--redis", box.url).stdout, "the lost item"

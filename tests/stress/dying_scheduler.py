@@ -11,10 +11,7 @@ from __future__ import annotations
 
 import os
 import signal
-import sqlite3
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +19,7 @@ from gpu_scheduler.config import StartOptions
 from gpu_scheduler.core.jobsfile import debounce
 from gpu_scheduler.scheduler import service
 from gpu_scheduler.store import pending_groups
-from gpu_scheduler.store.database import Database
+from tests.stress.commit_steps import step_at_commits
 
 DIES_AT = "DIES_AT"
 IGNORES_PARENTS = "IGNORES_PARENTS"
@@ -30,7 +27,6 @@ IGNORES_PARENTS = "IGNORES_PARENTS"
 _left = int(os.environ.get(DIES_AT, "0"))
 _pid = os.getpid()
 _run = service.run
-_transaction = Database.transaction
 
 
 def _step(name: str = "") -> None:
@@ -41,24 +37,13 @@ def _step(name: str = "") -> None:
             os.kill(_pid, signal.SIGKILL)
 
 
-@contextmanager
-def _stepping_transaction(self: Database, *, synced: bool = True) -> Iterator[sqlite3.Connection]:
-    if self.connection.in_transaction:
-        yield self.connection
-        return
-    with _transaction(self, synced=synced) as db:
-        yield db
-        _step()
-    _step()
-
-
 def _run_with_steps(options: StartOptions, **others: Any) -> int:
     return _run(replace(options, launch_deadline_s=2.0), _step, **others)
 
 
 if __name__ == "__main__":
     service.run = _run_with_steps  # type: ignore[assignment]
-    Database.transaction = _stepping_transaction  # type: ignore[method-assign]
+    step_at_commits(_step)
     debounce.CHANGED_DELAY_S, debounce.LAST_LINE_DELAY_S, debounce.REMOVED_DELAY_S = 0.2, 0.5, 0.6
     if IGNORES_PARENTS in os.environ:
         in_queue, pending_groups._IN_QUEUE = pending_groups._IN_QUEUE, "state = 'queued' AND adopted IS NULL"

@@ -15,16 +15,13 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import sqlite3
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from redis.connection import AbstractConnection
 
 from gpu_scheduler.redis_queue import scripts
-from gpu_scheduler.store.database import Database
+from tests.stress.commit_steps import step_at_commits
 
 UNCONFIRMED = "AGENT_UNCONFIRMED"
 STEP, NTH, SIGNAL, STEPS = "AGENT_STEP", "AGENT_NTH", "AGENT_SIGNAL", "AGENT_STEPS"
@@ -33,7 +30,6 @@ _wanted, _signal = os.environ.get(STEP, ""), int(os.environ.get(SIGNAL, "9"))
 _left, _pid = int(os.environ.get(NTH, "1")), os.getpid()
 _seen: set[str] = set()
 _steps = os.environ.get(STEPS)
-_transaction = Database.transaction
 _send, _read = AbstractConnection.send_packed_command, AbstractConnection.read_response
 #: The command that each connection sent last.
 _last: dict[int, str] = {}
@@ -81,21 +77,10 @@ def _stepping_read(self: AbstractConnection, *args: Any, **words: Any) -> Any:
     return found
 
 
-@contextmanager
-def _stepping_transaction(self: Database, *, synced: bool = True) -> Iterator[sqlite3.Connection]:
-    if self.connection.in_transaction:
-        yield self.connection
-        return
-    with _transaction(self, synced=synced) as db:
-        yield db
-        _step("before a commit")
-    _step("after a commit")
-
-
 if __name__ == "__main__":
     AbstractConnection.send_packed_command = _stepping_send  # type: ignore[method-assign]
     AbstractConnection.read_response = _stepping_read  # type: ignore[method-assign]
-    Database.transaction = _stepping_transaction  # type: ignore[method-assign]
+    step_at_commits(_step)
     if UNCONFIRMED in os.environ:
         scripts.CONFIRM = "return 1"
     from gpu_scheduler.cli import main

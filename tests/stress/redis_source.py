@@ -1,7 +1,8 @@
 """The queue and the scheduler of the source document on Redis: what other programs on the same keys do.
 
-Usage: python -m tests.stress.redis_source PORT SLOTS. Runs a scheduler that pops an item, runs it if one of
-its slots is free, and otherwise adds it again. It is a negative control, too: killed, it loses what it has.
+Usage: python -m tests.stress.redis_source PORT GPUS. Runs a scheduler that pops an item, runs it if enough of
+its GPUs are free, and otherwise adds it again. For a critical item, it ends the job with the largest priority
+and adds that one again. It is a negative control, too: killed, it loses what it has.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import redis
@@ -18,7 +20,7 @@ import redis
 QUEUE, RECORD = "scheduler:queue", "scheduler:job:"
 #: Names of the states in a record.
 QUEUED, RUNNING, COMPLETED, FAILED = "queued", "running", "completed", "failed"
-NORMAL, HIGH = 200, 100
+NORMAL, HIGH, CRITICAL = 200, 100, 0
 _POLL_S = 0.02
 
 
@@ -43,40 +45,76 @@ def status_of(client: redis.Redis, name: str) -> str | None:
 
 
 class SourceScheduler:
-    """The source's scheduler, with slots instead of GPUs."""
+    """The source's scheduler. Each of its GPUs has room for one job. env: the variables of the jobs."""
 
-    def __init__(self, client: redis.Redis, slots: int) -> None:
-        self._client, self._slots = client, slots
-        self._running: dict[str, tuple[subprocess.Popen[bytes], dict[str, Any]]] = {}
+    def __init__(self, client: redis.Redis, gpus: int, env: Mapping[str, str] = os.environ) -> None:
+        self._client, self._gpus, self._env = client, range(gpus), env
+        self._running: dict[str, tuple[subprocess.Popen[bytes], list[int]]] = {}
 
     def run(self) -> None:
         """Takes items until it is killed."""
         print("ready", flush=True)
         while True:
-            self._reap()
-            found: Any = self._client.zpopmin(QUEUE, count=1)
-            raw: Any = self._client.get(RECORD + found[0][0].decode()) if found else None
-            if raw is None:
+            if self.round() is None:
                 time.sleep(_POLL_S)
-                continue
-            record = json.loads(raw)
-            if len(self._running) >= self._slots:
-                submit(self._client, record)
-                time.sleep(_POLL_S)
-                continue
-            process = subprocess.Popen(["python", record["model_script"]], start_new_session=True)
-            self._write(record, RUNNING, process.pid)
-            self._running[record["job_id"]] = process, record
+
+    def round(self) -> str | None:
+        """Records what has ended, and pops an item. Returns its name if it starts, otherwise None."""
+        self._reap()
+        found: Any = self._client.zpopmin(QUEUE, count=1)
+        record = self._read(found[0][0].decode()) if found else None
+        if record is None:
+            return None
+        free = self._free(record)
+        if free is None and record["priority"] == CRITICAL and self._preempt():
+            free = self._free(record)
+        if free is None:
+            submit(self._client, record)
+            return None
+        name: str = record["job_id"]
+        env = {**self._env, "CUDA_VISIBLE_DEVICES": ",".join(map(str, free))}
+        process = subprocess.Popen(["python", record["model_script"]], env=env, start_new_session=True)
+        self._write(record | {"status": RUNNING, "assigned_gpus": free, "pid": process.pid})
+        self._running[name] = process, free
+        return name
+
+    def end(self) -> None:
+        """Ends its jobs."""
+        for process, _ in self._running.values():
+            process.kill()
+            process.wait()
+
+    def _free(self, record: Mapping[str, Any]) -> list[int] | None:
+        taken = {gpu for _, gpus in self._running.values() for gpu in gpus}
+        free, wanted = [gpu for gpu in self._gpus if gpu not in taken], record["num_gpus"]
+        return free[:wanted] if len(free) >= wanted else None
+
+    def _preempt(self) -> bool:
+        """Ends the running job with the largest priority, if it is not critical, and adds it again."""
+        known = [record for name in self._running if (record := self._read(name)) is not None]
+        victim = max(known, key=lambda one: one["priority"], default=None)
+        if victim is None or victim["priority"] <= CRITICAL:
+            return False
+        process, _ = self._running.pop(victim["job_id"])
+        process.terminate()
+        process.wait(30)
+        submit(self._client, victim | {"status": QUEUED, "pid": None})
+        return True
 
     def _reap(self) -> None:
-        for name, (process, record) in list(self._running.items()):
+        for name, (process, _) in list(self._running.items()):
             code = process.poll()
             if code is not None:
-                self._write(record, FAILED if code else COMPLETED, process.pid)
+                record = self._read(name)
+                if record is not None:
+                    self._write(record | {"status": FAILED if code else COMPLETED})
                 del self._running[name]
 
-    def _write(self, record: dict[str, Any], status: str, pid: int) -> None:
-        record |= {"status": status, "pid": pid}
+    def _read(self, name: str) -> dict[str, Any] | None:
+        raw: Any = self._client.get(RECORD + name)
+        return None if raw is None else json.loads(raw)
+
+    def _write(self, record: Mapping[str, Any]) -> None:
         self._client.set(RECORD + record["job_id"], json.dumps(record))
 
 

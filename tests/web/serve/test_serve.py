@@ -19,6 +19,7 @@ from gpu_scheduler.claims.own_claims import own_locks
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.system.users import name_of_user
 from gpu_scheduler.web.peers import Listener
+from tests.certificate import make_certificate
 from tests.stress.harness import ROOT
 from tests.users import User, run_as
 from tests.waiting import wait_for
@@ -176,17 +177,6 @@ def test_a_user_needs_no_token_on_this_machine(box: Box, other_uid: int) -> None
     wait_for(lambda: process.poll() is not None or banner in box.output.read_text(), "the banner")
     program = f"from urllib.request import urlopen; urlopen('http://127.0.0.1:{box.port}/api/v1/health')"
     subprocess.run([*run_as(other_uid), sys.executable, "-c", program], check=True, timeout=60)
-
-
-def make_certificate(folder: Path) -> tuple[str, str]:
-    """Creates a certificate for localhost and its key, and returns their paths."""
-    paths = str(folder / "cert.pem"), str(folder / "key.pem")
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost", "-addext",
-         "subjectAltName=IP:127.0.0.1", "-out", paths[0], "-keyout", paths[1]],
-        check=True, capture_output=True,
-    )  # fmt: skip
-    return paths
 
 
 def ask_over_tls(port: int, certificate: str) -> bytes:
