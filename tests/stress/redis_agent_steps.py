@@ -7,7 +7,7 @@ the beginning of its digest. The environment has the rest:
 AGENT_STEP: the step; AGENT_NTH: how often it is reached before the fault; AGENT_SIGNAL: the number of the
 signal that the program then sends itself; AGENT_STEPS: a file to which each name is added when the step is
 first reached. AGENT_UNCONFIRMED, a negative control: jobs start although Redis was not asked to confirm their
-claims.
+claims; that they run is not written back, so that other boxes may take them.
 """
 
 from __future__ import annotations
@@ -83,6 +83,7 @@ if __name__ == "__main__":
     step_at_commits(_step)
     if UNCONFIRMED in os.environ:
         scripts.CONFIRM = "return 1"
+        scripts.WRITE_BACK = f"if ARGV[5] == '0' then return 1 end {scripts.WRITE_BACK}"
     from gpu_scheduler.cli import main
 
     sys.exit(main(sys.argv[1:]))

@@ -108,7 +108,7 @@ def _stop_unconfirmed(lab: Lab, jobs: int) -> None:
         before = sum(lab.starts().values())
         lab.push(6)
         wait_for(lambda before=before: sum(lab.starts().values()) > before, "a start")  # type: ignore[misc]
-        box = lab.dice.choice(boxes)
+        box = max(boxes, key=lambda one: len(lab.starts_on(one.name)))
         box.signal_agent(signal.SIGSTOP)
         pause(SILENT_S)
         box.signal_agent(signal.SIGCONT)
