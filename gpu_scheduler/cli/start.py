@@ -48,12 +48,12 @@ def start(options: Namespace) -> int:
 
 def _take_url(options: Namespace) -> None:
     """Completes the URL of the Redis queue, and hides it from the jobs. Raises UsageError for a wrong one."""
+    url = os.environ.pop(REDIS_URL_VARIABLE, None)
     if options.redis is None:
         return
     from gpu_scheduler.redis_queue.queue import DEFAULT_URL, Queue
 
-    options.redis = options.redis or os.environ.get(REDIS_URL_VARIABLE) or DEFAULT_URL
-    os.environ.pop(REDIS_URL_VARIABLE, None)
+    options.redis = options.redis or url or DEFAULT_URL
     Queue(options.redis)
 
 

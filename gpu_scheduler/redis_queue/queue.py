@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import json
 import os
+import re
 import time
 import uuid
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from gpu_scheduler.config import REDIS_URL_VARIABLE
-from gpu_scheduler.core.text.secrets import hidden_password
+from gpu_scheduler.core.text.secrets import HIDDEN, hidden_password
 from gpu_scheduler.errors import NoSuchJobError, SchedulerError, UsageError, missing_package
 from gpu_scheduler.redis_queue import scripts
 from gpu_scheduler.redis_queue.records import Arguments, Record, record_or_problem
@@ -26,6 +27,11 @@ DEFAULT_URL = "redis://localhost:6379/0"
 #: Number of items that are read from the front of the queue.
 LOOK_LIMIT = 1000
 _TIMEOUT_S = 5.0
+#: The options that a URL may have. Others may change what was checked, or how answers are read.
+_URL_OPTIONS = ("db", "username", "password")
+_TLS_OPTIONS = (
+    "ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile", "ssl_password", "ssl_check_hostname",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -65,16 +71,32 @@ def decoded_pairs(found: Sequence[bytes]) -> dict[str, str]:
 
 
 def check_url(url: str) -> None:
-    """Raises UsageError for a URL whose Redis must not be used."""
+    """Raises UsageError for a URL whose Redis must not be used. Its text shows no part that may be secret."""
+    if HIDDEN in url:
+        raise UsageError(f"the password of the Redis queue is stored nowhere; set {REDIS_URL_VARIABLE}")
+    if not url.startswith(("redis://", "rediss://", "unix://")):
+        raise UsageError("--redis: give a URL such as redis://localhost:6379/0, rediss://… or unix:///PATH")
     try:
         parts = urlsplit(url)
-        host, password = parts.hostname or "localhost", parts.password
+        is_clear = url.count("@") == parts.netloc.count("@") < 2 and "#" not in url and parts.port != 0
+    except ValueError:
+        is_clear = False
+    if not is_clear:
+        raise UsageError("--redis: the URL is ambiguous; percent-encode /, ?, # and @ in the password")
+    options = dict(one.partition("=")[::2] for one in parts.query.split("&") if one)
+    if options.keys() - {*_URL_OPTIONS, *(_TLS_OPTIONS if parts.scheme == "rediss" else ())}:
+        raise UsageError(
+            f"--redis: the URL has an unknown option; known are {', '.join(_URL_OPTIONS)}; with rediss://"
+            f" also {', '.join(_TLS_OPTIONS)}"
+        )
+    if parts.scheme != "unix" and not re.fullmatch("/?[0-9]*", parts.path):
+        raise UsageError("--redis: the database in the URL is no number; end the URL with /0")
+    host = parts.hostname or "localhost"
+    try:
         is_local = host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         is_local = False
-    if parts.scheme not in ("redis", "rediss", "unix"):
-        raise UsageError("--redis: give a URL such as redis://localhost:6379/0, rediss://… or unix:///PATH")
-    if parts.scheme == "redis" and not is_local and not password:
+    if parts.scheme == "redis" and not (is_local or parts.password or options.get("password")):
         raise UsageError(
             f"--redis: whoever can write to the Redis on {host} runs code as you; give a password (best in"
             f" the variable {REDIS_URL_VARIABLE}) or use rediss://"
@@ -97,8 +119,10 @@ class Queue:
         try:
             # A script is repeated by whoever knows whether that is safe, never by the connection.
             made = redis.Redis.from_url(url, retry=Retry(NoBackoff(), 0), **timeouts)
-        except ValueError as error:
-            raise UsageError(f"--redis: {error}") from None
+        except ValueError:
+            raise UsageError(
+                "--redis: an option of the URL has a wrong value, such as a db that is no number"
+            ) from None
         self.url = hidden_password(url)
         self.redis: redis.Redis = made
         self.errors: tuple[type[Exception], ...] = (redis.RedisError, OSError)

@@ -10,13 +10,18 @@ import hashlib
 import json
 from collections.abc import Mapping
 
+from gpu_scheduler.config import REDIS_URL_VARIABLE
 from gpu_scheduler.store.store import Store
 
 
 def add_environment(store: Store, variables: Mapping[str, str]) -> str:
-    """Adds these variables, in the caller's transaction if there is one. Returns their key."""
+    """Adds these variables, in the caller's transaction if there is one. Returns their key.
+
+    The URL of a Redis queue is left out, because jobs never get it.
+    """
     # Escapes keep bytes that are not UTF-8, which `os.environ` represents as lone surrogates.
-    text = json.dumps(dict(variables), sort_keys=True, ensure_ascii=True)
+    kept = {name: value for name, value in variables.items() if name != REDIS_URL_VARIABLE}
+    text = json.dumps(kept, sort_keys=True, ensure_ascii=True)
     key = hashlib.sha256(text.encode("ascii")).hexdigest()
     with store.db.transaction() as db:
         db.execute("INSERT OR IGNORE INTO environment (hash, variables) VALUES (?, ?)", (key, text))

@@ -347,7 +347,7 @@ def test_no_password_is_shown_or_stored(boxes: Boxes, server: Server) -> None:
     assert "s3cret" not in box.log() + (box.folder / "output").read_text()
     with Store(box.home).db.connection as connection:
         assert all("s3cret" not in row[0] for row in connection.execute("SELECT value FROM meta"))
-    assert Queue(url).url == "redis://127.0.0.1:1/0"
+    assert Queue(url).url == "redis://(hidden)@127.0.0.1:1/0"
 
 
 def store_with_id(box: Box) -> Store:

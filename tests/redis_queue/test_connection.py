@@ -100,7 +100,6 @@ def test_a_connection_that_is_refused_gives_the_reason(
         "a warning in `status`",
     )
     assert problem in shown
-    del box.env[VARIABLE]  # `submit` would store it with the other variables of its shell
     assert box.cli("submit", "job.py").returncode == 0
     wait_for(lambda: "1 completed" in box.cli("status").stdout, "the end of a job of this box")
     assert files_with(password, box.folder) == []

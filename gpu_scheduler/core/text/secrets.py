@@ -192,5 +192,5 @@ def _trailing_gpu_list(value: str) -> str:
 
 
 def hidden_password(url: str) -> str:
-    """Returns a URL without its user, its password and its query, as it may be shown."""
-    return re.sub("(?<=//)[^/]*@", "", url).partition("?")[0]
+    """Returns a URL of Redis, with its user and its passwords hidden, as it may be shown and stored."""
+    return re.sub(r"(?s)(?<=//).*(?=@)|(?<=password=)[^&]*", HIDDEN, url)
