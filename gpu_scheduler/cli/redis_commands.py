@@ -152,9 +152,13 @@ def _text(found: dict[str, Any]) -> str:
     if not found["open"]:
         away = [str(one.get("host") or key) for key, one in found["boxes"].items() if not one["reported"]]
         lines.append(
-            f"Redis was restarted; claims wait until {', '.join(away) or 'a box'} has reported, or for"
+            f"Redis was restarted; claims wait until {', '.join(away)} has reported, or for"
             " `redis-queue accept-loss`"
+            if away
+            else "no box takes items yet; begin with `start --redis` on one"
         )
+    elif found["opens_in_s"]:
+        lines.append(f"the queue has just opened; items start in {format_duration(found['opens_in_s'])}")
     for key, box in found["boxes"].items():
         lines.append(f"box {key}  {box.get('host')}  GPUs of {', '.join(map(str, box.get('gpus', ())))} MiB")
         lines += [
@@ -173,8 +177,7 @@ def _text(found: dict[str, Any]) -> str:
         text = row.get("problem") or f"priority {row['priority']}  {row['script']}"
         if row["fits"] is False:
             text += f"  (fits no box: needs {row['num_gpus']} GPUs of {row['memory_mb']} MiB)"
-        if row["lacking"]:
-            text += f"  (missing or not usable on {', '.join(row['lacking'])})"
+        text += "".join(f"  (cannot run on {host}: {why})" for host, why in sorted(row["lacking"].items()))
         lines.append(f"{row['id']:<14} {'waiting':<14} {text}")
     lines += [f"{row['id']:<14} {'set aside':<14} {row['reason']}" for row in found["rejected"]]
     return "\n".join(map(safe_text, lines))

@@ -126,6 +126,8 @@ def _validate(chosen: StartOptions) -> None:
             f"--conda-sh {chosen.conda_sh}: no such file; give the path of etc/profile.d/conda.sh in your"
             " conda installation"
         )
+    if chosen.redis is None and chosen.requeue_silent_after is not None:
+        raise UsageError("--requeue-silent-after works only with --redis")
     for name in ("as_root", "allowed_host", "tls_cert", "tls_key"):
         if chosen.serve is None and getattr(chosen, name):
             raise UsageError(f"--{name.replace('_', '-')} works only with --serve")

@@ -23,7 +23,7 @@ from gpu_scheduler.app.store_access import create_missing_store, open_store, sch
 from gpu_scheduler.app.submit import NewJob, Submission, check_jobs, insert_gated
 from gpu_scheduler.errors import SchedulerError, UsageError
 from gpu_scheduler.redis_queue import scripts
-from gpu_scheduler.redis_queue.queue import LOOK_LIMIT, Queue, Times, decoded, decoded_pairs
+from gpu_scheduler.redis_queue.queue import LOOK_LIMIT, Queue, Times, decoded, decoded_pairs, error_text
 from gpu_scheduler.redis_queue.records import (
     Arguments,
     Record,
@@ -104,8 +104,8 @@ class Agent:
         self._silence = Silence(self._times)
         self._beat_due = 0.0
         self._number = ""
-        #: For the other boxes: the items that cannot run here, and those whose jobs the store has lost.
-        self._lacks: list[str] = []
+        #: For the other boxes: why items cannot run here, and those whose jobs the store has lost.
+        self._lacks: dict[str, str] = {}
         self._without_job: list[str] = []
         #: Since when each job, by its fence, could have started, and each item has had no record.
         self._waits_since: dict[str, float] = {}
@@ -136,10 +136,10 @@ class Agent:
                     self._wait(store, self._times.look)
                 except self._queue.errors as error:
                     self._silence.forget()
-                    text = str(error) or type(error).__name__
+                    text = error_text(error)
                     if not backoff:
                         log.warning("%s: %s; the jobs of this box continue", self._queue.url, text)
-                        set_redis_problem(store, f"{self._queue.url}: {text}")
+                    set_redis_problem(store, f"{self._queue.url}: {text}")
                     backoff = min(max(self._times.look, 2 * backoff), self._times.longest_backoff)
                     time.sleep(backoff)
 
@@ -180,7 +180,7 @@ class Agent:
             for text in self._queue.warnings():
                 log.warning("%s", text)
         if number != store.db.meta(_RUN_KEY):
-            log.info("Redis has been started or has lost its data; this box writes its claims back")
+            log.info("a new run of Redis; this box reports to it what it has taken")
             for item in kept_items(store):
                 ended, confirmed = ("1" if one else "0" for one in (item.state == "ended", not item.is_gated))
                 self._run(scripts.RESTORE, item, item.score, ended, confirmed)
@@ -196,8 +196,10 @@ class Agent:
         box = {
             "host": socket.gethostname(), "folder": self._folder, "at": seconds[0], "run": self._number,
             "gpus": sorted((gpu.total_mib or 0 for gpu in store.gpus()), reverse=True),
-            "lacks": sorted(self._lacks)[:100], "without_job": self._without_job[:100],
-            "second": [one.redis_id for one in open_items(store) if one.state == "second"],
+            "lacks": dict(sorted(self._lacks.items())[:100]), "without_job": self._without_job[:100],
+            "second": [
+                one.redis_id for one in open_items(store) if (one.state, one.status) == ("second", "running")
+            ],
         }  # fmt: skip
         known = json.loads(store.db.meta(_BOXES_KEY) or "[]")
         return bool(self._queue.run(scripts.REPORT, self._box, json.dumps(box), self._number, "0", *known))
@@ -312,7 +314,7 @@ class Agent:
         """Takes the items that would start here. Returns whether there are any."""
         if scheduler_pid_of(store) is None:
             return False
-        self._lacks = []
+        self._lacks = {}
         known = {decoded(one[0]) for one in items}
         self._not_before = {key: at for key, at in self._not_before.items() if at > now}
         self._without_record = {key: at for key, at in self._without_record.items() if key in known}
@@ -340,15 +342,15 @@ class Agent:
             return None
         need = (record.model_script, record.gpu_memory_mb, record.num_gpus, record.priority, arguments)
         job = self._checked(*need)
-        if job is None:
-            self._lacks.append(item)
+        if isinstance(job, str):
+            self._lacks[item] = job
             return None
         return _Candidate(text, decoded(row[1]), record, job)
 
     def _check(
         self, script: str, memory_mb: int, gpus: int, priority: int, arguments: Arguments
-    ) -> Submission | None:
-        """Returns the job of an item; None if it cannot run here, for example because its script is missing.
+    ) -> Submission | str:
+        """Returns the job of an item, or why it cannot run here, for example that its script is missing.
 
         The answer is remembered until the next beat.
         """
@@ -365,8 +367,8 @@ class Agent:
         new = NewJob(script=script, arguments=arguments.args, attributes=attributes)
         try:
             return check_jobs(self._location, [new], os.environ, self._folder)
-        except UsageError:
-            return None
+        except UsageError as error:
+            return str(error).partition(";")[0][:200]
 
     def _claim(self, found: _Candidate) -> bool:
         """Takes an item and inserts its job, which waits for the confirmation."""

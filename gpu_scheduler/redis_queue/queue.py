@@ -18,7 +18,14 @@ from gpu_scheduler.config import REDIS_URL_VARIABLE
 from gpu_scheduler.core.text.secrets import HIDDEN, hidden_password
 from gpu_scheduler.errors import NoSuchJobError, SchedulerError, UsageError, missing_package
 from gpu_scheduler.redis_queue import scripts
-from gpu_scheduler.redis_queue.records import Arguments, Record, record_or_problem
+from gpu_scheduler.redis_queue.records import (
+    Arguments,
+    Record,
+    RecordError,
+    parse_arguments,
+    parse_record,
+    record_or_problem,
+)
 
 if TYPE_CHECKING:
     import redis
@@ -27,6 +34,13 @@ DEFAULT_URL = "redis://localhost:6379/0"
 #: Number of items that are read from the front of the queue.
 LOOK_LIMIT = 1000
 _TIMEOUT_S = 5.0
+#: What to do about errors that contain these texts.
+_REMEDIES = {
+    "HELLO must be called with the client already authenticated": (
+        f"Redis requires a password; set {REDIS_URL_VARIABLE} to a URL with it, such as redis://:PASSWORD@HOST/0"
+    ),
+    "certificate verify failed": "for a CA of your own, end the URL with ?ssl_ca_certs=/PATH/ca.pem",
+}
 #: The options that a URL may have. Others may change what was checked, or how answers are read.
 _URL_OPTIONS = ("db", "username", "password")
 _TLS_OPTIONS = (
@@ -103,6 +117,15 @@ def check_url(url: str) -> None:
         )
 
 
+def error_text(error: Exception) -> str:
+    """Returns what Redis or the network says, with the remedy if it is known."""
+    text = str(error) or type(error).__name__
+    remedy = next((remedy for found, remedy in _REMEDIES.items() if found in text), None)
+    if remedy is None:
+        return text
+    return remedy if text.startswith("HELLO") else f"{text}; {remedy}"
+
+
 class Queue:
     """A connection to a queue. Raises UsageError for a missing package or a URL that must not be used."""
 
@@ -140,7 +163,7 @@ class Queue:
         try:
             yield
         except self.errors as error:
-            raise SchedulerError(f"{self.url}: {str(error) or type(error).__name__}") from None
+            raise SchedulerError(f"{self.url}: {error_text(error)}") from None
 
     def warnings(self) -> list[str]:
         """Returns what may lose items of the queue, with the remedies."""
@@ -162,18 +185,21 @@ class Queue:
             )
         return made
 
-    def record(self, item: str) -> Record:
-        """Returns the record of an item. Raises NoSuchJobError."""
+    def record(self, item: str) -> Record | str:
+        """Returns the record of an item, or why it has none."""
         text: Any = self.redis.get(b"scheduler:job:" + encoded(item))
-        if text is None:
-            raise NoSuchJobError(f"there is no item {item} in the queue at {self.url}")
-        record = record_or_problem(text, item)
-        if isinstance(record, str):
-            raise SchedulerError(f"item {item}: {record}")
-        return record
+        return record_or_problem(text, item)
 
     def submit(self, record: Record, arguments: Arguments | None) -> None:
-        """Adds an item. Its record is there before its id is in the queue."""
+        """Adds an item. Its record is there before its id is in the queue.
+
+        Raises UsageError for one that the boxes would set aside.
+        """
+        try:
+            parse_record(record.to_json().encode(), record.job_id)
+            parse_arguments((arguments or Arguments()).to_json().encode())
+        except RecordError as error:
+            raise UsageError(f"the boxes would set this item aside: {error}") from None
         pipe = self.redis.pipeline(transaction=True)
         if arguments is not None:
             pipe.set(f"gpusched:arguments:{record.job_id}", arguments.to_json())
@@ -183,14 +209,19 @@ class Queue:
 
     def cancel(self, item: str) -> str:
         """Cancels an item. Returns what was done."""
-        answer = self.run(scripts.CANCEL, item, self.record(item).with_status("failed").to_json())
+        record = self.record(item)
+        failed = record.with_status("failed").to_json() if isinstance(record, Record) else ""
+        answer = self.run(scripts.CANCEL, item, failed)
         if answer == b"none":
-            raise SchedulerError(f"item {item} is neither in the queue nor on a box")
+            raise NoSuchJobError(f"item {item} is neither in the queue at {self.url} nor on a box")
         return "cancelled" if answer == b"cancelled" else "its box has been asked to cancel it"
 
     def again(self, item: str, verb: str) -> str:
         """Queues a claimed item (`requeue`) or an ended one (`retry`) again. Returns what was done."""
-        record = self.record(item).with_status("queued")
+        found = self.record(item)
+        if isinstance(found, str):
+            raise NoSuchJobError(f"item {item} at {self.url} cannot be queued again: {found}")
+        record = found.with_status("queued")
         answer = self.run(scripts.AGAIN, item, record.to_json(), repr(record.score), verb)
         refusals = {
             b"queued": "is in the queue already",
@@ -217,6 +248,7 @@ class Queue:
             box["reported"] = number is not None and box.get("run") == decoded(number)
         return {
             "url": self.url, "open": at is not None, "length": length, "boxes": boxes,
+            "opens_in_s": None if at is None else max(0.0, float(at) + Times.scaled().open_wait - float(now)),
             "waiting": [_waiting(decoded(row[0]), row[2], boxes.values()) for row in items],
             "claims": [_claim(row, boxes, now) for row in sorted(claims)],
             "rejected": [json.loads(text.decode("utf-8", "replace")) for text in aside],
@@ -229,7 +261,7 @@ def new_item(script: str, memory_mb: int, gpus: int, priority: int) -> Record:
 
 
 def _waiting(item: str, text: bytes | None, boxes: Collection[dict[str, Any]]) -> dict[str, Any]:
-    lacking = sorted(str(box.get("host")) for box in boxes if item in box.get("lacks", ()))
+    lacking = {str(box.get("host")): box["lacks"][item] for box in boxes if item in box.get("lacks", ())}
     row: dict[str, Any] = {"id": item, "script": None, "priority": None, "lacking": lacking, "fits": None}
     record = record_or_problem(text, item)
     if isinstance(record, str):

@@ -6,6 +6,7 @@ The programs of the source document read and write these records too, so nothing
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -71,7 +72,7 @@ class Arguments:
 
 def parse_record(text: bytes, job_id: str) -> Record:
     """Returns the record of an item. Raises RecordError."""
-    values = _object(text)
+    values = _object(text, "the record")
     names = set(Record.__dataclass_fields__)
     if wrong := sorted(names ^ values.keys()):
         kind = "missing" if wrong[0] in names else "unknown"
@@ -107,25 +108,28 @@ def record_or_problem(text: bytes | None, job_id: str) -> Record | str:
 
 def parse_arguments(text: bytes) -> Arguments:
     """Returns what `redis-submit` has added to a record. Raises RecordError."""
-    values = _object(text)
+    values = _object(text, "the text of its arguments")
     args, cwd, env = (values.get(name) for name in ("args", "cwd", "env"))
     if len(values) != 3 or not isinstance(args, list) or not isinstance(env, dict):
         raise RecordError("its arguments are no object of args, cwd and env")
     for word in (*args, *env, *env.values(), *([cwd] if cwd is not None else [])):
         if not isinstance(word, str) or "\0" in word:
             raise RecordError("its arguments are no texts")
+    for name in env:
+        if not re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", name):
+            raise RecordError(f"{name[:40]!r} is no name of a variable; use letters, digits and _")
     return Arguments(tuple(args), cwd, tuple(sorted(env.items())))
 
 
-def _object(text: bytes) -> dict[str, Any]:
+def _object(text: bytes, what: str) -> dict[str, Any]:
     if len(text) > MAX_BYTES:
-        raise RecordError(f"the record is larger than {MAX_BYTES} bytes")
+        raise RecordError(f"{what} is larger than {MAX_BYTES} bytes")
     try:
         values = strict_json.parse(text.decode("utf-8"))
     except (ValueError, RecursionError):
-        raise RecordError("the record is not JSON") from None
+        raise RecordError(f"{what} is not JSON") from None
     if not isinstance(values, dict):
-        raise RecordError("the record is no JSON object")
+        raise RecordError(f"{what} is no JSON object")
     return values
 
 

@@ -175,12 +175,13 @@ REJECT = _script("""
 if ARGV[3] == '' or text(record(ARGV[1])) == ARGV[3] then reject(ARGV[1], ARGV[2]) end return 1
 """)
 
-#: Cancels an item. ARGV: id, its record as failed. Returns "cancelled", "asked" (its box ends it) or "none".
+#: Cancels an item. ARGV: id, its record as failed ("": it has none). Returns "cancelled", "asked" (its box
+#: ends it) or "none".
 CANCEL = _script("""
 local id = ARGV[1]
 if is_held(of(id)) then redis.call('SADD', 'gpusched:cancelled', id) return 'asked' end
 if redis.call('ZREM', QUEUE, id) == 0 then return 'none' end
-redis.call('SET', record(id), ARGV[2])
+if ARGV[2] ~= '' then redis.call('SET', record(id), ARGV[2]) end
 return 'cancelled'
 """)
 

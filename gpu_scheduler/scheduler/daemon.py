@@ -51,6 +51,7 @@ from gpu_scheduler.store.ownership_loss import Ownership
 from gpu_scheduler.store.pending_groups import next_retry, wait_reason_by_spec
 from gpu_scheduler.store.requests import open_requests
 from gpu_scheduler.store.store import Store
+from gpu_scheduler.store.taken_items import set_redis_problem
 from gpu_scheduler.system.filesystem import is_shared, kind_of
 from gpu_scheduler.system.shortages import describe_shortage, shortage_of
 
@@ -130,6 +131,7 @@ class Daemon:
         record_lock_folder(self._store, claim_folder.path, self._clock.boot_id)
         resolved = _with_absolute_paths(options, self._config.path)
         store.record_options(resolved)
+        set_redis_problem(store, None)
         self._launcher = Launcher(
             store, self._loop.recorder, executors, resolved, dict(os.environ), umask, logs, claim_folder,
             failpoint,

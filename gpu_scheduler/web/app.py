@@ -159,7 +159,7 @@ def create_app(context: Context) -> FastAPI:
     def submit_model(of: Of, body: models.ModelJob, key: Annotated[str | None, _KEY] = None) -> Response:
         return reply(operations.submit_model(of, key, **body.model_dump()))
 
-    @app.get("/jobs/{job_id}", response_model=models.ModelJobReply, responses=_codes(404, short=True))
+    @app.get("/jobs/{job_id:path}", response_model=models.ModelJobReply, responses=_codes(404, short=True))
     def model_job(of: Of, job_id: str) -> Response:
         return reply(operations.model_job_of(of, job_id))
 

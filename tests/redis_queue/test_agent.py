@@ -104,7 +104,9 @@ def test_bad_items_are_set_aside_and_never_in_the_way(boxes: Boxes, queue: Sourc
         one["reason"] for one in found["rejected"]
     }
     shown = wait_for(
-        lambda: text if "missing" in (text := box.cli("redis-queue", "--redis", box.url).stdout) else "",
+        lambda: (
+            text if "cannot run on" in (text := box.cli("redis-queue", "--redis", box.url).stdout) else ""
+        ),
         "the box that lacks the script",
     )
     assert "fits no box: needs 1 GPUs of 1000000 MiB" in shown

@@ -93,6 +93,7 @@ def test_a_connection_that_is_refused_gives_the_reason(
         assert done.returncode == 1
         assert done.stderr.count("\n") <= 2, "a message, not a traceback"
         assert problem in done.stderr
+        assert has_ca or "ssl_ca_certs" in done.stderr
         assert password not in done.stderr
     wait_for(lambda: problem in box.log(), "a message in the log")
     shown = wait_for(

@@ -73,6 +73,7 @@ def test_a_copy_of_a_box_runs_none_of_its_items_again(boxes: Boxes, queue: Sourc
     copy.script("new.py", "")  # only the copy has it
     ends(queue, *new)
     assert queue.status(running) == "running"
+    assert not any(one.get("second") for one in listing(box)["boxes"].values()), "the copy holds its jobs"
     (box.folder / "go").touch()
     (copy.folder / "go").touch()
     ends(queue, running)

@@ -79,9 +79,10 @@ def test_reads_the_arguments_of_redis_submit() -> None:
     "text",
     [
         b"", b"[]", b"{}", b'{"args": [1], "cwd": null, "env": {}}', b'{"args": [], "cwd": 1, "env": {}}',
-        b'{"args": [], "cwd": null, "env": []}',
+        b'{"args": [], "cwd": null, "env": []}', b'{"args": [], "cwd": null, "env": {"A B": "1"}}',
+        b"x" * (MAX_BYTES + 1),
     ],
 )  # fmt: skip
 def test_rejects_wrong_arguments(text: bytes) -> None:
-    with pytest.raises(RecordError):
+    with pytest.raises(RecordError, match=r"arguments|variable"):
         parse_arguments(text)

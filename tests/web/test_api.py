@@ -20,6 +20,7 @@ from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.gpus.probes.simulated_usage import FOLDER_VARIABLE
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.host import Host
+from gpu_scheduler.store.taken_items import TakenItem, add_item
 from gpu_scheduler.web import app as app_module
 from gpu_scheduler.web import operations, streams
 from tests.cli.desk import Desk
@@ -501,6 +502,13 @@ def test_an_answer_contains_no_control_characters(api: Api) -> None:
 def test_an_answer_names_only_some_of_many_wrong_values(api: Api, route: str) -> None:
     reply = api().post(route, json={f"wrong{number}": 1 for number in range(1000)})
     assert (reply.status_code, len(reply.content) < 10_000) == (422, True)
+
+
+def test_the_job_of_a_redis_item_whose_id_has_a_space_and_a_slash(api: Api, desk: Desk) -> None:
+    job = desk.job()
+    add_item(desk.store, TakenItem("a b/c", "f", job, "0", "{}"))
+    assert api().get("/jobs/redis:a%20b/c").json()["job_id"] == "a b/c"
+    assert api().get("/jobs/redis:a%20b/d").status_code == 404
 
 
 @pytest.mark.parametrize("path", ["/queue/", "/jobs/", "/api/v1/jobs/"])
