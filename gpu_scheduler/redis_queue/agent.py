@@ -202,7 +202,8 @@ class Agent:
             ],
         }  # fmt: skip
         known = json.loads(store.db.meta(_BOXES_KEY) or "[]")
-        return bool(self._queue.run(scripts.REPORT, self._box, json.dumps(box), self._number, "0", *known))
+        text = json.dumps(box, ensure_ascii=False).encode("utf-8", "replace")  # Redis refuses lone surrogates
+        return bool(self._queue.run(scripts.REPORT, self._box, text, self._number, "0", *known))
 
     # The items of this box
 

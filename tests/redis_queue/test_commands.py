@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.redis_queue.conftest import Boxes, Server, claim
+from tests.redis_queue.conftest import Boxes, Server, claim, ends
 from tests.redis_queue.source_document import SourceQueue
 from tests.waiting import wait_for
 
@@ -80,6 +80,21 @@ def test_redis_queue_gives_the_reason_for_which_a_box_cannot_run_an_item(
     line = next(one for one in shown.splitlines() if item in one)
     assert line.count("cannot run on") == 1, "both boxes have the same host"
     assert "nowhere.py does not exist" in line
+
+
+def test_a_reason_that_is_not_utf_8_does_not_keep_the_queue_from_opening_again(
+    boxes: Boxes, server: Server, queue: SourceQueue
+) -> None:
+    box, lacking = boxes(), queue.submit("job.py")
+    arguments = {"args": [], "cwd": "/nowhere\udcff", "env": {}}
+    queue.r.set("gpusched:arguments:" + lacking, json.dumps(arguments))
+    box.start()
+    words = ("redis-queue", "--redis", box.url)
+    # A box may also set such an item aside.
+    wait_for(lambda: "cannot run on" in (text := box.cli(*words).stdout) or "set aside" in text, "the reason")
+    server.kill()
+    server.start()
+    ends(queue, queue.submit("job.py"))
 
 
 @pytest.fixture
