@@ -19,7 +19,10 @@ def test_conda_is_searched_with_the_variables_of_the_running_scheduler(
         (tmp_path / name / "etc" / "profile.d" / "conda.sh").touch()
         monkeypatch.setenv("CONDA_EXE", str(tmp_path / name / "bin" / "conda"))
         if name == "scheduler":
-            scheduler = subprocess.Popen(["cat"], stdin=subprocess.PIPE)
+            scheduler = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+            # /proc shows the variables of a new program a little after Popen has returned.
+            scheduler.stdin.write(b"\n")  # type: ignore[union-attr]
+            scheduler.stdout.readline()  # type: ignore[union-attr]
     with scheduler:
         found = [conda_sh_of(pid, named) for pid in (scheduler.pid, None)]
     expected = [str(tmp_path / name / "etc/profile.d/conda.sh") for name in ("scheduler", "caller")]
