@@ -156,7 +156,12 @@ def _text(found: dict[str, Any]) -> str:
             " `redis-queue accept-loss`"
         )
     for key, box in found["boxes"].items():
-        lines.append(f"box {key}  {box.get('host')}  GPUs of {', '.join(map(str, box.get('gpus', ())))} MiB")
+        known = (
+            f"{box['host']}  GPUs of {', '.join(map(str, box.get('gpus', ())))} MiB"
+            if "host" in box
+            else "has not reported yet"
+        )
+        lines.append(f"box {key}  {known}")
         lines += [
             f"  {item} also runs there, although it was given to another box"
             for item in box.get("second", ())
@@ -175,6 +180,7 @@ def _text(found: dict[str, Any]) -> str:
             text += f"  (fits no box: needs {row['num_gpus']} GPUs of {row['memory_mb']} MiB)"
         if row["lacking"]:
             text += f"  (missing or not usable on {', '.join(row['lacking'])})"
-        lines.append(f"{row['id']:<14} {'waiting':<14} {text}")
+        state = "waiting" if row.get("status", "queued") == "queued" else f"as {row['status']}"
+        lines.append(f"{row['id']:<14} {state:<14} {text}")
     lines += [f"{row['id']:<14} {'set aside':<14} {row['reason']}" for row in found["rejected"]]
     return "\n".join(map(safe_text, lines))
