@@ -148,7 +148,7 @@ class StatusReport:
     state, shown or not; hidden_count: the number of finished jobs that the report leaves out because they are
     cleared; unsuccessful_counts: the number of all other finished jobs with each outcome except completed;
     is_failed_only: whether the report covers only failed jobs; skipped: the number of skipped jobs that such
-    a report leaves out; redis_problem: why the Redis queue of this scheduler cannot be reached, or None.
+    a report leaves out; redis_problem: what keeps this scheduler from its Redis queue, or None.
     """
 
     now: float

@@ -160,7 +160,12 @@ def _text(found: dict[str, Any]) -> str:
     elif found["opens_in_s"]:
         lines.append(f"the queue has just opened; items start in {format_duration(found['opens_in_s'])}")
     for key, box in found["boxes"].items():
-        lines.append(f"box {key}  {box.get('host')}  GPUs of {', '.join(map(str, box.get('gpus', ())))} MiB")
+        known = (
+            f"{box['host']}  GPUs of {', '.join(map(str, box.get('gpus', ())))} MiB"
+            if "host" in box
+            else "has not reported yet"
+        )
+        lines.append(f"box {key}  {known}")
         lines += [
             f"  {item} also runs there, although it was given to another box"
             for item in box.get("second", ())
@@ -178,6 +183,7 @@ def _text(found: dict[str, Any]) -> str:
         if row["fits"] is False:
             text += f"  (fits no box: needs {row['num_gpus']} GPUs of {row['memory_mb']} MiB)"
         text += "".join(f"  (cannot run on {host}: {why})" for host, why in sorted(row["lacking"].items()))
-        lines.append(f"{row['id']:<14} {'waiting':<14} {text}")
+        state = "waiting" if row.get("status", "queued") == "queued" else f"as {row['status']}"
+        lines.append(f"{row['id']:<14} {state:<14} {text}")
     lines += [f"{row['id']:<14} {'set aside':<14} {row['reason']}" for row in found["rejected"]]
     return "\n".join(map(safe_text, lines))

@@ -12,7 +12,8 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Mapping, Set
+from collections.abc import Iterator, Mapping, Set
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -21,7 +22,8 @@ from gpu_scheduler.app.forecast import items_to_start
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.app.store_access import create_missing_store, open_store, scheduler_pid_of
 from gpu_scheduler.app.submit import NewJob, Submission, check_jobs, insert_gated
-from gpu_scheduler.errors import SchedulerError, UsageError
+from gpu_scheduler.core.text.formatting import safe_text
+from gpu_scheduler.errors import UsageError
 from gpu_scheduler.redis_queue import scripts
 from gpu_scheduler.redis_queue.queue import LOOK_LIMIT, Queue, Times, decoded, decoded_pairs, error_text
 from gpu_scheduler.redis_queue.records import (
@@ -46,7 +48,17 @@ from gpu_scheduler.store.taken_items import (
     set_redis_problem,
 )
 
+
+class _SafeText(logging.Filter):
+    """Makes control characters visible, because whoever writes to Redis chooses ids and texts."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        record.msg, record.args = safe_text(record.getMessage()), ()
+        return True
+
+
 log = logging.getLogger(__name__)
+log.addFilter(_SafeText())
 
 #: Seconds between two looks at the store for changes, which are noticed before the next look at Redis.
 _STORE_POLL_S = 0.05
@@ -82,11 +94,18 @@ class Silence:
         return silent
 
 
+def _record_now(item: TakenItem) -> str:
+    """Returns the record of an item with the status of its job."""
+    record = parse_record(item.record.encode(), item.redis_id)
+    return record.with_status(item.status, item.gpus, item.pid).to_json()
+
+
 @dataclass(frozen=True)
 class _Candidate:
-    """An item that may be taken. text, place: its record and its score as read."""
+    """An item that may be taken. text, arguments, place: its record, arguments and score as read."""
 
     text: bytes
+    arguments: bytes | None
     place: str
     record: Record
     job: Submission
@@ -104,6 +123,10 @@ class Agent:
         self._silence = Silence(self._times)
         self._beat_due = 0.0
         self._number = ""
+        #: The place in the queue of the first item to look at.
+        self._offset = 0
+        #: What keeps this box from the queue although Redis answers; None if nothing does.
+        self._problem: str | None = None
         #: For the other boxes: why items cannot run here, and those whose jobs the store has lost.
         self._lacks: dict[str, str] = {}
         self._without_job: list[str] = []
@@ -112,6 +135,9 @@ class Agent:
         self._without_record: dict[str, float] = {}
         #: The earliest time at which an item that was given back is taken again.
         self._not_before: dict[str, float] = {}
+        #: Why each item was last left alone, and the memory of each GPU of this box in MiB.
+        self._left_alone: dict[str, str] = {}
+        self._sizes: list[int] = []
         self._checked = lru_cache(2 * LOOK_LIMIT)(self._check)
         self._data_version: int | None = None
 
@@ -129,9 +155,9 @@ class Agent:
             while True:
                 try:
                     self.round(store)
-                    set_redis_problem(store, None)
+                    set_redis_problem(store, self._problem)
                     if backoff:
-                        log.info("%s can be reached again", self._queue.url)
+                        log.info("%s can be used again", self._queue.url)
                     backoff = 0.0
                     self._wait(store, self._times.look)
                 except self._queue.errors as error:
@@ -139,9 +165,23 @@ class Agent:
                     text = error_text(error)
                     if not backoff:
                         log.warning("%s: %s; the jobs of this box continue", self._queue.url, text)
-                    set_redis_problem(store, f"{self._queue.url}: {text}")
+                    verb = "used" if self._queue.answers(error) else "reached"
+                    set_redis_problem(store, f"cannot be {verb} ({self._queue.url}: {text})")
                     backoff = min(max(self._times.look, 2 * backoff), self._times.longest_backoff)
                     time.sleep(backoff)
+
+    @contextmanager
+    def _alone(self, item: str) -> Iterator[None]:
+        """Leaves the item of the block as it is if something unexpected happens, so that others go on."""
+        try:
+            yield
+        except self._queue.errors:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever it is
+            text = f"{type(error).__name__}: {error}"
+            if self._left_alone.get(item) != text:
+                log.warning("item %s is left alone: %s", item, text)
+            self._left_alone[item] = text
 
     def _wait(self, store: Store, seconds: float) -> None:
         """Waits for the next look at Redis, or until the store changes."""
@@ -152,16 +192,18 @@ class Agent:
     def round(self, store: Store) -> None:
         """Does all that is due now."""
         self._data_version = store.db.data_version
-        number, at, cancelled, items = self._queue.run(scripts.LOOK, LOOK_LIMIT)
+        number, at, cancelled, items = self._queue.run(scripts.LOOK, LOOK_LIMIT, self._offset)
         is_open = at is not None
         if number is None or decoded(number) != self._number or not is_open:
             is_open = self._report(store, number) or is_open
+        if is_open:
+            self._problem = None
         now = time.monotonic()
         is_due = now >= self._beat_due
         self._settle(store, now, {decoded(one) for one in cancelled}, is_due=is_due)
         if is_due:
-            self._beat_due = now + self._times.beat
             self._beat(store, now)
+            self._beat_due = now + self._times.beat
         if is_open and self._take(store, items, now):
             self._settle(store, now, set())
 
@@ -181,14 +223,20 @@ class Agent:
                 log.warning("%s", text)
         if number != store.db.meta(_RUN_KEY):
             log.info("a new run of Redis; this box reports to it what it has taken")
-            for item in kept_items(store):
-                ended, confirmed = ("1" if one else "0" for one in (item.state == "ended", not item.is_gated))
-                self._run(scripts.RESTORE, item, item.score, ended, confirmed)
+            self._queue.run_each(scripts.RESTORE, self._restored(store))
             self._silence.forget()
             self._beat_due = 0.0
             store.db.set_meta(_RUN_KEY, number)
         self._number = number
         return self._describe(store)
+
+    def _restored(self, store: Store) -> Iterator[tuple[str, ...]]:
+        """Yields the arguments of `RESTORE` for each item: its claim, its record and its arguments."""
+        for item in kept_items(store):
+            with self._alone(item.redis_id):
+                ended, confirmed = ("1" if one else "0" for one in (item.is_over, not item.is_gated))
+                claim = item.redis_id, self._box, item.fence, item.score, ended, confirmed
+                yield *claim, _record_now(item), item.arguments or ""
 
     def _describe(self, store: Store) -> bool:
         """Writes what others should know of this box. Returns whether the run of Redis is open."""
@@ -198,12 +246,26 @@ class Agent:
             "gpus": sorted((gpu.total_mib or 0 for gpu in store.gpus()), reverse=True),
             "lacks": dict(sorted(self._lacks.items())[:100]), "without_job": self._without_job[:100],
             "second": [
-                one.redis_id for one in open_items(store) if (one.state, one.status) == ("second", "running")
+                one.redis_id for one in open_items(store) if one.state == "gone" and one.status == "running"
             ],
         }  # fmt: skip
         known = json.loads(store.db.meta(_BOXES_KEY) or "[]")
         text = json.dumps(box, ensure_ascii=False).encode("utf-8", "replace")  # Redis refuses lone surrogates
-        return bool(self._queue.run(scripts.REPORT, self._box, text, self._number, "0", *known))
+        is_open = bool(self._queue.run(scripts.REPORT, self._box, text, self._number, "0", *known))
+        if not is_open:
+            problem = f"waits until {self._away()} has reported, or for `redis-queue accept-loss`"
+            if problem != self._problem:
+                log.warning("Redis was restarted; the queue %s", problem)
+            self._problem = problem
+        return is_open
+
+    def _away(self) -> str:
+        """Returns the boxes that have not reported to this run of Redis."""
+        found: Any = self._queue.redis.hgetall("gpusched:boxes")
+        boxes = {decoded(key): json.loads(text) for key, text in found.items()}
+        away = [f"{box.get('host', 'box')} ({key})" for key, box in sorted(boxes.items())
+                if box.get("run") != self._number]  # fmt: skip
+        return ", ".join(away) or "another box"
 
     # The items of this box
 
@@ -220,12 +282,20 @@ class Agent:
         items, confirmed = open_items(store), []
         for item in items:
             is_live = item.status in ("queued", "running") and not item.is_cancelled
-            if is_live and item.redis_id in cancelled:
-                request(store, "cancel", [item.job_id])
-            if not item.is_gated:
-                self._follow(store, item, now, is_due=is_due)
-            elif self._may_start(store, item, now):
-                confirmed.append(item.job_id)
+            with self._alone(item.redis_id):
+                if item.state == "gone":
+                    if item.is_unstarted:
+                        request(store, "cancel", [item.job_id], given_back=True)
+                    continue
+                if is_live and item.redis_id in cancelled:
+                    request(store, "cancel", [item.job_id])
+                if item.is_forgotten and item.status == "queued":
+                    if self._give_back(item) != -1:
+                        set_item(store, item, "gone")
+                elif item.state == "ended" or not item.is_gated:
+                    self._follow(store, item, now, is_due=is_due)
+                elif self._may_start(store, item, now):
+                    confirmed.append(item.job_id)
         request(store, "confirm", confirmed)
         fences = {one.fence for one in items}
         self._waits_since = {key: at for key, at in self._waits_since.items() if key in fences}
@@ -258,28 +328,23 @@ class Agent:
         if item.may_return and now - self._waits_since.setdefault(item.fence, now) >= self._times.start:
             request(store, "unconfirm", [item.job_id])
             return
-        is_over = item.status in ("completed", "failed")
         text = json.dumps([item.status, item.gpus, item.pid])
         is_new = text != item.written
-        if not is_new and (item.state == "second" or not is_due):
+        if not is_new and not is_due:
             return
-        if item.state == "open":
-            record = parse_record(item.record.encode(), item.redis_id)
-            now_so = record.with_status(item.status, item.gpus, item.pid).to_json()
-            answer = self._run(scripts.WRITE_BACK, item, now_so, "1" if is_over else "0", self._number)
-            if answer == 1 and (is_new or is_over):
-                set_item(store, item, "ended" if is_over else "open", text)
-            if answer != 0:
-                return
-            if item.may_return:
-                give_up(store, item)
-                return
-            if not is_over:
+        is_over = "1" if item.is_over else "0"
+        answer = self._run(scripts.WRITE_BACK, item, _record_now(item), is_over, self._number)
+        if answer == 1 and (is_new or item.is_over):
+            set_item(store, item, "ended" if item.is_over else "open", text)
+        elif answer == 0 and item.may_return:
+            give_up(store, item)
+        elif answer == 0:
+            set_item(store, item, "gone")
+            if not item.is_over:
                 log.warning(
                     "item %s was given to another box; job %d goes on, so it may run twice", item.redis_id,
                     item.job_id,
                 )  # fmt: skip
-        set_item(store, item, "gone" if is_over else "second", text)
 
     # Other boxes
 
@@ -315,11 +380,17 @@ class Agent:
         """Takes the items that would start here. Returns whether there are any."""
         if scheduler_pid_of(store) is None:
             return False
-        self._lacks = {}
+        self._lacks, self._sizes = {}, [gpu.total_mib or 0 for gpu in store.gpus()]
         known = {decoded(one[0]) for one in items}
         self._not_before = {key: at for key, at in self._not_before.items() if at > now}
-        self._without_record = {key: at for key, at in self._without_record.items() if key in known}
-        found = [one for row in items if (one := self._candidate(row, now)) is not None]
+        if not self._offset:
+            self._without_record = {key: at for key, at in self._without_record.items() if key in known}
+        found: list[_Candidate] = []
+        for row in items:
+            with self._alone(decoded(row[0])):
+                found += filter(None, [self._candidate(row, now)])
+        # Nothing of these items can ever start here, so those behind them are looked at next.
+        self._offset = self._offset + LOOK_LIMIT if len(items) == LOOK_LIMIT and not found else 0
         found.sort(key=lambda one: (float(one.place), one.record.created_at, one.record.job_id))
         chosen = items_to_start(store, [(one.job.jobs[0], one.record.created_at) for one in found])
         return sum(self._claim(found[index]) for index in chosen) > 0
@@ -336,17 +407,19 @@ class Agent:
             record = parse_record(text, item)
             arguments = Arguments() if row[3] is None else parse_arguments(row[3])
         except RecordError as error:
-            log.warning("item %r is set aside: %s", item, error)
+            log.warning("item %s is set aside: %s", item, error)
             self._queue.run(scripts.REJECT, item, str(error), text)
             return None
         if record.status != "queued" or item in self._not_before:
+            return None
+        if sum(size >= record.gpu_memory_mb for size in self._sizes) < record.num_gpus:
             return None
         need = (record.model_script, record.gpu_memory_mb, record.num_gpus, record.priority, arguments)
         job = self._checked(*need)
         if isinstance(job, str):
             self._lacks[item] = job
             return None
-        return _Candidate(text, decoded(row[1]), record, job)
+        return _Candidate(text, row[3], decoded(row[1]), record, job)
 
     def _check(
         self, script: str, memory_mb: int, gpus: int, priority: int, arguments: Arguments
@@ -380,11 +453,12 @@ class Agent:
         )  # fmt: skip
         if not isinstance(answer, list):
             return False
-        item = TakenItem(name, decoded(answer[0]), 0, found.place, found.text.decode())
+        arguments = None if found.arguments is None else found.arguments.decode()
+        item = TakenItem(name, decoded(answer[0]), 0, found.place, found.text.decode(), arguments)
         try:
             insert_gated(self._location, found.job, f"redis:{name}", lambda made: replace(item, job_id=made))
-        except SchedulerError as error:
-            log.warning("item %s is given back: %s", name, error)
+        except Exception as error:  # noqa: BLE001 - no other item must suffer
+            log.warning("item %s is given back: %s: %s", name, type(error).__name__, error)
             self._give_back(item)
             return False
         return True

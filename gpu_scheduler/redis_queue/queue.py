@@ -8,7 +8,7 @@ import os
 import re
 import time
 import uuid
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -46,6 +46,8 @@ _URL_OPTIONS = ("db", "username", "password")
 _TLS_OPTIONS = (
     "ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile", "ssl_password", "ssl_check_hostname",
 )  # fmt: skip
+#: Number of scripts that are sent without waiting for their answers.
+_BATCH = 500
 
 
 @dataclass(frozen=True)
@@ -153,9 +155,30 @@ class Queue:
 
     def run(self, script: str, *args: str | bytes | int | float) -> Any:
         """Runs a script and returns its answer."""
+        return self._add(script, args, self.redis)
+
+    def run_each(self, script: str, rows: Iterable[Sequence[str]]) -> None:
+        """Runs a script for each of these arguments, in order, without waiting for each answer."""
+        pipe = self.redis.pipeline(transaction=False)
+        for row in rows:
+            self._add(script, row, pipe)
+            if len(pipe) == _BATCH:
+                pipe.execute()
+        pipe.execute()
+
+    def _add(self, script: str, args: Sequence[str | bytes | int | float], client: Any) -> Any:
         if script not in self._scripts:
             self._scripts[script] = self.redis.register_script(script)
-        return self._scripts[script](args=[encoded(one) if isinstance(one, str) else one for one in args])
+        values = [encoded(one) if isinstance(one, str) else one for one in args]
+        return self._scripts[script](args=values, client=client)
+
+    def answers(self, error: Exception) -> bool:
+        """Returns whether Redis has answered with this error."""
+        import redis
+
+        return isinstance(error, redis.RedisError) and not isinstance(
+            error, redis.ConnectionError | redis.TimeoutError
+        )
 
     @contextmanager
     def reachable(self) -> Iterator[None]:
@@ -226,6 +249,8 @@ class Queue:
         refusals = {
             b"queued": "is in the queue already",
             b"claimed": "is on a box; `redis-queue requeue` gives it back, and it may then run twice",
+            b"elsewhere": "is run by no box of this queue, but by another program; if that is gone,"
+            " `redis-queue requeue` queues it again",
             b"unclaimed": "is on no box; `redis-queue retry` queues it again",
         }
         if answer in refusals:
@@ -241,7 +266,7 @@ class Queue:
 
     def listing(self) -> dict[str, Any]:
         """Returns the boxes, the first items of the queue, who holds what, and what was set aside."""
-        number, at, _, items = self.run(scripts.LOOK, LOOK_LIMIT)
+        number, at, _, items = self.run(scripts.LOOK, LOOK_LIMIT, 0)
         found, claims, length, now, aside = self.run(scripts.LIST)
         boxes = {box: json.loads(text) for box, text in decoded_pairs(found).items()}
         for box in boxes.values():

@@ -126,6 +126,9 @@ def _object(text: bytes, what: str) -> dict[str, Any]:
         raise RecordError(f"{what} is larger than {MAX_BYTES} bytes")
     try:
         values = strict_json.parse(text.decode("utf-8"))
+        json.dumps(values, ensure_ascii=False).encode("utf-8")
+    except UnicodeEncodeError:
+        raise RecordError("the record has a text that is no UTF-8") from None
     except (ValueError, RecursionError):
         raise RecordError(f"{what} is not JSON") from None
     if not isinstance(values, dict):

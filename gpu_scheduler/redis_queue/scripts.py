@@ -1,4 +1,7 @@
-"""The changes to Redis. Each one is a Lua script, which Redis runs as a whole or not at all.
+"""The changes to Redis. Each one is a Lua script: no other command runs in the middle of it.
+
+Redis undoes nothing if a command of a script fails, for example because the user may not use it. So each
+script writes what takes the place of an id before it takes the id out of the queue.
 
 The keys of the source document are `scheduler:queue` and `scheduler:job:ID`; all others begin with
 `gpusched:` (docs/redis.md). Every script that acts for a box compares the box and the fence of the claim.
@@ -28,13 +31,19 @@ local function is_mine(c, box, fence) return fence ~= '' and c.box == box and c.
 local function is_held(c) return c.fence and c.fence ~= '' and c.ended ~= '1' end
 local function turn(fence) return tonumber(string.match(fence or '', '^(%d+):')) or 0 end
 local function last(c) return c.fence and c.fence ~= '' and c.fence or c.was or '' end
-local function close(id) redis.call('SREM', CLAIMS, id) redis.call('EXPIRE', claim(id), 2592000) end
+local function arguments(id) return 'gpusched:arguments:' .. id end
+local function expire(key) redis.call('EXPIRE', key, 2592000) end
+local function close(id) redis.call('SREM', CLAIMS, id) expire(claim(id)) end
+local function finish(id)
+  redis.call('HSET', claim(id), 'ended', '1') close(id) expire(arguments(id)) end
 local function hold(id, box, fence, score, at, confirmed)
-  redis.call('ZREM', QUEUE, id) redis.call('SADD', CLAIMS, id) redis.call('PERSIST', claim(id))
   redis.call('HSET', claim(id), 'box', box, 'fence', fence, 'score', score, 'at', at, 'confirmed', confirmed,
-    'ended', '0') end
-local function free(id, c, score) redis.call('HSET', claim(id), 'fence', '', 'was', last(c), 'ended', '0')
-  close(id) redis.call('ZADD', QUEUE, score, id) end
+    'ended', '0')
+  redis.call('SADD', CLAIMS, id) redis.call('PERSIST', claim(id)) redis.call('PERSIST', arguments(id))
+  redis.call('ZREM', QUEUE, id) end
+local function free(id, c, score) redis.call('ZADD', QUEUE, score, id)
+  redis.call('HSET', claim(id), 'fence', '', 'was', last(c), 'ended', '0')
+  close(id) redis.call('PERSIST', arguments(id)) end
 local function text(key) local kind = redis.call('TYPE', key).ok
   if kind == 'none' then return false end
   return kind == 'string' and redis.call('GETRANGE', key, 0, 65536) or '' end
@@ -45,12 +54,12 @@ local function held() local found = {}
   return found end
 local function reject(id, why)
   local name = #id > 128 and redis.sha1hex(id) or id
-  redis.call('ZREM', QUEUE, id)
   redis.call('SET', 'gpusched:rejected:' .. name, cjson.encode({id = string.sub(name, 1, 128), reason = why,
     at = now()}))
   redis.call('ZADD', 'gpusched:rejected', now(), name)
   for _, old in ipairs(redis.call('ZRANGE', 'gpusched:rejected', 0, -1001)) do
-    redis.call('ZREM', 'gpusched:rejected', old) redis.call('DEL', 'gpusched:rejected:' .. old) end end
+    redis.call('ZREM', 'gpusched:rejected', old) redis.call('DEL', 'gpusched:rejected:' .. old) end
+  expire(arguments(id)) redis.call('ZREM', QUEUE, id) end
 """
 
 
@@ -59,14 +68,14 @@ def _script(text: str) -> str:
 
 
 #: The state of the queue: the number of the run (false: `begin` is due), whether it is open, the ids to
-#: cancel and, for each item, its id, score, record and arguments. ARGV: limit.
+#: cancel and, for each item, its id, score, record and arguments. ARGV: limit, number of items to skip.
 LOOK = _script("""
 local number, at = run()
 local found = {}
-local ids = redis.call('ZRANGE', QUEUE, 0, ARGV[1] - 1, 'WITHSCORES')
+local ids = redis.call('ZRANGE', QUEUE, ARGV[2], ARGV[2] + ARGV[1] - 1, 'WITHSCORES')
 for i = 1, #ids, 2 do local id = ids[i]
   if #id > 128 then reject(id, 'the id is longer than 128 bytes')
-  else found[#found + 1] = {id, ids[i + 1], text(record(id)), text('gpusched:arguments:' .. id)} end end
+  else found[#found + 1] = {id, ids[i + 1], text(record(id)), text(arguments(id))} end end
 return {number, at ~= '' and at or false, redis.call('SMEMBERS', 'gpusched:cancelled'), found}
 """)
 
@@ -81,16 +90,20 @@ redis.call('HSET', 'gpusched:run', 'run_id', process(), 'number', ARGV[1], 'at',
 return ARGV[1]
 """)
 
-#: Writes one claim back after a new run. ARGV: id, box, fence, score, ended, confirmed. Returns "mine",
-#: "again" (it was given back, requeued or retried since) or "other" (another box has it).
+#: Writes one item back after a new run. ARGV: id, box, fence, score, ended, confirmed, record, arguments ("":
+#: none). Returns "mine", "ended" (Redis knows that; the id may be used again), "again" (it was given back,
+#: requeued or retried since) or "other" (another box has it).
 RESTORE = _script("""
 local id, box, fence = ARGV[1], ARGV[2], ARGV[3]
 local c = of(id)
+local mine = is_mine(c, box, fence)
 if c.was == fence and c.fence == '' then return 'again' end
-if not is_mine(c, box, fence) and turn(fence) <= turn(last(c)) then return 'other' end
-local confirmed = ARGV[6] == '1' and '1' or is_mine(c, box, fence) and c.confirmed or '0'
-hold(id, box, fence, ARGV[4], c.at or now(), confirmed)
-if ARGV[5] == '1' then redis.call('HSET', claim(id), 'ended', '1') close(id) end
+if mine and c.ended == '1' then return 'ended' end
+if not mine and turn(fence) <= turn(last(c)) then return 'other' end
+redis.call('SET', record(id), ARGV[7])
+if ARGV[8] ~= '' then redis.call('SET', arguments(id), ARGV[8]) end
+hold(id, box, fence, ARGV[4], c.at or now(), ARGV[6] == '1' and '1' or mine and c.confirmed or '0')
+if ARGV[5] == '1' then finish(id) end
 return 'mine'
 """)
 
@@ -127,7 +140,6 @@ local c, score = of(id), redis.call('ZSCORE', QUEUE, id)
 if not score then return 'gone' end
 if is_held(c) then return 'taken' end
 if text(record(id)) ~= ARGV[4] then return 'changed' end
-redis.call('DEL', claim(id))
 local fence = turn(last(c)) + 1 .. ':' .. ARGV[3]
 hold(id, ARGV[2], fence, score, now(), '0')
 return {fence}
@@ -137,7 +149,8 @@ return {fence}
 #: -1 (not yet).
 CONFIRM = _script("""
 if not is_open(ARGV[4], ARGV[5]) then return -1 end
-if not is_mine(of(ARGV[1]), ARGV[2], ARGV[3]) then return 0 end
+local c = of(ARGV[1])
+if not is_mine(c, ARGV[2], ARGV[3]) or c.ended == '1' then return 0 end
 redis.call('HSET', claim(ARGV[1]), 'confirmed', '1')
 return 1
 """)
@@ -157,16 +170,17 @@ free(id, c, c.score)
 return 1
 """)
 
-#: Writes the status of a job back. ARGV: id, box, fence, record, whether it has ended,
-#: number. Returns 1, 0 or -1 (not yet: Redis may have lost the claim).
+#: Writes the status of a job back, and claims the item again if it had ended. ARGV: id, box, fence, record,
+#: whether it has ended, number. Returns 1, 0 (somebody else has the item, or has queued it again) or -1 (not
+#: yet: Redis may have lost the claim).
 WRITE_BACK = _script("""
 local id, c = ARGV[1], of(ARGV[1])
 if run() ~= ARGV[6] then return -1 end
 if not is_mine(c, ARGV[2], ARGV[3]) then return 0 end
+if c.ended == '1' and redis.call('ZSCORE', QUEUE, id) then return tonumber(ARGV[5]) end
 redis.call('SET', record(id), ARGV[4])
-if ARGV[5] == '1' then
-  redis.call('HSET', claim(id), 'ended', '1') close(id)
-  redis.call('SREM', 'gpusched:cancelled', id) end
+if ARGV[5] == '1' then finish(id) redis.call('SREM', 'gpusched:cancelled', id)
+elseif c.ended == '1' then hold(id, ARGV[2], ARGV[3], c.score, c.at, c.confirmed) end
 return 1
 """)
 
@@ -180,17 +194,23 @@ if ARGV[3] == '' or text(record(ARGV[1])) == ARGV[3] then reject(ARGV[1], ARGV[2
 CANCEL = _script("""
 local id = ARGV[1]
 if is_held(of(id)) then redis.call('SADD', 'gpusched:cancelled', id) return 'asked' end
-if redis.call('ZREM', QUEUE, id) == 0 then return 'none' end
+if not redis.call('ZSCORE', QUEUE, id) then return 'none' end
 if ARGV[2] ~= '' then redis.call('SET', record(id), ARGV[2]) end
+expire(arguments(id))
+redis.call('ZREM', QUEUE, id)
 return 'cancelled'
 """)
 
 #: Queues a claimed ("requeue") or an ended item ("retry") again. ARGV: id, record as queued, its score, verb.
+#: An item that is running although no box holds it is that of another program.
 AGAIN = _script("""
 local id, c = ARGV[1], of(ARGV[1])
 if redis.call('ZSCORE', QUEUE, id) then return 'queued' end
 if ARGV[4] == 'retry' and is_held(c) then return 'claimed' end
-if ARGV[4] == 'requeue' and not is_held(c) then return 'unclaimed' end
+local known, now_so = pcall(cjson.decode, text(record(id)) or '')
+local runs = known and now_so.status == 'running'
+if ARGV[4] == 'retry' and runs then return 'elsewhere' end
+if ARGV[4] == 'requeue' and not is_held(c) and not runs then return 'unclaimed' end
 redis.call('SET', record(id), ARGV[2])
 redis.call('SREM', 'gpusched:cancelled', id)
 free(id, c, is_held(c) and c.score or ARGV[3])

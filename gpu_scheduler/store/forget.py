@@ -20,6 +20,7 @@ from gpu_scheduler.core.model.event import EventKind, JobsForgotten
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.database import insert
 from gpu_scheduler.store.store import Store
+from gpu_scheduler.store.taken_items import keep_statuses
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +48,7 @@ def forgetting_jobs(store: Store) -> Iterator[int]:
 def _delete_jobs(db: sqlite3.Connection) -> int:
     jobs: int = db.execute("SELECT count(*) FROM job").fetchone()[0]
     newest: int = db.execute("SELECT coalesce(max(id), 0) FROM event").fetchone()[0]
+    keep_statuses(db)
     for table in _TABLES:
         db.execute(f"DELETE FROM {table}")
     # Keep open requests for GPUs: a GPU that was paused while no scheduler was running stays paused.

@@ -33,6 +33,7 @@ _PLAIN = {
     ReasonKind.SUPERSEDED: "another attempt followed",
     ReasonKind.CANCELLED_BY_USER: "cancelled by the user",
     ReasonKind.CANCELLED_BY_LINE: "cancelled by its line",
+    ReasonKind.GIVEN_BACK: "given back to the Redis queue",
     ReasonKind.LINE_REMOVED: "line removed",
     ReasonKind.HELD_BY_USER: "held by the user",
     ReasonKind.HELD_BY_LINE: "held by its line",

@@ -211,7 +211,7 @@ def _path_lines(report: StatusReport, *, verbose: bool) -> Iterator[StyledLine]:
 def _warnings(report: StatusReport) -> list[str]:
     texts = [text for job in report.jobs if job.record.state in ACTIVE for text in job_warnings(job)]
     if report.redis_problem is not None:
-        texts.insert(0, f"the Redis queue cannot be reached ({report.redis_problem}); jobs here continue")
+        texts.insert(0, f"the Redis queue {report.redis_problem}; jobs here continue")
     return texts
 
 

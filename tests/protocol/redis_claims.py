@@ -3,9 +3,10 @@
 Two boxes, each with an agent, a store and a scheduler's loop, take items. Redis loses its data, goes back to
 a snapshot, or restarts with everything. Agents are killed at each step. A box that is stopped, cut off or
 silent is one that takes no steps for a while, so another box may call it silent at any time: the model has no
-clock. An answer that is lost is a kill after the script. Users cancel and requeue; the scheduler of the
-source document may pop from the same queue. Not in the model: a box that nobody knows yet, a store that is
-lost, the 60 s after a loss, and a second item: no script touches two, and their states would multiply.
+clock. An answer that is lost is a kill after the script. Users cancel, requeue, and run an ended item again
+on its box; the scheduler of the source document may pop from the same queue. Not in the model: a box that
+nobody knows yet, a store that is lost, the 60 s after a loss, and a second item: no script touches two, and
+their states would multiply.
 
 One step is one script, one transaction of a store, or one event of Redis. `RedisRules` has a switch for each
 rule. Those marked [+] were missing in the first description of the protocol; the search found what happens
@@ -90,8 +91,8 @@ class Item(NamedTuple):
 class Job(NamedTuple):
     """A job of a store.
 
-    step: gated, waiting, running, ended, written (its end is in Redis) or cancelled (before it started);
-    requests: those that the loop has not answered.
+    step: gated, waiting, running, ended, written (its end is in Redis), again (its user runs it again after
+    that; it may start) or cancelled (before it started); requests: those that the loop has not answered.
     """
 
     fence: int
@@ -245,7 +246,7 @@ def _is_held(state: RedisState, n: int) -> bool:
     if state.source[0] and state.source[1] == n:
         return True
     return any(
-        job.step in ("running", "ended", "written")
+        job.step in ("again", "running", "ended", "written")
         or (
             job.step in ("gated", "waiting") and "cancel" not in job.requests and not _is_refused(box, n, job)
         )
@@ -414,7 +415,7 @@ class _Steps:
         for job in sorted((j for j in jobs if j.step != "cancelled"), key=lambda j: j.turn):
             is_its = item.box == b and item.fence == job.fence
             is_over = job.step in ("ended", "written")
-            is_confirmed = job.step in ("waiting", "running") or (is_its and item.confirmed)
+            is_confirmed = job.step in ("waiting", "again", "running") or (is_its and item.confirmed)
             if self._rules.turns:
                 if not is_its and job.turn <= item.turn:
                     continue
@@ -495,12 +496,20 @@ class _Steps:
                     False,
                     None,
                 )
+        elif job.step in ("again", "running") and self._is_claimable(b, job, item):
+            again = Item(False, "queued", item.turn, b, job.fence, True)
+            yield f"{name} claims item {n} again", self._with_item(n, again), False, None
         elif job.step == "ended" and (self._may(b, waits=False) or not self._rules.write_back_compares):
             is_forgotten = not is_its and not self._rules.write_back_compares
             after = self._with_job(b, n, job._replace(step="cancelled" if is_forgotten else "written"))
             if is_its:
                 after = self._with_item(n, item.free._replace(record="ended"), after)
             yield f"{name} writes the end of item {n} back", after, False, None
+
+    def _is_claimable(self, b: int, job: Job, item: Item) -> bool:
+        """Returns whether the claim of this job has ended in Redis, and nobody has queued its item again."""
+        is_ended = item.box == NOBODY and item.record == "ended" and not item.in_set
+        return is_ended and item.turn == job.turn and self._may(b, waits=False)
 
     def _with_something_in_hand(self, b: int, agent: tuple[str, int, int, int]) -> Iterator[Found]:
         word, n, fence, turn = agent
@@ -548,7 +557,7 @@ class _Steps:
                     }.get((verb, job.step), job.step)  # fmt: skip
                     after = self._with_job(b, n, job._replace(step=step, requests=tuple(others)))
                     yield f"{name} answers {verb} of item {n}", after, False, None
-                elif job.step == "waiting":
+                elif job.step in ("waiting", "again"):
                     after = self._with_job(b, n, job._replace(step="running"))
                     after, wrong = self._started(n, after)
                     yield f"{name} starts item {n}", after, False, wrong
@@ -631,6 +640,11 @@ class _Steps:
                     if job.step in ("gated", "waiting") and not job.requests:
                         after = self._with_job(b, n, job._replace(step="ended"), asked)
                         yield f"USER cancels item {n} on box {_NAMES[b]}", after, True, None
+                    if job.step == "written":
+                        after = self._with_job(b, n, job._replace(step="again"), asked)
+                        allowed = (*s.allowed[:n], s.allowed[n] + 1, *s.allowed[n + 1 :])
+                        text = f"USER runs item {n} again on box {_NAMES[b]}"
+                        yield text, after._replace(allowed=allowed), True, None
 
 
 _NOTHING = Item(in_set=False, record="none")

@@ -39,6 +39,8 @@ class ReasonKind(str, Enum):
     SUPERSEDED = "superseded"
     CANCELLED_BY_USER = "cancelled_by_user"
     CANCELLED_BY_LINE = "cancelled_by_line"
+    #: The job never started here, and another machine may run its item of a Redis queue.
+    GIVEN_BACK = "given_back"
     LINE_REMOVED = "line_removed"
     LINE_ADDED_AGAIN = "line_added_again"
     HELD_BY_USER = "held_by_user"

@@ -52,6 +52,7 @@ def _cancel(job: JobFact, args: Any, settings: Settings) -> ActionsAndAnswer:
     grace = args.get("grace_s")
     if job.is_waiting:
         kind = ReasonKind.CANCELLED_BY_LINE if args.get("line") else ReasonKind.CANCELLED_BY_USER
+        kind = ReasonKind.GIVEN_BACK if args.get("given_back") else kind
         return done(AnswerCode.CANCELLED, FinishJob(job.job_id, Outcome.CANCELLED, StateReason(kind)))
     if job.state in ACTIVE:
         grace_s = settings.grace_s if grace is None else float(grace)
