@@ -193,4 +193,6 @@ def _trailing_gpu_list(value: str) -> str:
 
 def hidden_password(url: str) -> str:
     """Returns a URL of Redis, with its user and its passwords hidden, as it may be shown and stored."""
-    return re.sub(r"(?s)(?<=//).*(?=@)|(?<=password=)[^&]*", HIDDEN, url)
+    scheme, slashes, rest = url.partition("//")
+    _, at, place = rest.rpartition("@")
+    return re.sub(r"(?<=password=)[^&]*", HIDDEN, f"{scheme}{slashes}{HIDDEN if at else ''}{at}{place}")
