@@ -17,8 +17,7 @@ from pathlib import Path
 from bench.queue import main_thread_ms
 from bench.scheduler import HERE, Scheduler, environment
 from bench.table import Row, format_table
-from gpu_scheduler.core.model.dependency import Dependency, DependencyKind
-from gpu_scheduler.core.model.job_spec import JobSpec
+from gpu_scheduler.core.model.job_spec import Dependency, DependencyKind, JobSpec
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.job_lists import state_counts
 from gpu_scheduler.store.store import Store

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from gpu_scheduler.core.command.environment import find_conda_sh
+from gpu_scheduler.core.command.build import find_conda_sh
 
 #: The variable that names the folder with the lock files of the GPUs.
 LOCK_DIR = "GPU_SCHEDULER_LOCK_DIR"

@@ -11,8 +11,8 @@ from bench.replay.trace import TraceJob, shortest_makespan_s
 from gpu_scheduler.core.model.gpu import GpuSample
 from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.core.scheduling.facts import Facts, Gpu, QueuedJob
+from gpu_scheduler.core.scheduling.forecast import Playback
 from gpu_scheduler.core.scheduling.needs import LlmConfig
-from gpu_scheduler.core.scheduling.playback import Playback
 from gpu_scheduler.core.scheduling.run_times import RunTimeKey
 from gpu_scheduler.core.scheduling.settings import Settings
 

@@ -17,17 +17,16 @@ from gpu_scheduler.app.new_line import (
     check_single_line,
     compose_line,
     job_warnings,
+    nearest_venv,
     parse_new_line,
 )
 from gpu_scheduler.app.recorded_setting import RecordedSetting, recorded_setting
-from gpu_scheduler.app.script_command import nearest_venv
 from gpu_scheduler.app.store_access import job_lookup, open_store
-from gpu_scheduler.core.command.activation import environment_of
+from gpu_scheduler.core.command.build import environment_of
 from gpu_scheduler.core.jobsfile import references
 from gpu_scheduler.core.jobsfile.compose import format_command_line, format_script_line
-from gpu_scheduler.core.model.gpu_list import parse_gpu_list
-from gpu_scheduler.core.model.job_spec import JobSpec
-from gpu_scheduler.core.model.priority import NORMAL_PRIORITY
+from gpu_scheduler.core.model.gpu import parse_gpu_list
+from gpu_scheduler.core.model.job_spec import NORMAL_PRIORITY, JobSpec
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.errors import SchedulerError, UsageError
 from gpu_scheduler.health.doctor.conda import conda_sh_of

@@ -13,16 +13,16 @@ from gpu_scheduler.app.store_access import open_store
 from gpu_scheduler.core.scheduling.calibration import (
     Advice,
     CalibrationRules,
+    RunTimeSummary,
     advise,
     suggested_entries,
+    summarise,
 )
 from gpu_scheduler.core.scheduling.hindsight import Hindsight
-from gpu_scheduler.core.scheduling.run_time_summary import RunTimeSummary, summarise
 from gpu_scheduler.core.text.json_edit import with_model_entries
 from gpu_scheduler.intake.llm_config import LlmConfigText
 from gpu_scheduler.store.forecasts import hindsight
-from gpu_scheduler.store.measurements import workload_classes
-from gpu_scheduler.store.run_times import RunTimesReader
+from gpu_scheduler.store.measurements import RunTimesReader, workload_classes
 from gpu_scheduler.store.store import Store
 
 _EMPTY_CONFIG = "{\n}\n"

@@ -6,21 +6,22 @@ below a process that claims whole GPUs, it uses GPUs of that job or process, and
 
 from __future__ import annotations
 
+import errno
 import os
+import select
+import shutil
+import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import Enum
+from pathlib import Path
 
-from gpu_scheduler.app.claim_watch import ClaimWatch
-from gpu_scheduler.app.gpu_source import GpuSource
-from gpu_scheduler.app.machine_gpus import claim_folder, surrounding_claims, uuids_of, with_claims
-from gpu_scheduler.claims.foreign_claims import LockReading
-from gpu_scheduler.claims.gpu_claims import lock_problem, turn_claim
+from gpu_scheduler.app.machine_gpus import GpuSource, claim_folder, surrounding_claims, uuids_of, with_claims
+from gpu_scheduler.claims.gpu_claims import LockReading, lock_problem, read_locks_of, turn_claim
 from gpu_scheduler.claims.own_claims import is_below_runner, own_claims
-from gpu_scheduler.core.model.claimed_gpu import ClaimedGpu
-from gpu_scheduler.core.model.gpu import GpuSample
-from gpu_scheduler.core.model.gpu_claim import GpuClaim
-from gpu_scheduler.core.model.gpu_criteria import GpuCriteria
+from gpu_scheduler.claims.turns import MOVE_EVERY_S, TURN_EVERY_S, Turns, boot_s
+from gpu_scheduler.core.model.gpu import ClaimedGpu, GpuClaim, GpuCriteria, GpuSample
 from gpu_scheduler.core.scheduling.gpu_choice import (
     Impossibility,
     Ineligibility,
@@ -30,10 +31,88 @@ from gpu_scheduler.core.scheduling.gpu_choice import (
 )
 from gpu_scheduler.errors import GpuStateError
 from gpu_scheduler.gpus.probes.probe_client import LateAnswerError
+from gpu_scheduler.gpus.probes.simulated import FOLDER_VARIABLE
 from gpu_scheduler.gpus.selection import restrict_to_visible
 from gpu_scheduler.runner.folder import TOKEN
 from gpu_scheduler.runner.gpu_lock import Refusal, Wanted, claim_gpus
 from gpu_scheduler.system.shortages import reraise_shortage
+
+# Waits until claims on GPUs or turns change, by watching the processes that hold them.
+
+
+#: Seconds between two readings of the locks. They show changes that are not the end of a process.
+_READ_EVERY_S = MOVE_EVERY_S
+
+
+class ClaimWatch:
+    """Notices changes of the locks on GPUs, and at once the end of a process that holds one.
+
+    since: when this program began to wait, in seconds since boot. ahead: the process whose turn it is before
+    this one, by the GPU's UUID.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.turns, self.since = Turns(folder), boot_s()
+        self.ahead: dict[str, int] = {}
+        self._folder = folder
+        self._uuids: tuple[str, ...] = ()
+        self._reading = LockReading({}, {})
+        #: The processes that have ended. They are not watched again, even if they seem to hold a lock.
+        self._ended: set[int] = set()
+
+    def read(self, uuids: Iterable[str]) -> LockReading:
+        """Reads the locks on these GPUs, and returns them. `wait` waits until they change."""
+        self._uuids = tuple(uuids)
+        self._reading = read_locks_of(self._folder, self._uuids)
+        return self._reading
+
+    def read_turns(self) -> dict[str, int]:
+        """Reads and returns `ahead`."""
+        ahead = {uuid: self.turns.ahead(uuid, self.since) for uuid in self._uuids}
+        self.ahead = {uuid: pid for uuid, pid in ahead.items() if pid is not None}
+        return self.ahead
+
+    def wait(self, timeout_s: float) -> bool:
+        """Waits until locks or turns change, at most for `timeout_s`, and moves on in line.
+
+        Returns whether they have changed.
+        """
+        end = time.monotonic() + timeout_s
+        before, turns = self._reading, self.ahead
+        watched = self._open_pidfds()
+        try:
+            ready = select.poll()
+            for fd in watched:
+                ready.register(fd, select.POLLIN)
+            # The first reading shows changes before the descriptors were open.
+            while self.read(self._uuids) == before and (not turns or self.read_turns() == turns):
+                self.turns.move()
+                left_s = end - time.monotonic()
+                if left_s <= 0:
+                    return False
+                every_s = TURN_EVERY_S if turns.keys() - before.locks.keys() else _READ_EVERY_S
+                ended = ready.poll(min(left_s, every_s) * 1000)
+                self._ended.update(watched[fd] for fd, _ in ended)
+                if ended:
+                    return True
+            return True
+        finally:
+            for fd in watched:
+                os.close(fd)
+
+    def _open_pidfds(self) -> dict[int, int]:
+        """Returns a descriptor for each process that holds a lock, with its pid."""
+        holders = {pid for pid in self.ahead.values() if pid} | {
+            lock.pid for locks in self._reading.locks.values() for lock in locks if lock.pid
+        }
+        watched = {}
+        for pid in holders - self._ended:
+            try:
+                watched[os.pidfd_open(pid)] = pid
+            except OSError:
+                continue  # it has ended or no descriptor is free; the locks also show its end
+        return watched
+
 
 #: Number of times that a claim is tried at once if other programs, which do not take turns, are faster.
 _MAX_CLAIMS = 20
@@ -269,3 +348,87 @@ def _kept_for(gpu: ClaimedGpu, pid: int | None) -> ClaimedGpu:
     """Returns a GPU with the turn of this process, unless there is none or the whole GPU is claimed."""
     is_claimed = any(claim.mib is None for claim in gpu.claims)
     return gpu if pid is None or is_claimed else replace(gpu, claims=(*gpu.claims, turn_claim(pid)))
+
+
+# Executes the command of `run` in this process.
+
+
+#: The signals that Python ignores. The command gets the default actions, as from any shell.
+_IGNORED_BY_PYTHON = ("SIGPIPE", "SIGXFZ", "SIGXFSZ")
+
+
+class NotExecutedKind(str, Enum):
+    """The kind of the reason why a command cannot be executed."""
+
+    NOT_FOUND = "not found"
+    SHELL_SYNTAX = "shell syntax"
+    NO_INTERPRETER = "no interpreter"
+    NO_FORMAT = "no format"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True)
+class NotExecuted:
+    """The reason why a command cannot be executed.
+
+    reason: the message of the system. kind: SHELL_SYNTAX if there is no such program and the text is probably
+    meant for a shell.
+    """
+
+    program: str
+    reason: str
+    kind: NotExecutedKind
+
+    @property
+    def is_missing(self) -> bool:
+        """Whether there is no such program."""
+        return self.kind in (NotExecutedKind.NOT_FOUND, NotExecutedKind.SHELL_SYNTAX)
+
+
+def missing_program(program: str) -> NotExecuted | None:
+    """Returns why a program cannot be executed, as far as this can be known before; None if it may work."""
+    if shutil.which(program) is not None:
+        return None
+    number = errno.EISDIR if os.path.isdir(program) else errno.EACCES
+    exists = shutil.which(program, os.F_OK) is not None or os.path.isdir(program)
+    kind = NotExecutedKind.REFUSED if exists else _kind_of_missing(program)
+    return NotExecuted(program, os.strerror(number), kind)
+
+
+def command_environment(found: FoundGpus, source: GpuSource, base: Mapping[str, str]) -> dict[str, str]:
+    """Returns the environment variables of a command that uses these GPUs. base: those of this process."""
+    simulation = {} if source.simulation is None else {FOLDER_VARIABLE: os.path.abspath(source.simulation)}
+    return {
+        **base,
+        **simulation,
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "CUDA_VISIBLE_DEVICES": ",".join(str(gpu.sample.index) for gpu in found.gpus),
+    }
+
+
+def execute(words: Sequence[str], env: Mapping[str, str]) -> NotExecuted:
+    """Executes a command in this process. Returns only if that fails."""
+    for name in _IGNORED_BY_PYTHON:
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_DFL)
+    try:
+        os.execvpe(words[0], list(words), env)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else None
+        return NotExecuted(words[0], reason or str(error), _kind_of(error, words[0]))
+
+
+def _kind_of(error: Exception, program: str) -> NotExecutedKind:
+    if isinstance(error, (FileNotFoundError, NotADirectoryError)):
+        exists = shutil.which(program) is not None
+        return NotExecutedKind.NO_INTERPRETER if exists else _kind_of_missing(program)
+    if isinstance(error, OSError) and error.errno == errno.ENOEXEC:
+        return NotExecutedKind.NO_FORMAT
+    return NotExecutedKind.REFUSED
+
+
+def _kind_of_missing(program: str) -> NotExecutedKind:
+    from gpu_scheduler.core.jobsfile.shell_syntax import BUILTINS, RESERVED
+
+    is_for_shell = " " in program or "=" in program or program in (*BUILTINS, *RESERVED)
+    return NotExecutedKind.SHELL_SYNTAX if is_for_shell else NotExecutedKind.NOT_FOUND

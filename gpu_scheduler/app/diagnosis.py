@@ -7,51 +7,140 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from gpu_scheduler.app import job_views
-from gpu_scheduler.app.current_need import CurrentNeed, current_need
-from gpu_scheduler.app.dependency_facts import DependencyFacts, dependency_facts
+from gpu_scheduler.app.gpu_views import foreign_claims, read_locks
 from gpu_scheduler.app.job_progress import with_progress
 from gpu_scheduler.app.job_refs import JobRef, job_record, resolve_job
+from gpu_scheduler.app.job_views import DependencyFacts, context_of, dependency_facts, health_issues_of
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.app.masking import without_secrets
-from gpu_scheduler.app.oom_case import OomCase, oom_case
-from gpu_scheduler.app.remaining_times import with_progress_of_attempts
-from gpu_scheduler.app.round_facts import round_facts
+from gpu_scheduler.app.round_facts import CurrentNeed, current_need, round_facts
 from gpu_scheduler.app.status_report import JobView
 from gpu_scheduler.app.store_access import open_store, scheduler_pid_of
-from gpu_scheduler.app.stored_claims import foreign_claims, read_locks
-from gpu_scheduler.app.view_context import context_of, health_issues_of
-from gpu_scheduler.attempts.log_tail import read_tail
+from gpu_scheduler.attempts.job_logs import read_tail
 from gpu_scheduler.attempts.observe import observe_attempt
-from gpu_scheduler.claims.foreign_claims import ForeignClaims
-from gpu_scheduler.core.command.activation import environment_of
-from gpu_scheduler.core.failure.log_lines import rendered_lines
+from gpu_scheduler.attempts.running_progress import progress_source, with_remaining_times
+from gpu_scheduler.claims.gpu_claims import ForeignClaims
+from gpu_scheduler.core.command.build import environment_of
+from gpu_scheduler.core.failure.cuda_oom import is_fragmented
+from gpu_scheduler.core.failure.log_end import rendered_lines
 from gpu_scheduler.core.model.event import Event, EventKind
-from gpu_scheduler.core.model.finding import Finding
-from gpu_scheduler.core.model.health_issue import HealthIssue
-from gpu_scheduler.core.model.need import Need
+from gpu_scheduler.core.model.finding import Finding, HealthIssue
+from gpu_scheduler.core.model.job_spec import JobSpec, Need
 from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.core.model.state_reason import FailureKind
-from gpu_scheduler.core.model.states import FAILED, WAITING, JobState
+from gpu_scheduler.core.model.states import FAILED, WAITING, AttemptState, JobState
 from gpu_scheduler.core.scheduling.facts import Attempt, Facts
-from gpu_scheduler.core.scheduling.gpu_admission import GpuAvailability
+from gpu_scheduler.core.scheduling.gpu_admission import GpuAvailability, counts_as_idle
 from gpu_scheduler.core.scheduling.gpu_use import availability
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
 from gpu_scheduler.core.scheduling.preemption import NoPreemption, Preemption
 from gpu_scheduler.core.scheduling.queue_outlook import QueueOutlook, queue_outlook
 from gpu_scheduler.core.scheduling.queue_placement import judged_gpus, possible_preemption
-from gpu_scheduler.core.scheduling.settings import Limits
+from gpu_scheduler.core.scheduling.settings import Limits, QueueOrder
 from gpu_scheduler.health.doctor import job as checks
 from gpu_scheduler.health.doctor.conda import conda_sh_of
+from gpu_scheduler.progress.job_progress import ProgressReader
 from gpu_scheduler.store.events import events_of_job
 from gpu_scheduler.store.job_lists import jobs_ahead_of
 from gpu_scheduler.store.jobs_files import LineLocation, MalformedLineRecord, line_of, malformed_lines
+from gpu_scheduler.store.measurements import RunTimesReader
 from gpu_scheduler.store.pending_groups import queued_job_of
-from gpu_scheduler.store.records import AttemptRecord, JobRecord
-from gpu_scheduler.store.run_times import RunTimesReader
+from gpu_scheduler.store.records import AttemptRecord, GpuRecord, JobRecord
 from gpu_scheduler.store.store import Store
+
+if TYPE_CHECKING:
+    from gpu_scheduler.core.progress.eta import JobProgress
+
+
+# Reads from the store the facts on which the advice for a job that ran out of GPU memory depends.
+
+
+#: Another job on the GPU also counts if it ended at most this many seconds earlier, because both jobs may
+#: have failed for the same reason.
+_RECENT_S = 10.0
+
+
+@dataclass(frozen=True)
+class OomCase:
+    """The GPUs of a job when it ran out of memory.
+
+    gpu_count: the number of its GPUs; had_gpus_alone: whether no other process used them; at_limit: whether
+    the job declared as much memory as a GPU can provide; larger_gpus: the indices of the GPUs that the job
+    may use and that have more memory than its own GPUs; is_fragmented: whether PyTorch held much memory that
+    it could not use, and the job does not set the variable against that.
+    """
+
+    gpu_count: int = 1
+    had_gpus_alone: bool = False
+    at_limit: bool = False
+    larger_gpus: tuple[int, ...] = ()
+    is_fragmented: bool = False
+
+
+def oom_case(store: Store, attempt: AttemptRecord, spec: JobSpec, ended_at: float) -> OomCase:
+    """Returns the facts about the attempt that ran out of memory; ended_at is in seconds since 1970."""
+    limits, managed = store.recorded_options(), store.gpus()
+    allowed = [gpu for gpu in managed if spec.allowed is None or gpu.index in spec.allowed]
+    own_mib = max((gpu.total_mib or 0 for gpu in managed if gpu.uuid in attempt.gpus), default=0)
+    foreign_mib = max((_foreign_mib(gpu) for gpu in allowed if gpu.uuid in attempt.gpus), default=0)
+    is_set = any("expandable_segments" in value for _, value in spec.env)
+    return OomCase(
+        gpu_count=len(attempt.gpus),
+        had_gpus_alone=counts_as_idle(foreign_mib, limits) and not _has_neighbors(store, attempt, ended_at),
+        at_limit=_is_at_limit(attempt, allowed, limits),
+        larger_gpus=tuple(gpu.index for gpu in allowed if own_mib and (gpu.total_mib or 0) > own_mib),
+        is_fragmented=not is_set and is_fragmented(read_tail(attempt.log)),
+    )
+
+
+def _is_at_limit(attempt: AttemptRecord, allowed: Sequence[GpuRecord], limits: Limits) -> bool:
+    """Returns whether the attempt declared as much memory per GPU as that many allowed GPUs can provide."""
+    sizes = sorted((gpu.total_mib for gpu in allowed if gpu.total_mib), reverse=True)
+    count = len(attempt.gpus)
+    if attempt.vram is None or len(sizes) < count:
+        return False
+    return attempt.vram >= sizes[count - 1] - limits.margin_mib - limits.idle_threshold_mib
+
+
+def _has_neighbors(store: Store, attempt: AttemptRecord, ended_at: float) -> bool:
+    """Returns whether another job was on the attempt's GPUs when it ended.
+
+    A job that had ended before the attempt began does not count.
+    """
+    since = max(ended_at - _RECENT_S, attempt.created_at)
+    return store.was_gpu_shared(attempt, since, ended_at)
+
+
+def _foreign_mib(gpu: GpuRecord) -> int:
+    """Returns the MiB that foreign processes other than displays used on the GPU in the last sample."""
+    displays = {process.pid for process in gpu.processes or () if process.graphics_only}
+    return sum(mib for pid, _, mib in gpu.foreign_peaks if pid not in displays)
+
+
+# Adds to the facts of a round the time that is left of each running attempt, if its progress shows it.
+
+
+def with_progress_of_attempts(facts: Facts, store: Store) -> Facts:
+    """Returns the facts of a round with the times that are left, if GPUs are ever reserved by queue order."""
+    if facts.settings.queue_order is not QueueOrder.RESERVE:
+        return facts
+    return replace(facts, attempts=with_remaining_times(facts.attempts, _progress(facts, store), facts.now))
+
+
+def _progress(facts: Facts, store: Store) -> dict[int, JobProgress]:
+    """Returns the progress of the running attempts, by attempt id."""
+    reader, found = ProgressReader(), {}
+    running = {one.attempt_id for one in facts.attempts if one.state is AttemptState.RUNNING}
+    for record in store.active_attempts():
+        job = store.job(record.job_id) if record.id in running else None
+        if job is not None:
+            found[record.id] = reader.read(progress_source(store, job.spec, record), facts.now.wall)
+    return found
+
 
 #: Maximum number of lines shown from a failed job's log.
 MAX_LOG_LINES = 10

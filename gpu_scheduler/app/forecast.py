@@ -9,25 +9,23 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from gpu_scheduler.app.gpu_views import foreign_claims, read_locks
 from gpu_scheduler.app.job_progress import with_progress
-from gpu_scheduler.app.job_views import job_view
+from gpu_scheduler.app.job_views import context_of, health_issues_of, job_view
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.app.round_facts import round_facts
 from gpu_scheduler.app.status_report import JobView
 from gpu_scheduler.app.store_access import open_store, scheduler_pid_of
-from gpu_scheduler.app.stored_claims import foreign_claims, read_locks
-from gpu_scheduler.app.view_context import context_of, health_issues_of
 from gpu_scheduler.attempts.observe import observe_attempt
 from gpu_scheduler.clock import Clock
-from gpu_scheduler.core.model.health_issue import HealthIssue
+from gpu_scheduler.core.model.finding import HealthIssue
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.states import ACTIVE, JobState
 from gpu_scheduler.core.scheduling.actions import Reserve, Start
 from gpu_scheduler.core.scheduling.facts import Facts, PendingGroup, QueuedJob
-from gpu_scheduler.core.scheduling.forecast import Forecast, JobForecast, forecast
-from gpu_scheduler.core.scheduling.forecast_play import WaitingJob
+from gpu_scheduler.core.scheduling.forecast import Forecast, JobForecast, WaitingJob, forecast
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
-from gpu_scheduler.core.scheduling.order import queue_key
+from gpu_scheduler.core.scheduling.pending_queue import queue_key
 from gpu_scheduler.core.scheduling.queue_placement import place_jobs, with_start_interval
 from gpu_scheduler.core.scheduling.run_times import RunTimeKey
 from gpu_scheduler.store.forecasts import waiting_jobs

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from gpu_scheduler.app.answers import COMMAND_LINE, Answer, AnswerKind, unanswered
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.app.store_access import open_store, scheduler_pid_of, wake_and_wait
-from gpu_scheduler.core.model.gpu_list import format_gpu_list
+from gpu_scheduler.core.model.gpu import format_gpu_list
 from gpu_scheduler.errors import SchedulerError, StoreNotFoundError
 from gpu_scheduler.intake import state_file_edits
 from gpu_scheduler.store.store import Store

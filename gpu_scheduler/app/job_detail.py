@@ -9,23 +9,29 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpu_scheduler.app.current_need import CurrentNeed, current_need
 from gpu_scheduler.app.job_progress import with_progress
 from gpu_scheduler.app.job_refs import JobRef, job_record, resolve_job
-from gpu_scheduler.app.job_views import ViewContext, gpu_indices, job_view, peaks_by_index, warnings
+from gpu_scheduler.app.job_views import (
+    ViewContext,
+    context_of,
+    gpu_indices,
+    job_view,
+    peaks_by_index,
+    warnings,
+)
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.app.masking import without_secrets
+from gpu_scheduler.app.round_facts import CurrentNeed, current_need
 from gpu_scheduler.app.status_report import JobView
 from gpu_scheduler.app.store_access import open_store, scheduler_pid_of
-from gpu_scheduler.app.view_context import context_of
 from gpu_scheduler.core.model.event import Event
 from gpu_scheduler.core.model.states import JobState, Outcome
-from gpu_scheduler.core.scheduling.declaration_accuracy import DeclarationAccuracy, judge_declaration
+from gpu_scheduler.core.scheduling.accounting import DeclarationAccuracy, judge_declaration
 from gpu_scheduler.core.scheduling.run_times import RunTimeKey, RunTimes
 from gpu_scheduler.store.events import events_of_job
 from gpu_scheduler.store.jobs_files import LineLocation, line_of
+from gpu_scheduler.store.measurements import class_run_times
 from gpu_scheduler.store.records import AttemptRecord, JobRecord
-from gpu_scheduler.store.run_times import class_run_times
 from gpu_scheduler.store.store import Store
 
 if TYPE_CHECKING:

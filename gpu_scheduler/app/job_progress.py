@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpu_scheduler.app.job_refs import JobRef, job_record, resolve_job
-from gpu_scheduler.app.job_views import job_view
+from gpu_scheduler.app.job_views import context_of, job_view
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.app.status_report import JobView
 from gpu_scheduler.app.store_access import open_store, scheduler_pid_of
-from gpu_scheduler.app.view_context import context_of
 from gpu_scheduler.core.model.states import ACTIVE
-from gpu_scheduler.store.adopted_jobs import jobs_to_watch
+from gpu_scheduler.store.job_lists import jobs_to_watch
 from gpu_scheduler.store.store import Store
 
 if TYPE_CHECKING:
@@ -83,7 +82,7 @@ def with_progress(
     running = [job for job in shown if job.is_running]
     if not running:
         return tuple(shown)
-    from gpu_scheduler.attempts.progress_source import adopted_source, progress_source
+    from gpu_scheduler.attempts.running_progress import adopted_source, progress_source
 
     reader = new_reader() if reader is None else reader
     found, read = {}, set[int]()

@@ -7,13 +7,16 @@ pattern mean that for each of their names (`core.model.job_name`).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
-from gpu_scheduler.core.model.gpu_list import format_ranges
-from gpu_scheduler.core.model.job_name import is_pattern
+from gpu_scheduler.app.location import Location
+from gpu_scheduler.app.store_access import open_store
+from gpu_scheduler.core.model.gpu import format_ranges
+from gpu_scheduler.core.model.job_spec import group_of, is_pattern
 from gpu_scheduler.core.model.states import ACTIVE, JobState
 from gpu_scheduler.core.text.formatting import count_noun, limit_length
-from gpu_scheduler.errors import NoSuchJobError, SchedulerError
-from gpu_scheduler.store.job_lists import job_ids_in, jobs_meant
+from gpu_scheduler.errors import NoSuchJobError, SchedulerError, StoreNotFoundError
+from gpu_scheduler.store.job_lists import job_ids_in, jobs_meant, newest_names
 from gpu_scheduler.store.records import JobRecord
 from gpu_scheduler.store.store import Store
 
@@ -109,3 +112,31 @@ def _has_ended(store: Store, job: JobRecord) -> bool:
     from gpu_scheduler.app.without_scheduler import observed_job
 
     return observed_job(store, job).state is JobState.FINISHED
+
+
+# Finds the words that complete an argument in a shell. Runs no program, because the user waits for them.
+
+
+_MAX_JOBS = 1000
+
+
+def completion_words(location: Location, kind: str) -> list[str]:
+    """Returns the words for "jobs" (numbers, names and groups), "gpus" or conda "environments".
+
+    There are no jobs and no GPUs without a store.
+    """
+    if kind == "environments":
+        try:  # conda lists the folders of all environments in this file
+            paths = (Path.home() / ".conda" / "environments.txt").read_text().split("\n")
+        except (OSError, ValueError):
+            paths = []
+        return ["base", *(Path(path).name for path in paths if Path(path).parent.name == "envs")]
+    try:
+        with open_store(location, read_only=True) as store:
+            if kind == "gpus":
+                return ["all", *map(str, store.managed_gpus())]
+            names = newest_names(store, _MAX_JOBS)
+    except StoreNotFoundError:
+        return []
+    named = [name for name in names.values() if name is not None]
+    return list(dict.fromkeys([*map(str, names), *named, *filter(None, map(group_of, named))]))

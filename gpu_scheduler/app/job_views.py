@@ -2,24 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpu_scheduler.app.masking import without_secrets
 from gpu_scheduler.app.status_report import JobView
+from gpu_scheduler.app.store_access import requested_verbs
+from gpu_scheduler.attempts.job_logs import LogFolder
+from gpu_scheduler.clock import Clock
+from gpu_scheduler.core.model.finding import HealthIssue, HealthSubject
 from gpu_scheduler.core.model.states import ACTIVE, WAITING, AttemptState, JobState
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
+from gpu_scheduler.health.storage import LOG_FOLDER_KEY, find_issues, unusable_file_issue
+from gpu_scheduler.store.dependencies import ancestor_that_needs_user, children, failed_ancestors, parents_of
+from gpu_scheduler.store.jobs_files import LineLocation, line_of
+from gpu_scheduler.store.location import original_of_copy
+from gpu_scheduler.store.pending_groups import queue_reservation_record, victims_by_job, wait_reasons
+from gpu_scheduler.store.records import ActiveAttemptRecord, JobRecord
+from gpu_scheduler.store.requests import open_requests
+from gpu_scheduler.store.store import Store
 
 if TYPE_CHECKING:
     from gpu_scheduler.app.status_report import AttemptWarning
     from gpu_scheduler.core.model.attempt_status import AttemptStatus, StopRequest
-    from gpu_scheduler.core.model.dependency import Parent
+    from gpu_scheduler.core.model.job_spec import Parent
     from gpu_scheduler.core.model.now import Now
     from gpu_scheduler.core.scheduling.actions import FinishAttempt
     from gpu_scheduler.core.scheduling.facts import Attempt
-    from gpu_scheduler.store.records import AttemptRecord, JobRecord
-    from gpu_scheduler.store.reservations import QueueReservationRecord
+    from gpu_scheduler.store.pending_groups import QueueReservationRecord
+    from gpu_scheduler.store.records import AttemptRecord
 
 
 _PARENTS = WaitReason(WaitKind.PARENTS)
@@ -290,3 +303,137 @@ def runs_as_recorded(attempt: Attempt) -> bool:
         and status.result is None
         and not stops
     )
+
+
+# Collects the data that all job views share: wait reasons, requests, open attempts and health issues.
+
+
+def health_issues_of(store: Store) -> tuple[HealthIssue, ...]:
+    """Returns the health issues of the files that the scheduler writes."""
+    logs, started = store.db.meta(LOG_FOLDER_KEY), store.recorded_options()
+    trust = started.trust_files
+    found = find_issues(store.data_dir, LogFolder.from_json(logs) if logs is not None else None, trust=trust)
+    config = (
+        unusable_file_issue(HealthSubject.LLM_CONFIG, Path(started.llm_config), trust=trust)
+        if started.llm_config
+        else None
+    )
+    return (*_copy_issues(store), *found, *(() if config is None else (config,)))
+
+
+def _copy_issues(store: Store) -> Iterator[HealthIssue]:
+    of = original_of_copy(store)
+    if of is not None:
+        problem, remedy = f"is a copy of {of}, which still exists", "`start` lists the options"
+        folder = str(store.data_dir.folder)
+        yield HealthIssue(HealthSubject.STORE, folder, problem, remedy, blocks_starts=True)
+
+
+def context_of(
+    store: Store, job_ids: Iterable[int], active: Iterable[ActiveAttemptRecord], *, is_up: bool
+) -> ViewContext:
+    """Returns the context for the views of these jobs.
+
+    active: the active attempts of these jobs and of their parents, as `Store.active_attempts` returns them.
+    """
+    reasons = wait_reasons(store)
+    if not is_up:
+        # The wait reasons of the last scheduler may be outdated, except for jobs that can never fit.
+        reasons = {key: reason for key, reason in reasons.items() if reason.is_infeasible}
+    started, now = store.recorded_options(), Clock().now()
+    observed = _observe_open(store, [attempt for attempt in active if attempt.state.is_open])
+    context = ViewContext(
+        now=now,
+        wait_reasons=reasons,
+        default_wait=WaitKind.NOT_TRIED if is_up else WaitKind.NO_SCHEDULER,
+        parents=parents_of(store, job_ids),
+        indices=store.gpu_indices(),
+        open_requests={job_id: verbs[-1] for job_id, verbs in requested_verbs(store).items()},
+        is_recovery_requested=any(
+            request.verb == "recover" and not request.target for request in open_requests(store)
+        ),
+        open_attempts=observed,
+        stops=open_stops(observed.values(), now),
+        victims=victims_by_job(store),
+        reservation=queue_reservation_record(store),
+        oom_retries=started.oom_retries,
+        fail_retries=started.fail_retries,
+        is_scheduler_up=is_up,
+    )
+    return replace(context, parents=_with_unrecorded_ends(store, context))
+
+
+def _with_unrecorded_ends(store: Store, context: ViewContext) -> Mapping[int, tuple[Parent, ...]]:
+    """Returns the parents in the context, with the changes that the next round will record."""
+    running = {one.id for parents in context.parents.values() for one in parents if one.state in ACTIVE}
+    changed = {}
+    for job_id, attempt in store.newest_attempts(running).items():
+        job = store.job(job_id)
+        view = None if job is None else job_view(job, attempt, context)
+        if view is not None and not view.is_recorded:
+            changed[job_id] = view.record
+    if not changed:
+        return context.parents
+
+    def current(parent: Parent) -> Parent:
+        record = changed.get(parent.id)
+        return parent if record is None else parent._replace(state=record.state, outcome=record.outcome)
+
+    return {job_id: tuple(map(current, parents)) for job_id, parents in context.parents.items()}
+
+
+def _observe_open(store: Store, attempts: Collection[ActiveAttemptRecord]) -> dict[int, Attempt]:
+    if not attempts:
+        return {}
+    from gpu_scheduler.attempts.observe import observe_attempt
+
+    return {attempt.id: observe_attempt(store, attempt) for attempt in attempts}
+
+
+# Collects the facts about the jobs on which a job depends, and about those that depend on it.
+
+
+#: Maximum number of jobs that are named.
+_MAX_NAMED = 5
+
+
+@dataclass(frozen=True)
+class DependencyFacts:
+    """The facts about a job's dependencies, besides its parents.
+
+    children: the first jobs that depend on it; child_count: the number of all these jobs. blocker: the
+    nearest job for which it waits, directly or indirectly, and that needs the user; None if there is none.
+    failed: the first jobs because of whose ends it is skipped. line: where the job's line is; None if it has
+    none.
+    """
+
+    children: tuple[int, ...] = ()
+    child_count: int = 0
+    blocker: JobView | None = None
+    failed: tuple[int, ...] = ()
+    line: LineLocation | None = None
+
+
+def dependency_facts(store: Store, job: JobRecord, context: ViewContext) -> DependencyFacts:
+    """Returns the facts about a job's dependencies."""
+    below = children(store, job.id)
+    return DependencyFacts(
+        children=tuple(below[:_MAX_NAMED]),
+        child_count=len(below),
+        blocker=blocking_ancestor(store, job, context),
+        failed=tuple(failed_ancestors(store, job.id, _MAX_NAMED)) if job.failed_parents else (),
+        line=line_of(store, job.id),
+    )
+
+
+def blocking_ancestor(store: Store, job: JobRecord, context: ViewContext) -> JobView | None:
+    """Returns the nearest job for which a job waits and that needs the user; None if there is none."""
+    if not job.unmet_parents or job.state not in WAITING:
+        return None
+    infeasible = [key for key, reason in context.wait_reasons.items() if reason.is_infeasible]
+    found = ancestor_that_needs_user(store, job.id, infeasible)
+    record = None if found is None else store.job(found)
+    if record is None:
+        return None
+    newest = store.newest_attempts([record.id]).get(record.id)
+    return job_view(record, newest, replace(context, parents=parents_of(store, [record.id])))

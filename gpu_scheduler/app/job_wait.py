@@ -6,16 +6,14 @@ import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from gpu_scheduler.app.dependency_facts import blocking_ancestor
 from gpu_scheduler.app.job_refs import JobRef, job_record, resolve_jobs
-from gpu_scheduler.app.job_views import job_view
+from gpu_scheduler.app.job_views import blocking_ancestor, context_of, job_view
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.app.refusals import predicted_state
 from gpu_scheduler.app.status_report import JobView
 from gpu_scheduler.app.store_access import open_store, scheduler_pid_of
-from gpu_scheduler.app.view_context import context_of
 from gpu_scheduler.core.model.states import JobState
-from gpu_scheduler.core.scheduling.scheduler_exit_code import job_exit_code
+from gpu_scheduler.core.scheduling.draining import job_exit_code
 from gpu_scheduler.store.store import Store
 
 #: Seconds between two checks whether the store has changed.

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from gpu_scheduler.core.model.need import Need
+from gpu_scheduler.core.model.job_spec import Need
 
 
 class NoteKind(str, Enum):

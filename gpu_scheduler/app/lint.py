@@ -10,14 +10,14 @@ from pathlib import Path
 
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.app.masking import without_secrets
-from gpu_scheduler.app.preview import Preview, PreviewContext, preview
+from gpu_scheduler.app.new_line import Preview, PreviewContext, preview
 from gpu_scheduler.app.recorded_setting import recorded_setting
 from gpu_scheduler.app.store_access import job_lookup
 from gpu_scheduler.config import NO_GPUS
 from gpu_scheduler.core.jobsfile.diff import AcceptedLines, NewJob, ReadingDiff
 from gpu_scheduler.core.jobsfile.reading import Line
 from gpu_scheduler.core.jobsfile.shell_syntax import script_refusal
-from gpu_scheduler.core.model.gpu_list import parse_gpu_list
+from gpu_scheduler.core.model.gpu import parse_gpu_list
 from gpu_scheduler.core.scheduling.settings import Limits
 from gpu_scheduler.errors import UsageError
 from gpu_scheduler.health.doctor.conda import conda_sh_of, known_environments

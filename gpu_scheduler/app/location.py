@@ -61,8 +61,7 @@ def find_queue(
     if state_file or data_dir or use is QueueUse.FIXED:
         return Verdict.CLEAR, location, []
     # `run` and `gpus` never search and start faster without these modules.
-    from gpu_scheduler.store.running_schedulers import running_schedulers
-    from gpu_scheduler.store.scheduler_lock import scheduler_pid
+    from gpu_scheduler.store.scheduler_lock import running_schedulers, scheduler_pid
 
     home = location.resolve()
     # A folder on a network disk has a host file if its store is on a local disk of another host.

@@ -6,26 +6,178 @@
 from __future__ import annotations
 
 import os
+import posixpath
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import shutil
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
-from gpu_scheduler.app.line_note import LineNote
-from gpu_scheduler.app.preview import PreviewContext, preview
+from gpu_scheduler.app.line_note import LineNote, Note, NoteKind, UnmetNeed
 from gpu_scheduler.app.recorded_setting import RecordedSetting
-from gpu_scheduler.core.jobsfile import grid
+from gpu_scheduler.core.command.build import display_command, environment_of
+from gpu_scheduler.core.command.shell_words import program_folder
+from gpu_scheduler.core.jobsfile import grid, shell_syntax
 from gpu_scheduler.core.jobsfile.attributes import ATTRIBUTE_HELP
-from gpu_scheduler.core.model.job_spec import JobSpec
-from gpu_scheduler.core.scheduling.needs import LlmConfig
+from gpu_scheduler.core.jobsfile.job_line import parse_csv
+from gpu_scheduler.core.jobsfile.line_warnings import JobShell, line_warnings
+from gpu_scheduler.core.jobsfile.sbatch import ARRAY_INDEX, sbatch_options
+from gpu_scheduler.core.jobsfile.shell_syntax import SHELL_ENDINGS
+from gpu_scheduler.core.model.job_spec import NORMAL_PRIORITY, JobSpec, Need
+from gpu_scheduler.core.scheduling.needs import LlmConfig, ResourceSpec, could_fit, resolve
 from gpu_scheduler.core.scheduling.settings import Limits
 from gpu_scheduler.errors import UsageError
 from gpu_scheduler.health.doctor.conda import conda_sh_of, known_environments
 from gpu_scheduler.intake.bash_check import job_shell
 from gpu_scheduler.intake.llm_config import current_llm_config
 from gpu_scheduler.intake.text_parser import parse_job_line
+from gpu_scheduler.system import safe_file
+
+# Previews the job that a line of a jobs file would create.
+
+
+#: The placeholder in a command for the indices of the GPUs that the job will get.
+GPU_IDS_PLACEHOLDER = "IDS"
+
+_PYTHON = re.compile(r"(?:\S*/)?python[0-9.]*")
+
+
+@dataclass(frozen=True)
+class PreviewContext:
+    """The machine and the options against which a line is checked.
+
+    known_gpus: the indices of the existing GPUs, None if unknown; conda_sh: the file that defines `conda`,
+    None if conda was not found; path_exists: returns whether a file or folder exists; conda_envs: the names
+    of the environments, None if unknown; totals_mib: the memory of each GPU whose size is known, by index;
+    limits: the scheduler's limits; shell: the shell of its jobs, None if unknown.
+    """
+
+    config: LlmConfig
+    known_gpus: Collection[int] | None
+    conda_sh: str | None
+    path_exists: Callable[[str], bool]
+    conda_envs: Collection[str] | None = None
+    totals_mib: Mapping[int, int] = field(default_factory=dict)
+    limits: Limits = field(default_factory=Limits)
+    shell: JobShell | None = None
+
+
+@dataclass(frozen=True)
+class Preview:
+    """The preview of a well-formed line.
+
+    conda: the environment that the job activates, None if it activates none; duplicate_of: the number of the
+    earlier line with the same job, None if there is none; warnings: reasons why the job may not run, or not
+    as the user expects.
+    """
+
+    number: int
+    spec: JobSpec
+    need: Need
+    priority: int
+    conda: str | None
+    command: str
+    duplicate_of: int | None
+    notes: tuple[LineNote, ...]
+    warnings: tuple[LineNote, ...]
+
+
+def preview(
+    number: int, spec: JobSpec, notes: tuple[str, ...], duplicate_of: int | None, context: PreviewContext
+) -> Preview:
+    """Returns the need, the command and the warnings for a line. notes: the parser's messages about it."""
+    need = resolve(ResourceSpec.of(spec), context.config)
+    return Preview(
+        number,
+        spec,
+        need,
+        NORMAL_PRIORITY if spec.priority is None else spec.priority,
+        environment_of(spec, context.conda_sh).conda,
+        display_command(spec, GPU_IDS_PLACEHOLDER),
+        duplicate_of,
+        (*notes, *_notes(spec, context)),
+        tuple(_warnings(spec, need, context)),
+    )
+
+
+def _notes(spec: JobSpec, context: PreviewContext) -> Iterator[Note]:
+    stated = (spec.share, spec.gpus, spec.vram, spec.torchrun)
+    if spec.llm is not None and stated == (None,) * 4 and spec.llm not in context.config.models:
+        yield Note(NoteKind.MODEL_UNKNOWN, {"model": spec.llm})
+    if spec.kind == "csv" and not _script_as_written(spec).startswith(("/", "~")):
+        yield Note(NoteKind.SCRIPT_RELATIVE, {"script": _script_as_written(spec), "cwd": spec.cwd})
+
+
+def _warnings(spec: JobSpec, need: Need, context: PreviewContext) -> Iterator[LineNote]:
+    if context.known_gpus is not None:
+        usable = [gpu for gpu in context.known_gpus if spec.allowed is None or gpu in spec.allowed]
+        large = [gpu for gpu in usable if could_fit(need, context.totals_mib.get(gpu), context.limits)]
+        if need.count > len(usable):
+            yield UnmetNeed(need, len(usable), context.limits.margin_mib)
+        elif need.count > len(large):
+            yield UnmetNeed(need, None, context.limits.margin_mib)
+    if not context.path_exists(spec.cwd):
+        yield Note(NoteKind.CWD_MISSING, {"cwd": spec.cwd})
+    if spec.conda is not None and context.conda_sh is None:
+        yield Note(NoteKind.CONDA_MISSING, {"name": spec.conda})
+    elif spec.conda is not None and _is_missing_env(context, spec.conda):
+        environments = tuple(context.conda_envs or ())
+        yield Note(NoteKind.CONDA_ENVIRONMENT_MISSING, {"name": spec.conda, "environments": environments})
+    if spec.venv is not None and not context.path_exists(f"{spec.venv}/bin/activate"):
+        yield Note(NoteKind.VENV_MISSING, {"path": spec.venv})
+    if spec.script is not None and not context.path_exists(spec.script):
+        yield Note(NoteKind.SCRIPT_MISSING, {"script": spec.script})
+    yield from line_warnings(spec, need.count, context.shell)
+    yield from _background_warnings(spec)
+    missing = _missing_script(spec, context.path_exists) if spec.kind == "command" else None
+    if missing is not None:
+        yield Note(NoteKind.SCRIPT_MISSING, {"script": missing})
+
+
+def _background_warnings(spec: JobSpec) -> Iterator[str]:
+    """Yields warnings about work that a command or its shell scripts start without waiting for it."""
+    texts = {} if spec.command is None or spec.background == "ignore" else {"the command": spec.command}
+    for word in (word.rstrip(";") for word in spec.words()) if texts else ():
+        if word.endswith(shell_syntax.SHELL_ENDINGS):
+            content = safe_file.read(posixpath.join(program_folder(spec) or spec.cwd, word), trust=True)
+            if isinstance(content, safe_file.Content):
+                texts[word] = content.data.decode("utf-8", "replace")
+    for where, text in texts.items():
+        for form, remedy in shell_syntax.background_work(text).items():
+            if spec.background is None or not remedy.endswith(shell_syntax.OR_BACKGROUND):
+                yield f"{where} contains {form}, and the job does not wait for that work: {remedy}"
+
+
+def _is_missing_env(context: PreviewContext, conda: str) -> bool:
+    if conda.startswith("/"):
+        return not context.path_exists(conda)
+    return context.conda_envs is not None and conda not in context.conda_envs
+
+
+def _script_as_written(spec: JobSpec) -> str:
+    """Returns the script as written on the line."""
+    try:
+        return parse_csv(spec.text, None).script
+    except ValueError:
+        return spec.script or ""
+
+
+def _missing_script(spec: JobSpec, path_exists: Callable[[str], bool]) -> str | None:
+    """Returns the path of the missing script in a plain `python SCRIPT …` command; None if it exists.
+
+    Other commands are not checked.
+    """
+    words = spec.words()
+    if shell_syntax.needs_bash(spec.command or "") or not words or not _PYTHON.fullmatch(words[0]):
+        return None
+    first = next((word for word in words[1:] if not word.startswith("-") or word in ("-c", "-m", "-")), None)
+    if first is None or not first.endswith(".py"):
+        return None
+    path = posixpath.join(spec.cwd, first)
+    return None if path_exists(path) else path
+
 
 #: Maximum number of characters of the jobs of a grid together.
 _MAX_TEXT = 64 * 1024 * 1024
@@ -148,3 +300,120 @@ def _conda_environments(conda_sh: str, name: str) -> list[str] | None:
     if name == "base" or (Path(conda_sh).parents[2] / "envs" / name).is_dir():
         return [name]
     return known_environments(conda_sh)
+
+
+# Determines the command that runs a submitted script, and finds the virtual environment of its folder.
+
+
+#: Number of bytes at the beginning of a script in which its `#SBATCH` lines are looked for.
+_HEAD_BYTES = 64 * 1024
+#: The files that make a folder a virtual environment which a job can activate.
+_VENV_FILES = ("bin/python", "bin/activate")
+
+
+def script_path(given: str, folder: str) -> str:
+    """Returns the script as the job's folder names it. Raises UsageError if it is no file there.
+
+    given: the path as the user wrote it, relative to the job's folder.
+    """
+    script = os.path.expanduser(given) if given.startswith("~/") else given
+    path = os.path.join(folder, script)
+    if os.path.isfile(path):
+        return script
+    problem = "is not a file" if os.path.exists(path) else "does not exist"
+    here = os.path.abspath(script)
+    if here != os.path.normpath(path) and os.path.isfile(here):
+        hint = f"scripts are looked up in the job's folder; give the path {here}"
+    else:
+        hint = "put a command after `--`, as in `submit -- python train.py`"
+    raise UsageError(f"SCRIPT {given}: {path} {problem}; {hint}")
+
+
+def sbatch_attributes(
+    script: str, folder: str, given: Mapping[str, str | bool | Sequence[str]], arguments: Sequence[str]
+) -> tuple[dict[str, str], tuple[Note, ...]]:
+    """Returns the attributes that the `#SBATCH` lines of a script set, and notes on all its options.
+
+    given: the attributes of the command line, which win; arguments: those of the script. Raises UsageError
+    for an array of jobs, unless an index is given.
+    """
+    try:
+        with open(os.path.join(folder, script), "rb") as file:
+            same, others, grid = sbatch_options(file.read(_HEAD_BYTES).decode(errors="replace"))
+    except OSError:
+        return {}, ()
+    if grid and ARRAY_INDEX not in str(given.get("env")):
+        named = {"name": same["name"], **given} if "name" in same else given
+        values = ((key, [value] if isinstance(value, (str, bool)) else value) for key, value in named.items())
+        own = [f"--{key}" if one is True else f"--{key}={one}" for key, some in values for one in some]
+        words = ["submit", *grid, *own, script, *(["--", *arguments] if arguments else [])]
+        raise UsageError(
+            f"SCRIPT {script}: its #SBATCH --array means one job for each index; submit them with"
+            f" `{shlex.join(words)}`"
+        )
+    won = {*given, "gpus"} if "share" in given else given
+    used = {key: value for key, value in same.items() if key not in won}
+    read = [f"{key}={value}" for key, value in used.items()]
+    found = ((NoteKind.SBATCH_READ, read), (NoteKind.SBATCH_NOT_READ, others))
+    return used, tuple(Note(kind, {"script": script, "options": tuple(some)}) for kind, some in found if some)
+
+
+def is_python(script: str, python: str | None) -> bool:
+    """Returns whether Python runs the script. python: the interpreter that the user chose, None if none."""
+    return script.endswith(".py") or (python is not None and not script.endswith(SHELL_ENDINGS))
+
+
+def script_command(script: str, folder: str, python: str | None) -> list[str]:
+    """Returns the words that run a script in the job's folder, without its arguments.
+
+    python: the interpreter for a Python script. Raises UsageError if it is unclear how to run the script.
+    """
+    if python is not None and is_python(script, python):
+        return [python, "-u", script]
+    if python is not None:
+        raise UsageError(f"--python {python}: {script} is a shell script; leave out --python")
+    if script.endswith(SHELL_ENDINGS):
+        return ["bash", script]
+    if not os.access(os.path.join(folder, script), os.X_OK):
+        raise UsageError(
+            f"SCRIPT {script}: ends in neither .py nor .sh and is not executable; make it executable"
+            f" (`chmod +x {shlex.quote(script)}`), or put the whole command after `--`"
+        )
+    return [script if "/" in script else f"./{script}"]
+
+
+def find_python(given: str, variables: Mapping[str, str]) -> str:
+    """Returns the interpreter that --python names: an absolute path, or a name on PATH.
+
+    Raises UsageError if there is no such program.
+    """
+    path = os.path.abspath(os.path.expanduser(given)) if "/" in given else given
+    if shutil.which(path, path=variables.get("PATH", os.defpath)) is None:
+        where = "is not an executable file" if "/" in given else "is not on PATH"
+        raise UsageError(f"--python {given}: {path} {where}; give the path of a Python interpreter")
+    return path
+
+
+def default_python(variables: Mapping[str, str]) -> str:
+    """Returns the name of the Python interpreter on PATH. Raises UsageError if there is none."""
+    path = variables.get("PATH", os.defpath)
+    found = next((name for name in ("python", "python3") if shutil.which(name, path=path)), None)
+    if found is None:
+        raise UsageError("neither python nor python3 is on PATH; name the interpreter with --python")
+    return found
+
+
+def nearest_venv(folder: str) -> Path | None:
+    """Returns the virtual environment `.venv` in this folder or in the nearest folder above that has one."""
+    return next(
+        (venv for venv in _candidates(folder) if all((venv / one).exists() for one in _VENV_FILES)), None
+    )
+
+
+def _candidates(folder: str) -> Iterator[Path]:
+    return (each / ".venv" for each in (Path(folder), *Path(folder).parents))
+
+
+def is_trusted(venv: Path) -> bool:
+    """Returns whether this user or root owns a virtual environment, so that its programs can be trusted."""
+    return venv.stat().st_uid in (os.getuid(), 0)

@@ -19,13 +19,10 @@ from gpu_scheduler.app.location import Location
 from gpu_scheduler.app.store_access import open_store, scheduler_pid_of
 from gpu_scheduler.app.without_scheduler import STOP_MARGIN_S, observed_job, observed_status, write_stop
 from gpu_scheduler.attempts.executor import LOCAL_EXECUTORS
-from gpu_scheduler.attempts.progress_source import progress_source
-from gpu_scheduler.attempts.saved_work import newest_checkpoint
+from gpu_scheduler.attempts.running_progress import newest_checkpoint, progress_source
 from gpu_scheduler.attempts.sweep import recorded_command
-from gpu_scheduler.core.model.attempt_status import AttemptStatus, StopRequest
-from gpu_scheduler.core.model.checkpoint import Checkpoint
+from gpu_scheduler.core.model.attempt_status import AttemptStatus, Checkpoint, ProgressUnit, StopRequest
 from gpu_scheduler.core.model.job_spec import DEFAULT_STOP_SIGNAL
-from gpu_scheduler.core.model.progress import ProgressUnit
 from gpu_scheduler.core.model.request_answer import AnswerCode, RequestAnswer, wrong_state
 from gpu_scheduler.core.model.states import ACTIVE, AttemptState, JobState, Outcome
 from gpu_scheduler.core.progress.eta import JobProgress

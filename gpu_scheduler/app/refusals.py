@@ -23,8 +23,7 @@ from gpu_scheduler.core.model.request_answer import (
     wrong_state,
 )
 from gpu_scheduler.core.model.states import ACTIVE, JobState, Outcome
-from gpu_scheduler.store.ancestors import failed_ancestors
-from gpu_scheduler.store.dependencies import is_ancestor
+from gpu_scheduler.store.dependencies import failed_ancestors, is_ancestor
 from gpu_scheduler.store.records import JobRecord
 from gpu_scheduler.store.store import Store
 

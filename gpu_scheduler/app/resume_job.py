@@ -17,14 +17,13 @@ from gpu_scheduler.app.job_requests import request_for_job
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.app.refusals import early_refusal, observed, refusal_of_retry, refused_answer
 from gpu_scheduler.app.store_access import open_store, requested_verbs
-from gpu_scheduler.attempts.saved_work import newest_checkpoint
+from gpu_scheduler.attempts.running_progress import newest_checkpoint
 from gpu_scheduler.core.command.resume import DEFAULT_FLAG, VARIABLE, with_checkpoint
-from gpu_scheduler.core.model.checkpoint import Checkpoint
+from gpu_scheduler.core.model.attempt_status import Checkpoint
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.request_answer import AnswerCode, RequestAnswer
 from gpu_scheduler.core.model.states import Outcome
-from gpu_scheduler.core.progress.checkpoint_names import step_in
-from gpu_scheduler.core.progress.run_options import output_option
+from gpu_scheduler.core.progress.run_options import output_option, step_in
 from gpu_scheduler.core.text.formatting import safe_text
 from gpu_scheduler.errors import SchedulerError, UsageError
 from gpu_scheduler.store.jobs_files import line_of

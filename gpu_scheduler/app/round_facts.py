@@ -2,21 +2,148 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
 
-from gpu_scheduler.app.current_need import learned_needs
-from gpu_scheduler.app.stored_gpus import stored_facts
-from gpu_scheduler.claims.foreign_claims import ForeignClaims
+from gpu_scheduler.claims.gpu_claims import ForeignClaims
+from gpu_scheduler.clock import Clock
+from gpu_scheduler.core.model.gpu import GpuSample, Snapshot
+from gpu_scheduler.core.model.job_spec import JobSpec, Need
 from gpu_scheduler.core.model.now import Now
-from gpu_scheduler.core.scheduling.facts import Attempt, Facts
+from gpu_scheduler.core.scheduling.facts import Attempt, Facts, Gpu
+from gpu_scheduler.core.scheduling.needs import LlmConfig, ResourceSpec
+from gpu_scheduler.core.scheduling.pending_queue import need_of
+from gpu_scheduler.core.scheduling.settings import Settings
+from gpu_scheduler.gpus.watch import GpuWatch, watched_processes, with_stored_values
 from gpu_scheduler.intake.llm_config import current_llm_config
 from gpu_scheduler.intake.state_file_edits import requested_pauses
-from gpu_scheduler.store.attempt_history import QueueStartsReader
-from gpu_scheduler.store.gpu_time import gpu_time
-from gpu_scheduler.store.reservations import queue_reservation, reserved_jobs
-from gpu_scheduler.store.run_times import RunTimesReader
+from gpu_scheduler.store.attempt_history import QueueStartsReader, gpu_time
+from gpu_scheduler.store.measurements import LearnedNeedsReader, RunTimesReader
+from gpu_scheduler.store.pending_groups import queue_reservation, reserved_jobs
+from gpu_scheduler.store.records import GpuRecord, JobRecord
 from gpu_scheduler.store.store import Store
+
+# Determines a job's need, as the scheduler does, and where that need comes from.
+#
+# A need comes from the job's line, from llm_config.json, or from the measured use of finished jobs.
+
+
+class NeedSource(str, Enum):
+    """Where a job's need comes from."""
+
+    EARLIER_ATTEMPT = "from an earlier attempt"
+    TORCHRUN = "torchrun"
+    ATTRIBUTES = "from its attributes"
+    LEARNED = "measured use of finished jobs of its kind"
+    MODEL = "the model on its line"
+    COMMAND = "the command declares nothing"
+    DEFAULT = "default_requirement"
+
+
+@dataclass(frozen=True)
+class CurrentNeed:
+    """A job's current need, the source of that need, and what the job's line requests."""
+
+    need: Need
+    source: NeedSource
+    spec: JobSpec
+
+
+def learned_needs(store: Store) -> Mapping[str, int]:
+    """Returns the learned MiB of each workload class; empty unless the scheduler runs with --learn."""
+    return LearnedNeedsReader(store, store.recorded_options().spike_buffer).needs() if store.learning else {}
+
+
+def current_need(store: Store, job: JobRecord) -> CurrentNeed:
+    """Returns the need that the scheduler would currently determine for a job."""
+    started = store.recorded_options()
+    config, learned = current_llm_config(started), learned_needs(store)
+    facts = Facts(
+        Clock().now(),
+        started,
+        config,
+        tuple(_empty_gpu(gpu) for gpu in store.gpus()),
+        learned_mib=learned,
+    )
+    resources = ResourceSpec.from_key(job.spec_key)
+    need = need_of(resources, facts)
+    is_learned = (
+        need.vram is not None and resources.workload_class in learned and resources.llm not in config.models
+    )
+    return CurrentNeed(need, _source(job, is_learned), job.spec)
+
+
+def _empty_gpu(gpu: GpuRecord) -> Gpu:
+    """Returns the GPU as if nothing were running on it; only its size is kept."""
+    return Gpu(
+        gpu.uuid, gpu.index, sample=GpuSample(gpu.uuid, gpu.index, gpu.name, gpu.total_mib, None, None)
+    )
+
+
+def _source(job: JobRecord, is_learned: bool) -> NeedSource:
+    spec = job.spec
+    if job.min_vram_mib is not None and spec.gpus != 0:
+        return NeedSource.EARLIER_ATTEMPT
+    if spec.torchrun is not None:
+        return NeedSource.TORCHRUN
+    if spec.share is not None or spec.gpus is not None or spec.vram is not None:
+        return NeedSource.ATTRIBUTES
+    if is_learned:
+        return NeedSource.LEARNED
+    if spec.llm is not None:
+        return NeedSource.MODEL
+    return NeedSource.COMMAND if spec.kind == "command" else NeedSource.DEFAULT
+
+
+# Builds the facts with which placement evaluates the managed GPUs, from the stored samples.
+
+
+def stored_facts(
+    records: Sequence[GpuRecord],
+    paused: Mapping[str, bool],
+    attempts: Sequence[Attempt],
+    settings: Settings,
+    now: Now,
+    foreign: ForeignClaims,
+) -> Facts:
+    """Returns the facts about these GPUs. attempts: all attempts that are not yet reconciled.
+
+    foreign: the claims of other programs.
+    """
+    sampled = [gpu for gpu in records if gpu.sampled_at is not None]
+    watch = GpuWatch()
+    # Replays the samples, newest last. Only the GPU load of earlier samples is stored, and only it matters.
+    for ago in reversed(range(max((len(gpu.loads) for gpu in sampled), default=1) or 1)):
+        samples = [_sample(gpu, ago) for gpu in sampled if ago < max(1, len(gpu.loads))]
+        watch.accept_sample(Snapshot(now.boot, tuple(samples)))
+    tokens = {attempt.token: attempt.attempt_id for attempt in attempts}
+    managed = {gpu.uuid: (gpu.index, paused.get(gpu.uuid, False)) for gpu in records}
+    by_uuid = {gpu.uuid: gpu for gpu in records}
+    gpus = tuple(
+        replace(
+            with_stored_values(gpu, by_uuid[gpu.uuid]),
+            claims=foreign.claims.get(gpu.uuid, ()),
+            claims_problem=foreign.problems.get(gpu.uuid),
+        )
+        for gpu in watch.gpus(managed, tokens, watched=watched_processes(attempts))
+    )
+    return Facts(now, settings, LlmConfig(), gpus, attempts=tuple(attempts))
+
+
+def _sample(gpu: GpuRecord, samples_back: int) -> GpuSample:
+    return GpuSample(
+        uuid=gpu.uuid,
+        index=gpu.index,
+        name=gpu.name,
+        total_mib=gpu.total_mib,
+        used_mib=gpu.used_mib,
+        load_percent=gpu.loads[-1 - samples_back] if gpu.loads else None,
+        processes=gpu.processes,
+        fault=gpu.fault,
+        exclusive=gpu.exclusive,
+        unified=gpu.unified,
+    )
 
 
 def round_facts(store: Store, attempts: Sequence[Attempt], now: Now, foreign: ForeignClaims) -> Facts:

@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from gpu_scheduler.app import gpu_views, job_views
+from gpu_scheduler.app.gpu_views import foreign_claims, read_locks
 from gpu_scheduler.app.job_progress import with_progress
 from gpu_scheduler.app.job_refs import JobRef, job_record, resolve_jobs
+from gpu_scheduler.app.job_views import context_of, health_issues_of
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.app.masking import without_secrets
 from gpu_scheduler.app.status_report import JobView, StatusReport
 from gpu_scheduler.app.store_access import open_store, scheduler_pid_of
-from gpu_scheduler.app.stored_claims import foreign_claims, read_locks
-from gpu_scheduler.app.view_context import context_of, health_issues_of
 from gpu_scheduler.core.model.states import ACTIVE, JobState, Outcome
 from gpu_scheduler.errors import StoreNotFoundError
 from gpu_scheduler.intake.state_file_edits import requested_pauses
@@ -29,8 +29,8 @@ from gpu_scheduler.store.job_lists import (
     unsuccessful_counts,
 )
 from gpu_scheduler.store.jobs_files import jobs_files, malformed_lines
+from gpu_scheduler.store.pending_groups import reserved_gpus
 from gpu_scheduler.store.records import JobRecord
-from gpu_scheduler.store.reservations import reserved_gpus
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.store.taken_items import newest_job_of, redis_problem
 
@@ -182,8 +182,8 @@ def _with_last_lines(report: StatusReport) -> StatusReport:
 def _with_last_line(job: JobView) -> JobView:
     if job.record.state not in ACTIVE or job.log is None:
         return job
-    from gpu_scheduler.attempts.log_tail import current_log, read_tail
-    from gpu_scheduler.core.text.escapes import last_visible_line
+    from gpu_scheduler.attempts.job_logs import current_log, read_tail
+    from gpu_scheduler.core.text.job_output import last_visible_line
 
     log = job.log if job.attempt is None else current_log(job.attempt)
     return job._replace(last_line=without_secrets(last_visible_line(read_tail(log, _TAIL_BYTES))))

@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from gpu_scheduler.core.model.health_issue import HealthIssue
+from gpu_scheduler.core.model.finding import HealthIssue
 from gpu_scheduler.core.model.states import ACTIVE, FAILED, JobState, Outcome
 from gpu_scheduler.core.model.wait_reason import WaitReason
 
 if TYPE_CHECKING:
     from gpu_scheduler.core.model.attempt_status import StopRequest
-    from gpu_scheduler.core.model.dependency import Parent
     from gpu_scheduler.core.model.event import MisplacedProcess, Overuse
-    from gpu_scheduler.core.model.gpu_claim import GpuClaim
+    from gpu_scheduler.core.model.gpu import GpuClaim
+    from gpu_scheduler.core.model.job_spec import Parent
     from gpu_scheduler.core.progress.eta import JobProgress
     from gpu_scheduler.store.jobs_files import JobsFileRecord, MalformedLineRecord
     from gpu_scheduler.store.records import AttemptRecord, GpuRecord, JobRecord

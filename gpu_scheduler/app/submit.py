@@ -11,40 +11,37 @@ from itertools import chain
 from typing import TypeVar
 
 from gpu_scheduler.app.answers import SUBMIT
+from gpu_scheduler.app.attribute_changes import resolve_parents
 from gpu_scheduler.app.line_note import LineNote, Note, NoteKind
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.app.masking import without_secrets
-from gpu_scheduler.app.named_parents import resolve_parents
 from gpu_scheduler.app.new_line import (
     AttributeValues,
     NewWork,
     attribute_items,
     check_single_line,
     compose_line,
-    job_warnings,
-    parse_new_line,
-)
-from gpu_scheduler.app.recorded_setting import RecordedSetting, recorded_setting
-from gpu_scheduler.app.script_command import (
     default_python,
     find_python,
     is_python,
     is_trusted,
+    job_warnings,
     nearest_venv,
+    parse_new_line,
     sbatch_attributes,
     script_command,
     script_path,
 )
+from gpu_scheduler.app.recorded_setting import RecordedSetting, recorded_setting
 from gpu_scheduler.app.store_access import create_missing_store, open_store, scheduler_pid_of
 from gpu_scheduler.core.jobsfile.compose import format_command_line
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.errors import StoreNotFoundError, UsageError
-from gpu_scheduler.store.environments import add_environment
 from gpu_scheduler.store.location import refuse_copy
 from gpu_scheduler.store.new_store import check_encoding
 from gpu_scheduler.store.store import Store
-from gpu_scheduler.store.submission_keys import SubmissionKey, record_submission, recorded_answer
+from gpu_scheduler.store.submissions import SubmissionKey, add_environment, record_submission, recorded_answer
 from gpu_scheduler.store.taken_items import TakenItem, add_item
 
 _Result = TypeVar("_Result")

@@ -13,12 +13,12 @@ from pathlib import Path
 from gpu_scheduler.app.answers import StopResult
 from gpu_scheduler.app.job_views import ViewContext, job_view
 from gpu_scheduler.attempts.executor import LOCAL_EXECUTORS
+from gpu_scheduler.attempts.folder import request_stop
 from gpu_scheduler.attempts.observe import (
     attempts_without_processes,
     observe_attempt,
     read_status,
 )
-from gpu_scheduler.attempts.runner_control import request_stop
 from gpu_scheduler.attempts.sweep import sweep
 from gpu_scheduler.core.model.attempt_status import AttemptStatus, StopRequest
 from gpu_scheduler.core.model.states import ACTIVE, AttemptState, JobState, Outcome

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpu_scheduler.attempts.log_tail import read_tail
+from gpu_scheduler.attempts.job_logs import read_tail
 from gpu_scheduler.core.command.build import display_command
 from gpu_scheduler.core.command.cuda import format_ids
 from gpu_scheduler.core.model.attempt_status import AttemptStatus, FailureContext

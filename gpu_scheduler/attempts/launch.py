@@ -10,26 +10,64 @@ from datetime import datetime
 from pathlib import Path
 
 from gpu_scheduler.attempts.executor import Executor, Executors, LaunchError
-from gpu_scheduler.attempts.log_folder import LogFolder, create_log
+from gpu_scheduler.attempts.folder import is_usable, prepare
+from gpu_scheduler.attempts.job_logs import LogFolder, create_log
 from gpu_scheduler.attempts.observe import attempt_ref
-from gpu_scheduler.attempts.prepare import is_usable, prepare
-from gpu_scheduler.attempts.requested_claims import requested_claims
+from gpu_scheduler.claims.gpu_claims import can_be_claimed, read_locks_of
 from gpu_scheduler.claims.lock_folder import VARIABLE, ClaimFolder, LockFolderError
+from gpu_scheduler.claims.own_claims import own_claims
 from gpu_scheduler.config import DATA_DIR_VARIABLE, STATE_FILE_VARIABLE, StartOptions
 from gpu_scheduler.core.command import resume
-from gpu_scheduler.core.command.build import build_command
-from gpu_scheduler.core.command.environment import GIVEN_PORT, find_conda_sh, ports_for
+from gpu_scheduler.core.command.build import GIVEN_PORT, build_command, find_conda_sh, ports_for
 from gpu_scheduler.core.command.sessions import session_name
 from gpu_scheduler.core.model.job_spec import JobSpec
+from gpu_scheduler.core.scheduling.gpu_admission import BEYOND_MIB, capped_claim, claimable_total
 from gpu_scheduler.core.text.formatting import safe_text
-from gpu_scheduler.progress.progress_file import PROGRESS_FILE
+from gpu_scheduler.progress.job_progress import PROGRESS_FILE
 from gpu_scheduler.runner.spec import read_spec
 from gpu_scheduler.store import attempt_folders
-from gpu_scheduler.store.environments import environment_of_job
 from gpu_scheduler.store.jobs_files import find_jobs_file
 from gpu_scheduler.store.records import AttemptRecord, JobRecord
 from gpu_scheduler.store.store import Store
+from gpu_scheduler.store.submissions import environment_of_job
 from gpu_scheduler.store.writer import StoreWriter
+
+# Determines the claims on GPUs that the runner of an attempt holds (docs/design.md, GPU claims).
+
+
+def requested_claims(store: Store, attempt: AttemptRecord, folder: ClaimFolder) -> dict[str, object] | None:
+    """Returns the value of `gpu_claims` in spec.json; None if the attempt claims nothing.
+
+    GPUs whose UUID is unknown are left out, and so are GPUs that a process claims entirely from which this
+    scheduler descends. Prepares the folder if it is missing. Raises LockFolderError if it cannot be used, and
+    OSError in a shortage of open files or memory.
+    """
+    if not attempt.gpus:
+        return None
+    if not folder.path.is_dir():
+        folder.prepare()
+    names = [uuid for uuid in attempt.gpus if can_be_claimed(uuid)]
+    locks = read_locks_of(folder.path, names).locks
+    inherited = own_claims(locks)
+    # An adopted process may hold a claim itself, if `run` has executed it.
+    held = {uuid for uuid, found in locks.items() if attempt.watched_pid in [lock.pid for lock in found]}
+    totals = {gpu.uuid: gpu.total_mib for gpu in store.gpus()}
+    exclusive = {gpu.uuid for gpu in store.gpus() if gpu.exclusive}
+    # Of two attempts that start in the same round, only the later one gives way.
+    earlier = [one for one in store.active_attempts() if one.id < attempt.id and one.state.holds_gpus]
+    gpus = []
+    for uuid in names:
+        beside = [one.allocation_on(uuid) for one in earlier if uuid in one.gpus]
+        total = totals.get(uuid)
+        mib = None if uuid in exclusive else capped_claim(attempt.allocation_on(uuid), beside, total)
+        range_mib = total if mib is None else claimable_total(total)
+        if mib == 0:
+            # Nothing is left. A claim beyond the memory still keeps others from claiming the whole GPU.
+            mib, range_mib = 1, claimable_total(total) + BEYOND_MIB
+        if uuid not in inherited and uuid not in held:
+            gpus.append({"name": uuid, "mib": mib, "total_mib": range_mib})
+    return {"folder": str(folder.path), "gpus": gpus} if gpus else None
+
 
 #: The variable that names the file in which a job can report its progress.
 PROGRESS_VARIABLE = "GPU_SCHEDULER_PROGRESS"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 
 from gpu_scheduler.attempts.executor import LOCAL_EXECUTORS, AttemptRef
-from gpu_scheduler.attempts.folder_status import observe
+from gpu_scheduler.attempts.folder import observe
 from gpu_scheduler.attempts.sweep import processes_of
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.failure.explanation import is_failure
@@ -50,7 +50,7 @@ def observe_attempt(
     saved_work = None
     if (status.is_over or not status.folder_exists) and not _has_completed(status):
         # Imported only here, because no attempt ends in most rounds.
-        from gpu_scheduler.attempts.saved_work import saved_work_of
+        from gpu_scheduler.attempts.running_progress import saved_work_of
 
         saved_work = saved_work_of(store, record, status)
     context = None

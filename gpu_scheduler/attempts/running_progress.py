@@ -6,17 +6,64 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from gpu_scheduler.attempts.log_tail import current_log
-from gpu_scheduler.attempts.progress_source import progress_source
+from gpu_scheduler.attempts.job_logs import current_log, log_of_process
 from gpu_scheduler.clock import Clock
+from gpu_scheduler.core.command.resume import has_place, stands_in
+from gpu_scheduler.core.model.attempt_status import AttemptStatus, Checkpoint, SavedWork
+from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.progress.eta import JobProgress
 from gpu_scheduler.core.scheduling.facts import Attempt
-from gpu_scheduler.progress.job_progress import ProgressReader, ProgressSource
-from gpu_scheduler.store.records import AttemptRecord
+from gpu_scheduler.progress.job_progress import PROGRESS_FILE, ProgressReader, ProgressSource, find_checkpoint
+from gpu_scheduler.runner.folder import boot_id
+from gpu_scheduler.runner.watched_process import is_alive
+from gpu_scheduler.store.records import AttemptRecord, JobRecord
 from gpu_scheduler.store.store import Store
-from gpu_scheduler.system.deadline import start_thread
+from gpu_scheduler.system.deadline import start_thread, within
+
+# Names the places where the progress of an attempt can be read.
+
+
+def progress_source(store: Store, spec: JobSpec, attempt: AttemptRecord) -> ProgressSource:
+    """Returns where to read the progress of an attempt. spec: that of its job."""
+    return ProgressSource(
+        attempt.id,
+        spec,
+        current_log(attempt),
+        str(store.data_dir.attempt_folder(attempt) / PROGRESS_FILE),
+        _since(store, attempt),
+        attempt.started_at,
+        attempt.resumed_from,
+    )
+
+
+def adopted_source(job: JobRecord) -> ProgressSource | None:
+    """Returns where to read the progress of an adopted process that no runner watches; None if it has ended.
+
+    Its key is the negative id of the job.
+    """
+    one = job.adopted
+    if one is None or one.boot_id != boot_id() or not is_alive(one.pid, one.start_ticks):
+        return None
+    log = log_of_process(one.pid, one.start_ticks, one.log)
+    return ProgressSource(-job.id, job.spec, log, None, one.started_at, one.started_at)
+
+
+def start_of(attempt: AttemptRecord) -> float:
+    """Returns when an attempt began, in wall seconds. An adopted process started before its attempt."""
+    return min(attempt.created_at, attempt.started_at or attempt.created_at)
+
+
+def _since(store: Store, attempt: AttemptRecord) -> float:
+    """Returns when the first attempt of a job began, in wall seconds; older checkpoints are of other runs.
+
+    Of an attempt that resumed from a checkpoint, only its own count, because the user may have chosen an
+    older one on purpose.
+    """
+    is_first = attempt.number == 1 or attempt.resumed_from is not None
+    return start_of(attempt if is_first else store.attempts(attempt.job_id)[0])
+
 
 #: Minimum number of seconds between two readings.
 MIN_INTERVAL_S = 2.0
@@ -143,3 +190,70 @@ def with_remaining_times(
         return left if left > 0 else None
 
     return tuple(replace(one, remaining_s=remaining_s(one)) if known else one for one in attempts)
+
+
+# Finds the work that an attempt has left at its end: the newest checkpoint, and whether it was complete.
+
+
+#: Seconds after which a folder with checkpoints counts as not responding.
+MAX_SEARCH_S = 2.0
+
+
+def saved_work_of(store: Store, attempt: AttemptRecord, status: AttemptStatus) -> SavedWork:
+    """Returns the work that an attempt which has ended has left. status: as observed in its folder."""
+    job = store.job(attempt.job_id)
+    assert job is not None
+    attempts = store.attempts(job.id)
+    return SavedWork(
+        newest_checkpoint(store, job.spec, attempts),
+        _is_complete(store, job.spec, attempt, status),
+        stands_in(job.spec),
+        has_place(job.spec),
+    )
+
+
+def newest_checkpoint(store: Store, spec: JobSpec, attempts: Sequence[AttemptRecord]) -> Checkpoint | None:
+    """Returns the newest complete checkpoint of a job; None if there is none. attempts: all, oldest first.
+
+    If the last attempt resumed from a checkpoint, only those that were saved since then are newer than it,
+    because the user may have chosen an older one on purpose. If the folder does not respond, it is the one
+    that the store has.
+    """
+    last = attempts[-1]
+    since = start_of(attempts[0] if last.resumed_from is None else last)
+    reported = str(store.data_dir.attempt_folder(last) / PROGRESS_FILE)
+    job = store.job(last.job_id)
+    known = None if job is None else job.checkpoint
+    found = within(MAX_SEARCH_S, lambda: find_checkpoint(spec, since, reported), known)
+    return found or last.resumed_from
+
+
+def with_saved_times(store: Store, attempts: Iterable[Attempt]) -> tuple[Attempt, ...]:
+    """Returns the attempts, the running ones with the time at which they saved their newest checkpoint."""
+    return tuple(
+        replace(one, saved_at=_saved_at(store, one)) if one.state is AttemptState.RUNNING else one
+        for one in attempts
+    )
+
+
+def _saved_at(store: Store, attempt: Attempt) -> float | None:
+    job = store.job(attempt.job_id)
+    assert job is not None
+    checkpoint = newest_checkpoint(store, job.spec, store.attempts(job.id))
+    return None if checkpoint is None else checkpoint.saved_at
+
+
+def _is_complete(store: Store, spec: JobSpec, attempt: AttemptRecord, status: AttemptStatus) -> bool | None:
+    """Returns whether an attempt that was asked to save its work, and exited with code 0, had reached N of N.
+
+    None if its progress is not known, or if the question does not arise.
+    """
+    result = status.result
+    if result is None or result.exit_code != 0:
+        return None
+    if result.cause != "preempted" and (result.cause is not None or status.withdrawn is None):
+        return None
+    source = progress_source(store, spec, replace(attempt, log=attempt.log or status.log))
+    now = Clock().now().wall
+    progress = within(MAX_SEARCH_S, lambda: ProgressReader().read(source, now).progress, None)
+    return None if progress is None or progress.total is None else progress.is_complete

@@ -10,13 +10,12 @@ import errno
 import os
 import stat
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 
-from gpu_scheduler.core.model.gpu import UNKNOWN_UUID_PREFIX
-from gpu_scheduler.core.model.gpu_claim import GpuClaim
-from gpu_scheduler.runner.folder import START
+from gpu_scheduler.core.model.gpu import UNKNOWN_UUID_PREFIX, GpuClaim
+from gpu_scheduler.runner.folder import SHORTAGE, START
 from gpu_scheduler.runner.gpu_lock import (
     MANY_LOCKS_END,
     NOT_WRITABLE,
@@ -164,3 +163,89 @@ def is_runner(command: Sequence[str]) -> bool:
     # A runner that the fork server made has its command line in one word.
     arguments = " ".join(command).partition(_RUNNER_OPTIONS)[2]
     return f"{_RUNNER_SCRIPT} " in arguments
+
+
+# Reads the claims of other programs on the GPUs of one scheduler.
+#
+# Every lock is a foreign claim, except those of the scheduler's runners and those on a whole GPU that the
+# scheduler itself or a process from which it descends holds.
+
+
+#: Key in `meta` for the folder with the lock files of the scheduler's GPUs.
+LOCK_FOLDER_KEY = "lock_folder"
+
+
+@dataclass(frozen=True)
+class ForeignClaims:
+    """The foreign claims on GPUs, by UUID.
+
+    claims: only for GPUs that have any. problems: why some GPUs cannot be claimed: this user
+    cannot write to the lock file, or cannot even read the claims.
+    """
+
+    claims: Mapping[str, tuple[GpuClaim, ...]] = field(default_factory=dict)
+    problems: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class LockReading:
+    """The locks on GPUs at one moment, by UUID.
+
+    problems: why some GPUs cannot be claimed, as in ForeignClaims.
+    """
+
+    locks: Mapping[str, tuple[Lock, ...]] = field(default_factory=dict)
+    problems: Mapping[str, str] = field(default_factory=dict)
+
+    def foreign_claims(
+        self, totals_mib: Mapping[str, int | None], runners: Collection[int], scheduler: int | None = None
+    ) -> ForeignClaims:
+        """Returns the foreign claims.
+
+        totals_mib: the memory of each GPU; None if unknown. runners: the pids of the scheduler's runners,
+        which must be read after the locks. scheduler: the pid of the scheduler; None for this process.
+        """
+        foreign = {
+            uuid: locks
+            for uuid, locks in self.locks.items()
+            if not all(is_lock_of(runners, lock) for lock in locks)
+        }
+        if not foreign:
+            return ForeignClaims(problems=self.problems)
+        # Imported only for a claim, so that `status` stays fast where nobody claims GPUs.
+        from gpu_scheduler.claims.own_claims import ancestor_pids, is_whole_claim_of
+
+        ancestors = ancestor_pids(scheduler)
+        claims = {
+            uuid: claims_of(
+                [lock for lock in locks if not is_whole_claim_of(ancestors, lock)],
+                totals_mib.get(uuid),
+                runners,
+            )
+            for uuid, locks in foreign.items()
+        }
+        return ForeignClaims({uuid: found for uuid, found in claims.items() if found}, self.problems)
+
+
+def read_locks_of(folder: Path, uuids: Iterable[str]) -> LockReading:
+    """Returns the locks on these GPUs, with those that this process inherited when it was executed.
+
+    Raises OSError in a shortage of open files or memory.
+    """
+    own: dict[str, tuple[Lock, ...]] = {}
+    if inherited_descriptors(str(folder)):
+        from gpu_scheduler.claims.own_claims import own_locks
+
+        own = own_locks(folder)
+    locks: dict[str, tuple[Lock, ...]] = {}
+    problems: dict[str, str] = {}
+    for uuid in uuids:
+        try:
+            if held := (*own.get(uuid, ()), *read_gpu_locks(folder, uuid)):
+                locks[uuid] = held
+            check_writable(folder, uuid)
+        except OSError as error:
+            if error.errno in SHORTAGE:
+                raise
+            problems[uuid] = lock_problem(error)
+    return LockReading(locks, problems)

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from gpu_scheduler.cli import standard_streams
+from gpu_scheduler.cli import program
 from gpu_scheduler.errors import SchedulerError
 
 EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 130, 141
@@ -20,7 +20,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Prints a user error in one or two lines on stderr. Any other exception is a bug and shows a traceback.
     """
     if argv is None:
-        standard_streams.open_standard_streams()
+        program.open_standard_streams()
     _escape_unencodable()
     try:
         try:
@@ -33,10 +33,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        standard_streams.discard_output()  # the program that reads the output has ended
+        program.discard_output()  # the program that reads the output has ended
         return EXIT_BROKEN_PIPE
-    except standard_streams.OutputError as error:
-        standard_streams.discard_output()
+    except program.OutputError as error:
+        program.discard_output()
         return _report_error(SchedulerError(f"cannot write to standard output: {error.strerror}"))
     except FileNotFoundError:
         if _working_folder_exists():

@@ -9,11 +9,10 @@ from gpu_scheduler.app import add as app
 from gpu_scheduler.app.add import NewLine
 from gpu_scheduler.app.new_line import expand_grid
 from gpu_scheduler.cli.arguments import given_attributes
-from gpu_scheduler.cli.program import location_of, print_message
-from gpu_scheduler.cli.standard_streams import print_done
+from gpu_scheduler.cli.program import location_of, print_done, print_message
 from gpu_scheduler.config import JOBS_FILE
 from gpu_scheduler.errors import UsageError
-from gpu_scheduler.views.line_notes import line_note_text
+from gpu_scheduler.views.submissions import line_note_text
 
 
 def add(options: Namespace) -> int:

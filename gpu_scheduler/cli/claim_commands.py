@@ -13,7 +13,7 @@ from argparse import Namespace
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from gpu_scheduler.app.gpu_source import GpuSource, open_source
+from gpu_scheduler.app.machine_gpus import GpuSource, open_source
 from gpu_scheduler.cli.program import follow_simulation, location_of, print_message, stdout_screen
 from gpu_scheduler.errors import GpuStateError, UsageError
 
@@ -27,7 +27,7 @@ EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND = 126, 127
 def run(options: Namespace) -> int:
     """Waits for GPUs, claims them and executes the command. Returns an exit code only if that fails."""
     source = _open(options)
-    from gpu_scheduler.app.execute import command_environment, execute, missing_program
+    from gpu_scheduler.app.claim_gpus import command_environment, execute, missing_program
     from gpu_scheduler.views.gpu_choice import not_executed_text, taken_text
 
     failure = missing_program(options.command_words[0])
@@ -57,7 +57,7 @@ def wait(options: Namespace) -> int:
 
 def _wait_for_jobs(options: Namespace) -> int:
     from gpu_scheduler.app.job_wait import find_jobs
-    from gpu_scheduler.cli.claim_arguments import given_gpu_option
+    from gpu_scheduler.cli.arguments import given_gpu_option
     from gpu_scheduler.cli.job_wait import JobWait
 
     given = given_gpu_option(options)
@@ -73,7 +73,7 @@ def gpus(options: Namespace) -> int:
     """Prints the GPUs of this machine with their free memory and the claims on them."""
     source = _open(options)
     from gpu_scheduler.app.machine_gpus import lock_folder_problem, machine_gpus
-    from gpu_scheduler.views.machine_gpus import to_json, to_text
+    from gpu_scheduler.views.gpu_choice import to_json, to_text
 
     with source.probe:
         found = machine_gpus(source)
@@ -93,7 +93,7 @@ def _open(options: Namespace) -> GpuSource:
 def _find(source: GpuSource, options: Namespace, *, claim: bool) -> FoundGpus | int:
     """Waits for GPUs and returns them, or the exit code, after printing the reason, if there are none."""
     from gpu_scheduler.app.claim_gpus import FoundGpus, GpuRequest, TimedOut, find_gpus
-    from gpu_scheduler.core.model.gpu_criteria import GpuCriteria
+    from gpu_scheduler.core.model.gpu import GpuCriteria
     from gpu_scheduler.views.gpu_choice import impossible_text, timeout_text
 
     criteria = GpuCriteria(

@@ -7,7 +7,7 @@ import keyword
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from gpu_scheduler.cli import arguments, claim_arguments, redis_commands, start_arguments
+from gpu_scheduler.cli import arguments, redis_commands
 
 
 class Command(NamedTuple):
@@ -26,11 +26,11 @@ class Command(NamedTuple):
 #: The commands by purpose, in the order of the help and of docs/commands.md.
 GROUPS: Mapping[str, Mapping[str, Command]] = {
     "run the scheduler": {
-        "start": Command("start", start_arguments.start, "start --screen --jobs-file jobs.txt",
+        "start": Command("start", arguments.start, "start --screen --jobs-file jobs.txt",
             "Run the scheduler until it is stopped or, with --drain, until no more jobs can run"),
         "stop": Command("request_commands", arguments.stop, "stop",
             "Stop the scheduler; running jobs continue"),
-        "serve": Command("front_ends", start_arguments.serve, "serve --port 8000",
+        "serve": Command("front_ends", arguments.serve, "serve --port 8000",
             "Serve the API on this machine, even without a running scheduler, until it is stopped"),
     },
     "inspect jobs and GPUs": {
@@ -93,11 +93,11 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
             "Let paused GPUs accept new jobs again; with --job, continue a job from its newest checkpoint"),
     },
     "use GPUs without the queue": {
-        "run": Command("claim_commands", claim_arguments.run, "run --min-free-mb 8000 -- python train.py",
+        "run": Command("claim_commands", arguments.run, "run --min-free-mb 8000 -- python train.py",
             "Wait for free GPUs, claim them, and execute a command on them; needs no scheduler"),
-        "wait": Command("claim_commands", claim_arguments.wait, "wait --min-free-mb 8000",
+        "wait": Command("claim_commands", arguments.wait, "wait --min-free-mb 8000",
             "Wait for free GPUs and print their ids without claiming them, or wait for the given jobs"),
-        "gpus": Command("claim_commands", claim_arguments.list_gpus, "gpus",
+        "gpus": Command("claim_commands", arguments.list_gpus, "gpus",
             "List the GPUs of this machine with their free memory and the claims on them"),
     },
     "use the queue from other programs": {
@@ -112,7 +112,7 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
             "Add a script with its arguments to a queue in Redis, which several machines share"),
         "redis-queue": Command("redis_commands", redis_commands.queue_arguments, "redis-queue --json",
             "Show a queue in Redis and who holds what, or change one of its items"),
-        "redis-agent": Command("redis_commands", start_arguments.redis_agent, "redis-agent --dir ~/project",
+        "redis-agent": Command("redis_commands", arguments.redis_agent, "redis-agent --dir ~/project",
             "Take jobs from a queue in Redis until it is stopped, as `start --redis` does"),
     },
     "maintain": {

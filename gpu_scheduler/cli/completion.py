@@ -41,7 +41,7 @@ _FUNCTIONS = {
 def completion(options: Namespace) -> int:
     """Prints the script; its first lines explain where to put it. With the variable, prints words instead."""
     if kind := os.environ.get(WORDS_VARIABLE):
-        from gpu_scheduler.app.completion import completion_words
+        from gpu_scheduler.app.job_refs import completion_words
 
         print("\n".join(completion_words(location_of(options), kind)))
         return 0

@@ -10,8 +10,7 @@ from argparse import Namespace
 from dataclasses import asdict
 from pathlib import Path
 
-from gpu_scheduler.cli.program import location_of, print_message
-from gpu_scheduler.cli.standard_streams import print_done
+from gpu_scheduler.cli.program import location_of, print_done, print_message
 from gpu_scheduler.errors import UsageError
 from gpu_scheduler.web.tokens import Tokens
 

@@ -8,10 +8,8 @@ from argparse import Namespace
 from typing import TYPE_CHECKING, Any
 
 from gpu_scheduler.cli import values
-from gpu_scheduler.cli.program import location_of, print_message
-from gpu_scheduler.cli.shared_arguments import shared_options
-from gpu_scheduler.cli.standard_streams import print_done
-from gpu_scheduler.cli.start_arguments import redis_url
+from gpu_scheduler.cli.arguments import redis_url, shared_options
+from gpu_scheduler.cli.program import location_of, print_done, print_message
 from gpu_scheduler.config import REDIS_URL_VARIABLE
 from gpu_scheduler.errors import SchedulerError, UsageError
 

@@ -13,10 +13,10 @@ from gpu_scheduler.cli.program import (
     follow_simulation,
     location_of,
     no_store_message,
+    print_done,
     print_message,
     stdout_screen,
 )
-from gpu_scheduler.cli.standard_streams import print_done
 from gpu_scheduler.errors import StoreNotFoundError
 
 STDIN = 0
@@ -48,7 +48,7 @@ def why(options: Namespace) -> int:
 def eta(options: Namespace) -> int:
     """Prints how far running jobs are; returns 1 if nothing is known of the job that was asked for."""
     from gpu_scheduler.app import job_progress as app
-    from gpu_scheduler.views.eta import to_json, to_text, unknown_text
+    from gpu_scheduler.views.forecast import eta_json, eta_text, unknown_text
 
     location = location_of(options)
     if options.job is not None:
@@ -61,11 +61,11 @@ def eta(options: Namespace) -> int:
             report = app.ProgressReport(time.time(), ())
         unknown = []
     if options.json:
-        sys.stdout.write(to_json(report))
+        sys.stdout.write(eta_json(report))
     elif unknown:
         print_message(unknown_text(unknown[0]))
     else:
-        sys.stdout.write(to_text(report, stdout_screen().width))
+        sys.stdout.write(eta_text(report, stdout_screen().width))
     return 1 if unknown else 0
 
 
@@ -84,7 +84,7 @@ def plan(options: Namespace) -> int:
 
 def screens(options: Namespace) -> int:
     """Prints the Screen sessions of running jobs."""
-    from gpu_scheduler.app import screens as app
+    from gpu_scheduler.app import logs as app
     from gpu_scheduler.core.text.formatting import safe_text
     from gpu_scheduler.views.screens import to_json, to_text
 
@@ -136,7 +136,7 @@ def doctor(options: Namespace) -> int:
     """Prints each check of this machine as soon as it is done; returns 1 if a check is bad."""
     from gpu_scheduler.app import doctor as app
     from gpu_scheduler.config import StartOptions
-    from gpu_scheduler.views.findings import findings_to_json, format_finding, summary_text
+    from gpu_scheduler.views.job_findings import findings_to_json, format_finding, summary_text
 
     follow_simulation(options)
     found = []

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from gpu_scheduler.app.answers import ALL_JOBS, Answer, AnswerKind
-from gpu_scheduler.cli import standard_streams
+from gpu_scheduler.cli import program
 from gpu_scheduler.cli.program import location_of, print_message
 from gpu_scheduler.errors import UsageError
 from gpu_scheduler.views.answers import answer_text
@@ -84,7 +84,7 @@ def set(options: Namespace) -> int:
 
 def _print_set_result(options: Namespace, result: SetResult, if_none: str = "") -> int:
     if result.notes:
-        from gpu_scheduler.views.line_notes import line_note_text
+        from gpu_scheduler.views.submissions import line_note_text
 
         for note in result.notes:
             print_message(f"warning: {line_note_text(note)}")
@@ -118,10 +118,10 @@ def _print_job_answers(options: Namespace, answers: Collection[Answer], if_none:
             jobs_by_text.setdefault(text, []).append(answer.target)
     for text, jobs in jobs_by_text.items():
         if len(jobs) > MAX_LINES:
-            standard_streams.print_done(f"{len(jobs):,} jobs: {text}")
+            program.print_done(f"{len(jobs):,} jobs: {text}")
         else:
             for job_id in jobs:
-                standard_streams.print_done(text if job_id == ALL_JOBS else f"job {job_id}: {text}")
+                program.print_done(text if job_id == ALL_JOBS else f"job {job_id}: {text}")
     return int(any(answer.has_failed for answer in answers))
 
 
@@ -153,7 +153,7 @@ def resume(options: Namespace) -> int:
     if result.answer.has_failed:
         print_message(text)
         return 1
-    standard_streams.print_done(text)
+    program.print_done(text)
     return 0
 
 
@@ -175,7 +175,7 @@ def _gpus(options: Namespace) -> Collection[int] | None:
 
 def _print_gpu_answers(options: Namespace, answers: Iterable[Answer], done: str) -> int:
     for answer in answers:
-        standard_streams.print_done(f"GPU {answer.target}: {_gpu_answer_text(options, answer, done)}")
+        program.print_done(f"GPU {answer.target}: {_gpu_answer_text(options, answer, done)}")
     return 0
 
 
@@ -202,7 +202,7 @@ def preempt(options: Namespace) -> int:
         try:
             print(wait_text(wait), flush=True)
         except OSError:  # the output cannot be written, but the job must still be preempted
-            standard_streams.discard_output()
+            program.discard_output()
 
     try:
         report = app.preempt(location, options.job, options.timeout, force=options.force, on_wait=print_wait)
@@ -214,7 +214,7 @@ def preempt(options: Namespace) -> int:
     if failure is not None:
         print_message(failure)
         return 1
-    standard_streams.print_done(to_text(report).rstrip("\n"))
+    program.print_done(to_text(report).rstrip("\n"))
     return 0
 
 
@@ -227,9 +227,9 @@ def stop(options: Namespace) -> int:
         try:
             print(wait_text(wait), flush=True)
         except OSError:  # the output cannot be written, but the scheduler must still be stopped
-            standard_streams.discard_output()
+            program.discard_output()
 
     location, grace_s = location_of(options), options.grace
     report = app.stop(location, end_jobs=options.jobs, grace_s=grace_s, on_wait=print_wait)
-    standard_streams.print_done(to_text(report, with_jobs=options.jobs).rstrip("\n"))
+    program.print_done(to_text(report, with_jobs=options.jobs).rstrip("\n"))
     return int(report.has_failed)

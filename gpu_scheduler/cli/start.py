@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gpu_scheduler.app.location import Location
-from gpu_scheduler.cli import standard_streams
+from gpu_scheduler.cli import program
 from gpu_scheduler.cli.program import location_of, print_message
 from gpu_scheduler.config import REDIS_URL_VARIABLE, StartOptions
 from gpu_scheduler.core.text.formatting import safe_text
@@ -71,7 +71,7 @@ def _run_scheduler(chosen: StartOptions, on_up: Callable[[], None]) -> int:
         return code
     finally:
         # The main log also contains the printed lines, so a reader that has stopped holds nothing up.
-        if not standard_streams.flush_or_discard():
+        if not program.flush_or_discard():
             os._exit(code)
 
 
@@ -94,9 +94,7 @@ def _confirm_fresh(chosen: StartOptions, *, ask: bool) -> None:
 
 
 def _print_background_pid(pid: int, main_log: Path) -> None:
-    standard_streams.print_done(
-        f"the scheduler is running in the background (pid {pid}); its log is {main_log}"
-    )
+    program.print_done(f"the scheduler is running in the background (pid {pid}); its log is {main_log}")
     said = _logout_warning()
     if said is not None:
         print_message(said)

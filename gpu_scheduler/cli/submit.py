@@ -12,16 +12,15 @@ from gpu_scheduler.app import submit as app
 from gpu_scheduler.app.masking import without_secrets
 from gpu_scheduler.app.new_line import expand_grid
 from gpu_scheduler.cli.arguments import given_attributes
-from gpu_scheduler.cli.program import location_of, print_message
+from gpu_scheduler.cli.program import location_of, print_done, print_message
 from gpu_scheduler.cli.request_commands import MAX_LINES
-from gpu_scheduler.cli.standard_streams import print_done
 from gpu_scheduler.config import STATE_FILE
-from gpu_scheduler.core.model.gpu_list import format_ranges
+from gpu_scheduler.core.model.gpu import format_ranges
 from gpu_scheduler.core.text.formatting import count_noun, safe_text
 from gpu_scheduler.errors import UsageError
-from gpu_scheduler.system.interrupts import interrupts_deferred
-from gpu_scheduler.views.line_notes import line_note_text
+from gpu_scheduler.system.deadline import interrupts_deferred
 from gpu_scheduler.views.queue_choice import option_text
+from gpu_scheduler.views.submissions import line_note_text
 
 
 def submit(options: Namespace) -> int:
@@ -111,12 +110,12 @@ def adopt(options: Namespace) -> int:
     """Adopts the process and prints its job. Prints notes on stderr."""
     from gpu_scheduler.app.adopt import Adoption
     from gpu_scheduler.app.adopt import adopt as adopt_process
-    from gpu_scheduler.views.adopt import note_text, to_text
+    from gpu_scheduler.views.submissions import adopt_text, note_text
 
     given, source = given_attributes(options), (options.gpu_probe, options.simulate)
     adoption = Adoption(options.pid, given, options.vram, options.gpus, *source)
     job = adopt_process(location_of(options), adoption)
-    print_done(to_text(job).rstrip("\n"))
+    print_done(adopt_text(job).rstrip("\n"))
     for line in note_text(job):
         print_message(line)
     return 0
@@ -125,10 +124,10 @@ def adopt(options: Namespace) -> int:
 def import_(options: Namespace) -> int:
     """Imports a file; prints warnings on stderr. Returns 1 if the file could not be renamed."""
     from gpu_scheduler.app.import_queue import import_queue
-    from gpu_scheduler.views.import_report import import_warnings, to_text
+    from gpu_scheduler.views.submissions import import_text, import_warnings
 
     report = import_queue(location_of(options), options.file)
-    print_done(to_text(report).rstrip("\n"))
+    print_done(import_text(report).rstrip("\n"))
     for warning in import_warnings(report):
         print_message(f"warning: {warning}")
     return int(report.rename_problem is not None)

@@ -56,7 +56,7 @@ def _checked(parse: Callable[..., T], *values: str) -> T:
 
 def priority(text: str) -> int:
     """Reads a priority: a whole number or one of the words CRITICAL, HIGH, NORMAL, LOW."""
-    from gpu_scheduler.core.model.priority import parse_priority
+    from gpu_scheduler.core.model.job_spec import parse_priority
 
     return _checked(parse_priority, text)
 
@@ -111,7 +111,7 @@ def variable(text: str) -> str:
 
 def job_ref(text: str) -> JobRef:
     """Reads a reference to jobs: a number, a range of numbers such as 5-9, a name, a group or a pattern."""
-    from gpu_scheduler.core.model.job_name import parse_job_ref
+    from gpu_scheduler.core.model.job_spec import parse_job_ref
 
     return _checked(parse_job_ref, text)
 
@@ -131,7 +131,7 @@ def single_job(text: str) -> int | str:
 
 def gpu_ids(text: str) -> tuple[int, ...] | None:
     """Reads GPU ids: one id, several ids separated by commas, or a range. Returns None for `all`."""
-    from gpu_scheduler.core.model.gpu_list import parse_gpu_list
+    from gpu_scheduler.core.model.gpu import parse_gpu_list
 
     if not text.strip():
         raise ArgumentTypeError("no GPU was given; use ids such as 0, 0,2 or 0-3, or `all`")
@@ -147,14 +147,14 @@ def excluded_gpus(text: str) -> tuple[int, ...]:
 
 def gpu_indices(text: str) -> tuple[int, ...]:
     """Reads the ids of at least one GPU, such as 0,2 or 0-3; not `all`."""
-    from gpu_scheduler.core.model.gpu_list import parse_gpu_items
+    from gpu_scheduler.core.model.gpu import parse_gpu_items
 
     return tuple(sorted(set(_checked(parse_gpu_items, text, _GPU_IDS))))
 
 
 def gpu_choice(text: str) -> str:
     """Checks the form of `start --gpus`: a count such as 4, a list such as 0,2,3 or `3,`, or "none"."""
-    from gpu_scheduler.core.model.gpu_list import parse_gpu_list
+    from gpu_scheduler.core.model.gpu import parse_gpu_list
 
     stripped = text.strip()
     if re.fullmatch(r"0+", stripped):

@@ -18,8 +18,8 @@ from gpu_scheduler.cli.program import location_of, no_store_message, stdout_scre
 from gpu_scheduler.cli.status import report_for_screen
 from gpu_scheduler.core.text.formatting import safe_text
 from gpu_scheduler.errors import SchedulerError, StoreNotFoundError, UsageError
+from gpu_scheduler.views.layout import wrap_text
 from gpu_scheduler.views.status_text import to_text
-from gpu_scheduler.views.text_width import wrap_text
 
 if TYPE_CHECKING:
     from gpu_scheduler.app.job_progress import ProgressReader

@@ -10,10 +10,9 @@ import shutil
 from collections.abc import Mapping
 
 from gpu_scheduler.attempts.executor import AttemptRef, LaunchError
-from gpu_scheduler.attempts.prepare import replace
+from gpu_scheduler.attempts.folder import write_file
 from gpu_scheduler.core.command.sessions import parse_session_list
-from gpu_scheduler.executors.local import LocalExecutor
-from gpu_scheduler.executors.spawn import minimal_environment
+from gpu_scheduler.executors.local import LocalExecutor, minimal_environment
 from gpu_scheduler.runner.folder import TOKEN
 from gpu_scheduler.runner.spec import read_spec
 from gpu_scheduler.system.run_program import run_program
@@ -54,7 +53,7 @@ class ScreenExecutor(LocalExecutor):
             folder = attempt.folder
             spec = read_spec(folder)
             screenrc = _SCREENRC.format(token_name=TOKEN, token=spec["token"])
-            replace(folder, "screenrc", screenrc.encode("ascii"))
+            write_file(folder, "screenrc", screenrc.encode("ascii"))
             screen = shutil.which("screen")
             if screen is None:
                 raise LaunchError(f"GNU Screen is not installed: {INSTALL_REMEDY}")

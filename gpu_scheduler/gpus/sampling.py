@@ -10,8 +10,16 @@ from dataclasses import replace
 
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.config import NO_GPUS
-from gpu_scheduler.core.model.gpu import UNKNOWN_UUID_PREFIX, GpuSample, Snapshot, is_simulated
-from gpu_scheduler.core.model.gpu_fault import GOOD_SAMPLES_NEEDED, UNLISTED, FaultKind, GpuFault
+from gpu_scheduler.core.model.gpu import (
+    GOOD_SAMPLES_NEEDED,
+    UNKNOWN_UUID_PREFIX,
+    UNLISTED,
+    FaultKind,
+    GpuFault,
+    GpuSample,
+    Snapshot,
+    is_simulated,
+)
 from gpu_scheduler.core.scheduling.gpu_recovery import GpuChange, update_faults
 from gpu_scheduler.errors import GpuStateError, UsageError
 from gpu_scheduler.gpus.probes.probe_client import ProbeClient, ProbeFailure, UnreadableError

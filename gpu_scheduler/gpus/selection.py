@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from gpu_scheduler.core.model.gpu import GpuSample
-from gpu_scheduler.core.model.gpu_list import parse_gpu_list
+from gpu_scheduler.core.model.gpu import GpuSample, parse_gpu_list
 from gpu_scheduler.errors import UsageError
 
 

@@ -13,8 +13,8 @@ import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
-from gpu_scheduler.attempts.log_folder import LogFolder
-from gpu_scheduler.core.model.health_issue import HealthIssue, HealthSubject
+from gpu_scheduler.attempts.job_logs import LogFolder
+from gpu_scheduler.core.model.finding import HealthIssue, HealthSubject
 from gpu_scheduler.runner.folder import SHORTAGE
 from gpu_scheduler.store import state_file
 from gpu_scheduler.store.data_dir import DataDir

@@ -10,9 +10,9 @@ import errno
 import logging
 import os
 
-from gpu_scheduler.attempts.log_folder import LogFolder
+from gpu_scheduler.attempts.job_logs import LogFolder
 from gpu_scheduler.clock import Clock
-from gpu_scheduler.core.model.health_issue import HealthIssue
+from gpu_scheduler.core.model.finding import HealthIssue
 from gpu_scheduler.health.storage import find_issues
 from gpu_scheduler.runner.shortage import start_error
 from gpu_scheduler.store.data_dir import DataDir

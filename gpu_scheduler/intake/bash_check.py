@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from gpu_scheduler.core.jobsfile.attributes import find_block_end
-from gpu_scheduler.core.jobsfile.csv_line import looks_like_csv
-from gpu_scheduler.core.jobsfile.job_line import Malformed
+from gpu_scheduler.core.jobsfile.job_line import Malformed, looks_like_csv
 from gpu_scheduler.core.jobsfile.line_warnings import JobShell
 from gpu_scheduler.core.jobsfile.shell_syntax import SUBSCRIPT
 from gpu_scheduler.core.text.quoting import mask_quoted

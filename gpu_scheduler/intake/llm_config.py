@@ -19,8 +19,7 @@ from gpu_scheduler.core.scheduling.needs import LlmConfig, parse_llm_config
 from gpu_scheduler.core.text import strict_json
 from gpu_scheduler.errors import SchedulerError, UsageError
 from gpu_scheduler.system import safe_file
-from gpu_scheduler.system.atomic_file import create_file, sync
-from gpu_scheduler.system.safe_file import Content, FileProblem, ProblemKind, file_version
+from gpu_scheduler.system.safe_file import Content, FileProblem, ProblemKind, create_file, file_version, sync
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from gpu_scheduler.store import state_file
 from gpu_scheduler.store.data_dir import DataDir
-from gpu_scheduler.store.read_only import has_meta
+from gpu_scheduler.store.database import has_meta
 from gpu_scheduler.store.requests import add_request, open_requests
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.system import safe_file

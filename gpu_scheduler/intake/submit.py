@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gpu_scheduler.core.jobsfile.diff import Resubmission, decide_resubmission
 from gpu_scheduler.core.jobsfile.line_warnings import JobShell, line_warnings
-from gpu_scheduler.core.jobsfile.resubmission import Resubmission, decide_resubmission
 from gpu_scheduler.core.model.job_spec import COMPARED_ATTRIBUTES, JobSpec
 from gpu_scheduler.core.model.request import JobFact
 from gpu_scheduler.core.scheduling.needs import LlmConfig, ResourceSpec, resolve

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
-from gpu_scheduler.core.jobsfile import references, shell_syntax, torn_append
+from gpu_scheduler.core.jobsfile import debounce, references, shell_syntax
 from gpu_scheduler.core.jobsfile.job_line import LineResult, Malformed, ParsedJob, parse_line
 from gpu_scheduler.core.jobsfile.reading import Line, Reading, line_from_result
 from gpu_scheduler.core.jobsfile.references import TextReferences, references_of
@@ -50,9 +50,7 @@ class ParsedText:
             return True
         near = self.malformed[-1].number > self.line_count - MAX_LINES_AHEAD
         continued = self.content[-1024:].rstrip().endswith(b"\\")
-        return (
-            not near and not continued and all(line.problem != torn_append.REASON for line in self.malformed)
-        )
+        return not near and not continued and all(line.problem != debounce.REASON for line in self.malformed)
 
 
 _EMPTY = ParsedText()

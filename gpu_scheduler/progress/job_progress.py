@@ -5,25 +5,379 @@ What the job reports itself counts first, then its log, then its checkpoints.
 
 from __future__ import annotations
 
+import errno
+import glob
 import os
-from collections.abc import Collection
+import re
+import stat
+import time
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any, NamedTuple
 
-from gpu_scheduler.core.model.checkpoint import Checkpoint
+from gpu_scheduler.core.command.shell_words import program_folder
+from gpu_scheduler.core.model.attempt_status import Checkpoint, Progress, ProgressUnit
 from gpu_scheduler.core.model.job_spec import JobSpec
-from gpu_scheduler.core.model.progress import Progress, ProgressUnit
-from gpu_scheduler.core.progress.checkpoint_names import step_in
 from gpu_scheduler.core.progress.eta import JobProgress, remaining_s, work_before
-from gpu_scheduler.core.progress.log_progress import first_readings, progress_of_log
-from gpu_scheduler.core.progress.run_options import RunOptions
-from gpu_scheduler.progress.checkpoint_scan import (
-    FoundCheckpoint,
-    newest_complete,
-    path_in_program_folder,
-    scan_checkpoints,
+from gpu_scheduler.core.progress.log_progress import (
+    MAX_LINES,
+    LogWindow,
+    Mark,
+    first_readings,
+    progress_of_log,
 )
-from gpu_scheduler.progress.log_reader import LogReader
-from gpu_scheduler.progress.progress_file import ReportedProgress, first_report, read_progress_file
+from gpu_scheduler.core.progress.run_options import (
+    CheckpointKind,
+    CheckpointName,
+    RunOptions,
+    matched_name,
+    output_option,
+    parse_name,
+    step_in,
+)
+from gpu_scheduler.core.text.quoting import mark_expansions
+from gpu_scheduler.core.text.strict_json import decode, parse
+
+# Finds the checkpoints of a job in its output folder, and those that match its attribute `checkpoints`.
+#
+# No other folder is searched, because it may contain those of other runs, and nothing that is older than the
+# first attempt of the job counts. A folder that cannot be read counts as empty.
+
+
+#: The folders in an output folder in which TRL and PyTorch Lightning save.
+_INNER_FOLDERS = ("completions", "checkpoints", "lightning_logs/version_*/checkpoints")
+#: Maximum number of names to examine in a folder, and of files that match a pattern.
+_MAX_NAMES = 10_000
+#: The file that the Hugging Face Trainer writes last into a checkpoint.
+_TRAINER_STATE = "trainer_state.json"
+#: Seconds by which the kernel's clock for file times may lag the wall clock: one tick at 100 Hz, doubled.
+_FILE_CLOCK_LAG_S = 0.02
+_MAX_STEPS = re.compile(rb'"max_steps": (\d{1,15})\b')
+
+
+class FoundCheckpoint(NamedTuple):
+    """A checkpoint. path: absolute; saved_at: in wall seconds; total: the number of steps of the whole run,
+    None if it does not say; is_whole: whether its own content shows that it is complete.
+    """
+
+    path: str
+    name: CheckpointName
+    saved_at: float
+    total: float | None
+    is_whole: bool
+
+
+def scan_checkpoints(spec: JobSpec, since_wall: float | None) -> list[FoundCheckpoint]:
+    """Returns the checkpoints that were saved at or after this time, oldest first. None means all."""
+    candidates = dict(_named_in_output(spec))
+    candidates.update(_matching(spec))
+    found = (_examine(path, name) for path, name in candidates.items())
+    since = float("-inf") if since_wall is None else since_wall - _FILE_CLOCK_LAG_S
+    recent = (one for one in found if one is not None and one.saved_at >= since)
+    return sorted(recent, key=lambda one: (one.saved_at, one.name.step or 0.0, one.path))
+
+
+def newest_complete(found: list[FoundCheckpoint]) -> FoundCheckpoint | None:
+    """Returns the newest complete checkpoint from which a job can resume; None if there is none.
+
+    found: oldest first. A checkpoint is complete if its content shows it or a newer one of its kind exists.
+    """
+    newer_kinds: set[CheckpointKind] = set()
+    for one in reversed(found):
+        if one.name.kind is CheckpointKind.COMPLETIONS:
+            continue
+        if one.is_whole or one.name.kind in newer_kinds:
+            return one
+        newer_kinds.add(one.name.kind)
+    return None
+
+
+def _named_in_output(spec: JobSpec) -> Iterator[tuple[str, CheckpointName]]:
+    command = None if spec.command is None else mark_expansions(spec.command)
+    written = output_option(replace(spec, command=command))[1]
+    if not written or "\0" in written:
+        return  # only a shell knows which folder this is
+    folder = path_in_program_folder(spec, written)
+    if folder is None:
+        return
+    inner = (glob.iglob(os.path.join(glob.escape(folder), each)) for each in _INNER_FOLDERS)
+    for each in (folder, *(path for paths in inner for path in paths)):
+        try:
+            with os.scandir(each) as entries:
+                for entry in islice(entries, _MAX_NAMES):
+                    name = parse_name(entry.name)
+                    if name is not None:
+                        yield os.path.normpath(entry.path), name
+        except OSError:
+            continue
+
+
+def path_in_program_folder(spec: JobSpec, path: str) -> str | None:
+    """Returns a path of the job's program as an absolute path; None if its folder is not known."""
+    path = os.path.expanduser(path)
+    if os.path.isabs(path):
+        return path
+    folder = program_folder(spec)
+    return None if folder is None else os.path.join(os.path.expanduser(folder), path)
+
+
+def _matching(spec: JobSpec) -> Iterator[tuple[str, CheckpointName]]:
+    pattern = spec.checkpoints
+    if not pattern or "\0" in pattern:
+        return
+    for path in islice(_expand(os.path.join(glob.escape(spec.cwd), os.path.expanduser(pattern))), _MAX_NAMES):
+        whole = os.path.normpath(path)
+        yield whole, matched_name(os.path.basename(whole))
+
+
+def _expand(pattern: str) -> Iterator[str]:
+    """Yields the paths that match a pattern.
+
+    The first `**` stands for a folder and the folders in it, up to _MAX_NAMES names. Unlike that of `glob`,
+    it follows no links, because they may form endless loops. Any other `**` is the same as `*`.
+    """
+    base, recursive, rest = pattern.partition("/**/")
+    if not recursive:
+        yield from glob.iglob(pattern)
+        return
+    names = 0
+    for root in glob.iglob(base + "/"):
+        for folder, folders, files in os.walk(root):
+            names += len(folders) + len(files)
+            if names > _MAX_NAMES:
+                return
+            folders[:] = [name for name in folders if not name.startswith(".")]
+            yield from glob.iglob(os.path.join(glob.escape(folder), rest))
+
+
+def _examine(path: str, name: CheckpointName) -> FoundCheckpoint | None:
+    try:
+        status = os.stat(path)
+        if stat.S_ISDIR(status.st_mode):
+            return _examine_folder(path, name, status.st_mtime)
+        if not stat.S_ISREG(status.st_mode) or name.kind is CheckpointKind.TRAINER:
+            return None
+        return FoundCheckpoint(path, name, status.st_mtime, None, _is_whole_zip(path))
+    except OSError:
+        return None
+
+
+def _examine_folder(path: str, name: CheckpointName, modified_at: float) -> FoundCheckpoint | None:
+    if name.kind not in (CheckpointKind.TRAINER, CheckpointKind.PATTERN):
+        return None
+    try:
+        with open(os.path.join(path, _TRAINER_STATE), "rb", opener=_open_at_once) as file:
+            status = os.fstat(file.fileno())
+            file.seek(max(0, status.st_size - 4096))
+            end = file.read().rstrip()
+    except OSError:
+        return FoundCheckpoint(path, name, modified_at, None, False)
+    totals = _MAX_STEPS.findall(end)
+    total = float(totals[-1]) if totals and int(totals[-1]) else None
+    return FoundCheckpoint(path, name, status.st_mtime, total, end.endswith(b"}"))
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """Opens a regular file. Never waits for the other end of a FIFO. Raises OSError."""
+    fd = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)
+    if stat.S_ISREG(os.fstat(fd).st_mode):
+        return fd
+    os.close(fd)
+    raise OSError(errno.EINVAL, "is not a regular file", path)
+
+
+def _is_whole_zip(path: str) -> bool:
+    """Returns whether a file is a ZIP file with a directory at its end, as `torch.save` writes."""
+    import zipfile  # only jobs with such checkpoints need it
+
+    with open(path, "rb", opener=_open_at_once) as file:
+        return file.read(4) == b"PK\x03\x04" and zipfile.is_zipfile(file)
+
+
+# Reads the end of a log, and later only what has been added to it.
+
+
+#: Number of bytes that are read at first. More are read only if they have too few lines.
+_FIRST_BYTES = 64 * 1024
+#: Maximum number of bytes to read at a time. A bar that is drawn ten times a second fills them in an hour.
+_MAX_BYTES = 4 * 1024 * 1024
+#: Number of bytes at the beginning of a log in which the first progress of an attempt is looked for.
+_HEAD_BYTES = 128 * 1024
+#: Seconds of CPU time that one reading may take, and seconds for which a log that takes longer is not read.
+_BUDGET_S, _PAUSE_S = 0.25, 60.0
+
+
+class LogReader:
+    """The end of one log, and its beginning.
+
+    modified_at: when the log was last written, in wall seconds; None if unknown. head: its first bytes.
+    """
+
+    def __init__(self) -> None:
+        self.head = b""
+        self.modified_at: float | None = None
+        self._file: tuple[int, int] | None = None
+        self._end = 0
+        self._window = LogWindow()
+        self._paused_until = float("-inf")
+
+    def read(self, path: str) -> bool:
+        """Reads what is new; returns whether anything is. A log that cannot be read has no progress.
+
+        Follows no link in the last part of the path and reads only regular files. A log that takes too long
+        shows no progress for a minute.
+        """
+        if time.monotonic() < self._paused_until:
+            return False
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+        except OSError:
+            return self._forget()
+        try:
+            status = os.fstat(fd)
+            return self._read(fd, status) if stat.S_ISREG(status.st_mode) else self._forget()
+        except OSError:
+            return self._forget()
+        finally:
+            os.close(fd)
+
+    def marks(self) -> Sequence[Mark]:
+        """Returns what the last lines show, oldest first."""
+        return self._window.marks()
+
+    def _read(self, fd: int, status: os.stat_result) -> bool:
+        file, size = (status.st_dev, status.st_ino), status.st_size
+        self.modified_at = status.st_mtime
+        if file == self._file and size == self._end:
+            return False
+        if file != self._file or not 0 <= size - self._end <= _MAX_BYTES:
+            self._window = LogWindow()
+            data = _read_end(fd, size)
+            self.head = data[:_HEAD_BYTES] if len(data) == size else os.pread(fd, _HEAD_BYTES, 0)
+        else:
+            data = os.pread(fd, size - self._end, self._end)
+            size = self._end + len(data)
+            self.head += data[: max(0, _HEAD_BYTES - len(self.head))]
+        end = time.thread_time() + _BUDGET_S
+        if not self._window.feed(data, lambda: time.thread_time() > end):
+            self._paused_until = time.monotonic() + _PAUSE_S
+            self._forget()
+            return True
+        self._file, self._end = file, size
+        return True
+
+    def _forget(self) -> bool:
+        was_known = self._file is not None
+        self.modified_at, self._file, self._end, self._window = None, None, 0, LogWindow()
+        self.head = b""
+        return was_known
+
+
+def _read_end(fd: int, size: int) -> bytes:
+    """Returns the last bytes of a file, beginning with a whole line if they contain one."""
+    count = _FIRST_BYTES
+    while True:
+        start = max(0, size - count)
+        data = os.pread(fd, size - start, start)
+        if start == 0:
+            return data
+        if count >= _MAX_BYTES or _line_count(data) > MAX_LINES:
+            _, newline, rest = data.partition(b"\n")
+            return rest if newline else data
+        count *= 4
+
+
+def _line_count(data: bytes) -> int:
+    """Returns the number of lines, without those that are only frames of an enclosed bar."""
+    return data.count(b"\n") - data.count(b"\x1b[A\n")
+
+
+# Reads the file in which a job reports its own progress, named by $GPU_SCHEDULER_PROGRESS.
+#
+# The last line that is a whole JSON object counts, such as
+# {"step": 50, "total": 300, "checkpoint": "out/checkpoint-50"}. A value of another type is ignored.
+
+
+#: The name of the file in the attempt folder.
+PROGRESS_FILE = "progress"
+#: Number of bytes to read from the end of the file.
+_MAX_FILE_BYTES = 16 * 1024
+
+
+@dataclass(frozen=True)
+class ReportedProgress:
+    """The progress that a job reports. Values are None if they are missing.
+
+    at: when it was written, in wall seconds.
+    """
+
+    step: float | None = None
+    total: float | None = None
+    checkpoint: str | None = None
+    at: float | None = None
+
+
+def read_progress_file(path: str | None) -> ReportedProgress | None:
+    """Returns what a job reports; None if there is no such file or no usable line in it."""
+    if path is None:
+        return None
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+    except OSError:
+        return None
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            return None
+        data = os.pread(fd, _MAX_FILE_BYTES, max(0, status.st_size - _MAX_FILE_BYTES))
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+    for line in reversed(data.split(b"\n")):
+        value = _object(line)
+        if value is not None:
+            return ReportedProgress(
+                _number(value.get("step")), _number(value.get("total")), _path(value), status.st_mtime
+            )
+    return None
+
+
+def first_report(path: str, reported: ReportedProgress) -> ReportedProgress:
+    """Returns the first report that anybody has read, which is kept beside the file, or this one.
+
+    A job may write each report over the one before it.
+    """
+    kept = f"{path}.first"
+    first = read_progress_file(kept)
+    if first is None and reported.step is not None and reported.at is not None:
+        try:
+            with open(kept, "x", encoding="ascii") as file:
+                file.write(f'{{"step": {reported.step}}}\n')
+            os.utime(kept, (reported.at, reported.at))
+        except OSError:
+            pass  # the folder cannot be written, or another reader is faster
+    return first or reported
+
+
+def _object(line: bytes) -> dict[str, Any] | None:
+    try:
+        value = parse(decode(line.strip()))
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _number(value: Any) -> float | None:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return float(value) if is_number and 0 <= value < 1e15 else None
+
+
+def _path(value: dict[str, Any]) -> str | None:
+    path = value.get("checkpoint")
+    return path if isinstance(path, str) and path and "\0" not in path else None
+
 
 #: Minimum number of seconds between two searches for the checkpoints of a job.
 SCAN_INTERVAL_S = 15.0

@@ -9,7 +9,7 @@ from gpu_scheduler.app.job_views import ViewContext, job_view
 from gpu_scheduler.app.status_report import JobView
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.model.states import JobState, Outcome
-from gpu_scheduler.core.scheduling.scheduler_exit_code import drained_exit_code, job_exit_code
+from gpu_scheduler.core.scheduling.draining import drained_exit_code, job_exit_code
 from gpu_scheduler.core.text.formatting import count_noun
 from gpu_scheduler.store.dependencies import parents_of
 from gpu_scheduler.store.events import jobs_run_after, newest_event_id
@@ -17,7 +17,7 @@ from gpu_scheduler.store.job_lists import jobs_of_file
 from gpu_scheduler.store.jobs_files import malformed_lines
 from gpu_scheduler.store.pending_groups import wait_reasons
 from gpu_scheduler.store.store import Store
-from gpu_scheduler.views.unfinished import unfinished_text
+from gpu_scheduler.views.job_findings import unfinished_text
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from gpu_scheduler.app import gpu_views, job_views
 from gpu_scheduler.app.status_report import StatusReport
 from gpu_scheduler.attempts.running_progress import RunningProgress
-from gpu_scheduler.claims.foreign_claims import ForeignClaims
+from gpu_scheduler.claims.gpu_claims import ForeignClaims
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.model.states import ACTIVE, JobState
 from gpu_scheduler.core.progress.eta import JobProgress
@@ -18,12 +18,16 @@ from gpu_scheduler.core.scheduling.settings import Limits
 from gpu_scheduler.core.scheduling.usage import attempt_memory
 from gpu_scheduler.store.dependencies import parents_of
 from gpu_scheduler.store.job_lists import cleared_count, finished_jobs, open_jobs, state_counts
-from gpu_scheduler.store.pending_groups import wait_reasons
+from gpu_scheduler.store.pending_groups import (
+    queue_reservation_record,
+    reserved_gpus,
+    victims_by_job,
+    wait_reasons,
+)
 from gpu_scheduler.store.records import AttemptRecord, JobRecord
-from gpu_scheduler.store.reservations import queue_reservation_record, reserved_gpus, victims_by_job
 from gpu_scheduler.store.store import Store
-from gpu_scheduler.system.atomic_file import replace_file
-from gpu_scheduler.views import status_board as board
+from gpu_scheduler.system.safe_file import replace_file
+from gpu_scheduler.views import status_text as board
 
 #: Minimum number of seconds between two writes.
 MIN_INTERVAL_S = 0.5
@@ -150,7 +154,7 @@ class StatusBoardFile:
         return {job_id: known[one.id] for job_id, one in newest.items() if one.id in known}
 
     def _replace_file(self, report: StatusReport) -> None:
-        replace_file(self._folder() / self.name, board.to_text(report).encode("utf-8", "backslashreplace"))
+        replace_file(self._folder() / self.name, board.board_text(report).encode("utf-8", "backslashreplace"))
 
 
 def _foreign_claims(facts: Facts) -> ForeignClaims:

@@ -16,7 +16,7 @@ from pathlib import Path
 from gpu_scheduler.claims.own_claims import own_locks
 from gpu_scheduler.config import StartOptions
 from gpu_scheduler.errors import UsageError
-from gpu_scheduler.reporting.main_log import open_main_log
+from gpu_scheduler.reporting.log_setup import open_main_log
 from gpu_scheduler.runner.folder import close_inherited
 from gpu_scheduler.scheduler.start_checks import claim_folder_of
 from gpu_scheduler.store.data_dir import DataDir

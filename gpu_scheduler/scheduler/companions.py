@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpu_scheduler.config import REDIS_URL_VARIABLE, StartOptions
-from gpu_scheduler.reporting.main_log import open_main_log
+from gpu_scheduler.reporting.log_setup import open_main_log
 from gpu_scheduler.runner.folder import TOKEN
 from gpu_scheduler.store.data_dir import DataDir
 

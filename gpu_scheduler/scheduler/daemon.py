@@ -11,22 +11,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from gpu_scheduler.attempts.executor import Executors
+from gpu_scheduler.attempts.executor import LOCAL_EXECUTORS, Executors
+from gpu_scheduler.attempts.job_logs import LogFolder
 from gpu_scheduler.attempts.launch import Launcher
-from gpu_scheduler.attempts.log_folder import LogFolder
+from gpu_scheduler.claims.gpu_claims import LOCK_FOLDER_KEY
 from gpu_scheduler.claims.lock_folder import ClaimFolder
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.config import StartOptions
 from gpu_scheduler.core.model.request_answer import AnswerCode, RequestAnswer
 from gpu_scheduler.core.scheduling.actions import AnswerRequest
-from gpu_scheduler.core.scheduling.deadlines import next_deadline
-from gpu_scheduler.core.scheduling.draining import is_drained
+from gpu_scheduler.core.scheduling.draining import is_drained, stopped_exit_code
 from gpu_scheduler.core.scheduling.facts import Facts
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
+from gpu_scheduler.core.scheduling.plan import next_deadline
 from gpu_scheduler.core.scheduling.reconcile_attempt import has_ended
-from gpu_scheduler.core.scheduling.scheduler_exit_code import stopped_exit_code
 from gpu_scheduler.core.text.formatting import count_noun
-from gpu_scheduler.errors import NotOwnerError
+from gpu_scheduler.errors import NotOwnerError, SchedulerError
 from gpu_scheduler.gpus.probes.probe_client import ProbeClient
 from gpu_scheduler.gpus.sampling import Sampler
 from gpu_scheduler.gpus.watch import GpuWatch
@@ -36,26 +36,89 @@ from gpu_scheduler.intake.llm_config import LlmConfigFile
 from gpu_scheduler.reporting.console import Console
 from gpu_scheduler.reporting.drain_report import DrainReport
 from gpu_scheduler.reporting.reporter import EventReporter
-from gpu_scheduler.scheduler.backup_timer import BackupTimer
 from gpu_scheduler.scheduler.companions import Companions, companions_of
 from gpu_scheduler.scheduler.file_inputs import FileInputs
 from gpu_scheduler.scheduler.loop import Loop
-from gpu_scheduler.scheduler.record_lock_folder import record_lock_folder
 from gpu_scheduler.scheduler.turns import QueueTurns
 from gpu_scheduler.scheduler.wakeups import Wakeups
+from gpu_scheduler.store import backups
+from gpu_scheduler.store.attempt_history import skip_gpu_time
 from gpu_scheduler.store.database import damaged_error, is_damage
 from gpu_scheduler.store.dependencies import has_unsettled_dependencies
-from gpu_scheduler.store.gpu_time import skip_gpu_time
 from gpu_scheduler.store.job_lists import interrupted_jobs
-from gpu_scheduler.store.ownership_loss import Ownership
 from gpu_scheduler.store.pending_groups import next_retry, wait_reason_by_spec
 from gpu_scheduler.store.requests import open_requests
+from gpu_scheduler.store.scheduler_lock import Ownership
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.store.taken_items import set_redis_problem
 from gpu_scheduler.system.filesystem import is_shared, kind_of
 from gpu_scheduler.system.shortages import describe_shortage, shortage_of
 
+# Backs up the store while the scheduler is running, first soon after the start and then once a day.
+
+
 log = logging.getLogger(__name__)
+
+#: Seconds from the start to the first backup, long enough for the first jobs to be launched before it.
+FIRST_AFTER_S = 3.0
+EVERY_S = 86_400.0
+#: Seconds until a failed backup is retried.
+BACKUP_RETRY_S = 3_600.0
+
+
+class BackupTimer:
+    """Makes backups when they are due. again_at: when the next one is due, in seconds since boot."""
+
+    def __init__(self, store: Store, clock: Clock) -> None:
+        self._store = store
+        self._clock = clock
+        self._failure: str | None = None
+        self.again_at = clock.now().boot + FIRST_AFTER_S
+
+    def back_up_if_due(self) -> None:
+        """Makes a backup if one is due. Logs repeated failures for the same reason only once."""
+        now = self._clock.now().boot
+        if now < self.again_at:
+            return
+        try:
+            made = backups.make_backup(self._store.db.connection, self._store.data_dir)
+        except (OSError, sqlite3.Error, SchedulerError) as error:
+            self.again_at = now + BACKUP_RETRY_S
+            if str(error) != self._failure:
+                log.warning("cannot back up the store: %s", error)
+            self._failure = str(error)
+            return
+        self.again_at = now + EVERY_S
+        self._failure = None
+        log.debug("store backed up to %s", made.path)
+
+
+# Records the lock folder of the scheduler, for other commands and for the next start.
+
+
+def record_lock_folder(store: Store, folder: Path, boot_id: str) -> None:
+    """Records the folder with the lock files of the scheduler's GPUs.
+
+    Logs a warning if running jobs hold their claims in another folder. boot_id: the current boot.
+    """
+    before = store.db.meta(LOCK_FOLDER_KEY)
+    store.db.set_meta(LOCK_FOLDER_KEY, str(folder))
+    if before in (None, str(folder)):
+        return
+    running = [
+        one
+        for one in store.active_attempts()
+        if one.state.is_open and one.boot_id == boot_id and one.executor in LOCAL_EXECUTORS
+    ]
+    if running:
+        log.warning(
+            "the lock folder has changed from %s to %s; `run` does not see the claims of running jobs (%d)"
+            " until they end",
+            before,
+            folder,
+            len(running),
+        )
+
 
 #: Seconds until a round that could not be recorded is repeated.
 RETRY_S = 1.0

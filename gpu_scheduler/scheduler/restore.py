@@ -9,23 +9,31 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from gpu_scheduler.attempts.folder_status import observe
-from gpu_scheduler.attempts.observe import observe_attempt
-from gpu_scheduler.attempts.runner_control import void_claim
+from gpu_scheduler.attempts.executor import LOCAL_EXECUTORS, AttemptRef
+from gpu_scheduler.attempts.folder import observe, void_claim
+from gpu_scheduler.attempts.observe import attempt_ref, observe_attempt
 from gpu_scheduler.attempts.sweep import processes_of
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.config import StartOptions
-from gpu_scheduler.core.model.gpu_list import format_ranges
-from gpu_scheduler.core.scheduling.restored_attempts import restore, supersede
+from gpu_scheduler.core.model.gpu import format_ranges
+from gpu_scheduler.core.scheduling.reconcile_attempt import detach, detach_process, restore, supersede
 from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.errors import SchedulerError
-from gpu_scheduler.scheduler.fresh_start import refuse_unrecorded, unknown_attempts
-from gpu_scheduler.store import attempt_folders, attempt_import, location
-from gpu_scheduler.store.attempt_folders import AttemptFolder, Origin, may_have_launched, token_of
+from gpu_scheduler.store import attempt_folders, inspection, location
+from gpu_scheduler.store.attempt_folders import (
+    AttemptFolder,
+    Origin,
+    list_attempt_folders,
+    may_have_launched,
+    read_origin,
+    token_of,
+    unknown_to_store,
+)
 from gpu_scheduler.store.backups import (
     Backup,
     DamagedDatabaseError,
@@ -36,11 +44,116 @@ from gpu_scheduler.store.backups import (
 )
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.database import development_schema_error
-from gpu_scheduler.store.inspection import StoreCondition, inspect_store
+from gpu_scheduler.store.inspection import StoreCondition, highest_known_ids, inspect_store
+from gpu_scheduler.store.job_lists import jobs_to_watch
+from gpu_scheduler.store.new_store import forgetting_jobs
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.store.writer import StoreWriter
 
+# Forgets all jobs for `start --fresh`, unless a job still has a living process or may still begin.
+
+
 log = logging.getLogger(__name__)
+
+#: Seconds that a runner may take to exit after it has published its result.
+RUNNER_EXIT_S = 2.0
+_POLL_S = 0.02
+_UNRECORDED_REMEDY = "`start --restore` adds running jobs to the store again; then `stop --jobs` ends them"
+_DEVELOPMENT_REMEDY = "end them with the version that started them"
+
+
+@contextmanager
+def jobs_forgotten(store: Store, *, copied: bool = False) -> Iterator[None]:
+    """Removes all jobs from the store while the block runs, and for good if the block succeeds.
+
+    The caller must hold the locks. If a job is active, raises SchedulerError and changes nothing. copied:
+    this store is a copy, so its active jobs belong to the original and do not matter.
+    """
+    if not copied:
+        refuse_active(store, void_claims=True)
+    with forgetting_jobs(store) as jobs:
+        # Even if the store was lost, the ids in folders and backups must not be reused.
+        inspection.raise_id_sequences(store.db.connection, highest_known_ids(store.data_dir))
+        yield
+    log.info("forgot %d job%s", jobs, "s" * (jobs != 1))
+
+
+def refuse_active(store: Store, *, void_claims: bool = False) -> None:
+    """Raises SchedulerError with the remedy if a job is active, whatever its state in the store.
+
+    void_claims: also claim all attempts that nobody has claimed, so that none of them can begin.
+    """
+    _wait_then_refuse(
+        lambda: _active_jobs(store, void_claims),
+        "`stop --jobs` ends the running jobs; `start` without --fresh keeps them",
+    )
+
+
+def refuse_unrecorded(condition: StoreCondition) -> None:
+    """Raises SchedulerError if an attempt is active. condition: describes a store that cannot be read."""
+    attempts = unknown_attempts(condition.folders)
+    remedy = _DEVELOPMENT_REMEDY if condition.state == "development" else _UNRECORDED_REMEDY
+    _wait_then_refuse(lambda: _active_jobs_of(attempts), remedy)
+
+
+def _wait_then_refuse(find_active: Callable[[], dict[int, bool]], remedy: str) -> None:
+    end = time.monotonic() + RUNNER_EXIT_S
+    while (left := find_active()) and all(left.values()) and time.monotonic() < end:
+        time.sleep(_POLL_S)
+    if left:
+        which = f"job {min(left)} is" if len(left) == 1 else f"jobs {', '.join(map(str, sorted(left)))} are"
+        raise SchedulerError(f"{which} active; --fresh forgets nothing while jobs are active\n{remedy}")
+
+
+def _active_jobs(store: Store, void_claims: bool) -> dict[int, bool]:
+    """Returns for each active job, by id, whether its command has ended and only other processes are left."""
+    boot_id, active = Clock().boot_id, store.active_attempts()
+    elsewhere = {
+        attempt.job_id: False
+        for attempt in active
+        if attempt.state.is_open and attempt.executor not in LOCAL_EXECUTORS
+    }
+    here = [one for one in active if one.boot_id == boot_id and one.executor in LOCAL_EXECUTORS]
+    attempts = [attempt_ref(store, attempt) for attempt in here]
+    attempts += unknown_attempts(unknown_to_store(list_attempt_folders(store.data_dir), store.db.connection))
+    ended = {attempt.token for attempt in here if not attempt.state.is_open}
+    return _active_jobs_of(attempts, ended, void_claims=void_claims) | elsewhere
+
+
+def unknown_attempts(folders: Iterable[AttemptFolder]) -> list[AttemptRef]:
+    """Returns the attempts in these folders that were launched since the last boot.
+
+    Omits a folder without a token, because its attempt can never begin.
+    """
+    boot_id, found = Clock().boot_id, []
+    for folder in folders:
+        token, origin = token_of(folder), read_origin(folder)
+        if token is not None and (origin is None or origin.boot_id == boot_id):
+            found.append(AttemptRef(folder.job_id, folder.number, token, folder.path))
+    return found
+
+
+def _active_jobs_of(
+    attempts: Collection[AttemptRef], ended: Collection[str] = (), *, void_claims: bool = False
+) -> dict[int, bool]:
+    """Like `_active_jobs`, but for these attempts. ended: tokens of attempts that ended in the store."""
+    folders = {one.token: one.folder for one in attempts}
+    alive = processes_of(folders, unsupervised=folders) if folders else {}
+    over = {one.token: one.token in ended or _is_command_over(one, void_claims) for one in attempts}
+    return {one.job_id: over[one.token] for one in attempts if one.token in alive or not over[one.token]}
+
+
+def _is_command_over(attempt: AttemptRef, void_claims: bool) -> bool:
+    """Returns whether an attempt's command has ended or will never begin. Other processes may be left."""
+    folder, token = attempt.folder, attempt.token
+    try:
+        status = observe(folder, token, attempt.runner)
+        if status.result is None and status.claim == "none":
+            return not void_claims or void_claim(folder, token)
+    except OSError as error:
+        raise SchedulerError(f"{folder}: {error.strerror}; no job was forgotten") from None
+    # An attempt with an invalid claim counts as active only if it has processes.
+    return status.result is not None or status.claim in ("dead", "void", "invalid")
 
 
 def open_store(data_dir: DataDir, options: StartOptions) -> Store:
@@ -144,7 +257,7 @@ def _restore(data_dir: DataDir, condition: StoreCondition, options: StartOptions
         missing = attempt_folders.unknown_to_store(condition.folders, store.db.connection)
         with store.db.transaction() as db:
             _AttemptImport(store, options, missing).run(options.jobs_file)
-            attempt_import.raise_id_sequences(db, _highest_ids(condition))
+            inspection.raise_id_sequences(db, _highest_ids(condition))
     except BaseException:
         store.close()
         raise
@@ -241,9 +354,7 @@ class _AttemptImport:
         """
         db = self._store.db.connection
         new = {
-            job_id: found[-1]
-            for job_id, found in self._jobs.items()
-            if not attempt_import.has_job(db, job_id)
+            job_id: found[-1] for job_id, found in self._jobs.items() if not inspection.has_job(db, job_id)
         }
         unidentified = [job_id for job_id, (_, origin) in new.items() if origin.spec is None]
         if unidentified and jobs_file:
@@ -257,10 +368,10 @@ class _AttemptImport:
         self._close_superseded()
         for job_id, (folder, origin) in new.items():
             at = min(_created_at(one, origin) for one, origin in self._jobs[job_id])
-            attempt_import.insert_job(self._store, db, folder, origin, at)
+            inspection.insert_job(self._store, db, folder, origin, at)
         for turn in range(max(map(len, self._jobs.values()), default=0)):
             self._import_turn(turn)
-        attempt_import.bind_lines(db, [(job_id, found[-1][1]) for job_id, found in self._jobs.items()])
+        inspection.bind_lines(db, [(job_id, found[-1][1]) for job_id, found in self._jobs.items()])
         self._assume_location(new.values())
         count = sum(map(len, self._jobs.values()))
         if count:
@@ -302,7 +413,7 @@ class _AttemptImport:
         for found in self._jobs.values():
             if turn < len(found):
                 folder, origin = found[turn]
-                attempt_import.insert_attempt(
+                inspection.insert_attempt(
                     db, folder, origin, _created_at(folder, origin), _mtime(folder.path / "claim"),
                     running=origin.token in self._without_claim,
                 )  # fmt: skip
@@ -335,3 +446,47 @@ def _mtime(path: Path) -> float | None:
         return path.lstat().st_mtime
     except OSError:
         return None
+
+
+# Checks at `start` whether the store is in its own folder; refuses a copy, or makes it a separate store.
+#
+# A store whose folder was moved is accepted. The processes of a copy's original are never signalled.
+
+
+@contextmanager
+def in_own_folder(store: Store, options: StartOptions) -> Iterator[None]:
+    """Records the store's current folder as its own while the block runs, and for good if the block succeeds.
+
+    With `--fresh`, forgets all jobs. With `--as-copy`, holds the active jobs of a copy. The caller must hold
+    the locks. Raises SchedulerError.
+    """
+    copied = location.location_verdict(store) == "copied"
+    if copied and not (options.fresh or options.as_copy):
+        location.refuse_copy(store)
+    if copied:
+        location.refuse_hard_link(store)
+    if options.fresh:
+        with jobs_forgotten(store, copied=copied):
+            location.adopt_folder(store, new_id=copied)
+            yield
+    elif copied:
+        with store.db.transaction():
+            _leave_to_original(store, options)
+            location.adopt_folder(store, new_id=True)
+            yield
+    else:
+        location.adopt_folder(store)
+        yield
+
+
+def _leave_to_original(store: Store, options: StartOptions) -> None:
+    known = location.recorded_location(store)
+    assert known is not None
+    now = Clock().now()
+    actions = []
+    for attempt in store.active_attempts():
+        actions += detach(observe_attempt(store, attempt), now, options, known.path)
+    writer = StoreWriter(store, options)
+    writer.record(actions, now)
+    # A job whose watcher has just ended may be among them.
+    writer.record([detach_process(job.id, known.path) for job in jobs_to_watch(store)], now)

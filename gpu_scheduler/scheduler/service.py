@@ -12,17 +12,15 @@ from gpu_scheduler.attempts.executor import Executors
 from gpu_scheduler.config import STATE_FILE, StartOptions
 from gpu_scheduler.core.text.formatting import pid_text
 from gpu_scheduler.errors import SchedulerError
-from gpu_scheduler.executors.direct import DirectExecutor
 from gpu_scheduler.executors.forking import ForkingExecutor
+from gpu_scheduler.executors.local import DirectExecutor
 from gpu_scheduler.executors.screen import ScreenExecutor, screen_problem
 from gpu_scheduler.health.storage import describe_store_error
 from gpu_scheduler.reporting.console import Console
 from gpu_scheduler.reporting.log_setup import configure_logging
 from gpu_scheduler.runner.folder import set_mark
-from gpu_scheduler.scheduler.copied_store import in_own_folder
 from gpu_scheduler.scheduler.daemon import Daemon
-from gpu_scheduler.scheduler.fresh_start import refuse_active, refuse_unrecorded
-from gpu_scheduler.scheduler.restore import open_store
+from gpu_scheduler.scheduler.restore import in_own_folder, open_store, refuse_active, refuse_unrecorded
 from gpu_scheduler.scheduler.start_checks import (
     check_files,
     check_old_sessions,
@@ -37,9 +35,14 @@ from gpu_scheduler.store.database import damaged_error, is_damage, newest_schema
 from gpu_scheduler.store.inspection import inspect_store
 from gpu_scheduler.store.job_lists import job_count
 from gpu_scheduler.store.new_store import removed_if_new
-from gpu_scheduler.store.ownership_loss import Ownership
-from gpu_scheduler.store.running_schedulers import listed, running_schedulers
-from gpu_scheduler.store.scheduler_lock import InstanceLock, locking_pids, scheduler_pid
+from gpu_scheduler.store.scheduler_lock import (
+    InstanceLock,
+    Ownership,
+    listed,
+    locking_pids,
+    running_schedulers,
+    scheduler_pid,
+)
 from gpu_scheduler.store.store import Store
 
 log = logging.getLogger(__name__)

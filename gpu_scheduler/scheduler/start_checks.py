@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from gpu_scheduler.attempts.log_folder import LogFolder
+from gpu_scheduler.attempts.job_logs import LogFolder
 from gpu_scheduler.claims.lock_folder import ClaimFolder, find_lock_folder
 from gpu_scheduler.config import JOBS_FILE, LLM_CONFIG, PIPE_REMEDY, StartOptions
 from gpu_scheduler.errors import SchedulerError, UsageError

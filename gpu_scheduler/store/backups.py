@@ -15,9 +15,8 @@ from pathlib import Path
 
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.store.data_dir import DataDir
-from gpu_scheduler.store.database import is_development_schema
-from gpu_scheduler.store.read_only import connect_read_only
-from gpu_scheduler.system.atomic_file import sync
+from gpu_scheduler.store.database import connect_read_only, is_development_schema
+from gpu_scheduler.system.safe_file import sync
 
 #: Number of backups to keep.
 KEPT = 3

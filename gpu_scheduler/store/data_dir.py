@@ -5,22 +5,301 @@ Only `create` and `take_ownership` create anything.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
+import shlex
+import stat
+from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gpu_scheduler.core.text import strict_json
 from gpu_scheduler.errors import SchedulerError
-from gpu_scheduler.store import permissions
-from gpu_scheduler.store.host import Host, claim_host, parse_host_file, read_host, this_host, write_host
+from gpu_scheduler.system import safe_file
 from gpu_scheduler.system.filesystem import is_shared, kind_of
-from gpu_scheduler.system.users import user_state_dir
+from gpu_scheduler.system.safe_file import (
+    FileProblem,
+    ProblemKind,
+    check_folder_status,
+    read_json_bytes,
+    writable_by_others,
+)
+from gpu_scheduler.system.users import name_of_user, user_state_dir
 
 if TYPE_CHECKING:
     from gpu_scheduler.core.scheduling.facts import Attempt
     from gpu_scheduler.store.records import AttemptRecord
+
+
+# Keeps the data directory and its content private to the user and free of links.
+#
+# Once the directory belongs to the user and is closed to others, nobody else can put anything into it. The
+# scheduler closes the user's own folders and files to others, and rejects whatever belongs to another user.
+
+
+_OTHERS_BITS = stat.S_IRWXG | stat.S_IRWXO
+
+
+@dataclass(frozen=True)
+class ExposedPath:
+    """A folder or file to which other users could write until now. mode: its previous permissions."""
+
+    path: Path
+    mode: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.path} was writable by other users (mode {self.mode:o}) and is now private; it is unknown"
+            " whether they changed it"
+        )
+
+
+def allowed_owners(folder: Path) -> frozenset[int]:
+    """Returns the uids that may own the folder: this user's or, for root, `safe_file.trusted_owners`."""
+    me = os.geteuid()
+    try:
+        return safe_file.trusted_owners(folder) if me == 0 else frozenset((me,))
+    except OSError:
+        return frozenset((me,))
+
+
+def is_ours(folder: Path) -> bool:
+    """Returns whether the path is a folder that belongs to this user, and not a link."""
+    try:
+        return check_folder_status(os.lstat(folder), allowed_owners(folder)) is None
+    except OSError:
+        return False
+
+
+def check_access(folder: Path, files: tuple[Path, ...]) -> None:
+    """Checks that a data directory belongs to this user, is not a link and can be entered.
+
+    Accepts a missing directory. files: the store's files outside the directory, which the remedy names.
+    Raises SchedulerError with a message that names the owner and the remedy.
+    """
+    try:
+        status = os.lstat(folder)
+    except OSError:
+        return  # a missing or inaccessible path is reported when it is used
+    problem = check_folder_status(status, allowed_owners(folder))
+    if problem is None:
+        if os.access(folder, os.R_OK | os.X_OK, effective_ids=True):
+            return
+        raise SchedulerError(f"{folder} cannot be entered; run `chmod u+rwx {shlex.quote(str(folder))}`")
+    if problem.kind is not ProblemKind.OTHER_OWNER:
+        remedy = "remove it, or name another folder with --data-dir"
+        target = Path(os.path.realpath(folder))
+        if problem.kind is ProblemKind.LINK and status.st_uid == os.geteuid() and is_ours(target):
+            # If the user only removed the link, every line of the jobs file would count as new.
+            there, here = shlex.quote(str(target)), shlex.quote(str(folder))
+            remedy = (
+                f"to use the store at the link's target, add --data-dir {there} to every command, or run"
+                f" `rm {here} && mv {there} {here}` once"
+            )
+        raise SchedulerError(
+            f"{folder} {problem.description}, but must be the data directory itself; {remedy}"
+        )
+    owner = status.st_uid
+    if owner != 0:
+        raise SchedulerError(
+            f"{folder} belongs to another user ({name_of_user(owner)}); name your own state file"
+            " with --state-file"
+        )
+    paths = shlex.join(map(str, (folder, *files)))
+    raise SchedulerError(
+        f"{folder} belongs to root, because a `start` with sudo created it\n"
+        "use sudo for every command, or end the scheduler (`stop --jobs` with sudo) and take ownership:"
+        f" sudo chown -R {os.geteuid()} {paths}"
+    )
+
+
+def open_folder(folder: Path) -> int:
+    """Opens a folder that belongs to this user and is not a link. Returns its descriptor. Raises OSError."""
+    problem = check_folder_status(os.lstat(folder), allowed_owners(folder))
+    if problem is None:
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        problem = check_folder_status(os.fstat(fd), allowed_owners(folder))
+        if problem is None:
+            return fd
+        os.close(fd)
+    raise problem.as_error(folder)
+
+
+def close_to_others(fd: int, folder: Path) -> list[ExposedPath]:
+    """Removes the permissions of other users from the folder and its content.
+
+    Returns the paths to which other users could write. If these include the folder itself, checks its whole
+    tree. Raises OSError, and SchedulerError if something belongs to another user or the file system does not
+    store permissions.
+    """
+    status = os.fstat(fd)
+    found = [ExposedPath(folder, stat.S_IMODE(status.st_mode))] if writable_by_others(status) else []
+    if status.st_mode & _OTHERS_BITS:
+        with suppress(PermissionError):  # raised by vfat
+            os.fchmod(fd, stat.S_IMODE(status.st_mode) & ~_OTHERS_BITS)
+        if os.fstat(fd).st_mode & _OTHERS_BITS:
+            raise SchedulerError(
+                f"{folder} is open to other users and cannot be made private, because its file system"
+                " does not store permissions; name a folder on another file system with --data-dir"
+            )
+    return [*found, *_check_entries(fd, folder, allowed_owners(folder) | {0}, deep=bool(found))]
+
+
+def check_entries(folder: Path) -> None:
+    """Checks the content of the folder without changing it.
+
+    Raises OSError, and SchedulerError if the folder contains a link or a file that belongs to another user.
+    """
+    fd = open_folder(folder)
+    try:
+        for _ in _check_entries(fd, folder, allowed_owners(folder) | {0}, deep=False, change=False):
+            pass
+    finally:
+        os.close(fd)
+
+
+def _check_entries(
+    fd: int, folder: Path, allowed: frozenset[int], *, deep: bool, change: bool = True
+) -> Iterator[ExposedPath]:
+    for name in os.listdir(fd):
+        path = folder / name
+        try:
+            inner = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd)
+        except FileNotFoundError:
+            continue  # a temporary file that has been renamed
+        try:
+            status = os.fstat(inner)
+            _check_entry(path, status, allowed)
+            if change and status.st_mode & _OTHERS_BITS and os.geteuid() in (0, status.st_uid):
+                with suppress(PermissionError):
+                    os.chmod(f"/proc/self/fd/{inner}", stat.S_IMODE(status.st_mode) & ~_OTHERS_BITS)
+                if writable_by_others(status):
+                    yield ExposedPath(path, stat.S_IMODE(status.st_mode))
+            if deep and stat.S_ISDIR(status.st_mode):
+                below = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=inner)
+                try:
+                    yield from _check_entries(below, path, allowed, deep=True, change=change)
+                finally:
+                    os.close(below)
+        finally:
+            os.close(inner)
+
+
+def _check_entry(path: Path, status: os.stat_result, allowed: frozenset[int]) -> None:
+    problem = None
+    if stat.S_ISLNK(status.st_mode):
+        problem = FileProblem(ProblemKind.LINK)
+    elif status.st_uid not in allowed:
+        problem = FileProblem(ProblemKind.OTHER_OWNER, str(status.st_uid))
+    if problem is not None:
+        raise SchedulerError(
+            f"{path} {problem.description}, which is not allowed in a data directory; remove it, or name"
+            " another folder with --data-dir"
+        )
+
+
+# Reads and writes the file that records which host owns a store.
+#
+# Only that host can check the store's locks and processes, so only that host may write to the store. Readers
+# never see an incomplete file. If two hosts create the file at the same moment, exactly one of them succeeds.
+
+
+_MACHINE_ID = ("/etc/machine-id", "/var/lib/dbus/machine-id")
+
+
+@dataclass(frozen=True)
+class Host:
+    """A host.
+
+    name: its host name; machine: a digest of its machine-id, or None if it has no machine-id; data_dir: the
+    data directory on that host, or None if the host file is in that directory.
+    """
+
+    name: str
+    machine: str | None = None
+    data_dir: str | None = None
+
+    def is_same_machine(self, other: Host) -> bool:
+        """Returns whether the machine-ids are equal or, if one is unknown, whether the host names are equal.
+
+        The machine-id does not change when a host is renamed.
+        """
+        if self.machine is not None and other.machine is not None:
+            return self.machine == other.machine
+        return self.name == other.name
+
+
+def this_host(data_dir: str | None = None) -> Host:
+    """Returns the host on which this process runs."""
+    return Host(os.uname().nodename, _machine_digest(), data_dir)
+
+
+def _machine_digest() -> str | None:
+    for path in _MACHINE_ID:
+        try:
+            text = Path(path).read_text("ascii").strip()
+        except (OSError, ValueError):
+            continue
+        if text and text != "uninitialized":
+            # The id itself must not be published (machine-id(5)).
+            return hashlib.sha256(f"gpu_scheduler {text}".encode()).hexdigest()[:32]
+    return None
+
+
+def parse_host_file(path: Path) -> Host:
+    """Returns the host that a file names. Raises OSError, and ValueError if the file does not name a host."""
+    value = strict_json.parse(strict_json.decode(read_json_bytes(path, trust=True)))
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+        raise ValueError("the file does not name a host")
+    more = [value.get("machine"), value.get("data_dir")]
+    if not all(one is None or isinstance(one, str) for one in more):
+        raise ValueError("the file does not name a host")
+    return Host(value["name"], *more)
+
+
+def read_host(path: Path) -> Host | None:
+    """Returns the host that a file names, or None if the file is missing or invalid."""
+    try:
+        return parse_host_file(path)
+    except (OSError, ValueError):
+        return None
+
+
+def write_host(path: Path, host: Host) -> None:
+    """Atomically replaces the file with one that names this host. Raises OSError."""
+    from gpu_scheduler.system.safe_file import replace_file  # needed only by `start`
+
+    replace_file(path, _file_text(host), synced=True)
+
+
+def claim_host(path: Path, host: Host) -> None:
+    """Creates the file for this host unless it exists. Raises OSError.
+
+    Read the file afterwards to find out which host it names.
+    """
+    from gpu_scheduler.system.safe_file import create_file
+
+    # The name is random, because the same pid may occur on several hosts that share the folder.
+    fresh = path.with_name(f".{path.name}.{os.urandom(8).hex()}")
+    create_file(fresh, _file_text(host), synced=True)
+    with suppress(FileExistsError):
+        try:
+            os.link(fresh, path)
+        except FileExistsError:
+            pass
+        except OSError:  # the file system does not support hard links
+            create_file(path, _file_text(host), synced=True)
+        finally:
+            fresh.unlink(missing_ok=True)
+
+
+def _file_text(host: Host) -> bytes:
+    return f"{json.dumps(asdict(host))}\n".encode()
+
 
 #: Patterns for the names in an attempt folder's path: the job id, and the attempt number and token prefix.
 JOB_FOLDER_NAME = r"[1-9][0-9]{0,17}"
@@ -129,7 +408,7 @@ class DataDir:
 
     def check_access(self) -> None:
         """Raises SchedulerError if the folder belongs to another user, is a link or cannot be entered."""
-        permissions.check_access(self.folder, (self.state_file, self.main_log))
+        check_access(self.folder, (self.state_file, self.main_log))
 
     def other_host(self) -> Host | None:
         """Returns the host that owns the store; None if it is this host or no host is recorded."""
@@ -191,7 +470,7 @@ class DataDir:
             raise SchedulerError(self.refusal(owner))
         return owner
 
-    def create(self) -> list[permissions.ExposedPath]:
+    def create(self) -> list[ExposedPath]:
         """Creates the folders so that only this user can access them.
 
         Returns the paths to which other users could write until now. Raises SchedulerError if a folder cannot
@@ -202,9 +481,9 @@ class DataDir:
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             self.check_access()
-            fd = permissions.open_folder(self.folder)
+            fd = open_folder(self.folder)
             try:
-                opened = permissions.close_to_others(fd, self.folder)
+                opened = close_to_others(fd, self.folder)
                 with suppress(FileExistsError):
                     os.mkdir(self.runs.name, 0o700, dir_fd=fd)
                 flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC

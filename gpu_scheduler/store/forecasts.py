@@ -6,7 +6,7 @@ import json
 
 from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.core.scheduling.actions import JobTimes
-from gpu_scheduler.core.scheduling.forecast_play import WaitingJob
+from gpu_scheduler.core.scheduling.forecast import WaitingJob
 from gpu_scheduler.core.scheduling.hindsight import Hindsight
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
 from gpu_scheduler.store.pending_groups import QUEUED_JOB_COLUMNS, queued_job

@@ -6,13 +6,11 @@ import json
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from gpu_scheduler.core.model.checkpoint import Checkpoint
-from gpu_scheduler.core.model.job_name import is_pattern
-from gpu_scheduler.core.model.job_spec import DEFAULT_STOP_SIGNAL, JobSpec
+from gpu_scheduler.core.model.attempt_status import Checkpoint
+from gpu_scheduler.core.model.job_spec import DEFAULT_STOP_SIGNAL, JobSpec, is_pattern
 from gpu_scheduler.core.model.request import InterruptedJob, JobFact
 from gpu_scheduler.core.model.states import FAILED, JobState, Outcome
-from gpu_scheduler.store.from_rows import JOB_COLUMNS, STOP_REQUEST_COLUMN, job_records, stop_request
-from gpu_scheduler.store.records import JobRecord
+from gpu_scheduler.store.records import JOB_COLUMNS, STOP_REQUEST_COLUMN, JobRecord, job_records, stop_request
 from gpu_scheduler.store.store import Store
 
 #: The condition of the index `job_listed`, which leaves out the cleared jobs.
@@ -278,3 +276,33 @@ def jobs_before(store: Store, wanted: JobFilter, before: int | None, limit: int)
     where = " AND ".join(f"({text})" for text, _ in parts)
     values = [value for _, some in parts for value in some]
     return _jobs(store, f"job WHERE {where} ORDER BY id DESC LIMIT ?", *values, limit)
+
+
+# Reads the jobs that are adopted processes (docs/design.md, Adopted processes).
+
+
+def jobs_to_watch(store: Store) -> list[JobRecord]:
+    """Returns the queued jobs whose adopted process no runner watches, oldest first."""
+    from gpu_scheduler.store.records import JOB_COLUMNS, job_records
+
+    return job_records(
+        store.db.rows(
+            f"SELECT {JOB_COLUMNS} FROM job WHERE state = 'queued' AND adopted IS NOT NULL ORDER BY id"
+        )
+    )
+
+
+def adopted_job_of(store: Store, pid: int, start_ticks: int, boot_id: str) -> int | None:
+    """Returns the job that is this process; None if there is none.
+
+    start_ticks: the start of the process in kernel ticks since the boot that boot_id identifies.
+    """
+    for job in jobs_to_watch(store):
+        one = job.adopted
+        if one is not None and (one.pid, one.start_ticks, one.boot_id) == (pid, start_ticks, boot_id):
+            return job.id
+    for attempt in store.active_attempts():
+        identity = (attempt.watched_pid, attempt.watched_ticks, attempt.boot_id)
+        if attempt.state.is_open and identity == (pid, start_ticks, boot_id):
+            return attempt.job_id
+    return None

@@ -24,9 +24,8 @@ if TYPE_CHECKING:
     import sqlite3
 
     from gpu_scheduler.config import StartOptions
-    from gpu_scheduler.core.model.adopted_process import AdoptedProcess
-    from gpu_scheduler.core.model.dependency import Dependency
-    from gpu_scheduler.core.model.job_spec import JobSpec
+    from gpu_scheduler.core.model.attempt_status import AdoptedProcess
+    from gpu_scheduler.core.model.job_spec import Dependency, JobSpec
     from gpu_scheduler.core.model.state_reason import StateReason
     from gpu_scheduler.core.model.wait_reason import WaitReason
     from gpu_scheduler.store.records import ActiveAttemptRecord, AttemptRecord, GpuRecord, JobRecord
@@ -140,7 +139,7 @@ class Store:
         None means that its user or its line asked for it. adopted: the running process that the job is.
         gate: why it must not start until a request lifts this.
         """
-        from gpu_scheduler.core.model.priority import NORMAL_PRIORITY
+        from gpu_scheduler.core.model.job_spec import NORMAL_PRIORITY
         from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
 
         at = time.time() if now is None else now
@@ -179,7 +178,7 @@ class Store:
 
     def job(self, job_id: int) -> JobRecord | None:
         """Returns a job, or None if it does not exist."""
-        from gpu_scheduler.store.from_rows import JOB_COLUMNS, job_records
+        from gpu_scheduler.store.records import JOB_COLUMNS, job_records
 
         found = job_records(self.db.rows(f"SELECT {JOB_COLUMNS} FROM job WHERE id = ?", job_id))
         return found[0] if found else None
@@ -189,7 +188,7 @@ class Store:
         return next(iter(self._attempts("id = ?", attempt_id)), None)
 
     def _attempts(self, where: str, *values: object) -> list[AttemptRecord]:
-        from gpu_scheduler.store.from_rows import ATTEMPT_COLUMNS, attempt_records
+        from gpu_scheduler.store.records import ATTEMPT_COLUMNS, attempt_records
 
         rows = self.db.rows(f"SELECT {ATTEMPT_COLUMNS} FROM attempt WHERE {where}", *values)
         return attempt_records(rows)
@@ -208,7 +207,7 @@ class Store:
 
     def active_attempts(self) -> list[ActiveAttemptRecord]:
         """Returns the attempts that are open, hold GPUs or await memory release, oldest first."""
-        from gpu_scheduler.store.from_rows import (
+        from gpu_scheduler.store.records import (
             ATTEMPT_COLUMNS,
             STOP_REQUEST_COLUMN,
             active_attempt_record,
@@ -228,7 +227,7 @@ class Store:
 
     def gpus(self) -> list[GpuRecord]:
         """Returns the managed GPUs, sorted by index."""
-        from gpu_scheduler.store.from_rows import GPU_COLUMNS, gpu_record
+        from gpu_scheduler.store.records import GPU_COLUMNS, gpu_record
 
         rows = self.db.rows(f"SELECT {GPU_COLUMNS} FROM gpu WHERE managed ORDER BY idx")
         return self._gpus.records(rows, gpu_record)

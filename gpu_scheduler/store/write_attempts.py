@@ -8,7 +8,7 @@ import sqlite3
 from collections.abc import Iterable
 from typing import Any
 
-from gpu_scheduler.core.model.checkpoint import Checkpoint
+from gpu_scheduler.core.model.attempt_status import Checkpoint
 from gpu_scheduler.core.model.event import (
     AttemptEnded,
     AttemptStarted,
@@ -28,11 +28,15 @@ from gpu_scheduler.core.model.states import (
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.accounting import Allocation, declared_mib
 from gpu_scheduler.store.database import insert
-from gpu_scheduler.store.measurements import record_measurement
+from gpu_scheduler.store.measurements import record_measurement, record_run_time
 from gpu_scheduler.store.records import AllocationRecord, AttemptRecord, JobRecord
-from gpu_scheduler.store.run_times import record_run_time
-from gpu_scheduler.store.write_context import WriteContext
-from gpu_scheduler.store.write_jobs import NO_STOP, change_job_state, checkpoint_json, reason_json
+from gpu_scheduler.store.write_jobs import (
+    NO_STOP,
+    WriteContext,
+    change_job_state,
+    checkpoint_json,
+    reason_json,
+)
 
 
 def start(context: WriteContext, action: act.Start) -> int:

@@ -3,18 +3,89 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import Any
+import sqlite3
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
-from gpu_scheduler.core.model.checkpoint import Checkpoint
-from gpu_scheduler.core.model.event import EventDetails, EventKind, JobEnded
-from gpu_scheduler.core.model.job_spec import JobSpec
-from gpu_scheduler.core.model.priority import NORMAL_PRIORITY
-from gpu_scheduler.core.model.state_reason import StateReason
+from gpu_scheduler.core.model.attempt_status import Checkpoint
+from gpu_scheduler.core.model.event import (
+    AttemptDetails,
+    EventDetails,
+    EventKind,
+    GpusReserved,
+    JobEnded,
+    ReservationDropped,
+)
+from gpu_scheduler.core.model.job_spec import NORMAL_PRIORITY, JobSpec
+from gpu_scheduler.core.model.now import Now
+from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
 from gpu_scheduler.core.model.states import TRANSITIONS, JobState, Outcome, check_transition
 from gpu_scheduler.core.model.wait_reason import WaitKind
 from gpu_scheduler.core.scheduling import actions as act
-from gpu_scheduler.store.write_context import WriteContext
+from gpu_scheduler.core.scheduling.dependencies import ParentStatus, status_of
+from gpu_scheduler.core.scheduling.settings import Settings
+from gpu_scheduler.store import dependencies
+from gpu_scheduler.store.database import insert
+from gpu_scheduler.store.dependencies import insert_dependencies
+
+if TYPE_CHECKING:
+    from gpu_scheduler.store.store import Store
+
+
+# The transaction in which the writer records the actions of one round and adds events.
+
+
+@dataclass(frozen=True)
+class WriteContext:
+    """An open transaction. now: the time of the round; executor: the executor of new attempts."""
+
+    store: Store
+    db: sqlite3.Connection
+    settings: Settings
+    now: Now
+    executor: str
+
+    @cached_property
+    def _gpus(self) -> dict[str, tuple[int, int | None]]:
+        rows = self.db.execute("SELECT uuid, idx, total_mib FROM gpu").fetchall()
+        return {uuid: (index, total_mib) for uuid, index, total_mib in rows}
+
+    def gpu_indices(self, gpus: Iterable[str]) -> list[int]:
+        """Returns the indices of the given GPUs, with -1 for each unknown GPU."""
+        return [self._gpus[gpu][0] if gpu in self._gpus else -1 for gpu in gpus]
+
+    def gpu_total_mib(self, gpu: str) -> int | None:
+        """Returns the memory size of a GPU, or None if it is unknown."""
+        return self._gpus[gpu][1] if gpu in self._gpus else None
+
+    def job_history(self, job_id: int) -> tuple[str, ...]:
+        """Returns the events of a job as texts, oldest first."""
+        events = self.db.execute("SELECT kind, reason FROM event WHERE job_id = ? ORDER BY id", (job_id,))
+        return tuple(f"{event['kind']} {event['reason'] or ''}".strip() for event in events)
+
+    def add_event(
+        self,
+        kind: EventKind,
+        job_id: int = 0,
+        reason: str | None = None,
+        details: EventDetails | None = None,
+    ) -> None:
+        """Adds an event. job_id: 0 if it is not about a job; reason: plain text, or a reason as JSON."""
+        data = {} if details is None else details.data()
+        insert(
+            self.db, "event", job_id=job_id, at=self.now.wall, kind=kind.value, reason=reason,
+            data=json.dumps(data),
+        )  # fmt: skip
+
+    def add_attempt_event(self, kind: EventKind, attempt_id: int) -> None:
+        """Adds an event about an attempt."""
+        job_id, number = self.db.execute(
+            "SELECT job_id, number FROM attempt WHERE id = ?", (attempt_id,)
+        ).fetchone()
+        self.add_event(kind, job_id, details=AttemptDetails(number))
+
 
 #: Maximum number of jobs in a pending group that get an event if the group is infeasible.
 _MAX_INFEASIBLE_EVENTS = 5
@@ -200,3 +271,108 @@ def answer_request(context: WriteContext, action: act.AnswerRequest) -> None:
         "UPDATE request SET answered_at = ?, answer = ? WHERE id = ?",
         (context.now.wall, action.answer.to_json(), action.request_id),
     )
+
+
+# Records the dependencies of jobs, and skips or queues jobs as their parents require.
+
+
+#: Maximum number of jobs that one round skips or queues again. If more are left, another round follows.
+_MAX_SETTLED = 5_000
+
+
+def set_dependencies(context: WriteContext, action: act.SetDependencies) -> None:
+    """Replaces the dependencies of one kind of a job."""
+    kind = action.kind.value
+    context.db.execute("DELETE FROM dependency WHERE job_id = ? AND kind = ?", (action.job_id, kind))
+    insert_dependencies(context.db, action.job_id, action.dependencies)
+
+
+def settle_dependencies(context: WriteContext, action: act.SettleDependencies) -> None:
+    """Skips the queued jobs with a failed parent, and queues the skipped jobs that have none any more.
+
+    Both change the parents of further jobs, so this is repeated until no job is left.
+    """
+    left = _MAX_SETTLED
+    while left > 0:
+        found = _to_skip(context.db, left) + _to_queue(context.db, left)
+        if not found:
+            return
+        for job_id in found:
+            _settle(context, job_id)
+        left -= len(found)
+
+
+def _to_skip(db: sqlite3.Connection, limit: int) -> list[int]:
+    rows = db.execute("SELECT id FROM job WHERE state = 'queued' AND failed_parents > 0 LIMIT ?", (limit,))
+    return [row["id"] for row in rows.fetchall()]
+
+
+def _to_queue(db: sqlite3.Connection, limit: int) -> list[int]:
+    rows = db.execute(
+        "SELECT id FROM job WHERE state = 'finished' AND outcome = 'skipped' AND failed_parents = 0 LIMIT ?",
+        (limit,),
+    )
+    return [row["id"] for row in rows.fetchall()]
+
+
+def _settle(context: WriteContext, job_id: int) -> None:
+    """Skips a job if a parent failed, otherwise queues it again."""
+    parents = dependencies.parents_of(context.store, [job_id]).get(job_id, ())
+    failed = next((parent for parent in parents if status_of(parent) is ParentStatus.FAILED), None)
+    if failed is None:
+        reason = StateReason(ReasonKind.PARENT_RETRIED)
+        requeue_job(context, act.RequeueJob(job_id, reason, keeps_checkpoint=True))
+        return
+    reason = StateReason(ReasonKind.PARENT_FAILED, parent=failed.id, parent_outcome=failed.outcome)
+    change_job_state(
+        context, job_id, JobState.FINISHED, reason, JobEnded(Outcome.SKIPPED.value),
+        outcome=Outcome.SKIPPED.value, finished_at=context.now.wall,
+    )  # fmt: skip
+
+
+# Records the actions that reserve GPUs for a job that preempts others.
+
+
+def reserve(context: WriteContext, action: act.Reserve) -> None:
+    """Records the reservation of a queued job, and for which job its victims are preempted."""
+    db = context.db
+    # The job may have had a reservation by queue order.
+    db.execute("DELETE FROM reservation WHERE job_id = ?", (action.job_id,))
+    rows = [(action.job_id, gpu) for gpu in action.gpus]
+    db.executemany("INSERT INTO reservation (job_id, gpu) VALUES (?, ?)", rows)
+    victims = [(action.job_id, attempt_id) for attempt_id in action.victims]
+    db.executemany("UPDATE attempt SET preempted_for = ? WHERE id = ?", victims)
+    marks = ", ".join("?" * len(action.victims))
+    jobs = db.execute(f"SELECT job_id FROM attempt WHERE id IN ({marks}) ORDER BY job_id", action.victims)
+    details = GpusReserved(context.gpu_indices(action.gpus), [job_id for (job_id,) in jobs])
+    context.add_event(EventKind.GPUS_RESERVED, action.job_id, details=details)
+
+
+def drop_reservation(context: WriteContext, action: act.DropReservation) -> None:
+    """Deletes the reservation of a job."""
+    context.db.execute("DELETE FROM reservation WHERE job_id = ?", (action.job_id,))
+    context.add_event(EventKind.RESERVATION_DROPPED, action.job_id)
+
+
+def set_queue_reservation(context: WriteContext, action: act.SetQueueReservation) -> None:
+    """Replaces the reservation by queue order. Only a new job or the end of the reservation is an event."""
+    db = context.db
+    old = db.execute(
+        "SELECT job_id, overtakes FROM reservation WHERE start_at IS NOT NULL LIMIT 1"
+    ).fetchone()
+    old_job = None if old is None else old["job_id"]
+    db.execute("DELETE FROM reservation WHERE start_at IS NOT NULL")
+    if old_job not in (None, action.job_id):
+        dropped = ReservationDropped(old["overtakes"])
+        context.add_event(EventKind.RESERVATION_DROPPED, old_job, details=dropped)
+    if action.job_id is None:
+        return
+    db.executemany(
+        "INSERT INTO reservation (job_id, gpu, start_at, overtakes) VALUES (?, ?, ?, ?)",
+        [(action.job_id, gpu, action.start_at, action.overtakes) for gpu in action.gpus],
+    )
+    if action.job_id != old_job:
+        details = GpusReserved(
+            sorted(context.gpu_indices(action.gpus)), [], action.start_at, action.overtakes
+        )
+        context.add_event(EventKind.GPUS_RESERVED, action.job_id, details=details)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import _thread
+import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 _Found = TypeVar("_Found")
@@ -44,3 +46,19 @@ def within(timeout_s: float, look: Callable[[], _Found], otherwise: _Found) -> _
     if errors:
         raise errors[0]
     return found[0] if found else otherwise
+
+
+# Defers Ctrl-C while a change is recorded, so that the user learns of every recorded change.
+
+
+@contextmanager
+def interrupts_deferred() -> Iterator[None]:
+    """Delivers a SIGINT that arrives inside the block at its end, where it raises KeyboardInterrupt.
+
+    Only for processes with one thread, because another thread would receive the signal.
+    """
+    previous = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, previous)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 
@@ -31,12 +31,64 @@ from gpu_scheduler.core.model.gpu import Suspicion
 from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
 from gpu_scheduler.core.model.units import WHOLE, format_share, share_text
 from gpu_scheduler.core.model.wait_reason import WaitReason
+from gpu_scheduler.core.scheduling.accounting import judge_declaration
 from gpu_scheduler.core.text.formatting import count_noun, format_jobs, safe_text
-from gpu_scheduler.views.attempt_end import format_seconds, memory_source, outcome_label, usage_parts
-from gpu_scheduler.views.checkpoint_text import origin_text
-from gpu_scheduler.views.reason_text import reason_text
-from gpu_scheduler.views.stop_text import stop_cause_text
-from gpu_scheduler.views.wait_text import infeasibility_text, wait_text
+from gpu_scheduler.views.reason_text import origin_text, reason_text
+from gpu_scheduler.views.wait_text import infeasibility_text, stop_cause_text, wait_text
+
+# Describes the resource use of an ended attempt and the accuracy of its declaration.
+
+
+def outcome_label(outcome: str) -> str:
+    """Returns the label of an outcome in the log: "OK", "TIMED OUT"."""
+    return "OK" if outcome == "completed" else outcome.replace("_", " ").upper()
+
+
+def format_seconds(seconds: float) -> str:
+    """Formats a run time: "3.2s", "1774s"."""
+    return f"{seconds:.1f}s" if seconds < 9.95 else f"{seconds:.0f}s"
+
+
+def memory_source(*, learned: bool, assumed: bool = False) -> str:
+    """Returns where the memory value of an attempt comes from: "default", "learned" or "declared"."""
+    return "default" if assumed else "learned" if learned else "declared"
+
+
+def usage_parts(ended: AttemptEnded, tolerance: float) -> Iterator[str]:
+    """Yields texts with an attempt's peaks, the accuracy of its declaration, and its mean GPU load."""
+    if not ended.gpus:
+        return
+    if any(peak is not None for peak in ended.peaks):
+        each = zip(ended.gpus, ended.peaks, strict=True)
+        known = ", ".join(f"gpu{gpu}:{'n/a' if mib is None else f'{mib} MiB'}" for gpu, mib in each)
+        yield f"peak vram {known}"
+    else:
+        yield "peak vram n/a"
+    yield _accuracy_text(ended, tolerance)
+    if ended.load is not None:
+        yield f"avg gpu util {ended.load:.0f}%"
+
+
+def _accuracy_text(ended: AttemptEnded, tolerance: float) -> str:
+    """Describes what the attempt declared, and how accurate that was."""
+    if ended.budgets is None:
+        return "no declaration"
+    by_share, completed = ended.declared is None, ended.outcome == "completed"
+    accuracy = judge_declaration(
+        ended.peaks, ended.budgets, tolerance, completed=completed, by_share=by_share
+    )
+    if by_share:
+        declared = f"declared {share_text(ended.share, accuracy.mib if accuracy else None)}"
+    else:
+        declared = f"{memory_source(learned=ended.learned)} {ended.declared} MiB"
+    if accuracy is None:
+        return declared
+    if accuracy.kind == "within":
+        return f"{declared} → within ±{100 * tolerance:g}%"
+    if accuracy.kind == "under":
+        return f"{declared} → under-declared ({accuracy.percent:+d}%)"
+    return f"{declared} → over-declared ({accuracy.percent:+d}%); lowering it frees packing headroom"
+
 
 _DEBUG, _INFO, _WARNING = logging.DEBUG, logging.INFO, logging.WARNING
 #: Outcomes that need no attention and are logged at info.
@@ -187,7 +239,7 @@ def _fixed_message(event: Event, details: EventDetails | None) -> EventMessage |
         values["reserved"] = f"GPU {listed} is" if len(values["gpus"]) == 1 else f"GPUs {listed} are"
         values["gpus"] = listed
     if isinstance(details, GpuSuspected):
-        from gpu_scheduler.views.gpu_obstacle_text import suspicion_text
+        from gpu_scheduler.views.gpu_text import suspicion_text
 
         values["why"] = suspicion_text(Suspicion.from_values(details.suspicion), event.at)
     if "victims" in values:
@@ -199,7 +251,7 @@ def _fixed_message(event: Event, details: EventDetails | None) -> EventMessage |
 
 
 def _reservation_text(event: Event, reserved: GpusReserved, start_at: float) -> str:
-    from gpu_scheduler.views.reservation_text import own_reservation_text, times_text
+    from gpu_scheduler.views.wait_text import own_reservation_text, times_text
 
     own = own_reservation_text(reserved.gpus, start_at, event.at)
     return f"has been overtaken {times_text(reserved.overtakes or 0)}; {own}"

@@ -9,17 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from gpu_scheduler.app.answers import ADOPT, SUBMIT
 from gpu_scheduler.core.model.units import WHOLE
-from gpu_scheduler.core.scheduling.declaration_accuracy import DeclarationAccuracy
+from gpu_scheduler.core.scheduling.accounting import DeclarationAccuracy
 from gpu_scheduler.core.text.formatting import format_age, format_duration, safe_text
-from gpu_scheduler.views.checkpoint_text import checkpoint_object, checkpoint_text
+from gpu_scheduler.views.calibrate import estimate_object, estimate_text
 from gpu_scheduler.views.event_messages import detail as event_detail
-from gpu_scheduler.views.need_text import current_need_text
-from gpu_scheduler.views.parent_text import parent_text
 from gpu_scheduler.views.progress_text import long_text
-from gpu_scheduler.views.reason_text import outcome_text, reason_text
-from gpu_scheduler.views.run_times import estimate_object, estimate_text
+from gpu_scheduler.views.reason_text import checkpoint_object, checkpoint_text, outcome_text, reason_text
 from gpu_scheduler.views.status_json import job_object
-from gpu_scheduler.views.wait_text import job_reason_text
+from gpu_scheduler.views.wait_text import current_need_text, job_reason_text, parent_text
 from gpu_scheduler.views.warnings import attempt_warnings, job_warnings
 
 if TYPE_CHECKING:

@@ -2,19 +2,110 @@
 
 from __future__ import annotations
 
+import json
+import posixpath
 import shlex
 from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from gpu_scheduler.app.status_report import JobView
 from gpu_scheduler.core.command.resume import has_place
 from gpu_scheduler.core.model.finding import Check, Finding, bad, ok, warn
-from gpu_scheduler.core.model.gpu_list import format_gpu_list
+from gpu_scheduler.core.model.gpu import format_gpu_list
+from gpu_scheduler.core.model.states import JobState
 from gpu_scheduler.core.model.wait_reason import WaitKind
-from gpu_scheduler.core.text.formatting import and_more, count_noun, pid_text
+from gpu_scheduler.core.text.formatting import and_more, count_noun, limit_length, pid_text, safe_text
+from gpu_scheduler.store.jobs_files import MalformedLineRecord
+from gpu_scheduler.views.layout import wrap_words
+from gpu_scheduler.views.wait_text import held_text, job_reason_text, unmet_parents_text
 
 if TYPE_CHECKING:
     from gpu_scheduler.app.diagnosis import LineFacts
     from gpu_scheduler.store.records import JobRecord
+
+
+# Formats the findings of checks as text and JSON.
+
+
+def finding_object(finding: Finding) -> dict[str, str]:
+    """Returns a finding as the object that docs/json.md describes."""
+    return {
+        "check": finding.name,
+        "grade": finding.grade,
+        "message": finding.message,
+        "remedy": finding.remedy,
+    }
+
+
+def format_finding(finding: Finding, width: int | None = None) -> str:
+    """Formats a finding and its remedy as lines. width: the maximum line width, None = unlimited."""
+    head = f"{finding.grade:<4}  {finding.name:<20}  "
+    texts = [
+        safe_text(limit_length(finding.message)),
+        *([safe_text(finding.remedy)] if finding.remedy else []),
+    ]
+    if width is not None:
+        texts = [row for text in texts for row in wrap_words(text, max(20, width - len(head)))]
+    return head + f"\n{' ' * len(head)}".join(texts)
+
+
+def summary_text(findings: Sequence[Finding]) -> str:
+    """Formats the numbers of warnings and of bad findings."""
+    grades = [finding.grade for finding in findings]
+    return f"{count_noun(grades.count('warn'), 'warning')}, {grades.count('bad')} bad"
+
+
+def findings_to_json(findings: Sequence[Finding]) -> str:
+    """Formats the findings of `doctor` as JSON, as docs/json.md describes."""
+    is_ok = all(finding.grade != "bad" for finding in findings)
+    value = {"ok": is_ok, "checks": [finding_object(one) for one in findings]}
+    return json.dumps(value, indent=2)
+
+
+# Summarizes which work a draining scheduler leaves unfinished, and why.
+
+
+#: Maximum number of malformed lines and jobs, together, that are listed.
+MAX_ITEMS = 10
+#: Maximum number of characters of one reason that are shown.
+_MAX_REASON_CHARACTERS = 200
+
+
+def unfinished_text(malformed: Sequence[MalformedLineRecord], jobs: Sequence[JobView]) -> str:
+    """Lists the malformed lines, then the unfinished jobs; returns "" if there are none.
+
+    Jobs that wait for other jobs come last.
+    """
+    jobs = sorted(jobs, key=_waits_for_jobs)
+    items = [*map(_malformed_line_text, malformed[:MAX_ITEMS]), *map(unfinished_job_text, jobs)][:MAX_ITEMS]
+    more = len(malformed) + len(jobs) - len(items)
+    if more:
+        items.append(f"and {more:,} more (see `status --all`)")
+    return "; ".join(items)
+
+
+def _malformed_line_text(line: MalformedLineRecord) -> str:
+    return f"line {line.number} of {posixpath.basename(line.path)} is malformed: {_short_text(line.problem)}"
+
+
+def _waits_for_jobs(job: JobView) -> bool:
+    return job.wait is not None and job.wait.kind is WaitKind.PARENTS
+
+
+def unfinished_job_text(job: JobView) -> str:
+    """Formats a job that waits, with the reason: "job 3 is held by the user"."""
+    if job.record.state is JobState.HELD:
+        return f"job {job.record.id} is {_short_text(held_text(job))}"
+    if job.wait is not None and job.wait.kind is WaitKind.LINE_MALFORMED:
+        return f"job {job.record.id} waits until line {job.wait.line_number} is corrected"
+    if _waits_for_jobs(job):
+        return f"job {job.record.id} waits for {_short_text(unmet_parents_text(job.parents))}"
+    return f"job {job.record.id} waits: {_short_text(job_reason_text(job) or 'not tried yet')}"
+
+
+def _short_text(text: str) -> str:
+    return safe_text(limit_length(text, _MAX_REASON_CHARACTERS))
+
 
 _MAX_NEARBY = 5
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from gpu_scheduler.app.job_wait import AwaitedJob
 from gpu_scheduler.app.status_report import JobView
-from gpu_scheduler.core.model.dependency import UNRESOLVED
+from gpu_scheduler.core.model.job_spec import UNRESOLVED
 from gpu_scheduler.core.model.states import WAITING, JobState, Outcome
 from gpu_scheduler.core.model.wait_reason import WaitKind
 from gpu_scheduler.core.text.formatting import safe_text
-from gpu_scheduler.views.job_findings import queueing_command
+from gpu_scheduler.views.job_findings import queueing_command, unfinished_job_text
 from gpu_scheduler.views.reason_text import outcome_text, reason_text
-from gpu_scheduler.views.unfinished import unfinished_job_text
 
 #: Reasons to wait that a user may have to change.
 _FOR_USER = frozenset({WaitKind.STORAGE, WaitKind.GPUS_UNREADABLE, WaitKind.LINE_MALFORMED})

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from gpu_scheduler.app.preview import Preview
-from gpu_scheduler.core.model.gpu_list import format_gpu_list
-from gpu_scheduler.core.model.need import Need
+from gpu_scheduler.app.new_line import Preview
+from gpu_scheduler.core.model.gpu import format_gpu_list
+from gpu_scheduler.core.model.job_spec import Need
 from gpu_scheduler.core.model.units import WHOLE
 from gpu_scheduler.core.text.formatting import count_noun, format_duration, limit_length, safe_text
-from gpu_scheduler.views.line_notes import line_note_text
-from gpu_scheduler.views.need_text import need_text
+from gpu_scheduler.views.submissions import line_note_text
+from gpu_scheduler.views.wait_text import need_text
 
 if TYPE_CHECKING:
     from gpu_scheduler.app.lint import LintView

@@ -8,12 +8,11 @@ from gpu_scheduler.app.answers import Answer, AnswerKind
 from gpu_scheduler.app.preempt import PreemptEnd, PreemptReport, PreemptWait
 from gpu_scheduler.app.resume_job import why_no_checkpoint
 from gpu_scheduler.core.command.resume import has_place
-from gpu_scheduler.core.model.checkpoint import Checkpoint
+from gpu_scheduler.core.model.attempt_status import Checkpoint
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.text.formatting import count_noun, format_duration, pid_text, safe_text
 from gpu_scheduler.views.answers import answer_text
-from gpu_scheduler.views.checkpoint_text import path_in, step_text
-from gpu_scheduler.views.reason_text import outcome_text
+from gpu_scheduler.views.reason_text import outcome_text, path_in, step_text
 
 #: A checkpoint that was saved at most this many seconds before its attempt ended contains all of its work.
 _AT_END_S = 1.0

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from gpu_scheduler.core.text.formatting import format_eta
 
 if TYPE_CHECKING:
-    from gpu_scheduler.core.model.progress import Progress
+    from gpu_scheduler.core.model.attempt_status import Progress
     from gpu_scheduler.core.progress.eta import JobProgress
 
 

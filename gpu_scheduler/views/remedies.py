@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from gpu_scheduler.app.oom_case import OomCase
+from gpu_scheduler.app.diagnosis import OomCase
 from gpu_scheduler.core.model.state_reason import FailureKind
 from gpu_scheduler.core.model.units import format_seconds
 

@@ -6,7 +6,7 @@ from gpu_scheduler.app.answers import AnswerKind
 from gpu_scheduler.app.resume_job import ResumeResult
 from gpu_scheduler.core.text.formatting import format_memory, safe_text
 from gpu_scheduler.views.answers import answer_text
-from gpu_scheduler.views.checkpoint_text import checkpoint_text
+from gpu_scheduler.views.reason_text import checkpoint_text
 
 
 def to_text(result: ResumeResult, data_dir: str) -> str:

@@ -9,7 +9,7 @@ from gpu_scheduler.core.text.formatting import count_noun, format_age, safe_text
 from gpu_scheduler.views.layout import Cell, Column, TableRow, render_table
 
 if TYPE_CHECKING:
-    from gpu_scheduler.app.screens import SessionState, SessionsView, SessionView
+    from gpu_scheduler.app.logs import SessionState, SessionsView, SessionView
 
 _STATE_LABELS: dict[SessionState, str] = {"unlisted": "not listed by Screen", "unknown": "?"}
 _COLUMNS = (Column("Job", is_right=True), *map(Column, ("GPUs", "Session", "Since", "What")))

@@ -8,10 +8,9 @@ from typing import Any
 
 from gpu_scheduler.app.status_report import GpuView, JobView, StatusReport
 from gpu_scheduler.core.model.units import WHOLE
-from gpu_scheduler.views.gpu_claims import claim_objects
-from gpu_scheduler.views.parent_text import parent_objects
+from gpu_scheduler.views.gpu_text import claim_objects
 from gpu_scheduler.views.progress_text import progress_object
-from gpu_scheduler.views.wait_text import job_reason_text
+from gpu_scheduler.views.wait_text import job_reason_text, parent_objects
 from gpu_scheduler.views.warnings import job_warnings
 
 

@@ -12,16 +12,26 @@ from dataclasses import dataclass
 
 from gpu_scheduler.core.model.event import AttemptEnded, Event, EventKind, JobEnded
 from gpu_scheduler.core.text.formatting import safe_text
-from gpu_scheduler.views import marks
-from gpu_scheduler.views.colours import CYAN, FAINT, RED, YELLOW, coloured, of_outcome
+from gpu_scheduler.views import tables
 from gpu_scheduler.views.event_messages import EventMessage
-from gpu_scheduler.views.text_width import display_width, truncate_end, truncate_middle, wrap_words
-from gpu_scheduler.views.titles import title_of
+from gpu_scheduler.views.layout import (
+    CYAN,
+    FAINT,
+    RED,
+    YELLOW,
+    coloured,
+    display_width,
+    of_outcome,
+    truncate_end,
+    truncate_middle,
+    wrap_words,
+)
+from gpu_scheduler.views.tables import title_of
 
 #: ASCII replacements for the symbols in messages, for terminals whose encoding lacks some of the symbols.
 _ASCII = str.maketrans(
     {
-        marks.RUNNING: ">", marks.WAITING: ".", marks.RETRY: "~", marks.SUCCESS: "+", marks.FAILURE: "x",
+        tables.RUNNING: ">", tables.WAITING: ".", tables.RETRY: "~", tables.SUCCESS: "+", tables.FAILURE: "x",
         "…": "...", "—": "-", "→": "->", "±": "+-",
     }
 )  # fmt: skip
@@ -74,9 +84,9 @@ def format_message(level: int, text: str, at: float, terminal: Terminal) -> str:
 
     Such a message may contain paths, so it is never truncated.
     """
-    mark, colour = marks.NONE, ""
+    mark, colour = tables.NONE, ""
     if level >= logging.WARNING:
-        mark, colour = marks.WARNING, RED if level >= logging.ERROR else YELLOW
+        mark, colour = tables.WARNING, RED if level >= logging.ERROR else YELLOW
     lines = safe_text(text, keep_line_breaks=True).split("\n")
     first, *more = [row for line in lines for row in wrap_words(line, terminal.text_width)]
     return _render(at, mark, colour, [first, ""], more, terminal)
@@ -108,13 +118,13 @@ def _mark(event: Event, level: int) -> tuple[str, str]:
     outcome = event.details.outcome if isinstance(event.details, (AttemptEnded, JobEnded)) else None
     warning = YELLOW if level >= logging.WARNING else ""
     if event.kind == EventKind.STARTING:
-        return marks.RUNNING, CYAN
+        return tables.RUNNING, CYAN
     if outcome is not None and event.kind == EventKind.QUEUED:
-        return marks.RETRY, YELLOW
+        return tables.RETRY, YELLOW
     if outcome is not None:
         colour = of_outcome(outcome)
-        mark = marks.of_outcome(outcome)
-        return mark, warning or colour if mark == marks.SUCCESS else colour
+        mark = tables.outcome_mark(outcome)
+        return mark, warning or colour if mark == tables.SUCCESS else colour
     if event.kind in (EventKind.QUEUED, EventKind.HELD, EventKind.INFEASIBLE):
-        return marks.WAITING, warning
-    return (marks.WARNING, warning) if warning else (marks.NONE, "")
+        return tables.WAITING, warning
+    return (tables.WARNING, warning) if warning else (tables.NONE, "")

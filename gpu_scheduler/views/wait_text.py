@@ -4,16 +4,204 @@ from __future__ import annotations
 
 import math
 import posixpath
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from gpu_scheduler.app.status_report import JobView
+from gpu_scheduler.core.model.gpu import format_gpu_list
+from gpu_scheduler.core.model.job_spec import UNRESOLVED, DependencyKind, Parent
 from gpu_scheduler.core.model.state_reason import StateReason
 from gpu_scheduler.core.model.states import JobState, Outcome
-from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
-from gpu_scheduler.core.text.formatting import format_jobs, format_memory
-from gpu_scheduler.views.need_text import need_text
-from gpu_scheduler.views.parent_text import parents_wait_text
-from gpu_scheduler.views.reason_text import reason_text
-from gpu_scheduler.views.stop_text import stop_text
+from gpu_scheduler.core.model.units import WHOLE, format_share
+from gpu_scheduler.core.model.wait_reason import GpuObstacle, ObstacleKind, WaitKind, WaitReason
+from gpu_scheduler.core.scheduling.dependencies import ParentStatus, status_of
+from gpu_scheduler.core.text.formatting import and_more, count_noun, format_jobs, format_memory
+from gpu_scheduler.views.progress_text import finish_text
+from gpu_scheduler.views.reason_text import parent_end_text, reason_text
+
+if TYPE_CHECKING:
+    from gpu_scheduler.app.round_facts import CurrentNeed
+    from gpu_scheduler.core.model.attempt_status import StopRequest
+    from gpu_scheduler.core.model.job_spec import Need
+
+
+# Formats a job's need, and where the need comes from.
+
+
+def need_text(need: Need) -> str:
+    """Formats a need: "0.5 of a GPU", "2 idle GPUs", "17.6 GiB of each of 2 GPUs", "no GPU"."""
+    if not need.count:
+        return "no GPU"
+    each = "" if need.count == 1 else "each of "
+    many = "a GPU" if need.count == 1 else f"{need.count} GPUs"
+    if need.vram is not None and need.share == WHOLE:
+        free = f"{need.count} free GPU{'' if need.count == 1 else 's'}"
+        return f"{free} with {format_memory(need.vram)}{'' if need.count == 1 else ' each'}"
+    if need.vram is not None:
+        part = f"{format_share(need.share)} and " if need.share else ""
+        shared = "" if not need.exclusive else ", alone" if need.count == 1 else ", each alone"
+        return f"{part}{format_memory(need.vram)} of {each}{many}{shared}"
+    if need.share == WHOLE or need.alone or not need.share:
+        kind = "idle" if need.alone else "free"
+        return f"{need.count} {kind} GPU{'' if need.count == 1 else 's'}"
+    shared = ", alone" if need.exclusive else ""
+    return f"{format_share(need.share)} of {each}{many}{shared}"
+
+
+def current_need_text(current: CurrentNeed) -> str:
+    """Formats a need and where it comes from: "0.5 of a GPU (model qwen2.5-3b-inst)"."""
+    return f"{need_text(current.need)} ({_source_text(current)})"
+
+
+def _source_text(current: CurrentNeed) -> str:
+    # This import is here to keep commands fast that show a need without its source.
+    from gpu_scheduler.app.round_facts import NeedSource
+
+    spec, source = current.spec, current.source
+    if source is NeedSource.EARLIER_ATTEMPT:
+        declared = "no memory" if spec.vram is None else format_memory(spec.vram)
+        return f"{source.value}; its line declares {declared}"
+    if source is NeedSource.TORCHRUN:
+        return f"torchrun, {count_noun(spec.torchrun or 0, 'GPU')}"
+    if source is NeedSource.MODEL:
+        return f"model {spec.llm}"
+    if source is NeedSource.LEARNED:
+        return "learned from finished jobs of the same kind"
+    return str(source.value)
+
+
+# Formats the parents of a job.
+
+
+#: Maximum number of parents that one reason names.
+_MAX_NAMED = 3
+#: The attribute that declares a dependency of each kind.
+ATTRIBUTES = {DependencyKind.COMPLETED: "after", DependencyKind.FINISHED: "after-any"}
+
+
+def parents_wait_text(parents: Sequence[Parent]) -> str:
+    """Formats the wait of a queued job for its parents: "after job 3 (running), job 4 (held) and 2 more"."""
+    for parent in parents:
+        if status_of(parent) is ParentStatus.FAILED:
+            return f"{parent_end_text(parent.id, parent.outcome)}, so the job will be skipped"
+    return f"after {unmet_parents_text(parents)}"
+
+
+def unmet_parents_text(parents: Sequence[Parent]) -> str:
+    """Names the parents for which a job still waits: "job 3 (running), job 4 (held) and 2 more"."""
+    unmet = [parent for parent in parents if status_of(parent) is not ParentStatus.MET]
+    named = ", ".join(map(_with_state, unmet[:_MAX_NAMED])) or "jobs whose end is not recorded yet"
+    return and_more(named, len(unmet) - _MAX_NAMED)
+
+
+def _with_state(parent: Parent) -> str:
+    if parent.id == UNRESOLVED:
+        return f"{parent.reference} (no such job, or it waits for this job)"
+    return f"job {parent.id} ({_state_text(parent)})"
+
+
+def parent_text(parent: Parent) -> str:
+    """Formats a parent with the attribute that names it: "after=prep: job 3 (prep) is running"."""
+    given = f"{ATTRIBUTES[parent.kind]}={parent.reference}"
+    if parent.id == UNRESOLVED:
+        return f"{given} names no job, or a job that waits for this one"
+    name = f" ({parent.name})" if parent.name else ""
+    verb = "has ended:" if parent.state is JobState.FINISHED else "is"
+    return f"{given}: job {parent.id}{name} {verb} {_state_text(parent)}"
+
+
+def _state_text(parent: Parent) -> str:
+    """Formats the state of a parent, or its outcome: "held", "timed out"."""
+    if parent.state is None:
+        return "unknown"
+    return str(parent.outcome or parent.state).replace("_", " ")
+
+
+def parent_objects(parents: Sequence[Parent]) -> list[dict[str, Any]]:
+    """Returns the parents of a job as its list "after" in JSON."""
+    return [
+        {
+            "id": None if parent.id == UNRESOLVED else parent.id,
+            "name": parent.name,
+            "state": parent.state,
+            "outcome": parent.outcome,
+            "kind": ATTRIBUTES[parent.kind],
+            "reference": parent.reference,
+        }
+        for parent in parents
+    ]
+
+
+# Formats why an attempt is being stopped, and what follows.
+
+
+def stop_cause_text(cause: str, preemptor: int | None) -> str:
+    """Formats why a job is being stopped, as a phrase that follows its name and "is"."""
+    if cause == "timed_out":
+        return "being stopped at its time limit"
+    purpose = "" if preemptor is None else f" for job {preemptor}"
+    return f"being {cause}{purpose}" if cause in ("cancelled", "preempted") else "being stopped"
+
+
+def stop_text(stop: StopRequest, left_s: float | None) -> str:
+    """Formats a request to stop a job. left_s: the seconds left of the grace period; None if unknown."""
+    if left_s is None:
+        when = f" {stop.grace_s:g} s after the signal"
+    else:
+        when = f" in {math.ceil(left_s)} s" if left_s > 0 else " now"
+    then = "gets SIGKILL" if stop.on_timeout == "kill" else "continues if it has not ended"
+    parts = [stop_cause_text(stop.cause, stop.preemptor), f"{then}{when}"]
+    if stop.cause == "preempted":
+        parts.append("then queued again" if stop.next_state is JobState.QUEUED else "held if it ends")
+    return "; ".join(parts)
+
+
+# Formats the reservation of GPUs by queue order.
+
+
+def gpus_are(indices: Sequence[int]) -> str:
+    """Formats GPUs as a subject with its verb: "GPU 2 is", "GPUs 0-7 are"."""
+    return f"GPU{'' if len(indices) == 1 else 's'} {format_gpu_list(indices)} {_be(len(indices))}"
+
+
+def times_text(count: int) -> str:
+    """Formats how often something happened: "once", "9 times"."""
+    return "once" if count == 1 else f"{count} times"
+
+
+def reserved_text(job_id: int, start_at: float, overtakes: int | None, now: float) -> str:
+    """Formats for whom a GPU is reserved, as a phrase that follows the name of the GPU.
+
+    Example: "reserved for job 7 from about 14:20 (it has been overtaken 9 times)".
+    now: in seconds since 1970.
+    """
+    why = "" if overtakes is None else f" (it has been overtaken {times_text(overtakes)})"
+    return f"reserved for job {job_id} from about {finish_text(start_at, now)}{why}"
+
+
+def own_reservation_text(gpus: Sequence[int], start_at: float, now: float) -> str:
+    """Formats the reservation of the job itself: "GPUs 0-7 are reserved for it from about 14:20"."""
+    return f"{gpus_are(gpus)} reserved for it from about {finish_text(start_at, now)}"
+
+
+def is_by_queue_order(found: GpuObstacle) -> bool:
+    """Returns whether a GPU is reserved by queue order, rather than for a job that preempts others."""
+    return found.kind is ObstacleKind.RESERVED and found.reserved_from is not None
+
+
+def reserved_gpus_text(obstacles: Sequence[GpuObstacle], now: float) -> str:
+    """Formats the GPUs among these that are reserved by queue order, for one job; "" if there are none."""
+    kept = [one for one in obstacles if is_by_queue_order(one)]
+    if not kept:
+        return ""
+    first = kept[0]
+    text = reserved_text(first.job_id or 0, first.reserved_from or 0.0, first.overtakes, now)
+    return f"{gpus_are([one.gpu for one in kept])} {text}"
+
+
+def _be(count: int) -> str:
+    return "is" if count == 1 else "are"
+
 
 #: For these kinds, the reason stored with the job is shown.
 _STORED = frozenset({WaitKind.HELD, WaitKind.RETRY_DELAY})
@@ -100,7 +288,6 @@ def _preempting_text(reason: WaitReason) -> str:
 
 
 def _reserved_text(reason: WaitReason, now: float) -> str:
-    from gpu_scheduler.views.reservation_text import own_reservation_text, times_text
 
     free = f"; {_needs(reason)}, {reason.gpus} free" if reason.need is not None else ""
     own = own_reservation_text(reason.reserved, reason.reserved_from or 0.0, now)
@@ -158,8 +345,7 @@ def _no_free_gpu_text(reason: WaitReason, now: float) -> str:
     if not reason.obstacles:
         return head
     # This import is here to keep `status` fast if the reason lists no GPU.
-    from gpu_scheduler.views.gpu_obstacle_text import obstacle_text
-    from gpu_scheduler.views.reservation_text import is_by_queue_order, reserved_gpus_text
+    from gpu_scheduler.views.gpu_text import obstacle_text
 
     obstacles = [one for one in reason.obstacles if not is_by_queue_order(one)]
     listed = [f"GPU {one.gpu}: {obstacle_text(one, now)}" for one in obstacles[:_MAX_OBSTACLES]]

@@ -3,36 +3,340 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import math
+import posixpath
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from itertools import dropwhile
 
 from gpu_scheduler.app.diagnosis import Diagnosis, PlacementFacts, WaitingFacts
+from gpu_scheduler.app.job_views import DependencyFacts
+from gpu_scheduler.app.status_report import JobView
 from gpu_scheduler.core.model.finding import Check, Finding, bad, from_health_issue, ok, warn
-from gpu_scheduler.core.model.need import Need
+from gpu_scheduler.core.model.gpu import format_gpu_list
+from gpu_scheduler.core.model.job_spec import UNRESOLVED, Need, Parent
 from gpu_scheduler.core.model.states import FAILED, WAITING, JobState, Outcome
-from gpu_scheduler.core.model.units import format_seconds
-from gpu_scheduler.core.model.wait_reason import WaitKind
+from gpu_scheduler.core.model.units import format_seconds, format_share
+from gpu_scheduler.core.model.wait_reason import GpuObstacle, WaitKind, WaitReason
+from gpu_scheduler.core.scheduling.dependencies import ParentStatus, status_of
+from gpu_scheduler.core.scheduling.gpu_admission import GpuAvailability, counts_as_idle, obstacle
+from gpu_scheduler.core.scheduling.placement import place
+from gpu_scheduler.core.scheduling.preemption import NoPreemption, Preemption
+from gpu_scheduler.core.scheduling.queue_outlook import AwaitedEnd, EndBasis, QueueOutlook
+from gpu_scheduler.core.scheduling.run_times import Estimate, Prediction
+from gpu_scheduler.core.scheduling.settings import Limits
 from gpu_scheduler.core.text.formatting import (
+    and_more,
+    count_noun,
     format_age,
+    format_duration,
+    format_memory,
     limit_length,
     memory_text,
     safe_text,
     without_repetition,
 )
-from gpu_scheduler.views import dependency_findings, job_findings, placement_findings, queue_findings
-from gpu_scheduler.views.checkpoint_text import origin_text
-from gpu_scheduler.views.dependency_findings import skip_remedy
+from gpu_scheduler.views import job_findings
 from gpu_scheduler.views.event_messages import dated_line
-from gpu_scheduler.views.findings import finding_object, format_finding
-from gpu_scheduler.views.need_text import current_need_text
-from gpu_scheduler.views.parent_text import parent_objects
+from gpu_scheduler.views.gpu_text import obstacle_remedy, obstacle_text
+from gpu_scheduler.views.job_findings import (
+    finding_object,
+    format_finding,
+    queueing_command,
+    unfinished_job_text,
+)
+from gpu_scheduler.views.layout import wrap_words
 from gpu_scheduler.views.progress_text import long_text
-from gpu_scheduler.views.reason_text import outcome_text, reason_text
+from gpu_scheduler.views.reason_text import origin_text, outcome_text, reason_text
 from gpu_scheduler.views.remedies import Remedy, failure_remedy, oom_remedy, timeout_remedy
-from gpu_scheduler.views.text_width import wrap_words
-from gpu_scheduler.views.wait_text import held_text, job_reason_text, wait_text
+from gpu_scheduler.views.wait_text import (
+    ATTRIBUTES,
+    current_need_text,
+    held_text,
+    is_by_queue_order,
+    job_reason_text,
+    own_reservation_text,
+    parent_objects,
+    parent_text,
+    reserved_gpus_text,
+    times_text,
+    wait_text,
+)
 from gpu_scheduler.views.warnings import job_warnings
+
+# Formats the findings about the jobs on which a job depends, and about those that depend on it.
+
+
+#: Maximum number of parents with a finding each.
+_MAX_PARENTS = 10
+#: The parents of a job in the order of their findings: first those that keep the job from starting.
+_ORDER = {ParentStatus.FAILED: 0, ParentStatus.PENDING: 1, ParentStatus.MET: 2}
+
+
+def dependency_findings(job: JobView, facts: DependencyFacts) -> Iterator[Finding]:
+    """Yields findings about a job's parents, the job because of which it cannot start, and its children."""
+    parents = sorted(job.parents, key=lambda parent: (_ORDER[status_of(parent)], parent.id))
+    yield from (_parent(job, parent, facts) for parent in parents[:_MAX_PARENTS])
+    if len(parents) > _MAX_PARENTS:
+        yield ok(Check.PARENT, f"and {count_noun(len(parents) - _MAX_PARENTS, 'more job')}")
+    if facts.blocker is not None:
+        yield _blocker(facts.blocker)
+    if facts.child_count:
+        listed = and_more(", ".join(map(str, facts.children)), facts.child_count - len(facts.children))
+        depend = "depends" if facts.child_count == 1 else "depend"
+        yield ok(Check.CHILDREN, f"{count_noun(facts.child_count, 'job')} {depend} on it: {listed}")
+
+
+def _parent(job: JobView, parent: Parent, facts: DependencyFacts) -> Finding:
+    message = parent_text(parent)
+    if parent.id == UNRESOLVED:
+        return bad(Check.PARENT, message, _change_remedy(job.record.id, facts, ATTRIBUTES[parent.kind]))
+    status = status_of(parent)
+    if status is ParentStatus.MET:
+        return ok(Check.PARENT, message)
+    if status is ParentStatus.PENDING or job.record.state is JobState.FINISHED:
+        return warn(Check.PARENT, message, "")
+    when = " once it is queued" if job.record.state is JobState.HELD else ""
+    return bad(Check.PARENT, f"{message}; this job will be skipped{when}", skip_remedy(job.record.id, facts))
+
+
+def _blocker(job: JobView) -> Finding:
+    number = job.record.id
+    if job.record.state is JobState.HELD:
+        remedy = f"`{queueing_command(job.record)}` queues it"
+    else:
+        remedy = f"`why {number}` explains it"
+    return bad(Check.BLOCKED_BY, unfinished_job_text(job), remedy)
+
+
+def skip_remedy(job_id: int, facts: DependencyFacts) -> str:
+    """Returns the remedy for a job that is skipped, or will be skipped."""
+    change = _change_remedy(job_id, facts)
+    if not facts.failed:
+        return change
+    ids = ", ".join(map(str, facts.failed))
+    command = " ".join(map(str, facts.failed))
+    noun = "job" if len(facts.failed) == 1 else "jobs"
+    return f"`retry {command}` queues {noun} {ids} and this job again; or {change}"
+
+
+def _change_remedy(job_id: int, facts: DependencyFacts, attribute: str = "after") -> str:
+    """Returns how to change the dependencies of a job."""
+    if facts.line is not None:
+        return f"change line {facts.line.number} of {safe_text(posixpath.basename(facts.line.path))}"
+    command = f"set {job_id} {attribute}="
+    return f"change the dependency with `{command}JOBS`, or remove it with `{command}`"
+
+
+# Explains whether a job would start now, based on the result of placement and on the values of each GPU.
+
+
+def placement_finding(
+    need: Need,
+    allowed: tuple[int, ...] | None,
+    views: Sequence[GpuAvailability],
+    limits: Limits,
+    *,
+    where: str,
+    now: float,
+    is_in_queue: bool = True,
+) -> Finding:
+    """Returns the finding about where the job would start if the scheduler placed it now.
+
+    where: where its request can be changed, such as "on the job's line"; now: in seconds since 1970;
+    is_in_queue: whether the scheduler may place it, because it is neither held nor waits for other jobs or
+    for its line.
+    """
+    answer = place(need, allowed, views, limits)
+    if isinstance(answer, WaitReason):
+        if answer.is_infeasible:
+            less = "less memory (vram=), or " if need.vram is not None else ""
+            remedy = (
+                f"{where}, request {less}fewer or other GPUs; or start the scheduler with more GPUs (--gpus)"
+            )
+            return bad(Check.PLACING, wait_text(answer), remedy)
+        return warn(Check.PLACING, wait_text(answer, now), "")
+    chosen = [str(view.index) for view in views if view.uuid in answer]
+    gpus = f"GPU{'' if len(chosen) == 1 else 's'} {', '.join(chosen)}"
+    if not is_in_queue:
+        return ok(Check.PLACING, f"{gpus} would accept the job now")
+    return ok(Check.PLACING, f"the job would start on {gpus} now")
+
+
+_NO_PREEMPTION = {
+    NoPreemption.NO_LOWER_PRIORITY: "no job of lower priority is running",
+    NoPreemption.SPARED: "each running job of lower priority is stopping, was adopted, cannot be reached, or"
+    " has run for less than 60 s since it was preempted",
+    NoPreemption.ENDING_ANYWAY: "it can start as soon as jobs that are ending have left",
+    NoPreemption.NO_HELP: "it could not start even without the jobs of lower priority that may be preempted",
+}
+
+
+def preemption_finding(found: Preemption | NoPreemption) -> Finding:
+    """Returns the finding about the jobs that a waiting job preempts, or why it preempts none."""
+    if isinstance(found, Preemption):
+        return ok(Check.PREEMPTING, "the job may preempt others, and does so next")
+    return ok(Check.PREEMPTING, f"the job may preempt others, but not now: {_NO_PREEMPTION[found]}")
+
+
+def gpu_finding(
+    view: GpuAvailability,
+    judged: GpuAvailability,
+    need: Need,
+    allowed: tuple[int, ...] | None,
+    limits: Limits,
+    holders: Collection[int],
+    now: float,
+) -> Finding:
+    """Returns the finding about whether one GPU accepts the job, with the values that are compared.
+
+    view, judged: the GPU as it is now, and as placement judges it. holders: the ids of the scheduler's jobs
+    on the GPU. now: in seconds since 1970.
+    """
+    measured = _measurements(view, need, limits, holders)
+    if need.vram is not None:
+        measured += _headroom(view, limits)
+    if allowed is not None and view.index not in allowed:
+        message = f"not allowed for this job, which may use only {format_gpu_list(allowed)}"
+        return ok(Check.GPU, f"{message}; {measured}", view.index)
+    why = obstacle(judged, need, limits)
+    if why is None:
+        return ok(Check.GPU, f"accepts the job; {measured}", view.index)
+    brief = replace(why, overtakes=None)  # another finding says why the GPU is reserved
+    message = f"does not accept the job: {obstacle_text(brief, now)}; {measured}"
+    return warn(Check.GPU, message, obstacle_remedy(why), view.index)
+
+
+def _measurements(view: GpuAvailability, need: Need, limits: Limits, holders: Collection[int]) -> str:
+    jobs = (
+        f"share {format_share(view.allocated_share)} allocated to {_jobs(sorted(holders))}"
+        if holders
+        else "not allocated"
+    )
+    load = "load unknown" if view.mean_load is None else f"load {view.mean_load:.0f} %"
+    return f"{jobs}, {load}, {_foreign_use(view, need, limits)}"
+
+
+def _foreign_use(view: GpuAvailability, need: Need, limits: Limits) -> str:
+    """Describes what foreign processes use, and the thresholds for that."""
+    if view.foreign_mib is None:
+        return "foreign memory unknown"
+    if not view.foreign_mib:
+        return "no foreign memory"
+    holds = f"foreign memory {format_memory(view.foreign_mib)}"
+    if counts_as_idle(view.foreign_mib, limits):
+        return f"{holds}, counts as idle (idle threshold {limits.idle_threshold_mib} MiB)"
+    if need.alone:
+        return f"{holds} (idle threshold {limits.idle_threshold_mib} MiB)"
+    if need.vram is None and view.total_mib:
+        part, most = 100 * view.foreign_mib / view.total_mib, 100 * limits.mem_threshold
+        holds += f", {part:.0f} % of the GPU's memory (threshold {most:.0f} %)"
+    load = "unknown, so it is not checked"
+    if view.mean_foreign_load is not None:
+        load = f"{view.mean_foreign_load:.0f} % (threshold {100 * limits.load_threshold:.0f} %)"
+    return f"{holds}, foreign load {load}"
+
+
+def _headroom(view: GpuAvailability, limits: Limits) -> str:
+    """Describes how much memory one more job could declare on the GPU."""
+    if view.total_mib is None or view.committed_mib is None:
+        return ", allocated memory unknown"
+    left = format_memory(max(0, view.total_mib - view.committed_mib - limits.margin_mib))
+    taken = f"{format_memory(view.committed_mib)} of {format_memory(view.total_mib)} allocated or in use"
+    return f", {taken}, {left} left to declare (margin {limits.margin_mib} MiB)"
+
+
+def _jobs(ids: Sequence[int]) -> str:
+    return f"job{'' if len(ids) == 1 else 's'} {', '.join(map(str, ids))}"
+
+
+# Formats the findings of `why` about overtaken jobs and about GPUs that are reserved by queue order.
+
+
+def queue_findings(
+    outlook: QueueOutlook, judged: Sequence[GpuAvailability], now: float, idle_budget: float, where: str
+) -> Iterator[Finding]:
+    """Yields the findings about one queued job.
+
+    judged: the GPUs as placement judges them for the job. now: in seconds since 1970. where: where its
+    attributes can be changed, such as "on the job's line".
+    """
+    kept = [gpu.unavailable for gpu in judged if gpu.unavailable and is_by_queue_order(gpu.unavailable)]
+    if outlook.reservation is not None:
+        own = own_reservation_text(outlook.gpus, outlook.reservation.start_at, now)
+        yield ok(Check.RESERVED, f"{own}, because it has been overtaken {times_text(outlook.overtakes)}")
+        yield from (ok(Check.RESERVED, _awaited_text(one)) for one in outlook.awaited)
+    elif outlook.overtakes:
+        yield ok(Check.OVERTAKEN, f"overtaken {times_text(outlook.overtakes)}; {_then(outlook, idle_budget)}")
+    if kept:
+        rule = "the job may use a reserved GPU only if it leaves room for that job or ends before it starts"
+        yield warn(
+            Check.RESERVED,
+            f"{reserved_gpus_text(kept, now)}; {rule}, and {_own_time_text(outlook.estimate)}",
+            _wait_remedy(outlook.estimate, kept, now, where),
+        )
+
+
+def _wait_remedy(estimate: Estimate, kept: Sequence[GpuObstacle], now: float, where: str) -> str:
+    """Formats the advice to give a time limit to a job about whose run time nothing is known; "" if none."""
+    minutes = math.floor((min(one.reserved_from or now for one in kept) - now) / 60)
+    if estimate.upper_s < math.inf or minutes < 1:
+        return ""
+    return f"if it surely ends before that, {where}, give it a time limit, such as timeout={minutes}m"
+
+
+def _then(outlook: QueueOutlook, idle_budget: float) -> str:
+    """Formats when GPUs are reserved for a job that has been overtaken, or why they are not."""
+    if outlook.overtakes < outlook.needed:
+        why = ", because nothing is known about the end of a job on these GPUs" if outlook.is_guess else ""
+        return f"after {outlook.needed}, GPUs are reserved for it{why}"
+    if outlook.first_job is not None:
+        return f"job {outlook.first_job}, which is before it in the queue, has the reserved GPUs"
+    if not outlook.is_possible:
+        return "no GPUs are reserved for it, because it is not known when enough of them will be free for it"
+    if outlook.is_over_budget:
+        return (
+            "no GPUs are reserved for it, because reserved GPUs were idle for more than"
+            f" {100 * idle_budget:g} % of the GPU time that jobs got in the last 7 days (--idle-budget)"
+        )
+    return "GPUs are reserved for it next"
+
+
+def _awaited_text(one: AwaitedEnd) -> str:
+    gpus = f"GPU{'' if len(one.gpus) == 1 else 's'} {format_gpu_list(one.gpus)}"
+    head = f"{gpus}: job {one.job_id}"
+    if one.basis is EndBasis.ENDING:
+        return f"{head} is ending"
+    when = "may never end" if one.in_s == math.inf else f"is expected to end in {format_duration(one.in_s)}"
+    return f"{head} {when} ({_basis_text(one)})"
+
+
+def _basis_text(one: AwaitedEnd) -> str:
+    ran = f"it has run for {format_duration(one.age_s)}"
+    if one.basis is EndBasis.PROGRESS:
+        return f"by its progress; {ran}"
+    if one.basis is EndBasis.RUN_TIMES and one.prediction is not None:
+        return f"{ran}{_earlier_runs_text(one.prediction, one.age_s)}"
+    limit = "" if one.timeout_s is None else f", its time limit is {format_duration(one.timeout_s)}"
+    return f"a guess: {ran}{limit}, and too few earlier runs are known"
+
+
+def _earlier_runs_text(prediction: Prediction, age_s: float) -> str:
+    """Formats the run times of earlier runs, beside the run time of a job so far, in seconds."""
+    median = format_duration(prediction.seconds)
+    runs = "one earlier run" if prediction.runs == 1 else f"the median of {prediction.runs} earlier runs"
+    if age_s > prediction.seconds:
+        return f", longer than {runs}, {median}"
+    return f"; one earlier run took {median}" if prediction.runs == 1 else f"; {runs} is {median}"
+
+
+def _own_time_text(estimate: Estimate) -> str:
+    if estimate.upper_s == math.inf:
+        return "nothing is known about how long it takes"
+    if estimate.predicted_s is None:
+        return f"it takes at most its time limit of {format_duration(estimate.upper_s)}"
+    return f"nine of ten such jobs take at most {format_duration(estimate.upper_s)}"
+
 
 #: The checks that show how a job ended.
 _END_CHECKS = (Check.END, Check.HELD)
@@ -89,7 +393,7 @@ def findings(diagnosis: Diagnosis) -> Iterator[Finding]:
     """Yields the findings in the order in which they are shown."""
     state = diagnosis.job.record.state
     yield job_findings.scheduler(diagnosis.scheduler_pid, is_waiting=state in WAITING)
-    yield from dependency_findings.findings(diagnosis.job, diagnosis.dependencies)
+    yield from dependency_findings(diagnosis.job, diagnosis.dependencies)
     if diagnosis.waiting is not None:
         yield from _waiting(diagnosis, diagnosis.waiting)
     elif state is JobState.FINISHED:
@@ -148,18 +452,16 @@ def _placement(diagnosis: Diagnosis, need: Need, facts: PlacementFacts) -> Itera
     if full is not None:
         yield warn(Check.PLACING, full, "")
     else:
-        yield placement_findings.placement(
+        yield placement_finding(
             need, allowed, facts.judged, facts.limits, where=where, now=diagnosis.now, is_in_queue=is_in_queue
         )
     if facts.queue is not None:
-        yield from queue_findings.findings(facts.queue, facts.judged, diagnosis.now, facts.idle_budget, where)
+        yield from queue_findings(facts.queue, facts.judged, diagnosis.now, facts.idle_budget, where)
     if facts.preemption is not None:
-        yield placement_findings.preemption(facts.preemption)
+        yield preemption_finding(facts.preemption)
     yield from job_findings.unmanaged(allowed, [gpu.index for gpu in facts.gpus])
     for gpu, judged in zip(facts.gpus, facts.judged, strict=True):
-        yield placement_findings.gpu(
-            gpu, judged, need, allowed, facts.limits, facts.holders[gpu.uuid], diagnosis.now
-        )
+        yield gpu_finding(gpu, judged, need, allowed, facts.limits, facts.holders[gpu.uuid], diagnosis.now)
     if diagnosis.scheduler_pid is None and facts.sampled_at is not None:
         age = format_age(facts.sampled_at, diagnosis.now)
         yield warn(Check.VALUES, f"last sample of the GPUs: {age}", "")

@@ -20,7 +20,7 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.routing import Match
 
 from gpu_scheduler import __version__
-from gpu_scheduler.app.gpu_source import GpuSource, open_source, simulation_of_scheduler
+from gpu_scheduler.app.machine_gpus import GpuSource, open_source, simulation_of_scheduler
 from gpu_scheduler.app.store_access import scheduler_is_running
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.errors import SchedulerError

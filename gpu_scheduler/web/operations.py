@@ -43,8 +43,7 @@ from gpu_scheduler.app.submit import (
     insert_once,
 )
 from gpu_scheduler.core.jobsfile.attributes import ATTRIBUTE_HELP
-from gpu_scheduler.core.model.job_name import parse_job_ref
-from gpu_scheduler.core.model.job_spec import JobSpec
+from gpu_scheduler.core.model.job_spec import JobSpec, parse_job_ref
 from gpu_scheduler.core.model.states import ACTIVE, WAITING, JobState, Outcome
 from gpu_scheduler.errors import (
     DamagedStoreError,
@@ -56,13 +55,13 @@ from gpu_scheduler.errors import (
     UsageError,
 )
 from gpu_scheduler.store.job_lists import JobFilter
-from gpu_scheduler.store.submission_keys import KeyReusedError, SubmissionKey
-from gpu_scheduler.views import eta as eta_view
+from gpu_scheduler.store.submissions import KeyReusedError, SubmissionKey
 from gpu_scheduler.views import forecast, status_json, why
+from gpu_scheduler.views import forecast as eta_view
 from gpu_scheduler.views import job_detail as detail_view
 from gpu_scheduler.views.answers import answer_text
-from gpu_scheduler.views.line_notes import line_note_text
 from gpu_scheduler.views.preempt import failure_text
+from gpu_scheduler.views.submissions import line_note_text
 
 Json = dict[str, Any]
 _Made = TypeVar("_Made")
@@ -168,7 +167,7 @@ def why_job(context: Context, job_id: int) -> Json:
 def eta(context: Context) -> Json:
     """Returns the progress of the running jobs, as `eta --json` does."""
     found = _read(lambda: running_progress(context.location), lambda: ProgressReport(time.time(), ()))
-    return _loaded(eta_view.to_json(found))
+    return _loaded(eta_view.eta_json(found))
 
 
 def plan(context: Context) -> Json:

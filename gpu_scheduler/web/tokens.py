@@ -21,7 +21,7 @@ from pathlib import Path
 
 from gpu_scheduler.errors import SchedulerError, UsageError
 from gpu_scheduler.system import safe_file
-from gpu_scheduler.system.atomic_file import replace_file
+from gpu_scheduler.system.safe_file import replace_file
 
 #: Begins every token, so that programs that search for leaked secrets recognise it.
 PREFIX = "gps_"

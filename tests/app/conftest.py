@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gpu_scheduler.app.location import Location
-from gpu_scheduler.core.command import environment
+from gpu_scheduler.core.command import build
 from tests.cli.desk import Desk
 
 
@@ -17,7 +17,7 @@ def desk(
     """Provides a folder for a store. Fails the test if a use case reads the command line or prints."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", ["pytest", "--no-such-option"])
-    monkeypatch.setattr(environment, "_INSTALLATIONS", ())
+    monkeypatch.setattr(build, "_INSTALLATIONS", ())
     made = Desk(tmp_path, capfd)
     yield made
     made.close()

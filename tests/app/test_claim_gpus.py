@@ -13,9 +13,8 @@ import pytest
 
 from gpu_scheduler.app import claim_gpus as app
 from gpu_scheduler.app.claim_gpus import FoundGpus, GpuRequest, Impossible, Shortfall, TimedOut, find_gpus
-from gpu_scheduler.app.gpu_source import GpuSource
-from gpu_scheduler.core.model.gpu import UNKNOWN_UUID_PREFIX, GpuSample, Snapshot
-from gpu_scheduler.core.model.gpu_criteria import GpuCriteria
+from gpu_scheduler.app.machine_gpus import GpuSource
+from gpu_scheduler.core.model.gpu import UNKNOWN_UUID_PREFIX, GpuCriteria, GpuSample, Snapshot
 from gpu_scheduler.gpus.probes.probe_client import LateAnswerError, ProbeClient, ProbeFailure, UnreadableError
 from gpu_scheduler.runner import gpu_lock
 from gpu_scheduler.runner.folder import TOKEN

@@ -6,13 +6,12 @@ from typing import Any
 
 import pytest
 
-from gpu_scheduler.app.current_need import NeedSource
 from gpu_scheduler.app.diagnosis import diagnose
 from gpu_scheduler.app.job_detail import job_detail
 from gpu_scheduler.app.location import Location
-from gpu_scheduler.core.model.dependency import Dependency, DependencyKind
+from gpu_scheduler.app.round_facts import NeedSource
 from gpu_scheduler.core.model.event import EventKind
-from gpu_scheduler.core.model.job_spec import JobSpec
+from gpu_scheduler.core.model.job_spec import Dependency, DependencyKind, JobSpec
 from gpu_scheduler.core.model.states import Outcome
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.errors import SchedulerError

@@ -5,10 +5,8 @@ from typing import Any
 import pytest
 
 from gpu_scheduler.app.gpu_views import gpu_views
-from gpu_scheduler.claims.foreign_claims import ForeignClaims
-from gpu_scheduler.core.model.gpu import GpuProcess
-from gpu_scheduler.core.model.gpu_claim import GpuClaim
-from gpu_scheduler.core.model.gpu_fault import LOST
+from gpu_scheduler.claims.gpu_claims import ForeignClaims
+from gpu_scheduler.core.model.gpu import LOST, GpuClaim, GpuProcess
 from gpu_scheduler.core.scheduling.settings import Limits
 from gpu_scheduler.store.records import AttemptRecord
 from tests.records import attempt_record, gpu_record

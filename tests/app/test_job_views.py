@@ -17,9 +17,8 @@ from gpu_scheduler.core.model.attempt_status import (
     FailureContext,
     StopRequest,
 )
-from gpu_scheduler.core.model.dependency import DependencyKind, Parent
 from gpu_scheduler.core.model.event import MisplacedProcess
-from gpu_scheduler.core.model.need import Need
+from gpu_scheduler.core.model.job_spec import DependencyKind, Need, Parent
 from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.core.model.states import AttemptState, JobState
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
@@ -27,7 +26,7 @@ from gpu_scheduler.core.scheduling.actions import FinishAttempt, Transition
 from gpu_scheduler.core.scheduling.facts import Attempt
 from gpu_scheduler.core.scheduling.reconcile_attempt import reconcile
 from gpu_scheduler.core.scheduling.settings import Settings
-from gpu_scheduler.views import job_table
+from gpu_scheduler.views import tables
 from gpu_scheduler.views.wait_text import job_reason_text
 from gpu_scheduler.views.warnings import job_warnings
 from tests.reasons import worded, words
@@ -184,7 +183,7 @@ def test_a_job_view_shows_why_a_starting_job_is_delayed(launches: int, reason: s
     assert (
         view.record.state,
         job_reason_text(view),
-        job_table.running_row(view, NOW.wall).cells[-1].text,
+        tables.running_row(view, NOW.wall).cells[-1].text,
     ) == (
         "starting",
         reason,
@@ -243,7 +242,7 @@ def test_a_job_view_shows_a_job_that_ran_before_a_reboot_as_interrupted(
     before = Attempt(11, 3, "t", "an earlier boot", AttemptState.RUNNING, status=status)
     view = job_view(job_record(state="running"), attempt_record(), context(open_attempts={11: before}))
     assert (view.record.state, view.record.held_by, view.is_recorded) == ("held", "interrupted", False)
-    cells = job_table.held_row(view, NOW.wall).cells
+    cells = tables.held_row(view, NOW.wall).cells
     assert (cells[1].text, cells[-1].text) == (
         "interrupted",
         "the machine was restarted; `retry 3` runs it again; not recorded yet",

@@ -7,7 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from gpu_scheduler.app import add, screens
+from gpu_scheduler.app import add
+from gpu_scheduler.app import logs as screens
 from gpu_scheduler.app.diagnosis import diagnose
 from gpu_scheduler.app.events import open_events
 from gpu_scheduler.app.gpu_requests import pause

@@ -11,15 +11,14 @@ from gpu_scheduler.app.calibrate import calibrate
 from gpu_scheduler.app.events import open_events
 from gpu_scheduler.app.lint import lint
 from gpu_scheduler.app.location import Location
-from gpu_scheduler.app.logs import LogProgress, attach_target, open_log
-from gpu_scheduler.app.screens import screens
+from gpu_scheduler.app.logs import LogProgress, attach_target, open_log, screens
 from gpu_scheduler.app.status import StatusQuery, empty_status, status
 from gpu_scheduler.app.stop import stop
 from gpu_scheduler.core.model.event import EventKind
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.errors import SchedulerError, StoreNotFoundError, UsageError
-from gpu_scheduler.views.need_text import need_text
+from gpu_scheduler.views.wait_text import need_text
 from tests.cli.desk import Desk
 from tests.waiting import wait_for
 

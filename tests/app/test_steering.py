@@ -15,7 +15,7 @@ from gpu_scheduler.core.model.attempt_status import AttemptResult, AttemptStatus
 from gpu_scheduler.core.model.states import Outcome
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.errors import SchedulerError
-from gpu_scheduler.scheduler.fresh_start import refuse_active
+from gpu_scheduler.scheduler.restore import refuse_active
 from tests.cli.desk import Desk
 
 SLEEP = "while :; do sleep 0.02; done"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.core.command import environment
+from gpu_scheduler.core.command import build
 from tests.cli.desk import Desk
 
 
@@ -15,7 +15,7 @@ def desk(
 ) -> Iterator[Desk]:
     """Provides an empty folder in which to run commands. They find no conda in /opt or /usr/local."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(environment, "_INSTALLATIONS", ())
+    monkeypatch.setattr(build, "_INSTALLATIONS", ())
     made = Desk(tmp_path, capsys)
     yield made
     made.close()

@@ -12,19 +12,17 @@ from typing import Any
 import pytest
 
 from gpu_scheduler.attempts.executor import AttemptRef
-from gpu_scheduler.attempts.folder_status import observe
-from gpu_scheduler.attempts.prepare import prepare
+from gpu_scheduler.attempts.folder import observe, prepare
 from gpu_scheduler.attempts.sweep import processes_of, sweep
 from gpu_scheduler.cli import main
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.command.build import REPORT_START
-from gpu_scheduler.core.model.dependency import Dependency, DependencyKind
 from gpu_scheduler.core.model.gpu import GpuSample
-from gpu_scheduler.core.model.job_spec import JobSpec
+from gpu_scheduler.core.model.job_spec import Dependency, DependencyKind, JobSpec
 from gpu_scheduler.core.model.states import JobState
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.settings import Settings
-from gpu_scheduler.executors.direct import DirectExecutor
+from gpu_scheduler.executors.local import DirectExecutor
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.records import AttemptRecord
 from gpu_scheduler.store.requests import open_requests

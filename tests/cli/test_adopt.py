@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.app import adopted_gpus
+from gpu_scheduler.app import adopt
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample
 from gpu_scheduler.core.model.states import Outcome
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.runner.process_scan import ticks_of
-from gpu_scheduler.store.environments import environment_of_job
+from gpu_scheduler.store.submissions import environment_of_job
 from tests.cli.desk import Desk
 from tests.processes import has_arguments, is_zombie
 from tests.users import User
@@ -279,7 +279,7 @@ def test_refuses_gpus_that_the_driver_or_the_scheduler_does_not_show(
 ) -> None:
     listed(desk)
     samples = [GpuSample("SIM-0", 0, "card"), GpuSample("SIM-7", 7, "card", processes=())]
-    monkeypatch.setattr(adopted_gpus, "_probed", lambda *_: tuple(samples))
+    monkeypatch.setattr(adopt, "_probed", lambda *_: tuple(samples))
     assert refusal(desk, process.pid) == (
         1,
         f"the driver does not list the processes on each GPU: name the GPUs of PID {process.pid} with --gpus",

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gpu_scheduler.core.model.dependency import UNRESOLVED, Dependency, DependencyKind
+from gpu_scheduler.core.model.job_spec import UNRESOLVED, Dependency, DependencyKind
 from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
 from gpu_scheduler.core.model.states import Outcome
 from gpu_scheduler.core.scheduling import actions as act

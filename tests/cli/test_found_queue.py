@@ -15,7 +15,7 @@ from gpu_scheduler.config import StartOptions
 from gpu_scheduler.core.model.states import JobState
 from gpu_scheduler.errors import UsageError
 from gpu_scheduler.store.data_dir import DataDir
-from gpu_scheduler.store.running_schedulers import listed
+from gpu_scheduler.store.scheduler_lock import listed
 from tests.cli.desk import Desk
 from tests.cli.test_add import NOTED
 from tests.cli.test_parser import COMMANDS, LAST
@@ -184,7 +184,7 @@ def test_a_folder_whose_queue_has_no_scheduler(desk: Desk, tmp_path: Path) -> No
 def test_the_list_is_not_read_if_this_folder_has_a_running_queue_or_one_is_named(
     desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from gpu_scheduler.store import running_schedulers as registry
+    from gpu_scheduler.store import scheduler_lock as registry
 
     def refuse() -> None:
         raise AssertionError("the list was read")

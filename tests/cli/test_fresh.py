@@ -14,19 +14,20 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpu_scheduler.attempts.folder_status import observe
+from gpu_scheduler.attempts.folder import observe
 from gpu_scheduler.attempts.sweep import sweep
-from gpu_scheduler.core.model.need import Need
+from gpu_scheduler.core.model.job_spec import Need
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.intake.state_file_edits import requested_pauses
-from gpu_scheduler.scheduler import fresh_start
+from gpu_scheduler.scheduler import restore
 from gpu_scheduler.scheduler.service import count_jobs_to_forget
-from gpu_scheduler.store import accepted_lines, forget
-from gpu_scheduler.store.forget import forgetting_jobs
+from gpu_scheduler.store import accepted_lines
+from gpu_scheduler.store import new_store as forget
 from gpu_scheduler.store.job_lists import state_counts
+from gpu_scheduler.store.new_store import forgetting_jobs
 from gpu_scheduler.store.requests import add_request
 from gpu_scheduler.store.store import Store
 from tests.cli.desk import Desk
@@ -143,7 +144,7 @@ def test_a_killed_fresh_start_forgets_no_jobs(desk: Desk) -> None:
     done, _ = fill_store(desk)
     program = (
         "import os, sys\n"
-        "from gpu_scheduler.store.forget import forgetting_jobs\n"
+        "from gpu_scheduler.store.new_store import forgetting_jobs\n"
         "from gpu_scheduler.store.data_dir import DataDir\n"
         "from gpu_scheduler.store.store import Store\n"
         "with forgetting_jobs(Store(DataDir.of(sys.argv[1]))) as jobs:\n"
@@ -201,18 +202,18 @@ def test_fresh_is_refused_while_a_job_runs_and_accepted_after_its_end(desk: Desk
         with pytest.raises(
             SchedulerError, match=rf"job {job} is active[^\n]*\n`stop --jobs` ends"
         ) as refused:
-            fresh_start.refuse_active(desk.store, void_claims=take)
+            restore.refuse_active(desk.store, void_claims=take)
     assert refused.value.exit_code == 1
     with pytest.raises(SchedulerError, match="is active"):
         count_jobs_to_forget(desk.data_dir)
-    with pytest.raises(SchedulerError, match="is active"), fresh_start.jobs_forgotten(desk.store):
+    with pytest.raises(SchedulerError, match="is active"), restore.jobs_forgotten(desk.store):
         pass
     assert desk.state(job) == "running"
     assert desk.run("stop", "--jobs")[0] == 0
     # The job's end is not recorded yet, and need not be.
     assert desk.state(job) == "running"
     assert count_jobs_to_forget(desk.data_dir) == 1
-    with fresh_start.jobs_forgotten(desk.store):
+    with restore.jobs_forgotten(desk.store):
         assert count(desk.store, "job") == 0
 
 
@@ -222,32 +223,32 @@ def test_fresh_does_not_wait_for_running_jobs(desk: Desk, monkeypatch: pytest.Mo
 
     job = desk.run_job(LONG)
     with monkeypatch.context() as patch:
-        patch.setattr(fresh_start, "time", SimpleNamespace(sleep=sleep, monotonic=time.monotonic))
+        patch.setattr(restore, "time", SimpleNamespace(sleep=sleep, monotonic=time.monotonic))
         with pytest.raises(SchedulerError, match=f"job {job} is active"):
-            fresh_start.refuse_active(desk.store)
+            restore.refuse_active(desk.store)
 
 
 def test_fresh_names_several_active_jobs(desk: Desk) -> None:
     first, second = desk.run_job(LONG), desk.run_job(LONG)
     with pytest.raises(SchedulerError, match=f"^jobs {first}, {second} are active; --fresh forgets nothing"):
-        fresh_start.refuse_active(desk.store)
+        restore.refuse_active(desk.store)
 
 
 def test_fresh_is_refused_while_a_process_of_an_ended_job_is_left(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fresh_start, "RUNNER_EXIT_S", 0.1)
+    monkeypatch.setattr(restore, "RUNNER_EXIT_S", 0.1)
     job = desk.job()
     row = desk.attempt(job)
     desk.record(act.FinishAttempt(job, row.id, Outcome.COMPLETED, JobState.FINISHED, Outcome.COMPLETED))
-    fresh_start.refuse_active(desk.store)
+    restore.refuse_active(desk.store)
     left = subprocess.Popen(["sleep", "60"], env={**os.environ, "GPU_SCHEDULER_TOKEN": row.token})
     try:
         with pytest.raises(SchedulerError, match=f"job {job} is active"):
-            fresh_start.refuse_active(desk.store)
-        monkeypatch.setattr(fresh_start, "RUNNER_EXIT_S", 20.0)
+            restore.refuse_active(desk.store)
+        monkeypatch.setattr(restore, "RUNNER_EXIT_S", 20.0)
         monkeypatch.setattr(time, "sleep", lambda _s: left.kill())  # the process ends during the check
-        fresh_start.refuse_active(desk.store)
+        restore.refuse_active(desk.store)
     finally:
         left.kill()
         left.wait()
@@ -258,7 +259,7 @@ def test_fresh_voids_the_claim_of_an_attempt_that_no_runner_has_claimed(desk: De
     row = desk.attempt(job)
     assert count_jobs_to_forget(desk.data_dir) == 1
     assert observe(desk.folder(row), row.token).claim == "none"
-    fresh_start.refuse_active(desk.store, void_claims=True)
+    restore.refuse_active(desk.store, void_claims=True)
     assert observe(desk.folder(row), row.token).claim == "void"
     assert desk.state(job) == "starting"
 
@@ -273,7 +274,7 @@ def test_a_killed_runner_does_not_block_a_fresh_start_once_its_command_has_ended
     wait_for(lambda: observe(desk.folder(row), token).claim == "dead", "the runner's end")
     assert not sweep(desk.folder(row), token, 0.0)
     assert observe(desk.folder(row), token).result is None
-    fresh_start.refuse_active(desk.store, void_claims=True)
+    restore.refuse_active(desk.store, void_claims=True)
     assert desk.state(job) == "running"
 
 
@@ -281,7 +282,7 @@ def test_fresh_does_not_void_the_claim_of_an_ended_attempt(desk: Desk) -> None:
     job = desk.job()
     row = desk.attempt(job)
     desk.record(act.FinishAttempt(job, row.id, Outcome.FAILED, JobState.FINISHED, Outcome.FAILED))
-    fresh_start.refuse_active(desk.store, void_claims=True)
+    restore.refuse_active(desk.store, void_claims=True)
     assert not desk.folder(row).exists()
 
 
@@ -292,7 +293,7 @@ def test_fresh_is_refused_if_an_attempt_folder_cannot_be_read(
         raise PermissionError(13, "Permission denied")
 
     row = desk.attempt(desk.job())
-    monkeypatch.setattr(fresh_start, "observe", fail)
+    monkeypatch.setattr(restore, "observe", fail)
     with pytest.raises(SchedulerError) as refused:
         count_jobs_to_forget(desk.data_dir)
     assert str(refused.value) == f"{desk.folder(row)}: Permission denied; no job was forgotten"
@@ -303,7 +304,7 @@ def test_logs_the_number_of_forgotten_jobs_after_forgetting_them(
 ) -> None:
     fill_store(desk)
     with caplog.at_level("INFO"):
-        with fresh_start.jobs_forgotten(desk.store):
+        with restore.jobs_forgotten(desk.store):
             assert caplog.messages == []
         assert caplog.messages == ["forgot 2 jobs"]
 
@@ -312,7 +313,7 @@ def test_attempts_from_before_a_reboot_do_not_block_a_fresh_start(desk: Desk) ->
     row = desk.attempt(desk.job())
     with desk.store.db.transaction() as db:
         db.execute("UPDATE attempt SET boot_id = 'another'")
-    fresh_start.refuse_active(desk.store, void_claims=True)
+    restore.refuse_active(desk.store, void_claims=True)
     assert not desk.folder(row).exists()
 
 

@@ -15,15 +15,14 @@ from pathlib import Path
 import pytest
 
 from gpu_scheduler.app.refusals import predicted_state
-from gpu_scheduler.attempts.folder_status import observe
-from gpu_scheduler.attempts.runner_control import kill_runner
+from gpu_scheduler.attempts.folder import kill_runner, observe
 from gpu_scheduler.core.model.request import JobFact
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.scheduling import actions as act
-from gpu_scheduler.core.scheduling import job_requests
+from gpu_scheduler.core.scheduling import requests
 from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.errors import SchedulerError
-from gpu_scheduler.scheduler import fresh_start
+from gpu_scheduler.scheduler import restore
 from gpu_scheduler.store.data_dir import DataDir
 from tests.cli.desk import Desk
 from tests.waiting import wait_for
@@ -152,7 +151,7 @@ def test_cancel_kills_a_job_that_ignores_sigterm_after_the_grace_period(desk: De
 def test_cancel_ends_the_processes_of_a_job_whose_runner_died(
     desk: Desk, environment: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fresh_start, "RUNNER_EXIT_S", 0.1)
+    monkeypatch.setattr(restore, "RUNNER_EXIT_S", 0.1)
     script = "trap '' TERM HUP; echo $$ > pid; while :; do sleep 0.02; done"
     job = desk.run_job(f"exec {environment} sh -c {shlex.quote(script)}")
     pid = int(wait_for(lambda: _read(desk.path / "pid"), "the job's pid") or 0)
@@ -161,7 +160,7 @@ def test_cancel_ends_the_processes_of_a_job_whose_runner_died(
     wait_for(lambda: observe(desk.folder(attempt), attempt.token).claim == "dead", "the runner's end")
     os.kill(pid, 0)
     with pytest.raises(SchedulerError, match=f"job {job} is active"):
-        fresh_start.refuse_active(desk.store)
+        restore.refuse_active(desk.store)
     code, out, err = desk.run("cancel", job, "--grace", 0.2)
     assert (code, out, err) == (0, f"job {job}: cancelled; its runner had already died\n", "")
     desk.wait_until_processes_end()
@@ -205,7 +204,7 @@ def test_cancel_takes_over_from_a_scheduler_that_dies_before_answering(
 @pytest.mark.parametrize("verb", ["cancel", "retry", "requeue", "hold", "release", "line_removed"])
 def test_the_predicted_state_of_a_job_matches_the_loops_decision(state: JobState, verb: str) -> None:
     outcome = Outcome.FAILED if state is JobState.FINISHED else None
-    did, _ = job_requests.answer_job_request(verb, JobFact(1, state, outcome), {}, Settings())
+    did, _ = requests.answer_job_request(verb, JobFact(1, state, outcome), {}, Settings())
     after = state
     for action in did:
         if isinstance(action, act.FinishJob):

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from gpu_scheduler.app.job_refs import JobRef, resolve_job, resolve_jobs
-from gpu_scheduler.attempts.folder_status import observe
+from gpu_scheduler.attempts.folder import observe
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.errors import SchedulerError

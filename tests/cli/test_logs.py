@@ -18,8 +18,8 @@ from typing import IO
 
 import pytest
 
-from gpu_scheduler.attempts.folder_status import observe
-from gpu_scheduler.cli.log_printer import LogFilter, LogPrinter
+from gpu_scheduler.attempts.folder import observe
+from gpu_scheduler.cli.logs import LogFilter, LogPrinter
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.scheduling import actions as act
 from tests.cli.desk import Desk

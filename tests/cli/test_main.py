@@ -33,7 +33,7 @@ CHECKS = (
     "gpu_scheduler.executors",
     "gpu_scheduler.gpus.probes.probe_client",
     "gpu_scheduler.health.doctor.logind",
-    "gpu_scheduler.health.doctor.software",
+    "gpu_scheduler.health.doctor.machine",
     "gpu_scheduler.system.run_program",
 )
 

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from gpu_scheduler.core.model.dependency import DependencyKind
+from gpu_scheduler.core.model.job_spec import DependencyKind
 from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.scheduling import actions as act

@@ -16,8 +16,7 @@ import pytest
 from gpu_scheduler.app import preempt as app
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.app.preempt import PreemptEnd, PreemptReport, PreemptWait
-from gpu_scheduler.attempts.folder_status import observe
-from gpu_scheduler.attempts.runner_control import request_stop
+from gpu_scheduler.attempts.folder import observe, request_stop
 from gpu_scheduler.core.model.attempt_status import StopRequest
 from gpu_scheduler.core.model.states import Outcome
 from gpu_scheduler.core.scheduling import actions as act

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from gpu_scheduler.app import screen_sessions
-from gpu_scheduler.attempts.folder_status import observe
+from gpu_scheduler.app import logs
+from gpu_scheduler.attempts.folder import observe
 from tests.cli.desk import Desk
 from tests.waiting import wait_for
 
@@ -43,6 +43,6 @@ def test_an_attempt_with_a_dead_runner_has_no_session(desk: Desk) -> None:
 
 def test_queries_screen_in_the_socket_folder_of_the_session(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SCREENDIR", "/ours")
-    assert screen_sessions.screen_environment("/theirs")["SCREENDIR"] == "/theirs"
-    assert "SCREENDIR" not in screen_sessions.screen_environment(None)
-    assert screen_sessions.screen_environment(None)["PATH"] == os.environ["PATH"]
+    assert logs.screen_environment("/theirs")["SCREENDIR"] == "/theirs"
+    assert "SCREENDIR" not in logs.screen_environment(None)
+    assert logs.screen_environment(None)["PATH"] == os.environ["PATH"]

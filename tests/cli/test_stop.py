@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from gpu_scheduler.app import stop
-from gpu_scheduler.attempts.folder_status import observe
+from gpu_scheduler.attempts.folder import observe
 from gpu_scheduler.attempts.sweep import processes_of, sweep
 from gpu_scheduler.intake.state_file_watcher import StateFileWatcher
-from gpu_scheduler.store import permissions
+from gpu_scheduler.store import data_dir
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.scheduler_lock import scheduler_pid
 from tests.cli.desk import Desk
@@ -78,7 +78,7 @@ def test_stop_names_a_scheduler_that_does_not_end_and_withdraws_the_request(
 def test_stop_says_at_once_that_it_cannot_use_the_store(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     assert desk.store
     with desk.scheduler("deaf"), monkeypatch.context() as patch:
-        patch.setattr(permissions, "allowed_owners", lambda _: frozenset((54321,)))
+        patch.setattr(data_dir, "allowed_owners", lambda _: frozenset((54321,)))
         patch.setattr(time, "sleep", lambda _: pytest.fail("stop waits"))
         code, out, err = desk.run("stop")
         assert (code, out, "belongs to" in err) == (1, "", True), err

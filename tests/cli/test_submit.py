@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_scheduler.app import script_command
+from gpu_scheduler.app import new_line
 from gpu_scheduler.app.new_line import parse_new_line
 from gpu_scheduler.core.command.build import display_command
 from gpu_scheduler.core.jobsfile.attributes import ATTRIBUTE_HELP
@@ -26,8 +26,8 @@ from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.needs import LlmConfig, ResourceSpec, resolve
 from gpu_scheduler.store.dependencies import dependencies_of
-from gpu_scheduler.store.environments import environment_of_job
 from gpu_scheduler.store.records import JobRecord
+from gpu_scheduler.store.submissions import environment_of_job
 from tests.cli.desk import Desk
 from tests.e2e.world import World
 from tests.fakes.conda import plant
@@ -159,7 +159,7 @@ def test_the_command_depends_on_the_kind_of_script(desk: Desk, name: str, text: 
     (desk.path / "run").touch(mode=0o755)
     (desk.path / name).touch()
     job = submitted(desk, name, "x")
-    assert job.text == text.replace("python ", f"{script_command.default_python(os.environ)} ")
+    assert job.text == text.replace("python ", f"{new_line.default_python(os.environ)} ")
 
 
 def test_the_script_is_looked_up_in_the_folder_of_the_job(desk: Desk) -> None:

@@ -6,10 +6,9 @@ import os
 import signal
 from dataclasses import replace
 
-from gpu_scheduler.attempts.folder_status import observe
+from gpu_scheduler.attempts.folder import observe
 from gpu_scheduler.clock import Clock
-from gpu_scheduler.core.model.gpu import GpuSample
-from gpu_scheduler.core.model.gpu_fault import LOST
+from gpu_scheduler.core.model.gpu import LOST, GpuSample
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.scheduling import actions as act

@@ -12,8 +12,8 @@ import pytest
 
 from gpu_scheduler.attempts.executor import AttemptRef, Executor
 from gpu_scheduler.core.model.attempt_status import AttemptResult, AttemptStatus, StopRequest
-from gpu_scheduler.executors.direct import DirectExecutor
 from gpu_scheduler.executors.forking import ForkingExecutor
+from gpu_scheduler.executors.local import DirectExecutor
 from gpu_scheduler.executors.screen import ScreenExecutor
 from tests.fakes.remote_executor import RemoteExecutor
 from tests.runner.attempt import PreparedAttempt, socket_folder, wait_for

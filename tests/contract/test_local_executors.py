@@ -14,8 +14,8 @@ import pytest
 
 from gpu_scheduler.attempts.executor import AttemptRef, Executor, LaunchError
 from gpu_scheduler.claims.gpu_claims import claims_of
-from gpu_scheduler.executors.direct import DirectExecutor
 from gpu_scheduler.executors.forking import ForkingExecutor
+from gpu_scheduler.executors.local import DirectExecutor
 from gpu_scheduler.executors.screen import ScreenExecutor, screen_problem
 from gpu_scheduler.runner.record_lock import Lock
 from gpu_scheduler.system.procfs import Proc
@@ -151,8 +151,10 @@ def test_runner_survives_the_process_that_started_it(kind: str, make: Make, tmp_
     attempt.prepare()
     name = f"{kind.capitalize()}Executor"
     until_ready = "\nwhile not helper_pid(executor): time.sleep(0.001)" if kind == "forking" else ""
+    module = "local" if kind == "direct" else kind
     program = (
-        f"from gpu_scheduler.executors.{kind} import {name}; from pathlib import Path; import os, sys, time\n"
+        f"from gpu_scheduler.executors.{module} import {name}\n"
+        "from pathlib import Path; import os, sys, time\n"
         "from gpu_scheduler.attempts.executor import AttemptRef\n"
         "from tests.runner.fork_helper import helper_pid\n"
         f"executor = {name}(){until_ready}\n"

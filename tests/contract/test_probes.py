@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from gpu_scheduler.config import ProbeKind
-from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample, Snapshot
-from gpu_scheduler.core.model.gpu_fault import LOST, MIG_MODE, PROHIBITED
+from gpu_scheduler.core.model.gpu import LOST, MIG_MODE, PROHIBITED, GpuProcess, GpuSample, Snapshot
 from gpu_scheduler.errors import GpuStateError
 from gpu_scheduler.gpus.probes import ProbeError
 from gpu_scheduler.gpus.probes.probe_client import ProbeClient

@@ -11,7 +11,7 @@ from gpu_scheduler.core.model.wait_reason import WaitReason
 from gpu_scheduler.core.scheduling import queue_placement
 from gpu_scheduler.core.scheduling.actions import Action
 from gpu_scheduler.core.scheduling.facts import Facts, PendingGroup, QueuedJob
-from gpu_scheduler.core.scheduling.order import queue_key
+from gpu_scheduler.core.scheduling.pending_queue import queue_key
 from gpu_scheduler.core.scheduling.queue_placement import place_jobs
 from gpu_scheduler.core.scheduling.queue_walk import QueueWalk, wait_reasons
 

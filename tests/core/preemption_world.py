@@ -7,10 +7,8 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample
-from gpu_scheduler.core.model.gpu_claim import GpuClaim
-from gpu_scheduler.core.model.gpu_fault import LOST, GpuFault
-from gpu_scheduler.core.model.need import Need
+from gpu_scheduler.core.model.gpu import LOST, GpuClaim, GpuFault, GpuProcess, GpuSample
+from gpu_scheduler.core.model.job_spec import Need
 from gpu_scheduler.core.scheduling.facts import Attempt, Facts, Gpu
 from tests.core.gpu_world import facts, gpu, running
 

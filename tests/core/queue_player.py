@@ -11,15 +11,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from gpu_scheduler.core.model.attempt_status import AttemptStatus
-from gpu_scheduler.core.model.need import Need
+from gpu_scheduler.core.model.job_spec import Need
 from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.scheduling import actions as act
-from gpu_scheduler.core.scheduling.effective_need import need_of
 from gpu_scheduler.core.scheduling.facts import Attempt, Facts, PendingGroup, QueuedJob, QueueReservation
 from gpu_scheduler.core.scheduling.needs import LlmConfig, ResourceSpec
-from gpu_scheduler.core.scheduling.order import queue_key
 from gpu_scheduler.core.scheduling.overtakes import Overtakes, QueueStart
+from gpu_scheduler.core.scheduling.pending_queue import need_of, queue_key
 from gpu_scheduler.core.scheduling.queue_placement import place_jobs
 from gpu_scheduler.core.scheduling.run_times import RunTimeEstimates, RunTimes
 from gpu_scheduler.core.scheduling.settings import Settings

@@ -7,20 +7,23 @@ from typing import Any
 
 import pytest
 
-from gpu_scheduler.core.model.adopted_process import AdoptedProcess
-from gpu_scheduler.core.model.attempt_status import AttemptResult, AttemptStatus, StopRequest
-from gpu_scheduler.core.model.checkpoint import SavedWork
+from gpu_scheduler.core.model.attempt_status import (
+    AdoptedProcess,
+    AttemptResult,
+    AttemptStatus,
+    SavedWork,
+    StopRequest,
+)
 from gpu_scheduler.core.model.gpu import GpuProcess
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.request import JobFact, Request
 from gpu_scheduler.core.model.states import AttemptState, JobState, Outcome
 from gpu_scheduler.core.scheduling import actions as act
-from gpu_scheduler.core.scheduling.draining import is_drained
+from gpu_scheduler.core.scheduling.draining import is_drained, job_exit_code
 from gpu_scheduler.core.scheduling.facts import AdoptedJob, Attempt, Facts
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
 from gpu_scheduler.core.scheduling.plan import plan
 from gpu_scheduler.core.scheduling.reconcile_attempt import has_ended, reconcile
-from gpu_scheduler.core.scheduling.scheduler_exit_code import job_exit_code
 from gpu_scheduler.core.scheduling.settings import Settings
 from tests.core.gpu_world import NOW, facts, gpu, group, running
 from tests.reasons import words

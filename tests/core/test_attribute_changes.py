@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from gpu_scheduler.core.jobsfile.attribute_changes import (
+from gpu_scheduler.core.jobsfile.attributes import ATTRIBUTE_HELP, field_of
+from gpu_scheduler.core.jobsfile.compose import (
     CHANGEABLE,
     check_changes,
     format_change,
     parse_changes,
 )
-from gpu_scheduler.core.jobsfile.attributes import ATTRIBUTE_HELP, field_of
 from gpu_scheduler.core.model.job_spec import COMPARED_ATTRIBUTES, JobSpec
 
 SPEC = JobSpec("command", "python a.py", "/", command="python a.py")

@@ -17,8 +17,7 @@ from gpu_scheduler.core.scheduling.calibration import (
     advise,
     suggested_entries,
 )
-from gpu_scheduler.core.scheduling.learned_needs import WorkloadClass
-from gpu_scheduler.core.scheduling.needs import LlmConfig, parse_llm_config
+from gpu_scheduler.core.scheduling.needs import LlmConfig, WorkloadClass, parse_llm_config
 from gpu_scheduler.core.text.json_edit import with_model_entries
 
 RULES = CalibrationRules(spike_buffer=0.10, tolerance=0.10, margin_mib=512, totals_mib=(24576, 24576))

@@ -6,10 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_scheduler.core.model.need import Need
+from gpu_scheduler.core.model.job_spec import Need
 from gpu_scheduler.core.scheduling.accounting import Allocation, allocated_mib, allocated_share
-from gpu_scheduler.core.scheduling.claim_size import capped_claim, claim_size, unclaimed_mib
-from gpu_scheduler.core.scheduling.gpu_admission import GpuAvailability, obstacle_kind
+from gpu_scheduler.core.scheduling.gpu_admission import (
+    GpuAvailability,
+    capped_claim,
+    claim_size,
+    obstacle_kind,
+    unclaimed_mib,
+)
 from gpu_scheduler.core.scheduling.settings import Limits
 
 TOTAL = 24_000

@@ -17,8 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpu_scheduler.core.command import cuda
-from gpu_scheduler.core.command.build import AttemptCommand, build_command
-from gpu_scheduler.core.command.environment import find_conda_sh, ports_for
+from gpu_scheduler.core.command.build import AttemptCommand, build_command, find_conda_sh, ports_for
 from gpu_scheduler.core.model.job_spec import CudaMode, JobSpec
 from tests.fakes.conda import plant, plant_hook
 

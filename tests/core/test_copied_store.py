@@ -13,7 +13,7 @@ from gpu_scheduler.core.model.states import OPEN as OPEN_STATES
 from gpu_scheduler.core.model.states import AttemptState, JobState, Outcome
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.facts import Attempt
-from gpu_scheduler.core.scheduling.restored_attempts import detach
+from gpu_scheduler.core.scheduling.reconcile_attempt import detach
 from gpu_scheduler.core.scheduling.settings import Settings
 from tests.reasons import words
 

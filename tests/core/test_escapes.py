@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpu_scheduler.core.text.escapes import last_visible_line
+from gpu_scheduler.core.text.job_output import last_visible_line
 
 HEADER = "# job 3, attempt 1: python t.py\n# command: python t.py\n# GPUs: 0; started 2026-11-22 05:27:41\n"
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_scheduler.app.oom_case import OomCase
+from gpu_scheduler.app.diagnosis import OomCase
 from gpu_scheduler.core.failure.cuda_oom import is_fragmented
 from gpu_scheduler.core.failure.explanation import explain_failure, explain_launch_failure, is_failure
 from gpu_scheduler.core.model.attempt_status import AttemptResult, FailureContext

@@ -11,8 +11,7 @@ from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.model.wait_reason import WaitKind
 from gpu_scheduler.core.scheduling.actions import JobTimes
 from gpu_scheduler.core.scheduling.facts import Attempt, Facts, QueuedJob
-from gpu_scheduler.core.scheduling.forecast import Forecast, forecast, known_times
-from gpu_scheduler.core.scheduling.forecast_play import WaitingJob
+from gpu_scheduler.core.scheduling.forecast import Forecast, WaitingJob, forecast, known_times
 from gpu_scheduler.core.scheduling.hindsight import Hindsight
 from gpu_scheduler.core.scheduling.needs import ResourceSpec, workload_class_of
 from gpu_scheduler.core.scheduling.run_times import ClassRunTimes, RunTimeKey, RunTimes

@@ -8,11 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_scheduler.core.model.claimed_gpu import ClaimedGpu
-from gpu_scheduler.core.model.gpu import GpuSample
-from gpu_scheduler.core.model.gpu_claim import GpuClaim
-from gpu_scheduler.core.model.gpu_criteria import GpuCriteria
-from gpu_scheduler.core.model.gpu_fault import LOST
+from gpu_scheduler.core.model.gpu import LOST, ClaimedGpu, GpuClaim, GpuCriteria, GpuSample
 from gpu_scheduler.core.scheduling.gpu_choice import ImpossibilityKind, choose, impossibility, in_line
 
 TOTAL = 24000

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_scheduler.core.model.gpu_list import format_gpu_list, parse_gpu_list
+from gpu_scheduler.core.model.gpu import format_gpu_list, parse_gpu_list
 
 EIGHT = frozenset(range(8))
 

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_scheduler.core.model.gpu import GpuSample
-from gpu_scheduler.core.model.gpu_fault import LOST, UNLISTED, FaultKind, GpuFault
+from gpu_scheduler.core.model.gpu import LOST, UNLISTED, FaultKind, GpuFault, GpuSample
 from gpu_scheduler.core.scheduling.gpu_recovery import (
     GpuChange,
     update_faults,

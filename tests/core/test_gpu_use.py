@@ -7,11 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample
-from gpu_scheduler.core.model.gpu_claim import GpuClaim
-from gpu_scheduler.core.model.gpu_obstacle import GpuObstacle, ObstacleKind
-from gpu_scheduler.core.model.need import Need
+from gpu_scheduler.core.model.gpu import GpuClaim, GpuProcess, GpuSample
+from gpu_scheduler.core.model.job_spec import Need
 from gpu_scheduler.core.model.states import AttemptState
+from gpu_scheduler.core.model.wait_reason import GpuObstacle, ObstacleKind
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.facts import Attempt, Gpu
 from gpu_scheduler.core.scheduling.gpu_admission import GpuAvailability, obstacle
@@ -27,7 +26,7 @@ from gpu_scheduler.core.scheduling.gpu_use import (
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
 from gpu_scheduler.core.scheduling.plan import plan
 from gpu_scheduler.core.scheduling.settings import Limits, Settings
-from gpu_scheduler.views.gpu_obstacle_text import obstacle_text
+from gpu_scheduler.views.gpu_text import obstacle_text
 from gpu_scheduler.views.wait_text import wait_text
 from tests.core.gpu_world import TOTAL, facts, gpu, group, running
 

@@ -11,11 +11,10 @@ from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.core.scheduling import actions as act
-from gpu_scheduler.core.scheduling.effective_need import need_of
 from gpu_scheduler.core.scheduling.facts import Attempt, Facts, PendingGroup, ReservedJob
-from gpu_scheduler.core.scheduling.forecast import forecast
-from gpu_scheduler.core.scheduling.forecast_play import WaitingJob
+from gpu_scheduler.core.scheduling.forecast import WaitingJob, forecast
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
+from gpu_scheduler.core.scheduling.pending_queue import need_of
 from gpu_scheduler.core.scheduling.queue_placement import place_jobs, possible_preemption
 from gpu_scheduler.core.scheduling.queue_turns import queue_line
 from tests.core.gpu_world import NOW, group, round_of

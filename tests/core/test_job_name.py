@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from gpu_scheduler.core.model import job_name
+from gpu_scheduler.core.model import job_spec
 
 NAMES = ("train", "eval/a", "eval/b", "eval/b/c", "x=1")
-KEYS = {key for name in NAMES for key in job_name.keys_of(name)}
+KEYS = {key for name in NAMES for key in job_spec.keys_of(name)}
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ KEYS = {key for name in NAMES for key in job_name.keys_of(name)}
     ],
 )
 def test_a_name_consists_of_parts(text: str, is_name: bool) -> None:
-    assert job_name.is_name(text) == is_name
+    assert job_spec.is_name(text) == is_name
 
 
 @pytest.mark.parametrize(
@@ -44,11 +44,11 @@ def test_a_name_consists_of_parts(text: str, is_name: bool) -> None:
     ],
 )
 def test_an_exact_name_wins_over_a_group_and_a_group_over_a_pattern(reference: str, meant: list[str]) -> None:
-    assert sorted(job_name.meant_by(reference, KEYS)) == meant
-    patterns = [reference] if job_name.is_pattern(reference) else []
+    assert sorted(job_spec.meant_by(reference, KEYS)) == meant
+    patterns = [reference] if job_spec.is_pattern(reference) else []
     for key in meant if reference != "eval/" else ():
-        assert reference in job_name.references_to(key, patterns)
+        assert reference in job_spec.references_to(key, patterns)
 
 
 def test_an_exact_name_hides_the_group_of_the_same_name() -> None:
-    assert job_name.meant_by("eval", {*KEYS, "eval"}) == ["eval"]
+    assert job_spec.meant_by("eval", {*KEYS, "eval"}) == ["eval"]

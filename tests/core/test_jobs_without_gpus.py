@@ -11,22 +11,17 @@ from hypothesis import strategies as st
 
 from gpu_scheduler.core.command.build import build_command, display_command
 from gpu_scheduler.core.command.sessions import session_name
-from gpu_scheduler.core.model.gpu import Suspicion
-from gpu_scheduler.core.model.gpu_claim import GpuClaim
-from gpu_scheduler.core.model.gpu_fault import LOST
-from gpu_scheduler.core.model.job_spec import JobSpec
-from gpu_scheduler.core.model.need import Need
+from gpu_scheduler.core.model.gpu import LOST, GpuClaim, Suspicion
+from gpu_scheduler.core.model.job_spec import JobSpec, Need
 from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.draining import is_drained
-from gpu_scheduler.core.scheduling.effective_need import need_of
 from gpu_scheduler.core.scheduling.facts import Attempt, Facts, Gpu, PendingGroup, ReservedJob
-from gpu_scheduler.core.scheduling.forecast import forecast
-from gpu_scheduler.core.scheduling.forecast_play import WaitingJob
+from gpu_scheduler.core.scheduling.forecast import WaitingJob, forecast
 from gpu_scheduler.core.scheduling.needs import LlmConfig, Requirement, ResourceSpec
 from gpu_scheduler.core.scheduling.overtakes import Overtakes, QueueStart
-from gpu_scheduler.core.scheduling.pending_queue import PendingQueue
+from gpu_scheduler.core.scheduling.pending_queue import PendingQueue, need_of
 from gpu_scheduler.core.scheduling.plan import plan
 from gpu_scheduler.core.scheduling.preemption import NoPreemption
 from gpu_scheduler.core.scheduling.queue_outlook import queue_outlook

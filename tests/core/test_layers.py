@@ -17,11 +17,9 @@ PACKAGE = "gpu_scheduler"
 STORE = tuple(
     f"store.{name}"
     for name in (
-        "accepted_lines", "adopted_jobs", "ancestors", "attempt_history", "data_dir", "database",
-        "dependencies", "environments", "events", "forecasts", "gpu_kind", "gpu_time", "job_lists",
-        "jobs_files", "location", "measurements", "new_store", "pending_groups", "permissions", "read_only",
-        "records", "requests", "reservations", "run_times", "running_schedulers", "scheduler_lock",
-        "state_file", "store", "submission_keys", "taken_items",
+        "accepted_lines", "attempt_history", "data_dir", "database", "dependencies", "events", "forecasts",
+        "gpu_kind", "job_lists", "jobs_files", "location", "measurements", "new_store", "pending_groups",
+        "records", "requests", "scheduler_lock", "state_file", "store", "submissions", "taken_items",
     )
 )  # fmt: skip
 
@@ -54,27 +52,25 @@ MAY: Mapping[str, tuple[str, ...]] = {
     "store": (*CORE, *TOP, "system", "runner.folder", "runner.record_lock"),
     "gpus.probes": ("core.model", "errors", "config", "runner.folder"),
     "gpus": (*CORE, *TOP, "system", "runner.membership", "gpus.probes", "store"),
-    "progress": ("core.model", "core.text", "core.progress", "core.command.program_folder"),
+    "progress": ("core.model", "core.text", "core.progress", "core.command.shell_words"),
     "attempts": (
         *CORE, *TOP, "system", "runner", "claims", "progress", *STORE, "store.writer",
         "store.attempt_folders",
     ),
     "executors": (
         "core.command", "runner.folder", "runner.spec", "runner.fork_protocol", "attempts.executor",
-        "attempts.folder_status", "attempts.prepare", "attempts.runner_control", "core.model",
-        "system.run_program",
+        "attempts.folder", "core.model", "system.run_program",
     ),
     "intake": (*CORE, *TOP, "system", *STORE),
     "health": (
         "core.model", "core.text", "clock", "system", "runner.folder", "runner.shortage", "store.data_dir",
-        "store.state_file", "attempts.log_folder",
+        "store.state_file", "attempts.job_logs",
     ),
     "health.doctor": (
         "core.model", "core.text", "core.command", "errors", "config", "system", "health",
-        "store.attempt_folders", "store.backups", "store.data_dir", "store.gpu_kind",
-        "store.host", "store.inspection", "store.scheduler_lock", "store.permissions", "store.read_only",
-        "store.state_file", "claims", "gpus.probes", "gpus.selection", "attempts.log_folder",
-        "executors.screen", "intake",
+        "store.attempt_folders", "store.backups", "store.data_dir", "store.database", "store.gpu_kind",
+        "store.inspection", "store.scheduler_lock", "store.state_file",
+        "claims", "gpus.probes", "gpus.selection", "attempts.job_logs", "executors.screen", "intake",
     ),
     "app": (
         *CORE, *TOP, "system", "runner", *STORE, "attempts", "claims", "gpus", "gpus.probes", "intake",
@@ -88,7 +84,7 @@ MAY: Mapping[str, tuple[str, ...]] = {
     "reporting": (
         "claims", "core.model", "core.text", "core.scheduling", "errors", "clock", "system",
         "store.dependencies", "store.events", "store.job_lists", "store.jobs_files", "store.pending_groups",
-        "store.records", "store.reservations", "store.store", "health.storage", "attempts.log_folder",
+        "store.records", "store.store", "health.storage", "attempts.job_logs",
         "attempts.running_progress", "core.progress", "app", "views",
     ),
     "scheduler": (
@@ -97,7 +93,7 @@ MAY: Mapping[str, tuple[str, ...]] = {
     ),
     "web": (
         "app", "views", "core.model", "core.text", "core.jobsfile.attributes", *TOP, "store.job_lists",
-        "store.submission_keys", "system", "runner.folder", "runner.record_lock",
+        "store.submissions", "system", "runner.folder", "runner.record_lock",
     ),
     "redis_queue": (
         "app", "core.text", "core.model", *TOP, "store.location", "store.store", "store.taken_items",
@@ -114,7 +110,7 @@ MAY: Mapping[str, tuple[str, ...]] = {
     "cli.start": (
         "scheduler.service", "scheduler.background", "gpus.probes.simulated", "health.doctor.logind",
     ),
-    "simjob": ("gpus.probes.simulated_usage",),
+    "simjob": ("gpus.probes.simulated",),
     "clock": ("core.model",),
     "errors": (),
     "config": ("core.scheduling.settings", "core.model.job_spec"),
@@ -265,15 +261,15 @@ def test_the_runner_needs_only_the_standard_library() -> None:
         ("executors/a.py", "from gpu_scheduler.runner import supervise", True),
         ("store/a.py", "from gpu_scheduler.errors import UsageError", False),
         ("app/a.py", "from gpu_scheduler.attempts.observe import observe", False),
-        ("app/a.py", "from gpu_scheduler.attempts.runner_control import request_stop", False),
-        ("app/a.py", "from gpu_scheduler.attempts.runner_control import void_claim", True),
+        ("app/a.py", "from gpu_scheduler.attempts.folder import request_stop", False),
+        ("app/a.py", "from gpu_scheduler.attempts.folder import void_claim", True),
         ("app/a.py", "from gpu_scheduler.store.writer import StoreWriter", True),
-        ("app/a.py", "from gpu_scheduler.views.titles import title", True),
+        ("app/a.py", "from gpu_scheduler.views.tables import title", True),
         ("cli/a.py", "from gpu_scheduler.app.status import status", False),
         ("cli/a.py", "from gpu_scheduler.attempts.observe import observe", True),
         ("cli/a.py", "from gpu_scheduler.store.store import Store", True),
         ("cli/a.py", "from gpu_scheduler.scheduler.loop import Loop", True),
-        ("cli/a.py", "from gpu_scheduler.executors.direct import Direct", True),
+        ("cli/a.py", "from gpu_scheduler.executors.local import Direct", True),
         ("cli/start.py", "from gpu_scheduler.scheduler.service import run", False),
         ("cli/other.py", "from gpu_scheduler.scheduler.service import run", True),
         ("cli/other.py", "from gpu_scheduler.store.writer import StoreWriter", True),
@@ -281,9 +277,9 @@ def test_the_runner_needs_only_the_standard_library() -> None:
         ("scheduler/loop.py", "from gpu_scheduler.store.store import Store", False),
         ("scheduler/loop.py", "from gpu_scheduler.cli import main", True),
         ("scheduler/loop.py", "from gpu_scheduler.reporting.reporter import EventReporter", False),
-        ("scheduler/loop.py", "from gpu_scheduler.views.titles import title", True),
-        ("attempts/a.py", "from gpu_scheduler.views.titles import title", True),
-        ("health/doctor/a.py", "from gpu_scheduler.views.titles import title", True),
+        ("scheduler/loop.py", "from gpu_scheduler.views.tables import title", True),
+        ("attempts/a.py", "from gpu_scheduler.views.tables import title", True),
+        ("health/doctor/a.py", "from gpu_scheduler.views.tables import title", True),
         ("views/a.py", "from gpu_scheduler.store.store import Store", True),
         ("__main__.py", "from gpu_scheduler.cli import main", False),
     ],
@@ -294,8 +290,8 @@ def test_the_import_checks_reject_only_forbidden_imports(
     for module in (
         "store/store.py", "store/writer.py", "gpus/probes/nvml.py", "core/model/b.py",
         "core/scheduling/plan.py",
-        "runner/supervise.py", "attempts/observe.py", "executors/direct.py", "scheduler/service.py",
-        "errors.py", "reporting/reporter.py", "views/titles.py",
+        "runner/supervise.py", "attempts/observe.py", "executors/local.py", "scheduler/service.py",
+        "errors.py", "reporting/reporter.py", "views/tables.py",
     ):  # fmt: skip
         (tmp_path / module).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / module).write_text("")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpu_scheduler.core.scheduling.learned_needs import WorkloadClass, learned_needs, quantile
+from gpu_scheduler.core.scheduling.needs import WorkloadClass, learned_needs, quantile
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_scheduler.core.model.progress import Progress, ProgressUnit
-from gpu_scheduler.core.progress.log_progress import progress_of_log
-from gpu_scheduler.core.progress.log_window import MAX_LINES, LogWindow
+from gpu_scheduler.core.model.attempt_status import Progress, ProgressUnit
+from gpu_scheduler.core.progress.log_progress import MAX_LINES, LogWindow, progress_of_log
 from gpu_scheduler.core.progress.run_options import RunOptions
 from tests.core import training_logs
 from tests.core.training_logs import Piece, tqdm

@@ -10,8 +10,7 @@ from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample
 from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.scheduling.actions import RecordForeignPeaks, RecordMisplacedProcess
 from gpu_scheduler.core.scheduling.facts import Attempt, Facts, Gpu
-from gpu_scheduler.core.scheduling.misplaced import misplaced_processes
-from gpu_scheduler.core.scheduling.plan import plan
+from gpu_scheduler.core.scheduling.plan import misplaced_processes, plan
 from tests.core.gpu_world import facts, gpu, running
 
 RUNNING = running(1, "U0", share=1000)

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_scheduler.core.model.job_spec import JobSpec
-from gpu_scheduler.core.model.need import Need
+from gpu_scheduler.core.model.job_spec import JobSpec, Need
 from gpu_scheduler.core.model.units import format_share, parse_share
 from gpu_scheduler.core.scheduling.needs import (
     LlmConfig,

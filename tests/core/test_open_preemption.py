@@ -7,8 +7,13 @@ from typing import Any
 
 import pytest
 
-from gpu_scheduler.core.model.attempt_status import AttemptResult, AttemptStatus, StopRequest
-from gpu_scheduler.core.model.checkpoint import Checkpoint, SavedWork
+from gpu_scheduler.core.model.attempt_status import (
+    AttemptResult,
+    AttemptStatus,
+    Checkpoint,
+    SavedWork,
+    StopRequest,
+)
 from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.core.model.request import JobFact, Request
 from gpu_scheduler.core.model.request_answer import AnswerCode

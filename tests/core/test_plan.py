@@ -7,23 +7,20 @@ from dataclasses import replace
 import pytest
 
 from gpu_scheduler.core.model.attempt_status import AttemptStatus, StopRequest
-from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample
-from gpu_scheduler.core.model.gpu_claim import GpuClaim
-from gpu_scheduler.core.model.gpu_fault import LOST
-from gpu_scheduler.core.model.need import Need
+from gpu_scheduler.core.model.gpu import LOST, GpuClaim, GpuProcess, GpuSample
+from gpu_scheduler.core.model.job_spec import Need
 from gpu_scheduler.core.model.request import JobFact, Request
 from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
 from gpu_scheduler.core.model.states import AttemptState, JobState, Outcome
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.core.scheduling import actions as act
-from gpu_scheduler.core.scheduling.deadlines import next_deadline
 from gpu_scheduler.core.scheduling.draining import is_drained
-from gpu_scheduler.core.scheduling.effective_need import need_of
 from gpu_scheduler.core.scheduling.facts import Attempt, Gpu
 from gpu_scheduler.core.scheduling.gpu_use import availability, foreign_memory
 from gpu_scheduler.core.scheduling.needs import LlmConfig, Requirement, ResourceSpec
 from gpu_scheduler.core.scheduling.overtakes import Overtakes, QueueStart
-from gpu_scheduler.core.scheduling.plan import plan
+from gpu_scheduler.core.scheduling.pending_queue import need_of
+from gpu_scheduler.core.scheduling.plan import next_deadline, plan
 from gpu_scheduler.core.scheduling.settings import Limits, Settings
 from gpu_scheduler.views.wait_text import wait_text
 from tests.core.gpu_world import NOW, facts, gpu, group, round_of, running

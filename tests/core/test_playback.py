@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from gpu_scheduler.core.model.gpu import GpuProcess
 from gpu_scheduler.core.model.job_spec import JobSpec
-from gpu_scheduler.core.scheduling import playback as module
+from gpu_scheduler.core.scheduling import forecast as module
 from gpu_scheduler.core.scheduling.actions import Action, RecordGpuTime
 from gpu_scheduler.core.scheduling.facts import Facts, QueuedJob
+from gpu_scheduler.core.scheduling.forecast import Playback, Run
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
 from gpu_scheduler.core.scheduling.plan import plan
-from gpu_scheduler.core.scheduling.playback import Playback, Run
 from gpu_scheduler.core.scheduling.queue_placement import place_jobs
 from gpu_scheduler.core.scheduling.run_times import Estimate, RunTimeKey
 from gpu_scheduler.core.scheduling.settings import QueueOrder, Settings

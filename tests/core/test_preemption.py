@@ -13,24 +13,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpu_scheduler.core.model.attempt_status import AttemptStatus, StopRequest
-from gpu_scheduler.core.model.gpu import GpuProcess
-from gpu_scheduler.core.model.gpu_claim import GpuClaim
-from gpu_scheduler.core.model.gpu_fault import LOST
-from gpu_scheduler.core.model.need import Need
+from gpu_scheduler.core.model.gpu import LOST, GpuClaim, GpuProcess
+from gpu_scheduler.core.model.job_spec import Need
 from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.model.wait_reason import WaitReason
-from gpu_scheduler.core.scheduling.deadlines import next_deadline
-from gpu_scheduler.core.scheduling.departure import leaving_attempts
 from gpu_scheduler.core.scheduling.facts import Attempt, Facts, Gpu, QueuedJob
-from gpu_scheduler.core.scheduling.gpu_use import availability
+from gpu_scheduler.core.scheduling.gpu_use import Vacancy, availability
 from gpu_scheduler.core.scheduling.placement import place
+from gpu_scheduler.core.scheduling.plan import next_deadline
 from gpu_scheduler.core.scheduling.preemption import (
+    Candidate,
     Preemption,
     choose_victims,
     find_preemption,
 )
-from gpu_scheduler.core.scheduling.vacancy import Vacancy
-from gpu_scheduler.core.scheduling.victim_search import Candidate
+from gpu_scheduler.core.scheduling.reconcile_attempt import leaving_attempts
 from tests.core.gpu_world import NOW, facts, gpu, running
 from tests.core.preemption_world import needs, situations, without_attempts
 

@@ -6,12 +6,12 @@ from collections.abc import Collection
 
 import pytest
 
-from gpu_scheduler.app.preview import Preview, PreviewContext, preview
+from gpu_scheduler.app.new_line import Preview, PreviewContext, preview
 from gpu_scheduler.core.jobsfile.job_line import ParsedJob, parse_line
 from gpu_scheduler.core.scheduling.needs import LlmConfig, parse_llm_config
 from gpu_scheduler.core.scheduling.settings import Limits
-from gpu_scheduler.views.line_notes import line_note_text
-from gpu_scheduler.views.need_text import need_text
+from gpu_scheduler.views.submissions import line_note_text
+from gpu_scheduler.views.wait_text import need_text
 
 CONFIG = parse_llm_config(
     '{"default_requirement": 1.0, "models": {"small": 0.5, "big": {"gpus": 2, "share": 1}}}'

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpu_scheduler.core.jobsfile.job_line import ParsedJob, parse_line
-from gpu_scheduler.core.model.priority import PRIORITY_WORDS, parse_priority
+from gpu_scheduler.core.model.job_spec import PRIORITY_WORDS, parse_priority
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpu_scheduler.core.command.program_folder import program_folder
+from gpu_scheduler.core.command.shell_words import program_folder
 from gpu_scheduler.core.model.job_spec import JobSpec
 
 

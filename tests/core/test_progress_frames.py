@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from gpu_scheduler.core.text import progress_frames
-from gpu_scheduler.core.text.progress_frames import FrameFilter
+from gpu_scheduler.core.text import job_output as progress_frames
+from gpu_scheduler.core.text.job_output import FrameFilter
 
 #: tqdm's output for a bar of batches inside a bar of epochs. The inner bar disappears when it is complete.
 NESTED = (

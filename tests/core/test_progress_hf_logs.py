@@ -12,11 +12,10 @@ from typing import Any
 
 import pytest
 
+from gpu_scheduler.core.model.attempt_status import Progress, ProgressUnit
 from gpu_scheduler.core.model.job_spec import JobSpec
-from gpu_scheduler.core.model.progress import Progress, ProgressUnit
 from gpu_scheduler.core.progress.eta import remaining_s
-from gpu_scheduler.core.progress.log_progress import progress_of_log
-from gpu_scheduler.core.progress.log_window import LogWindow
+from gpu_scheduler.core.progress.log_progress import LogWindow, progress_of_log
 from gpu_scheduler.core.progress.run_options import RunOptions
 
 LOGS = Path(__file__).parents[1] / "data" / "logs"

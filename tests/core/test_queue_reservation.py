@@ -10,14 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpu_scheduler.core.model.attempt_status import AttemptStatus, StopRequest
-from gpu_scheduler.core.model.gpu import GpuProcess
-from gpu_scheduler.core.model.gpu_claim import GpuClaim
-from gpu_scheduler.core.model.gpu_fault import LOST
-from gpu_scheduler.core.model.need import Need
+from gpu_scheduler.core.model.gpu import LOST, GpuClaim, GpuProcess
+from gpu_scheduler.core.model.job_spec import Need
 from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.scheduling.facts import Attempt, Facts, Gpu
 from gpu_scheduler.core.scheduling.gpu_admission import obstacle_kind
-from gpu_scheduler.core.scheduling.gpu_use import availability
+from gpu_scheduler.core.scheduling.gpu_use import Vacancy, availability
 from gpu_scheduler.core.scheduling.queue_reservation import (
     ExpectedEnd,
     PlannedReservation,
@@ -25,7 +23,6 @@ from gpu_scheduler.core.scheduling.queue_reservation import (
     plan_reservation,
 )
 from gpu_scheduler.core.scheduling.run_times import Estimate
-from gpu_scheduler.core.scheduling.vacancy import Vacancy
 from tests.core.gpu_world import NOW, facts, gpu
 from tests.core.preemption_world import needs, situations, without_attempts
 from tests.core.queue_world import GivenTimes, exactly, holder

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from gpu_scheduler.core.model.attempt_status import StopRequest
-from gpu_scheduler.core.model.gpu_claim import GpuClaim
-from gpu_scheduler.core.model.gpu_fault import LOST
+from gpu_scheduler.core.model.gpu import LOST, GpuClaim
 from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.scheduling.facts import (
     Facts,

@@ -8,20 +8,17 @@ from typing import Any
 
 import pytest
 
-from gpu_scheduler.core.model.adopted_process import AdoptedProcess
-from gpu_scheduler.core.model.attempt_status import StopRequest
-from gpu_scheduler.core.model.gpu import GpuProcess
-from gpu_scheduler.core.model.gpu_claim import GpuClaim
-from gpu_scheduler.core.model.gpu_fault import LOST
-from gpu_scheduler.core.model.gpu_obstacle import ObstacleKind
-from gpu_scheduler.core.model.need import Need
+from gpu_scheduler.core.model.attempt_status import AdoptedProcess, StopRequest
+from gpu_scheduler.core.model.gpu import LOST, GpuClaim, GpuProcess
+from gpu_scheduler.core.model.job_spec import Need
 from gpu_scheduler.core.model.states import AttemptState
+from gpu_scheduler.core.model.wait_reason import ObstacleKind
 from gpu_scheduler.core.scheduling import actions as act
-from gpu_scheduler.core.scheduling.effective_need import need_of
 from gpu_scheduler.core.scheduling.facts import AdoptedJob, Facts, Gpu, PendingGroup, ReservedJob
 from gpu_scheduler.core.scheduling.gpu_time import GpuTime
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
 from gpu_scheduler.core.scheduling.overtakes import Overtakes
+from gpu_scheduler.core.scheduling.pending_queue import need_of
 from gpu_scheduler.core.scheduling.plan import plan
 from gpu_scheduler.core.scheduling.queue_placement import judged_gpus, place_jobs, possible_preemption
 from gpu_scheduler.core.scheduling.queue_walk import waiting_since

@@ -18,8 +18,12 @@ from gpu_scheduler.core.model.state_reason import FailureKind
 from gpu_scheduler.core.model.states import AttemptState, JobState, Outcome
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.facts import Attempt
-from gpu_scheduler.core.scheduling.reconcile_attempt import needs_process_scan, reconcile
-from gpu_scheduler.core.scheduling.release import check_memory_release, release_allocation
+from gpu_scheduler.core.scheduling.reconcile_attempt import (
+    check_memory_release,
+    needs_process_scan,
+    reconcile,
+    release_allocation,
+)
 from gpu_scheduler.core.scheduling.settings import Settings
 from tests.reasons import words
 

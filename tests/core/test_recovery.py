@@ -6,17 +6,22 @@ from dataclasses import replace
 
 import pytest
 
-from gpu_scheduler.core.model.attempt_status import AttemptResult, AttemptStatus, StopRequest
-from gpu_scheduler.core.model.checkpoint import Checkpoint, SavedWork
+from gpu_scheduler.core.model.attempt_status import (
+    AttemptResult,
+    AttemptStatus,
+    Checkpoint,
+    SavedWork,
+    StopRequest,
+)
 from gpu_scheduler.core.model.request import InterruptedJob, JobFact, Request
 from gpu_scheduler.core.model.request_answer import AnswerCode, RequestAnswer, not_interrupted
 from gpu_scheduler.core.model.state_reason import NextKind, ReasonKind, StateReason
 from gpu_scheduler.core.model.states import AttemptState, JobState, Outcome
 from gpu_scheduler.core.scheduling import actions as act
+from gpu_scheduler.core.scheduling.attempt_end import MAX_RECOVERIES, recover_interrupted
 from gpu_scheduler.core.scheduling.facts import Attempt, Facts
 from gpu_scheduler.core.scheduling.plan import plan
 from gpu_scheduler.core.scheduling.reconcile_attempt import has_ended, reconcile
-from gpu_scheduler.core.scheduling.recovery import MAX_RECOVERIES, recover_interrupted
 from gpu_scheduler.core.scheduling.settings import Settings
 from tests.core.gpu_world import NOW, facts, gpu, running
 from tests.reasons import words

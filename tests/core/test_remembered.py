@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpu_scheduler.core.scheduling.remembered import Remembered
+from gpu_scheduler.core.scheduling.facts import Remembered
 
 
 class Counter:

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from gpu_scheduler.core.model.gpu import GpuProcess
-from gpu_scheduler.core.model.gpu_claim import GpuClaim
+from gpu_scheduler.core.model.gpu import GpuClaim, GpuProcess
 from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
@@ -18,9 +17,8 @@ from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling import queue_walk
 from gpu_scheduler.core.scheduling.facts import Attempt, Facts, Gpu, PendingGroup, QueuedJob, ReservedJob
 from gpu_scheduler.core.scheduling.needs import LlmConfig, Requirement, ResourceSpec
-from gpu_scheduler.core.scheduling.pending_queue import PendingQueue
+from gpu_scheduler.core.scheduling.pending_queue import PendingQueue, RequestIndex
 from gpu_scheduler.core.scheduling.queue_placement import place_jobs
-from gpu_scheduler.core.scheduling.request_index import RequestIndex
 from gpu_scheduler.core.scheduling.round_allocations import RoundAllocations
 from gpu_scheduler.core.scheduling.settings import QueueOrder, Settings
 from tests.core.gpu_world import NOW, gpu, round_of

@@ -16,7 +16,7 @@ from gpu_scheduler.core.scheduling.actions import (
     Transition,
 )
 from gpu_scheduler.core.scheduling.facts import Attempt
-from gpu_scheduler.core.scheduling.restored_attempts import restore, supersede
+from gpu_scheduler.core.scheduling.reconcile_attempt import restore, supersede
 from gpu_scheduler.core.scheduling.settings import Settings
 from tests.reasons import words
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpu_scheduler.core.jobsfile.resubmission import Resubmission, decide_resubmission
+from gpu_scheduler.core.jobsfile.diff import Resubmission, decide_resubmission
 from gpu_scheduler.core.model.job_spec import Kind
 from gpu_scheduler.core.model.request import JobFact
 from gpu_scheduler.core.model.states import JobState, Outcome

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_scheduler.core.model.job_spec import JobSpec
-from gpu_scheduler.core.scheduling.run_time_summary import RunTimeSummary, summarise
+from gpu_scheduler.core.scheduling.calibration import RunTimeSummary, summarise
 from gpu_scheduler.core.scheduling.run_times import (
     ClassRunTimes,
     Estimate,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gpu_scheduler.core.text.sanitize import Sanitizer, sanitized
+from gpu_scheduler.core.text.job_output import Sanitizer, sanitized
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
-from gpu_scheduler.core.scheduling.scheduler_exit_code import (
+from gpu_scheduler.core.scheduling.draining import (
     drained_exit_code,
     job_exit_code,
     stopped_exit_code,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_scheduler.core.command import activation, build
+from gpu_scheduler.core.command import build
 from gpu_scheduler.core.model.state_reason import FailureKind, NextKind, NextStep, ReasonKind, StateReason
 from gpu_scheduler.core.model.states import Outcome
 from gpu_scheduler.runner.attempt_gpus import CLAIM_FAILURE
@@ -116,7 +116,7 @@ def test_formats_a_state_reason_without_its_exit_code_on_request(reason: StateRe
 
 def test_every_failure_code_of_command_sh_and_the_runner_is_a_failure_kind() -> None:
     texts = "".join(
-        value for module in (activation, build) for value in vars(module).values() if isinstance(value, str)
+        value for module in (build, build) for value in vars(module).values() if isinstance(value, str)
     )
     codes = set(re.findall(r"fail (\w+) ", texts))
     assert {"python_missing", "environment_missing", "environment_broken"} <= codes

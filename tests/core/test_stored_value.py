@@ -7,15 +7,13 @@ import re
 
 import pytest
 
-from gpu_scheduler.core.model.gpu_claim import GpuClaim
-from gpu_scheduler.core.model.gpu_fault import FaultKind, GpuFault
-from gpu_scheduler.core.model.gpu_obstacle import GpuObstacle, ObstacleKind
-from gpu_scheduler.core.model.need import Need
+from gpu_scheduler.core.model.gpu import FaultKind, GpuClaim, GpuFault
+from gpu_scheduler.core.model.job_spec import Need
 from gpu_scheduler.core.model.request_answer import AnswerCode, RequestAnswer
 from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.model.stored_value import StoredValue
-from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
+from gpu_scheduler.core.model.wait_reason import GpuObstacle, ObstacleKind, WaitKind, WaitReason
 
 
 @pytest.mark.parametrize(

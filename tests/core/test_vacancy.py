@@ -8,11 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_scheduler.core.model.need import Need
+from gpu_scheduler.core.model.job_spec import Need
 from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.scheduling.facts import Attempt, Facts
-from gpu_scheduler.core.scheduling.gpu_use import availability
-from gpu_scheduler.core.scheduling.vacancy import Vacancy
+from gpu_scheduler.core.scheduling.gpu_use import Vacancy, availability
 from tests.core.gpu_world import TOTAL, facts, gpu, running
 from tests.core.preemption_world import situations, without_attempts
 

@@ -7,7 +7,7 @@ import signal
 import sys
 from pathlib import Path
 
-from gpu_scheduler.store.running_schedulers import running_schedulers
+from gpu_scheduler.store.scheduler_lock import running_schedulers
 from tests.e2e.world import World
 
 GS = f"{shlex.quote(sys.executable)} -m gpu_scheduler"

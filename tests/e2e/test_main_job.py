@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.store.data_dir import DataDir
-from gpu_scheduler.store.host import Host, write_host
+from gpu_scheduler.store.data_dir import DataDir, Host, write_host
 from gpu_scheduler.store.store import Store
 from tests.e2e.world import CONDA, World, make_conda
 from tests.waiting import wait_for

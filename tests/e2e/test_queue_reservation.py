@@ -5,12 +5,11 @@ from __future__ import annotations
 import signal
 
 from gpu_scheduler.core.model.event import EventKind
-from gpu_scheduler.core.model.gpu_obstacle import ObstacleKind
+from gpu_scheduler.core.model.wait_reason import ObstacleKind
 from gpu_scheduler.core.scheduling.needs import workload_class_of
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.events import events_of_job
-from gpu_scheduler.store.pending_groups import wait_reasons
-from gpu_scheduler.store.reservations import queue_reservation
+from gpu_scheduler.store.pending_groups import queue_reservation, wait_reasons
 from gpu_scheduler.store.store import Store
 from tests.e2e.world import World
 from tests.waiting import wait_for

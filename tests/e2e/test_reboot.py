@@ -7,8 +7,7 @@ from contextlib import closing
 
 import pytest
 
-from gpu_scheduler.core.model.dependency import Dependency, DependencyKind
-from gpu_scheduler.core.model.job_spec import JobSpec
+from gpu_scheduler.core.model.job_spec import Dependency, DependencyKind, JobSpec
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.store import Store
 from tests.e2e.world import World

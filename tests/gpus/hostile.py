@@ -16,8 +16,7 @@ from unittest.mock import patch
 
 import GPUtil  # noqa: F401 - otherwise each input would import it again
 
-from gpu_scheduler.core.model.claimed_gpu import ClaimedGpu
-from gpu_scheduler.core.model.gpu import GpuSample, Snapshot
+from gpu_scheduler.core.model.gpu import ClaimedGpu, GpuSample, Snapshot
 from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.core.scheduling.facts import Facts
 from gpu_scheduler.core.scheduling.gpu_recovery import update_faults
@@ -31,11 +30,11 @@ from gpu_scheduler.gpus.probes.nvml import NvmlProbe
 from gpu_scheduler.gpus.probes.probe_server import take_sample
 from gpu_scheduler.gpus.probes.wire import decode, encode
 from gpu_scheduler.gpus.watch import GpuWatch
-from gpu_scheduler.health.doctor.gpus import _gpu as finding
+from gpu_scheduler.health.doctor.machine import _gpu as finding
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.store.writer import StoreWriter
-from gpu_scheduler.views.machine_gpus import to_json, to_text
+from gpu_scheduler.views.gpu_choice import to_json, to_text
 
 #: The GPU that answers unexpectedly, and those that must not be affected.
 BAD, GOOD = 1, (0, 2)

@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_scheduler.core.model.gpu_fault import GpuFault
+from gpu_scheduler.core.model.gpu import GpuFault
 from gpu_scheduler.gpus.probes import ProbeError
-from gpu_scheduler.gpus.probes.gputil import GputilProbe
-from gpu_scheduler.gpus.probes.nvidia_smi import parse
+from gpu_scheduler.gpus.probes.gputil import GputilProbe, parse
 from tests.fakes.machine import FakeGpu, FakeMachine
 from tests.gpus.smi_table import CASES, NO_HANDLE, A, B, C, Case, Observed
 

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.core.model.gpu import GpuProcess
-from gpu_scheduler.core.model.gpu_fault import MIG_MODE, FaultKind, GpuFault
+from gpu_scheduler.core.model.gpu import MIG_MODE, FaultKind, GpuFault, GpuProcess
 from gpu_scheduler.gpus.probes import ProbeError
 from tests.fakes.machine import FakeGpu, FakeMachine
 from tests.fakes.pynvml import MESSAGES

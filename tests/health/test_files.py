@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpu_scheduler.attempts.log_folder import LogFolder
+from gpu_scheduler.attempts.job_logs import LogFolder
 from gpu_scheduler.core.model.finding import Finding
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.health.doctor import files

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gpu_scheduler.core.model.gpu import GpuSample
-from gpu_scheduler.core.model.gpu_fault import LOST
-from gpu_scheduler.health.doctor import gpus
+from gpu_scheduler.core.model.gpu import LOST, GpuSample
+from gpu_scheduler.health.doctor import machine
 
 
 @pytest.mark.parametrize(
@@ -20,5 +19,5 @@ from gpu_scheduler.health.doctor import gpus
     ],
 )
 def test_grades_the_sample_of_a_single_gpu(sample: GpuSample, grade: str, says: str) -> None:
-    found = gpus._gpu(sample)
+    found = machine._gpu(sample)
     assert (found.name, found.grade, found.message) == ("GPU 3", grade, says)

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from gpu_scheduler.claims import lock_folder
-from gpu_scheduler.claims.foreign_claims import LOCK_FOLDER_KEY
+from gpu_scheduler.claims.gpu_claims import LOCK_FOLDER_KEY
 from gpu_scheduler.claims.lock_folder import VARIABLE, prepare_simulated_folder
 from gpu_scheduler.core.model.finding import Finding
-from gpu_scheduler.health.doctor import locks
+from gpu_scheduler.health.doctor import files
 from gpu_scheduler.runner.gpu_lock import Wanted, claim_gpus
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.store import Store
@@ -45,13 +45,13 @@ def found_in(
     folder: Path | str, home: DataDir = HOME, system: Path = ABSENT, *, simulated: bool = False
 ) -> dict[str, Finding]:
     """Returns the findings about a folder that the variable names, by check."""
-    found = list(locks.check(home, simulated, {VARIABLE: str(folder)}, system))
+    found = list(files.check(home, simulated, {VARIABLE: str(folder)}, system))
     assert len({finding.name for finding in found}) == len(found)
     return {finding.name: finding for finding in found}
 
 
 def test_a_missing_folder_is_private_and_is_not_made(place: Path) -> None:
-    found = list(locks.check(HOME, False, {"XDG_STATE_HOME": str(place)}, ABSENT))
+    found = list(files.check(HOME, False, {"XDG_STATE_HOME": str(place)}, ABSENT))
     assert [(finding.name, finding.grade) for finding in found] == [
         ("lock folder", "ok"),
         ("GPU claims", "ok"),
@@ -81,7 +81,7 @@ def test_the_check_tells_who_shares_the_folder(place: Path, mode: int, text: str
     assert finding.message.startswith(f"{place}, named by {VARIABLE}")
     assert text in finding.message
     assert finding.message.endswith(f"` and unset {VARIABLE}") == ("shared" not in text)
-    [system, _] = locks.check(HOME, False, {}, place)
+    [system, _] = files.check(HOME, False, {}, place)
     assert (system.grade, system.message.startswith(str(place)), text in system.message) == ("ok", True, True)
 
 
@@ -103,7 +103,7 @@ def test_the_check_warns_if_the_running_scheduler_uses_another_folder(
     store = Store(home, create=True)
     store.db.set_meta(LOCK_FOLDER_KEY, "/elsewhere")
     assert found_in(place, home)["lock folder"].grade == "ok"
-    monkeypatch.setattr(locks, "scheduler_pid", lambda path: 1)
+    monkeypatch.setattr(files, "scheduler_pid", lambda path: 1)
     finding = found_in(place, home)["lock folder"]
     assert finding.grade == "warn"
     assert finding.message == f"{place}, but the lock files of the running scheduler are in /elsewhere"

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.health.doctor import gpus, machine, software
+from gpu_scheduler.health.doctor import machine
+from gpu_scheduler.health.doctor import machine as gpus
+from gpu_scheduler.health.doctor import machine as software
 
 ROOT = Path(__file__).parents[2]
 CONDA = ROOT / "tests" / "fakes" / "conda.sh"

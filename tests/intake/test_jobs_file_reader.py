@@ -25,8 +25,7 @@ from gpu_scheduler.intake.jobs_file_content import (
     is_open_for_writing,
     read_standard_input,
 )
-from gpu_scheduler.intake.jobs_file_reader import JobsFileReader, Poll
-from gpu_scheduler.intake.jobs_file_watcher import malformed_message
+from gpu_scheduler.intake.jobs_file_watcher import JobsFileReader, Poll, malformed_message
 
 
 class ReaderDriver:

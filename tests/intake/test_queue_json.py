@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_scheduler.intake.queue_json import QueueEntry, parse_queue
-from gpu_scheduler.intake.queue_parents import Parents, find_parents
+from gpu_scheduler.intake.queue_json import Parents, QueueEntry, find_parents, parse_queue
 
 
 def parsed(*jobs: object) -> tuple[list[QueueEntry], list[str]]:

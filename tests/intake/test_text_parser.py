@@ -14,7 +14,7 @@ from gpu_scheduler.core.jobsfile.reading import Line, Reading
 from gpu_scheduler.core.model.request import JobFact
 from gpu_scheduler.core.model.states import JobState
 from gpu_scheduler.intake import text_parser
-from gpu_scheduler.intake.jobs_file_reader import JobsFileReader
+from gpu_scheduler.intake.jobs_file_watcher import JobsFileReader
 from gpu_scheduler.intake.text_parser import ParsedText, TextParser
 
 GPUS = frozenset(range(4))

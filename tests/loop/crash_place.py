@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpu_scheduler.attempts.sweep import sweep
-from gpu_scheduler.core.model.dependency import Dependency, DependencyKind
-from gpu_scheduler.core.model.job_spec import JobSpec
+from gpu_scheduler.core.model.job_spec import Dependency, DependencyKind, JobSpec
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.store import Store

@@ -13,8 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from gpu_scheduler.store.pending_groups import reserved_jobs
 from gpu_scheduler.store.requests import add_request
-from gpu_scheduler.store.reservations import reserved_jobs
 from tests.fakes.remote_executor import RemoteExecutor
 from tests.loop.manual_clock import ManualClock
 from tests.loop.preemption_judge import history_faults

@@ -12,9 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from gpu_scheduler.core.model.job_spec import JobSpec
-from gpu_scheduler.store.gpu_time import skip_gpu_time
+from gpu_scheduler.store.attempt_history import skip_gpu_time
+from gpu_scheduler.store.pending_groups import queue_reservation
 from gpu_scheduler.store.requests import add_request
-from gpu_scheduler.store.reservations import queue_reservation
 from tests.fakes.remote_executor import RemoteExecutor
 from tests.loop.manual_clock import ManualClock
 from tests.loop.rig import SETTINGS, Rig

@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from gpu_scheduler.attempts.executor import Executor, Executors
+from gpu_scheduler.attempts.job_logs import LogFolder
 from gpu_scheduler.attempts.launch import Launcher
-from gpu_scheduler.attempts.log_folder import LogFolder
 from gpu_scheduler.attempts.sweep import sweep
 from gpu_scheduler.claims.lock_folder import ClaimFolder, find_lock_folder
 from gpu_scheduler.clock import Clock
@@ -18,7 +18,7 @@ from gpu_scheduler.core.model.gpu import GpuSample, Snapshot
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.scheduling.facts import Facts
 from gpu_scheduler.core.scheduling.settings import Settings
-from gpu_scheduler.executors.direct import DirectExecutor
+from gpu_scheduler.executors.local import DirectExecutor
 from gpu_scheduler.gpus.watch import GpuWatch
 from gpu_scheduler.scheduler.loop import Loop
 from gpu_scheduler.scheduler.turns import QueueTurns

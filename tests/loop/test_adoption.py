@@ -19,8 +19,7 @@ from gpu_scheduler.app.location import Location
 from gpu_scheduler.app.logs import open_log
 from gpu_scheduler.claims.gpu_claims import read_gpu_locks
 from gpu_scheduler.config import StartOptions
-from gpu_scheduler.core.model.adopted_process import AdoptedProcess
-from gpu_scheduler.core.model.attempt_status import RunnerIdentity, StopRequest
+from gpu_scheduler.core.model.attempt_status import AdoptedProcess, RunnerIdentity, StopRequest
 from gpu_scheduler.core.model.finding import Check
 from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample, Snapshot
 from gpu_scheduler.core.model.job_spec import JobSpec
@@ -29,7 +28,7 @@ from gpu_scheduler.core.scheduling.actions import RecordStop
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.runner.folder import boot_id
 from gpu_scheduler.runner.process_scan import ticks_of
-from gpu_scheduler.scheduler.copied_store import in_own_folder
+from gpu_scheduler.scheduler.restore import in_own_folder
 from gpu_scheduler.store import location
 from gpu_scheduler.store.requests import add_request, request_answer
 from gpu_scheduler.views import why
@@ -140,7 +139,7 @@ def test_other_jobs_keep_off_the_gpu_of_an_adopted_process(rig: Rig, start: Star
 def test_a_job_after_an_adopted_one_starts_when_the_process_has_ended(
     rig: Rig, start: StartProcess, tmp_path: Path
 ) -> None:
-    from gpu_scheduler.core.model.dependency import Dependency, DependencyKind
+    from gpu_scheduler.core.model.job_spec import Dependency, DependencyKind
 
     process = start()
     # The pid seems to be reused, so nobody knows how the process ended.

@@ -16,8 +16,7 @@ import pytest
 from gpu_scheduler.attempts.sweep import recorded_command
 from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample, Snapshot
 from gpu_scheduler.executors.screen import ScreenExecutor
-from gpu_scheduler.gpus.attribution import Ownership, ProcessOwners, is_alive
-from gpu_scheduler.gpus.watch import GpuWatch
+from gpu_scheduler.gpus.watch import GpuWatch, Ownership, ProcessOwners, is_alive
 from gpu_scheduler.system.procfs import Proc
 from tests.processes import exists, has_arguments, is_zombie, name_of, parent_of, started_at
 from tests.runner.attempt import PreparedAttempt, socket_folder
@@ -340,7 +339,7 @@ def test_a_process_hidden_by_the_mount_option_hidepid_is_foreign(sleeper: Sleepe
     theirs = sleeper().pid
     look = f"""
 import os, subprocess, sys
-from gpu_scheduler.gpus.attribution import ProcessOwners, is_alive
+from gpu_scheduler.gpus.watch import ProcessOwners, is_alive
 from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample
 from gpu_scheduler.system.procfs import Proc
 from gpu_scheduler.attempts.sweep import recorded_command

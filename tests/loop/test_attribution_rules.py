@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpu_scheduler.gpus.attribution import Ownership, ProcessOwners, is_alive
+from gpu_scheduler.gpus.watch import Ownership, ProcessOwners, is_alive
 from gpu_scheduler.system.procfs import Proc, Process
 from tests.fakes.proc import FakeProc
 from tests.loop.test_attribution import OTHER, OURS, gpu_sample, owner_of

@@ -12,8 +12,7 @@ from threading import Event, current_thread
 
 import pytest
 
-from gpu_scheduler.reporting.console import Console
-from gpu_scheduler.reporting.job_output import JobOutputReader
+from gpu_scheduler.reporting.console import Console, JobOutputReader
 from tests.loop.rig import Rig
 from tests.waiting import wait_for
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from gpu_scheduler.attempts.runner_control import kill_runner
+from gpu_scheduler.attempts.folder import kill_runner
 from gpu_scheduler.attempts.sweep import processes_of, sweep
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.runner.process_scan import ticks_of
-from gpu_scheduler.scheduler import read_facts
+from gpu_scheduler.scheduler import loop
 from gpu_scheduler.store.requests import add_request
 from tests.loop.rig import Rig
 from tests.reasons import words
@@ -124,7 +124,7 @@ def test_uses_a_result_that_was_written_between_the_observation_and_the_process_
         wait_for(lambda: not processes_of(*words), "the end of the job")
         return {}
 
-    monkeypatch.setattr(read_facts, "processes_of", scan)
+    monkeypatch.setattr(loop, "processes_of", scan)
     row = rig.tick_until_ended(job)
     assert (row.state, row.outcome, row.exit_code) == ("finished", "failed", 3)
     assert (rig.folder / "starts").read_text().count("start") == 1
@@ -140,7 +140,7 @@ def test_does_not_scan_twice_for_the_processes_of_a_job_with_a_result(
         asked.append(tuple(sure))
         return processes_of(attempts, sure)
 
-    monkeypatch.setattr(read_facts, "processes_of", scan)
+    monkeypatch.setattr(loop, "processes_of", scan)
     job = waiting(rig)
     runner = rig.runner_pid(job)
     (rig.folder / "go").touch()

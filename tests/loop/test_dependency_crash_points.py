@@ -13,9 +13,9 @@ import pytest
 
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.store.dependencies import dependencies_of
-from gpu_scheduler.store.environments import environment_of_job
 from gpu_scheduler.store.job_lists import job_count
 from gpu_scheduler.store.requests import add_request, open_requests
+from gpu_scheduler.store.submissions import environment_of_job
 from tests.loop.crash_place import Place, performed
 from tests.processes import kill_attempts
 from tests.stress.dying_scheduler import DIES_AT

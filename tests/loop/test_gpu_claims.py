@@ -12,9 +12,9 @@ import pytest
 
 from gpu_scheduler.attempts.executor import AttemptRef
 from gpu_scheduler.claims.gpu_claims import claims_of, read_gpu_locks
-from gpu_scheduler.core.model.gpu_claim import GpuClaim
+from gpu_scheduler.core.model.gpu import GpuClaim
 from gpu_scheduler.core.model.state_reason import ReasonKind
-from gpu_scheduler.executors.direct import DirectExecutor
+from gpu_scheduler.executors.local import DirectExecutor
 from gpu_scheduler.runner.gpu_lock import Refusal, Wanted, claim_gpus, release
 from gpu_scheduler.runner.spec import read_spec
 from gpu_scheduler.scheduler.wakeups import Wakeups

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.attempts.log_folder import LogFolder, create_log
+from gpu_scheduler.attempts.job_logs import LogFolder, create_log
 
 
 def test_job_logs_created_at_the_same_moment_are_separate_files(tmp_path: Path) -> None:

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from gpu_scheduler.app.status import StatusQuery, read_report
-from gpu_scheduler.core.model.dependency import Dependency, DependencyKind
+from gpu_scheduler.core.model.job_spec import Dependency, DependencyKind
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.intake import jobs_file_watcher
-from gpu_scheduler.intake.state_file_summary import summarize
+from gpu_scheduler.intake.state_file_watcher import summarize
 from gpu_scheduler.store.dependencies import replace_dependencies
 from gpu_scheduler.store.job_lists import state_counts
 from gpu_scheduler.store.pending_groups import next_retry

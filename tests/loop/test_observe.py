@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpu_scheduler.attempts import failure_context
-from gpu_scheduler.attempts.log_tail import read_tail
+from gpu_scheduler.attempts.job_logs import read_tail
 from gpu_scheduler.config import StartOptions
 from gpu_scheduler.core.model.attempt_status import AttemptStatus
 from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample, Snapshot

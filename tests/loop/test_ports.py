@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpu_scheduler.attempts import launch
-from gpu_scheduler.core.command.environment import ports_for
+from gpu_scheduler.core.command.build import ports_for
 from gpu_scheduler.runner.spec import read_spec
 from tests.loop.rig import Rig
 

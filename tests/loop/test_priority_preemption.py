@@ -9,15 +9,14 @@ from pathlib import Path
 import pytest
 
 from gpu_scheduler.app.diagnosis import diagnose
-from gpu_scheduler.app.job_views import job_view
+from gpu_scheduler.app.job_views import context_of, job_view
 from gpu_scheduler.app.location import Location
-from gpu_scheduler.app.view_context import context_of
 from gpu_scheduler.attempts.executor import LaunchError
 from gpu_scheduler.core.model.event import EventKind
 from gpu_scheduler.core.model.states import AttemptState, JobState, Outcome
 from gpu_scheduler.store.events import events_of_job
+from gpu_scheduler.store.pending_groups import reserved_jobs
 from gpu_scheduler.store.requests import add_request
-from gpu_scheduler.store.reservations import reserved_jobs
 from gpu_scheduler.views.event_messages import message_of
 from gpu_scheduler.views.reason_text import reason_text
 from gpu_scheduler.views.wait_text import job_reason_text

@@ -21,7 +21,7 @@ from gpu_scheduler.core.scheduling.needs import workload_class_of
 from gpu_scheduler.core.scheduling.settings import QueueOrder
 from gpu_scheduler.reporting.status_board_file import StatusBoardFile
 from gpu_scheduler.store.events import events_of_job
-from gpu_scheduler.store.reservations import queue_reservation
+from gpu_scheduler.store.pending_groups import queue_reservation
 from gpu_scheduler.views import status_text, why
 from gpu_scheduler.views.event_messages import message_of
 from gpu_scheduler.views.wait_text import job_reason_text

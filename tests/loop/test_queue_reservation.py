@@ -10,15 +10,14 @@ from typing import Any
 import pytest
 
 from gpu_scheduler.core.model.event import EventKind
-from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample, Snapshot
-from gpu_scheduler.core.model.gpu_fault import GOOD_SAMPLES_NEEDED, LOST
+from gpu_scheduler.core.model.gpu import GOOD_SAMPLES_NEEDED, LOST, GpuProcess, GpuSample, Snapshot
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.core.scheduling.needs import workload_class_of
 from gpu_scheduler.core.scheduling.settings import QueueOrder
 from gpu_scheduler.store.events import events_of_job
+from gpu_scheduler.store.pending_groups import queue_reservation
 from gpu_scheduler.store.requests import add_request
-from gpu_scheduler.store.reservations import queue_reservation
 from tests.fakes.remote_executor import RemoteExecutor
 from tests.loop.manual_clock import ManualClock
 from tests.loop.rig import SETTINGS, Rig

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_scheduler.core.jobsfile.cycles import find_cycles
 from gpu_scheduler.core.jobsfile.reading import Reading
-from gpu_scheduler.core.model.dependency import UNRESOLVED, DependencyKind
+from gpu_scheduler.core.jobsfile.references import find_cycles
+from gpu_scheduler.core.model.job_spec import UNRESOLVED, DependencyKind
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.scheduling.dependencies import ParentStatus, parent_status
 from gpu_scheduler.store import accepted_lines

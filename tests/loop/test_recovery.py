@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.attempts.folder_status import observe
-from gpu_scheduler.core.model.dependency import Dependency, DependencyKind
-from gpu_scheduler.core.model.job_spec import JobSpec
+from gpu_scheduler.attempts.folder import observe
+from gpu_scheduler.core.model.job_spec import Dependency, DependencyKind, JobSpec
 from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.scheduling import actions as act

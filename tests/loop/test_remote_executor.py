@@ -9,7 +9,8 @@ import pytest
 
 from gpu_scheduler.attempts.observe import runner_pids
 from gpu_scheduler.core.scheduling.settings import Settings
-from gpu_scheduler.scheduler import loop, read_facts
+from gpu_scheduler.scheduler import loop
+from gpu_scheduler.scheduler import loop as read_facts
 from gpu_scheduler.store.requests import add_request
 from tests.fakes.remote_executor import RemoteExecutor
 from tests.loop.rig import SETTINGS, Rig
@@ -63,7 +64,7 @@ def test_stops_a_remote_attempt(tmp_path: Path) -> None:
 
 def test_kills_a_remote_attempt_that_does_not_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpu_scheduler.core.scheduling.reconcile_attempt.RUNNER_OVERTIME_S", 0.0)
-    monkeypatch.setattr("gpu_scheduler.core.scheduling.sweep_timing.SIGNAL_INTERVAL_S", 0.01)
+    monkeypatch.setattr("gpu_scheduler.core.scheduling.reconcile_attempt.SIGNAL_INTERVAL_S", 0.01)
     executor = RemoteExecutor()
     executor.obeys = False
     rig = rig_with(tmp_path, executor)

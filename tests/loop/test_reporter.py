@@ -17,11 +17,10 @@ from typing import Any
 
 import pytest
 
-from gpu_scheduler.attempts.log_folder import LogFolder
+from gpu_scheduler.attempts.job_logs import LogFolder
 from gpu_scheduler.attempts.running_progress import MIN_INTERVAL_S, RunningProgress
-from gpu_scheduler.core.model.dependency import Dependency, DependencyKind
 from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample
-from gpu_scheduler.core.model.job_spec import JobSpec
+from gpu_scheduler.core.model.job_spec import Dependency, DependencyKind, JobSpec
 from gpu_scheduler.core.model.request_answer import AnswerCode, RequestAnswer
 from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
 from gpu_scheduler.core.model.states import AttemptState, JobState, Outcome
@@ -31,9 +30,8 @@ from gpu_scheduler.core.scheduling.facts import Attempt, Facts, Gpu
 from gpu_scheduler.core.scheduling.needs import LlmConfig
 from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.progress import job_progress as progress
-from gpu_scheduler.reporting import journal
-from gpu_scheduler.reporting.repeated_changes import MAX_LINES
-from gpu_scheduler.reporting.reporter import RETRY_S, EventReporter
+from gpu_scheduler.reporting import reporter as journal
+from gpu_scheduler.reporting.reporter import MAX_LINES, RETRY_S, EventReporter
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.store.writer import StoreWriter

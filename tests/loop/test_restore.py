@@ -19,20 +19,19 @@ from typing import Any
 import pytest
 
 from gpu_scheduler.attempts.executor import AttemptRef
-from gpu_scheduler.attempts.folder_status import observe
+from gpu_scheduler.attempts.folder import observe
 from gpu_scheduler.attempts.sweep import sweep
 from gpu_scheduler.config import StartOptions
 from gpu_scheduler.errors import SchedulerError
-from gpu_scheduler.executors.direct import DirectExecutor
+from gpu_scheduler.executors.local import DirectExecutor
 from gpu_scheduler.intake.jobs_file_watcher import JobsFileWatcher
-from gpu_scheduler.scheduler.fresh_start import jobs_forgotten, refuse_unrecorded
-from gpu_scheduler.scheduler.restore import open_store
+from gpu_scheduler.scheduler.restore import jobs_forgotten, open_store, refuse_unrecorded
 from gpu_scheduler.scheduler.service import count_jobs_to_forget
 from gpu_scheduler.store import attempt_folders, backups, location
 from gpu_scheduler.store.data_dir import DataDir
-from gpu_scheduler.store.forget import forgetting_jobs
 from gpu_scheduler.store.inspection import inspect_store
 from gpu_scheduler.store.job_lists import state_counts
+from gpu_scheduler.store.new_store import forgetting_jobs
 from gpu_scheduler.store.requests import add_request, open_requests
 from gpu_scheduler.store.store import Store
 from tests.loop.rig import SETTINGS, Rig

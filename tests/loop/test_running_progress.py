@@ -11,7 +11,7 @@ from subprocess import Popen
 import pytest
 
 from gpu_scheduler.attempts import running_progress
-from gpu_scheduler.attempts.log_tail import current_log
+from gpu_scheduler.attempts.job_logs import current_log
 from gpu_scheduler.attempts.running_progress import MIN_INTERVAL_S, RunningProgress, with_remaining_times
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.now import Now

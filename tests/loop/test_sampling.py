@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpu_scheduler.clock import Clock
-from gpu_scheduler.core.model.gpu import GpuSample, Snapshot
-from gpu_scheduler.core.model.gpu_fault import LOST, UNLISTED, FaultKind, GpuFault
+from gpu_scheduler.core.model.gpu import LOST, UNLISTED, FaultKind, GpuFault, GpuSample, Snapshot
 from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.errors import GpuStateError, UsageError
 from gpu_scheduler.gpus.probes.probe_client import ProbeClient, ProbeFailure, UnreadableError

@@ -7,11 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.attempts import saved_work
+from gpu_scheduler.attempts import running_progress as saved_work
 from gpu_scheduler.attempts.observe import observe_attempt
-from gpu_scheduler.attempts.progress_source import start_of
-from gpu_scheduler.core.model.attempt_status import AttemptResult, AttemptStatus, StopRequest
-from gpu_scheduler.core.model.checkpoint import Checkpoint, SavedWork
+from gpu_scheduler.attempts.running_progress import start_of
+from gpu_scheduler.core.model.attempt_status import (
+    AttemptResult,
+    AttemptStatus,
+    Checkpoint,
+    SavedWork,
+    StopRequest,
+)
 from gpu_scheduler.core.model.states import Outcome
 from gpu_scheduler.core.scheduling.actions import Start
 from tests.loop.rig import Rig

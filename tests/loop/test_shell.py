@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from inotify_simple import INotify
 
-from gpu_scheduler.attempts import log_folder
+from gpu_scheduler.attempts import job_logs
 from gpu_scheduler.config import StartOptions
 from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample, Snapshot
 from gpu_scheduler.errors import UsageError
@@ -111,30 +111,30 @@ def test_the_default_log_folder_is_private_and_not_a_link(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     default = tmp_path / "logs"
-    monkeypatch.setattr(log_folder, "DEFAULT_FOLDER", default)
+    monkeypatch.setattr(job_logs, "DEFAULT_FOLDER", default)
     monkeypatch.setenv("LOGNAME", "ada")
-    assert log_folder.LogFolder.from_option(None).create() == default
+    assert job_logs.LogFolder.from_option(None).create() == default
     default.chmod(0o755)
-    assert log_folder.LogFolder.from_option(None).create().stat().st_mode & 0o777 == 0o700
+    assert job_logs.LogFolder.from_option(None).create().stat().st_mode & 0o777 == 0o700
     default.rmdir()
     default.symlink_to(tmp_path)
-    assert log_folder.LogFolder.from_option(None).create() == tmp_path / "logs_ada"
+    assert job_logs.LogFolder.from_option(None).create() == tmp_path / "logs_ada"
     (tmp_path / "logs_ada").rmdir()
     (tmp_path / "logs_ada").symlink_to(tmp_path)
     with pytest.raises(PermissionError, match="logs_ada"):
-        log_folder.LogFolder.from_option(None).create()
+        job_logs.LogFolder.from_option(None).create()
     with pytest.raises(UsageError, match=r"logs_ada: is a link; name a folder that you own with --log-dir"):
         check_paths(StartOptions(state_file=str(tmp_path / "s.json"), jobs_file=""))
 
 
 def test_a_log_is_always_a_new_private_file(tmp_path: Path) -> None:
     when = datetime(2026, 1, 2, 3, 4, 5, 678)
-    first = log_folder.create_log(tmp_path, 3, when)
+    first = job_logs.create_log(tmp_path, 3, when)
     assert first.name == "job_3_20260102_030405_000678.log"
     assert first.stat().st_mode & 0o777 == 0o600
     victim = tmp_path / "victim"
     (tmp_path / f"{first.name}.1").symlink_to(victim)
-    assert log_folder.create_log(tmp_path, 3, when).name == f"{first.name}.2"
+    assert job_logs.create_log(tmp_path, 3, when).name == f"{first.name}.2"
     assert not victim.exists()
 
 

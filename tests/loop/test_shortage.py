@@ -17,22 +17,21 @@ from typing import Any
 import pytest
 
 from gpu_scheduler.attempts.executor import AttemptRef, LaunchError
-from gpu_scheduler.attempts.log_folder import LogFolder
-from gpu_scheduler.attempts.log_tail import read_tail
+from gpu_scheduler.attempts.job_logs import LogFolder, read_tail
 from gpu_scheduler.clock import Clock
-from gpu_scheduler.core.model.health_issue import HealthSubject
+from gpu_scheduler.core.model.finding import HealthSubject
 from gpu_scheduler.core.model.state_reason import StateReason
 from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.executors import forking
-from gpu_scheduler.executors.direct import DirectExecutor
-from gpu_scheduler.gpus.probes import probe_process
+from gpu_scheduler.executors.local import DirectExecutor
+from gpu_scheduler.gpus.probes import probe_client
 from gpu_scheduler.health import storage_monitor
 from gpu_scheduler.health.storage import find_issues, unusable_file_issue
 from gpu_scheduler.health.storage_monitor import StorageMonitor
 from gpu_scheduler.intake import jobs_file_content
 from gpu_scheduler.intake.jobs_file_watcher import JobsFileWatcher
-from gpu_scheduler.reporting import job_output
+from gpu_scheduler.reporting import console as job_output
 from gpu_scheduler.reporting.console import Console
 from gpu_scheduler.runner import folder
 from gpu_scheduler.runner.spec import read_spec
@@ -291,7 +290,7 @@ def test_the_probe_process_counts_as_running_while_proc_is_unreadable(
 ) -> None:
     with monkeypatch.context() as short:
         short.setattr(os, "listdir", refuse(errno.EMFILE))
-        assert probe_process._group_lives(os.getpgrp())
+        assert probe_client._group_lives(os.getpgrp())
 
 
 def test_a_round_that_fails_because_of_a_shortage_is_retried_and_reported_once(

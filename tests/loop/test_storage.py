@@ -11,21 +11,21 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.attempts import log_folder
-from gpu_scheduler.attempts.log_folder import LogFolder
-from gpu_scheduler.attempts.prepare import prepare
+from gpu_scheduler.attempts import job_logs as log_folder
+from gpu_scheduler.attempts.folder import prepare
+from gpu_scheduler.attempts.job_logs import LogFolder
 from gpu_scheduler.clock import Clock
-from gpu_scheduler.core.model.health_issue import HealthIssue, HealthSubject
+from gpu_scheduler.core.model.finding import HealthIssue, HealthSubject
 from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.health import storage, storage_monitor
 from gpu_scheduler.health.storage import describe_store_error, find_issues
 from gpu_scheduler.health.storage_monitor import StorageMonitor
-from gpu_scheduler.reporting.main_log import MainLog
+from gpu_scheduler.reporting.log_setup import MainLog
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.pending_groups import wait_reasons
 from gpu_scheduler.store.requests import add_request
-from gpu_scheduler.system import atomic_file
+from gpu_scheduler.system import safe_file
 from tests.loop.rig import Rig
 
 
@@ -338,14 +338,14 @@ def test_a_failed_action_does_not_block_the_other_actions_of_its_round(
     rig = Rig(tmp_path)
     jobs = [rig.add_job("sleep 60", share=500) for _ in range(2)]
     assert len({rig.runner_pid(job) for job in jobs}) == 2
-    bad, write = rig.attempt_folder(jobs[0]), atomic_file.replace_file
+    bad, write = rig.attempt_folder(jobs[0]), safe_file.replace_file
 
     def replace_file(path: Path, data: bytes) -> None:
         if path.parent == bad:
             raise PermissionError(errno.EACCES, "Permission denied", str(path))
         write(path, data)
 
-    monkeypatch.setattr("gpu_scheduler.attempts.prepare.replace_file", replace_file)
+    monkeypatch.setattr("gpu_scheduler.attempts.folder.replace_file", replace_file)
     for job in jobs:
         add_request(rig.store, "cancel", str(job), grace_s=0.0)
     with pytest.raises(PermissionError):

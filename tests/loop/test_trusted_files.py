@@ -18,15 +18,14 @@ from gpu_scheduler.intake.jobs_file_watcher import JobsFileWatcher
 from gpu_scheduler.intake.llm_config import LlmConfigFile
 from gpu_scheduler.intake.state_file_edits import edit_pauses_in_file
 from gpu_scheduler.intake.state_file_watcher import StateFileWatcher
-from gpu_scheduler.reporting import main_log
+from gpu_scheduler.reporting import log_setup
 from gpu_scheduler.scheduler.start_checks import check_files, check_paths
 from gpu_scheduler.store import state_file
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.job_lists import open_jobs
 from gpu_scheduler.store.jobs_files import jobs_files
-from gpu_scheduler.store.ownership_loss import Ownership
 from gpu_scheduler.store.requests import open_requests
-from gpu_scheduler.store.scheduler_lock import InstanceLock
+from gpu_scheduler.store.scheduler_lock import InstanceLock, Ownership
 from tests.loop.rig import Rig
 
 FILES = ("jobs.txt", "llm_config.json", "s.json", "gpu_scheduler.log")
@@ -94,7 +93,7 @@ def test_start_refuses_a_linked_main_log_even_with_trust_files(folder: Path) -> 
     with pytest.raises(UsageError, match="is a link"):
         checked(trust=True)
     with pytest.raises(OSError, match="is a link"):
-        main_log.open_main_log(log, trust=True)
+        log_setup.open_main_log(log, trust=True)
     assert precious.read_text() == "precious"
 
 
@@ -188,8 +187,8 @@ def test_does_not_write_a_main_log_owned_by_another_user(folder: Path, other_uid
     path = folder / "gpu_scheduler.log"
     os.chown(path, other_uid, other_uid)
     with pytest.raises(PermissionError, match="belongs to another user"):
-        main_log.open_main_log(path, trust=False)
-    os.close(main_log.open_main_log(path, trust=True))
+        log_setup.open_main_log(path, trust=False)
+    os.close(log_setup.open_main_log(path, trust=True))
 
 
 def test_does_not_launch_from_a_folder_that_replaced_the_data_directory(folder: Path, tmp_path: Path) -> None:

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.claims.foreign_claims import LockReading
-from gpu_scheduler.claims.gpu_claims import read_gpu_locks
+from gpu_scheduler.claims.gpu_claims import LockReading, read_gpu_locks
 from gpu_scheduler.claims.turns import PASSED_OVER_S
 from gpu_scheduler.core.model.states import JobState
 from gpu_scheduler.store.pending_groups import wait_reasons
@@ -112,7 +111,7 @@ def test_a_claim_that_was_taken_after_the_facts_were_read_costs_no_attempt(
     rig = Rig(tmp_path, gpus=1)
     job = rig.add_job("true")
     with claim_holder(folder, "U0") as process:
-        monkeypatch.setattr("gpu_scheduler.scheduler.read_facts.read_locks_of", lambda *args: LockReading())
+        monkeypatch.setattr("gpu_scheduler.scheduler.loop.read_locks_of", lambda *args: LockReading())
         rig.tick()
         assert rig.store.attempts(job) == []
         assert f"pid {process.pid}" in reason_of(rig)

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.core.model.checkpoint import Checkpoint
+from gpu_scheduler.core.model.attempt_status import Checkpoint
 from gpu_scheduler.core.model.job_spec import JobSpec
-from gpu_scheduler.progress.checkpoint_scan import scan_checkpoints
-from gpu_scheduler.progress.job_progress import find_checkpoint
+from gpu_scheduler.progress.job_progress import find_checkpoint, scan_checkpoints
 from tests.progress.training import spec, trainer_checkpoint, zip_checkpoint
 
 

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from gpu_scheduler.core.model.checkpoint import Checkpoint
-from gpu_scheduler.core.model.progress import ProgressUnit
+from gpu_scheduler.core.model.attempt_status import Checkpoint, ProgressUnit
 from gpu_scheduler.core.progress.eta import JobProgress
 from gpu_scheduler.progress.job_progress import SCAN_INTERVAL_S, ProgressReader, ProgressSource
 from tests.core.training_logs import tqdm

@@ -10,8 +10,8 @@ import pytest
 
 from gpu_scheduler.core.progress.log_progress import progress_of_log
 from gpu_scheduler.core.progress.run_options import RunOptions
-from gpu_scheduler.progress import log_reader
-from gpu_scheduler.progress.log_reader import LogReader
+from gpu_scheduler.progress import job_progress as log_reader
+from gpu_scheduler.progress.job_progress import LogReader
 
 
 def step(reader: LogReader) -> float | None:

@@ -13,15 +13,18 @@ from functools import cache
 from itertools import product
 from typing import NamedTuple
 
-from gpu_scheduler.core.model.attempt_status import AttemptResult, AttemptStatus, ClaimState
-from gpu_scheduler.core.model.checkpoint import SavedWork
+from gpu_scheduler.core.model.attempt_status import AttemptResult, AttemptStatus, ClaimState, SavedWork
 from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.facts import Attempt
-from gpu_scheduler.core.scheduling.reconcile_attempt import has_ended, needs_process_scan, reconcile
-from gpu_scheduler.core.scheduling.release import release_allocation
-from gpu_scheduler.core.scheduling.restored_attempts import detach
+from gpu_scheduler.core.scheduling.reconcile_attempt import (
+    detach,
+    has_ended,
+    needs_process_scan,
+    reconcile,
+    release_allocation,
+)
 from gpu_scheduler.core.scheduling.settings import Settings
 from tests.protocol import state as st
 from tests.protocol.stops import REQUESTS

@@ -13,7 +13,7 @@ from gpu_scheduler.core.model.attempt_status import StopRequest
 from gpu_scheduler.core.model.request import JobFact
 from gpu_scheduler.core.model.states import JobState
 from gpu_scheduler.core.scheduling import actions as act
-from gpu_scheduler.core.scheduling.job_requests import answer_job_request
+from gpu_scheduler.core.scheduling.requests import answer_job_request
 from gpu_scheduler.core.scheduling.settings import Settings
 from tests.protocol import state as st
 from tests.protocol.rules import Rules

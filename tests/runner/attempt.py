@@ -15,13 +15,11 @@ from pathlib import Path
 from typing import TypeVar
 
 from gpu_scheduler.attempts.executor import AttemptRef, Executor
-from gpu_scheduler.attempts.folder_status import observe
-from gpu_scheduler.attempts.prepare import prepare
-from gpu_scheduler.attempts.runner_control import request_stop
+from gpu_scheduler.attempts.folder import observe, prepare, request_stop
 from gpu_scheduler.attempts.sweep import processes_of, sweep_once
 from gpu_scheduler.core.command.build import REPORT_START
 from gpu_scheduler.core.model.attempt_status import AttemptResult, AttemptStatus, OnTimeout, StopRequest
-from gpu_scheduler.executors.direct import DirectExecutor
+from gpu_scheduler.executors.local import DirectExecutor
 from gpu_scheduler.runner.folder import START, boot_id
 
 T = TypeVar("T")

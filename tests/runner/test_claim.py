@@ -12,13 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.attempts.folder_status import observe
-from gpu_scheduler.attempts.prepare import prepare
-from gpu_scheduler.attempts.runner_control import kill_runner, request_stop, void_claim
+from gpu_scheduler.attempts.folder import kill_runner, observe, prepare, request_stop, void_claim
 from gpu_scheduler.attempts.sweep import processes_of, sweep, sweep_once
 from gpu_scheduler.core.model.attempt_status import StopRequest
-from gpu_scheduler.executors.direct import DirectExecutor
-from gpu_scheduler.executors.spawn import ChildProcesses
+from gpu_scheduler.executors.local import ChildProcesses, DirectExecutor
 from gpu_scheduler.runner import process_scan
 from gpu_scheduler.runner.folder import START, boot_id, start_ticks
 from gpu_scheduler.runner.spec import read_spec

@@ -16,8 +16,8 @@ import pytest
 from gpu_scheduler.attempts.executor import Executor, LaunchError
 from gpu_scheduler.attempts.sweep import sweep
 from gpu_scheduler.executors import forking
-from gpu_scheduler.executors.direct import DirectExecutor
 from gpu_scheduler.executors.forking import ForkingExecutor
+from gpu_scheduler.executors.local import DirectExecutor
 from gpu_scheduler.runner import process_scan
 from gpu_scheduler.runner.folder import START
 from gpu_scheduler.runner.fork_protocol import NO_TOKEN

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_scheduler.cli.log_printer import LogPrinter
+from gpu_scheduler.cli.logs import LogPrinter
 from gpu_scheduler.runner.output import LogWriter
 from tests.runner.attempt import wait_for
 from tests.runner.conftest import Make

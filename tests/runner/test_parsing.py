@@ -10,10 +10,15 @@ from typing import Any
 
 import pytest
 
-from gpu_scheduler.attempts.folder_parsing import parse_claim, parse_result, parse_stop
-from gpu_scheduler.attempts.folder_status import observe
-from gpu_scheduler.attempts.prepare import is_usable
-from gpu_scheduler.attempts.runner_control import request_stop, wake_runner
+from gpu_scheduler.attempts.folder import (
+    is_usable,
+    observe,
+    parse_claim,
+    parse_result,
+    parse_stop,
+    request_stop,
+    wake_runner,
+)
 from gpu_scheduler.core.model.attempt_status import AttemptStatus, OnTimeout, StopRequest
 from gpu_scheduler.runner.folder import FileProblem
 from gpu_scheduler.runner.spec import invalid_spec, read_spec

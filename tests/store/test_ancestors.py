@@ -10,17 +10,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpu_scheduler.core.model.dependency import UNRESOLVED, Dependency, DependencyKind
-from gpu_scheduler.core.model.job_spec import JobSpec
+from gpu_scheduler.core.model.job_spec import UNRESOLVED, Dependency, DependencyKind, JobSpec
 from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.dependencies import ParentStatus, status_of
 from gpu_scheduler.core.scheduling.settings import Settings
-from gpu_scheduler.store.ancestors import ancestor_that_needs_user, failed_ancestors
 from gpu_scheduler.store.data_dir import DataDir
-from gpu_scheduler.store.dependencies import parents_of
+from gpu_scheduler.store.dependencies import ancestor_that_needs_user, failed_ancestors, parents_of
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.store.writer import StoreWriter
 

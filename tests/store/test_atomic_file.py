@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.system.atomic_file import create_file, replace_file
+from gpu_scheduler.system.safe_file import create_file, replace_file
 
 
 def names(folder: Path) -> list[str]:

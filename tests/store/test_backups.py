@@ -17,7 +17,7 @@ from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.errors import SchedulerError
-from gpu_scheduler.scheduler.backup_timer import BackupTimer
+from gpu_scheduler.scheduler.daemon import BackupTimer
 from gpu_scheduler.scheduler.restore import _newest_usable_backup
 from gpu_scheduler.store import backups
 from gpu_scheduler.store.backups import Backup, DamagedDatabaseError, HighestIds

@@ -18,9 +18,8 @@ from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.health.doctor.files import store_findings
 from gpu_scheduler.intake.state_file_watcher import StateFileWatcher
 from gpu_scheduler.store import data_dir as homes
-from gpu_scheduler.store import host as hosts
-from gpu_scheduler.store.data_dir import DataDir
-from gpu_scheduler.store.host import Host, claim_host, read_host, this_host, write_host
+from gpu_scheduler.store import data_dir as hosts
+from gpu_scheduler.store.data_dir import DataDir, Host, claim_host, read_host, this_host, write_host
 from gpu_scheduler.store.requests import add_request
 from gpu_scheduler.store.store import Store
 

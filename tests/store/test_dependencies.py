@@ -9,9 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpu_scheduler.core.jobsfile.cycles import find_cycles
-from gpu_scheduler.core.model.dependency import Dependency, DependencyKind, Parent
-from gpu_scheduler.core.model.job_spec import JobSpec
+from gpu_scheduler.core.jobsfile.references import find_cycles
+from gpu_scheduler.core.model.job_spec import Dependency, DependencyKind, JobSpec, Parent
 from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
 from gpu_scheduler.core.model.states import FAILED, JobState, Outcome

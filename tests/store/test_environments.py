@@ -7,9 +7,9 @@ import pytest
 
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.store.data_dir import DataDir
-from gpu_scheduler.store.environments import add_environment, environment_of_job
-from gpu_scheduler.store.forget import forgetting_jobs
+from gpu_scheduler.store.new_store import forgetting_jobs
 from gpu_scheduler.store.store import Store
+from gpu_scheduler.store.submissions import add_environment, environment_of_job
 
 SPEC = JobSpec(kind="command", text="true", cwd="/", command="true")
 

@@ -10,10 +10,10 @@ import pytest
 
 from gpu_scheduler.config import StartOptions
 from gpu_scheduler.errors import SchedulerError
-from gpu_scheduler.scheduler.copied_store import in_own_folder
+from gpu_scheduler.scheduler.restore import in_own_folder
 from gpu_scheduler.store import location
 from gpu_scheduler.store.data_dir import DataDir
-from gpu_scheduler.store.folder_identity import (
+from gpu_scheduler.store.location import (
     FolderRelation,
     ObservedFolder,
     RecordedFolder,

@@ -12,8 +12,7 @@ from gpu_scheduler.attempts.observe import attempt_from_record
 from gpu_scheduler.config import StartOptions
 from gpu_scheduler.core.model.attempt_status import AttemptStatus
 from gpu_scheduler.core.model.gpu import GpuSample
-from gpu_scheduler.core.model.job_spec import JobSpec
-from gpu_scheduler.core.model.need import Need
+from gpu_scheduler.core.model.job_spec import JobSpec, Need
 from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
 from gpu_scheduler.core.model.states import JobState, Outcome
@@ -21,9 +20,9 @@ from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.facts import Attempt
 from gpu_scheduler.core.scheduling.needs import ResourceSpec, workload_class_of
+from gpu_scheduler.core.scheduling.reconcile_attempt import was_sent_sigkill
 from gpu_scheduler.core.scheduling.settings import Settings
-from gpu_scheduler.core.scheduling.sweep_timing import was_sent_sigkill
-from gpu_scheduler.intake.state_file_summary import allocated_shares
+from gpu_scheduler.intake.state_file_watcher import allocated_shares
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.events import events_after
 from gpu_scheduler.store.measurements import LearnedNeedsReader, workload_classes

@@ -16,7 +16,7 @@ import pytest
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.health.doctor.files import store_findings
 from gpu_scheduler.store.data_dir import DataDir
-from gpu_scheduler.store.read_only import query_read_only
+from gpu_scheduler.store.database import query_read_only
 from gpu_scheduler.store.scheduler_lock import InstanceLock
 from gpu_scheduler.store.store import Store
 

@@ -7,11 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.core.model.adopted_process import AdoptedProcess
-from gpu_scheduler.core.model.dependency import Dependency, DependencyKind
-from gpu_scheduler.core.model.gpu import GpuSample, Suspicion
-from gpu_scheduler.core.model.gpu_fault import LOST, GpuFault
-from gpu_scheduler.core.model.job_spec import JobSpec
+from gpu_scheduler.core.model.attempt_status import AdoptedProcess
+from gpu_scheduler.core.model.gpu import LOST, GpuFault, GpuSample, Suspicion
+from gpu_scheduler.core.model.job_spec import Dependency, DependencyKind, JobSpec
 from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.core.model.state_reason import FailureKind, ReasonKind, StateReason
 from gpu_scheduler.core.model.states import JobState, Outcome
@@ -21,12 +19,10 @@ from gpu_scheduler.core.scheduling.gpu_time import GpuTime
 from gpu_scheduler.core.scheduling.overtakes import QueueStart
 from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.store import attempt_history
-from gpu_scheduler.store.attempt_history import GpuHistoryReader, QueueStartsReader
+from gpu_scheduler.store.attempt_history import GpuHistoryReader, QueueStartsReader, gpu_time, skip_gpu_time
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.events import events_of_job
-from gpu_scheduler.store.gpu_time import gpu_time, skip_gpu_time
-from gpu_scheduler.store.pending_groups import queued_job_of
-from gpu_scheduler.store.reservations import queue_reservation, reserved_jobs
+from gpu_scheduler.store.pending_groups import queue_reservation, queued_job_of, reserved_jobs
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.store.writer import StoreWriter
 

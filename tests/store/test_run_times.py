@@ -11,8 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpu_scheduler.core.model.adopted_process import AdoptedProcess
-from gpu_scheduler.core.model.checkpoint import Checkpoint
+from gpu_scheduler.core.model.attempt_status import AdoptedProcess, Checkpoint
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.core.model.states import JobState, Outcome
@@ -20,10 +19,10 @@ from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.needs import workload_class_of
 from gpu_scheduler.core.scheduling.run_times import RunTimes
 from gpu_scheduler.core.scheduling.settings import Settings
-from gpu_scheduler.store import run_times
+from gpu_scheduler.store import measurements as run_times
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.database import insert
-from gpu_scheduler.store.run_times import RunTimesReader
+from gpu_scheduler.store.measurements import RunTimesReader
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.store.writer import StoreWriter
 from tests.store.golden_store import restore_golden

@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.store import running_schedulers as registry
-from gpu_scheduler.store.data_dir import DataDir
-from gpu_scheduler.store.host import Host
-from gpu_scheduler.store.running_schedulers import listed, running_schedulers
+from gpu_scheduler.store import scheduler_lock as registry
+from gpu_scheduler.store.data_dir import DataDir, Host
+from gpu_scheduler.store.scheduler_lock import listed, running_schedulers
 from tests.store.test_scheduler_lock import held
 
 

@@ -21,12 +21,11 @@ from gpu_scheduler.core.scheduling.actions import FinishAttempt, Start
 from gpu_scheduler.core.scheduling.needs import LlmConfig
 from gpu_scheduler.core.scheduling.plan import plan
 from gpu_scheduler.core.scheduling.settings import Settings
-from gpu_scheduler.executors.direct import DirectExecutor
+from gpu_scheduler.executors.local import DirectExecutor
 from gpu_scheduler.gpus.watch import GpuWatch
 from gpu_scheduler.intake.state_file_edits import apply_edit, request_pauses, requested_pauses
-from gpu_scheduler.intake.state_file_summary import summarize
-from gpu_scheduler.intake.state_file_watcher import StateFileWatcher
-from gpu_scheduler.scheduler.read_facts import read_facts
+from gpu_scheduler.intake.state_file_watcher import StateFileWatcher, summarize
+from gpu_scheduler.scheduler.loop import read_facts
 from gpu_scheduler.store import state_file
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.events import events_after

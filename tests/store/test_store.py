@@ -12,10 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.core.model.adopted_process import AdoptedProcess
-from gpu_scheduler.core.model.attempt_status import StopRequest
-from gpu_scheduler.core.model.checkpoint import Checkpoint
-from gpu_scheduler.core.model.gpu_fault import FaultKind, GpuFault
+from gpu_scheduler.core.model.attempt_status import AdoptedProcess, Checkpoint, StopRequest
+from gpu_scheduler.core.model.gpu import FaultKind, GpuFault
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason

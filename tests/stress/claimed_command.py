@@ -50,10 +50,10 @@ def main(
 
     write("start", str(holder))
     if int(used):
-        from gpu_scheduler.gpus.probes import simulated_usage
+        from gpu_scheduler.gpus.probes import simulated
 
-        with simulated_usage.locked(sim):
-            simulated_usage.write_usage(sim, {int(gpu): int(used) for gpu in gpus.split(",")}, 10)
+        with simulated.locked(sim):
+            simulated.write_usage(sim, {int(gpu): int(used) for gpu in gpus.split(",")}, 10)
     time.sleep(float(seconds))
     write("end", code)
     return int(code)

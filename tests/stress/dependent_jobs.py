@@ -7,8 +7,7 @@ import random
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 
-from gpu_scheduler.core.model.dependency import Dependency, DependencyKind
-from gpu_scheduler.core.model.job_spec import JobSpec
+from gpu_scheduler.core.model.job_spec import Dependency, DependencyKind, JobSpec
 from gpu_scheduler.store.requests import add_request
 from gpu_scheduler.store.store import Store
 from tests.stress.dependency_state import BY, KINDS

@@ -17,7 +17,7 @@ import sys
 import time
 from pathlib import Path
 
-from gpu_scheduler.gpus.probes import simulated_usage
+from gpu_scheduler.gpus.probes import simulated
 from gpu_scheduler.store.store import Store
 from tests.stress import memory_judge as judging
 from tests.stress.harness import Stage, pause, program_for, scheduler
@@ -213,7 +213,7 @@ class _ForeignProcesses:
         process = subprocess.Popen(
             [sys.executable, "-I", "-S", str(_USE), "other", *map(str, (gpu, peak_mib, peak_mib // 5))],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-            env={simulated_usage.FOLDER_VARIABLE: str(self._sim)},
+            env={simulated.FOLDER_VARIABLE: str(self._sim)},
         )  # fmt: skip
         assert process.stdin is not None
         assert process.stdout is not None

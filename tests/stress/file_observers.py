@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gpu_scheduler.core.jobsfile.reading import Line
 from gpu_scheduler.core.model.states import JobState, Outcome
-from gpu_scheduler.intake.jobs_file_reader import JobsFileReader
+from gpu_scheduler.intake.jobs_file_watcher import JobsFileReader
 from tests.core.jobs_file_world import JobsFileWorld
 
 

@@ -21,7 +21,7 @@ import time
 # An isolated interpreter does not have the checkout on its path.
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
-from gpu_scheduler.gpus.probes import simulated_usage
+from gpu_scheduler.gpus.probes import simulated
 
 #: Seconds between two steps of a ramp.
 _STEP_S = 0.04
@@ -35,11 +35,11 @@ class _Full(Exception):
 
 def _take(folder: str, gpu: int, has: int, wants: int, *, asks: bool = True) -> int:
     """Changes the memory use of this process to `wants` MiB. Raises _Full if the GPU has too little."""
-    with simulated_usage.locked(folder):
-        free = simulated_usage.free_mib(folder, gpu)
+    with simulated.locked(folder):
+        free = simulated.free_mib(folder, gpu)
         if asks and free is not None and wants - has > free:
             raise _Full
-        simulated_usage.write_usage(folder, {gpu: wants}, _LOAD)
+        simulated.write_usage(folder, {gpu: wants}, _LOAD)
     return wants
 
 
@@ -55,7 +55,7 @@ def _job(folder: str, trace: str, number: str, declared: str, *words: str) -> in
         time.sleep(hold_s)
     except _Full:
         code, end = 1, " oom"
-    simulated_usage.remove_usage(folder)
+    simulated.remove_usage(folder)
     _write_trace(trace, f"{number} end {code} {gpu} {declared}", end)
     return code
 
@@ -77,12 +77,12 @@ def _foreign_process(folder: str, gpu: int, peak: int, low: int) -> int:
     except _Full:
         return 1
     finally:
-        simulated_usage.remove_usage(folder)
+        simulated.remove_usage(folder)
     return 0
 
 
 if __name__ == "__main__":
-    sim = os.environ[simulated_usage.FOLDER_VARIABLE]
+    sim = os.environ[simulated.FOLDER_VARIABLE]
     if sys.argv[1] == "job":
         sys.exit(_job(sim, *sys.argv[2:]))
     sys.exit(_foreign_process(sim, *map(int, sys.argv[2:])))

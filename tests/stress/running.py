@@ -18,7 +18,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from gpu_scheduler.attempts.folder_status import observe
+from gpu_scheduler.attempts.folder import observe
 from gpu_scheduler.store.requests import add_request, request_answer
 from tests.stress.harness import ROOT, Stage, environment, kill, pause, scheduler
 from tests.stress.part import Findings, Order

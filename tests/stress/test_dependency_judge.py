@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.core.model.dependency import Dependency, DependencyKind
-from gpu_scheduler.core.model.job_spec import JobSpec
+from gpu_scheduler.core.model.job_spec import Dependency, DependencyKind, JobSpec
 from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
 from gpu_scheduler.core.model.states import JobState, Outcome

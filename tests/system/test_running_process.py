@@ -13,7 +13,7 @@ import pytest
 
 from gpu_scheduler.runner.folder import boot_id
 from gpu_scheduler.runner.process_scan import ticks_of
-from gpu_scheduler.system.running_process import ProcessProblem, RunningProcess, read_running_process
+from gpu_scheduler.system.procfs import ProcessProblem, RunningProcess, read_running_process
 from tests.processes import has_arguments, is_zombie, started_at
 from tests.users import User
 from tests.waiting import wait_for

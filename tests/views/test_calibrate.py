@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpu_scheduler.app.calibrate import CalibrationView
 from gpu_scheduler.core.scheduling.calibration import Advice
-from gpu_scheduler.core.scheduling.learned_needs import WorkloadClass
+from gpu_scheduler.core.scheduling.needs import WorkloadClass
 from gpu_scheduler.views.calibrate import to_text
 
 

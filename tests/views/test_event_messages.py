@@ -27,10 +27,9 @@ from gpu_scheduler.core.model.event import (
     MisplacedProcess,
     Overuse,
 )
-from gpu_scheduler.core.model.need import Need
+from gpu_scheduler.core.model.job_spec import Need
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
-from gpu_scheduler.views.attempt_end import format_seconds
-from gpu_scheduler.views.event_messages import detail, message_of, to_json
+from gpu_scheduler.views.event_messages import detail, format_seconds, message_of, to_json
 from tests.views.event_data import end, start
 
 INFO, WARNING, DEBUG = logging.INFO, logging.WARNING, logging.DEBUG

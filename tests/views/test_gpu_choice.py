@@ -7,20 +7,25 @@ from typing import Any
 import pytest
 
 from gpu_scheduler.app.claim_gpus import FoundGpus, Impossible
-from gpu_scheduler.core.model.claimed_gpu import ClaimedGpu
-from gpu_scheduler.core.model.gpu import GpuSample
-from gpu_scheduler.core.model.gpu_claim import GpuClaim
-from gpu_scheduler.core.model.gpu_criteria import GpuCriteria
-from gpu_scheduler.core.model.gpu_fault import LOST, FaultKind, GpuFault
+from gpu_scheduler.core.model.gpu import (
+    LOST,
+    ClaimedGpu,
+    FaultKind,
+    GpuClaim,
+    GpuCriteria,
+    GpuFault,
+    GpuSample,
+)
 from gpu_scheduler.core.scheduling.gpu_choice import Ineligibility, IneligibilityKind, impossibility
 from gpu_scheduler.views.gpu_choice import (
     impossible_text,
     ineligibility_text,
     taken_text,
     timeout_text,
+    to_json,
+    to_text,
     unclaimed_text,
 )
-from gpu_scheduler.views.machine_gpus import to_json, to_text
 
 FREE = ClaimedGpu(GpuSample("GPU-a", 1, "NVIDIA L40S", 46068, 1857, 3.0))
 UNKNOWN = ClaimedGpu(GpuSample("GPU-b", 2, "a\x1b[2Jb"))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gpu_scheduler.core.model.need import Need
-from gpu_scheduler.views.need_text import need_text
+from gpu_scheduler.core.model.job_spec import Need
+from gpu_scheduler.views.wait_text import need_text
 
 
 @pytest.mark.parametrize(

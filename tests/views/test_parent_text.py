@@ -7,13 +7,12 @@ import json
 import pytest
 
 from gpu_scheduler.app.status_report import JobView
-from gpu_scheduler.core.model.dependency import UNRESOLVED, DependencyKind, Parent
+from gpu_scheduler.core.model.job_spec import UNRESOLVED, DependencyKind, Parent
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
-from gpu_scheduler.views import job_table
-from gpu_scheduler.views.parent_text import parent_objects, parents_wait_text
+from gpu_scheduler.views import tables
 from gpu_scheduler.views.status_json import job_object
-from gpu_scheduler.views.wait_text import job_reason_text
+from gpu_scheduler.views.wait_text import job_reason_text, parent_objects, parents_wait_text
 from tests.records import job_view
 
 
@@ -65,7 +64,7 @@ def test_the_reason_of_a_blocked_job_names_its_parents() -> None:
 
 
 def test_jobs_with_the_same_parents_share_a_row() -> None:
-    rows = job_table.queued_rows([waiting(5, RUNNING), waiting(6, RUNNING), waiting(7, HELD)], 0.0)
+    rows = tables.queued_rows([waiting(5, RUNNING), waiting(6, RUNNING), waiting(7, HELD)], 0.0)
     assert "".join(cell.text for cell in rows[0].cells) == "2 jobs wait for job 3 (running): 5, 6"
     assert [cell.text for cell in rows[1].cells][-1] == "after job 4 (held)"
 

@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 
 from gpu_scheduler.core.model.finding import Check
-from gpu_scheduler.core.model.gpu_obstacle import GpuObstacle, ObstacleKind
+from gpu_scheduler.core.model.wait_reason import GpuObstacle, ObstacleKind
 from gpu_scheduler.core.scheduling.facts import QueuedJob, QueueReservation
 from gpu_scheduler.core.scheduling.gpu_admission import GpuAvailability
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
 from gpu_scheduler.core.scheduling.queue_outlook import AwaitedEnd, EndBasis, QueueOutlook
 from gpu_scheduler.core.scheduling.run_times import Estimate, Prediction
-from gpu_scheduler.views import queue_findings
+from gpu_scheduler.views import why as queue_findings
 
 NOW = 1_800_000_000.0
 OVERTAKEN = QueueOutlook(9, 8, False, True, False, None, None, (), (), Estimate())
@@ -21,7 +21,7 @@ OVERTAKEN = QueueOutlook(9, 8, False, True, False, None, None, (), (), Estimate(
 
 def messages(outlook: QueueOutlook) -> list[tuple[Check, str]]:
     """Returns the findings about a job, with an idle budget of 10 %."""
-    found = queue_findings.findings(outlook, [], NOW, 0.10, "on the job's line")
+    found = queue_findings.queue_findings(outlook, [], NOW, 0.10, "on the job's line")
     return [(one.check, one.message) for one in found]
 
 
@@ -125,10 +125,10 @@ def test_the_advised_time_limit_ends_before_the_first_reservation(
     ]
     judged = [GpuAvailability(f"U{one.gpu}", one.gpu, 1000, unavailable=one) for one in kept]
     own = replace(OVERTAKEN, overtakes=0)
-    [found] = queue_findings.findings(own, judged, NOW, 0.10, "on the job's line")
+    [found] = queue_findings.queue_findings(own, judged, NOW, 0.10, "on the job's line")
     assert (found.check, found.remedy.endswith(advice), bool(found.remedy)) == (
         Check.RESERVED, True, bool(advice),
     )  # fmt: skip
     known = replace(own, estimate=Estimate(timeout_s=100.0))
-    [found] = queue_findings.findings(known, judged, NOW, 0.10, "on the job's line")
+    [found] = queue_findings.queue_findings(known, judged, NOW, 0.10, "on the job's line")
     assert found.remedy == ""

@@ -6,11 +6,11 @@ import re
 import time
 
 from gpu_scheduler.app.status_report import StatusReport
-from gpu_scheduler.core.model.gpu_fault import FaultKind, GpuFault
-from gpu_scheduler.core.model.progress import Progress, ProgressUnit
+from gpu_scheduler.core.model.attempt_status import Progress, ProgressUnit
+from gpu_scheduler.core.model.gpu import FaultKind, GpuFault
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.core.progress.eta import JobProgress
-from gpu_scheduler.views.status_board import to_text
+from gpu_scheduler.views.status_text import board_text
 from tests.reasons import worded
 from tests.records import gpu_view, job_view
 
@@ -46,7 +46,7 @@ def test_the_status_board_shows_gpus_and_running_waiting_and_finished_jobs() -> 
     counts = {"running": 1, "stopping": 1, "starting": 1, "queued": 1002, "held": 2, "finished": 3}
     at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(NOW))
     assert (
-        to_text(StatusReport(NOW, 4711, "s", "d", GPUS, JOBS, counts))
+        board_text(StatusReport(NOW, 4711, "s", "d", GPUS, JOBS, counts))
         == f"""\
 {at}  scheduler pid 4711  3 running, 1,002 queued, 2 held, 3 finished
 
@@ -71,13 +71,13 @@ GPU  State  Share  Allocated          Memory  Load  Jobs  Name
 
 
 def test_the_status_board_shows_a_stopped_scheduler_and_counts_hidden_jobs() -> None:
-    text = to_text(StatusReport(NOW, None, "s", "d", counts={"finished": 30}))
+    text = board_text(StatusReport(NOW, None, "s", "d", counts={"finished": 30}))
     assert "scheduler stopped  0 running, 0 queued, 0 held, 30 finished" in text
     assert text.endswith("… 30 finished (status --all)\n")
 
 
 def test_the_status_board_truncates_long_lines() -> None:
     waits = job_view(4, "queued", reason=worded("x" * 5000), text="y" * 5000)
-    text = to_text(StatusReport(NOW, 1, "s", "d", jobs=(waits,), counts={"queued": 1}))
+    text = board_text(StatusReport(NOW, 1, "s", "d", jobs=(waits,), counts={"queued": 1}))
     [row] = re.findall(r"^·    4  queued .*$", text, re.MULTILINE)
     assert len(row) == 203

@@ -13,21 +13,17 @@ import pytest
 from rich.cells import cell_len
 
 from gpu_scheduler.app.status_report import StatusReport
-from gpu_scheduler.core.model.checkpoint import Checkpoint
-from gpu_scheduler.core.model.gpu_claim import GpuClaim
-from gpu_scheduler.core.model.gpu_fault import LOST, FaultKind, GpuFault
-from gpu_scheduler.core.model.health_issue import HealthIssue, HealthSubject
-from gpu_scheduler.core.model.job_spec import JobSpec
-from gpu_scheduler.core.model.need import Need
-from gpu_scheduler.core.model.progress import Progress, ProgressUnit
+from gpu_scheduler.core.model.attempt_status import Checkpoint, Progress, ProgressUnit
+from gpu_scheduler.core.model.finding import HealthIssue, HealthSubject
+from gpu_scheduler.core.model.gpu import LOST, FaultKind, GpuClaim, GpuFault
+from gpu_scheduler.core.model.job_spec import JobSpec, Need
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.core.progress.eta import JobProgress
 from gpu_scheduler.store.jobs_files import JobsFileRecord, MalformedLineRecord
-from gpu_scheduler.views.gpu_table import gpu_rows
-from gpu_scheduler.views.job_table import held_row
 from gpu_scheduler.views.layout import Viewport
 from gpu_scheduler.views.status_json import job_object, to_json
 from gpu_scheduler.views.status_text import to_text
+from gpu_scheduler.views.tables import gpu_rows, held_row
 from tests.reasons import worded
 from tests.records import attempt_record, gpu_view, job_view
 

@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 
 from gpu_scheduler.core.model.event import Event
-from gpu_scheduler.core.model.job_spec import JobSpec
-from gpu_scheduler.core.model.need import Need
+from gpu_scheduler.core.model.job_spec import JobSpec, Need
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.views.event_messages import message_of
+from gpu_scheduler.views.layout import display_width
 from gpu_scheduler.views.terminal_lines import Terminal, format_event, format_message
-from gpu_scheduler.views.text_width import display_width
 from tests.views.event_data import end, start
 
 AT = time.mktime((2026, 11, 22, 7, 5, 9, 0, 0, -1))

@@ -9,16 +9,14 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from gpu_scheduler.core.model.gpu import Suspicion
-from gpu_scheduler.core.model.gpu_fault import LOST, UNLISTED, FaultKind, GpuFault
-from gpu_scheduler.core.model.gpu_obstacle import GpuObstacle, ObstacleKind
-from gpu_scheduler.core.model.need import Need
+from gpu_scheduler.core.model.gpu import LOST, UNLISTED, FaultKind, GpuFault, Suspicion
+from gpu_scheduler.core.model.job_spec import Need
 from gpu_scheduler.core.model.units import round_mib
-from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
+from gpu_scheduler.core.model.wait_reason import GpuObstacle, ObstacleKind, WaitKind, WaitReason
 from gpu_scheduler.core.scheduling.gpu_admission import GpuAvailability, obstacle
 from gpu_scheduler.core.scheduling.settings import Limits
 from gpu_scheduler.core.text.formatting import format_memory
-from gpu_scheduler.views.gpu_obstacle_text import obstacle_remedy, obstacle_text
+from gpu_scheduler.views.gpu_text import obstacle_remedy, obstacle_text
 from gpu_scheduler.views.wait_text import held_text, job_reason_text, wait_text
 from tests.reasons import worded
 from tests.records import job_view

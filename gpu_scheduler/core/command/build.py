@@ -9,15 +9,256 @@ then becomes the job's own command.
 
 from __future__ import annotations
 
+import posixpath
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpu_scheduler.core.command import cuda
-from gpu_scheduler.core.command.activation import JobEnvironment, activation_text, environment_of
-from gpu_scheduler.core.command.environment import GIVEN_PORT, PORT_VARIABLES, inherited_environment
 from gpu_scheduler.core.model.job_spec import CudaIds, CudaMode, JobSpec
+
+# Derives a job's environment variables from those that it inherits, and finds conda.
+#
+# There is no list of allowed variables, because users rely on HF_HOME, WANDB_API_KEY, LD_LIBRARY_PATH and
+# many more that no such list could cover.
+
+
+#: Variables that jobs do not inherit: those of the terminal, of another Python interpreter, of a surrounding
+#: batch system and of the scheduler itself.
+#: An inherited SHELLOPTS would give `pipefail` to every shell script.
+_DENIED = re.compile(r"SHELLOPTS|STY|WINDOW|TERMCAP|COLUMNS|LINES|PYTHONHOME|SLURM_.*|GPU_SCHEDULER_.*")
+#: Variables from which launchers of several processes take the port at which these meet; torchrun reads the
+#: second. GIVEN_PORT tells a port that a scheduler gave to the surrounding job from one that the user chose.
+PORT_VARIABLES, GIVEN_PORT = ("MASTER_PORT", "PET_MASTER_PORT"), "GPU_SCHEDULER_PORT"
+_DEFAULT_PORT = 29500  # left to the jobs whose launchers ignore the variables
+#: Variables that an active environment has set. Conda's own settings, such as CONDA_ENVS_PATH, belong to the
+#: user and are not among them.
+_ACTIVE_ENVIRONMENT = re.compile(r"VIRTUAL_ENV(_PROMPT)?|_CE_(CONDA|M)|CONDA_(PYTHON_)?EXE")
+#: Variables that `conda deactivate` relies on.
+_CONDA_STACK = re.compile(
+    r"CONDA_(DEFAULT_ENV|PREFIX(_\d+)?|PROMPT_MODIFIER|SHLVL|STACKED_\d+)|__CONDA_SHLVL_\d+_.*"
+)
+_ENVIRONMENT_ROOT = re.compile(r"VIRTUAL_ENV|CONDA_PREFIX(_\d+)?")
+
+_CONDA_SH = "etc/profile.d/conda.sh"
+_INSTALLATIONS = ("miniconda3", "anaconda3", "miniforge3", "mambaforge", "conda", "miniconda", "anaconda")
+
+
+def inherited_environment(
+    base: Mapping[str, str], replaces_active: bool, conda_available: bool
+) -> dict[str, str]:
+    """Returns the part of the variables of the scheduler, or of `submit`, that a job inherits.
+
+    replaces_active: whether the job has its own conda or virtual environment. If so, the variables of the
+    active environment are left out, and its folder is removed from PATH. conda_available: whether command.sh
+    can deactivate the active environment with conda. If so, the variables that conda needs for this are kept.
+    """
+    given = {name for name in PORT_VARIABLES if base.get(name) == base.get(GIVEN_PORT)}
+    env = {name: value for name, value in base.items() if not _DENIED.fullmatch(name) and name not in given}
+    if not replaces_active:
+        return env
+    gone = {
+        posixpath.join(value, "bin")
+        for name, value in env.items()
+        if _ENVIRONMENT_ROOT.fullmatch(name) and value
+    }
+    env = {name: value for name, value in env.items() if not _ACTIVE_ENVIRONMENT.fullmatch(name)}
+    if not conda_available:
+        env = {name: value for name, value in env.items() if not _CONDA_STACK.fullmatch(name)}
+    if "PATH" in env:
+        env["PATH"] = ":".join(part for part in env["PATH"].split(":") if part.rstrip("/") not in gone)
+    return env
+
+
+def ports_for(token: str, ephemeral: int) -> Iterator[int]:
+    """Yields the ports that an attempt may get, beginning anywhere, so that schedulers rarely try the same.
+
+    ephemeral: the first port that the kernel itself gives to programs. The ports are below it.
+    """
+    ports = range(10_000 if ephemeral > 11_000 else 1_024, ephemeral)
+    for number in range(len(ports)):
+        port = ports[(int(token[:8], 16) + number) % len(ports)]
+        if port != _DEFAULT_PORT:
+            yield port
+
+
+def find_conda_sh(env: Mapping[str, str], exists: Callable[[str], bool]) -> str | None:
+    """Finds the `conda.sh` of the conda installation that the variables indicate, or one in a usual folder.
+
+    Tries CONDA_EXE, CONDA_PREFIX, `conda` on PATH and the usual folders, in this order. Returns None if none
+    of them leads to a `conda.sh`.
+    """
+    roots: list[str] = []
+    if env.get("CONDA_EXE"):
+        roots.append(posixpath.dirname(posixpath.dirname(env["CONDA_EXE"])))
+    if env.get("CONDA_PREFIX"):
+        prefix = env["CONDA_PREFIX"].rstrip("/")
+        # An environment is in the `envs` folder of its installation; the base environment is the installation
+        # itself.
+        roots += [prefix, posixpath.dirname(posixpath.dirname(prefix))]
+    for folder in env.get("PATH", "").split(":"):
+        if folder.startswith("/") and exists(posixpath.join(folder, "conda")):
+            roots.append(posixpath.dirname(folder.rstrip("/")))
+    places = [env["HOME"], posixpath.join(env["HOME"], "opt")] if env.get("HOME") else []
+    roots += [
+        posixpath.join(place, name) for place in [*places, "/opt", "/usr/local"] for name in _INSTALLATIONS
+    ]
+    return next((path for path in (posixpath.join(root, _CONDA_SH) for root in roots) if exists(path)), None)
+
+
+# Generates the shell text that deactivates the scheduler's environment and activates the job's own.
+#
+# The text is part of `command.sh`, which defines `fail`. Only conda can undo its own activation, so the text
+# calls `conda deactivate`. Hooks therefore run in the same order as in an interactive shell.
+
+
+#: Replaces `exit`, so that a launch fails with a message if a hook that this shell sources calls `exit`. In a
+#: subshell of a hook, `exit` works as usual.
+_EXIT_HANDLER = """\
+exit() {{
+    set -- "${{1-$?}}"
+    [ "$BASH_SUBSHELL" -gt 0 ] ||
+        fail environment_broken {named}": its hook ${{BASH_SOURCE[1]}} ended the shell (exit code $1)"
+    builtin exit "$1"
+}}
+"""
+_ENVIRONMENT_NAME = '"conda environment ${CONDA_DEFAULT_ENV:-$CONDA_PREFIX}"'
+
+#: If conda cannot deactivate a damaged environment, only conda's own variables are unset, so that the job's
+#: environment can still be activated.
+_DEACTIVATE = """\
+if [ -n "$CONDA_PREFIX" ]; then
+    {source}
+    while [ "${{CONDA_SHLVL:-0}}" -gt 0 ] 2>/dev/null; do
+        set -- "$CONDA_SHLVL"
+        type conda >/dev/null 2>&1 && conda deactivate
+        [ "${{CONDA_SHLVL:-0}}" -lt "$1" ] && continue
+        printf '%s\\n' "conda environment $CONDA_PREFIX cannot be deactivated; its variables may remain" >&2
+        break
+    done
+fi
+unset CONDA_PREFIX CONDA_DEFAULT_ENV CONDA_PROMPT_MODIFIER CONDA_SHLVL
+unset "${{!CONDA_PREFIX_@}}" "${{!CONDA_STACKED_@}}" "${{!__CONDA_SHLVL_@}}"
+"""
+
+_ACTIVATE_CONDA = """\
+{source}
+type conda >/dev/null 2>&1 || fail environment_broken {no_conda}
+conda activate {name}
+if [ $? -ne 0 ] || [ ! -d "$CONDA_PREFIX" ]; then
+    names= known=
+    while read -r first rest; do
+        case $first in
+            '' | '#'*) continue ;;
+            {name}) known=yes ;;
+        esac
+        names="$names, $first"
+    done < <(conda env list 2>/dev/null)
+    [ -z "$known" ] || fail environment_broken {broken}
+    fail environment_missing {missing}"${{names#, }}"
+fi
+unset -f exit
+"""
+
+_ACTIVATE_VENV = """\
+unset CONDA_EXE CONDA_PYTHON_EXE _CE_CONDA _CE_M
+[ -f {activate} ] || fail environment_missing {missing}
+{exit}unset VIRTUAL_ENV
+VIRTUAL_ENV_DISABLE_PROMPT=1
+. {activate}
+unset VIRTUAL_ENV_DISABLE_PROMPT
+[ -d "$VIRTUAL_ENV" ] || fail environment_broken {broken}
+unset -f exit
+"""
+
+
+@dataclass(frozen=True)
+class JobEnvironment:
+    """A job's conda or virtual environment; if both are None, the job runs in the scheduler's environment.
+
+    conda_sh: the file that defines `conda`; None if there is no conda.
+    """
+
+    conda: str | None
+    venv: str | None
+    conda_sh: str | None
+
+    @property
+    def label(self) -> str:
+        """The environment's name, for messages."""
+        if self.venv is not None:
+            return f"virtual environment {self.venv}"
+        return f"conda environment {self.conda}"
+
+    @property
+    def heading(self) -> str:
+        """The environment's short name, for a heading."""
+        if self.venv is not None:
+            return f"venv {self.venv}"
+        return "none named" if self.conda is None else f"conda {self.conda}"
+
+    @property
+    def bin_folder(self) -> str | None:
+        """The environment's program folder, as shell text that is valid after activation; None means PATH."""
+        if self.venv is not None:
+            return '"$VIRTUAL_ENV"/bin'
+        return None if self.conda is None else '"$CONDA_PREFIX"/bin'
+
+
+def environment_of(spec: JobSpec, conda_sh: str | None) -> JobEnvironment:
+    """Returns the environment that a job activates.
+
+    An empty environment field in a CSV line means conda's base environment, if there is one. A shell command
+    without `conda=` or `venv=` activates none.
+    """
+    base = spec.kind == "csv" and spec.venv is None and conda_sh is not None
+    return JobEnvironment(spec.conda or ("base" if base else None), spec.venv, conda_sh)
+
+
+def activation_text(environment: JobEnvironment) -> str:
+    """Returns the shell text that activates the environment, or fails with the reason why it cannot."""
+    if environment.venv is not None:
+        return _deactivation_text(environment.conda_sh) + _venv_text(environment)
+    if environment.conda is None:
+        return ""
+    if environment.conda_sh is None:
+        reason = f"{environment.label}: conda was not found; pass its profile.d/conda.sh with --conda-sh"
+        return f"fail conda_missing {shlex.quote(reason)}\n"
+    return _deactivation_text(environment.conda_sh) + _ACTIVATE_CONDA.format(
+        source=_source_text(environment.conda_sh),
+        name=shlex.quote(environment.conda),
+        no_conda=shlex.quote(f"conda cannot be set up from {environment.conda_sh}"),
+        broken=shlex.quote(f"{environment.label} could not be activated; see the log of the job"),
+        missing=shlex.quote(f"{environment.label} does not exist; environments: "),
+    )
+
+
+def _venv_text(environment: JobEnvironment) -> str:
+    return _ACTIVATE_VENV.format(
+        activate=shlex.quote(f"{environment.venv}/bin/activate"),
+        exit=_EXIT_HANDLER.format(named=shlex.quote(environment.label)),
+        missing=shlex.quote(f"{environment.label} does not exist (no bin/activate in it)"),
+        broken=shlex.quote(f"{environment.label} could not be activated; see the log of the job"),
+    )
+
+
+def _deactivation_text(conda_sh: str | None) -> str:
+    """Returns the shell text that deactivates the active conda environment; "" if there is no conda.
+
+    If there is no conda, `inherited_environment` has already removed the active environment.
+    """
+    return (
+        ""
+        if conda_sh is None
+        else _EXIT_HANDLER.format(named=_ENVIRONMENT_NAME) + _DEACTIVATE.format(source=_source_text(conda_sh))
+    )
+
+
+def _source_text(conda_sh: str) -> str:
+    path = shlex.quote(conda_sh)
+    return f"[ -r {path} ] && . {path}"
+
 
 _HEADER = """\
 # Job {job_id}, attempt {attempt}. The runner executes this file. To run it by hand: bash command.sh

@@ -12,13 +12,14 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 
-from gpu_scheduler.core.command.script_place import (
+from gpu_scheduler.core.command.shell_words import (
+    ShellWord,
     after_subcommand,
     find_script_end,
     is_clear,
+    is_value_of,
     simple_commands,
 )
-from gpu_scheduler.core.command.shell_words import ShellWord, is_value_of
 from gpu_scheduler.core.model.job_spec import JobSpec
 
 DEFAULT_FLAG = "--resume_from_checkpoint"

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gpu_scheduler.core.model.gpu_list import format_gpu_list
+from gpu_scheduler.core.model.gpu import format_gpu_list
 
 #: Maximum length of a session name. Screen silently fails to bind the socket of a longer one.
 MAX_LENGTH = 40

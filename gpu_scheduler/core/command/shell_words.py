@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+from gpu_scheduler.core.model.job_spec import JobSpec
 
 _WHITESPACE = " \t\n"
 _OPERATORS = "|&;()<>`"
@@ -68,3 +72,214 @@ def is_value_of(command: str, option: ShellWord, value: ShellWord) -> bool:
     if between.strip(_WHITESPACE) or "\n" in between or value.unquoted.startswith("-"):
         return False
     return not (value.unquoted.isdigit() and command[value.end : value.end + 1] in ("<", ">"))
+
+
+# Finds the place directly after the script that a shell command runs, where an option of the script may go.
+#
+# The place is unclear, and therefore None, in a command that runs several scripts, a loop, a here-document,
+# or code without a script. No shell is run and no file is read.
+
+
+_PYTHON = re.compile(r"(?:python|pypy)(?:[0-9](?:\.[0-9]+)*)?")
+_SHELL = re.compile(r"(?:ba|da|z|k)?sh")
+#: Programs and modules that run the first Python script, or the module after -m, among their arguments.
+_LAUNCHERS = frozenset({"torchrun", "accelerate", "accelerate-launch", "deepspeed", "coverage", "ipython"})
+#: Programs and modules that train themselves. Their first word chooses how, and their options follow it.
+_TRAINERS = frozenset({"trl", "trl.cli"})
+#: The subcommands of LightningCLI, which follow the script and perhaps its --config.
+_SUBCOMMANDS = frozenset({"fit", "validate", "test", "predict"})
+_LAUNCHER_MODULES = frozenset({
+    "torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch", "deepspeed",
+    "deepspeed.launcher.runner", "accelerate.commands.accelerate_cli", "pdb", "cProfile", "profile", "trace",
+    "coverage", "debugpy",
+})  # fmt: skip
+_MODULE_OPTIONS = ("-m", "--module")
+#: Programs that run something for each word that they get, so that one checkpoint cannot be meant for all.
+_REPEATING = frozenset({"for", "while", "until", "select", "xargs", "parallel"})
+#: Commands that run no script. A script beside them is the one that the job is about, whatever runs it.
+PASSIVE = frozenset({
+    ".", ":", "cd", "date", "echo", "export", "hostname", "mkdir", "module", "nvidia-smi", "set", "sleep",
+    "source", "tee", "ulimit", "umask", "unset",
+})  # fmt: skip
+_CONSOLE_SCRIPT = re.compile(r"/bin/[\w-]+$")
+_REDIRECTION = re.compile(r"&>>?|>&|>>|>\||<<<|<&|<>|<|>")
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
+_EXPANSION = r"\$\w|\$\{[^{}()'\"`$\s]*\}"
+_CLEAR_WORD = re.compile(
+    rf"""(?:[^$`'"\\(){{}}]|{_EXPANSION}|'[^']*'|"(?:[^"\\$`]|\\.|{_EXPANSION})*"|\\.)+""", re.DOTALL
+)
+
+
+@dataclass(frozen=True)
+class SimpleCommand:
+    """A part of a shell text between operators, with its words but without redirections."""
+
+    words: tuple[ShellWord, ...]
+
+    @property
+    def first(self) -> str:
+        """The word that names the program; "" if there is none."""
+        return next((word.unquoted for word in self.words if not _ASSIGNMENT.fullmatch(word.unquoted)), "")
+
+
+def simple_commands(command: str) -> list[SimpleCommand] | None:
+    """Splits a shell text at its operators; None for a loop or a here-document.
+
+    The commands of a substitution count as well.
+    """
+    found: list[list[ShellWord]] = [[]]
+    done = 0
+    for word in shell_words(command):
+        gap, done = command[done : word.start], word.end
+        if "<<" in gap.replace("<<<", ""):
+            return None
+        operators = _REDIRECTION.sub(">", gap).strip(" \t")
+        if operators.strip("> \t"):
+            found.append([])
+        is_descriptor = word.unquoted.isdigit() and command[done : done + 1] in ("<", ">")
+        if not operators.endswith(">") and not is_descriptor:
+            found[-1].append(word)
+    parts = [SimpleCommand(tuple(words)) for words in found if words]
+    repeats = any(word.unquoted in _REPEATING for part in parts for word in part.words)
+    return None if repeats or "<<" in command[done:] else parts
+
+
+def is_clear(command: str, word: ShellWord) -> bool:
+    """Returns whether the whole of a word is known: it contains no substitution, and none touches its end."""
+    text = command[word.start : word.end]
+    return bool(_CLEAR_WORD.fullmatch(text)) and command[word.end : word.end + 1] not in ("(", "`")
+
+
+def after_subcommand(arguments: Sequence[str]) -> int:
+    """Returns the number of arguments up to a subcommand of LightningCLI; 0 if there is none.
+
+    The program accepts most options, such as --ckpt_path, only after the subcommand.
+    """
+    for index, word in enumerate(arguments):
+        is_value = index > 0 and arguments[index - 1].startswith("-") and "=" not in arguments[index - 1]
+        if word in _SUBCOMMANDS and not is_value:
+            return index + 1
+    return 0
+
+
+def find_script_end(command: str, *, shell_scripts: bool = False) -> int | None:
+    """Returns the index after the one script that a command runs; None if its place is unclear.
+
+    If a subcommand of LightningCLI follows the script, the index is the one after the subcommand.
+    shell_scripts: whether to look for a script that a shell runs, such as `bash train.sh`, as well.
+    """
+    parts = simple_commands(command)
+    if parts is None:
+        return None
+    active = [part for part in parts if part.first not in PASSIVE]
+    finder = _ScriptFinder(shell_scripts, len(active) == 1)
+    found = [(word, part) for part in active if (word := finder.in_command(part)) is not None]
+    if len(found) != 1:
+        return None
+    place, part = found[0]
+    following = [word for word in part.words if word.start >= place.end]
+    subcommand = after_subcommand([word.unquoted for word in following])
+    place = following[subcommand - 1] if subcommand and is_clear(command, place) else place
+    return place.end if is_clear(command, place) else None
+
+
+@dataclass(frozen=True)
+class _ScriptFinder:
+    """Finds the script of a simple command. is_alone: whether no other part of the shell text can run one."""
+
+    shell_scripts: bool
+    is_alone: bool
+
+    def in_command(self, command: SimpleCommand) -> ShellWord | None:
+        """Returns the word that names the script of a simple command; None if it has none."""
+        words = command.words
+        for index, word in enumerate(words):
+            program, rest = word.unquoted.rsplit("/", 1)[-1], words[index + 1 :]
+            if _PYTHON.fullmatch(program):
+                return self._of_python(rest)
+            if _SHELL.fullmatch(program):
+                return self._first_script(rest[:1]) if self.shell_scripts else None
+            if program in _LAUNCHERS | _TRAINERS:
+                return self._of_launcher(program, rest)
+        scripts = [word for word in words if self._is_script(word)]
+        if scripts and scripts[0].unquoted == command.first:
+            return scripts[0]
+        return scripts[0] if self.is_alone and len(scripts) == 1 else None
+
+    def _is_script(self, word: ShellWord) -> bool:
+        ending = r"\.(?:py|sh|bash)" if self.shell_scripts else r"\.py"
+        return bool(re.search(rf"\A\S*{ending}\Z", word.unquoted)) and not _ASSIGNMENT.fullmatch(
+            word.unquoted
+        )
+
+    def _first_script(self, words: Sequence[ShellWord]) -> ShellWord | None:
+        return next((word for word in words if self._is_script(word)), None)
+
+    def _of_python(self, words: Sequence[ShellWord]) -> ShellWord | None:
+        """Returns the script or module that `python` with these words runs."""
+        index = 0
+        while index < len(words):
+            text, rest = words[index].unquoted, words[index + 1 :]
+            if re.fullmatch(r"-[a-zA-Z]*m", text):
+                module = rest[0].unquoted if rest else ""
+                launches = module in _LAUNCHER_MODULES | _TRAINERS
+                return self._of_launcher(module, rest[1:]) if launches else next(iter(rest), None)
+            if re.fullmatch(r"-[a-zA-Z]*c|-", text):
+                return None
+            if _CONSOLE_SCRIPT.search(text):
+                # An installed program: `python /env/bin/NAME …` does the same as `NAME …`.
+                found = self.in_command(SimpleCommand(tuple(words[index:])))
+                starts_others = text.rsplit("/", 1)[-1] in _LAUNCHERS | _TRAINERS
+                has_subcommand = bool(rest) and not rest[0].unquoted.startswith("-")
+                return found if starts_others or has_subcommand else found or words[index]
+            if not text.startswith("-"):
+                return words[index]
+            index += 2 if text in ("-W", "-X") else 1
+        return None
+
+    def _of_launcher(self, program: str, words: Sequence[ShellWord]) -> ShellWord | None:
+        """Returns the script or module that a launcher runs, or the subcommand of a trainer."""
+        if program in _TRAINERS:
+            return next((word for word in words[:1] if not word.unquoted.startswith("-")), None)
+        for index, word in enumerate(words):
+            if word.unquoted in _MODULE_OPTIONS:
+                module = next(iter(words[index + 1 :]), None)
+                return None if module is None or module.unquoted.startswith("-") else module
+            if self._is_script(word):
+                return word
+        return None
+
+
+# Finds the folder in which a job's command runs its program, after each `cd` at its beginning.
+
+
+def program_folder(spec: JobSpec) -> str | None:
+    """Returns the folder in which the program of a job runs; None if only a shell knows it.
+
+    It is the job's working folder unless the command begins like `cd DIR && python train.py`. A folder that
+    begins with "~" is returned as it is written.
+    """
+    if spec.kind == "csv" or spec.command is None or "cd" not in spec.command:
+        return spec.cwd
+    parts = simple_commands(spec.command)
+    if parts is None:
+        return None
+    folder = spec.cwd
+    for part in parts:
+        if part.first not in PASSIVE:
+            break
+        if part.first == "cd":
+            target = _target(spec.command, part)
+            if target is None:
+                return None
+            folder = target if target.startswith("~") else posixpath.join(folder, target)
+    return folder
+
+
+def _target(command: str, part: SimpleCommand) -> str | None:
+    """Returns the folder that is the only word after `cd`; None if it is not known."""
+    words = [word for word in part.words[1:] if word.unquoted != "--"]
+    if part.words[0].unquoted != "cd" or len(words) != 1 or not is_clear(command, words[0]):
+        return None
+    text = words[0].unquoted
+    return None if text.startswith("-") or any(each in text for each in "$`*?[\0") else text

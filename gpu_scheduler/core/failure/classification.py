@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Sequence
 from signal import SIGABRT, SIGBUS, SIGFPE, SIGHUP, SIGILL, SIGINT, SIGKILL, SIGSEGV, SIGTERM
 
-from gpu_scheduler.core.failure.log_patterns import CONSEQUENCE, REPORTS_ANOTHER
+from gpu_scheduler.core.failure.log_end import CONSEQUENCE, REPORTS_ANOTHER
 from gpu_scheduler.core.model.state_reason import FailureKind
 
 _WRONG_CALL, _NOT_EXECUTABLE, _NOT_FOUND = 2, 126, 127

@@ -2,11 +2,301 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
+from typing import NamedTuple
 
-from gpu_scheduler.core.failure.log_lines import LogLine, log_lines
-from gpu_scheduler.core.failure.log_patterns import NON_PYTHON_ERROR, PYTHON_ERROR
-from gpu_scheduler.core.failure.tracebacks import Traceback, final_traceback, find_tracebacks
+from gpu_scheduler.core.text.job_output import ESCAPE
+
+# Patterns for log lines: errors of programs, and the words around a report of exhausted GPU memory.
+
+
+#: A line that contains one of these texts is about host memory or does not report a failure, even if a
+#: signature matches it.
+HOST_MEMORY = re.compile(
+    r"\bbytes on host\b|\bpinned (?:system )?memory\b|host_mem|_nchwc"
+    r"|\bcaller indicates that this is not a failure\b"
+)
+#: Words before a signature that show that the line only gives advice about a possible error.
+ADVICE = re.compile(r"(?i)\b(?:if|when|in case) (?:you|there)\b")
+#: Lines that a library also logs when its caller can do without the memory.
+LOGGED = re.compile(r"\b[IWE]\d* (?:tensorflow|external)/|^[IW]\d{4} |\bWARN(?:ING)?\b|Warning: ")
+#: Words that show that the program continues.
+RECOVERED = re.compile(
+    r"(?i)(?:^\s*|[.,;:!|-]\s+|\(|\b(?:and|so|now|then|will)\s+)(?:retry(?:ing)?|reducing|decreasing|lowering|halving"
+    r"|skipp(?:ing|ed)(?! tactic)|falling back|attempting to recover|trying (?:again|with|batch|a smaller))\b"
+    r"|\bbatch.{0,20} (?:reduced|halved|lowered) to\b"
+)
+MENTIONS_MEMORY = re.compile(r"(?i)batch|memory|\boom\b")
+#: The last line of a traceback, or an error that is printed in the same form.
+PYTHON_ERROR = re.compile(r"(?:[^\W\d]\w*\.)*\w*(?:Error|Exception)(?:\(\w+\))?(?::(?: .*)?)?")
+#: The last lines of programs that abort or are killed.
+KILLING_ERROR = re.compile(
+    r"(?s)\s+what\(\):  .*|\S+: error: .*|panic: .*|Killed|.*: line \d+: +\d+ Killed\b.*|.*[Oo]om[-_]kill.*"
+    r"|.*\bOut of memory: Kill.*"
+)
+#: Errors that only report that another process or an inner engine has failed.
+REPORTS_ANOTHER = re.compile(
+    r"ChildFailedError|BrokenProcessPool|TerminatedWorkerError|TrainingFailedError|TuneError|SignalException"
+    r"|ShardCannotStart|ActorDiedError|\bEngine (?:core|process)\b|\bEngineCore\b|\bWorkerProc\b"
+    r"|\bWorker failed with error|\bnon-?zero\b|\b[Ee]xit (?:code|status)\b|\breturn code\b"
+    r"|\b(?:died|exited) unexpectedly|in DataLoader worker|\b[Pp]rocess \d+ terminated with"
+    r"|\btask \S+ Terminated|\bInitialization failed|\bfor LlamaCpp\b"
+    r"|(?i:\b(?:failed|unable|could not)\b.{0,6}\b(?:load|create)\b.{0,20}\b(?:model|llama))"
+)
+#: Errors that follow from the death of another process, or from a library that could not be set up.
+CONSEQUENCE = re.compile(
+    r"(?i)\bnccl|\bDist(?:Store|Network)Error|HorovodInternal|Connection ?(?:closed|reset|refused)"
+    r"|Broken ?pipe|\bEOFError|Socket Timeout|TCPStore|\bprocess group\b|coordination service"
+    r"|Failed to get convolution algorithm|DNN library is not found|Blas \w+ launch failed|/pymp-"
+)
+#: Lines that a failing program or its launcher prints at the end: stack traces, separators, summaries and
+#: memory maps.
+AFTERMATH = re.compile(
+    r"\s|$|frame #\d|#\d+ |\[New LWP|\[bt\]|[-=*_#~^|+]{3,}|wandb: |[IWEF]\d{4} "
+    r"|.*\b[IWE] (?:tensorflow|external)/|.*\bNCCL INFO\b|.*\bKilling subprocess\b"
+)
+#: Text that a program prints after it has caught the error. The same words occur in help texts, settings and
+#: statistics, so they count as a report of exhausted memory only between CLAUSE_START and CLAUSE_END.
+PRINTED_ERROR = re.compile(
+    r"(?i:\b(?:CUDA|HIP) out of memory\b)"
+    r"|(?<![\w.])(?:(?:CUDA |torch\.(?:cuda\.)?)?OutOfMemoryError)\b(?!: (?!.{0,200}(?:CUDA|HIP|GPU)\b))"
+)
+#: Start of a clause: the start of the line, a log's time or level, punctuation, some verbs, or the message
+#: field of a JSON log.
+CLAUSE_START = re.compile(
+    r"(?i)(?:^\W*|[:\]>|!*)]\s*|[^\w\s\x00-\x7f]\s*|[.-]\s+|\d\d:\d\d(?::[\d.,]+)?\s+|<class '"
+    r"|\b(?:error|exception|fatal|critical|warning|info|caught|got|hit|encountered|raised|due to|because of"
+    r"|caused by|(?:failed|crashed|died|ended|exit(?:ed|ing)|abort(?:ed|ing)|stopp(?:ed|ing)|terminated)"
+    r" (?:with|on|by|from))\s+(?:an? |the )?|\"(?:message|msg|error|exception|event|reason)\": ?\")$"
+)
+#: End of a clause, or words that introduce the time or place of the error.
+CLAUSE_END = re.compile(
+    r"(?i)(?:'>|\(\))?(?:\s+(?:error|exception))?"
+    r"(?:\s*$|[.!]+(?:[\s\"')*]|$)|\s*[;)*\"]|,\s|\s+\(|\s+[^\w\s|]+\s|:\s+(?![\d.]+\b)\S+\s+\S"
+    r"|\s+(?:encountered|occurred|detected|raised|caught|during|while|at|in|on|for|with)\b)"
+)
+#: Words before the name of an error that show that the line only mentions the error, as in a setting, a list
+#: item, advice or a remark about another run.
+MENTION = re.compile(
+    r"(?i)(?:^\s*-\s+|^\W*(?:if|when|in case|note|hint|tip|to avoid)\b.*|[=(\[{,/`]\s*(?:<class )?['\"]?"
+    r"|\b(?:previous|earlier|prior|last (?:run|try|attempt|time)|of a run|expected|known|simulat\w+)\b.*"
+    r"|(?:^|[\W_])(?:on|catch(?:es|ing)?|except|handl\w*|retry\w*|retries|ignor\w*|skip\w*|notes?|hints?"
+    r"|tips?|see|faq|examples?|patterns?|match\w*|expect\w*|avoid\w*|prevent\w*|recover\w*|common|possible"
+    r"|oom_\w+)\W*|\w_oom\W*)$"
+)
+#: Words that show that the program handled the error and continued, or that it counts such errors.
+HANDLED = re.compile(
+    r"(?i)\b(?:handl(?:ed|ers?|ing)|recover(?:ed|ing|y)|ignor(?:ed|ing)|continuing|resum(?:ed|ing)|survived"
+    r"|counte?r?|events?|policy|hook|callback|enabled|disabled|supported)\b|\w=(?:True|False|None)\b"
+)
+#: Errors that are not Python exceptions: those of the shell, of argparse and similar parsers, of a Python
+#: interpreter that cannot open its script, and of C++ programs that abort.
+NON_PYTHON_ERROR = re.compile(
+    r"(?s).*: (?:command not found|No such file or directory|Permission denied|Is a directory"
+    r"|Address already in use|Too many open files|cannot execute.*)"
+    r"|.*: Exec format error|\S+: error: .*|.*can't open file .*|\s+what\(\):  .*|.*Fatal Python error: .*"
+)
+
+
+# Splits the end of a log into lines, and separates the prefixes that launchers add to them.
+
+
+#: Prefixes with which torch, torchrun, accelerate, MPI and Ray mark the lines of each process, and the prefix
+#: of vLLM's log lines, which may follow them.
+_PREFIX = re.compile(
+    r"(?:\[(?:rank|default)(\d+)\]: ?|rank(\d+): ?|\[\d+,(\d+)\]<std(?:err|out)>: ?|stderr: "
+    r"|\((?:\w+ )?(?:rank=\d+ )?pid=(\d+)[^()]{0,120}\) ?)?"
+    r"(?:(?:ERROR|CRITICAL|WARNING|INFO) \d\d-\d\d \d\d:\d\d:\d\d \[?[\w./]+:\d+\] ?)?"
+)
+#: The left margin of a printed exception group.
+_MARGIN = re.compile(r"( +)(?:\| ?|\+(?: |$)|\+[-+]{3,}.*)")
+
+
+class LogLine(NamedTuple):
+    """A line without its prefix and margin.
+
+    rank: the rank or pid of the process that wrote the line; "" if unknown. depth: the number of blanks
+    before the margin; -1 if there is no margin.
+    """
+
+    text: str
+    rank: str = ""
+    depth: int = -1
+
+
+def rendered_lines(tail: str) -> list[str]:
+    """Returns a log's lines without colours, and with only the last state of each progress bar."""
+    shown = [line.rstrip("\r").rpartition("\r")[2].rstrip() for line in ESCAPE.sub("", tail).split("\n")]
+    if shown and not shown[-1]:
+        shown.pop()
+    # This line comes from the runner, not from the job.
+    if shown and shown[-1].startswith("--- "):
+        shown.pop()
+    return shown
+
+
+def log_lines(tail: str) -> Iterator[LogLine]:
+    """Yields the lines of a log."""
+    for text in rendered_lines(tail):
+        prefix = _PREFIX.match(text)
+        assert prefix is not None  # the pattern always matches, because all its parts are optional
+        rank = next(filter(None, prefix.groups()), "")
+        text = text[prefix.end() :]
+        margin = _MARGIN.match(text)
+        yield LogLine(text, rank) if margin is None else LogLine(text[margin.end() :], rank, len(margin[1]))
+
+
+# Finds the Python tracebacks in a log, including chains, exception groups and output of several ranks.
+
+
+#: Maximum number of lines of one traceback that are searched for its end.
+_MAX_LINES = 400
+#: Maximum number of lines above a traceback that may connect it with an earlier one.
+_MAX_LINES_ABOVE = 3
+#: Beginnings of the lines that Python prints above errors that did not end the program, and between chained
+#: errors.
+_HARMLESS_HEADERS = ("Exception ignored", "Error in atexit", "--- Logging error", "Exception in thread")
+_CHAINED_HEADERS = ("The above exception was", "During handling of the above")
+
+_HEADER = re.compile(r"(?:Exception Group |Original )?Traceback \(most recent call last\):")
+_NAME = r"[^\W\d][\w.]*(?:\.<locals>[\w.]*)*"
+_ERROR = re.compile(rf"{_NAME}(?::(?: .*)?)?")
+#: Errors with which a launcher only reports that another process failed.
+_LAUNCHER_ERROR = re.compile(r"(?:.*\.)?(?:ChildFailedError|CalledProcessError)\b.*")
+_ROOT_CAUSE = "Root Cause (first observed failure)"
+_SUMMARY_FIELD = re.compile(r"\s+(rank|exitcode|traceback)\s*: (.*)")
+
+
+@dataclass(frozen=True)
+class Traceback:
+    """The end of one traceback.
+
+    text: the error; index: the index of the error's line; rank: the process that printed it; is_chained:
+    another error led to this one; is_harmless: the error did not end the program.
+    """
+
+    text: str
+    index: int
+    rank: str
+    is_chained: bool
+    is_harmless: bool
+
+
+def find_tracebacks(lines: Sequence[LogLine]) -> list[Traceback]:
+    """Returns the tracebacks in order. The errors in an exception group are a part of its traceback."""
+    found: list[Traceback] = []
+    group: int | None = None
+    for index, line in enumerate(lines):
+        header = _HEADER.search(line.text)
+        if header is None:
+            continue
+        if group is not None and line.depth > group:
+            continue
+        group = None
+        end = _error_index(lines, index, line)
+        if end is None:
+            continue
+        text = with_continuation(lines, end)
+        if header[0].startswith("Exception Group"):
+            group = line.depth
+            text += _first_group_error(lines, end, line.depth)
+        above = _line_above(lines, index)
+        is_chained = above.startswith(_CHAINED_HEADERS)
+        is_harmless = above.startswith(_HARMLESS_HEADERS) or (
+            is_chained and bool(found) and found[-1].is_harmless
+        )
+        found.append(Traceback(text, end, line.rank, is_chained, is_harmless))
+    return found
+
+
+def final_traceback(tracebacks: Sequence[Traceback], lines: Sequence[LogLine]) -> Traceback | None:
+    """Returns the traceback that ended the program.
+
+    It is the last one that does not merely report another error.
+    """
+    serious = [one for one in tracebacks if not one.is_harmless] or list(tracebacks)
+    if not serious or not _LAUNCHER_ERROR.fullmatch(serious[-1].text):
+        return serious[-1] if serious else None
+    cause = root_cause(lines)
+    own = [one for one in serious if not _LAUNCHER_ERROR.fullmatch(one.text)]
+    of_rank = [one for one in own if one.rank and one.rank == cause.get("rank", "").partition(" ")[0]]
+    if own:
+        return (of_rank or own)[-1]
+    last = serious[-1]
+    if not cause:
+        return last
+    name = last.text.partition(":")[0].rpartition(".")[2]
+    details = [cause.get("exitcode", "?"), cause.get("traceback", "")]
+    details = [text for text in details if text and not text.startswith("To enable traceback")]
+    text = f"{name}: rank {cause.get('rank', '?')}: exit code {': '.join(details)}"
+    return Traceback(text, last.index, "", last.is_chained, False)
+
+
+def root_cause(lines: Sequence[LogLine]) -> dict[str, str]:
+    """Returns the fields of torchrun's summary of the first process that failed; empty if it is missing."""
+    index = next((i for i in range(len(lines) - 1, -1, -1) if _ROOT_CAUSE in lines[i].text), None)
+    if index is None:
+        return {}
+    fields = (_SUMMARY_FIELD.fullmatch(line.text) for line in lines[index + 1 : index + 10])
+    return {field[1]: field[2].strip() for field in fields if field is not None}
+
+
+def with_continuation(lines: Sequence[LogLine], index: int) -> str:
+    """Returns an error's line. If the message begins only on the next line of text, that line is appended."""
+    text = lines[index].text.strip()
+    if not text.endswith(":"):
+        return text
+    for line in lines[index + 1 : index + 4]:
+        more = line.text.strip()
+        if _HEADER.search(more):
+            break
+        if re.search(r"\w", more):
+            return f"{text} {more}"
+    return text.rstrip(":")
+
+
+def _error_index(lines: Sequence[LogLine], header: int, header_line: LogLine) -> int | None:
+    """Returns the index of the error line of the traceback that begins at `header`; None if it has none."""
+    base: int | None = None
+    for index in range(header + 1, min(len(lines), header + 1 + _MAX_LINES)):
+        line = lines[index]
+        if line.rank != header_line.rank:
+            continue  # a line of another process
+        if line.depth >= 0 > header_line.depth:
+            continue  # what looks like a margin is a vertical bar in source code
+        if line.depth != header_line.depth or _HEADER.search(line.text):
+            return None
+        text = line.text.lstrip(" ")
+        indent = len(line.text) - len(text)
+        if base is None and text.startswith('File "'):
+            base = max(0, indent - 2)
+        if text and indent <= (base or 0) and _ERROR.fullmatch(text):
+            return index
+    return None
+
+
+def _first_group_error(lines: Sequence[LogLine], index: int, depth: int) -> str:
+    for line in lines[index + 1 : index + 1 + _MAX_LINES]:
+        if line.depth < 0:
+            break
+        if line.depth > depth and ":" in line.text and not line.text.startswith(" "):
+            if _HEADER.search(line.text):
+                continue
+            if _ERROR.fullmatch(line.text):
+                return f": {line.text}"
+    return ""
+
+
+def _line_above(lines: Sequence[LogLine], header: int) -> str:
+    """Returns the nearest nonblank line above a header, among three lines of the same process, or ""."""
+    above = (lines[index] for index in range(header - 1, -1, -1))
+    own = (line.text.strip() for line in above if line.rank == lines[header].rank)
+    return next(filter(None, islice(own, _MAX_LINES_ABOVE)), "")
+
 
 #: An error without a traceback counts only if it is among this many lines at the end.
 _MAX_LINES_OF_LOOSE_ERROR = 20

@@ -10,10 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from gpu_scheduler.core.model import job_name
-from gpu_scheduler.core.model.gpu_list import format_gpu_list, parse_gpu_list
-from gpu_scheduler.core.model.job_spec import STOP_SIGNALS
-from gpu_scheduler.core.model.priority import parse_priority
+from gpu_scheduler.core.model import job_spec
+from gpu_scheduler.core.model.gpu import format_gpu_list, parse_gpu_list
+from gpu_scheduler.core.model.job_spec import STOP_SIGNALS, parse_priority
 from gpu_scheduler.core.model.units import (
     WHOLE,
     format_mib,
@@ -309,8 +308,8 @@ def _count_parser(key: str, least: int, most: int) -> Callable[[str], int]:
 
 
 def _parse_name(text: str) -> str:
-    if not job_name.is_name(text):
-        raise ValueError(f"name {text!r} must consist of {job_name.ACCEPTED}")
+    if not job_spec.is_name(text):
+        raise ValueError(f"name {text!r} must consist of {job_spec.ACCEPTED}")
     return text
 
 
@@ -320,7 +319,7 @@ def parse_job_references(key: str, text: str) -> tuple[str, ...]:
     if "" in found:
         raise ValueError(f"{key}={text} is not a list of jobs; write it without blanks, as in {key}=prep,7")
     for one in found:
-        if not job_name.is_reference(one) or one == "0":
+        if not job_spec.is_reference(one) or one == "0":
             raise ValueError(f"{key}={text}: {one!r} is neither the id nor the name of a job")
     return tuple(str(int(one)) if one.isdigit() else one for one in found)
 

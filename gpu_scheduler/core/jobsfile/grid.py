@@ -13,7 +13,7 @@ from itertools import product
 from math import prod
 from typing import Any
 
-from gpu_scheduler.core.model.job_name import MAX_LENGTH
+from gpu_scheduler.core.model.job_spec import MAX_LENGTH
 
 #: Maximum number of jobs of one grid.
 MAX_JOBS = 10_000

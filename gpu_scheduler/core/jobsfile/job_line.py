@@ -5,16 +5,311 @@ The parser does not run a shell (`needs_bash_check` marks the lines that bash sh
 
 from __future__ import annotations
 
+import itertools
 import posixpath
+import re
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 from gpu_scheduler.core.command import cuda
-from gpu_scheduler.core.jobsfile import attributes, csv_line, shell_syntax
-from gpu_scheduler.core.jobsfile.attributes import AttributeBlock
-from gpu_scheduler.core.model.job_spec import JobSpec
-from gpu_scheduler.core.text.quoting import BLANK, find_comment
+from gpu_scheduler.core.jobsfile import attributes, shell_syntax
+from gpu_scheduler.core.jobsfile.attributes import MAX_GPUS, AttributeBlock, parse_conda
+from gpu_scheduler.core.model.gpu import parse_gpu_items, parse_gpu_list
+from gpu_scheduler.core.model.job_spec import PRIORITY_WORDS, JobSpec, parse_priority
+from gpu_scheduler.core.text.quoting import BLANK, find_comment, split_words
+
+# Recognises and parses the CSV line `priority,script_path,conda_env,arguments,allowed_gpus`.
+#
+# A line may have a sixth column, the execution type, before the arguments. Paths are returned as written;
+# other modules resolve them.
+
+
+ACCEPTED_FORM = (
+    "priority,script_path,conda_env,arguments,allowed_gpus, such as "
+    '0,/path/train.py,myenv,--epochs 3,0-3 or 0,/path/train.py,myenv,"--layers 1,2,3","0,1"; '
+    "or with the execution type python, torchrun or torchrun-Ngpu before the arguments: "
+    "0,/path/train.py,myenv,torchrun-2gpu,--epochs 3,0-3"
+)
+_ARGUMENTS_COLUMN = 3
+
+_QUOTED_FIRST = re.compile(r'"((?:[^"]|"")*)"[ \t]*(?=,|$)')
+_INTEGER_FIRST = re.compile(r"[+-]?\d+(?=[,;\s]|$)")
+_PRIORITY_WORD_FIRST = re.compile(rf"(?i:{'|'.join(PRIORITY_WORDS)})(?=[ \t]*[,;])")
+_OTHER_SEPARATOR = re.compile(rf"[+-]?\d+ *([;|\t])|(?i:priority|{'|'.join(PRIORITY_WORDS)}) *;")
+_FIRST_FIELD = re.compile(r"[\w.+\-/]*")
+_EXECUTION_TYPE = re.compile(r"python|torchrun(?:-([0-9]+)gpu)?")
+#: Text that is treated as an execution type, even if it is misspelt. Arguments that look like this must be
+#: quoted.
+_LOOKS_LIKE_EXECUTION_TYPE = re.compile(r"python|torchrun[^\s=]*", re.IGNORECASE)
+_QUOTED = re.compile(r'"((?:[^"]|"")*)"')
+_COMMENT = re.compile(r"(?:(?<=[ \t])|^)#")
+_LAST_NUMBER = re.compile(r"(?<![\w.])[0-9]{1,9}$")
+
+
+class UnquotedCommas(ValueError):
+    """Raised if unquoted arguments seem to contain commas. lines: the quoted lines that may be meant."""
+
+    def __init__(self, reason: str, *lines: str) -> None:
+        super().__init__(reason)
+        self.suggestions = lines
+
+
+@dataclass(frozen=True)
+class CsvLine:
+    """The fields of a line; empty fields are None or (). note: a remark to log about an ambiguity.
+
+    torchrun_processes: the number of processes that torchrun starts, each with its own GPU; None means that
+    plain python runs the script.
+    """
+
+    priority: int | None
+    script: str
+    conda: str | None
+    arguments: tuple[str, ...]
+    allowed: tuple[int, ...] | None
+    has_gpu_list: bool
+    note: str | None
+    torchrun_processes: int | None = None
+
+
+@dataclass(frozen=True)
+class _Fields:
+    """The raw fields of a line.
+
+    leading: the fields before the arguments; execution_type: the last of them if the line has six columns;
+    unsplit: the arguments and the GPU list as written.
+    """
+
+    leading: tuple[str, ...]
+    execution_type: str | None
+    arguments: str
+    arguments_quoted: bool
+    gpu_list: str
+    gpu_list_quoted: bool
+    unsplit: str
+
+
+def first_field(text: str) -> str:
+    """Returns the text before the first comma, trimmed and without enclosing quotes."""
+    quoted = _QUOTED_FIRST.match(text)
+    return quoted[1].replace('""', '"').strip() if quoted else text.partition(",")[0].strip()
+
+
+def looks_like_csv(text: str) -> bool:
+    """Returns whether a line is meant as CSV, even if it is malformed.
+
+    text: the line without its attributes and its comment. Digits and blanks in any script count:
+    "١٢,a.py" is a mistake to report, not a command.
+    """
+    text = text.strip()
+    if _INTEGER_FIRST.match(text) or _PRIORITY_WORD_FIRST.match(text):
+        return True
+    quoted = _QUOTED_FIRST.match(text)
+    after = text[quoted.end() :].removeprefix(",") if quoted else text.partition(",")[2]
+    if "," not in text or not _FIRST_FIELD.fullmatch(first_field(text)):
+        return False
+    second = first_field(after)
+    return text.count(",") >= 2 or (second.endswith(".py") and not re.search(r"\s", second))
+
+
+def check_separator(text: str) -> None:
+    """Raises ValueError for a CSV line, or a header, whose fields are not separated by commas."""
+    if found := _OTHER_SEPARATOR.match(text):
+        name = {"|": "bars", "\t": "tabs"}.get(found[1], "semicolons")
+        raise ValueError(f"its fields are separated by {name}; separate them by commas")
+
+
+def parse_csv(text: str, known_gpus: frozenset[int] | None) -> CsvLine:
+    """Parses a line that is meant as CSV, and skips a comment at its end.
+
+    Raises ValueError with the mistake and its remedy.
+    """
+    fields = _split_fields(text)
+    priority, script, conda = fields.leading[:3]
+    number = parse_priority(priority) if priority else None
+    if not script:
+        raise ValueError(
+            "there is no script, because the second field is empty; fields are separated by commas"
+        )
+    torchrun = None if fields.execution_type is None else _torchrun_processes(fields.execution_type)
+    if not fields.arguments_quoted and not fields.gpu_list_quoted and "," in fields.gpu_list:
+        _check_unquoted_commas(fields)
+    try:
+        arguments = split_words(fields.arguments)
+    except ValueError as error:
+        raise _comma_error(
+            fields,
+            f"arguments {fields.arguments!r}: {error}; arguments with commas need double quotes around"
+            " the whole field, and inner double quotes must be doubled",
+            known_gpus,
+        ) from None
+    try:
+        allowed = parse_gpu_list(fields.gpu_list, known_gpus)
+    except ValueError as error:
+        reason = f'{error}; arguments with commas need quotes: "--layers 1,2,3"'
+        raise _comma_error(fields, reason, known_gpus) from None
+    env = parse_conda(conda) if conda else None
+    return CsvLine(
+        number, script, env, arguments, allowed, bool(fields.gpu_list), _ambiguity_note(fields), torchrun
+    )
+
+
+def _torchrun_processes(execution_type: str) -> int | None:
+    """Returns an execution type's number of torchrun processes; None for python. Raises ValueError."""
+    known = _EXECUTION_TYPE.fullmatch(execution_type)
+    if known is None:
+        raise ValueError(
+            f"execution type {execution_type!r} is not python, torchrun or torchrun-Ngpu such as"
+            " torchrun-2gpu; if the field contains arguments, put quotes around it"
+        )
+    if execution_type == "python":
+        return None
+    count = known[1] or "1"
+    if len(count) > 4 or not 1 <= int(count) <= MAX_GPUS:
+        raise ValueError(
+            f"execution type {execution_type!r}: the number of GPUs must be from 1 to {MAX_GPUS}"
+        )
+    return int(count)
+
+
+def _ambiguity_note(fields: _Fields) -> str | None:
+    """Returns a note on how the line was parsed if the last number in its arguments may be meant as a GPU."""
+    if fields.arguments_quoted or not fields.arguments[-1:].isdigit():
+        return None
+    if fields.gpu_list:
+        return f"read as arguments: {fields.arguments} | GPUs: {fields.gpu_list}"
+    if fields.execution_type is not None and re.fullmatch(r"[0-9\s-]+", fields.arguments):
+        return f"read as {fields.execution_type}, arguments: {fields.arguments} | GPUs: any"
+    return None
+
+
+def _check_unquoted_commas(fields: _Fields) -> None:
+    """Raises UnquotedCommas for a GPU list that may belong to the arguments (`--layers 1,2,3`)."""
+    try:
+        gpus = parse_gpu_items(fields.gpu_list)
+    except ValueError:
+        return  # the caller rejects the list later, with a different message
+    number = _LAST_NUMBER.search(fields.arguments)
+    ascending = all(a < b for a, b in itertools.pairwise(gpus))
+    if ascending and not (number and gpus[0] == int(number[0]) + 1):
+        return
+    raise UnquotedCommas(
+        "it is not clear where the arguments end and the GPU list begins; quote the arguments",
+        _with_quoted_arguments(fields, fields.unsplit, ""),
+        _with_quoted_arguments(fields, fields.arguments, f'"{fields.gpu_list}"'),
+    )
+
+
+def _comma_error(fields: _Fields, reason: str, known_gpus: frozenset[int] | None) -> ValueError:
+    """Returns the error for a line whose commas may belong to its arguments.
+
+    In that case the arguments end with the last piece that is not a GPU number or range. If the line with
+    quotes around these arguments is valid, the error suggests it.
+    """
+    pieces = fields.unsplit.split(",")
+    words = [index for index, piece in enumerate(pieces) if not re.fullmatch(r"[0-9 \t-]*", piece)]
+    if fields.arguments_quoted or fields.gpu_list_quoted or not words or words[-1] == 0:
+        return ValueError(reason)
+    end = words[-1] + 1
+    line = _with_quoted_arguments(fields, ",".join(pieces[:end]), ",".join(pieces[end:]))
+    try:
+        parse_csv(line, known_gpus)
+    except ValueError:
+        return ValueError(reason)
+    return UnquotedCommas(reason, line)
+
+
+def _with_quoted_arguments(fields: _Fields, arguments: str, gpus: str) -> str:
+    """Returns the line with quotes around its arguments."""
+    begin = [*map(quote_field, fields.leading[:_ARGUMENTS_COLUMN]), *fields.leading[_ARGUMENTS_COLUMN:]]
+    doubled = arguments.strip(BLANK).replace('"', '""')
+    return ",".join([*begin, f'"{doubled}"', gpus.strip(BLANK)])
+
+
+def _split_fields(text: str) -> _Fields:
+    begin: list[str] = []
+    at: int | None = 0
+    while at is not None and len(begin) < _ARGUMENTS_COLUMN:
+        value, _, at = _parse_field(text, at, False)
+        begin.append(value)
+    begin += [""] * (_ARGUMENTS_COLUMN - len(begin))
+    execution, value, quoted, start = None, "", False, at or 0
+    if at is not None:
+        value, quoted, at = _parse_field(text, at, True)
+        if not quoted and _LOOKS_LIKE_EXECUTION_TYPE.fullmatch(value):
+            begin.append(value)
+            execution, value = value, ""
+            if at is not None:
+                start = at
+                value, quoted, at = _parse_field(text, at, True)
+    rest, rest_quoted = ("", False) if at is None else _parse_gpu_field(text, at)
+    whole = text[start : text.find(rest, at)] + rest if rest else value
+    return _Fields(tuple(begin), execution, value, quoted, rest, rest_quoted, whole)
+
+
+def _parse_gpu_field(text: str, at: int) -> tuple[str, bool]:
+    """Returns the GPU list, which is the rest of the line, and whether it is quoted."""
+    rest = text[at:].lstrip(BLANK)
+    if rest.startswith('"'):
+        value, _, more = _parse_field(rest, 0, False)
+        if more is not None:
+            raise ValueError("text follows the quoted GPU list; quote the whole list")
+        return value, True
+    comment = _COMMENT.search(text, at)
+    return text[at : comment.start() if comment else None].strip(BLANK), False
+
+
+def _parse_field(text: str, at: int, is_arguments: bool) -> tuple[str, bool, int | None]:
+    """Returns the field that begins at `at`, whether it is quoted, and the index of the next one, if any."""
+    while at < len(text) and text[at] in BLANK:
+        at += 1
+    if text[at : at + 1] == '"':
+        quoted = _QUOTED.match(text, at)
+        if quoted is None:
+            raise ValueError(f"the quote at column {at + 1} is not closed; a quote cannot span lines")
+        value, end = quoted[1].replace('""', '"'), quoted.end()
+        after = text[end:].lstrip(BLANK)
+        if not after or (after[0] == "#" and text[end] in BLANK):
+            return value, True, None
+        if after[0] != ",":
+            raise ValueError(
+                f"text follows the closing quote at column {end}; quote the whole field and double"
+                " inner quotes"
+            )
+        return value, True, len(text) - len(after) + 1
+    comma = text.find(",", at)
+    piece = text[at:] if comma < 0 else text[at:comma]
+    # The loop above may have skipped the blank before a `#`.
+    before = text[at - 1 : at] if at else ""
+    comment = _find_comment(before + piece, is_arguments)
+    value = piece[: None if comment is None else comment - len(before)].strip(BLANK)
+    if not is_arguments and '"' in value:
+        raise ValueError(
+            f"there is a double quote inside the field {value!r}; quote the whole field and double"
+            " inner quotes"
+        )
+    return value, False, None if comment is not None or comma < 0 else comma + 1
+
+
+def _find_comment(text: str, is_arguments: bool) -> int | None:
+    if "#" not in text:
+        return None
+    if is_arguments:
+        return find_comment(text)
+    found = _COMMENT.search(text)
+    return found.start() if found else None
+
+
+def quote_field(field: str) -> str:
+    """Returns the field as written in a CSV line, with quotes if necessary."""
+    special = (
+        re.search(r"[,\"'#\\]", field)
+        or field != field.strip()
+        or _LOOKS_LIKE_EXECUTION_TYPE.fullmatch(field)
+    )
+    return field if not special else '"' + field.replace('"', '""') + '"'
+
 
 #: Maximum length of a line, in bytes of UTF-8.
 MAX_LINE_BYTES = 64 * 1024
@@ -77,17 +372,17 @@ def parse_line(
         rest = text if block is None else block.rest
         comment = find_comment(rest)
         bare = rest if comment is None else rest[:comment].strip(BLANK)
-        if block is None and csv_line.first_field(bare).casefold() == "priority":
+        if block is None and first_field(bare).casefold() == "priority":
             return None
         _check_after_block(block, bare)
         given = AttributeBlock({}, rest, True) if block is None else block
-        accepted = csv_line.ACCEPTED_FORM
-        csv_line.check_separator(bare)
-        if csv_line.looks_like_csv(bare):
+        accepted = ACCEPTED_FORM
+        check_separator(bare)
+        if looks_like_csv(bare):
             return _parse_csv_job(given, bare, _PathContext(cwd, home, known_gpus))
         accepted = shell_syntax.ACCEPTED_FORM
         return _parse_command_job(given, bare, _PathContext(cwd, home, known_gpus))
-    except csv_line.UnquotedCommas as error:
+    except UnquotedCommas as error:
         front = text.removesuffix(rest)
         return Malformed(str(error), ", or ".join(front + line for line in error.suggestions))
     except attributes.BadAttribute as error:
@@ -144,7 +439,7 @@ def _with_absolute_paths(values: dict[str, Any], context: _PathContext) -> dict[
 
 
 def _parse_csv_job(block: AttributeBlock, text: str, context: _PathContext) -> ParsedJob:
-    line = csv_line.parse_csv(block.rest, context.known_gpus)
+    line = parse_csv(block.rest, context.known_gpus)
     values = dict(block.values)
     fields = (
         ("priority", line.priority is not None, line.priority),

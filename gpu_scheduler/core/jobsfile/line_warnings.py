@@ -11,8 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from gpu_scheduler.core.command.script_place import simple_commands
-from gpu_scheduler.core.command.shell_words import ShellWord, shell_words
+from gpu_scheduler.core.command.shell_words import ShellWord, shell_words, simple_commands
 from gpu_scheduler.core.jobsfile.attributes import parse_conda
 from gpu_scheduler.core.jobsfile.shell_syntax import BUILTINS, RESERVED, cuda_override_note
 from gpu_scheduler.core.model.job_spec import JobSpec

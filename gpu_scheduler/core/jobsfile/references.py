@@ -8,15 +8,48 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import chain
+from typing import TypeVar
 
-from gpu_scheduler.core.jobsfile.cycles import find_cycles
 from gpu_scheduler.core.jobsfile.reading import Line, Reading
-from gpu_scheduler.core.model import job_name
+from gpu_scheduler.core.model import job_spec
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
+
+# Finds the nodes of a graph that wait for themselves.
+
+
+_Node = TypeVar("_Node", bound=Hashable)
+
+
+def find_cycles(parents: Mapping[_Node, Iterable[_Node]]) -> set[_Node]:
+    """Returns the nodes that lie on a cycle, or on a path from one cycle to another.
+
+    parents: the nodes that each node waits for. Takes time in proportion to the number of edges.
+    """
+    above = {node: {parent for parent in of if parent in parents} for node, of in parents.items()}
+    below: dict[_Node, set[_Node]] = {node: set() for node in above}
+    for node, of in above.items():
+        for parent in of:
+            below[parent].add(node)
+    _trim(above, below)
+    _trim(below, above)
+    return set(above)
+
+
+def _trim(ahead: dict[_Node, set[_Node]], behind: dict[_Node, set[_Node]]) -> None:
+    """Removes every node without nodes ahead, then those that this leaves without nodes ahead, and so on."""
+    loose = [node for node, of in ahead.items() if not of]
+    while loose:
+        node = loose.pop()
+        for other in behind.pop(node):
+            ahead[other].discard(node)
+            if not ahead[other]:
+                loose.append(other)
+        del ahead[node]
+
 
 #: Maximum number of dependencies through one name. Storing a million of them takes about ten seconds.
 MAX_DEPENDENCIES = 1_000_000
@@ -24,7 +57,7 @@ ACCEPTED_FORM = (
     "after=JOBS with the ids of jobs, and with names or groups that lines of this file or jobs have"
 )
 
-_NAME_ITEM = re.compile(rf"\[(?:[^\]]*[ \t])?name=({job_name.NAME})")
+_NAME_ITEM = re.compile(rf"\[(?:[^\]]*[ \t])?name=({job_spec.NAME})")
 
 
 @dataclass(frozen=True)
@@ -48,7 +81,7 @@ class TextReferences:
             key: line.number
             for line in lines
             if line.malformed and (found := _NAME_ITEM.match(line.text)) is not None
-            for key in job_name.keys_of(found[1])
+            for key in job_spec.keys_of(found[1])
         }
         if not names and not referenced and not malformed:
             return self
@@ -93,7 +126,7 @@ def _counted(before: Mapping[str, int], more: Sequence[str]) -> Mapping[str, int
 
 def name_keys(line: Line) -> tuple[str, ...]:
     """Returns the keys of a line in a table of names; none if it has no name."""
-    return job_name.keys_of(line.attributes["name"]) if "name" in line.attributes else ()
+    return job_spec.keys_of(line.attributes["name"]) if "name" in line.attributes else ()
 
 
 def references_of(line: Line) -> tuple[str, ...]:
@@ -138,9 +171,9 @@ class _ReferenceCheck:
             index for index, line in enumerate(lines) if references_of(line) and line.raw not in known
         ]
         self._text = before.with_lines(lines)
-        self._patterns = [one for one in self._text.referenced if job_name.is_pattern(one)]
+        self._patterns = [one for one in self._text.referenced if job_spec.is_pattern(one)]
         keys = {*self._text.names, *self._text.malformed}
-        self._meant_by = cache(lambda reference: job_name.meant_by(reference, keys))
+        self._meant_by = cache(lambda reference: job_spec.meant_by(reference, keys))
 
     def problems(self) -> dict[int, str]:
         found: dict[int, str] = {}
@@ -171,7 +204,7 @@ class _ReferenceCheck:
                 )
             if named or self._exists(reference):
                 continue
-            if job_name.is_pattern(reference):
+            if job_spec.is_pattern(reference):
                 return f"{item}: no line of this file and no job has such a name; correct the pattern"
             return (
                 f"{item}: no line of this file and no job has this name; correct it, or add a line with"
@@ -216,7 +249,7 @@ class _ReferenceCheck:
         while parents:
             parent = self._lines[parents.pop()]
             name = parent.attributes.get("name")
-            meaning = [] if name is None else job_name.references_to(name, self._patterns)
+            meaning = [] if name is None else job_spec.references_to(name, self._patterns)
             for reference in meaning:
                 if set(self._meant_by(reference)).isdisjoint(name_keys(parent)):
                     continue

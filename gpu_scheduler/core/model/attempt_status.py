@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from enum import Enum
+from typing import ClassVar, Literal, NamedTuple
 
 from gpu_scheduler.core.model.job_spec import DEFAULT_STOP_SIGNAL
 from gpu_scheduler.core.model.state_reason import FailureKind
 from gpu_scheduler.core.model.states import JobState
+from gpu_scheduler.core.model.stored_value import StoredValue
 
 #: "unlocked": the runner is alive but does not hold the lock of this claim, as happens in a copied folder.
 #: "unclaimed": the claim is missing or unusable, but the runner that the store names is alive.
@@ -166,3 +168,117 @@ class AttemptStatus:
     def is_over(self) -> bool:
         """True if, as far as the folder shows, the runner has published a result or no longer exists."""
         return self.result is not None or self.claim in ("dead", "void")
+
+
+# A process that was started elsewhere and that a job has adopted.
+
+
+@dataclass(frozen=True)
+class AdoptedProcess(StoredValue):
+    """An adopted process, identified by its pid, its start in kernel ticks since boot, and the boot.
+
+    started_at: its start in wall seconds. gpus: the UUIDs of the GPUs that it uses. log: the path of the file
+    to which it writes its output; None if it is not a file.
+    """
+
+    pid: int
+    start_ticks: int
+    boot_id: str
+    started_at: float
+    gpus: tuple[str, ...] = ()
+    log: str | None = None
+
+    _BUILD: ClassVar = {"gpus": tuple}
+
+    @classmethod
+    def unknown(cls, text: str) -> AdoptedProcess:
+        """Returns a process that does not exist, because another version stored this text."""
+        return AdoptedProcess(0, 0, "", 0.0)
+
+
+# A checkpoint: the state that a job has saved, from which it can resume.
+
+
+@dataclass(frozen=True)
+class Checkpoint(StoredValue):
+    """A complete checkpoint.
+
+    path: the absolute path of its file or folder. step: the step at which it was saved; None if unknown.
+    saved_at: when it was saved, in wall seconds; None if unknown.
+    """
+
+    path: str
+    step: float | None = None
+    saved_at: float | None = None
+
+    @classmethod
+    def unknown(cls, text: str) -> Checkpoint:
+        """Returns the checkpoint whose path is this text."""
+        return Checkpoint(text)
+
+    def is_newer_than(self, other: Checkpoint | None, *, has_resumed: bool = False) -> bool:
+        """Returns whether the job has progressed from the other checkpoint to this one.
+
+        Steps decide if both are known. Otherwise, one that was saved later is newer, but not at the same path
+        unless the job has resumed, because a job that began again may have saved the same one again.
+        """
+        if other is None:
+            return True
+        if self.step is not None and other.step is not None:
+            return self.step > other.step
+        may_be_newer = has_resumed or self.path != other.path
+        return may_be_newer and (self.saved_at or 0.0) > (other.saved_at or 0.0)
+
+
+@dataclass(frozen=True)
+class SavedWork:
+    """The work that an ended attempt has left.
+
+    checkpoint: the newest complete checkpoint of its job; None if there is none. is_complete: whether its
+    last progress was N of N; None if it reported none. may_resume: whether the scheduler may give the
+    checkpoint to the next attempt by itself, because the command is known to accept one. has_place: whether
+    the user may, because the command has a place for its path.
+    """
+
+    checkpoint: Checkpoint | None = None
+    is_complete: bool | None = None
+    may_resume: bool = False
+    has_place: bool = True
+
+
+# How far a job is, as one piece of evidence shows it.
+
+
+class ProgressUnit(Enum):
+    """The unit in which the evidence counts. CHECKPOINT: steps, known from the newest checkpoint."""
+
+    STEP = "step"
+    EPOCH = "epoch"
+    PERCENT = "percent"
+    CHECKPOINT = "checkpoint"
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a job is.
+
+    current: the number of units that are done; total: the number of all units, None if unknown. at: when the
+    job had come that far, in wall seconds; None if unknown, which counts as now. elapsed_s: the seconds that
+    the job itself reports for the work done since it started or resumed; None if it reports none.
+    """
+
+    current: float
+    total: float | None
+    unit: ProgressUnit
+    at: float | None = None
+    elapsed_s: float | None = None
+
+    @property
+    def fraction(self) -> float | None:
+        """The part that is done, from 0 to 1; None if the total is unknown."""
+        return None if not self.total else min(1.0, self.current / self.total)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether everything is done (N of N)."""
+        return self.total is not None and self.current >= self.total

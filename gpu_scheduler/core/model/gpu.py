@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from enum import Enum
+from functools import lru_cache
+from typing import ClassVar
 
 from gpu_scheduler.core.model.stored_value import StoredValue
-
-if TYPE_CHECKING:
-    from gpu_scheduler.core.model.gpu_fault import GpuFault
 
 #: Prefix of the identity of a GPU whose UUID was never read; the GPU's index follows it.
 UNKNOWN_UUID_PREFIX = "unknown-"
@@ -105,3 +106,235 @@ def without_impossible_values(sample: GpuSample) -> GpuSample:
     if load is not None and not 0 <= load <= 100:
         load = None
     return replace(sample, total_mib=total, used_mib=used, load_percent=load)
+
+
+# Defines the faults of GPUs. A GPU with a fault accepts no new jobs.
+
+
+#: Number of consecutive good samples after which a lost GPU is used again.
+GOOD_SAMPLES_NEEDED = 3
+
+
+class FaultKind(str, Enum):
+    """The kind of a fault. UNREADABLE: no GPU can be read now, so this one may or may not be faulty."""
+
+    LOST = "lost"
+    UNLISTED = "unlisted"
+    QUERY_FAILED = "query failed"
+    MIG_MODE = "mig mode"
+    PROHIBITED = "prohibited"
+    RECOVERING = "recovering"
+    UNREADABLE = "unreadable"
+    #: A fault that only another version defines; `cause` is its stored text.
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True)
+class GpuFault(StoredValue):
+    """A fault.
+
+    cause: for QUERY_FAILED and UNREADABLE, the reported cause; good_samples: for RECOVERING, the number of
+    good samples in a row.
+    """
+
+    kind: FaultKind
+    cause: str = ""
+    good_samples: int = 0
+
+    _BUILD: ClassVar = {"kind": FaultKind}
+
+    def __str__(self) -> str:
+        """Returns the fault as a phrase that follows the name of the GPU."""
+        if self.kind is FaultKind.QUERY_FAILED:
+            return f"query failed: {self.cause}"
+        if self.kind is FaultKind.RECOVERING:
+            return f"recovering: {self.good_samples} of {GOOD_SAMPLES_NEEDED} good samples"
+        if self.kind is FaultKind.UNKNOWN:
+            return self.cause
+        if self.kind is FaultKind.UNREADABLE:
+            return f"the GPUs cannot be read: {self.cause}"
+        return _PHRASES[self.kind]
+
+    @property
+    def is_lost(self) -> bool:
+        """True if the state "lost" describes the fault completely."""
+        return self.kind is FaultKind.LOST
+
+    @classmethod
+    def unknown(cls, text: str) -> GpuFault:
+        """Returns the fault that another version stored as this text."""
+        return GpuFault(FaultKind.UNKNOWN, text)
+
+
+LOST = GpuFault(FaultKind.LOST)
+UNLISTED = GpuFault(FaultKind.UNLISTED)
+#: In MIG mode a job would get one slice of the GPU instead of its share.
+MIG_MODE = GpuFault(FaultKind.MIG_MODE)
+PROHIBITED = GpuFault(FaultKind.PROHIBITED)
+_PHRASES = {
+    FaultKind.LOST: "lost",
+    FaultKind.UNLISTED: "lost: the driver no longer lists it",
+    FaultKind.MIG_MODE: "in MIG mode, which is not supported (`sudo nvidia-smi -i GPU -mig 0` turns it off)",
+    FaultKind.PROHIBITED: "in compute mode Prohibited: no process can use it (`sudo nvidia-smi -i GPU -c 0`)",
+}
+
+
+# The claim of a program on a GPU's memory (docs/design.md, GPU claims).
+
+
+@dataclass(frozen=True)
+class GpuClaim(StoredValue):
+    """A claim that one process holds on one GPU.
+
+    mib: the claimed memory in MiB; None means the whole GPU. pid: the process; 0 if it is in another pid
+    namespace. user: the name of its user; "" if unknown. by_scheduler: whether the process is the runner of a
+    scheduler's job; otherwise it is a command that `run` started. is_turn: whether the process has no claim
+    yet, but it is its turn to take the GPU, or it keeps the GPU for a job. job: the id of that job, in the
+    queue whose data directory is in `folder`; None if unknown.
+    """
+
+    mib: int | None
+    pid: int
+    user: str = ""
+    by_scheduler: bool = False
+    is_turn: bool = False
+    job: int | None = None
+    folder: str = ""
+
+
+# A sample of a GPU, together with the claims on it.
+
+
+@dataclass(frozen=True)
+class ClaimedGpu:
+    """A GPU and the claims of other programs on it.
+
+    claims_problem: why the GPU cannot be claimed; "" if it can.
+    """
+
+    sample: GpuSample
+    claims: tuple[GpuClaim, ...] = ()
+    claims_problem: str = ""
+
+    @property
+    def free_mib(self) -> int | None:
+        """The memory that no process uses, in MiB; None if unknown."""
+        total, used = self.sample.total_mib, self.sample.used_mib
+        return None if total is None or used is None else max(0, total - used)
+
+    @property
+    def unclaimed_mib(self) -> int | None:
+        """The memory that no other program claims, in MiB; None if unknown."""
+        if any(claim.mib is None for claim in self.claims):
+            return 0
+        total = self.sample.total_mib
+        return None if total is None else max(0, total - sum(claim.mib or 0 for claim in self.claims))
+
+    @property
+    def available_mib(self) -> int | None:
+        """The lesser of the free and the unclaimed memory, in MiB; None if the free memory is unknown."""
+        free, unclaimed = self.free_mib, self.unclaimed_mib
+        return free if free is None or unclaimed is None else min(free, unclaimed)
+
+
+# The GPUs that a command of `run` or `wait` needs.
+
+
+@dataclass(frozen=True)
+class GpuCriteria:
+    """The number of GPUs to choose, and the conditions that each of them must meet.
+
+    claim_mib: the memory to claim on each GPU, in MiB; None means the whole GPU. min_free_mib: the memory
+    that must be free on each GPU, in MiB. max_load_percent: the highest utilization; None means any. only:
+    the indices to choose from; None means all. excluded: the indices never to choose.
+    """
+
+    count: int = 1
+    claim_mib: int | None = None
+    min_free_mib: int = 0
+    max_load_percent: float | None = None
+    only: tuple[int, ...] | None = None
+    excluded: tuple[int, ...] = ()
+
+    @property
+    def needed_mib(self) -> int:
+        """The memory that each GPU must have, in MiB; 0 if any memory is enough."""
+        return max(self.min_free_mib, self.claim_mib or 0)
+
+    def allows(self, index: int) -> bool:
+        """Returns whether the lists of GPUs allow the GPU with this index."""
+        return index not in self.excluded and (self.only is None or index in self.only)
+
+
+# Parses the GPU lists of jobs files and of `add --gpus`: "4,5,6,7", "0-3", "0-3,5", "all" or nothing.
+#
+# A list contains only indices. Placement decides which of these GPUs can be used now.
+
+
+#: The largest accepted index. The limit keeps a range such as 0-999999999 from being expanded.
+MAX_INDEX = 1023
+
+ACCEPTED_SYNTAX = "a list such as 0,2 or 0-3 or 0-3,5, or all"
+
+_ITEM = re.compile(r"[ \t]*([0-9]{1,9})[ \t]*(?:-[ \t]*([0-9]{1,9})[ \t]*)?")
+
+
+def parse_gpu_items(text: str, accepted: str = ACCEPTED_SYNTAX) -> tuple[int, ...]:
+    """Parses a list into indices in their written order.
+
+    accepted: the syntax that the error names. Raises ValueError for a malformed item.
+    """
+    gpus: list[int] = []
+    for item in text.split(","):
+        match = _ITEM.fullmatch(item)
+        if match is None:
+            what = f"GPU {item.strip()!r} is not a number or range" if item.strip() else "an item is empty"
+            raise ValueError(f"GPU list {text.strip()!r}: {what}; write {accepted}")
+        first = int(match[1])
+        last = first if match[2] is None else int(match[2])
+        if last < first:
+            raise ValueError(f"GPU list {text.strip()!r}: {first}-{last} runs backward; write {last}-{first}")
+        if last > MAX_INDEX:
+            raise ValueError(f"GPU list {text.strip()!r}: GPU {last} is above the largest index, {MAX_INDEX}")
+        gpus.extend(range(first, last + 1))
+    return tuple(gpus)
+
+
+@lru_cache(maxsize=1024)
+def parse_gpu_list(text: str, known: frozenset[int] | None = None) -> tuple[int, ...] | None:
+    """Parses a list into ascending indices; None means any GPU (an empty text, or `all`).
+
+    known: the indices of the existing GPUs; None to accept any index. Raises ValueError, with the remedy, for
+    a backward range, an empty item, a repeated GPU or an unknown GPU.
+    """
+    if text.strip(" \t").lower() in ("", "all"):
+        return None
+    gpus = parse_gpu_items(text)
+    seen: set[int] = set()
+    for gpu in gpus:
+        if gpu in seen:
+            raise ValueError(f"GPU list {text.strip()!r}: GPU {gpu} is listed twice; name it once")
+        seen.add(gpu)
+        if known is not None and gpu not in known:
+            have = f"the GPUs are {format_gpu_list(known)}" if known else "there are no GPUs"
+            raise ValueError(f"GPU list {text.strip()!r}: there is no GPU {gpu}; {have}")
+    return tuple(sorted(gpus))
+
+
+def format_gpu_list(gpus: Iterable[int] | None) -> str:
+    """Formats indices as the shortest list for `parse_gpu_list`: "0-2,5" for (0, 1, 2, 5), "" for None."""
+    if gpus is None:
+        return ""
+    runs: list[list[int]] = []
+    for gpu in sorted(gpus):
+        if runs and gpu == runs[-1][-1] + 1:
+            runs[-1].append(gpu)
+        else:
+            runs.append([gpu])
+    texts = [",".join(map(str, run)) if len(run) < 3 else f"{run[0]}-{run[-1]}" for run in runs]
+    return ",".join(texts)
+
+
+def format_ranges(numbers: Sequence[int]) -> str:
+    """Formats ids as ranges, such as "3, 7-9, 12-31". A range has at least three ids."""
+    return format_gpu_list(numbers).replace(",", ", ")

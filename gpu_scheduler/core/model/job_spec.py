@@ -8,11 +8,15 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, fields
+from enum import Enum
+from fnmatch import fnmatchcase
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
+from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.text.quoting import mask_quoted, split_words
 
 Kind = Literal["csv", "command"]
@@ -215,3 +219,172 @@ class JobSpec:
 #: Created only once, because `json.dumps` with options creates a new encoder at every call.
 _JSON = json.JSONEncoder(ensure_ascii=False)
 _FIELDS = tuple(field.name for field in fields(JobSpec))
+
+
+# The names of jobs, the groups that they form, and what a reference to jobs by name means.
+#
+# A group is the part of a name before the first `/`. A reference is a name, a group or a pattern with `*`,
+# `?` or `[…]`. An exact name wins over a group, and a group over a pattern. A table of names has a group
+# under its name with a final `/`, which no job's name can have.
+
+
+MAX_LENGTH = 128
+ACCEPTED = f"1 to {MAX_LENGTH} letters, digits, _ . = or -, in parts that are separated by /"
+#: A regular expression for names of any length.
+NAME = "[A-Za-z0-9_.=-]+(?:/[A-Za-z0-9_.=-]+)*"
+_PATTERN = re.compile(rf"[A-Za-z0-9_.=/*?\[\]!-]{{1,{MAX_LENGTH}}}")
+
+
+def is_name(text: str) -> bool:
+    """Returns whether a job may have this name."""
+    return len(text) <= MAX_LENGTH and re.fullmatch(NAME, text) is not None
+
+
+def is_pattern(reference: str) -> bool:
+    """Returns whether a reference is a pattern."""
+    return any(special in reference for special in "*?[")
+
+
+def is_reference(text: str) -> bool:
+    """Returns whether a text is a name, a group or a pattern."""
+    return is_name(text) or (is_pattern(text) and _PATTERN.fullmatch(text) is not None)
+
+
+def parse_job_ref(text: str) -> int | range | str:
+    """Reads a reference to jobs: a number, a range of numbers such as 5-9, a name, a group or a pattern.
+
+    Raises ValueError.
+    """
+    number = re.fullmatch(r"([0-9]{1,15})(?:-([0-9]{1,15}))?", text, re.ASCII)
+    if number is not None:
+        first, last = int(number[1]), int(number[2] or number[1])
+        if not 1 <= first <= last:
+            raise ValueError(f"{text!r} is neither a job number such as 3 nor a range such as 5-9")
+        return first if number[2] is None else range(first, last + 1)
+    if not is_reference(text):
+        raise ValueError(
+            f"{text!r} is neither a job number (3), a range of numbers (5-9) nor a job name; `status` lists"
+            " the jobs; separate several jobs with spaces"
+        )
+    return text
+
+
+def group_of(name: str) -> str | None:
+    """Returns the group of a job with this name; None if it belongs to none."""
+    group, slash, _ = name.partition("/")
+    return group if slash else None
+
+
+def keys_of(name: str) -> tuple[str, ...]:
+    """Returns the keys under which a table of names has a job: its name, and its group with a final `/`."""
+    group = group_of(name)
+    return (name,) if group is None else (name, f"{group}/")
+
+
+def meant_by(reference: str, keys: Collection[str]) -> list[str]:
+    """Returns the keys of a table of names that a reference means; an empty list if it means nothing."""
+    if reference in keys:
+        return [reference]
+    if f"{reference}/" in keys:
+        return [f"{reference}/"]
+    if not is_pattern(reference):
+        return []
+    return [key for key in keys if not key.endswith("/") and fnmatchcase(key, reference)]
+
+
+def references_to(key: str, patterns: Iterable[str]) -> list[str]:
+    """Returns the references that may mean a key of a table of names. patterns: those that exist."""
+    group = group_of(key)
+    found = [key] if group is None else [key, group]
+    return [*found, *(pattern for pattern in patterns if fnmatchcase(key, pattern))]
+
+
+# Parses the priority of a job: a whole number, or a word that stands for one.
+
+
+#: The words that are accepted wherever a priority is given.
+PRIORITY_WORDS = {"CRITICAL": 0, "HIGH": 100, "NORMAL": 200, "LOW": 300}
+#: Priority of a job whose line sets none (docs/design.md, Queue order).
+NORMAL_PRIORITY = PRIORITY_WORDS["NORMAL"]
+
+_INTEGER = re.compile(r"[+-]?[0-9]{1,9}")
+
+
+def parse_priority(text: str) -> int:
+    """Returns the number of a priority; lower numbers run first. Raises ValueError with the remedy."""
+    if text.upper() in PRIORITY_WORDS:
+        return PRIORITY_WORDS[text.upper()]
+    if _INTEGER.fullmatch(text):
+        return int(text)
+    *others, last = PRIORITY_WORDS
+    words = f"{', '.join(others)} or {last}"
+    raise ValueError(f"priority {text!r} is not a whole number such as 0 or 200, nor {words}")
+
+
+# The GPU need of a job.
+
+
+@dataclass(frozen=True)
+class Need:
+    """The need of a job on each of `count` distinct GPUs: `share` thousandths, `vram` MiB, or both.
+
+    A count of 0 means that the job needs no GPU. A share of 0 or a vram of None means that it was not
+    declared. exclusive: no other job of this scheduler may use the GPUs; alone: foreign processes may not use
+    them either. learned: vram is the observed use of the job's workload class. assumed: neither the line nor
+    the model's entry sets share or vram, so the job gets the default or an idle GPU; this is not a
+    declaration, and its accuracy is never judged.
+    """
+
+    count: int
+    share: int = 0
+    alone: bool = False
+    vram: int | None = None
+    exclusive: bool = False
+    learned: bool = False
+    assumed: bool = False
+
+    @property
+    def whole(self) -> bool:
+        """True if no other job of this scheduler may use the same GPUs."""
+        return self.alone or self.exclusive
+
+
+# A dependency: one job, the parent, must end before another job may start.
+
+
+#: The parent id of a dependency whose reference names no job, or would make the job wait for itself.
+UNRESOLVED = 0
+
+
+class DependencyKind(str, Enum):
+    """The condition that a parent must meet. `after` requires COMPLETED, `after-any` requires FINISHED."""
+
+    COMPLETED = "completed"
+    FINISHED = "finished"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass(frozen=True)
+class Dependency:
+    """One parent of a job. reference: the id or name that the user gave; a name may mean several jobs."""
+
+    parent_id: int
+    kind: DependencyKind
+    reference: str
+
+
+class Parent(NamedTuple):
+    """A parent of a job in its current state. Named tuples are fast to create.
+
+    id: UNRESOLVED if the reference could not be resolved; name, state, outcome: those of the parent, None if
+    there is no such job; kind, reference: as in `Dependency`.
+    """
+
+    id: int
+    name: str | None
+    state: JobState | None
+    outcome: Outcome | None
+    kind: DependencyKind
+    reference: str

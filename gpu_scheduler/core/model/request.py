@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from gpu_scheduler.core.model.attempt_status import StopRequest
-from gpu_scheduler.core.model.checkpoint import Checkpoint
+from gpu_scheduler.core.model.attempt_status import Checkpoint, StopRequest
 from gpu_scheduler.core.model.job_spec import DEFAULT_STOP_SIGNAL
 from gpu_scheduler.core.model.states import WAITING, JobState, Outcome
 

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from gpu_scheduler.core.model.checkpoint import Checkpoint
-from gpu_scheduler.core.model.progress import Progress
+from gpu_scheduler.core.model.attempt_status import Checkpoint, Progress
 
 #: A longer estimate, of more than ten years, says only that the job has hardly begun.
 _MAX_LEFT_S = 10 * 365 * 86400.0

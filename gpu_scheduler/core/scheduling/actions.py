@@ -13,11 +13,9 @@ from gpu_scheduler.core.model.state_reason import StateReason
 from gpu_scheduler.core.model.states import JobState, Outcome
 
 if TYPE_CHECKING:
-    from gpu_scheduler.core.model.adopted_process import AdoptedProcess
-    from gpu_scheduler.core.model.attempt_status import StopRequest
-    from gpu_scheduler.core.model.checkpoint import Checkpoint
-    from gpu_scheduler.core.model.dependency import Dependency, DependencyKind
+    from gpu_scheduler.core.model.attempt_status import AdoptedProcess, Checkpoint, StopRequest
     from gpu_scheduler.core.model.gpu import Suspicion
+    from gpu_scheduler.core.model.job_spec import Dependency, DependencyKind
     from gpu_scheduler.core.model.request import PauseCause
     from gpu_scheduler.core.model.request_answer import RequestAnswer
     from gpu_scheduler.core.model.wait_reason import WaitReason

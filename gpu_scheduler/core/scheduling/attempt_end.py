@@ -5,17 +5,74 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gpu_scheduler.core.failure.explanation import explain_failure, explain_launch_failure
-from gpu_scheduler.core.model.attempt_status import AttemptResult, StopRequest
-from gpu_scheduler.core.model.checkpoint import Checkpoint
+from gpu_scheduler.core.model.attempt_status import AttemptResult, Checkpoint, StopRequest
 from gpu_scheduler.core.model.now import Now
+from gpu_scheduler.core.model.request import InterruptedJob, JobFact
 from gpu_scheduler.core.model.state_reason import FailureKind, NextKind, NextStep, ReasonKind, StateReason
 from gpu_scheduler.core.model.states import JobState, Outcome
-from gpu_scheduler.core.scheduling.actions import FinishAttempt
-from gpu_scheduler.core.scheduling.facts import Attempt
-from gpu_scheduler.core.scheduling.recovery import recovery_step
-from gpu_scheduler.core.scheduling.resumption import resumption
+from gpu_scheduler.core.scheduling.actions import FinishAttempt, RequeueJob
+from gpu_scheduler.core.scheduling.facts import Attempt, Facts
 from gpu_scheduler.core.scheduling.retry import GpuInventory, decide_retry
 from gpu_scheduler.core.scheduling.settings import Settings
+
+# Decides with which checkpoint a job starts that was not queued again by `resume --job`.
+#
+# Such a job gets a checkpoint only if the user has said how its command accepts one. Otherwise, it starts
+# from its beginning, and its next step says so.
+
+
+def resumption(
+    checkpoint: Checkpoint | None, *, may_resume: bool
+) -> tuple[Checkpoint | None, tuple[NextStep, ...]]:
+    """Returns the checkpoint with which the next attempt starts, and the step that tells so.
+
+    checkpoint: the newest one of the job. may_resume: whether the command is known to accept one.
+    """
+    if checkpoint is None:
+        return None, ()
+    kind = NextKind.RESUME if may_resume else NextKind.START_OVER
+    step = NextStep(kind, checkpoint=checkpoint.path, step=checkpoint.step)
+    return (checkpoint if may_resume else None), (step,)
+
+
+# Decides which interrupted jobs the scheduler itself queues again (`start --recover`).
+#
+# An interrupted job is held, because it may have done part of its work. The user allows recoveries for all
+# jobs, but a job that brings down its runner or the machine must not do so for ever. A job that has saved a
+# newer checkpoint in the meantime makes progress, so its recoveries are counted anew.
+
+
+#: How many times the scheduler itself queues an interrupted job again, until the user does so.
+MAX_RECOVERIES = 3
+
+
+def recover_interrupted(facts: Facts) -> list[RequeueJob]:
+    """Returns the recoveries of this round. Without `start --recover`, there are none."""
+    if not facts.settings.recover:
+        return []
+    return [
+        recovery(job, recovery_step(job.job_id, job.recoveries), recoveries=job.recoveries + 1)
+        for job in facts.interrupted
+        if job.recoveries < MAX_RECOVERIES
+    ]
+
+
+def recovery(job: InterruptedJob | JobFact, *steps: NextStep, recoveries: int = 0) -> RequeueJob:
+    """Returns the action that queues an interrupted job again.
+
+    recoveries: how many times the scheduler itself has then done so; 0 if the user asks for it.
+    """
+    checkpoint, added = resumption(job.checkpoint, may_resume=job.may_resume)
+    reason = StateReason(ReasonKind.RECOVERED, next_steps=(*steps, *added))
+    return RequeueJob(job.job_id, reason, recoveries=recoveries, checkpoint=checkpoint)
+
+
+def recovery_step(job_id: int, recoveries: int) -> NextStep:
+    """Returns the step that follows an interruption. recoveries: how many recoveries the job has used."""
+    if recoveries < MAX_RECOVERIES:
+        return NextStep(NextKind.RECOVERY, recoveries + 1, MAX_RECOVERIES)
+    return NextStep(NextKind.RECOVERIES_USED_UP, of=MAX_RECOVERIES, job_id=job_id)
+
 
 #: Longest wait after a failed launch, in seconds.
 MAX_RETRY_WAIT_S = 60.0

@@ -5,18 +5,20 @@ For a model, it suggests an entry of llm_config.json. For a program without a mo
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from statistics import median
 from typing import Any
 
 from gpu_scheduler.core.model.units import WHOLE, format_mib, parse_share
 from gpu_scheduler.core.scheduling.accounting import with_spike_buffer
-from gpu_scheduler.core.scheduling.learned_needs import WorkloadClass
-from gpu_scheduler.core.scheduling.needs import LlmConfig
+from gpu_scheduler.core.scheduling.needs import LlmConfig, WorkloadClass
+from gpu_scheduler.core.scheduling.run_times import MIN_RUNS, ClassRunTimes, RunTimes, upper_quantile
 
 #: An entry is written only after at least this many runs, or one run of at least this many seconds.
-MIN_RUNS, MIN_RUN_S = 3, 600.0
+MIN_ENTRY_RUNS, MIN_RUN_S = 3, 600.0
 #: Suggestions are rounded up to a multiple of this number of MiB.
 STEP_MIB = 64
 
@@ -97,7 +99,7 @@ def _advise_model(
 def _has_enough_runs(classes: Sequence[WorkloadClass]) -> bool:
     """Returns whether there are enough runs with a model, by any programs, to write the model's entry."""
     is_long = any((one.longest_s or 0.0) >= MIN_RUN_S for one in classes)
-    return is_long or sum(one.runs for one in classes) >= MIN_RUNS
+    return is_long or sum(one.runs for one in classes) >= MIN_ENTRY_RUNS
 
 
 def _advise_line(workload_class: WorkloadClass, rules: CalibrationRules) -> Advice:
@@ -150,3 +152,43 @@ def suggested_entries(
         for one in found
         if one.workload_class.llm is not None and one.suggested_entry
     }
+
+
+# Summarises how long the jobs of each workload class ran, and how good the estimates were.
+
+
+@dataclass(frozen=True)
+class RunTimeSummary:
+    """The completed runs of one program with one model, or without a model (llm is None).
+
+    commands: the number of different identities. upper_ratio: the multiple of its estimate within which nine
+    of ten runs ended. median_error: the median difference between a run and its estimate, as a fraction of
+    the estimate. Both are None if fewer than MIN_RUNS runs could be estimated from the runs before them.
+    """
+
+    program: str
+    llm: str | None
+    runs: int
+    commands: int
+    median_s: float
+    upper_ratio: float | None
+    median_error: float | None
+
+
+def summarise(run_times: RunTimes) -> list[RunTimeSummary]:
+    """Returns the summary of each workload class, sorted by program and model."""
+    return [_summary(key, known) for key, known in sorted(run_times.classes.items())]
+
+
+def _summary(key: str, known: ClassRunTimes) -> RunTimeSummary:
+    program, llm = json.loads(key)
+    enough = len(known.ratios) >= MIN_RUNS
+    return RunTimeSummary(
+        program,
+        llm,
+        len(known.runs),
+        len({identity for identity, _ in known.runs}),
+        median(seconds for _, seconds in known.runs),
+        upper_quantile(known.ratios) if enough else None,
+        median(abs(ratio - 1) for ratio in known.ratios) if enough else None,
+    )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from gpu_scheduler.core.model.dependency import DependencyKind, Parent
+from gpu_scheduler.core.model.job_spec import DependencyKind, Parent
 from gpu_scheduler.core.model.states import JobState, Outcome
 
 #: Outcomes that meet the condition of the kind COMPLETED. `ended` is the outcome of an adopted process.

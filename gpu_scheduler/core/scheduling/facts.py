@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from operator import is_
+from typing import Any, TypeVar
 
-from gpu_scheduler.core.model.adopted_process import AdoptedProcess
 from gpu_scheduler.core.model.attempt_status import (
+    AdoptedProcess,
     AttemptStatus,
+    Checkpoint,
     FailureContext,
     RunnerIdentity,
+    SavedWork,
     StopRequest,
 )
-from gpu_scheduler.core.model.checkpoint import Checkpoint, SavedWork
-from gpu_scheduler.core.model.gpu import GpuSample, Suspicion
-from gpu_scheduler.core.model.gpu_claim import GpuClaim
+from gpu_scheduler.core.model.gpu import GpuClaim, GpuSample, Suspicion
 from gpu_scheduler.core.model.job_spec import DEFAULT_STOP_SIGNAL
 from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.core.model.request import InterruptedJob, JobFact, Request
@@ -25,10 +27,31 @@ from gpu_scheduler.core.scheduling.accounting import Allocation
 from gpu_scheduler.core.scheduling.gpu_time import GpuTime
 from gpu_scheduler.core.scheduling.needs import LlmConfig, ResourceSpec
 from gpu_scheduler.core.scheduling.overtakes import Overtakes
-from gpu_scheduler.core.scheduling.remembered import Remembered
 from gpu_scheduler.core.scheduling.run_times import RunTimeEstimates, RunTimeKey, RunTimes
 from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.core.scheduling.suspects import GpuHistory
+
+# Remembers what was computed from values that never change, as long as they are the same objects.
+#
+# In a playback, most GPUs and the attempts on them stay as they are for many rounds.
+
+
+_T = TypeVar("_T")
+
+
+class Remembered:
+    """The newest result of each computation."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[str, ...], tuple[Sequence[object], Any]] = {}
+
+    def get(self, name: tuple[str, ...], values: Sequence[object], compute: Callable[[], _T]) -> _T:
+        """Returns what the computation with this name gives for these values."""
+        known = self._found.get(name)
+        if known is None or len(known[0]) != len(values) or not all(map(is_, known[0], values)):
+            known = self._found[name] = values, compute()
+        found: _T = known[1]
+        return found
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from gpu_scheduler.core.model.claimed_gpu import ClaimedGpu
-from gpu_scheduler.core.model.gpu import GpuSample
-from gpu_scheduler.core.model.gpu_claim import GpuClaim
-from gpu_scheduler.core.model.gpu_criteria import GpuCriteria
-from gpu_scheduler.core.model.gpu_fault import GpuFault
+from gpu_scheduler.core.model.gpu import ClaimedGpu, GpuClaim, GpuCriteria, GpuFault, GpuSample
 
 
 class IneligibilityKind(str, Enum):

@@ -10,8 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from gpu_scheduler.core.model.gpu import UNKNOWN_UUID_PREFIX, GpuSample
-from gpu_scheduler.core.model.gpu_fault import GOOD_SAMPLES_NEEDED, UNLISTED, FaultKind, GpuFault
+from gpu_scheduler.core.model.gpu import (
+    GOOD_SAMPLES_NEEDED,
+    UNKNOWN_UUID_PREFIX,
+    UNLISTED,
+    FaultKind,
+    GpuFault,
+    GpuSample,
+)
 
 
 @dataclass(frozen=True)

@@ -9,19 +9,20 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from gpu_scheduler.core.model.job_name import group_of
-from gpu_scheduler.core.model.need import Need
+from gpu_scheduler.core.model.job_spec import Need, group_of
 from gpu_scheduler.core.model.units import WHOLE, parse_mib, parse_share
+from gpu_scheduler.core.scheduling.accounting import with_spike_buffer
 from gpu_scheduler.core.text import strict_json
 
 if TYPE_CHECKING:
     from gpu_scheduler.core.model.job_spec import JobSpec
     from gpu_scheduler.core.scheduling.settings import Limits
+
 
 _NOTHING_LEARNED: Mapping[str, int] = {}
 
@@ -221,3 +222,47 @@ def _declared_need(share: int | None, gpus: int | None, vram: int | None, exclus
 def could_fit(need: Need, total_mib: int | None, limits: Limits) -> bool:
     """Returns whether an empty GPU of this size could run the job. An unknown size (None) is large enough."""
     return need.vram is None or total_mib is None or need.vram + limits.margin_mib <= total_mib
+
+
+# Learns the GPU memory of a job from the peaks of earlier runs of its workload class (`start --learn`).
+#
+# `needs` applies the learned memory to jobs that declare nothing. `calibration` suggests declarations
+# instead.
+
+
+#: The quantile of the peaks on which a learned need is based.
+QUANTILE = 0.95
+
+
+@dataclass(frozen=True)
+class WorkloadClass:
+    """The completed runs of one program with one model, or without a model (llm is None).
+
+    declared_mib: the declaration of the newest run; None if it declared no memory. gpus: the smallest number
+    of GPUs that a run used. mean_s, longest_s: run times in seconds; None if unknown.
+    """
+
+    program: str
+    llm: str | None
+    runs: int
+    max_mib: int
+    p95_mib: int
+    declared_mib: int | None
+    gpus: int
+    mean_s: float | None
+    longest_s: float | None = None
+
+    @property
+    def key(self) -> str:
+        """The key of the class, which is also in the resource specs of the class's jobs."""
+        return workload_class_key(self.program, self.llm)
+
+
+def quantile(values: Sequence[int], q: float = QUANTILE) -> int:
+    """Returns the q-quantile of the values by the nearest-rank method, which returns one of the values."""
+    return sorted(values)[max(0, math.ceil(q * len(values)) - 1)]
+
+
+def learned_needs(classes: Iterable[WorkloadClass], spike_buffer: float) -> dict[str, int]:
+    """Returns the MiB for each workload class: the 95th percentile of its peaks plus the spike buffer."""
+    return {one.key: with_spike_buffer(one.p95_mib, spike_buffer) for one in classes}

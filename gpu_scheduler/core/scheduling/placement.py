@@ -8,14 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from gpu_scheduler.core.model.gpu_obstacle import ObstacleKind
 from gpu_scheduler.core.model.units import MAX_MIB
-from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
+from gpu_scheduler.core.model.wait_reason import ObstacleKind, WaitKind, WaitReason
 from gpu_scheduler.core.scheduling.gpu_admission import GpuAvailability, describe_obstacle, obstacle_kind
 from gpu_scheduler.core.scheduling.needs import could_fit
 
 if TYPE_CHECKING:
-    from gpu_scheduler.core.model.need import Need
+    from gpu_scheduler.core.model.job_spec import Need
     from gpu_scheduler.core.scheduling.settings import Limits
 
 

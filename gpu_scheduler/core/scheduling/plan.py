@@ -9,6 +9,7 @@ from gpu_scheduler.core.scheduling import requests
 from gpu_scheduler.core.scheduling.actions import (
     Action,
     RecordMemoryReleased,
+    RecordMisplacedProcess,
     RecordWindowClosed,
     ReleaseAllocation,
     SetQueueReservation,
@@ -16,18 +17,88 @@ from gpu_scheduler.core.scheduling.actions import (
     Start,
 )
 from gpu_scheduler.core.scheduling.adoption import watch_adopted
-from gpu_scheduler.core.scheduling.effective_need import allowed_gpus
+from gpu_scheduler.core.scheduling.attempt_end import recover_interrupted
 from gpu_scheduler.core.scheduling.facts import Attempt, Facts
 from gpu_scheduler.core.scheduling.gpu_time import count_gpu_time
 from gpu_scheduler.core.scheduling.gpu_use import display_memory, unattributed_memory
-from gpu_scheduler.core.scheduling.misplaced import misplaced_processes
-from gpu_scheduler.core.scheduling.queue_placement import place_jobs, with_start_interval
-from gpu_scheduler.core.scheduling.reconcile_attempt import reconcile
-from gpu_scheduler.core.scheduling.recovery import recover_interrupted
-from gpu_scheduler.core.scheduling.release import check_memory_release, release_allocation
+from gpu_scheduler.core.scheduling.pending_queue import allowed_gpus
+from gpu_scheduler.core.scheduling.preemption import protection_left_s
+from gpu_scheduler.core.scheduling.queue_placement import place_jobs, start_wait_s, with_start_interval
+from gpu_scheduler.core.scheduling.reconcile_attempt import (
+    check_memory_release,
+    reconcile,
+    release_allocation,
+)
 from gpu_scheduler.core.scheduling.retry import GpuInventory
 from gpu_scheduler.core.scheduling.suspects import find_suspects
 from gpu_scheduler.core.scheduling.usage import record_measurements, with_recorded_peaks
+
+# Detects misplaced processes: processes of a job on a GPU outside its allocation.
+#
+# They are reported once per attempt and GPU. No job is ended or moved. GPUs whose processes the probe cannot
+# list are skipped.
+
+
+def misplaced_processes(facts: Facts) -> list[RecordMisplacedProcess]:
+    """Returns the misplaced processes of open attempts.
+
+    For each attempt and GPU, only the process that uses the most memory is returned.
+    """
+    running = {attempt.attempt_id: attempt for attempt in facts.attempts if attempt.state.is_open}
+    found: dict[tuple[int, str], RecordMisplacedProcess] = {}
+    for gpu in (*facts.gpus, *facts.unmanaged_gpus) if running else ():
+        processes = (gpu.sample.processes if gpu.sample else None) or ()
+        for process in sorted(processes, key=lambda process: -(process.used_mib or 0)):
+            attempt = running.get(gpu.owners.get(process.pid) or 0)
+            if (
+                attempt is None
+                or process.graphics_only
+                or gpu.uuid in (*attempt.gpus, *attempt.misplaced_gpus)
+            ):
+                continue
+            action = RecordMisplacedProcess(attempt.attempt_id, gpu.uuid, process.pid)
+            found.setdefault((attempt.attempt_id, gpu.uuid), action)
+    return list(found.values())
+
+
+# Determines when the next round must take place if no event triggers one earlier.
+
+
+def next_deadline(facts: Facts, next_retry: float | None) -> float | None:
+    """Returns the next deadline in seconds since boot, or None if there is none.
+
+    A deadline is a timeout, a retry, a repeated signal, the end of a protection against preemptions, or the
+    next start that `--start-interval` allows.
+    """
+    times: list[float] = [] if next_retry is None else [next_retry]
+    now, settings = facts.now.boot, facts.settings
+    if facts.storage_issue is not None:
+        times.append(now + 1.0)
+    if start_wait_s(facts) and (facts.pending_groups or facts.reserved_jobs):
+        times.append(now + start_wait_s(facts))
+    for attempt in facts.attempts:
+        if attempt.released_at is not None:
+            times.append(attempt.released_at + settings.memory_release_s)
+        elif attempt.state is AttemptState.ENDED or attempt.status.claim == "dead":
+            times.append(now + _retry_delay(attempt.runner_died_at or attempt.swept_at, now))
+        elif attempt.status.claim in ("none", "invalid"):
+            # An overdue action that has not succeeded is tried again every second.
+            waits = (
+                facts.storage_issue is None and attempt.signalled_at is None and attempt.launch_deadline > now
+            )
+            times.append(attempt.launch_deadline if waits else now + 1.0)
+        elif attempt.status.stop is not None or attempt.stop_request is not None:
+            times.append(now + 1.0)
+        elif protection_left_s(attempt, facts.now):
+            times.append(now + protection_left_s(attempt, facts.now))
+    return min(times, default=None)
+
+
+def _retry_delay(since: float | None, now: float) -> float:
+    """Returns a delay that grows to 1 s. It is short at first, because processes may be about to end."""
+    age = 0.0 if since is None else now - since
+    return min(1.0, max(0.005, age / 2))
+
 
 #: The actions that change what is allocated or reserved.
 _ALLOCATION_CHANGES = (Start, ReleaseAllocation, SetQueueReservation)

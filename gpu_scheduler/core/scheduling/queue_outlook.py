@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from gpu_scheduler.core.model.need import Need
-from gpu_scheduler.core.scheduling.departure import departure_s
+from gpu_scheduler.core.model.job_spec import Need
 from gpu_scheduler.core.scheduling.facts import Attempt, Facts, QueuedJob, QueueReservation
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
-from gpu_scheduler.core.scheduling.order import queue_key
+from gpu_scheduler.core.scheduling.pending_queue import queue_key
 from gpu_scheduler.core.scheduling.queue_placement import gpus_for
 from gpu_scheduler.core.scheduling.queue_reservation import (
     ExpectedEnd,
@@ -19,6 +18,7 @@ from gpu_scheduler.core.scheduling.queue_reservation import (
     plan_reservation,
 )
 from gpu_scheduler.core.scheduling.queue_walk import UNKNOWN_END_FACTOR, waiting_since
+from gpu_scheduler.core.scheduling.reconcile_attempt import departure_s
 from gpu_scheduler.core.scheduling.round_allocations import RoundAllocations
 from gpu_scheduler.core.scheduling.run_times import Estimate, Prediction, RunTimes
 from gpu_scheduler.core.scheduling.settings import QueueOrder

@@ -9,18 +9,14 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import islice
 
-from gpu_scheduler.core.model.need import Need
+from gpu_scheduler.core.model.job_spec import Need
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.core.scheduling.actions import Action, DropReservation, SetWaitReason, Start
-from gpu_scheduler.core.scheduling.departure import leaving_attempts
-from gpu_scheduler.core.scheduling.effective_need import need_of
 from gpu_scheduler.core.scheduling.facts import Facts, QueuedJob, ReservedJob
 from gpu_scheduler.core.scheduling.gpu_admission import GpuAvailability
 from gpu_scheduler.core.scheduling.gpu_use import availability_beside
-from gpu_scheduler.core.scheduling.group_limits import GroupLimits
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
-from gpu_scheduler.core.scheduling.order import queue_key
-from gpu_scheduler.core.scheduling.pending_queue import PendingQueue
+from gpu_scheduler.core.scheduling.pending_queue import GroupLimits, PendingQueue, need_of, queue_key
 from gpu_scheduler.core.scheduling.placement import place
 from gpu_scheduler.core.scheduling.preemption import NoPreemption, Preemption, find_preemption, may_preempt
 from gpu_scheduler.core.scheduling.queue_reservation import expected_ends, plan_reservation
@@ -30,6 +26,7 @@ from gpu_scheduler.core.scheduling.queue_walk import (
     groups_to_explain,
     wait_reasons,
 )
+from gpu_scheduler.core.scheduling.reconcile_attempt import leaving_attempts
 from gpu_scheduler.core.scheduling.retry import has_tries_left, without_failed_gpus
 from gpu_scheduler.core.scheduling.round_allocations import RoundAllocations
 from gpu_scheduler.core.scheduling.suspects import is_due

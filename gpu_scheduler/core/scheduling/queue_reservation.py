@@ -12,10 +12,10 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from gpu_scheduler.core.model.need import Need
-from gpu_scheduler.core.scheduling.departure import departure_s
+from gpu_scheduler.core.model.job_spec import Need
 from gpu_scheduler.core.scheduling.facts import Attempt, Facts
-from gpu_scheduler.core.scheduling.vacancy import Vacancy
+from gpu_scheduler.core.scheduling.gpu_use import Vacancy
+from gpu_scheduler.core.scheduling.reconcile_attempt import departure_s
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from gpu_scheduler.core.scheduling.claim_size import claim_size
-from gpu_scheduler.core.scheduling.effective_need import allowed_gpus, need_of
 from gpu_scheduler.core.scheduling.facts import Facts
-from gpu_scheduler.core.scheduling.group_limits import GroupLimits
+from gpu_scheduler.core.scheduling.gpu_admission import claim_size
 from gpu_scheduler.core.scheduling.needs import could_fit
-from gpu_scheduler.core.scheduling.pending_queue import PendingQueue
+from gpu_scheduler.core.scheduling.pending_queue import GroupLimits, PendingQueue, allowed_gpus, need_of
 
 #: Maximum number of groups, the first of the queue, among which a round looks for a job that waits in line.
 _MAX_GROUPS = 32

@@ -6,22 +6,29 @@ depend only on the attempt, the time, the settings and the GPUs.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 from gpu_scheduler.core.model.attempt_status import StopRequest
 from gpu_scheduler.core.model.now import Now
-from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
+from gpu_scheduler.core.model.state_reason import NextKind, NextStep, ReasonKind, StateReason
 from gpu_scheduler.core.model.states import AttemptState, JobState, Outcome
+from gpu_scheduler.core.scheduling.accounting import DRIVER_MIB
 from gpu_scheduler.core.scheduling.actions import (
     Action,
     ClearStop,
+    FinishAttempt,
+    HoldJob,
     KillRunner,
+    RecordMemoryReleased,
     RecordRunner,
     RecordRunnerDeath,
     Relaunch,
     ReleaseAllocation,
     RequestStop,
     ResetLaunchCount,
+    Sweep,
     Transition,
     VoidClaim,
     WakeRunner,
@@ -34,10 +41,47 @@ from gpu_scheduler.core.scheduling.attempt_end import (
     outcome_of,
     watch_again,
 )
-from gpu_scheduler.core.scheduling.facts import Attempt
+from gpu_scheduler.core.scheduling.facts import Attempt, Facts
 from gpu_scheduler.core.scheduling.retry import GpuInventory
 from gpu_scheduler.core.scheduling.settings import Settings
-from gpu_scheduler.core.scheduling.sweep_timing import may_signal, sweep, was_sent_sigkill
+
+# Decides when an attempt's processes get SIGTERM and, after the grace period, SIGKILL.
+
+
+#: Seconds between two signals to processes that do not exit.
+SIGNAL_INTERVAL_S = 1.0
+
+
+def was_sent_sigkill(attempt: Attempt, now: Now) -> bool:
+    """Returns whether a sweep has sent SIGKILL and the processes have had time to exit.
+
+    This must be checked because the grace period may exceed the wait for survivors, and because the scheduler
+    may not have run in the meantime.
+    """
+    swept_at, signalled_at = attempt.swept_at, attempt.signalled_at
+    killed = swept_at is not None and signalled_at is not None and signalled_at > swept_at
+    return killed and may_signal(attempt, now)
+
+
+def sweep(attempt: Attempt, now: Now, settings: Settings) -> list[Action]:
+    """Returns the next signal to the processes of an attempt, if one is due."""
+    if attempt.swept_at is None:
+        return [Sweep(attempt.attempt_id, kill=False)]
+    if now.boot - attempt.swept_at < sweep_grace_s(attempt, settings) or not may_signal(attempt, now):
+        return []
+    return [Sweep(attempt.attempt_id, kill=True)]
+
+
+def sweep_grace_s(attempt: Attempt, settings: Settings) -> float:
+    """Returns the seconds between SIGTERM and SIGKILL for the processes of an attempt."""
+    return settings.grace_s if attempt.stop_request is None else attempt.stop_request.grace_s
+
+
+def may_signal(attempt: Attempt, now: Now) -> bool:
+    """Returns whether enough time has passed since the last signal to the attempt."""
+    # A time in the future was recorded before the machine restarted.
+    return attempt.signalled_at is None or not 0 <= now.boot - attempt.signalled_at < SIGNAL_INTERVAL_S
+
 
 #: Seconds after the end of the grace period until the runner itself is killed (docs/design.md, Reconciling).
 RUNNER_OVERTIME_S = 10.0
@@ -250,3 +294,172 @@ def _reconcile_dead(attempt: Attempt, now: Now, settings: Settings) -> list[Acti
     outcome = outcome_of(cause) if cause else Outcome.INTERRUPTED
     reason = replace(interruption(attempt, now), survivors=attempt.survivors)
     return [end_attempt(attempt, outcome, now, settings, reason=reason, survivors=attempt.survivors)]
+
+
+# Releases the GPUs of an ended attempt in two steps.
+#
+# First, its processes must end. Then, its memory must become free.
+
+
+def release_allocation(attempt: Attempt, now: Now, settings: Settings) -> list[Action]:
+    """Releases the allocation of an ended attempt. Any remaining processes are ended first."""
+    if attempt.survivors is None:
+        return []
+    if not attempt.survivors:
+        return [ReleaseAllocation(attempt.attempt_id)]
+    return sweep(attempt, now, settings)
+
+
+def check_memory_release(
+    attempt: Attempt, gpu_memory: Sequence[tuple[float | None, int | None]], now: Now, settings: Settings
+) -> list[Action]:
+    """Checks whether the memory of a released attempt's GPUs is free again.
+
+    gpu_memory: for each of its GPUs, in the order of `attempt.gpus`, the time of the sample and the
+    unattributed memory in MiB; None if unknown.
+    """
+    if attempt.released_at is None:
+        return []
+    over = attempt.boot_id != now.boot_id or now.boot >= attempt.released_at + settings.memory_release_s
+    released_at = attempt.released_at
+    back = all(
+        sampled_at is not None
+        and sampled_at >= released_at
+        and _is_memory_released(mib, attempt.baseline_mib.get(uuid, 0))
+        for uuid, (sampled_at, mib) in zip(attempt.gpus, gpu_memory, strict=True)
+    )
+    return [RecordMemoryReleased(attempt.attempt_id)] if over or back else []
+
+
+def _is_memory_released(unattributed_mib: int | None, baseline_mib: int) -> bool:
+    return unattributed_mib is None or unattributed_mib <= baseline_mib + DRIVER_MIB
+
+
+# Decides whether an attempt that is ending frees its GPUs soon, so that a waiting job may count on them.
+
+
+#: Seconds after its grace period from which an attempt that has not ended may never end.
+OVERTIME_S = RUNNER_OVERTIME_S + 5.0
+
+
+def leaving_attempts(facts: Facts) -> frozenset[int]:
+    """Returns the ids of the attempts that free their GPUs soon.
+
+    These are the ones that end within the longest of the scheduler's own grace periods. One that the user
+    gave more time is not waited for, and one that outlives SIGKILL may remain for ever.
+    """
+    soon_s = max(facts.settings.grace_s, facts.settings.preempt_grace_s)
+
+    def is_leaving(attempt: Attempt) -> bool:
+        left_s = departure_s(attempt, facts.now, facts.settings)
+        return attempt.state is AttemptState.RELEASED or (left_s is not None and left_s <= soon_s)
+
+    return frozenset(one.attempt_id for one in facts.attempts if is_leaving(one))
+
+
+def departure_s(attempt: Attempt, now: Now, settings: Settings) -> float | None:
+    """Returns the seconds in which an attempt that is ending frees its GPUs; None if it is not ending.
+
+    Infinite if it may remain for ever.
+    """
+    stop = attempt.open_stop or attempt.status.stop
+    if attempt.state is AttemptState.RELEASED:
+        since, grace_s = attempt.released_at, settings.memory_release_s
+        return grace_s if since is None else max(0.0, grace_s - (now.boot - since))
+    if attempt.state.is_open and attempt.status.claim == "unlocked":
+        return None  # the loop leaves it alone, even if it must stop
+    if attempt.state in (AttemptState.ENDED, AttemptState.ORPHANED):
+        since, grace_s = attempt.swept_at, sweep_grace_s(attempt, settings)
+    elif stop is not None and stop.on_timeout == "kill":
+        since, grace_s = attempt.stopping_at, stop.grace_s
+    else:
+        return None
+    left_s = grace_s if since is None else grace_s - (now.boot - since)
+    return max(0.0, left_s) if left_s > -OVERTIME_S else math.inf
+
+
+# Decides what happens to attempts in a store that was restored from their folders or copied.
+#
+# A restored attempt ends, or its job is held, or the attempt stays open. Nothing is launched again, because a
+# folder does not record everything that a retry depends on, such as the number of retries used. In a copied
+# store, the open attempts and their processes belong to the original store, so the copy neither ends them nor
+# launches them again.
+
+
+def restore(attempt: Attempt, now: Now, settings: Settings) -> list[Action]:
+    """Returns the actions for the newest attempt of a job in a restored store.
+
+    If there is no FinishAttempt among them, the attempt stays open, because it is running or has remaining
+    processes. It is then reconciled like every open attempt.
+    """
+    status = attempt.status
+    if status.result is None and status.claim == "void":
+        return _with_release(_hold(attempt, Outcome.NOT_STARTED, StateReason(ReasonKind.STORE_LOST)))
+    if status.result is None and attempt.survivors and status.claim != "live":
+        return []
+    # An attempt whose source counts as missing is never retried.
+    orphaned = replace(attempt, source_missing=True, survivors=attempt.survivors or ())
+    actions = reconcile(orphaned, now, settings)
+    ended = next((action for action in actions if isinstance(action, FinishAttempt)), None)
+    if ended is None:
+        return [action for action in actions if isinstance(action, Transition)]
+    return [ended] if attempt.survivors else _with_release(ended)
+
+
+def supersede(attempt: Attempt, now: Now, settings: Settings) -> list[Action]:
+    """Returns the actions for an attempt that was followed by another one: it ends, but its job does not."""
+    ended = next((one for one in restore(attempt, now, settings) if isinstance(one, FinishAttempt)), None)
+    if ended is None:
+        superseded = StateReason(ReasonKind.SUPERSEDED)
+        ended = _finish_attempt(attempt, Outcome.INTERRUPTED, JobState.QUEUED, superseded)
+    ended = replace(ended, state=JobState.QUEUED, job_outcome=None, not_before=None)
+    return [ended] if attempt.survivors else _with_release(ended)
+
+
+def detach(attempt: Attempt, now: Now, settings: Settings, original: str) -> list[Action]:
+    """Returns the actions for an attempt in a copied store, without a process scan.
+
+    original: the original data directory. An attempt with a result ended before the store was copied. The job
+    of any other attempt is held.
+    """
+    this = attempt.attempt_id
+    if not attempt.state.is_open:
+        return [
+            *([ReleaseAllocation(this)] if attempt.state is AttemptState.ENDED else []),
+            RecordMemoryReleased(this),
+        ]
+    if attempt.status.result is not None:
+        return [*reconcile(replace(attempt, survivors=()), now, settings), RecordMemoryReleased(this)]
+    return _with_release(_hold(attempt, Outcome.INTERRUPTED, _in_original(original)))
+
+
+def detach_process(job_id: int, original: str) -> HoldJob:
+    """Returns the hold, in a copied store, of a queued job that is an adopted process."""
+    return HoldJob(job_id, "copy", _held(_in_original(original), job_id))
+
+
+def _in_original(original: str) -> StateReason:
+    return StateReason(ReasonKind.IN_ORIGINAL_STORE, subject=original)
+
+
+def _held(reason: StateReason, job_id: int) -> StateReason:
+    return replace(reason, next_steps=(NextStep(NextKind.HELD, job_id=job_id),))
+
+
+def _hold(attempt: Attempt, outcome: Outcome, reason: StateReason) -> FinishAttempt:
+    return _finish_attempt(attempt, outcome, JobState.HELD, _held(reason, attempt.job_id))
+
+
+def _finish_attempt(
+    attempt: Attempt, outcome: Outcome, state: JobState, reason: StateReason
+) -> FinishAttempt:
+    return FinishAttempt(
+        attempt.job_id, attempt.attempt_id, outcome, state, None, reason=reason,
+        oom_retries_used=attempt.oom_retries_used, fail_retries_used=attempt.fail_retries_used,
+        recoveries=attempt.recoveries, checkpoint=attempt.known_checkpoint,
+    )  # fmt: skip
+
+
+def _with_release(ended: FinishAttempt) -> list[Action]:
+    """Returns the end of an attempt without processes, and the release of its GPUs and their memory."""
+    return [ended, ReleaseAllocation(ended.attempt_id), RecordMemoryReleased(ended.attempt_id)]

@@ -11,10 +11,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from gpu_scheduler.core.model.gpu_obstacle import GpuObstacle, ObstacleKind
-from gpu_scheduler.core.model.need import Need
+from gpu_scheduler.core.model.job_spec import Need
 from gpu_scheduler.core.model.state_reason import FailureKind, NextKind, NextStep
-from gpu_scheduler.core.model.wait_reason import WaitReason
+from gpu_scheduler.core.model.wait_reason import GpuObstacle, ObstacleKind, WaitReason
 from gpu_scheduler.core.scheduling.accounting import Allocation, allocated_mib
 from gpu_scheduler.core.scheduling.facts import Attempt, Facts, QueuedJob
 from gpu_scheduler.core.scheduling.gpu_admission import GpuAvailability

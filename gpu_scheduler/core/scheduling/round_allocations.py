@@ -16,17 +16,15 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from gpu_scheduler.core.model.gpu_obstacle import GpuObstacle, ObstacleKind
-from gpu_scheduler.core.model.need import Need
-from gpu_scheduler.core.model.wait_reason import WaitReason
+from gpu_scheduler.core.model.job_spec import Need
+from gpu_scheduler.core.model.wait_reason import GpuObstacle, ObstacleKind, WaitReason
 from gpu_scheduler.core.scheduling.actions import Start
 from gpu_scheduler.core.scheduling.adoption import unwatched_attempts
 from gpu_scheduler.core.scheduling.facts import Facts
 from gpu_scheduler.core.scheduling.gpu_admission import GpuAvailability, obstacle_kind, with_allocation
-from gpu_scheduler.core.scheduling.gpu_use import availability, unattributed_memory
+from gpu_scheduler.core.scheduling.gpu_use import Vacancy, availability, unattributed_memory
 from gpu_scheduler.core.scheduling.placement import place
 from gpu_scheduler.core.scheduling.queue_reservation import PlannedReservation
-from gpu_scheduler.core.scheduling.vacancy import Vacancy
 
 
 @dataclass(frozen=True)

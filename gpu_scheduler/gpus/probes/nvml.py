@@ -13,13 +13,17 @@ from dataclasses import replace
 from typing import Any
 
 from gpu_scheduler.core.model.gpu import (
+    LOST,
     MAX_MIB,
+    MIG_MODE,
+    PROHIBITED,
     UNKNOWN_UUID_PREFIX,
+    FaultKind,
+    GpuFault,
     GpuProcess,
     GpuSample,
     without_impossible_values,
 )
-from gpu_scheduler.core.model.gpu_fault import LOST, MIG_MODE, PROHIBITED, FaultKind, GpuFault
 from gpu_scheduler.gpus.probes import DRIVER_REMEDY, REBOOT_REMEDY, ProbeError, printable, with_machine_memory
 
 MIB = 1 << 20

@@ -6,8 +6,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample, Snapshot
-from gpu_scheduler.core.model.gpu_fault import GpuFault
+from gpu_scheduler.core.model.gpu import GpuFault, GpuProcess, GpuSample, Snapshot
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from gpu_scheduler.core.command.environment import find_conda_sh
-from gpu_scheduler.system.running_process import RunningProcess, read_running_process
+from gpu_scheduler.core.command.build import find_conda_sh
+from gpu_scheduler.system.procfs import RunningProcess, read_running_process
 
 if TYPE_CHECKING:
     from gpu_scheduler.system.run_program import ProgramResult

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gpu_scheduler.attempts.log_folder import user_name
+from gpu_scheduler.attempts.job_logs import user_name
 from gpu_scheduler.core.model.finding import Check, Finding, ok, warn
 from gpu_scheduler.system.run_program import run_program
 

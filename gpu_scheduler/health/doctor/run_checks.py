@@ -7,12 +7,15 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from gpu_scheduler.attempts.log_folder import LogFolder, user_name
+from gpu_scheduler.attempts.job_logs import LogFolder, user_name
 from gpu_scheduler.config import StartOptions
 from gpu_scheduler.core.model.finding import Finding
-from gpu_scheduler.health.doctor import files, gpus, locks, logind, machine, software
+from gpu_scheduler.health.doctor import files, logind, machine
+from gpu_scheduler.health.doctor import files as locks
+from gpu_scheduler.health.doctor import machine as gpus
+from gpu_scheduler.health.doctor import machine as software
 from gpu_scheduler.health.doctor.conda import conda_sh_of
-from gpu_scheduler.health.doctor.screen import older_sessions, screen
+from gpu_scheduler.health.doctor.machine import older_sessions, screen
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.scheduler_lock import scheduler_pid
 

@@ -1,0 +1,99 @@
+"""Keeps the environment variables of submitted jobs, and the keys of submissions for a day."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gpu_scheduler.config import REDIS_URL_VARIABLE
+from gpu_scheduler.errors import SchedulerError
+from gpu_scheduler.store.database import insert
+from gpu_scheduler.store.store import Store
+
+# Keeps the environment variables with which jobs were submitted.
+#
+# They may contain secrets, so only the launch of a job reads them, and no view contains them. Jobs with equal
+# variables share one row. A row is kept as long as its jobs, because each of them can be queued again.
+
+
+def add_environment(store: Store, variables: Mapping[str, str]) -> str:
+    """Adds these variables, in the caller's transaction if there is one. Returns their key.
+
+    The URL of a Redis queue is left out, because jobs never get it.
+    """
+    # Escapes keep bytes that are not UTF-8, which `os.environ` represents as lone surrogates.
+    kept = {name: value for name, value in variables.items() if name != REDIS_URL_VARIABLE}
+    text = json.dumps(kept, sort_keys=True, ensure_ascii=True)
+    key = hashlib.sha256(text.encode("ascii")).hexdigest()
+    with store.db.transaction() as db:
+        db.execute("INSERT OR IGNORE INTO environment (hash, variables) VALUES (?, ?)", (key, text))
+    return key
+
+
+def environment_of_job(store: Store, job_id: int) -> dict[str, str] | None:
+    """Returns the variables with which a job was submitted; None if it uses those of the scheduler.
+
+    Raises KeyError if the variables are missing from the store.
+    """
+    row = store.db.row(
+        "SELECT job.environment, variables FROM job LEFT JOIN environment ON hash = job.environment"
+        " WHERE job.id = ?",
+        job_id,
+    )
+    if row is None or row["environment"] is None:
+        return None
+    if row["variables"] is None:
+        raise KeyError(row["environment"])
+    variables: dict[str, str] = json.loads(row["variables"])
+    return variables
+
+
+# Remembers the keys of submissions for a day, so that a repeated request adds no second job.
+
+
+_KEPT_S = 24 * 3600.0
+
+
+class KeyReusedError(SchedulerError):
+    """Raised for a key that belongs to a submission of other jobs."""
+
+
+@dataclass(frozen=True)
+class SubmissionKey:
+    """The key that a caller chose for a submission. digest: that of what is submitted."""
+
+    caller: str
+    route: str
+    key: str
+    digest: str
+
+
+def recorded_answer(store: Store, key: SubmissionKey) -> str | None:
+    """Returns the answer to the first submission with this key; None if there was none in the last day.
+
+    Raises KeyReusedError if other jobs were submitted with it.
+    """
+    row = store.db.row(
+        "SELECT digest, answer, job_id FROM submission_key"
+        " WHERE caller = ? AND route = ? AND key = ? AND made_at > ?",
+        key.caller, key.route, key.key, time.time() - _KEPT_S,
+    )  # fmt: skip
+    if row is None:
+        return None
+    if row["digest"] != key.digest:
+        raise KeyReusedError(
+            f"the key {key.key} belongs to another request, which submitted job {row['job_id']};"
+            " nothing was submitted"
+        )
+    return str(row["answer"])
+
+
+def record_submission(store: Store, key: SubmissionKey, job_id: int, answer: str) -> None:
+    """Records the answer in the caller's transaction, and forgets the keys of the days before."""
+    now = time.time()
+    with store.db.transaction() as db:
+        db.execute("DELETE FROM submission_key WHERE made_at <= ?", (now - _KEPT_S,))
+        insert(db, "submission_key", **vars(key), job_id=job_id, answer=answer, made_at=now)

@@ -1,0 +1,187 @@
+"""Formats the claims of programs on a GPU, and why it does not accept a job."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from gpu_scheduler.core.model.gpu import GpuClaim, GpuSample, Suspicion
+from gpu_scheduler.core.model.units import format_share
+from gpu_scheduler.core.model.wait_reason import GpuObstacle, ObstacleKind
+from gpu_scheduler.core.text.formatting import format_jobs, format_memory, safe_text
+from gpu_scheduler.store.records import GpuRecord
+from gpu_scheduler.views.progress_text import finish_text
+from gpu_scheduler.views.wait_text import reserved_text
+
+# Formats the claims of programs on the memory of a GPU.
+
+
+#: Maximum number of claims on one GPU that are listed.
+_MAX_LISTED = 3
+
+
+def claim_text(claim: GpuClaim) -> str:
+    """Formats a claim as a phrase, such as "claimed by run, pid 4711, user ann".
+
+    For a part of the GPU, the phrase begins with its size, as in "8000 MiB claimed by run, pid 4711". A
+    process whose turn it is has no claim yet.
+    """
+    if claim.is_turn:
+        return f"kept for {holder_text(claim)}"
+    amount = "" if claim.mib is None else f"{claim.mib} MiB "
+    return f"{amount}claimed by {holder_text(claim)}"
+
+
+def holder_text(claim: GpuClaim) -> str:
+    """Formats the process that holds a claim, such as "job 7 of /home/bob/exp, pid 99, user bob"."""
+    if not claim.pid:
+        return "a process in another container"
+    program = "a scheduler's job" if claim.by_scheduler else "a waiting program" if claim.is_turn else "run"
+    if claim.job is not None:
+        program = f"job {claim.job} of {safe_text(claim.folder)}"
+    user = f", user {safe_text(claim.user)}" if claim.user else ""
+    return f"{program}, pid {claim.pid}{user}"
+
+
+def claims_text(claims: Sequence[GpuClaim]) -> str:
+    """Formats the claims on one GPU as a phrase that lists the first few of them."""
+    listed = [claim_text(claim) for claim in claims[:_MAX_LISTED]]
+    more = len(claims) - len(listed)
+    return "; ".join([*listed, *([f"and {more} more"] if more else [])])
+
+
+def mode_lines(gpu: GpuSample | GpuRecord) -> list[str]:
+    """Returns lines about the compute mode and the memory of a GPU, if there is anything to say."""
+    exclusive = ["compute mode Exclusive_Process: one job at a time"] if gpu.exclusive else []
+    return [*exclusive, *(["unified memory: total and use are those of the machine"] if gpu.unified else [])]
+
+
+def claims_problem_text(problem: str) -> str:
+    """Formats why a GPU cannot be claimed. problem: a sentence about the lock file."""
+    return f"cannot be claimed, because {problem}"
+
+
+def claim_objects(claims: Sequence[GpuClaim], problem: str | None) -> list[dict[str, Any]] | None:
+    """Returns the value of "claims" in JSON; None if the claims are unknown because of a problem."""
+    return None if problem and not claims else [claim_object(claim) for claim in claims]
+
+
+def claim_object(claim: GpuClaim) -> dict[str, Any]:
+    """Returns a claim as an element of "claims" in JSON. An unknown value is None."""
+    return {
+        "pid": claim.pid or None,
+        "user": claim.user or None,
+        "mib": claim.mib,
+        "by_scheduler": claim.by_scheduler,
+        "job": claim.job,
+        "folder": claim.folder or None,
+    }
+
+
+# Formats the reasons why a GPU does not accept a job, and the remedies.
+
+
+def obstacle_text(found: GpuObstacle, now: float = 0.0) -> str:
+    """Formats why a GPU does not accept a job, as a phrase that follows the GPU's name.
+
+    now: the time in seconds since 1970, relative to which other times are given; 0 if unknown.
+    """
+    if found.kind is ObstacleKind.FAULT:
+        return str(found.fault)
+    if found.suspicion is not None:
+        return suspicion_text(found.suspicion, now)
+    if found.kind is ObstacleKind.FAILED_HERE:
+        return f"job {found.job_id} failed here, so its retry waits up to 5 min for another one"
+    if found.kind is ObstacleKind.QUARANTINED:
+        processes = "process" if len(found.pids) == 1 else "processes"
+        return f"quarantined: job {found.job_id} left {processes} {', '.join(map(str, found.pids))}"
+    if found.kind is ObstacleKind.RESERVED and found.reserved_from is not None:
+        return reserved_text(found.job_id or 0, found.reserved_from, found.overtakes, now)
+    if found.kind is ObstacleKind.RESERVED:
+        return f"reserved for job {found.job_id}"
+    if found.kind is ObstacleKind.SHARE:
+        return f"share {format_share(found.free or 0)} free"
+    if found.kind is ObstacleKind.MEMORY:
+        return _shortfall_text(found)
+    if found.kind is ObstacleKind.FOREIGN_LOAD:
+        return f"{_foreign_load_source(found)} {found.foreign_load} %"
+    if found.kind in (ObstacleKind.FOREIGN_MEMORY, ObstacleKind.FOREIGN_PROCESS):
+        return _foreign_memory_text(found)
+    if found.kind is ObstacleKind.EXCLUSIVE:
+        user = "one job at a time" if found.foreign_pid is None else f"used by process {found.foreign_pid}"
+        return f"compute mode Exclusive_Process, {user}"
+    if found.kind is ObstacleKind.CLAIMED:
+        return claims_text(found.claims)
+    if found.kind is ObstacleKind.CLAIMS_UNKNOWN:
+        return claims_problem_text(found.detail or "")
+    return _OBSTACLE_TEXTS[found.kind]
+
+
+def suspicion_text(found: Suspicion, now: float) -> str:
+    """Formats why a GPU is suspect. now: the time in seconds since 1970."""
+    jobs = f"{format_jobs(found.jobs)} failed on it"
+    if found.awaits is not None:
+        return f"{jobs}; job {found.awaits} shows soon whether others fail elsewhere, too"
+    why = f"with {found.error}" if found.error else "soon after their start, unlike jobs on other GPUs"
+    begin = f"from {finish_text(found.trial_at, now)} on" if found.trial_at > now else "now"
+    return f"suspect: {jobs} {why}; a job with retries left may try it {begin}"
+
+
+_OBSTACLE_TEXTS = {
+    ObstacleKind.PAUSED: "paused",
+    ObstacleKind.SUSPECT: "suspect",
+    ObstacleKind.NOT_SAMPLED: "not reported by the probe",
+    ObstacleKind.RELEASING: "being released",
+    ObstacleKind.AWAITING_MEMORY: "awaiting memory release",
+    ObstacleKind.BUSY: "busy",
+    ObstacleKind.MEMORY_UNKNOWN: "memory unknown",
+}
+
+
+def _shortfall_text(found: GpuObstacle) -> str:
+    head = f"room for {format_memory(found.free)}" if found.free else "full"
+    if found.foreign_peak_mib is not None:
+        return f"{head}, running foreign processes have used up to {format_memory(found.foreign_peak_mib)}"
+    return head if found.foreign_mib is None else f"{head}, {_foreign_memory_text(found)}"
+
+
+def _foreign_memory_text(found: GpuObstacle) -> str:
+    mib, text = found.foreign_mib or 0, "foreign processes use {}"
+    if found.foreign_pid is not None:
+        return f"foreign process {found.foreign_pid} uses {format_memory(mib)}"
+    if found.processes_listed:
+        text = "{} in use by unknown processes or the driver"
+    if found.kind is ObstacleKind.FOREIGN_PROCESS and mib <= 16_384:  # more is no display
+        text += f"; `start --idle-threshold {-(-mib * 11 // 1000) * 100}` ignores it"
+    return text.format(format_memory(mib))
+
+
+def _foreign_load_source(found: GpuObstacle) -> str:
+    return "foreign load" if found.foreign_pid is None else f"foreign process {found.foreign_pid}, load"
+
+
+def obstacle_remedy(found: GpuObstacle) -> str:
+    """Returns a remedy for the obstacle on a GPU; "" if the obstacle is the scheduler's own jobs."""
+    return _OBSTACLE_REMEDIES.get(found.kind, "").format(gpu=found.gpu)
+
+
+_SOON = "it accepts jobs again in a few seconds"
+_CHECK = "check the GPU with `nvidia-smi -i {gpu}` and `doctor`"
+_WAIT = "wait for the process to end, or end it; or "
+_OBSTACLE_REMEDIES = {
+    ObstacleKind.PAUSED: "`resume {gpu}` makes it available again",
+    ObstacleKind.NOT_SAMPLED: _CHECK,
+    ObstacleKind.FAULT: _CHECK,
+    ObstacleKind.SUSPECT: f"{_CHECK}; `resume {{gpu}}` uses it again at once",
+    ObstacleKind.QUARANTINED: "end what is left (kill -9)",
+    ObstacleKind.RELEASING: _SOON,
+    ObstacleKind.AWAITING_MEMORY: _SOON,
+    ObstacleKind.EXCLUSIVE: "`sudo nvidia-smi -i {gpu} -c 0` lets several processes use the GPU",
+    ObstacleKind.MEMORY_UNKNOWN: "check the GPU's memory with `nvidia-smi -q -i {gpu}`",
+    ObstacleKind.FOREIGN_MEMORY: f"{_WAIT}declare the job's memory, as in [vram=8G]; or start the scheduler"
+    " with a higher --mem-threshold",
+    ObstacleKind.FOREIGN_LOAD: f"{_WAIT}start the scheduler with a higher --load-threshold",
+    ObstacleKind.CLAIMED: "wait for the program that claims the GPU to end, or end it",
+    ObstacleKind.CLAIMS_UNKNOWN: "`doctor` checks the lock folder",
+    ObstacleKind.FOREIGN_PROCESS: f"{_WAIT}request only part of a GPU, such as [vram=8G] or [share=0.5]",
+}
