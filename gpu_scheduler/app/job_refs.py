@@ -1,7 +1,7 @@
 """Resolves references to jobs: a number, a range of numbers, a name, a group or a pattern.
 
 A name means the open jobs with that name or, if none is open, the finished job that ended last. A group and a
-pattern mean that for each of their names (`core.model.job_name`).
+pattern mean that for each of their names (`core.model.job_spec`).
 """
 
 from __future__ import annotations

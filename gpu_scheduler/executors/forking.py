@@ -1,7 +1,7 @@
 """Starts runners without a terminal. A helper process forks them, which saves about 20 ms per job.
 
 The helper (`runner.fork_server`) has the runner's modules loaded. It is started by exec and shares only two
-pipes with the scheduler. Runners are started without it, as in `direct`, if the helper is not ready, does not
+pipes with the scheduler. Runners are started without it, as in `local`, if the helper is not ready, does not
 respond, or refuses for a reason other than a shortage. If a request is lost because the helper ends, no
 runner claims the attempt, and the loop launches it again.
 """

@@ -11,7 +11,7 @@ without a scheduler, another program that claims the GPU, and the faults of a sc
 and `commits`), `runner`, `command`, `adopted`, `users`, `sweep`, `gpu` and `faults` have the steps;
 `invariants` has the conditions that must hold; `rules` has a switch for each rule; `scenarios` lists the
 searches. The program's own code decides: `core.scheduling.reconcile_attempt` how an attempt is handled
-(`decisions`), `core.scheduling.job_requests` what a `preempt` changes (`stops`), `core.scheduling.adoption`
+(`decisions`), `core.scheduling.requests` what a `preempt` changes (`stops`), `core.scheduling.adoption`
 whether an adopted process is watched again (`adopted`), and `runner.termination` how a runner ends its
 command (`termination`). The model adds its environment: files, locks, processes, signals and scans.
 

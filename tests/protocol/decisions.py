@@ -1,6 +1,6 @@
 """Lets the scheduler's own code make the decisions in the model.
 
-`core.scheduling.reconcile_attempt` and `core.scheduling.restored_attempts` get facts that represent a state.
+The functions of `core.scheduling.reconcile_attempt` get facts that represent a state.
 
 States of the model have no times. For every deadline the model tries both cases, passed and not passed, and
 follows each answer.

@@ -1,7 +1,7 @@
 """Finds wrong references to other jobs: unknown ids and names, and jobs that would wait for themselves.
 
 A number is an id. A name, a group or a pattern means all lines with such a name or, if there are none, the
-newest job with each such name (`core.model.job_name`).
+newest job with each such name (`core.model.job_spec`).
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _NAME_ITEM = re.compile(rf"\[(?:[^\]]*[ \t])?name=({job_spec.NAME})")
 
 @dataclass(frozen=True)
 class TextReferences:
-    """The names in a text, with their groups as in `core.model.job_name`.
+    """The names in a text, with their groups as in `core.model.job_spec`.
 
     names: those of its well-formed lines, with the number of these lines; referenced: those that its lines
     wait for, with the number of these lines; malformed: those that its malformed lines seem to have, each

@@ -1,6 +1,6 @@
 """Forecasts when the running jobs end, and when the waiting jobs start and end.
 
-The queue is played forward twice (`forecast_play`): once with the median length of each run, once with the
+The queue is played forward twice (`play`): once with the median length of each run, once with the
 upper estimate, within which nine of ten runs end. So the upper times are those of a queue in which every job
 takes long. A job without an estimate counts with a guess. Its times, and those of every job that starts on a
 GPU which it or a job after it has used, rest on that guess.
