@@ -1,4 +1,4 @@
-"""What Redis knows of an item again after it has lost data, and after a job was retried or forgotten here."""
+"""Redis gets back what it has lost, and learns of jobs that were retried or forgotten at their box."""
 
 from __future__ import annotations
 

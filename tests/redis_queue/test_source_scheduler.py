@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections import Counter
@@ -13,7 +14,7 @@ import pytest
 
 from tests.redis_queue.conftest import Box, Boxes, ends, traces
 from tests.redis_queue.source_document import SourceQueue
-from tests.stress.redis_source import CRITICAL, SourceScheduler
+from tests.stress.redis_source import CRITICAL, QUEUE, RECORD, SourceScheduler, record_of
 from tests.waiting import wait_for
 
 #: A script runs until the file beside it exists.
@@ -96,3 +97,18 @@ def test_a_job_that_the_source_preempts_and_queues_again_goes_on_at_a_box(
 
     wait_for(are_over, "the ends of the source's jobs")
     assert traces(box) == ["a low.py", "source critical.py", "source low.py", "source normal.py"]
+
+
+def test_an_item_that_the_source_took_before_its_record_was_written_is_queued_again_by_retry(
+    boxes: Boxes, queue: SourceQueue, source: SourceScheduler
+) -> None:
+    box = boxes()
+    record = record_of("00000000000a", "job.py", 1000)
+    queue.r.zadd(QUEUE, {record["job_id"]: 1})
+    assert source.round() is None
+    queue.r.set(RECORD + record["job_id"], json.dumps(record))
+    assert (queue.waiting(), queue.status(record["job_id"])) == ([], "queued")
+    box.start()
+    assert box.cli("redis-queue", "--redis", box.url, "retry", record["job_id"]).returncode == 0
+    ends(queue, record["job_id"])
+    assert traces(box) == ["a job.py"]

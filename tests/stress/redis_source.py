@@ -22,6 +22,8 @@ QUEUE, RECORD = "scheduler:queue", "scheduler:job:"
 QUEUED, RUNNING, COMPLETED, FAILED = "queued", "running", "completed", "failed"
 NORMAL, HIGH, CRITICAL = 200, 100, 0
 _POLL_S = 0.02
+#: The word before the name of an item that the scheduler has taken out of the set and lost.
+DROPPED = "dropped"
 
 
 def record_of(name: str, script: str, memory_mb: int, priority: int = NORMAL) -> dict[str, Any]:
@@ -62,8 +64,12 @@ class SourceScheduler:
         """Records what has ended, and pops an item. Returns its name if it starts, otherwise None."""
         self._reap()
         found: Any = self._client.zpopmin(QUEUE, count=1)
-        record = self._read(found[0][0].decode()) if found else None
-        if record is None:
+        if not found:
+            return None
+        name: str = found[0][0].decode()
+        record = self._read(name)
+        if record is None:  # its producer has not written it yet, so nobody has the item any more
+            print(f"{DROPPED} {name}", flush=True)
             return None
         free = self._free(record)
         if free is None and record["priority"] == CRITICAL and self._preempt():
@@ -71,7 +77,6 @@ class SourceScheduler:
         if free is None:
             submit(self._client, record)
             return None
-        name: str = record["job_id"]
         env = {**self._env, "CUDA_VISIBLE_DEVICES": ",".join(map(str, free))}
         process = subprocess.Popen(["python", record["model_script"]], env=env, start_new_session=True)
         self._write(record | {"status": RUNNING, "assigned_gpus": free, "pid": process.pid})
