@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import sqlite3
 import time
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 from gpu_scheduler.attempts.sweep import processes_of
@@ -57,6 +58,15 @@ def started_at(pid: int) -> float:
 def _fields(pid: int) -> list[str]:
     """Returns the fields of /proc/PID/stat, beginning with the state."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+
+
+def stop_between_writes(pid: int, database: Path) -> None:
+    """Stops a process with SIGSTOP when it writes nothing into a database, so that others can write there."""
+    with closing(sqlite3.connect(database, timeout=60, isolation_level=None)) as db:
+        db.execute("BEGIN IMMEDIATE")
+        os.kill(pid, signal.SIGSTOP)
+        wait_for(lambda: _fields(pid)[0] == "T", "a stopped process")
+        db.execute("ROLLBACK")
 
 
 def kill_attempts(folders: Mapping[str, Path]) -> None:

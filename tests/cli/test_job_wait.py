@@ -18,6 +18,7 @@ from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.store.data_dir import DataDir
 from tests.cli.desk import Desk
 from tests.e2e.world import World
+from tests.processes import stop_between_writes
 from tests.waiting import wait_for
 from tests.warm import Process
 
@@ -177,7 +178,7 @@ def test_wait_counts_a_retry_that_a_busy_scheduler_has_not_answered(world: World
     world.wait_finished(1)
     (world.folder / "go").touch()
     assert world.process is not None
-    world.process.send_signal(signal.SIGSTOP)
+    stop_between_writes(world.process.pid, DataDir.of(str(world.folder / world.state)).database)
     try:
         world.run_ok("retry", "1")
         assert world.cli("wait", "--job", "1", "--timeout", "0.5").returncode == 124

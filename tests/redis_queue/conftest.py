@@ -209,6 +209,11 @@ def traces(box: Box) -> Sequence[str]:
     return sorted(box.runs.read_text().splitlines()) if os.path.exists(box.runs) else []
 
 
+def runs(queue: SourceQueue, *items: str) -> None:
+    """Waits until these items run."""
+    wait_for(lambda: all(queue.status(one) == "running" for one in items), "running jobs")
+
+
 def ends(queue: SourceQueue, *items: str, status: str = "completed") -> None:
     """Waits until the records of these items say that they have ended."""
     wait_for(lambda: [queue.status(one) for one in items] == [status] * len(items), f"{items} {status}")

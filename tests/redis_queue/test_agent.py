@@ -17,6 +17,7 @@ from gpu_scheduler.redis_queue.queue import Queue
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.store.taken_items import box_id, open_items
 from gpu_scheduler.web import operations
+from tests.processes import stop_between_writes
 from tests.redis_queue.conftest import (
     WAIT,
     Box,
@@ -26,6 +27,7 @@ from tests.redis_queue.conftest import (
     ends,
     insert_gated_job,
     open_queue,
+    runs,
     store_of,
     traces,
 )
@@ -159,7 +161,7 @@ def test_an_agent_that_is_killed_and_restarted_goes_on(boxes: Boxes, queue: Sour
     box.start_scheduler()
     agent = box.agent()
     items = [queue.submit("long.py") for _ in range(2)]
-    wait_for(lambda: [queue.status(one) for one in items] == ["running"] * 2, "running jobs")
+    runs(queue, *items)
     agent.kill()
     (box.folder / "go").touch()
     wait_for(lambda: "2 completed" in box.cli("status").stdout, "two ends")
@@ -245,7 +247,7 @@ def test_a_running_item_is_cancelled_through_redis(boxes: Boxes, queue: SourceQu
     box.script("long.py", WAIT)
     box.start()
     item = queue.submit("long.py")
-    wait_for(lambda: queue.status(item) == "running", "a running job")
+    runs(queue, item)
     assert "asked" in box.cli("redis-queue", "cancel", item, "--redis", box.url).stdout
     ends(queue, item, status="failed")
     assert queue.r.smembers("gpusched:cancelled") == set()
@@ -263,7 +265,7 @@ def test_without_its_data_redis_gets_the_claims_back_and_no_item_runs_twice(
     ended = queue.submit("job.py")
     ends(queue, ended)
     running = queue.submit("long.py")
-    wait_for(lambda: queue.status(running) == "running", "a running job")
+    runs(queue, running)
     pipe = queue.r.pipeline(transaction=True)
     pipe.flushall()
     for item in (ended, running):  # as an older snapshot has them
@@ -285,7 +287,7 @@ def test_while_redis_is_away_the_box_goes_on_and_status_says_so(
     box.script("long.py", WAIT)
     box.start()
     item = queue.submit("long.py")
-    wait_for(lambda: queue.status(item) == "running", "a running job")
+    runs(queue, item)
     server.kill()
     wait_for(lambda: "the Redis queue cannot be reached" in box.cli("status").stdout, "a warning")
     (box.folder / "go").touch()
@@ -311,7 +313,7 @@ def test_a_scheduler_that_hangs_starts_nothing_that_it_gave_back(boxes: Boxes, q
     scheduler = box.start_scheduler()
     box.agent()
     ends(queue, queue.submit("job.py"))
-    scheduler.send_signal(signal.SIGSTOP)
+    stop_between_writes(scheduler.pid, box.home.database)
     item = queue.submit("job.py")
     other = boxes("b")
     other.start()

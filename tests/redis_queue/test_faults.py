@@ -12,6 +12,7 @@ import pytest
 
 from gpu_scheduler.app.store_access import requested_verbs
 from gpu_scheduler.redis_queue.queue import Queue
+from tests.processes import stop_between_writes
 from tests.redis_queue.conftest import (
     WAIT,
     Box,
@@ -20,6 +21,7 @@ from tests.redis_queue.conftest import (
     ends,
     insert_gated_job,
     open_queue,
+    runs,
     store_of,
     traces,
 )
@@ -41,11 +43,6 @@ def beats_besides(queue: SourceQueue, box: bytes) -> int:
     return sum(int(beats) for key, beats in queue.r.hgetall("gpusched:counter").items() if key != box)
 
 
-def runs(queue: SourceQueue, *items: str) -> None:
-    """Waits until these items run."""
-    wait_for(lambda: all(queue.status(one) == "running" for one in items), "running jobs")
-
-
 def test_a_copy_of_a_box_runs_none_of_its_items_again(boxes: Boxes, queue: SourceQueue) -> None:
     box = boxes("a")
     box.script("long.py", WAIT)
@@ -60,7 +57,7 @@ def test_a_copy_of_a_box_runs_none_of_its_items_again(boxes: Boxes, queue: Sourc
     with closing(store_of(box)) as store:
         insert_gated_job(store, box, queue, opened)
     original = queue.r.hget(f"gpusched:claim:{running}", "box").decode()
-    scheduler.send_signal(signal.SIGSTOP)
+    stop_between_writes(scheduler.pid, box.home.database)
     shutil.copytree(box.folder, box.folder.with_name("copy"))
     scheduler.send_signal(signal.SIGCONT)
 
@@ -94,11 +91,11 @@ def test_accepting_a_loss_starts_what_older_data_have_in_the_set_although_a_box_
     here.script("other.py", "")
     scheduler, agent = away.start_scheduler(), away.agent()
     ends(queue, queue.submit("job.py"))
-    agent.send_signal(signal.SIGSTOP)
+    stop_between_writes(agent.pid, away.home.database)
     held, waiting = queue.submit("held.py"), queue.submit("other.py")
     server.save()
     if state == "claimed":
-        scheduler.send_signal(signal.SIGSTOP)
+        stop_between_writes(scheduler.pid, away.home.database)
     agent.send_signal(signal.SIGCONT)
     if state == "running":
         runs(queue, held)

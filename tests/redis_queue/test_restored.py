@@ -8,6 +8,7 @@ from contextlib import closing
 from typing import Any
 
 from gpu_scheduler.store.taken_items import kept_items, open_items, set_item
+from tests.processes import stop_between_writes
 from tests.redis_queue.conftest import (
     WAIT,
     Box,
@@ -16,6 +17,7 @@ from tests.redis_queue.conftest import (
     ends,
     insert_gated_job,
     open_queue,
+    runs,
     store_of,
     traces,
 )
@@ -64,7 +66,7 @@ def test_an_id_that_is_submitted_again_survives_a_restart_of_redis(
     item = queue.submit("job.py")
     ends(queue, item)
     wait_for(lambda: not queue.r.smembers("gpusched:claims"), "the end of its claim")
-    agent.send_signal(signal.SIGSTOP)
+    stop_between_writes(agent.pid, box.home.database)
     submit(queue.r, record_of(item, "job.py", 1000))
     server.kill()
     server.start()
@@ -78,7 +80,7 @@ def test_a_local_retry_of_an_ended_item_is_known_to_redis(boxes: Boxes, queue: S
     box.script("long.py", WAIT)
     box.start()
     item = queue.submit("long.py")
-    wait_for(lambda: queue.status(item) == "running", "a running job")
+    runs(queue, item)
     (box.folder / "go").touch()
     ends(queue, item)
     (box.folder / "go").unlink()
@@ -97,12 +99,12 @@ def test_a_local_retry_of_an_item_that_was_queued_again_is_listed(boxes: Boxes, 
     box.start_scheduler()
     agent = box.agent()
     item = queue.submit("long.py")
-    wait_for(lambda: queue.status(item) == "running", "a running job")
+    runs(queue, item)
     (box.folder / "go").touch()
     ends(queue, item)
     (box.folder / "go").unlink()
     wait_for(lambda: not queue.r.smembers("gpusched:claims"), "the end of its claim")
-    agent.send_signal(signal.SIGSTOP)
+    stop_between_writes(agent.pid, box.home.database)
     assert box.cli("redis-queue", "retry", item, "--redis", box.url).returncode == 0
     assert box.cli("retry", "1").returncode == 0
     wait_for(lambda: len(traces(box)) == 2, "its second run")
@@ -123,7 +125,7 @@ def test_jobs_that_are_forgotten_keep_their_ends_and_give_back_what_never_starte
     box.start_scheduler()
     agent = box.agent()
     done = queue.submit("long.py")
-    wait_for(lambda: queue.status(done) == "running", "a running job")
+    runs(queue, done)
     agent.kill()
     agent.wait()
     unstarted = queue.submit("job.py")
