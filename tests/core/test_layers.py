@@ -108,7 +108,7 @@ MAY: Mapping[str, tuple[str, ...]] = {
         "web.server", "web.tokens", "mcp_server", "client", "redis_queue",
     ),
     "cli.start": (
-        "scheduler.service", "scheduler.background", "gpus.probes.simulated", "health.doctor.logind",
+        "scheduler.service", "scheduler.background", "gpus.probes.simulated", "health.logind",
     ),
     "simjob": ("gpus.probes.simulated",),
     "clock": ("core.model",),
