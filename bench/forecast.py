@@ -53,9 +53,6 @@ def main() -> None:
         forecast = _json(scheduler, "plan")
         _until(lambda: _counts(scheduler) == {"finished": len(learned) + options.jobs})
         _print_errors(forecast, _json(scheduler, "status", "--all")["jobs"])
-        for line in _words(scheduler, "calibrate").splitlines():
-            if line.startswith("Forecasts"):
-                print(line)
         scheduler.append(list(_lines(rng.choices(list(_MEDIAN_S), k=_MANY), _REQUESTS, rng)))
         _until(lambda: sum(_counts(scheduler).values()) >= len(learned) + options.jobs + _MANY)
         times = [_cpu_s(lambda: _words(scheduler, "plan", "--all")) for _ in range(3)]

@@ -29,7 +29,7 @@ from gpu_scheduler.core.model.gpu import parse_gpu_list
 from gpu_scheduler.core.model.job_spec import NORMAL_PRIORITY, JobSpec
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.errors import SchedulerError, UsageError
-from gpu_scheduler.health.doctor.conda import conda_sh_of
+from gpu_scheduler.health.doctor.job import conda_sh_of
 from gpu_scheduler.intake.jobs_file_content import JobsFile
 from gpu_scheduler.intake.text_parser import TextParser
 from gpu_scheduler.store.jobs_files import newest_job_of

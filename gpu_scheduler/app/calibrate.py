@@ -18,15 +18,12 @@ from gpu_scheduler.core.scheduling.calibration import (
     suggested_entries,
     summarise,
 )
-from gpu_scheduler.core.scheduling.hindsight import Hindsight
 from gpu_scheduler.core.text.json_edit import with_model_entries
 from gpu_scheduler.intake.llm_config import LlmConfigText
-from gpu_scheduler.store.forecasts import hindsight
 from gpu_scheduler.store.measurements import RunTimesReader, workload_classes
 from gpu_scheduler.store.store import Store
 
 _EMPTY_CONFIG = "{\n}\n"
-_NO_FORECASTS = Hindsight()
 
 
 @dataclass(frozen=True)
@@ -35,8 +32,7 @@ class CalibrationView:
 
     path: the path of llm_config.json; entries: the new entry of each model that has enough data; written:
     whether the entries were written to the file; backup: the path of the file's previous version; tolerance:
-    the fraction by which a declaration may be off; run_times: the run times of each workload class;
-    forecasts: how far the first forecasts of jobs were off.
+    the fraction by which a declaration may be off; run_times: the run times of each workload class.
     """
 
     path: str
@@ -46,7 +42,6 @@ class CalibrationView:
     backup: str | None = None
     tolerance: float = 0.10
     run_times: Sequence[RunTimeSummary] = ()
-    forecasts: Hindsight = _NO_FORECASTS
 
 
 def calibrate(location: Location, llm_config: str | None, *, write: bool) -> CalibrationView:
@@ -57,7 +52,6 @@ def calibrate(location: Location, llm_config: str | None, *, write: bool) -> Cal
     with open_store(location, read_only=True) as store:
         measured = workload_classes(store)
         run_times = summarise(RunTimesReader(store).run_times())
-        forecasts = hindsight(store)
         rules = _rules(store)
         known = store.recorded_options().llm_config
     file = LlmConfigText.read(llm_config or known or config.LLM_CONFIG, must_exist=llm_config is not None)
@@ -69,9 +63,7 @@ def calibrate(location: Location, llm_config: str | None, *, write: bool) -> Cal
         written = True
     kept = None if backup is None else str(backup)
     return without_secrets(
-        CalibrationView(
-            str(file.path), suggestions, entries, written, kept, rules.tolerance, run_times, forecasts
-        )
+        CalibrationView(str(file.path), suggestions, entries, written, kept, rules.tolerance, run_times)
     )
 
 

@@ -42,7 +42,7 @@ from gpu_scheduler.core.scheduling.queue_outlook import QueueOutlook, queue_outl
 from gpu_scheduler.core.scheduling.queue_placement import judged_gpus, possible_preemption
 from gpu_scheduler.core.scheduling.settings import Limits, QueueOrder
 from gpu_scheduler.health.doctor import job as checks
-from gpu_scheduler.health.doctor.conda import conda_sh_of
+from gpu_scheduler.health.doctor.job import conda_sh_of
 from gpu_scheduler.progress.job_progress import ProgressReader
 from gpu_scheduler.store.events import events_of_job
 from gpu_scheduler.store.job_lists import jobs_ahead_of

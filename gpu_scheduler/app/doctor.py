@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.app.masking import without_secrets
+from gpu_scheduler.attempts.job_logs import LogFolder, user_name
 from gpu_scheduler.config import StartOptions
 from gpu_scheduler.core.model.finding import Finding
-from gpu_scheduler.health.doctor.run_checks import run_checks
+from gpu_scheduler.health import logind
+from gpu_scheduler.health.doctor import files, machine
+from gpu_scheduler.health.doctor.job import conda_sh_of
+from gpu_scheduler.store.data_dir import DataDir
+from gpu_scheduler.store.scheduler_lock import scheduler_pid
 
 
 def doctor(options: StartOptions, on_wait: Callable[[str], None]) -> Iterator[Finding]:
@@ -16,3 +24,42 @@ def doctor(options: StartOptions, on_wait: Callable[[str], None]) -> Iterator[Fi
     runs."""
     home = Location(options.state_file, options.data_dir).resolve()
     return map(without_secrets, run_checks(home, options, on_wait))
+
+
+def run_checks(home: DataDir, options: StartOptions, on_wait: Callable[[str], None]) -> Iterator[Finding]:
+    """Runs all checks in order; see `doctor`. The findings may contain secrets."""
+    uid, user = os.geteuid(), user_name()
+    yield machine.python()
+    yield machine.packages()
+    yield machine.user(uid)
+    yield from machine.screen()
+    yield machine.older_sessions(home, time.time())
+    on_wait("running conda")
+    conda_sh = conda_sh_of(scheduler_pid(home.lock), options.conda_sh)
+    yield from machine.conda(conda_sh, options.conda_sh is not None)
+    if not options.simulated:
+        yield machine.driver()
+    on_wait(f"reading the GPUs (at most {machine.PROBE_TIMEOUT_S:g} s)")
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    yield from machine.probe(options.gpu_probe, options.simulate, visible, str(home.simulation))
+    yield from files.gpu_locks(home, options.simulated)
+    yield from files.folders(home, _log_folder(options.log_dir), trust=options.trust_files)
+    yield from files.store_findings(home)
+    yield from files.gpu_kind(home, options.simulated)
+    yield files.state_file(home, trust=options.trust_files)
+    yield files.jobs_file(options.jobs_file, trust=options.trust_files)
+    yield files.llm_config(options.llm_config, trust=options.trust_files)
+    yield files.scheduler(home)
+    yield from logind.check(logind.read_settings(user), user, uid)
+    yield machine.inotify()
+    yield machine.ptys()
+    yield machine.clock(time.time(), (home.database, home.state_file))
+
+
+def _log_folder(log_dir: str | None) -> LogFolder:
+    # `LogFolder.from_option` would create a folder given by --log-dir.
+    return (
+        LogFolder.from_option(None)
+        if log_dir is None
+        else LogFolder((Path(os.path.realpath(log_dir)),), os.geteuid())
+    )

@@ -28,8 +28,8 @@ from gpu_scheduler.core.scheduling.needs import ResourceSpec
 from gpu_scheduler.core.scheduling.pending_queue import queue_key
 from gpu_scheduler.core.scheduling.queue_placement import place_jobs, with_start_interval
 from gpu_scheduler.core.scheduling.run_times import RunTimeKey
-from gpu_scheduler.store.forecasts import waiting_jobs
 from gpu_scheduler.store.job_lists import open_jobs, state_counts
+from gpu_scheduler.store.pending_groups import waiting_jobs
 from gpu_scheduler.store.store import Store
 
 #: Number of queued jobs that are forecast unless all are asked for. More take longer than a second.

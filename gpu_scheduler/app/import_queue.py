@@ -1,199 +1,89 @@
 """Imports the pending jobs of a `queue.json`, the file in which gpuq kept its queue.
 
-All jobs are inserted in one transaction, and the file is renamed after the commit. The digest of the file is
-part of the source of its jobs. If a crash comes between the commit and the rename, the next import therefore
-finds the jobs and only renames the file.
+Each pending job becomes a job that `submit` checks. All jobs are inserted in one transaction, and the file
+is renamed after the commit. The digest of the file is part of the source of its jobs. If a crash comes
+between the commit and the rename, the next import therefore finds the jobs and only renames the file.
 """
 
 from __future__ import annotations
 
 import hashlib
+import heapq
+import json
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
 from itertools import chain, count
 from pathlib import Path
+from typing import Any
 
-from gpu_scheduler.app.line_note import LineNote
+from gpu_scheduler.app.line_note import LineNote, Note, NoteKind
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.app.masking import without_secrets
-from gpu_scheduler.app.new_line import job_warnings
+from gpu_scheduler.app.new_line import AttributeValues
 from gpu_scheduler.app.recorded_setting import recorded_setting
-from gpu_scheduler.app.store_access import create_missing_store, open_store, scheduler_pid_of
-from gpu_scheduler.core.jobsfile.compose import format_command_line
-from gpu_scheduler.core.model.job_spec import Dependency, DependencyKind, JobSpec
+from gpu_scheduler.app.submit import NewJob, Submission, check_job, insert_new, inserted_before
+from gpu_scheduler.core.jobsfile.attributes import MAX_RETRIES
+from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
+from gpu_scheduler.core.text import strict_json
 from gpu_scheduler.core.text.formatting import count_noun
-from gpu_scheduler.errors import StoreNotFoundError, UsageError
-from gpu_scheduler.intake.queue_json import Parents, QueueEntry, find_parents, parse_queue
-from gpu_scheduler.intake.text_parser import parse_job_line
-from gpu_scheduler.store.job_lists import job_ids_of_source
-from gpu_scheduler.store.location import refuse_copy
-from gpu_scheduler.store.store import Store
+from gpu_scheduler.core.text.quoting import split_words
+from gpu_scheduler.errors import UsageError
 from gpu_scheduler.system import safe_file
 from gpu_scheduler.system.safe_file import FileProblem
 
-# Turns a pending job of a `queue.json` into the job that runs its script.
-
-
+#: The statuses of jobs that are imported, and those of jobs that count as completed.
+_PENDING = ("pending", "queued")
+_COMPLETED = ("done", "completed")
 #: Variables that the scheduler sets for every job.
 _OWN_VARIABLES = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.-]+")
 _MAX_NAME_CHARACTERS = 64
-
-
-@dataclass(frozen=True)
-class QueuedCommand:
-    """The job for an entry. ignored: the variables in its `env` that the scheduler sets itself."""
-
-    spec: JobSpec
-    ignored: Mapping[str, str]
-
-
-def queued_command(entry: QueueEntry, cwd: str, *, hold: bool) -> QueuedCommand:
-    """Returns the job for a pending entry. Raises ValueError with all its problems.
-
-    cwd: the folder for relative paths, and the working folder of an entry that names none; hold: hold the
-    job.
-    """
-    folder = _absolute(entry.cwd or ".", cwd)
-    script = _absolute(entry.script, folder)
-    python = _absolute(entry.python, folder) if entry.python and "/" in entry.python else None
-    problems = list(_problems(folder, script, python))
-    if problems:
-        raise ValueError("; ".join(problems))
-    program, venv = entry.python or "python3", None
-    if python is not None:
-        program, venv = python, _virtual_environment(python)
-    if venv is not None:
-        program = os.path.basename(python or program)
-    ignored = {name: entry.env[name] for name in _OWN_VARIABLES if name in entry.env}
-    items = [f"env:{key}={value}" for key, value in entry.env.items() if key not in ignored]
-    for key, given in (("name", _job_name(entry)), ("venv", venv), ("fail-retries", entry.retries or None)):
-        items += [] if given is None else [f"{key}={given}"]
-    words = [program, "-u", _as_argument(entry.script), *entry.args]
-    spec, _ = parse_job_line(format_command_line(items, words), folder, None)
-    return QueuedCommand(replace(spec, hold=hold), ignored)
-
-
-def _job_name(entry: QueueEntry) -> str | None:
-    """Returns the name of the job, with `-` in place of the characters that names may not contain."""
-    return _NOT_IN_NAMES.sub("-", entry.name or "").strip("-")[:_MAX_NAME_CHARACTERS] or None
-
-
-def _absolute(path: str, folder: str) -> str:
-    return os.path.normpath(os.path.join(folder, os.path.expanduser(path)))
-
-
-def _as_argument(script: str) -> str:
-    """Returns the path as written, or in a form that the interpreter does not mistake for an option."""
-    return f"./{script}" if script.startswith("-") else os.path.expanduser(script)
-
-
-def _problems(folder: str, script: str, python: str | None) -> Iterator[str]:
-    if not os.path.isdir(folder):
-        yield f"the working folder {folder} does not exist"
-    elif not os.path.isfile(script):
-        yield f"script {script} {'is not a file' if os.path.exists(script) else 'does not exist'}"
-    if python is not None and not (os.path.isfile(python) and os.access(python, os.X_OK)):
-        yield f"the interpreter {python} does not exist or is not executable"
-
-
-def _virtual_environment(python: str) -> str | None:
-    """Returns the virtual environment to which an interpreter belongs; None if it belongs to none."""
-    programs, root = os.path.dirname(python), os.path.dirname(os.path.dirname(python))
-    parts = (f"{root}/pyvenv.cfg", f"{root}/bin/activate")
-    return root if os.path.basename(programs) == "bin" and all(map(os.path.isfile, parts)) else None
-
-
 #: Maximum number of problems that an error lists.
 _MAX_PROBLEMS = 20
-
-
-@dataclass(frozen=True)
-class MissingParent:
-    """A parent that neither completed nor was imported. label: such as "job 2 (eval)"."""
-
-    label: str
-    status: str
-
-
-@dataclass(frozen=True)
-class ImportedJob:
-    """A job that was imported.
-
-    given_name: its name in the file; after: the ids of its parents; missing: the parents for which it is
-    held; ignored: the variables in its `env` that the scheduler sets itself.
-    """
-
-    id: int
-    name: str | None
-    given_name: str | None
-    text: str
-    after: tuple[int, ...]
-    missing: tuple[MissingParent, ...]
-    ignored: Mapping[str, str]
-    warnings: tuple[LineNote, ...]
 
 
 @dataclass(frozen=True)
 class ImportReport:
     """The result of an import.
 
-    earlier: the ids of the jobs that an earlier import of the file inserted; left_out: the number of jobs
-    that were not imported, by status; renamed_to: the new path of the file, None if it was not renamed;
-    rename_problem: why it could not be renamed.
+    made: the imported jobs; only ids if an earlier import of the file inserted them. notes: those of each
+    job. left_out: the number of jobs that were not imported, by status. renamed_to: the new path of the file,
+    None if it was not renamed. rename_problem: why it could not be renamed.
     """
 
     path: str
-    jobs: tuple[ImportedJob, ...]
-    earlier: tuple[int, ...]
+    made: Submission
+    notes: tuple[tuple[LineNote, ...], ...]
     left_out: Mapping[str, int]
     renamed_to: str | None
     rename_problem: str | None
-    scheduler_pid: int | None
 
 
 def import_queue(location: Location, path: str) -> ImportReport:
     """Imports the pending jobs of a file. Raises UsageError if a job has a problem; then imports nothing."""
     data = _read(path)
     source = f"import:{hashlib.sha256(data).hexdigest()[:32]}"
-    earlier = _imported_before(location, source)
-    entries, jobs = ([], ()) if earlier else _check(path, data)
-    imported: tuple[ImportedJob, ...] = ()
-    pid = None
-    if jobs:
-        recorded = recorded_setting(location, "")
-        warnings = [tuple(job_warnings(recorded, job.command.spec)) for job in jobs]
-        create_missing_store(location)
-        with open_store(location) as store:
-            refuse_copy(store)
-            with store.db.transaction():
-                earlier = tuple(job_ids_of_source(store, source))  # another `import` may have been faster
-                imported = () if earlier else tuple(_insert(store, jobs, source, warnings))
-            store.data_dir.ring_doorbell()
-            pid = scheduler_pid_of(store)
-    renamed, problem = _rename(path, data) if imported or earlier else (None, None)
+    made = inserted_before(location, source)
+    entries: list[Entry] = []
+    notes: tuple[tuple[LineNote, ...], ...] = ()
+    if made is None:
+        try:
+            entries, problems = parse_queue(data)
+        except ValueError as error:
+            raise UsageError(f"{path}: {error}; nothing was imported") from None
+        made, notes, more = _check(location, entries, is_complete=not problems)
+        if problems or more:
+            raise _problems_error(path, [*problems, *more])
+        if made.jobs:
+            made = insert_new(location, made, source)
+    renamed, problem = _rename(path, data) if made.ids else (None, None)
     left_out = Counter(entry.status for entry in entries if not entry.is_pending)
-    return without_secrets(ImportReport(path, imported, earlier, left_out, renamed, problem, pid))
-
-
-def _imported_before(location: Location, source: str) -> tuple[int, ...]:
-    try:
-        with open_store(location, read_only=True) as store:
-            return tuple(job_ids_of_source(store, source))
-    except StoreNotFoundError:
-        return ()
-
-
-@dataclass(frozen=True)
-class _CheckedJob:
-    entry: QueueEntry
-    command: QueuedCommand
-    waits_for: Sequence[int]
-    missing: tuple[MissingParent, ...]
+    return without_secrets(ImportReport(path, made, notes, left_out, renamed, problem))
 
 
 def _read(path: str) -> bytes:
@@ -204,30 +94,39 @@ def _read(path: str) -> bytes:
     return found.data
 
 
-def _check(path: str, data: bytes) -> tuple[list[QueueEntry], tuple[_CheckedJob, ...]]:
-    """Returns all entries, and the jobs to insert, parents first. Raises UsageError with all problems."""
-    try:
-        entries, problems = parse_queue(data)
-    except ValueError as error:
-        raise UsageError(f"{path}: {error}; nothing was imported") from None
-    # The parents of the other jobs are unclear as long as a job cannot be parsed.
-    parents = Parents({}, {}, ()) if problems else find_parents(entries)
-    found: dict[int, _CheckedJob] = {}
-    for entry in entries:
-        missing = tuple(
-            MissingParent(parent.label, parent.status) for parent in parents.missing.get(entry.number, ())
-        )
+def _check(
+    location: Location, entries: Sequence[Entry], *, is_complete: bool
+) -> tuple[Submission, tuple[tuple[LineNote, ...], ...], list[str]]:
+    """Returns the jobs to insert, parents first, their notes, and the problems of all entries.
+
+    is_complete: whether the entries are all jobs of the file, so that their parents can be found.
+    """
+    recorded, cwd = recorded_setting(location, ""), os.getcwd()
+    parents = find_parents(entries) if is_complete else Parents({}, {}, [])
+    checked: dict[int, tuple[JobSpec, tuple[LineNote, ...]]] = {}
+    problems = []
+    for entry in filter(lambda entry: entry.is_pending, entries):
+        missing = parents.missing.get(entry.number, ())
         try:
-            if entry.is_pending:
-                command = queued_command(entry, os.getcwd(), hold=bool(missing))
-                waits_for = parents.waits_for.get(entry.number, ())
-                found[entry.number] = _CheckedJob(entry, command, waits_for, missing)
-        except ValueError as error:
+            new, folder, notes = _new_job(entry, cwd, missing)
+            spec, _, warnings = check_job(new, os.environ, recorded, folder)
+            checked[entry.number] = spec, (*notes, *warnings)
+        except (UsageError, ValueError) as error:
             problems.append(f"{entry.label}: {error}")
     problems += parents.problems
-    if problems:
-        raise _problems_error(path, problems)
-    return entries, tuple(found[number] for number in parents.waits_for)
+    order = () if problems else tuple(parents.waits_for)
+    position = {number: index for index, number in enumerate(order)}
+    jobs = Submission(
+        tuple(checked[number][0] for number in order), None, (),
+        after={position[number]: [position[one] for one in parents.waits_for[number]] for number in order},
+        held_because={
+            position[number]: StateReason(
+                ReasonKind.PARENT_NOT_IMPORTED, subject=", ".join(one.label for one in missing)
+            )
+            for number, missing in parents.missing.items() if number in position
+        },
+    )  # fmt: skip
+    return jobs, tuple(checked[number][1] for number in order), problems
 
 
 def _problems_error(path: str, problems: Sequence[str]) -> UsageError:
@@ -237,25 +136,6 @@ def _problems_error(path: str, problems: Sequence[str]) -> UsageError:
         f"{path}: {count_noun(len(problems), 'problem')}; nothing was imported\n{listed}\n"
         "correct the file, or remove these jobs from it, and import it again"
     )
-
-
-def _insert(
-    store: Store, jobs: Sequence[_CheckedJob], source: str, warnings: Sequence[tuple[LineNote, ...]]
-) -> Iterator[ImportedJob]:
-    ids: dict[int, int] = {}
-    for job, notes in zip(jobs, warnings, strict=True):
-        entry, command = job.entry, job.command
-        after = tuple(ids[number] for number in job.waits_for)
-        spec = replace(command.spec, after=tuple(map(str, after)))
-        edges = [Dependency(parent, DependencyKind.COMPLETED, str(parent)) for parent in after]
-        labels = ", ".join(parent.label for parent in job.missing)
-        held_because = StateReason(ReasonKind.PARENT_NOT_IMPORTED, subject=labels) if labels else None
-        ids[entry.number] = job_id = store.insert_job(
-            spec, source, dependencies=edges, held_because=held_because
-        )
-        yield ImportedJob(
-            job_id, spec.name, entry.name, spec.text, after, job.missing, command.ignored, notes
-        )
 
 
 def _rename(path: str, data: bytes) -> tuple[str | None, str | None]:
@@ -274,3 +154,272 @@ def _rename(path: str, data: bytes) -> tuple[str | None, str | None]:
     except OSError as error:
         return None, error.strerror or str(error)
     return free, None
+
+
+# Parses the file. Nothing outside its text is consulted.
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A job of a `queue.json`. number: its position in the file, from 1; given: its keys that are not null.
+
+    Only `id`, `name` and `status` have been checked unless the job is pending.
+    """
+
+    number: int
+    given: Mapping[str, Any]
+
+    @property
+    def id(self) -> int:
+        """Its `id` or, without that key, its position."""
+        found: int = self.given.get("id", self.number)
+        return found
+
+    @property
+    def name(self) -> str | None:
+        """Its name; None if it has none."""
+        return self.given.get("name") or None
+
+    @property
+    def status(self) -> str:
+        """Its status in lower case."""
+        return str(self.given.get("status", "pending")).lower()
+
+    @property
+    def is_pending(self) -> bool:
+        """True if the job is imported."""
+        return self.status in _PENDING
+
+    @property
+    def label(self) -> str:
+        """The position and the name, for messages: "job 2 (eval)"."""
+        return f"job {self.number}" if self.name is None else f"job {self.number} ({self.name})"
+
+
+def parse_queue(data: bytes) -> tuple[list[Entry], list[str]]:
+    """Returns the jobs of a `queue.json` and the problems of those that are pending.
+
+    A job with a problem is left out. Raises ValueError if the text is not a queue.
+    """
+    value = strict_json.parse(strict_json.decode(data))
+    jobs = value.get("jobs") if isinstance(value, dict) else None
+    if not isinstance(jobs, list):
+        raise ValueError('not a queue, which is an object with a list of jobs: {"jobs": […]}')
+    entries, problems = [], []
+    seen: dict[int, Entry] = {}
+    for number, job in enumerate(jobs, 1):
+        try:
+            entries.append(entry := _parse_entry(number, job))
+        except ValueError as error:
+            problems.append(str(error))
+            continue
+        if seen.setdefault(entry.id, entry) is not entry:
+            problems.append(f"{entry.label} has the id {entry.id} of {seen[entry.id].label}")
+    return entries, problems
+
+
+def _parse_entry(number: int, job: object) -> Entry:
+    """Parses one job. Raises ValueError with all problems of the job."""
+    if not isinstance(job, dict):
+        raise ValueError(f"job {number} is not an object")
+    given = {key: value for key, value in job.items() if value is not None and key not in _UNUSED}
+    wrong = {key: problem for key, value in given.items() if (problem := _problem(key, value)) is not None}
+    entry = Entry(number, {key: value for key, value in given.items() if key not in wrong})
+    if not entry.is_pending:
+        wrong = {key: problem for key, problem in wrong.items() if key in ("id", "name")}
+    elif not given.get("script"):
+        wrong["script"] = "script is missing"
+    if wrong:
+        raise ValueError(f"{entry.label}: {'; '.join(wrong.values())}")
+    return entry
+
+
+def _is_whole_number(value: object, least: int = 0, most: int = 10**9) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+
+
+def _are_texts(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(one, str) for one in value)
+
+
+def _are_references(value: object) -> bool:
+    every = value if isinstance(value, list) else [value]
+    return all(_is_whole_number(one, 1) or (isinstance(one, str) and one != "") for one in every)
+
+
+def _are_arguments(value: object) -> bool:
+    try:
+        return _are_texts(list(split_words(value)) if isinstance(value, str) else value)
+    except ValueError:
+        return False
+
+
+#: What each key of a job must be: the check, and the accepted values in words.
+_KEYS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "id": (lambda value: _is_whole_number(value, 1), "a whole number above 0"),
+    "name": (lambda value: isinstance(value, str), "a text"),
+    "script": (lambda value: isinstance(value, str), "a path"),
+    "args": (_are_arguments, "a list of texts, or one text with balanced quotes"),
+    "python": (lambda value: isinstance(value, str), "a program or a path"),
+    "cwd": (lambda value: isinstance(value, str), "a path"),
+    "env": (
+        lambda value: isinstance(value, dict) and _are_texts(list(value.values())),
+        "an object whose values are texts",
+    ),
+    "status": (lambda value: isinstance(value, str), "a text"),
+    "after": (_are_references, "an id, a name, a list of these, or null"),
+    "retries": (
+        lambda value: _is_whole_number(value, 0, MAX_RETRIES), f"a whole number from 0 to {MAX_RETRIES}"
+    ),
+    "attempt": (_is_whole_number, "a whole number"),
+}  # fmt: skip
+#: Keys that describe earlier runs of a job.
+_UNUSED = frozenset({"pid", "added_at", "started_at", "finished_at", "exit_code", "log_file"})
+
+
+def _problem(key: str, value: object) -> str | None:
+    if key not in _KEYS:
+        return f"key {json.dumps(key)} is unknown; known: {', '.join(_KEYS)}"
+    accepts, form = _KEYS[key]
+    return None if accepts(value) else f"{key} must be {form}, not {json.dumps(value)[:80]}"
+
+
+# Finds the parents of the pending jobs.
+
+
+@dataclass(frozen=True)
+class Parents:
+    """The parents of the pending jobs, as positions in the file.
+
+    waits_for: the pending parents of each pending job, with parents before their children and otherwise in
+    the order of the file; missing: the parents that neither completed nor are pending, for each job that has
+    any; problems: references that name no job or several jobs, and jobs that wait for themselves.
+    """
+
+    waits_for: Mapping[int, Sequence[int]]
+    missing: Mapping[int, Sequence[Entry]]
+    problems: Sequence[str]
+
+
+def find_parents(entries: Sequence[Entry]) -> Parents:
+    """Returns the parents of the pending jobs."""
+    meant: dict[int | str, list[Entry]] = {}
+    for entry in entries:
+        meant.setdefault(entry.id, []).append(entry)
+        meant.setdefault(entry.name or "", []).append(entry)
+    waits_for: dict[int, list[int]] = {}
+    missing: dict[int, list[Entry]] = {}
+    problems = []
+    for entry in filter(lambda entry: entry.is_pending, entries):
+        found: dict[int, Entry] = {}
+        after = entry.given.get("after", ())
+        for reference in after if isinstance(after, (list, tuple)) else (after,):
+            try:
+                parent = _parent(reference, meant)
+                found[parent.number] = parent
+            except ValueError as error:
+                problems.append(f"{entry.label}: {error}")
+        waits_for[entry.number] = [number for number, parent in found.items() if parent.is_pending]
+        lost = [one for one in found.values() if not one.is_pending and one.status not in _COMPLETED]
+        if lost:
+            missing[entry.number] = lost
+    try:
+        order = _parents_first(waits_for)
+    except CycleError as error:
+        listed = ", ".join(map(str, sorted(set(error.args[1]))))
+        problems.append(f"`after` makes these jobs wait for themselves: {listed}")
+        order = []
+    return Parents({number: waits_for[number] for number in order}, missing, problems)
+
+
+def _parent(reference: int | str, meant: Mapping[int | str, Sequence[Entry]]) -> Entry:
+    """Returns the job with this id or name; a text of digits is an id first. Raises ValueError."""
+    number = int(reference) if isinstance(reference, int) or reference.isdecimal() else ""
+    found = (number and meant.get(number)) or meant.get(str(reference), ())
+    if not found:
+        raise ValueError(
+            f"after {reference}: the file has no such job; if gpuq has cleared it, remove it from `after`"
+        )
+    if len(found) > 1:
+        same = ", ".join(str(entry.id) for entry in found)
+        raise ValueError(f"after {reference}: the jobs {same} have this name; give one of these ids")
+    return found[0]
+
+
+def _parents_first(waits_for: Mapping[int, Sequence[int]]) -> list[int]:
+    """Returns the jobs in the order of the file, but each after its parents. Raises CycleError."""
+    sorter = TopologicalSorter(waits_for)
+    sorter.prepare()
+    ready, order = sorted(sorter.get_ready()), list[int]()
+    while ready:
+        order.append(heapq.heappop(ready))
+        sorter.done(order[-1])
+        for number in sorter.get_ready():
+            heapq.heappush(ready, number)
+    return order
+
+
+# Turns a pending job of the file into the job that runs its script.
+
+
+def _new_job(entry: Entry, cwd: str, missing: Sequence[Entry]) -> tuple[NewJob, str, list[Note]]:
+    """Returns the job, its folder, and notes on what is different. Raises ValueError with all its problems.
+
+    cwd: the folder for relative paths, and the working folder of an entry that names none. missing: the
+    parents for which the job is held.
+    """
+    given = entry.given
+    folder, script = _absolute(given.get("cwd") or ".", cwd), os.path.expanduser(given["script"])
+    program, venv = given.get("python") or "python3", None
+    if "/" in program:
+        program = _absolute(program, folder)
+    problems = list(_problems(folder, _absolute(script, folder), program))
+    if problems:
+        raise ValueError("; ".join(problems))
+    if "/" in program and (venv := _virtual_environment(program)) is not None:
+        program = os.path.basename(program)
+    args = given.get("args", ())
+    env = given.get("env", {})
+    retries = max(0, given.get("retries", 0) - given.get("attempt", 0))  # an interrupted job has used some
+    attributes: dict[str, str | bool | Sequence[str] | None] = {
+        # Names may not contain all characters.
+        "name": _NOT_IN_NAMES.sub("-", entry.name or "").strip("-")[:_MAX_NAME_CHARACTERS],
+        "venv": venv,
+        "fail-retries": str(retries) if retries else None,
+        "hold": bool(missing),
+        "env": [f"{key}={value}" for key, value in env.items() if key not in _OWN_VARIABLES],
+    }
+    set_ones: AttributeValues = {key: value for key, value in attributes.items() if value}
+    words = split_words(args) if isinstance(args, str) else args
+    # The interpreter would mistake a script that begins with `-` for an option.
+    command = (program, "-u", f"./{script}" if script.startswith("-") else script, *words)
+    notes = [
+        Note(NoteKind.PARENT_NOT_IMPORTED, {"parent": parent.label, "status": parent.status})
+        for parent in missing
+    ]
+    notes += [
+        Note(NoteKind.VARIABLE_IGNORED, {"name": name, "value": env[name]})
+        for name in _OWN_VARIABLES
+        if name in env
+    ]
+    return NewJob(command=command, attributes=set_ones), folder, notes
+
+
+def _absolute(path: str, folder: str) -> str:
+    return os.path.normpath(os.path.join(folder, os.path.expanduser(path)))
+
+
+def _problems(folder: str, script: str, program: str) -> Iterator[str]:
+    if not os.path.isdir(folder):
+        yield f"the working folder {folder} does not exist"
+    elif not os.path.isfile(script):
+        yield f"script {script} {'is not a file' if os.path.exists(script) else 'does not exist'}"
+    if "/" in program and not (os.path.isfile(program) and os.access(program, os.X_OK)):
+        yield f"the interpreter {program} does not exist or is not executable"
+
+
+def _virtual_environment(python: str) -> str | None:
+    """Returns the virtual environment to which an interpreter belongs; None if it belongs to none."""
+    programs, root = os.path.dirname(python), os.path.dirname(os.path.dirname(python))
+    parts = (f"{root}/pyvenv.cfg", f"{root}/bin/activate")
+    return root if os.path.basename(programs) == "bin" and all(map(os.path.isfile, parts)) else None

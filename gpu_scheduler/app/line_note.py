@@ -25,6 +25,8 @@ class NoteKind(str, Enum):
     SBATCH_READ = "sbatch_read"  # script, options: the attributes that its #SBATCH lines set
     SBATCH_NOT_READ = "sbatch_not_read"  # script, options
     PARENT_FAILED = "parent_failed"  # job, outcome, retried: the ids of the jobs to retry
+    PARENT_NOT_IMPORTED = "parent_not_imported"  # parent: such as "job 2 (eval)" of the file, status
+    VARIABLE_IGNORED = "variable_ignored"  # name, value
     GPU_NUMBER = "gpu_number"  # gpu
     ENVIRONMENT = "environment"  # conda: that of a line that names none, venv: the nearest .venv
     NOT_WATCHED = "not_watched"  # path, scheduler_pid, watched: the jobs file that the scheduler watches

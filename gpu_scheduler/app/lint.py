@@ -20,7 +20,7 @@ from gpu_scheduler.core.jobsfile.shell_syntax import script_refusal
 from gpu_scheduler.core.model.gpu import parse_gpu_list
 from gpu_scheduler.core.scheduling.settings import Limits
 from gpu_scheduler.errors import UsageError
-from gpu_scheduler.health.doctor.conda import conda_sh_of, known_environments
+from gpu_scheduler.health.doctor.job import conda_sh_of, known_environments
 from gpu_scheduler.intake.bash_check import job_shell
 from gpu_scheduler.intake.jobs_file_content import JobsFile, read_standard_input
 from gpu_scheduler.intake.llm_config import LlmConfigFile

@@ -29,7 +29,7 @@ from gpu_scheduler.core.model.job_spec import NORMAL_PRIORITY, JobSpec, Need
 from gpu_scheduler.core.scheduling.needs import LlmConfig, ResourceSpec, could_fit, resolve
 from gpu_scheduler.core.scheduling.settings import Limits
 from gpu_scheduler.errors import UsageError
-from gpu_scheduler.health.doctor.conda import conda_sh_of, known_environments
+from gpu_scheduler.health.doctor.job import conda_sh_of, known_environments
 from gpu_scheduler.intake.bash_check import job_shell
 from gpu_scheduler.intake.llm_config import current_llm_config
 from gpu_scheduler.intake.text_parser import parse_job_line

@@ -6,7 +6,7 @@ import os
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import TypeVar
 
@@ -35,9 +35,11 @@ from gpu_scheduler.app.new_line import (
 from gpu_scheduler.app.recorded_setting import RecordedSetting, recorded_setting
 from gpu_scheduler.app.store_access import create_missing_store, open_store, scheduler_pid_of
 from gpu_scheduler.core.jobsfile.compose import format_command_line
-from gpu_scheduler.core.model.job_spec import JobSpec
+from gpu_scheduler.core.model.job_spec import Dependency, DependencyKind, JobSpec
+from gpu_scheduler.core.model.state_reason import StateReason
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.errors import StoreNotFoundError, UsageError
+from gpu_scheduler.store.job_lists import job_ids_of_source
 from gpu_scheduler.store.location import refuse_copy
 from gpu_scheduler.store.new_store import check_encoding
 from gpu_scheduler.store.store import Store
@@ -61,7 +63,8 @@ class Submission:
     """Jobs that were checked and, if they have ids, submitted. Submitted jobs show no secrets.
 
     venv: the virtual environment that was found above their folder, if they use it. warnings: why they may
-    not run as intended. data_dir: the folder of the store.
+    not run as intended. data_dir: the folder of the store. after: the positions of earlier jobs of these that
+    a job waits for, and held_because: why a job is held, by the position of the job.
     """
 
     jobs: tuple[JobSpec, ...]
@@ -71,6 +74,8 @@ class Submission:
     data_dir: str = ""
     is_store_new: bool = False
     is_scheduler_up: bool = False
+    after: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    held_because: Mapping[int, StateReason] = field(default_factory=dict)
 
 
 def check_jobs(
@@ -83,9 +88,8 @@ def check_jobs(
     """
     recorded = recorded_setting(location, "")
     with _nothing_submitted():
-        paths = {"--state-file": location.state_file, "--data-dir": location.data_dir}
-        check_encoding({"the working folder": cwd, **paths})
-        checked = [_checked(new, variables, recorded, cwd) for new in jobs]
+        check_encoding({"--state-file": location.state_file, "--data-dir": location.data_dir})
+        checked = [check_job(new, variables, recorded, cwd) for new in jobs]
     specs, venvs, notes = zip(*checked, strict=True)
     return Submission(specs, venvs[0], tuple(chain.from_iterable(notes)))
 
@@ -121,6 +125,27 @@ def insert_once(
     return _insert(location, checked, None, source, lambda store: recorded_answer(store, key), record)
 
 
+def insert_new(location: Location, checked: Submission, source: str) -> Submission:
+    """Inserts jobs with the scheduler's environment unless this source has jobs; see `inserted_before`."""
+    return _insert(
+        location, checked, None, source, lambda store: _inserted(store, source), lambda store, made: made
+    )
+
+
+def inserted_before(location: Location, source: str) -> Submission | None:
+    """Returns the ids of the jobs of a source, without the jobs; None if there are none."""
+    try:
+        with open_store(location, read_only=True) as store:
+            return _inserted(store, source)
+    except StoreNotFoundError:
+        return None
+
+
+def _inserted(store: Store, source: str) -> Submission | None:
+    ids = tuple(job_ids_of_source(store, source))
+    return Submission((), None, (), ids) if ids else None
+
+
 def insert_gated(
     location: Location, checked: Submission, source: str, item: Callable[[int], TakenItem]
 ) -> int:
@@ -154,10 +179,14 @@ def _nothing_submitted() -> Iterator[None]:
         raise UsageError(f"{error}; nothing was submitted") from None
 
 
-def _checked(
+def check_job(
     new: NewJob, variables: Mapping[str, str], recorded: RecordedSetting, cwd: str
 ) -> tuple[JobSpec, str | None, tuple[LineNote, ...]]:
-    """Returns the job, the virtual environment that was found for it, and the warnings."""
+    """Returns the job, the virtual environment that was found for it, and the warnings.
+
+    Raises UsageError for a wrong value.
+    """
+    check_encoding({"the working folder": cwd})
     _check_values(new)
     command = _command(new, variables, cwd)
     check_single_line([command.text])
@@ -242,15 +271,20 @@ def _insert(
             # All parents are found first, so that no job of a grid waits for another one.
             parents = [resolve_parents(store, one) for one in jobs]
             environment = None if variables is None else add_environment(store, variables)
-            ids = tuple(
-                store.insert_job(
-                    spec, source, dependencies=found.dependencies, environment=environment, gate=gate
-                )
-                for spec, found in zip(jobs, parents, strict=True)
-            )
+            made: list[tuple[int, JobSpec]] = []
+            for number, (spec, found) in enumerate(zip(jobs, parents, strict=True)):
+                inner = [made[position][0] for position in submission.after.get(number, ())]
+                edges = [Dependency(parent, DependencyKind.COMPLETED, str(parent)) for parent in inner]
+                spec = replace(spec, after=(*spec.after, *map(str, inner)))
+                job_id = store.insert_job(
+                    spec, source, dependencies=(*found.dependencies, *edges), environment=environment,
+                    held_because=submission.held_because.get(number), gate=gate,
+                )  # fmt: skip
+                made.append((job_id, spec))
             submission = replace(
                 submission,
-                ids=ids,
+                jobs=tuple(spec for _, spec in made),
+                ids=tuple(job_id for job_id, _ in made),
                 warnings=(*submission.warnings, *chain.from_iterable(one.notes for one in parents)),
                 data_dir=str(store.data_dir.folder),
                 is_store_new=is_new,

@@ -108,7 +108,7 @@ def _log_logout_warning() -> None:
 
 def _logout_warning() -> str | None:
     """Returns a warning if logging out would end the scheduler or its jobs, otherwise None."""
-    from gpu_scheduler.health.doctor import logind
+    from gpu_scheduler.health import logind
 
     return logind.logout_warning(_LOGIND_TIMEOUT_S)
 

@@ -32,7 +32,6 @@ from gpu_scheduler.core.scheduling.settings import QueueOrder, Settings
 from gpu_scheduler.gpus.watch import GpuWatch, watched_processes, with_stored_values
 from gpu_scheduler.health.storage_monitor import StorageMonitor
 from gpu_scheduler.runner.membership import RecordedCommand
-from gpu_scheduler.scheduler.first_forecasts import FirstForecasts
 from gpu_scheduler.scheduler.turns import QueueTurns
 from gpu_scheduler.store.attempt_history import GpuHistoryReader, QueueStartsReader, gpu_time
 from gpu_scheduler.store.dependencies import has_unsettled_dependencies, is_ancestor
@@ -219,7 +218,7 @@ _PERFORMED_ON_ATTEMPT = (act.VoidClaim, act.RequestStop, act.WakeRunner, act.Kil
 
 
 #: Actions after which no other round is needed at once.
-_WITHOUT_CONSEQUENCES = (act.SetWaitReason, act.RecordGpuTime, act.RecordForecasts)
+_WITHOUT_CONSEQUENCES = (act.SetWaitReason, act.RecordGpuTime)
 
 
 def _with_claims(facts: Facts, claims: Mapping[str, GpuClaim]) -> Facts:
@@ -273,7 +272,6 @@ class Loop:
         self._history = GpuHistoryReader(store)
         self._run_times = RunTimesReader(store)
         self._groups = PendingGroupsReader(store)
-        self._forecasts = FirstForecasts(store)
         self._learned = LearnedNeedsReader(store, settings.spike_buffer)
         self._logged: set[str] = set()
         self._line_waits: Mapping[int, WaitReason] | None = None
@@ -285,9 +283,9 @@ class Loop:
         """Runs one round.
 
         Returns None if the round changed anything; the caller should then run another round at once. If it
-        changed nothing except wait reasons, the count of GPU time and forecasts, returns the facts. If an
-        action cannot be performed, performs the other actions first and then raises its error. Calls
-        `check_owner` after observing and before recording, and raises its errors.
+        changed nothing except wait reasons and the count of GPU time, returns the facts. If an action cannot
+        be performed, performs the other actions first and then raises its error. Calls `check_owner` after
+        observing and before recording, and raises its errors.
         """
         now = self.clock.now()
         issue = self.storage.issue() if self.storage is not None else None
@@ -301,8 +299,6 @@ class Loop:
         self.check_owner()
         self._log_anomalies(facts)
         facts, actions = self._plan_in_turn(facts)
-        if not actions and self.placing:
-            actions = [*self._forecasts.due(facts)]
         if not actions:
             return facts
         self._failpoint("planned")

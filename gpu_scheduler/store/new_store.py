@@ -90,7 +90,7 @@ _DERIVED_FILES = ("journal.jsonl", "journal.jsonl.1")
 #: The tables to empty, in the order that foreign keys require.
 _TABLES = (
     "submission_key", "dependency", "environment", "line", "pending_group", "reservation", "group_change",
-    "forecast", "event", "misplaced_process", "allocation", "attempt", "job", "job_count",
+    "event", "misplaced_process", "allocation", "attempt", "job", "job_count",
 )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Lists the pending groups, their wait reasons and the jobs that may start next."""
+"""Lists the pending groups, their wait reasons, and the jobs that may start next or later by themselves."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from gpu_scheduler.store.store import Store
 if TYPE_CHECKING:
     from gpu_scheduler.core.model.now import Now
     from gpu_scheduler.core.scheduling.facts import QueuedJob, QueueReservation, ReservedJob
+    from gpu_scheduler.core.scheduling.forecast import WaitingJob
 
 
 #: The condition of the index `job_queue`, which leaves out adopted processes and the jobs that wait for other
@@ -34,6 +35,13 @@ IS_STARTABLE = (
     " AND (not_before_boot IS NULL OR not_before_boot <= ? OR boot_id <> ?)"
     " AND NOT EXISTS (SELECT 1 FROM attempt WHERE attempt.job_id = job.id"
     " AND attempt.state = 'ended' AND attempt.state <> 'closed')"
+)
+
+#: The condition for a queued job to start without the help of a user, if its parents complete.
+#: The redundant condition lets SQLite use the index job_open.
+_STARTS_BY_ITSELF = (
+    "state = 'queued' AND state <> 'finished' AND failed_parents = 0 AND source_missing = 0"
+    " AND adopted IS NULL"
 )
 
 
@@ -72,6 +80,51 @@ def startable_jobs(store: Store, spec_key: str, boot: float, boot_id: str, limit
         boot, boot_id, spec_key, limit,
     )  # fmt: skip
     return [queued_job(tuple(row)) for row in rows]
+
+
+def waiting_jobs(
+    store: Store,
+    now: Now,
+    limit: int | None = None,
+    max_parents: int | None = None,
+    *,
+    with_unconfirmed: bool = False,
+) -> list[WaitingJob]:
+    """Returns the first `limit` queued jobs, in queue order, that start without the help of a user.
+
+    They wait for GPUs, for other jobs, or for the delay after a failed launch. Omits the jobs that wait for
+    more than `max_parents` others. with_unconfirmed: include the jobs from a Redis queue that are not
+    confirmed yet.
+    """
+    from gpu_scheduler.core.scheduling.forecast import WaitingJob
+    from gpu_scheduler.core.scheduling.needs import ResourceSpec
+
+    starts = _STARTS_BY_ITSELF
+    if with_unconfirmed:
+        gate = "(source_missing = 0 OR json_extract(line_wait, '$.kind') = 'not confirmed')"
+        starts = starts.replace("source_missing = 0", gate)
+    rows = store.db.rows(
+        f"SELECT {QUEUED_JOB_COLUMNS}, spec_key,"
+        " CASE WHEN boot_id = ? THEN coalesce(not_before_boot, 0) ELSE 0 END,"
+        " CASE WHEN unmet_parents > 0 THEN (SELECT json_group_array(parent_id) FROM dependency"
+        " LEFT JOIN job AS parent ON parent.id = parent_id"
+        " WHERE job_id = job.id AND parent.state IS NOT 'finished') END"
+        f" FROM job WHERE {starts} AND unmet_parents <= coalesce(?, unmet_parents)"
+        " ORDER BY priority, position, id LIMIT ?",
+        now.boot_id, max_parents, -1 if limit is None else limit,
+    )  # fmt: skip
+    found = []
+    for row in rows:
+        *job, spec_key, not_before, parents = tuple(row)
+        found.append(
+            WaitingJob(
+                queued_job(tuple(job)),
+                ResourceSpec.from_key(spec_key),
+                () if parents is None else tuple(json.loads(parents)),
+                now.wall + not_before - now.boot if not_before > now.boot else 0.0,
+            )
+        )
+    return found
 
 
 def queued_job(row: tuple[Any, ...]) -> QueuedJob:

@@ -229,14 +229,6 @@ def set_queue_positions(context: WriteContext, action: act.SetQueuePositions) ->
     )
 
 
-def record_forecasts(context: WriteContext, action: act.RecordForecasts) -> None:
-    """Records the forecasts of jobs that have none yet."""
-    context.db.executemany(
-        "INSERT OR IGNORE INTO forecast (job_id, made_at, start_at, end_at) VALUES (?, ?, ?, ?)",
-        [(job_id, context.now.wall, *times) for job_id, times in action.times.items()],
-    )
-
-
 def set_wait_reason(context: WriteContext, action: act.SetWaitReason) -> None:
     """Records why a pending group waits. If the group is infeasible, adds an event for its first jobs.
 

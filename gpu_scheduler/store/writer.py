@@ -187,7 +187,6 @@ _RECORD: Mapping[type[act.Action], Callable[[WriteContext, Any], int | None]] = 
     act.SetQueueReservation: write_reservations.set_queue_reservation,
     act.RecordGpuTime: record_gpu_time,
     act.SetWaitReason: write_jobs.set_wait_reason,
-    act.RecordForecasts: write_jobs.record_forecasts,
     act.AnswerRequest: write_jobs.answer_request,
 }
 
@@ -196,7 +195,7 @@ _RECORD: Mapping[type[act.Action], Callable[[WriteContext, Any], int | None]] = 
 _REPEATABLE = (
     act.RecordUsage, act.RecordForeignLoad, act.RecordForeignPeaks, act.RecordRunner, act.Transition,
     act.ReleaseAllocation, act.RecordMemoryReleased, act.SetWaitReason, act.RecordGpuTime,
-    act.RecordForecasts, act.EndScheduler,
+    act.EndScheduler,
 )  # fmt: skip
 
 

@@ -118,27 +118,14 @@ _OLDER_SCHEDULER_NOTE = "The older scheduler cannot read entries in braces."
 
 
 def to_text(view: CalibrationView, width: int | None = None) -> str:
-    """Formats memory use as a table with suggestions, run times as a table, and the errors of forecasts.
+    """Formats memory use as a table with suggestions, and run times as a table.
 
     width: the maximum width of a row, None = unlimited.
     """
     blocks = _memory_blocks(view, width)
-    blocks += [
-        "\n".join(lines) for lines in (table_lines(view.run_times, width), _forecast_lines(view)) if lines
-    ]
+    if view.run_times:
+        blocks.append("\n".join(table_lines(view.run_times, width)))
     return "\n\n".join(blocks) + "\n"
-
-
-def _forecast_lines(view: CalibrationView) -> list[str]:
-    """Says how far the forecasts were off, as far as that is known."""
-    found = view.forecasts
-    if found.start_error_s is None or found.end_error_s is None:
-        return []
-    start, end = format_duration(found.start_error_s), format_duration(found.end_error_s)
-    return [
-        f"Forecasts of {count_noun(found.jobs, 'completed job')}, made after their submission: in the median,"
-        f" the start was off by {start} and the end by {end}."
-    ]
 
 
 def _memory_blocks(view: CalibrationView, width: int | None) -> list[str]:
@@ -237,7 +224,6 @@ def to_json(view: CalibrationView) -> str:
         "measured": [_suggestion_object(one, view.tolerance) for one in view.suggestions],
         "models": dict(view.entries),
         "run_times": [summary_object(one) for one in view.run_times],
-        "forecasts": dict(vars(view.forecasts)),
         "written": view.written,
         "backup": view.backup,
     }

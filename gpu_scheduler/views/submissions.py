@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from gpu_scheduler.app.adopt import AdoptedJob
-from gpu_scheduler.app.import_queue import ImportedJob, ImportReport
+from gpu_scheduler.app.import_queue import ImportReport
 from gpu_scheduler.app.line_note import LineNote, NoteKind, UnmetNeed
 from gpu_scheduler.core.model.states import Outcome
 from gpu_scheduler.core.text.formatting import count_noun, pid_text, safe_text
@@ -42,6 +42,10 @@ _TEXTS = {
         "job {job} has not completed ({outcome}), so this job is skipped until `retry {retried}` queues it"
         " again"
     ),
+    NoteKind.PARENT_NOT_IMPORTED: (
+        "held, because {parent} in the file, which it waits for, is {status}; `release` starts it anyway"
+    ),
+    NoteKind.VARIABLE_IGNORED: "{name}={value} is ignored, because the scheduler chooses the GPUs",
     NoteKind.GPU_NUMBER: "--gpus {gpu} means GPU number {gpu}; `--gpus-count N` requests N GPUs",
     NoteKind.NOT_WATCHED: "the scheduler ({scheduler_pid}) does not watch {path}; it watches {watched}",
 }
@@ -131,29 +135,24 @@ def import_text(report: ImportReport) -> str:
 
 
 def _import_lines(report: ImportReport) -> Iterator[str]:
-    path = report.path
-    if report.earlier:
-        yield f"{path} was imported before as {_ids(report.earlier)}; nothing was imported again"
-    elif not report.jobs:
+    path, made = report.path, report.made
+    if made.ids and not made.jobs:
+        yield f"{path} was imported before as {_ids(made.ids)}; nothing was imported again"
+    elif not made.jobs:
         yield f"{path} has no pending jobs; nothing was imported"
-    elif len(report.jobs) > _MAX_LINES:
-        yield f"imported {_ids(tuple(job.id for job in report.jobs))} from {path}"
+    elif len(made.jobs) > _MAX_LINES:
+        yield f"imported {_ids(made.ids)} from {path}"
     else:
-        yield from map(_job_line, report.jobs)
+        for job_id, job in zip(made.ids, made.jobs, strict=True):
+            after = f" (after {', '.join(job.after)})" if job.after else ""
+            yield f"job {job_id}: {f'{job.name}: ' if job.name else ''}{job.text}{after}"
     if report.left_out:
         counts = ", ".join(f"{number:,} {status}" for status, number in sorted(report.left_out.items()))
         yield f"not imported, because only pending jobs are: {counts}"
     if report.renamed_to is not None:
         yield f"{path} is now {report.renamed_to}"
-    if report.jobs and report.scheduler_pid is None:
+    if made.jobs and not made.is_scheduler_up:
         yield "no scheduler is running; `start` runs the jobs"
-
-
-def _job_line(job: ImportedJob) -> str:
-    given = "" if job.given_name in (job.name, None) else f" ({job.given_name} in the file)"
-    name = f"{job.name or ''}{given}: " if job.name or given else ""
-    after = f" (after {', '.join(map(str, job.after))})" if job.after else ""
-    return f"job {job.id}: {name}{job.text}{after}"
 
 
 def _ids(ids: tuple[int, ...]) -> str:
@@ -167,21 +166,11 @@ def _ids(ids: tuple[int, ...]) -> str:
 
 def import_warnings(report: ImportReport) -> Iterator[str]:
     """Yields the warnings about the imported jobs, and why the file was not renamed."""
-    for job in report.jobs:
-        yield from (f"job {job.id}: {text}" for text in _job_warnings(job))
+    if report.made.jobs:
+        for job_id, notes in zip(report.made.ids, report.notes, strict=True):
+            yield from (f"job {job_id}: {line_note_text(note)}" for note in notes)
     if report.rename_problem is not None:
         yield (
             f"{report.path} was imported but not renamed: {report.rename_problem}; rename it yourself"
             " (as long as it is unchanged, it is not imported again)"
         )
-
-
-def _job_warnings(job: ImportedJob) -> Iterator[str]:
-    for parent in job.missing:
-        yield (
-            f"held, because {parent.label} in the file, which it waits for, is {parent.status};"
-            f" `release {job.id}` starts it anyway"
-        )
-    for variable, value in job.ignored.items():
-        yield f"{variable}={value} is ignored, because the scheduler chooses the GPUs"
-    yield from map(line_note_text, job.warnings)

@@ -185,35 +185,6 @@ def run_job(desk: Desk, text: str, seconds: float) -> None:
     desk.record(act.ReleaseAllocation(this), act.RecordMemoryReleased(this))
 
 
-def test_calibrate_shows_how_far_forecasts_were_off(desk: Desk, config: Path) -> None:
-    assert calibrate_json(desk)["forecasts"] == {"jobs": 0, "start_error_s": None, "end_error_s": None}
-    assert "Forecasts" not in desk.run("calibrate")[1]
-    job = desk.job("python t.py")
-    desk.record(act.RecordForecasts({job: act.JobTimes(90.0, 180.0)}))
-    desk.record(act.RecordForecasts({job: act.JobTimes(0.0, 0.0)}))  # the first one counts
-    # The first start counts: a forecast does not know that the job will fail and run again.
-    for started_at, outcome, state in (
-        (100.0, Outcome.FAILED, JobState.QUEUED),
-        (120.0, Outcome.COMPLETED, JobState.FINISHED),
-    ):
-        this = desk.record(act.Start(job, ("SIM-0",), 1000))[job]
-        end = None if state is JobState.QUEUED else outcome
-        desk.record(
-            act.Transition(job, this, JobState.RUNNING),
-            act.FinishAttempt(
-                job, this, outcome, state, end, started_at=started_at, ended_at=started_at + 40.0
-            ),
-            act.ReleaseAllocation(this),
-            act.RecordMemoryReleased(this),
-        )
-    assert calibrate_json(desk)["forecasts"] == {"jobs": 1, "start_error_s": 10.0, "end_error_s": 20.0}
-    expected = (
-        "Forecasts of 1 completed job, made after their submission: in the median, the start was off by 10 s"
-        " and the end by 20 s.\n"
-    )
-    assert expected in desk.run("calibrate")[1]
-
-
 def test_calibrate_uses_the_schedulers_spike_buffer_and_tolerance(desk: Desk, config: Path) -> None:
     desk.store.record_options(StartOptions(llm_config=str(config), spike_buffer=0.5, tolerance=0.01))
     found = {one["program"]: one for one in calibrate_json(desk)["measured"]}

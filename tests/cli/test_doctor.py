@@ -6,9 +6,9 @@ import json
 
 import pytest
 
+from gpu_scheduler.app.doctor import run_checks
 from gpu_scheduler.config import StartOptions
 from gpu_scheduler.core.model.finding import Check, Finding, bad, ok, warn
-from gpu_scheduler.health.doctor.run_checks import run_checks
 from tests.cli.desk import Desk
 
 

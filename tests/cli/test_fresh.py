@@ -64,7 +64,6 @@ def fill_store(desk: Desk) -> tuple[int, int]:
             " VALUES ('[]', 0, 1, 9, 'completed')"
         )
         db.execute("INSERT INTO run_time (workload_class, identity, at, seconds) VALUES ('[]', 'a', 0, 9)")
-        db.execute("INSERT INTO forecast VALUES (?, 0, 1, 2)", (waits,))
     never = WaitReason(WaitKind.TOO_FEW_GPUS, need=Need(9, 1000))
     job = store.job(waits)
     assert job is not None
@@ -79,7 +78,7 @@ def count(store: Store, table: str) -> int:
     return int(row["n"])
 
 
-CLEARED_TABLES = ("job", "attempt", "allocation", "line", "pending_group", "job_count", "forecast")
+CLEARED_TABLES = ("job", "attempt", "allocation", "line", "pending_group", "job_count")
 
 
 def test_fresh_forgets_jobs_and_keeps_facts_about_the_machine(desk: Desk) -> None:

@@ -62,7 +62,7 @@ def test_imports_the_pending_jobs_and_renames_the_file(desk: Desk, queue: Path) 
     code, out, err = desk.run("import", "queue.json")
     assert (code, err) == (0, "")
     assert out.splitlines() == [
-        """job 1: exp-train (exp/train in the file): python -u train.py --lr 1e-4 'it'"'"'s'""",
+        """job 1: exp-train: python -u train.py --lr 1e-4 'it'"'"'s'""",
         "job 2: eval: python3 -u eval.py --x 'a b' (after 1)",
         "not imported, because only pending jobs are: 1 done, 1 failed",
         "queue.json is now queue.json.bak",
@@ -183,7 +183,7 @@ def test_a_job_whose_parent_failed_is_held(desk: Desk, queue: Path) -> None:
     assert code == 0
     assert err == (
         "gpu-scheduler: warning: job 1: held, because job 1 (a) in the file, which it waits for, is failed;"
-        " `release 1` starts it anyway\n"
+        " `release` starts it anyway\n"
     )
     assert (job(desk, 1).state, job(desk, 2).state) == (JobState.HELD, JobState.QUEUED)
     assert job(desk, 1).reason == StateReason(ReasonKind.PARENT_NOT_IMPORTED, subject="job 1 (a)")
@@ -208,6 +208,36 @@ def test_an_interpreter_outside_a_virtual_environment_is_called_by_its_path(desk
     assert desk.run("import", "queue.json")[0] == 0
     assert job(desk, 1).spec.command == f"{desk.path}/.venv/bin/python -u train.py"
     assert job(desk, 1).spec.venv is None
+
+
+@pytest.mark.parametrize(
+    ("retries", "attempt", "left"), [(3, 0, 3), (3, 3, None), (1, 4, None), (None, 2, None)]
+)
+def test_the_retries_that_a_job_has_used_are_not_left(
+    desk: Desk, queue: Path, retries: int | None, attempt: int, left: int | None
+) -> None:
+    write(queue, {"script": "train.py", "retries": retries, "attempt": attempt})
+    assert desk.run("import", "queue.json")[0] == 0
+    assert job(desk, 1).spec.fail_retries == left
+
+
+@pytest.mark.parametrize(
+    ("args", "words"), [("", ()), ("--x 'a b'", ("--x", "a b")), ([], ()), (["a b"], ("a b",)), (None, ())]
+)
+def test_arguments_are_a_list_or_a_text(
+    desk: Desk, queue: Path, args: object, words: tuple[str, ...]
+) -> None:
+    write(queue, {"script": "train.py", "args": args})
+    assert desk.run("import", "queue.json")[0] == 0
+    assert job(desk, 1).spec.words() == ("python3", "-u", "train.py", *words)
+
+
+def test_keys_that_are_null_or_describe_earlier_runs_have_no_effect(desk: Desk, queue: Path) -> None:
+    nulls = dict.fromkeys(("id", "name", "args", "python", "cwd", "env", "status", "after", "retries"))
+    runs = {"pid": 7, "log_file": "", "exit_code": 1, "added_at": "2026", "started_at": None}
+    write(queue, {"script": "train.py", **nulls, **runs})
+    assert desk.run("import", "queue.json")[0] == 0
+    assert (job(desk, 1).spec.cwd, job(desk, 1).spec.name) == (str(desk.path), None)
 
 
 def test_hostile_values_reach_the_script_unchanged(desk: Desk, queue: Path) -> None:
@@ -238,8 +268,11 @@ def test_hostile_values_reach_the_script_unchanged(desk: Desk, queue: Path) -> N
         ({"script": ".venv"}, "job 2: script {}/.venv is not a file"),
         ({"script": "train.py", "cwd": "no"}, "job 2: the working folder {}/no does not exist"),
         ({"script": "train.py", "python": "no/python"}, "job 2: the interpreter {}/no/python does not exist"),
-        ({"script": "train.py", "env": {"1": ""}}, "job 2: env:1 is not a variable"),
-        ({"script": "train.py", "args": ["a\nb"]}, "job 2: there is a line break"),
+        (
+            {"script": "train.py", "env": {"1": ""}},
+            "job 2: these values do not form a valid line: env:1 is not",
+        ),
+        ({"script": "train.py", "args": ["a\nb"]}, "job 2: the command contains a line break or NUL"),
         ({"script": "train.py", "after": 9}, "job 2: after 9: the file has no such job"),
         ({"script": 1}, "job 2: script must be a path, not 1"),
     ],

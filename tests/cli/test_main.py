@@ -32,7 +32,7 @@ CHECKS = (
     "importlib.metadata",
     "gpu_scheduler.executors",
     "gpu_scheduler.gpus.probes.probe_client",
-    "gpu_scheduler.health.doctor.logind",
+    "gpu_scheduler.health.logind",
     "gpu_scheduler.health.doctor.machine",
     "gpu_scheduler.system.run_program",
 )

@@ -7,12 +7,10 @@ from pathlib import Path
 import pytest
 
 from gpu_scheduler.cli import start
-from gpu_scheduler.health.doctor import logind
-from gpu_scheduler.health.doctor.logind import LogindSettings
+from gpu_scheduler.health import logind
+from gpu_scheduler.health.logind import LogindSettings
 
-KILLS = LogindSettings(
-    kills_user_processes=True, removes_ipc=False, lingers=False, kill_excluded_users=(), scope="session"
-)
+KILLS = LogindSettings(kills=True, removes_ipc=False, lingers=False, scope="session")
 
 
 def test_start_warns_if_logging_out_would_kill_the_scheduler(
@@ -30,12 +28,12 @@ def test_start_warns_if_logging_out_would_kill_the_scheduler(
     assert err == f"gpu-scheduler: {record.getMessage()}\n"
 
 
-@pytest.mark.parametrize("found", [None, LogindSettings(False, False, False, scope="session")])
+@pytest.mark.parametrize("found", [None, "unknown", LogindSettings(False, False, False, scope="session")])
 def test_start_does_not_warn_if_logging_out_is_harmless(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     capsys: pytest.CaptureFixture[str],
-    found: LogindSettings | None,
+    found: LogindSettings | str | None,
 ) -> None:
     monkeypatch.setattr(logind, "read_settings", lambda user, timeout_s: found)
     start._log_logout_warning()

@@ -9,10 +9,8 @@ import pytest
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.model.wait_reason import WaitKind
-from gpu_scheduler.core.scheduling.actions import JobTimes
 from gpu_scheduler.core.scheduling.facts import Attempt, Facts, QueuedJob
-from gpu_scheduler.core.scheduling.forecast import Forecast, WaitingJob, forecast, known_times
-from gpu_scheduler.core.scheduling.hindsight import Hindsight
+from gpu_scheduler.core.scheduling.forecast import Forecast, WaitingJob, forecast
 from gpu_scheduler.core.scheduling.needs import ResourceSpec, workload_class_of
 from gpu_scheduler.core.scheduling.run_times import ClassRunTimes, RunTimeKey, RunTimes
 from tests.core.gpu_world import gpu, round_of, running
@@ -190,19 +188,6 @@ def test_the_earlier_attempt_of_a_job_that_waits_again_is_not_taken_for_its_next
     facts = box(1, replace(released, job_id=2, released_at=None))
     found = forecast(facts, [waits(2, "even"), waits(3, "even", WHOLE, 2)])
     assert times(found) == {2: (60, 160), 3: (160, 260)}
-
-
-def test_known_times_leave_out_what_rests_on_a_guess() -> None:
-    facts = box(2, runs(1, "even", "U0", 40), runs(2, "other", "U1", 1000))
-    only = (replace(WHOLE, allowed=(0,)), replace(WHOLE, allowed=(1,)))
-    waiting = [waits(3, "even", only[0]), waits(4, "other", only[0]), waits(5, "even", only[1])]
-    assert known_times(facts, waiting) == {3: (NOW + 60, NOW + 160)}
-
-
-def test_forecasts_are_judged_by_the_median_error() -> None:
-    judged = [(JobTimes(10, 20), JobTimes(real, 20 + real)) for real in (4, 10, 11, 12, 50)]
-    assert Hindsight.of(judged) == Hindsight(5, 2, 11)
-    assert Hindsight.of([]) == Hindsight(0, None, None)
 
 
 def test_an_empty_queue_has_an_empty_forecast() -> None:

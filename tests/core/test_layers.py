@@ -17,7 +17,7 @@ PACKAGE = "gpu_scheduler"
 STORE = tuple(
     f"store.{name}"
     for name in (
-        "accepted_lines", "attempt_history", "data_dir", "database", "dependencies", "events", "forecasts",
+        "accepted_lines", "attempt_history", "data_dir", "database", "dependencies", "events",
         "gpu_kind", "job_lists", "jobs_files", "location", "measurements", "new_store", "pending_groups",
         "records", "requests", "scheduler_lock", "state_file", "store", "submissions", "taken_items",
     )
@@ -108,7 +108,7 @@ MAY: Mapping[str, tuple[str, ...]] = {
         "web.server", "web.tokens", "mcp_server", "client", "redis_queue",
     ),
     "cli.start": (
-        "scheduler.service", "scheduler.background", "gpus.probes.simulated", "health.doctor.logind",
+        "scheduler.service", "scheduler.background", "gpus.probes.simulated", "health.logind",
     ),
     "simjob": ("gpus.probes.simulated",),
     "clock": ("core.model",),

@@ -45,13 +45,13 @@ def found_in(
     folder: Path | str, home: DataDir = HOME, system: Path = ABSENT, *, simulated: bool = False
 ) -> dict[str, Finding]:
     """Returns the findings about a folder that the variable names, by check."""
-    found = list(files.check(home, simulated, {VARIABLE: str(folder)}, system))
+    found = list(files.gpu_locks(home, simulated, {VARIABLE: str(folder)}, system))
     assert len({finding.name for finding in found}) == len(found)
     return {finding.name: finding for finding in found}
 
 
 def test_a_missing_folder_is_private_and_is_not_made(place: Path) -> None:
-    found = list(files.check(HOME, False, {"XDG_STATE_HOME": str(place)}, ABSENT))
+    found = list(files.gpu_locks(HOME, False, {"XDG_STATE_HOME": str(place)}, ABSENT))
     assert [(finding.name, finding.grade) for finding in found] == [
         ("lock folder", "ok"),
         ("GPU claims", "ok"),
@@ -81,7 +81,7 @@ def test_the_check_tells_who_shares_the_folder(place: Path, mode: int, text: str
     assert finding.message.startswith(f"{place}, named by {VARIABLE}")
     assert text in finding.message
     assert finding.message.endswith(f"` and unset {VARIABLE}") == ("shared" not in text)
-    [system, _] = files.check(HOME, False, {}, place)
+    [system, _] = files.gpu_locks(HOME, False, {}, place)
     assert (system.grade, system.message.startswith(str(place)), text in system.message) == ("ok", True, True)
 
 

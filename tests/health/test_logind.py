@@ -1,4 +1,4 @@
-"""Tests of the findings about logging out, with settings from logind's answers and configuration files."""
+"""Tests of the findings about logging out, with settings from logind's answers."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.health.doctor import logind
-from gpu_scheduler.health.doctor.logind import LogindSettings, check
+from gpu_scheduler.health import logind
+from gpu_scheduler.health.logind import LogindSettings, check
 
 LINGER = "sudo loginctl enable-linger ann"
 RUN = "systemd-run --user --scope"
@@ -18,33 +18,21 @@ RUN = "systemd-run --user --scope"
     ("found", "grades", "parts"),
     [
         (None, ["ok"], []),
-        (LogindSettings(False, False, False, scope="session"), ["ok", "ok"], []),
+        ("it failed", ["warn"], [LINGER, RUN, "unknown", "may be killed", "it failed"]),
+        (LogindSettings(False, False, False, scope="session"), ["ok", "ok"], ["not for you"]),
         (LogindSettings(True, False, False, scope="session"), ["warn", "ok"], [LINGER, RUN, "are killed"]),
+        (LogindSettings(True, False, False, scope=None), ["warn", "ok"], [LINGER, RUN, "are killed"]),
         # Lingering does not protect processes that are in the session's scope.
         (LogindSettings(True, False, True, scope="session"), ["warn", "ok"], [RUN]),
         (LogindSettings(True, False, True, scope="manager"), ["ok", "ok"], []),
         (LogindSettings(True, False, False, scope="manager"), ["warn", "ok"], [LINGER]),
         (LogindSettings(False, False, False, scope="manager"), ["warn", "ok"], [LINGER]),
-        (
-            LogindSettings(True, False, False, kill_excluded_users=("root", "ann"), scope="session"),
-            ["ok", "ok"],
-            [],
-        ),
-        (LogindSettings(True, False, False, kill_only_users=("bob",), scope="session"), ["ok", "ok"], []),
-        (
-            LogindSettings(True, False, False, kill_only_users=("ann",), scope="session"),
-            ["warn", "ok"],
-            [LINGER],
-        ),
         (LogindSettings(False, True, False, scope="session"), ["ok", "warn"], [LINGER, "shared memory"]),
-        (LogindSettings(False, None, False, scope="session"), ["ok", "warn"], [LINGER]),
         (LogindSettings(False, True, True, scope="session"), ["ok", "ok"], []),
-        (LogindSettings(None, False, None, scope=None), ["warn", "ok"], [RUN, "unknown", "may be killed"]),
-        (LogindSettings(None, False, None, kill_excluded_users=("ann",)), ["ok", "ok"], ["not apply to you"]),
     ],
 )
 def test_warns_about_processes_that_a_logout_ends(
-    found: LogindSettings | None, grades: list[str], parts: list[str]
+    found: LogindSettings | str | None, grades: list[str], parts: list[str]
 ) -> None:
     findings = list(check(found, "ann", 1000))
     assert [finding.grade for finding in findings] == grades
@@ -67,54 +55,66 @@ def fake(folder: Path, name: str, script: str) -> None:
 def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Returns a folder for fake programs, which is first on PATH."""
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setattr(logind, "_CONFIG_FOLDERS", (str(tmp_path / "usr"), str(tmp_path / "etc")))
-    monkeypatch.setattr(logind, "_LINGERING", tmp_path / "linger")
     return tmp_path
 
 
-ANSWER = """printf 'b true\\nb false\\nas 1 "root"\\nas 2 "ann" "bob"\\n'"""
+def answer(folder: Path, *properties: str, user: str = "exit 1") -> None:
+    """Makes a `loginctl` that shows these properties of logind, and runs a script when asked about ann."""
+    shown = "\\n".join(properties)
+    fake(folder, "loginctl", f"if [ \"$2\" = ann ]; then {user}; else printf '{shown}\\n'; fi")
 
 
-def test_reads_the_settings_from_logind(programs: Path) -> None:
-    fake(programs, "busctl", f'[ "$1 $4" = "get-property org.freedesktop.login1.Manager" ] && {ANSWER}')
-    fake(programs, "loginctl", '[ "$2" = ann ] && echo Linger=yes')
+@pytest.mark.parametrize(
+    ("kills", "excluded", "only", "expected"),
+    [
+        ("yes", "root", "", True),
+        ("no", "root", "", False),
+        ("yes", "root ann", "", False),
+        ("yes", "root", "bob", False),
+        ("yes", "root", "ann bob", True),
+    ],
+)
+def test_reads_whether_a_logout_kills_the_processes_of_the_user(
+    programs: Path, kills: str, excluded: str, only: str, expected: bool
+) -> None:
+    answer(
+        programs, f"KillOnlyUsers={only}", f"KillExcludeUsers={excluded}", f"KillUserProcesses={kills}",
+        "RemoveIPC=no", user="echo Linger=yes",
+    )  # fmt: skip
     found = logind.read_settings("ann", booted=programs)
-    assert found is not None
-    assert (found.kills_user_processes, found.removes_ipc, found.lingers) == (True, False, True)
-    assert (found.kill_excluded_users, found.kill_only_users) == (("root",), ("ann", "bob"))
+    assert isinstance(found, LogindSettings)
+    assert (found.kills, found.removes_ipc, found.lingers) == (expected, False, True)
 
 
-def test_reads_lingering_from_a_file_if_logind_does_not_know_the_user(programs: Path) -> None:
-    fake(programs, "busctl", ANSWER)
-    fake(programs, "loginctl", "echo 'User ID 1000 is not logged in or lingering' >&2; exit 1")
+def test_root_is_excluded_if_logind_lists_no_excluded_users(programs: Path) -> None:
+    answer(programs, "KillOnlyUsers=", "KillExcludeUsers=", "KillUserProcesses=yes", "RemoveIPC=yes")
+    found = [logind.read_settings(user, booted=programs) for user in ("root", "ann")]
+    assert [isinstance(one, LogindSettings) and one.kills for one in found] == [False, True]
+
+
+def test_a_user_whom_logind_does_not_know_does_not_linger(programs: Path) -> None:
+    answer(programs, "KillUserProcesses=yes", "RemoveIPC=yes", user="echo 'not logged in' >&2; exit 1")
     found = logind.read_settings("ann", booted=programs)
-    assert found is not None
-    assert found.lingers is False
-    (programs / "linger").mkdir()
-    (programs / "linger" / "ann").touch()
-    found = logind.read_settings("ann", booted=programs)
-    assert found is not None
-    assert found.lingers is True
+    assert isinstance(found, LogindSettings)
+    assert (found.kills, found.removes_ipc, found.lingers) == (True, True, False)
 
 
 @pytest.mark.parametrize("script", ["exit 1", "echo nonsense", "sleep 100"])
-def test_reads_the_configuration_files_if_logind_does_not_answer(programs: Path, script: str) -> None:
-    fake(programs, "busctl", script)
+def test_the_settings_are_unknown_if_logind_does_not_answer(
+    programs: Path, monkeypatch: pytest.MonkeyPatch, script: str
+) -> None:
     fake(programs, "loginctl", script)
-    (programs / "usr").mkdir()
-    (programs / "usr" / "logind.conf").write_text("[Login]\n#KillUserProcesses=no\n#RemoveIPC=yes\n")
-    dropped = programs / "etc" / "logind.conf.d"
-    dropped.mkdir(parents=True)
-    (dropped / "a.conf").write_text("[Login]\nKillUserProcesses = yes\nKillExcludeUsers=root ann\n")
-    found = logind.read_settings("ann", timeout_s=0.5, booted=programs)
-    assert found is not None
-    assert (found.kills_user_processes, found.removes_ipc, found.kill_excluded_users) == (
-        True,
-        True,
-        ("root", "ann"),
-    )
+    assert isinstance(logind.read_settings("ann", timeout_s=0.5, booted=programs), str)
+    monkeypatch.setattr(logind, "read_settings", lambda user, timeout_s: "unknown")
+    assert logind.logout_warning(0.5) is None  # `start` warns about known problems only
+
+
+def test_the_settings_are_unknown_without_loginctl(programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(programs))
+    found = logind.read_settings("ann", booted=programs)
+    assert found == "`loginctl show-user` failed: loginctl cannot be started: No such file or directory"
 
 
 def test_reads_no_logind_settings_without_systemd(programs: Path) -> None:
-    fake(programs, "busctl", ANSWER)
+    answer(programs, "KillUserProcesses=yes", "RemoveIPC=yes")
     assert logind.read_settings("ann", booted=programs / "none") is None

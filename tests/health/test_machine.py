@@ -11,8 +11,6 @@ from pathlib import Path
 import pytest
 
 from gpu_scheduler.health.doctor import machine
-from gpu_scheduler.health.doctor import machine as gpus
-from gpu_scheduler.health.doctor import machine as software
 
 ROOT = Path(__file__).parents[2]
 CONDA = ROOT / "tests" / "fakes" / "conda.sh"
@@ -55,8 +53,8 @@ def test_checks_the_clock(tmp_path: Path) -> None:
 
 
 def test_checks_the_packages() -> None:
-    assert software.packages().grade == "ok"
-    missing = software.packages({"none_such": "none-such"})
+    assert machine.packages().grade == "ok"
+    missing = machine.packages({"none_such": "none-such"})
     assert missing.grade == "bad"
     assert "none-such" in missing.message
     assert "pip install" in missing.remedy
@@ -66,47 +64,47 @@ def test_checks_exactly_the_packages_declared_in_pyproject() -> None:
     declared = (ROOT / "pyproject.toml").read_text().split("dependencies = [")[1].split("\n]")[0]
     names = set(re.findall(r'^    "([A-Za-z_-]+)', declared, re.MULTILINE))
     expected = names if sys.version_info >= (3, 12) else names - {"setuptools"}
-    assert set(software.PACKAGES.values()) == expected
+    assert set(machine.PACKAGES.values()) == expected
 
 
 def test_warns_a_user_who_runs_as_root() -> None:
-    assert [software.user(uid).grade for uid in (0, 1000)] == ["warn", "ok"]
+    assert [machine.user(uid).grade for uid in (0, 1000)] == ["warn", "ok"]
 
 
 def test_checks_conda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_CONDA_ROOT", str(tmp_path))
     for name in ("one", "two"):
         (tmp_path / "envs" / name).mkdir(parents=True)
-    (found,) = software.conda(str(CONDA), is_named=True)
+    (found,) = machine.conda(str(CONDA), is_named=True)
     assert found.grade == "ok"
     assert found.message.endswith("environments: base, one, two")
-    assert [one.grade for one in software.conda(None, is_named=False)] == ["ok"]
-    assert [one.grade for one in software.conda(str(tmp_path / "none.sh"), is_named=True)] == ["bad"]
+    assert [one.grade for one in machine.conda(None, is_named=False)] == ["ok"]
+    assert [one.grade for one in machine.conda(str(tmp_path / "none.sh"), is_named=True)] == ["bad"]
     (tmp_path / "broken.sh").write_text("conda() { echo 'it is broken' >&2; return 1; }\n")
-    (found,) = software.conda(str(tmp_path / "broken.sh"), is_named=False)
+    (found,) = machine.conda(str(tmp_path / "broken.sh"), is_named=False)
     assert (found.grade, "it is broken" in found.message) == ("bad", True)
 
 
 def test_checks_every_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = list(gpus.probe("auto", "2:80G", None))
+    found = list(machine.probe("auto", "2:80G", None))
     assert [(one.name, one.grade) for one in found] == [("GPU 0", "ok"), ("GPU 1", "ok")]
     assert "of 81920 MiB" in found[0].message
-    assert [one.grade for one in gpus.probe("auto", "2", "1")] == ["warn", "ok", "ok"]
-    assert next(gpus.probe("auto", "2", "7")).grade == "bad"
+    assert [one.grade for one in machine.probe("auto", "2", "1")] == ["warn", "ok", "ok"]
+    assert next(machine.probe("auto", "2", "7")).grade == "bad"
     monkeypatch.setenv("PATH", os.devnull)
-    (none,) = gpus.probe("gputil", None, None)
+    (none,) = machine.probe("gputil", None, None)
     assert none.grade == "bad"
     assert none.remedy
 
 
 def test_reports_a_driver_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert gpus.PROBE_TIMEOUT_S <= 5
-    monkeypatch.setattr(gpus, "PROBE_TIMEOUT_S", 0.3)
+    assert machine.PROBE_TIMEOUT_S <= 5
+    monkeypatch.setattr(machine, "PROBE_TIMEOUT_S", 0.3)
     monkeypatch.setenv("PATH", f"{ROOT / 'tests' / 'fakes'}:{os.environ['PATH']}")
     monkeypatch.setenv("FAKE_GPUS", str(tmp_path))
     (tmp_path / "hang").touch()
     try:
-        (found,) = gpus.probe("gputil", None, None)
+        (found,) = machine.probe("gputil", None, None)
     finally:
         (tmp_path / "hang").unlink()
     assert found.grade == "bad"
@@ -114,7 +112,7 @@ def test_reports_a_driver_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_checks_the_driver(tmp_path: Path) -> None:
-    assert gpus.driver(tmp_path / "none").grade == "warn"
+    assert machine.driver(tmp_path / "none").grade == "warn"
     text = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5 22:23:56 UTC 2024\n"
     (tmp_path / "version").write_text(text)
-    assert gpus.driver(tmp_path / "version").message == "NVIDIA 550.54.15"
+    assert machine.driver(tmp_path / "version").message == "NVIDIA 550.54.15"

@@ -5,9 +5,8 @@ All actions of a round are recorded in one transaction and then performed. Some 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from gpu_scheduler.core.model.state_reason import StateReason
 from gpu_scheduler.core.model.states import JobState, Outcome
@@ -400,20 +399,6 @@ class RecordGpuTime(Action):
     delivered_s: float
     reserved_idle_s: float
     until: float
-
-
-class JobTimes(NamedTuple):
-    """The expected start and end of a job, in wall seconds."""
-
-    start_at: float
-    end_at: float
-
-
-@dataclass(frozen=True)
-class RecordForecasts(Action):
-    """Records the first forecasts of jobs, by job id. No decision depends on them."""
-
-    times: Mapping[int, JobTimes]
 
 
 @dataclass(frozen=True)

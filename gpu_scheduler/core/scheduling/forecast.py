@@ -23,7 +23,6 @@ from gpu_scheduler.core.model.wait_reason import WaitReason
 from gpu_scheduler.core.scheduling.actions import (
     Action,
     DropReservation,
-    JobTimes,
     RecordGpuTime,
     RecordStop,
     Reserve,
@@ -628,21 +627,6 @@ def forecast(facts: Facts, waiting: Sequence[WaitingJob], ending: Collection[int
     if until <= facts.now.wall:
         return Forecast(found, usual.reasons)
     return Forecast(found, usual.reasons, _idle_share(usual.runs.values(), facts, until), until)
-
-
-def known_times(facts: Facts, waiting: Sequence[WaitingJob]) -> dict[int, JobTimes]:
-    """Returns the expected start and end of each of these jobs, by its id.
-
-    Omits the jobs whose times rest on a guess. The times are those of `forecast`, which takes twice as long.
-    """
-    facts = _with_all_attempts(facts)
-    lengths, _ = expected_lengths(facts, [one.job for one in waiting], ())
-    played = play(facts, waiting, lengths)
-    return {
-        job_id: JobTimes(run.started_at, run.ended_at)
-        for job_id, run in played.runs.items()
-        if job_id in lengths.jobs and not lengths.jobs[job_id].is_guess and job_id not in played.resting
-    }
 
 
 def _with_all_attempts(facts: Facts) -> Facts:

@@ -268,7 +268,7 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _LOCK_FILE_MODE = 0o666
 
 
-def check(
+def gpu_locks(
     data_dir: DataDir,
     simulated: bool,
     env: Mapping[str, str] = os.environ,

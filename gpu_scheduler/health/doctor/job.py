@@ -1,13 +1,19 @@
-"""Checks the folder, the environment and the script of a waiting job."""
+"""Checks the folder, the environment and the script of a waiting job, and asks conda for its environments."""
 
 from __future__ import annotations
 
 import os
 import shlex
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
+from gpu_scheduler.core.command.build import find_conda_sh
 from gpu_scheduler.core.model.finding import Check, Finding, bad, ok
 from gpu_scheduler.core.model.job_spec import JobSpec
+from gpu_scheduler.system.procfs import RunningProcess, read_running_process
+
+if TYPE_CHECKING:
+    from gpu_scheduler.system.run_program import ProgramResult
 
 _SUBMIT_AGAIN = "cancel the job and submit it again with another"
 
@@ -42,8 +48,6 @@ def environment(
 
 
 def _conda(name: str, conda_sh: str, other: str) -> Finding:
-    from gpu_scheduler.health.doctor.conda import list_environments, parse_environments
-
     result = list_environments(conda_sh)
     if not result.succeeded:
         return bad(
@@ -77,3 +81,40 @@ def script(spec: JobSpec) -> Finding:
     if not os.access(path, os.R_OK):
         return bad(Check.SCRIPT, f"{path} cannot be read", f"chmod u+r {shlex.quote(path)}")
     return ok(Check.SCRIPT, f"{path} exists")
+
+
+# Finds the conda that the next launch uses, and lists its environments.
+
+
+#: Timeout in seconds of `conda env list`, which is a large Python program.
+_TIMEOUT_S = 20.0
+
+
+def conda_sh_of(scheduler_pid: int | None, named: str | None) -> str | None:
+    """Returns the `conda.sh` that the next launch uses; None if the scheduler would find no conda.
+
+    scheduler_pid: the running scheduler, which searches with its own variables; if there is none, those of
+    this process count. named: the value of `--conda-sh`.
+    """
+    process = read_running_process(scheduler_pid) if scheduler_pid and not named else None
+    variables = process.environment if isinstance(process, RunningProcess) else os.environ
+    return named or find_conda_sh(variables, os.path.exists)
+
+
+def list_environments(conda_sh: str) -> ProgramResult:
+    """Runs `conda env list`. `parse_environments` parses the output."""
+    from gpu_scheduler.system.run_program import run_program  # imports `subprocess`, which few commands need
+
+    return run_program(["bash", "-c", '. "$1" && conda env list', "bash", conda_sh], timeout_s=_TIMEOUT_S)
+
+
+def parse_environments(text: str) -> list[str]:
+    """Returns the environments in the output of `conda env list`: names, or the folders of unnamed ones."""
+    rows = (line.split() for line in text.splitlines())
+    return [words[0] for words in rows if words and not words[0].startswith("#")]
+
+
+def known_environments(conda_sh: str) -> list[str] | None:
+    """Returns the environments that conda lists; None if conda fails. This takes about a second."""
+    result = list_environments(conda_sh)
+    return parse_environments(result.output) if result.succeeded else None

@@ -23,7 +23,7 @@ from gpu_scheduler.errors import GpuStateError
 from gpu_scheduler.executors.screen import screen_problem
 from gpu_scheduler.gpus.probes.probe_client import ProbeClient
 from gpu_scheduler.gpus.selection import restrict_to_visible
-from gpu_scheduler.health.doctor.conda import list_environments, parse_environments
+from gpu_scheduler.health.doctor.job import list_environments, parse_environments
 from gpu_scheduler.health.old_sessions import REFUSAL, REMEDY, old_sessions
 from gpu_scheduler.intake.state_file_edits import imports_old_state_file
 from gpu_scheduler.store.data_dir import DataDir

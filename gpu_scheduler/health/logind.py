@@ -1,0 +1,113 @@
+"""Checks what systemd-logind does to processes when their user logs out.
+
+With KillUserProcesses, logind ends the processes in the session's scope, even if the user lingers. If the
+user lingers, logind keeps the user manager, the processes that the manager started, and the shared memory
+that RemoveIPC would delete.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpu_scheduler.attempts.job_logs import user_name
+from gpu_scheduler.core.model.finding import Check, Finding, ok, warn
+from gpu_scheduler.system.run_program import run_program
+
+#: Exists if the init system is systemd.
+SYSTEMD_RUNTIME = Path("/run/systemd/system")
+_FIRST_USER_UID = 1000
+
+
+@dataclass(frozen=True)
+class LogindSettings:
+    """The settings of logind for a user.
+
+    kills: whether KillUserProcesses applies to the user; scope: where this process runs: "session" for a
+    login session's scope, "manager" for the user manager.
+    """
+
+    kills: bool
+    removes_ipc: bool
+    lingers: bool
+    scope: str | None = None
+
+
+def read_settings(
+    user: str, timeout_s: float = 5.0, booted: Path = SYSTEMD_RUNTIME
+) -> LogindSettings | str | None:
+    """Returns logind's settings, or why they are unknown; None if the init system is not systemd."""
+    if not booted.exists():
+        return None
+    names = ("KillUserProcesses", "RemoveIPC", "KillExcludeUsers", "KillOnlyUsers")
+    # Without a user, `show-user` shows logind's own properties.
+    result, of_user = (
+        run_program(["loginctl", "show-user", *more], timeout_s=timeout_s / 2)
+        for more in ([f"--property={name}" for name in names], [user, "--property=Linger"])
+    )
+    shown = dict(line.split("=", 1) for line in result.output.splitlines() if "=" in line)
+    # For a user who is neither logged in nor lingering, it answers with an error.
+    failed = result if not {"KillUserProcesses", "RemoveIPC"} <= shown.keys() else of_user
+    if failed is result or failed.exit_code is None:
+        return f"`loginctl show-user` failed: {failed.failure_reason()}"
+    only = shown.get("KillOnlyUsers", "").split()
+    return LogindSettings(
+        shown["KillUserProcesses"] == "yes"
+        and user not in (shown.get("KillExcludeUsers", "").split() or ["root"])
+        and (not only or user in only),
+        shown["RemoveIPC"] == "yes",
+        "Linger=yes" in of_user.output.split(),
+        _scope(),
+    )
+
+
+def _scope() -> str | None:
+    try:
+        text = Path("/proc/self/cgroup").read_text("utf-8", "replace")
+    except OSError:
+        return None
+    if re.search(r"/session-[^/]*\.scope", text):
+        return "session"
+    return "manager" if re.search(r"/user@[0-9]+\.service", text) else None
+
+
+def check(settings: LogindSettings | str | None, user: str, uid: int) -> Iterator[Finding]:
+    """Yields findings about what this user's logout does to a scheduler started here, and to its jobs.
+
+    settings: as `read_settings` returns them.
+    """
+    linger = f"sudo loginctl enable-linger {user}"
+    start = "start it with `systemd-run --user --scope gpu-scheduler start …`"
+    if settings is None:
+        yield ok(Check.LOGIND, "not found: processes continue when their user logs out")
+        return
+    if isinstance(settings, str):
+        message = f"unknown, so the scheduler and its jobs may be killed when you log out: {settings}"
+        yield warn(Check.LOGIND, message, f"to be safe, {linger}, and {start}")
+        return
+    if settings.scope == "manager" and settings.lingers:
+        yield ok(Check.LOGIND, "Linger=yes: your services continue when you log out")
+    elif settings.scope == "manager":
+        message = "Linger=no: the processes of your user manager end when you log out"
+        yield warn(Check.LOGIND, message, linger)
+    elif settings.kills:
+        message = "KillUserProcesses=yes: when you log out, the scheduler and its jobs are killed"
+        yield warn(Check.LOGIND, message, start if settings.lingers else f"{linger}, and {start}")
+    else:
+        yield ok(Check.LOGIND, "KillUserProcesses=no, or not for you: processes continue when you log out")
+    if uid >= _FIRST_USER_UID and settings.removes_ipc and not settings.lingers:
+        message = "RemoveIPC=yes: when you log out, your jobs' shared memory is deleted and data loaders fail"
+        yield warn(Check.REMOVE_IPC, message, linger)
+    else:
+        yield ok(Check.REMOVE_IPC, "your shared memory is kept when you log out")
+
+
+def logout_warning(timeout_s: float) -> str | None:
+    """Returns the warning that `start` gives about logging out; None if no problem is known."""
+    user = user_name()
+    settings = read_settings(user, timeout_s)
+    finding = None if isinstance(settings, str) else next(check(settings, user, os.geteuid()))
+    return None if finding is None or finding.grade == "ok" else f"{finding.message}; {finding.remedy}"
