@@ -98,7 +98,6 @@ NOTES = {
     "run": "[run.md](run.md) explains how GPUs are chosen, the exit codes, and what a claim is.",
     "cancel": "Each job receives SIGTERM and then, after 10 s or the time given by `--grace`, SIGKILL.",
     "stop": "If no scheduler is running, `stop` still brings the state file up to date.",
-    "calibrate": "Only `--write` changes a file.",
 }
 
 

@@ -18,34 +18,28 @@ from gpu_scheduler.core.scheduling.calibration import (
     suggested_entries,
     summarise,
 )
-from gpu_scheduler.core.text.json_edit import with_model_entries
 from gpu_scheduler.intake.llm_config import LlmConfigText
 from gpu_scheduler.store.measurements import RunTimesReader, workload_classes
 from gpu_scheduler.store.store import Store
-
-_EMPTY_CONFIG = "{\n}\n"
 
 
 @dataclass(frozen=True)
 class CalibrationView:
     """The result of `calibrate`.
 
-    path: the path of llm_config.json; entries: the new entry of each model that has enough data; written:
-    whether the entries were written to the file; backup: the path of the file's previous version; tolerance:
+    path: the path of llm_config.json; entries: the new entry of each model that has enough data; tolerance:
     the fraction by which a declaration may be off; run_times: the run times of each workload class.
     """
 
     path: str
     suggestions: Sequence[Advice]
     entries: Mapping[str, Mapping[str, Any]]
-    written: bool = False
-    backup: str | None = None
     tolerance: float = 0.10
     run_times: Sequence[RunTimeSummary] = ()
 
 
-def calibrate(location: Location, llm_config: str | None, *, write: bool) -> CalibrationView:
-    """Returns the comparison and the suggestions. Changes the file only if `write` is set.
+def calibrate(location: Location, llm_config: str | None) -> CalibrationView:
+    """Returns the comparison and the suggestions. Changes nothing.
 
     llm_config: the path of a file that must exist; None means the scheduler's own llm_config.json.
     """
@@ -57,14 +51,7 @@ def calibrate(location: Location, llm_config: str | None, *, write: bool) -> Cal
     file = LlmConfigText.read(llm_config or known or config.LLM_CONFIG, must_exist=llm_config is not None)
     suggestions = advise(measured, file.models, file.config, rules)
     entries = suggested_entries(suggestions)
-    written, backup = False, None
-    if write and entries:
-        backup = file.replace(with_model_entries(_EMPTY_CONFIG if file.text is None else file.text, entries))
-        written = True
-    kept = None if backup is None else str(backup)
-    return without_secrets(
-        CalibrationView(str(file.path), suggestions, entries, written, kept, rules.tolerance, run_times)
-    )
+    return without_secrets(CalibrationView(str(file.path), suggestions, entries, rules.tolerance, run_times))
 
 
 def _rules(store: Store) -> CalibrationRules:

@@ -397,7 +397,6 @@ def calibrate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--llm-config", metavar="PATH", type=path,
                         help="File that lists the GPU needs of each model (default: the file that the"
                         " scheduler uses)")  # fmt: skip
-    flag(parser, "--write", "Write the suggested entries to the file and keep a backup of the old file")
     shared_options(parser, "--json")
 
 

@@ -118,7 +118,7 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
     "maintain": {
         "doctor": Command("report_commands", arguments.doctor, "doctor",
             "Check this machine for problems without changing anything"),
-        "calibrate": Command("report_commands", arguments.calibrate, "calibrate --write",
+        "calibrate": Command("report_commands", arguments.calibrate, "calibrate",
             "Show the memory and the time that jobs used, and suggest llm_config.json entries"),
         "completion": Command("completion", arguments.completion, "completion bash",
             "Print a script that enables completion in a shell"),

@@ -13,7 +13,6 @@ from gpu_scheduler.cli.program import (
     follow_simulation,
     location_of,
     no_store_message,
-    print_done,
     print_message,
     stdout_screen,
 )
@@ -119,16 +118,12 @@ def lint(options: Namespace) -> int:
 
 
 def calibrate(options: Namespace) -> int:
-    """Prints the memory use of finished jobs next to their declarations; with --write, changes the file."""
+    """Prints the memory use of finished jobs next to their declarations, and suggested entries."""
     from gpu_scheduler.app import calibrate as app
     from gpu_scheduler.views.calibrate import to_json, to_text
 
-    view = app.calibrate(location_of(options), options.llm_config, write=options.write)
-    text = to_json(view) if options.json else to_text(view, stdout_screen().width)
-    if options.write:
-        print_done(text.rstrip("\n"))
-    else:
-        sys.stdout.write(text)
+    view = app.calibrate(location_of(options), options.llm_config)
+    sys.stdout.write(to_json(view) if options.json else to_text(view, stdout_screen().width))
     return 0
 
 

@@ -1,15 +1,13 @@
-"""Reads llm_config.json, reloads it when it changes, and writes it only at the user's request.
+"""Reads llm_config.json, and reloads it when it changes.
 
 After an invalid edit, the last valid version remains in use and an error is logged.
 """
 
 from __future__ import annotations
 
-import codecs
 import logging
 import os
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,9 +15,9 @@ from typing import Any
 from gpu_scheduler.config import LLM_CONFIG, StartOptions
 from gpu_scheduler.core.scheduling.needs import LlmConfig, parse_llm_config
 from gpu_scheduler.core.text import strict_json
-from gpu_scheduler.errors import SchedulerError, UsageError
+from gpu_scheduler.errors import UsageError
 from gpu_scheduler.system import safe_file
-from gpu_scheduler.system.safe_file import Content, FileProblem, ProblemKind, create_file, file_version, sync
+from gpu_scheduler.system.safe_file import Content, FileProblem, ProblemKind, file_version
 
 log = logging.getLogger(__name__)
 
@@ -82,17 +80,11 @@ class LlmConfigFile:
 
 @dataclass(frozen=True)
 class LlmConfigText:
-    """The text of llm_config.json as it was read, with the configuration in it.
-
-    text: None if the file does not exist; status: the file's status when it was read; bom: its byte order
-    mark.
-    """
+    """The text of llm_config.json as it was read, "{}" if it does not exist, with the configuration in it."""
 
     path: Path
-    text: str | None
+    text: str
     config: LlmConfig
-    status: os.stat_result | None = None
-    bom: bytes = b""
 
     @classmethod
     def read(cls, path: str, *, must_exist: bool) -> LlmConfigText:
@@ -103,66 +95,15 @@ class LlmConfigText:
         real = Path(os.path.realpath(path))
         found = safe_file.read(real, trust=True)  # the user named this file, and it cannot run anything
         if isinstance(found, FileProblem) and found.kind is ProblemKind.MISSING and not must_exist:
-            return cls(real, None, LlmConfig())
+            return cls(real, "{}", LlmConfig())
         content, config = _validate(path, found)
-        bom = codecs.BOM_UTF8 if content.data.startswith(codecs.BOM_UTF8) else b""
-        return cls(real, strict_json.decode(content.data), config, content.status, bom)
+        return cls(real, strict_json.decode(content.data), config)
 
     @property
     def models(self) -> Mapping[str, Any]:
         """The models' entries, exactly as in the file."""
-        models: Mapping[str, Any] = strict_json.parse(self.text or "{}").get("models", {})
+        models: Mapping[str, Any] = strict_json.parse(self.text).get("models", {})
         return models
-
-    def replace(self, text: str) -> Path | None:
-        """Replaces the file atomically and durably with this text.
-
-        Keeps the mode and the owner. If the path is a link, replaces its target. Returns the path of the
-        backup of the old version, or None if there was no old version. Raises SchedulerError if the file
-        cannot be replaced; it is then unchanged.
-        """
-        spare = self.path.with_name(f".{self.path.name}.{os.getpid()}.new")
-        made = [spare]
-        try:
-            try:
-                create_file(spare, self.bom + text.encode(), synced=True, mode=0o666, like=self.status)
-                backup = self._write_backup() if self.status is not None else None
-                made += [backup] if backup is not None else []
-                if not self._is_unchanged():
-                    raise SchedulerError(
-                        f"{self.path} was changed in the meantime, so nothing was written; try again"
-                    )
-                os.rename(spare, self.path)
-                made = []
-            finally:
-                for path in made:
-                    path.unlink(missing_ok=True)
-            with suppress(OSError):  # some file systems cannot sync a folder; the rename is valid anyway
-                sync(self.path.parent)
-        except OSError as error:
-            raise SchedulerError(
-                f"{self.path} cannot be replaced: {error.strerror}; nothing was changed"
-            ) from None
-        return backup
-
-    def _is_unchanged(self) -> bool:
-        try:
-            now = os.stat(self.path)
-        except FileNotFoundError:
-            return self.status is None
-        return self.status is not None and file_version(now) == file_version(self.status)
-
-    def _write_backup(self) -> Path:
-        """Writes a backup of the version that was read, under an unused name next to the file."""
-        data = self.bom + (self.text or "").encode()
-        number = 0
-        while True:
-            backup = self.path.with_name(f"{self.path.name}.bak" + (f".{number}" if number else ""))
-            try:
-                create_file(backup, data, synced=True, like=self.status)
-                return backup
-            except FileExistsError:
-                number += 1
 
 
 def _validate(shown: str, found: Content | FileProblem) -> tuple[Content, LlmConfig]:

@@ -259,22 +259,15 @@ def replace_file(path: Path, data: bytes, *, synced: bool = False) -> None:
         raise
 
 
-def create_file(
-    path: Path, data: bytes, *, synced: bool = False, mode: int = 0o600, like: os.stat_result | None = None
-) -> None:
+def create_file(path: Path, data: bytes, *, synced: bool = False) -> None:
     """Creates a file. Removes it again if it cannot be written completely.
 
-    synced: write the data to the disk before returning. like: the status of a file whose mode and owner the
-    new file gets. Raises OSError; this is FileExistsError if the path already exists.
+    synced: write the data to the disk before returning. Raises OSError; this is FileExistsError if the path
+    already exists.
     """
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode if like is None else 0o600)
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         with open(fd, "wb") as file:
-            if like is not None:
-                made = os.fstat(fd)
-                if (made.st_uid, made.st_gid) != (like.st_uid, like.st_gid):
-                    os.fchown(fd, like.st_uid, like.st_gid)
-                os.fchmod(fd, stat.S_IMODE(like.st_mode))
             file.write(data)
             file.flush()
             if synced:

@@ -178,35 +178,26 @@ def _json(value: object) -> str:
 
 
 def _model_lines(view: CalibrationView) -> list[str]:
-    early = _insufficient_data_lines(view)
-    if not view.entries:
-        return early or [f"{safe_text(view.path)} needs no changes."]
-    if not view.written:
-        head = (
-            f'Suggested entries for "models" in {safe_text(view.path)}'
-            " (`calibrate --write` changes the file and keeps a backup):"
-        )
-        return [head, *_entry_lines(view.entries), _OLDER_SCHEDULER_NOTE, *(["", *early] if early else [])]
-    now = {one.workload_class.llm: one.current_entry for one in view.suggestions}
-    lines = [f"Changed entries in {safe_text(view.path)} (a running scheduler reloads the file):"]
-    for name, entry in view.entries.items():
-        before = "nothing" if now.get(name) is None else safe_text(_json(now[name]))
-        lines.append(f"  {safe_text(_json(name))}: {before} -> {_json(entry)}")
-    kept = f"The previous version is {safe_text(view.backup)}." if view.backup else "The file is new."
-    return [*lines, kept, _OLDER_SCHEDULER_NOTE, *(["", *early] if early else [])]
+    lines = []
+    if view.entries:
+        head = f'Suggested entries for "models" in {safe_text(view.path)}, to paste in place of the old ones:'
+        lines = [head, *_entry_lines(view.entries), _OLDER_SCHEDULER_NOTE]
+    early = suggested_entries(view.suggestions, has_enough_runs=False)
+    if early:
+        needs = f"an entry needs {MIN_ENTRY_RUNS} completed runs, or one run of {format_duration(MIN_RUN_S)}"
+        head = f"Too few measurements to suggest these entries ({needs}):"
+        lines += [*([""] if lines else []), head, *_entry_lines(early)]
+    return lines or [f"{safe_text(view.path)} needs no changes."]
 
 
 def _entry_lines(entries: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    return [f"  {safe_text(_json(name))}: {_json(entry)}" for name, entry in entries.items()]
-
-
-def _insufficient_data_lines(view: CalibrationView) -> list[str]:
-    """Lists the suggestions that are based on too few measurements to be written."""
-    early = suggested_entries(view.suggestions, has_enough_runs=False)
-    if not early:
-        return []
-    needs = f"an entry needs {MIN_ENTRY_RUNS} completed runs, or one run of {format_duration(MIN_RUN_S)}"
-    return [f"Not written to {safe_text(view.path)}: too few measurements ({needs}):", *_entry_lines(early)]
+    """Returns the members of a JSON object, one on each line."""
+    members = (
+        # A character that `safe_text` would escape is escaped as JSON does it.
+        f"  {safe_text(json.dumps(name, ensure_ascii=not name.isprintable()))}: {_json(entry)}"
+        for name, entry in entries.items()
+    )
+    return ",\n".join(members).split("\n")
 
 
 def _attribute_lines(view: CalibrationView) -> list[str]:
@@ -224,8 +215,6 @@ def to_json(view: CalibrationView) -> str:
         "measured": [_suggestion_object(one, view.tolerance) for one in view.suggestions],
         "models": dict(view.entries),
         "run_times": [summary_object(one) for one in view.run_times],
-        "written": view.written,
-        "backup": view.backup,
     }
     return json.dumps(value, indent=1) + "\n"
 

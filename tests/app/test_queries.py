@@ -117,8 +117,8 @@ def test_add_builds_a_line_then_checks_it_and_appends_it_to_the_jobs_file(
 
 
 def test_calibrate_without_measurements_suggests_nothing(desk: Desk, location: Location) -> None:
-    view = calibrate(location, None, write=True)
-    assert (view.suggestions, view.entries, view.written) == ([], {}, False)
+    view = calibrate(location, None)
+    assert (view.suggestions, view.entries) == ([], {})
 
 
 def test_stop_reports_the_jobs_that_continue_to_run(desk: Desk, location: Location) -> None:

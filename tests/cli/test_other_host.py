@@ -33,7 +33,7 @@ def there(desk: Desk) -> Desk:
     [
         ["cancel", "1"], ["cancel", "--all"], ["retry", "1"], ["hold", "1"], ["release", "1"], ["pause", "0"],
         ["resume", "all"], ["stop"], ["stop", "--jobs"], ["attach", "2"], ["logs", "2"], ["logs", "2", "-f"],
-        ["events"], ["events", "-f"], ["calibrate"], ["calibrate", "--write"], ["status"],
+        ["events"], ["events", "-f"], ["calibrate"], ["status"],
         ["status", "--json"], ["show", "1"], ["why", "1"], ["screens"],
         ["start", "--simulate", "1", "--drain", "--jobs-file", ""],
     ],

@@ -1,4 +1,4 @@
-"""Suggesting memory from the peaks of finished jobs, and adding the suggestions to llm_config.json."""
+"""Suggesting memory from the peaks of finished jobs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from gpu_scheduler.core.scheduling.calibration import (
     suggested_entries,
 )
 from gpu_scheduler.core.scheduling.needs import LlmConfig, WorkloadClass, parse_llm_config
-from gpu_scheduler.core.text.json_edit import with_model_entries
 
 RULES = CalibrationRules(spike_buffer=0.10, tolerance=0.10, margin_mib=512, totals_mib=(24576, 24576))
 QWEN = WorkloadClass("/x/t.py", "qwen", 3, 8300, 8300, None, 1, 10.0)
@@ -151,62 +150,6 @@ def test_a_suggestion_covers_the_peaks_and_fits_a_gpu_and_does_not_change_once_a
     assert p95 <= vram < p95 * (1 + spike) + 66
     assert not totals or vram <= max(totals) - margin
     assert advice_for(family, entry, rules).suggested_entry is None
-
-
-FORMATTED = (
-    '{\r\n  "note": "kept \u00e9",\r\n  "models": {\r\n    "a": 0.50,  "b": {"share":1e0}\r\n  },\r\n'
-    '  "x": [1]\r\n}\r\n'
-)
-
-
-def test_changes_only_the_entries_of_the_given_models() -> None:
-    text = with_model_entries(FORMATTED, {"b": {"vram": "9G"}, "c": {"vram": 64}})
-    assert text == FORMATTED.replace('{"share":1e0}', '{"vram": "9G"},\r\n    "c": {"vram": 64}')
-
-
-@pytest.mark.parametrize(
-    "text", ["{}", " {\n}\n", '{"models": {}}', '{"models":{ } , "z": 1}', '{"z": {"models": 1}}']
-)
-def test_adds_an_entry_for_a_missing_model(text: str) -> None:
-    before = json.loads(text)
-    after = json.loads(with_model_entries(text, {"q\u00e9": {"vram": 64}, 'a"b': {"vram": 128}}))
-    assert after == {**before, "models": {"q\u00e9": {"vram": 64}, 'a"b': {"vram": 128}}}
-
-
-def test_changes_the_last_of_two_duplicate_entries() -> None:
-    text = '{"models": {"a": 1}, "models": {"a": 0.1, "a": 0.2}}'
-    changed = with_model_entries(text, {"a": {"vram": 64}})
-    assert changed == '{"models": {"a": 1}, "models": {"a": 0.1, "a": {"vram": 64}}}'
-
-
-_VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
-    max_leaves=8,
-)
-
-
-@settings(deadline=None)
-@given(
-    st.dictionaries(st.text(), _VALUES, max_size=4),
-    st.dictionaries(st.text(), st.sampled_from([0.5, {"share": 0.5}]), max_size=4),
-    st.dictionaries(st.text(), st.just({"vram": 64}), min_size=1, max_size=3),
-    st.sampled_from([None, 0, 2]),
-    st.booleans(),
-)
-def test_preserves_all_other_keys_of_llm_config_and_their_order(
-    other: dict[str, Any],
-    models: dict[str, Any],
-    entries: dict[str, Any],
-    indent: int | None,
-    ascii_only: bool,
-) -> None:
-    whole = {**other, "models": models}
-    text = json.dumps(whole, indent=indent, ensure_ascii=ascii_only)
-    after = json.loads(with_model_entries(text, entries))
-    assert after == {**whole, "models": {**models, **entries}}
-    assert list(after) == list(whole)
-    assert list(after["models"]) == list({**models, **entries})
 
 
 def test_suggests_one_gpu_for_a_model_that_ran_on_one_and_on_two() -> None:

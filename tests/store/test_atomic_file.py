@@ -53,11 +53,8 @@ def test_reports_a_folder_in_place_of_the_target_file(tmp_path: Path) -> None:
     assert names(tmp_path) == ["a"]
 
 
-def test_a_new_file_copies_the_mode_and_owner_of_another(tmp_path: Path) -> None:
-    (tmp_path / "a").touch()
-    (tmp_path / "a").chmod(0o640)
-    create_file(tmp_path / "b", b"x", like=os.stat(tmp_path / "a"))
-    assert stat.S_IMODE((tmp_path / "b").stat().st_mode) == 0o640
+def test_a_new_file_replaces_no_existing_file(tmp_path: Path) -> None:
+    create_file(tmp_path / "b", b"x")
     with pytest.raises(FileExistsError):
         create_file(tmp_path / "b", b"y")
     assert (tmp_path / "b").read_bytes() == b"x"

@@ -17,7 +17,7 @@ from gpu_scheduler.core.scheduling.accounting import with_spike_buffer
 from gpu_scheduler.core.scheduling.needs import LlmConfig, WorkloadClass
 from gpu_scheduler.core.scheduling.run_times import MIN_RUNS, ClassRunTimes, RunTimes, upper_quantile
 
-#: An entry is written only after at least this many runs, or one run of at least this many seconds.
+#: An entry is suggested only after at least this many runs, or one run of at least this many seconds.
 MIN_ENTRY_RUNS, MIN_RUN_S = 3, 600.0
 #: Suggestions are rounded up to a multiple of this number of MiB.
 STEP_MIB = 64
@@ -51,8 +51,8 @@ class Advice:
     """The suggestion for a workload class.
 
     current_entry: the model's entry in llm_config.json, as JSON; suggested_entry: the replacement for it;
-    has_enough_runs: whether there is enough evidence to write the replacement; line_vram_mib: the vram
-    suggested for the lines of a class without a model; why_not: why nothing is suggested.
+    has_enough_runs: whether there is enough evidence for the replacement; line_vram_mib: the vram suggested
+    for the lines of a class without a model; why_not: why nothing is suggested.
     """
 
     workload_class: WorkloadClass
@@ -97,7 +97,7 @@ def _advise_model(
 
 
 def _has_enough_runs(classes: Sequence[WorkloadClass]) -> bool:
-    """Returns whether there are enough runs with a model, by any programs, to write the model's entry."""
+    """Returns whether there are enough runs with a model, by any programs, to suggest the model's entry."""
     is_long = any((one.longest_s or 0.0) >= MIN_RUN_S for one in classes)
     return is_long or sum(one.runs for one in classes) >= MIN_ENTRY_RUNS
 
