@@ -24,7 +24,7 @@ from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.executors.local import DirectExecutor
 from gpu_scheduler.gpus.watch import GpuWatch
-from gpu_scheduler.scheduler.loop import Loop
+from gpu_scheduler.rounds.loop import Loop
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.store import Store
 

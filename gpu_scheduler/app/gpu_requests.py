@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from gpu_scheduler.app.answers import COMMAND_LINE, Answer, AnswerKind, unanswered
+from gpu_scheduler.app.control import Control, control
 from gpu_scheduler.app.location import Location
-from gpu_scheduler.app.store_access import open_store, scheduler_pid_of, wake_and_wait
 from gpu_scheduler.core.model.gpu import format_gpu_list
 from gpu_scheduler.errors import SchedulerError, StoreNotFoundError
 from gpu_scheduler.intake import state_file_edits
@@ -30,8 +30,8 @@ def _set_paused(
     location: Location, gpus: Collection[int] | None, by: str, *, paused: bool
 ) -> tuple[Answer, ...]:
     try:
-        with open_store(location) as store:
-            return _request_in_store(store, gpus, by, paused)
+        with control(location) as store_control:
+            return _request_in_store(store_control, gpus, by, paused)
     except StoreNotFoundError:
         return _write_state_file(location, gpus, paused)
 
@@ -59,13 +59,14 @@ def _write_state_file(location: Location, gpus: Collection[int] | None, paused: 
 
 
 def _request_in_store(
-    store: Store, gpus: Collection[int] | None, by: str, paused: bool
+    store_control: Control, gpus: Collection[int] | None, by: str, paused: bool
 ) -> tuple[Answer, ...]:
+    store = store_control.store
     chosen = _selected_gpus(store, gpus, paused)
-    is_up = scheduler_pid_of(store) is not None
+    is_up = store_control.scheduler_pid is not None
     requests = state_file_edits.request_pauses(store, chosen.values(), paused, by, scheduler_is_up=is_up)
-    answers = wake_and_wait(store, requests)
-    pid = scheduler_pid_of(store)
+    answers = store_control.carry_out(requests)
+    pid = store_control.scheduler_pid
     return tuple(
         unanswered(gpu, pid, request) if reply is None else Answer(gpu, AnswerKind.CARRIED_OUT, reply)
         for gpu, (request, reply) in zip(chosen, answers.items(), strict=True)

@@ -109,7 +109,7 @@ def _single_job(store: Store, name: str) -> int:
 def _has_ended(store: Store, job: JobRecord) -> bool:
     if job.state not in ACTIVE:
         return False
-    from gpu_scheduler.app.without_scheduler import observed_job
+    from gpu_scheduler.app.job_views import observed_job
 
     return observed_job(store, job).state is JobState.FINISHED
 

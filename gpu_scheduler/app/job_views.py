@@ -119,6 +119,25 @@ def job_view(job: JobRecord, attempt: AttemptRecord | None, context: ViewContext
     )
 
 
+def observed_job(store: Store, job: JobRecord) -> JobRecord:
+    """Returns a job in its current state, even if the store does not have that state yet."""
+    if job.state not in ACTIVE:
+        return job
+    attempt = next(
+        (one for one in store.active_attempts() if one.job_id == job.id and one.state.is_open), None
+    )
+    if attempt is None:
+        return job
+    started = store.recorded_options()
+    context = ViewContext(
+        Clock().now(),
+        open_attempts=_observe_open(store, [attempt]),
+        oom_retries=started.oom_retries,
+        fail_retries=started.fail_retries,
+    )
+    return job_view(job, attempt, context).record
+
+
 def _start_delay(attempt: AttemptRecord) -> WaitReason | None:
     """Returns why an attempt with allocated GPUs has no runner yet; None while the delay is normal."""
     launches = attempt.launch_count

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from gpu_scheduler.app.job_refs import JobRef, job_record, resolve_jobs
 from gpu_scheduler.app.job_views import blocking_ancestor, context_of, job_view
 from gpu_scheduler.app.location import Location
-from gpu_scheduler.app.refusals import predicted_state
 from gpu_scheduler.app.status_report import JobView
 from gpu_scheduler.app.store_access import open_store, scheduler_pid_of
 from gpu_scheduler.core.model.states import JobState
@@ -107,6 +106,10 @@ def _awaited_jobs(store: Store, job_ids: Collection[int]) -> list[AwaitedJob]:
     ]
 
 
+#: The requests that queue a finished job again.
+_QUEUEING = ("retry", "requeue", "resume_job")
+
+
 def _has_ended(view: JobView, request: str | None, *, is_scheduler_up: bool) -> bool:
     """Returns whether a job has ended for good.
 
@@ -115,8 +118,7 @@ def _has_ended(view: JobView, request: str | None, *, is_scheduler_up: bool) -> 
     """
     if view.record.state is not JobState.FINISHED or not is_scheduler_up:
         return view.record.state is JobState.FINISHED
-    verbs = [] if request is None else [request]
-    return view.is_recorded and predicted_state(JobState.FINISHED, verbs) is JobState.FINISHED
+    return view.is_recorded and request not in _QUEUEING
 
 
 def _exit_code(view: JobView) -> int:

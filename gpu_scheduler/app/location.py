@@ -22,10 +22,15 @@ _CHOSEN = (Verdict.CLEAR, Verdict.FOUND, Verdict.IDLE)
 
 @dataclass(frozen=True)
 class Location:
-    """A scheduler's state file and data directory. data_dir: None means beside the state file."""
+    """A scheduler's state file and data directory.
+
+    data_dir: None means beside the state file. runs_rounds: whether a change may run rounds in this process
+    while no scheduler is running, as a command does; a server records it for the next `start`.
+    """
 
     state_file: str = config.STATE_FILE
     data_dir: str | None = None
+    runs_rounds: bool = False
 
     def resolve(self) -> DataDir:
         """Returns the data directory with the paths of its files. Creates nothing."""

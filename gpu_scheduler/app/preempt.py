@@ -1,8 +1,4 @@
-"""Preempts a running job: asks it to save its work and to end, and waits until it has ended or continues.
-
-The scheduler carries out the request. If none is running, or if it ends while the command waits, the command
-writes the file `stop` of the attempt itself, with the same id, so that the next scheduler does not repeat it.
-"""
+"""Preempts a running job: asks it to save its work and to end, and waits until it has ended or continues."""
 
 from __future__ import annotations
 
@@ -14,11 +10,12 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from gpu_scheduler.app.answers import COMMAND_LINE
+from gpu_scheduler.app.control import STOP_MARGIN_S, Control, control
 from gpu_scheduler.app.job_refs import JobRef, job_record, resolve_job
+from gpu_scheduler.app.job_views import observed_job
 from gpu_scheduler.app.location import Location
-from gpu_scheduler.app.store_access import open_store, scheduler_pid_of
-from gpu_scheduler.app.without_scheduler import STOP_MARGIN_S, observed_job, observed_status, write_stop
 from gpu_scheduler.attempts.executor import LOCAL_EXECUTORS
+from gpu_scheduler.attempts.observe import read_status
 from gpu_scheduler.attempts.running_progress import newest_checkpoint, progress_source
 from gpu_scheduler.attempts.sweep import recorded_command
 from gpu_scheduler.core.model.attempt_status import AttemptStatus, Checkpoint, ProgressUnit, StopRequest
@@ -26,14 +23,12 @@ from gpu_scheduler.core.model.job_spec import DEFAULT_STOP_SIGNAL
 from gpu_scheduler.core.model.request_answer import AnswerCode, RequestAnswer, wrong_state
 from gpu_scheduler.core.model.states import ACTIVE, AttemptState, JobState, Outcome
 from gpu_scheduler.core.progress.eta import JobProgress
+from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.progress.job_progress import ProgressReader
 from gpu_scheduler.store.location import refuse_copy
 from gpu_scheduler.store.records import ActiveAttemptRecord, AttemptRecord, JobRecord
 from gpu_scheduler.store.requests import add_request, request_answer, withdraw_request
 from gpu_scheduler.store.store import Store
-
-#: Seconds between two looks at the attempt.
-_POLL_INTERVAL_S = 0.05
 
 
 class PreemptEnd(str, Enum):
@@ -107,7 +102,8 @@ def preempt(
     most `max_wait_s` seconds. Raises SchedulerError if the job cannot be identified, its folder cannot be
     used, or the store is a copy.
     """
-    with open_store(location) as store:
+    with control(location) as store_control:
+        store = store_control.store
         job_id = resolve_job(store, ref)
         job = observed_job(store, job_record(store, job_id))
         attempt = None if job.is_unwatched else _open_attempt(store, job_id)
@@ -130,12 +126,12 @@ def preempt(
             on_wait(PreemptWait(job_id, _command_pid(store, attempt), effective, is_repeated))
         args = {"stop_id": stop.stop_id, "grace_s": stop.grace_s, "on_timeout": stop.on_timeout}
         request = add_request(store, "preempt", str(job_id), by, **args)
-        store.data_dir.ring_doorbell()
         if attempt is None:
             # The scheduler first watches the adopted process, then carries out the request.
-            pid = scheduler_pid_of(store)
+            store.data_dir.ring_doorbell()
+            pid = store_control.scheduler_pid
             return PreemptReport(job_id, PreemptEnd.PENDING, job, scheduler_pid=pid, request=request)
-        return _Preemption(store, attempt, effective, request).wait(max_wait_s)
+        return _Preemption(store_control, attempt, effective, request).wait(max_wait_s)
 
 
 def _open_attempt(store: Store, job_id: int) -> ActiveAttemptRecord | None:
@@ -164,11 +160,13 @@ def _command_pid(store: Store, attempt: ActiveAttemptRecord) -> int | None:
     return None if command is None else command.pid
 
 
-def _outcome_of(job: JobRecord) -> Outcome | None:
-    """Returns how the attempt of an observed job ended; None if it has not ended, or is to be retried."""
-    if job.state is JobState.HELD and job.held_by is not None:
-        return Outcome(job.held_by)
-    return job.outcome
+def _status(store: Store, attempt: AttemptRecord) -> AttemptStatus:
+    """Returns the status of an attempt. Raises SchedulerError if its folder cannot be read."""
+    try:
+        return read_status(store, attempt)
+    except OSError as error:
+        where = store.data_dir.attempt_folder(attempt)
+        raise SchedulerError(f"{where} cannot be read: {error.strerror}") from None
 
 
 def _lost_steps(found: JobProgress) -> float | None:
@@ -183,67 +181,45 @@ def _lost_steps(found: JobProgress) -> float | None:
 class _Preemption:
     """One preemption that this command has requested. request: the id of the request in the store."""
 
-    def __init__(self, store: Store, attempt: AttemptRecord, stop: StopRequest, request: int) -> None:
-        self._store, self._attempt, self._stop, self._request = store, attempt, stop, request
-        #: Whether this command has written the file `stop` itself.
-        self._has_written = False
+    def __init__(
+        self, store_control: Control, attempt: AttemptRecord, stop: StopRequest, request: int
+    ) -> None:
+        self._control, self._store = store_control, store_control.store
+        self._attempt, self._stop, self._request = attempt, stop, request
+        self._end: PreemptEnd | None = None
 
     def wait(self, max_wait_s: float) -> PreemptReport:
         """Waits for the end of the preemption and returns its report."""
-        deadline = time.monotonic() + min(max_wait_s, self._stop.grace_s + 2 * STOP_MARGIN_S)
-        while (end := self._step()) is None and time.monotonic() < deadline:
-            time.sleep(_POLL_INTERVAL_S)
-        if end is PreemptEnd.WITHDRAWN:
+        self._control.wait(self._is_over, min(max_wait_s, self._stop.grace_s + 2 * STOP_MARGIN_S))
+        if self._end is PreemptEnd.WITHDRAWN:
             # If no scheduler has answered yet, the next one must not take up the request.
             withdraw_request(self._store, self._request)
-        if end is None and self._has_ended(observed_status(self._store, self._attempt)):
-            end = PreemptEnd.ENDED
-        return self._report(end or PreemptEnd.PENDING)
+        return self._report(self._end or PreemptEnd.PENDING)
 
-    def _step(self) -> PreemptEnd | None:
+    def _is_over(self) -> bool:
+        self._end = self._observe()
+        is_elsewhere = self._attempt.executor not in LOCAL_EXECUTORS
+        return self._end is not None or (is_elsewhere and self._control.scheduler_pid is None)
+
+    def _observe(self) -> PreemptEnd | None:
         """Observes the attempt; returns the end of the preemption, or None if it has none yet."""
         recorded = self._store.attempt(self._attempt.id)
         if recorded is None or not recorded.state.is_open:
             return None if self._is_watched_again() else PreemptEnd.ENDED
-        status = observed_status(self._store, self._attempt)
-        is_up = scheduler_pid_of(self._store) is not None
-        if status.is_over:
-            if is_up:
-                return None
-            return PreemptEnd.ENDED if self._has_ended(status) else PreemptEnd.PENDING
-        if status.withdrawn is not None and status.withdrawn.stop_id == self._stop.stop_id:
-            return PreemptEnd.WITHDRAWN
         answer = request_answer(self._store, self._request)
         if answer is not None and answer.is_refusal:
             return PreemptEnd.REFUSED
-        is_forced = self._stop.on_timeout == "kill"
-        if self._has_written and is_forced and (status.stop is None or status.stop.on_timeout != "kill"):
-            # A `preempt` that read the file before this command wrote it has replaced this request.
-            self._has_written = False
-        elif status.stop is None and (self._has_written or self._is_cleared(answer)):
-            # Another preemption has replaced this one and was withdrawn.
+        withdrawn = _status(self._store, recorded).withdrawn
+        if (withdrawn is not None and withdrawn.stop_id == self._stop.stop_id) or self._is_cleared(answer):
             return PreemptEnd.WITHDRAWN
-        if not is_up and not self._has_written and self._is_open(answer):
-            if self._attempt.executor not in LOCAL_EXECUTORS:
-                return PreemptEnd.PENDING
-            write_stop(self._store, self._attempt, self._stop)
-            self._has_written = True
         return None
-
-    def _is_open(self, answer: RequestAnswer | None) -> bool:
-        """Returns whether no scheduler has carried out the request, or none has replaced it since."""
-        return answer is None or job_record(self._store, self._attempt.job_id).stop_id == self._stop.stop_id
-
-    def _has_ended(self, status: AttemptStatus) -> bool:
-        """Returns whether the job has ended. An adopted process may outlive its watcher."""
-        return status.is_over and (status.result is not None or self._attempt.watched_pid is None)
 
     def _is_watched_again(self) -> bool:
         """Returns whether the job is an adopted process whose watcher died; follows the next watcher."""
         job = job_record(self._store, self._attempt.job_id)
         newest = self._store.attempts(job.id)[-1]
         if newest.id != self._attempt.id and newest.watched_pid is not None:
-            self._attempt, self._has_written = newest, False
+            self._attempt = newest
         # The attempt of the next watcher may have ended since the last look.
         return newest.state.is_open or job.adopted is not None
 
@@ -260,20 +236,19 @@ class _Preemption:
         answer = request_answer(store, self._request) if end is PreemptEnd.REFUSED else None
         job = observed_job(store, job_record(store, job_id))
         attempt = store.attempt(self._attempt.id) or self._attempt
-        pid = scheduler_pid_of(store)
+        pid = self._control.scheduler_pid
         report = PreemptReport(job_id, end, job, answer, scheduler_pid=pid, request=self._request)
         if end is not PreemptEnd.ENDED:
             return report
-        seen = attempt if not attempt.state.is_open else None
         progress = self._progress(job, attempt)
         return replace(
             report,
-            outcome=seen.outcome if seen else _outcome_of(job),
-            exit_code=seen.exit_code if seen else job.exit_code,
-            signal=seen.signal if seen else job.signal,
+            outcome=attempt.outcome,
+            exit_code=attempt.exit_code,
+            signal=attempt.signal,
             checkpoint=progress.checkpoint,
             lost_steps=_lost_steps(progress),
-            ended_at=seen.ended_at if seen else self._ended_at(),
+            ended_at=attempt.ended_at,
         )
 
     def _progress(self, job: JobRecord, attempt: AttemptRecord) -> JobProgress:
@@ -282,7 +257,3 @@ class _Preemption:
         # `resume --job` continues with this checkpoint, which may be the one that the attempt started with.
         checkpoint = newest_checkpoint(store, job.spec, store.attempts(job.id))
         return replace(progress, checkpoint=checkpoint)
-
-    def _ended_at(self) -> float | None:
-        result = observed_status(self._store, self._attempt).result
-        return None if result is None else result.ended_at

@@ -12,20 +12,23 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from gpu_scheduler.app.answers import COMMAND_LINE, Answer
+from gpu_scheduler.app.control import control
 from gpu_scheduler.app.job_refs import JobRef, job_record, resolve_job
 from gpu_scheduler.app.job_requests import request_for_job
+from gpu_scheduler.app.job_views import observed_job
 from gpu_scheduler.app.location import Location
-from gpu_scheduler.app.refusals import early_refusal, observed, refusal_of_retry, refused_answer
-from gpu_scheduler.app.store_access import open_store, requested_verbs
+from gpu_scheduler.app.refusals import early_refusal, refused_answer
+from gpu_scheduler.app.store_access import open_store
 from gpu_scheduler.attempts.running_progress import newest_checkpoint
 from gpu_scheduler.core.command.resume import DEFAULT_FLAG, VARIABLE, with_checkpoint
 from gpu_scheduler.core.model.attempt_status import Checkpoint
 from gpu_scheduler.core.model.job_spec import JobSpec
-from gpu_scheduler.core.model.request_answer import AnswerCode, RequestAnswer
-from gpu_scheduler.core.model.states import Outcome
+from gpu_scheduler.core.model.request_answer import ACCEPTED_STATES, AnswerCode, RequestAnswer, wrong_state
+from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.progress.run_options import output_option, step_in
 from gpu_scheduler.core.text.formatting import safe_text
 from gpu_scheduler.errors import SchedulerError, UsageError
+from gpu_scheduler.store.dependencies import failed_ancestors
 from gpu_scheduler.store.jobs_files import line_of
 from gpu_scheduler.store.records import AttemptRecord, JobRecord
 from gpu_scheduler.store.store import Store
@@ -53,9 +56,10 @@ def resume_job(
     path: the checkpoint; None for the newest complete one. Raises SchedulerError if the job or the checkpoint
     does not exist, or if the command of the job has no place for the path.
     """
-    with open_store(location) as store:
+    with control(location) as store_control:
+        store = store_control.store
         job_id = resolve_job(store, ref)
-        job = observed(store, job_record(store, job_id))
+        job = observed_job(store, job_record(store, job_id))
         refusal = _refusal(store, job, completed=path is not None)
         if refusal is not None:
             return ResumeResult(refused_answer(store, job_id, refusal), job)
@@ -64,7 +68,7 @@ def resume_job(
         _check_place(job, checkpoint, has_line=line_of(store, job_id) is not None)
         peak = needed_mib(job, attempts)
         answer = request_for_job(
-            store,
+            store_control,
             "resume_job",
             job_id,
             by,
@@ -85,11 +89,15 @@ def preempted_jobs(location: Location, numbers: Collection[int]) -> list[int]:
 
 
 def _refusal(store: Store, job: JobRecord, *, completed: bool) -> RequestAnswer | None:
-    pending = requested_verbs(store).get(job.id, ())
-    refusal = early_refusal(store, "resume_job", job.id, pending, is_up=False)
-    if refusal is None and job.outcome is Outcome.COMPLETED and not completed:
+    """Returns why the job cannot be resumed, before its checkpoint is looked for."""
+    why = early_refusal(store, "resume_job", job.id, {})
+    if why is None and job.state not in ACCEPTED_STATES["resume_job"]:
+        return wrong_state("resume_job", job.state)
+    if why is None and job.outcome is Outcome.COMPLETED and not completed:
         return RequestAnswer(AnswerCode.ALREADY_COMPLETED)
-    return refusal or refusal_of_retry(store, job.id, {job.id, *requested_verbs(store)})
+    if why is None and job.failed_parents and job.state is JobState.FINISHED:
+        return RequestAnswer(AnswerCode.PARENT_FAILED, parent=failed_ancestors(store, job.id, 1)[0])
+    return why
 
 
 def _newest(store: Store, job: JobRecord, attempts: Sequence[AttemptRecord]) -> Checkpoint:

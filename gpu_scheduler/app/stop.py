@@ -7,10 +7,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpu_scheduler.app import without_scheduler
-from gpu_scheduler.app.answers import StopResult
+from gpu_scheduler.app.control import STOP_MARGIN_S, Control, control
 from gpu_scheduler.app.location import Location
-from gpu_scheduler.app.store_access import POLL_INTERVAL_S, open_store, scheduler_pid_of
+from gpu_scheduler.app.store_access import POLL_INTERVAL_S, open_store
 from gpu_scheduler.core.model.states import Outcome
 from gpu_scheduler.core.text.formatting import pid_text
 from gpu_scheduler.errors import SchedulerError, StoreNotFoundError
@@ -51,8 +50,8 @@ class StopReport:
 
     scheduler_pid: the pid of the scheduler that ended, None if no scheduler was running; running: the jobs
     that were running before; adopted: those of them that are adopted processes, which `stop` leaves alone;
-    copied_from: the data directory of the original if the store is a copy; ended:
-    the end of each job that `stop` was to end; shares: the shares that were written to the state file, None
+    copied_from: the data directory of the original if the store is a copy; ended: the end of each job that
+    `stop` was to end, None if it has not ended; shares: the shares that were written to the state file, None
     if the file was not changed.
     """
 
@@ -61,13 +60,13 @@ class StopReport:
     running: tuple[int, ...] = ()
     adopted: tuple[int, ...] = ()
     copied_from: str | None = None
-    ended: Mapping[int, StopResult | RecordedEnd] = field(default_factory=dict)
+    ended: Mapping[int, RecordedEnd | None] = field(default_factory=dict)
     shares: list[float] | None = None
 
     @property
     def has_failed(self) -> bool:
         """True if a job could not be ended."""
-        return any(isinstance(end, StopResult) and not end.has_ended for end in self.ended.values())
+        return None in self.ended.values()
 
 
 def stop(
@@ -84,8 +83,9 @@ def stop(
     the request is then withdrawn.
     """
     _wait_for_store(location)
-    with open_store(location) as store:
-        pid = scheduler_pid_of(store)
+    with control(location) as store_control:
+        store = store_control.store
+        pid = store_control.scheduler_pid
         running, adopted = _running_jobs(store)
         if end_jobs and pid is None:
             refuse_copy(store)
@@ -94,10 +94,12 @@ def stop(
             on_wait(StopWait(pid, ending, grace_s))
         if pid is not None:
             _end_scheduler(store, pid, grace_s if end_jobs else None)
-        ended = _end_jobs(store, running, grace_s) if end_jobs else {}
+        if ending:
+            _end_jobs(store_control, grace_s)
+        store_control.catch_up()
+        ended = {job_id: _end_of(store_control, job_id) for job_id in ending}
         continuing = [*([] if end_jobs else running), *adopted]
         copied_from = original_of_copy(store) if continuing else None
-        shares = without_scheduler.refresh_state_file(store)
         return StopReport(
             str(store.data_dir.state_file),
             pid,
@@ -105,7 +107,7 @@ def stop(
             tuple(adopted),
             copied_from,
             ended,
-            shares,
+            store_control.close(),
         )
 
 
@@ -128,16 +130,16 @@ def _wait_for_store(location: Location) -> None:
 def _end_scheduler(store: Store, pid: int, jobs_grace_s: float | None) -> None:
     # One request ends both the jobs and the scheduler, so that no round starts queued jobs on the freed GPUs.
     args: dict[str, Any] = {} if jobs_grace_s is None else {"jobs": True, "grace_s": jobs_grace_s}
-    for_jobs_s = 0.0 if jobs_grace_s is None else jobs_grace_s + without_scheduler.STOP_MARGIN_S
+    for_jobs_s = 0.0 if jobs_grace_s is None else jobs_grace_s + STOP_MARGIN_S
     _request_stop_and_wait(store, pid, args, END_TIMEOUT_S + for_jobs_s)
 
 
 def _running_jobs(store: Store) -> tuple[list[int], list[int]]:
-    """Returns the jobs that have an open attempt according to the store and the attempt folders.
+    """Returns the jobs that have an open attempt.
 
     The second list has the adopted processes, the first one all other jobs.
     """
-    attempts = without_scheduler.open_attempts(store)
+    attempts = [one for one in store.active_attempts() if one.state.is_open]
     adopted = sorted(one.job_id for one in attempts if one.watched_pid is not None)
     return sorted(one.job_id for one in attempts if one.watched_pid is None), adopted
 
@@ -146,7 +148,7 @@ def _request_stop_and_wait(store: Store, pid: int, args: Mapping[str, Any], limi
     made: int | None = None
     end = time.monotonic() + limit_s
     try:
-        while scheduler_pid_of(store) == pid:
+        while scheduler_pid(store.data_dir.lock) == pid:
             if time.monotonic() >= end:
                 how = f"end it with `kill {pid}`" if pid else "end it in its container"
                 raise SchedulerError(
@@ -166,18 +168,22 @@ def _request_stop_and_wait(store: Store, pid: int, args: Mapping[str, Any], limi
             withdraw_request(store, made)
 
 
-def _end_jobs(store: Store, running_before: list[int], grace_s: float) -> dict[int, StopResult | RecordedEnd]:
-    """Cancels the jobs that no scheduler has ended; returns how each job ended."""
-    running, _ = _running_jobs(store)
-    with store.db.transaction():
-        for job_id in running:
-            job = store.job(job_id)
-            if job is not None and job.stop_cause != "cancelled":
-                add_request(store, "cancel", str(job_id), grace_s=grace_s)
-    ended: dict[int, StopResult | RecordedEnd] = {}
-    ended.update(without_scheduler.end_jobs(store, running, grace_s))
-    for job_id in running_before:
-        job = store.job(job_id)
-        if job_id not in ended and job is not None and job.outcome is not None:
-            ended[job_id] = RecordedEnd(job.outcome, job.exit_code, job.signal)
-    return dict(sorted(ended.items()))
+def _end_jobs(store_control: Control, grace_s: float) -> None:
+    """Cancels the jobs that no scheduler has ended, and waits for their ends."""
+    store_control.catch_up()
+    running, _ = _running_jobs(store_control.store)
+    if not running:
+        return
+    with store_control.store.db.transaction():
+        cancels = [
+            add_request(store_control.store, "cancel", str(job_id), grace_s=grace_s) for job_id in running
+        ]
+    store_control.carry_out(cancels, running, grace_s)
+
+
+def _end_of(store_control: Control, job_id: int) -> RecordedEnd | None:
+    """Returns the recorded end of a job; None if it has none, or if some of its processes are left."""
+    job = store_control.store.job(job_id)
+    if job is None or job.outcome is None or store_control.is_ending(job_id):
+        return None
+    return RecordedEnd(job.outcome, job.exit_code, job.signal)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
@@ -109,26 +109,6 @@ def scheduler_pid_of(store: Store) -> int | None:
 def scheduler_is_running(location: Location) -> bool:
     """Returns whether a scheduler is running on this store."""
     return scheduler_pid(location.resolve().lock) is not None
-
-
-def wake_and_wait(
-    store: Store, requests: Iterable[int], timeout_s: float = ANSWER_TIMEOUT_S
-) -> dict[int, RequestAnswer | None]:
-    """Wakes the scheduler and waits until it has answered these requests.
-
-    Returns the answer to each request; None if no scheduler is running or the wait took too long.
-    """
-    store.data_dir.ring_doorbell()
-    answers: dict[int, RequestAnswer | None] = {request: None for request in requests}
-    end = time.monotonic() + timeout_s
-    while True:
-        # After the last poll, the scheduler can no longer answer in time.
-        is_last = time.monotonic() >= end or scheduler_pid_of(store) is None
-        for request in [request for request, answer in answers.items() if answer is None]:
-            answers[request] = request_answer(store, request)
-        if is_last or None not in answers.values():
-            return answers
-        time.sleep(POLL_INTERVAL_S)
 
 
 def recorded_request(location: Location, request_id: int) -> tuple[int, RequestAnswer | None]:

@@ -94,7 +94,7 @@ def location_of(options: Namespace) -> Location:
     """Returns the location that `choose_location` has set."""
     from gpu_scheduler.app.location import Location
 
-    return Location(options.state_file, options.data_dir)
+    return Location(options.state_file, options.data_dir, runs_rounds=True)
 
 
 def follow_simulation(options: Namespace) -> None:

@@ -36,10 +36,10 @@ from gpu_scheduler.intake.llm_config import LlmConfigFile
 from gpu_scheduler.reporting.console import Console
 from gpu_scheduler.reporting.drain_report import DrainReport
 from gpu_scheduler.reporting.reporter import EventReporter
+from gpu_scheduler.rounds.loop import Loop
+from gpu_scheduler.rounds.turns import QueueTurns
 from gpu_scheduler.scheduler.companions import Companions, companions_of
 from gpu_scheduler.scheduler.file_inputs import FileInputs
-from gpu_scheduler.scheduler.loop import Loop
-from gpu_scheduler.scheduler.turns import QueueTurns
 from gpu_scheduler.scheduler.wakeups import Wakeups
 from gpu_scheduler.store import backups
 from gpu_scheduler.store.attempt_history import skip_gpu_time

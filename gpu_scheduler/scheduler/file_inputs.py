@@ -6,7 +6,7 @@ from gpu_scheduler.config import StartOptions
 from gpu_scheduler.intake.jobs_file_watcher import JobsFileWatcher
 from gpu_scheduler.intake.llm_config import LlmConfigFile
 from gpu_scheduler.intake.state_file_watcher import StateFileWatcher
-from gpu_scheduler.scheduler.loop import Loop
+from gpu_scheduler.rounds.loop import Loop
 from gpu_scheduler.scheduler.wakeups import Wakeups
 from gpu_scheduler.store import state_file
 from gpu_scheduler.store.store import Store

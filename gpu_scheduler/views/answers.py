@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-from gpu_scheduler.app.answers import Answer, AnswerKind, StopResult
+from gpu_scheduler.app.answers import Answer, AnswerKind
 from gpu_scheduler.core.model.request_answer import AnswerCode, RequestAnswer
 from gpu_scheduler.core.model.states import JobState
 
-_STOP_TEXTS = {
-    StopResult.CANCELLED: "cancelled",
-    StopResult.RUNNER_HAD_DIED: "cancelled; its runner had already died",
-    StopResult.NEVER_BEGAN: "cancelled before it began",
-    StopResult.HAD_ENDED: "had already ended by itself; the next `start` records this",
-    StopResult.PROCESSES_LEFT: "not ended: some of its processes are still running",
-    StopResult.RUNNER_UNLOCKED: (
-        "not ended: its runner is alive but has no lock on the claim in this folder; see `why`"
-    ),
-    StopResult.RUNS_ELSEWHERE: "not ended yet: it does not run on this machine; the next `start` ends it",
-    StopResult.NOT_WATCHED: "not ended yet: no runner watches it now; the next `start` ends it",
-}
+#: The end of a job that a command was to end without a scheduler, and that has not ended in time.
+NOT_ENDED = "has not ended yet; the next `start` ends it"
 
 
 def answer_text(answer: Answer, data_dir: str) -> str:
@@ -30,8 +20,8 @@ def answer_text(answer: Answer, data_dir: str) -> str:
         return f"recorded; the scheduler ({pid_text(answer.scheduler_pid or 0)}) has not answered yet"
     if answer.kind is AnswerKind.SPARED:
         return f"continues, because it was adopted; `cancel {answer.target}` ends it"
-    if answer.stop_result is not None:
-        return stop_result_text(answer.stop_result)
+    if answer.kind is AnswerKind.NOT_ENDED:
+        return f"{NOT_ENDED}; `why {answer.target}` says what is left of it"
     if answer.reply is None:
         return ""
     if answer.reply.code is AnswerCode.PARENT_FAILED:
@@ -126,8 +116,3 @@ def _not_interrupted_text(reply: RequestAnswer, job_id: int) -> str:
     if reply.state is JobState.FINISHED or reply.state is JobState.HELD:
         return f"{text}; `retry {job_id}` runs it again"
     return text
-
-
-def stop_result_text(result: StopResult) -> str:
-    """Formats the result of ending a job without a scheduler."""
-    return _STOP_TEXTS[result]

@@ -5,10 +5,9 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Iterator
 
-from gpu_scheduler.app.answers import StopResult
 from gpu_scheduler.app.stop import RecordedEnd, StopReport, StopWait
 from gpu_scheduler.core.text.formatting import pid_text
-from gpu_scheduler.views.answers import stop_result_text
+from gpu_scheduler.views.answers import NOT_ENDED
 from gpu_scheduler.views.reason_text import outcome_text
 
 
@@ -46,7 +45,5 @@ def _lines(report: StopReport, with_jobs: bool) -> Iterator[str]:
         yield f"{posixpath.basename(report.state_file)} updated: gpu_status {report.shares}"
 
 
-def _end_text(end: StopResult | RecordedEnd) -> str:
-    if isinstance(end, StopResult):
-        return stop_result_text(end)
-    return outcome_text(end.outcome, end.exit_code, end.signal)
+def _end_text(end: RecordedEnd | None) -> str:
+    return NOT_ENDED if end is None else outcome_text(end.outcome, end.exit_code, end.signal)

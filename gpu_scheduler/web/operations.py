@@ -409,7 +409,7 @@ def _answers(context: Context, answers: Iterable[Answer], key: str = "job") -> J
             {
                 key: one.target if one.target != ALL_JOBS or key == "gpu" else None,
                 "result": one.kind,
-                "code": one.stop_result or (one.reply and one.reply.code),
+                "code": one.reply and one.reply.code,
                 "text": answer_text(one, folder),
                 "request": one.request,
             }

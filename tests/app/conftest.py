@@ -28,4 +28,4 @@ def desk(
 def location(desk: Desk) -> Location:
     """Provides the location of the store in `desk`. The store has two GPUs."""
     assert desk.store
-    return Location(str(desk.data_dir.state_file))
+    return Location(str(desk.data_dir.state_file), runs_rounds=True)

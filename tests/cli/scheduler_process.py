@@ -16,7 +16,7 @@ from gpu_scheduler.core.scheduling.actions import AnswerRequest
 from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.executors.local import DirectExecutor
 from gpu_scheduler.gpus.watch import GpuWatch
-from gpu_scheduler.scheduler.loop import Loop
+from gpu_scheduler.rounds.loop import Loop
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.requests import open_requests
 from gpu_scheduler.store.scheduler_lock import InstanceLock

@@ -24,7 +24,7 @@ HEAVY = (
     "pynvml",
     "GPUtil",
     "inotify_simple",
-    "gpu_scheduler.scheduler.loop",
+    "gpu_scheduler.rounds.loop",
 )
 #: Modules that are needed to check the machine but not to show one job.
 CHECKS = (

@@ -268,7 +268,7 @@ def test_the_runner_needs_only_the_standard_library() -> None:
         ("cli/a.py", "from gpu_scheduler.app.status import status", False),
         ("cli/a.py", "from gpu_scheduler.attempts.observe import observe", True),
         ("cli/a.py", "from gpu_scheduler.store.store import Store", True),
-        ("cli/a.py", "from gpu_scheduler.scheduler.loop import Loop", True),
+        ("cli/a.py", "from gpu_scheduler.rounds.loop import Loop", True),
         ("cli/a.py", "from gpu_scheduler.executors.local import Direct", True),
         ("cli/start.py", "from gpu_scheduler.scheduler.service import run", False),
         ("cli/other.py", "from gpu_scheduler.scheduler.service import run", True),

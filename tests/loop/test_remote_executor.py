@@ -9,8 +9,8 @@ import pytest
 
 from gpu_scheduler.attempts.observe import runner_pids
 from gpu_scheduler.core.scheduling.settings import Settings
-from gpu_scheduler.scheduler import loop
-from gpu_scheduler.scheduler import loop as read_facts
+from gpu_scheduler.rounds import loop
+from gpu_scheduler.rounds import loop as read_facts
 from gpu_scheduler.store.requests import add_request
 from tests.fakes.remote_executor import RemoteExecutor
 from tests.loop.rig import SETTINGS, Rig

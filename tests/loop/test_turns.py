@@ -111,7 +111,7 @@ def test_a_claim_that_was_taken_after_the_facts_were_read_costs_no_attempt(
     rig = Rig(tmp_path, gpus=1)
     job = rig.add_job("true")
     with claim_holder(folder, "U0") as process:
-        monkeypatch.setattr("gpu_scheduler.scheduler.loop.read_locks_of", lambda *args: LockReading())
+        monkeypatch.setattr("gpu_scheduler.rounds.loop.read_locks_of", lambda *args: LockReading())
         rig.tick()
         assert rig.store.attempts(job) == []
         assert f"pid {process.pid}" in reason_of(rig)

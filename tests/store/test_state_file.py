@@ -25,7 +25,7 @@ from gpu_scheduler.executors.local import DirectExecutor
 from gpu_scheduler.gpus.watch import GpuWatch
 from gpu_scheduler.intake.state_file_edits import apply_edit, request_pauses, requested_pauses
 from gpu_scheduler.intake.state_file_watcher import StateFileWatcher, summarize
-from gpu_scheduler.scheduler.loop import read_facts
+from gpu_scheduler.rounds.loop import read_facts
 from gpu_scheduler.store import state_file
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.events import events_after

@@ -8,13 +8,21 @@ from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.scheduling import requests
 from gpu_scheduler.core.scheduling.actions import (
     Action,
+    KillRunner,
     RecordMemoryReleased,
     RecordMisplacedProcess,
+    RecordRunnerDeath,
     RecordWindowClosed,
+    Relaunch,
     ReleaseAllocation,
+    RequestStop,
+    ResetLaunchCount,
     SetQueueReservation,
     SettleDependencies,
     Start,
+    Sweep,
+    VoidClaim,
+    WakeRunner,
 )
 from gpu_scheduler.core.scheduling.adoption import watch_adopted
 from gpu_scheduler.core.scheduling.attempt_end import recover_interrupted
@@ -153,6 +161,38 @@ def _plan(facts: Facts) -> list[Action]:
     released = {action.attempt_id for action in actions if isinstance(action, RecordMemoryReleased)}
     remaining = tuple(attempt for attempt in facts.attempts if attempt.attempt_id not in released)
     return actions + with_start_interval(place_jobs(replace(facts, attempts=remaining)), facts)
+
+
+#: The actions that a round of a command takes only on attempts that were asked to stop.
+_STOPPING = (RequestStop, WakeRunner, KillRunner, RecordRunnerDeath, Sweep, VoidClaim)
+#: The actions that it never takes.
+_LAUNCHING = (Relaunch, ResetLaunchCount)
+
+
+def plan_for_command(facts: Facts) -> list[Action]:
+    """Returns the actions of a round that a command runs because no scheduler is running.
+
+    Such a round answers requests, records what has ended, and ends the attempts that were asked to stop. It
+    starts, watches, recovers and measures nothing; the next `start` does that.
+    """
+    actions: list[Action] = requests.answer_requests(facts)
+    if actions:
+        return actions
+    if facts.has_unsettled_dependencies:
+        return [SettleDependencies()]
+    for attempt in facts.attempts:
+        if attempt.state.is_open:
+            found = reconcile(attempt, facts.now, facts.settings, _gpu_inventory(attempt, facts))
+        elif attempt.state is AttemptState.ENDED:
+            found = release_allocation(attempt, facts.now, facts.settings)
+        else:
+            found = check_memory_release(
+                attempt, [(None, None)] * len(attempt.gpus), facts.now, facts.settings
+            )
+        is_asked = attempt.stop_request is not None or attempt.status.stop is not None
+        avoided = _LAUNCHING if is_asked else (*_LAUNCHING, *_STOPPING)
+        actions += [action for action in found if not isinstance(action, avoided)]
+    return actions
 
 
 def _closed_windows(facts: Facts) -> list[Action]:

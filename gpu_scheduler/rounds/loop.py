@@ -31,8 +31,8 @@ from gpu_scheduler.core.scheduling.reconcile_attempt import needs_process_scan
 from gpu_scheduler.core.scheduling.settings import QueueOrder, Settings
 from gpu_scheduler.gpus.watch import GpuWatch, watched_processes, with_stored_values
 from gpu_scheduler.health.storage_monitor import StorageMonitor
+from gpu_scheduler.rounds.turns import QueueTurns
 from gpu_scheduler.runner.membership import RecordedCommand
-from gpu_scheduler.scheduler.turns import QueueTurns
 from gpu_scheduler.store.attempt_history import GpuHistoryReader, QueueStartsReader, gpu_time
 from gpu_scheduler.store.dependencies import has_unsettled_dependencies, is_ancestor
 from gpu_scheduler.store.job_lists import find_job_fact, interrupted_jobs, jobs_to_watch, listed_count
@@ -238,10 +238,11 @@ def _begins_preemption(action: act.Action) -> bool:
 
 
 class Loop:
-    """Runs the rounds of one scheduler.
+    """Runs the rounds of a scheduler, or of a command while no scheduler is running.
 
     launch: launches the attempt with a given id; see Launcher.launch. failpoint: called with the name of each
-    step that a round has completed, so that tests can end the process there.
+    step that a round has completed, so that tests can end the process there. decide: returns the actions of a
+    round from its facts.
     """
 
     def __init__(
@@ -253,6 +254,7 @@ class Loop:
         settings: Settings,
         clock: Clock,
         failpoint: Callable[[str], None] = lambda step: None,
+        decide: Callable[[Facts], list[act.Action]] = plan,
     ) -> None:
         self.store = store
         self.watch = watch
@@ -278,6 +280,7 @@ class Loop:
         self._launch_attempt = launch
         self._executors = executors
         self._failpoint = failpoint
+        self._decide = decide
 
     def tick(self) -> Facts | None:
         """Runs one round.
@@ -343,10 +346,10 @@ class Loop:
         before a launch. Before an attempt is given up, checks by a trial whether processes can be started. If
         a check has a new result, plans again.
         """
-        actions = plan(facts)
+        actions = self._decide(facts)
         if any(isinstance(action, act.Reserve) for action in actions):
             facts = replace(facts, attempts=with_saved_times(self.store, facts.attempts))
-            actions = plan(facts)
+            actions = self._decide(facts)
         launches = any(isinstance(action, (act.Start, act.Relaunch)) for action in actions)
         gives_up = any(isinstance(action, act.VoidClaim) and action.gives_up for action in actions)
         if (launches or gives_up) and self.storage is not None:
@@ -355,7 +358,7 @@ class Loop:
             issue = shortage or self.storage.issue(fresh=True)
             if issue != facts.storage_issue:
                 facts = replace(facts, storage_issue=issue)
-                actions = plan(facts)
+                actions = self._decide(facts)
         return facts, actions
 
     def set_line_waits(self, waits: Mapping[int, WaitReason]) -> None:

@@ -1,0 +1,135 @@
+"""Has the requests of a front end carried out: by the scheduler or, if none is running, by rounds of its own.
+
+Only rounds change jobs. A server does not run rounds; the next `start` carries out what it has recorded.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from gpu_scheduler.app.location import Location
+from gpu_scheduler.app.store_access import ANSWER_TIMEOUT_S, POLL_INTERVAL_S, open_store
+from gpu_scheduler.errors import SchedulerError
+from gpu_scheduler.store.requests import request_answer
+from gpu_scheduler.store.scheduler_lock import scheduler_pid
+from gpu_scheduler.store.store import Store
+
+if TYPE_CHECKING:
+    from gpu_scheduler.core.model.request_answer import RequestAnswer
+    from gpu_scheduler.rounds.command import CommandRounds
+
+#: Seconds that a runner and a sweep may need after the grace to end a job (docs/design.md, Reconciling).
+STOP_MARGIN_S = 10.0
+
+
+@contextmanager
+def control(location: Location) -> Iterator[Control]:
+    """Opens the store for changes. If no scheduler is running, first records what has ended meanwhile.
+
+    Raises StoreNotFoundError if there is no store, and SchedulerError if the store cannot be used.
+    """
+    with open_store(location) as store:
+        taken = Control(store, may_run=location.runs_rounds)
+        try:
+            taken.catch_up()
+            yield taken
+        finally:
+            taken.close()
+
+
+class Control:
+    """A store whose jobs and GPUs a front end changes. may_run: whether it may run rounds itself."""
+
+    def __init__(self, store: Store, *, may_run: bool) -> None:
+        self.store = store
+        self._may_run, self._is_checked = may_run, False
+        self._rounds: CommandRounds | None = None
+
+    @property
+    def scheduler_pid(self) -> int | None:
+        """The pid of the running scheduler; None if no scheduler is running."""
+        return None if self._rounds is not None else scheduler_pid(self.store.data_dir.lock)
+
+    @property
+    def runs_rounds(self) -> bool:
+        """True while this process runs the rounds."""
+        return self._rounds is not None
+
+    def is_ending(self, job_id: int) -> bool:
+        """Returns whether the rounds of this process still have to end processes of the job."""
+        return self._rounds is not None and self._rounds.is_ending(job_id)
+
+    def catch_up(self) -> None:
+        """Runs rounds until nothing changes, unless a scheduler or another command runs them."""
+        with _described(self.store):
+            if self._rounds is None and self._may_run and self.scheduler_pid is None:
+                # The rounds take longer to import than most commands take.
+                from gpu_scheduler.rounds.command import CommandRounds, may_run_rounds
+
+                if not self._is_checked:
+                    self._may_run, self._is_checked = may_run_rounds(self.store), True
+                self._rounds = CommandRounds.begin(self.store) if self._may_run else None
+            if self._rounds is not None:
+                self._rounds.advance()
+
+    def carry_out(
+        self, requests: Collection[int], ending: Collection[int] = (), grace_s: float = 0.0
+    ) -> dict[int, RequestAnswer | None]:
+        """Waits until these requests are answered; returns the answers, None for an open request.
+
+        ending: the jobs that the requests end. If no scheduler is running, also waits until their processes
+        have ended, which takes at most `grace_s` and a margin.
+        """
+        answers: dict[int, RequestAnswer | None] = dict.fromkeys(requests)
+        answered_by = time.monotonic() + ANSWER_TIMEOUT_S
+
+        def is_done() -> bool:
+            # After the last poll, the scheduler can no longer answer in time.
+            is_late, pid = time.monotonic() >= answered_by, self.scheduler_pid
+            for request in [one for one, answer in answers.items() if answer is None]:
+                answers[request] = request_answer(self.store, request)
+            if self._rounds is not None:
+                # What these rounds have not answered yet, only a scheduler can answer.
+                return not any(map(self.is_ending, ending))
+            return pid is not None and (is_late or None not in answers.values())
+
+        self.wait(is_done, grace_s + STOP_MARGIN_S if ending else ANSWER_TIMEOUT_S)
+        return answers
+
+    def wait(self, is_done: Callable[[], bool], limit_s: float) -> None:
+        """Wakes the scheduler, or runs rounds, until `is_done` returns true or the time is up.
+
+        Returns at once if nobody carries out requests before the next `start`.
+        """
+        self.store.data_dir.ring_doorbell()
+        end, is_announced = time.monotonic() + limit_s, False
+        while True:
+            is_last = time.monotonic() >= end
+            self.catch_up()
+            if self._rounds is not None and not is_announced:
+                self._rounds.announce_end(limit_s)
+                is_announced = True
+            is_last |= not self._may_run and self.scheduler_pid is None
+            if is_done() or is_last:
+                return
+            time.sleep(POLL_INTERVAL_S)
+
+    def close(self) -> list[float] | None:
+        """Ends the rounds. Returns the shares in the state file if that changed them."""
+        rounds, self._rounds = self._rounds, None
+        with _described(self.store):
+            return None if rounds is None else rounds.close()
+
+
+@contextmanager
+def _described(store: Store) -> Iterator[None]:
+    """Turns an error of the file system into a SchedulerError with the remedy."""
+    try:
+        yield
+    except OSError as error:
+        from gpu_scheduler.health.storage import describe_store_error
+
+        raise SchedulerError(describe_store_error(store.data_dir, error)) from None
