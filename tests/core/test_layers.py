@@ -74,7 +74,7 @@ MAY: Mapping[str, tuple[str, ...]] = {
     ),
     "app": (
         *CORE, *TOP, "system", "runner", *STORE, "attempts", "claims", "gpus", "gpus.probes", "intake",
-        "health", "progress",
+        "health", "progress", "rounds.command",
     ),
     # Views import the types of the records that results contain, but views do not read the store.
     "views": (
@@ -87,9 +87,13 @@ MAY: Mapping[str, tuple[str, ...]] = {
         "store.records", "store.store", "health.storage", "attempts.job_logs",
         "attempts.running_progress", "core.progress", "app", "views",
     ),
+    "rounds": (
+        *CORE, *TOP, "system", "runner", "store", "attempts", "claims", "gpus", "executors", "intake",
+        "health",
+    ),
     "scheduler": (
         *CORE, *TOP, "system", "runner", "store", "attempts", "claims", "gpus", "gpus.probes", "executors",
-        "intake", "health", "reporting", "views.wait_text",
+        "intake", "health", "rounds", "reporting", "views.wait_text",
     ),
     "web": (
         "app", "views", "core.model", "core.text", "core.jobsfile.attributes", *TOP, "store.job_lists",
