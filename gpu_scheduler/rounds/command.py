@@ -26,7 +26,6 @@ from gpu_scheduler.intake.state_file_watcher import StateFileWatcher
 from gpu_scheduler.rounds.loop import Loop
 from gpu_scheduler.runner.process_scan import shows_own_pids
 from gpu_scheduler.store import state_file
-from gpu_scheduler.store.database import newest_schema_version
 from gpu_scheduler.store.inspection import inspect_store
 from gpu_scheduler.store.location import location_verdict
 from gpu_scheduler.store.requests import open_requests
@@ -44,16 +43,13 @@ def failpoint(step: str) -> None:
 def may_run_rounds(store: Store) -> bool:
     """Returns whether a command may run rounds here: whether `start` would continue this store as it is.
 
-    It must see the processes of the runners, and the store must be in its folder, on its host, complete, and
-    of this version's schema.
+    It must see the processes of the runners, and the store must be complete and in its own folder. A store of
+    another host or of an older version cannot even be opened.
     """
-    home = store.data_dir
     return (
         shows_own_pids()
-        and home.other_host() is None
-        and store.db.schema_version == newest_schema_version()
         and location_verdict(store) == "same"
-        and not inspect_store(home, thorough=False).is_lost
+        and not inspect_store(store.data_dir, thorough=False).is_lost
     )
 
 

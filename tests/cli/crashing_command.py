@@ -1,0 +1,25 @@
+"""Runs a command that kills itself at a step of its rounds: -m tests.cli.crashing_command STEP WORD…"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+from gpu_scheduler.cli import main
+from gpu_scheduler.rounds import command
+
+
+def die_at(step: str) -> None:
+    """Kills this process when a round reaches this step."""
+
+    def failpoint(name: str) -> None:
+        if name == step:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    command.failpoint = failpoint
+
+
+if __name__ == "__main__":
+    die_at(sys.argv[1])
+    sys.exit(main(sys.argv[2:]))

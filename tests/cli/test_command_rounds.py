@@ -1,0 +1,174 @@
+"""Commands that run rounds because no scheduler is running: their lock, and their death at each step."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from gpu_scheduler.app import job_requests
+from gpu_scheduler.app.answers import AnswerKind
+from gpu_scheduler.app.location import Location
+from gpu_scheduler.core.model.states import JobState, Outcome
+from gpu_scheduler.core.scheduling import actions as act
+from gpu_scheduler.errors import NotOwnerError
+from gpu_scheduler.rounds.command import CommandRounds
+from gpu_scheduler.store.requests import add_request
+from gpu_scheduler.store.scheduler_lock import InstanceLock, scheduler_pid
+from tests.cli.desk import Desk
+from tests.waiting import wait_for
+from tests.warm import Process
+
+LOOP = "echo up; while :; do sleep 0.02; done"
+STUBBORN = f"trap '' TERM; {LOOP}"
+#: The steps of the rounds in which a cancel ends a running job.
+STEPS = (
+    "planned", "recorded",
+    *(
+        f"performed {action.__name__}"
+        for action in (
+            act.RecordStop, act.AnswerRequest, act.Transition, act.RequestStop, act.FinishAttempt,
+            act.ReleaseAllocation,
+        )
+    ),
+)  # fmt: skip
+
+
+def place(desk: Desk) -> Location:
+    return Location(str(desk.data_dir.state_file), runs_rounds=True)
+
+
+def begin(desk: Desk) -> CommandRounds:
+    rounds = CommandRounds.begin(desk.store)
+    assert rounds is not None
+    return rounds
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_cancel_that_is_killed_at_a_step_is_finished_by_the_next_command(desk: Desk, step: str) -> None:
+    job = desk.run_job(LOOP)
+    words = [step, "cancel", str(job)]
+    root = Path(__file__).parents[2]
+    with open(os.devnull, "w") as null:
+        env = {**os.environ, "PYTHONPATH": str(root)}
+        dying = Process("tests.cli.crashing_command", words, desk.path, env, null.fileno(), null.fileno())
+        assert dying.wait(60) == -signal.SIGKILL
+    code, _, err = desk.run("cancel", job)
+    record = desk.store.job(job)
+    assert record is not None
+    assert (record.state, record.outcome) == (JobState.FINISHED, Outcome.CANCELLED), (code, err)
+    assert len(desk.store.attempts(job)) == 1
+    assert desk.requests() == []
+    desk.wait_until_processes_end()
+
+
+def test_a_start_waits_for_a_command_as_long_as_it_has_announced(desk: Desk) -> None:
+    rounds = begin(desk)
+    rounds.announce_end(60.0)
+    lock = InstanceLock(desk.data_dir.lock)
+    taken: list[bool] = []
+    thread = threading.Thread(target=lambda: taken.append(lock.acquire()))
+    thread.start()
+    try:
+        assert scheduler_pid(desk.data_dir.lock) is None
+        thread.join(3.0)  # longer than it waits for another program
+        assert thread.is_alive()
+    finally:
+        rounds.close()
+        thread.join(60)
+        lock.release()
+    assert taken == [True]
+
+
+def test_a_start_does_not_wait_longer_than_a_command_has_announced(desk: Desk) -> None:
+    rounds = begin(desk)
+    rounds.announce_end(0.0)
+    lock = InstanceLock(desk.data_dir.lock)
+    try:
+        assert not lock.acquire()
+    finally:
+        lock.release()
+        rounds.close()
+
+
+def test_the_rounds_of_one_command_answer_the_request_of_another(desk: Desk) -> None:
+    stubborn, queued = desk.run_job(STUBBORN), desk.job()
+    log = desk.path / f"job_{stubborn}.log"
+    wait_for(lambda: "up" in log.read_text(), "the trap")
+    first: list[AnswerKind] = []
+    grace_s = 3.0
+    thread = threading.Thread(
+        target=lambda: first.extend(one.kind for one in job_requests.cancel(place(desk), [stubborn], grace_s))
+    )
+    thread.start()
+    try:
+        wait_for(lambda: desk.state(stubborn) == JobState.STOPPING, "the cancel")
+        began = time.monotonic()
+        (answer,) = job_requests.hold(place(desk), [queued])
+        assert answer.kind is AnswerKind.CARRIED_OUT
+        assert desk.state(stubborn) == JobState.STOPPING, time.monotonic() - began
+    finally:
+        thread.join(60)
+    assert first == [AnswerKind.CARRIED_OUT]
+    assert desk.state(queued) == JobState.HELD
+
+
+def test_rounds_of_a_command_leave_jobs_alone_that_were_not_asked_to_stop(desk: Desk) -> None:
+    left, cancelled = desk.run_job(LOOP), desk.run_job(LOOP, vram=1000)
+    (answer,) = job_requests.cancel(place(desk), [cancelled], 5.0)
+    assert answer.kind is AnswerKind.CARRIED_OUT
+    assert (desk.state(left), desk.state(cancelled)) == (JobState.RUNNING, JobState.FINISHED)
+
+
+def test_a_command_answers_a_stop_that_was_meant_for_an_earlier_scheduler(desk: Desk) -> None:
+    job = desk.run_job(LOOP)
+    add_request(desk.store, "stop", jobs=True, grace_s=1.0)
+    queued = desk.job()
+    job_requests.hold(place(desk), [queued])
+    assert desk.state(job) == JobState.RUNNING
+    assert desk.requests() == []
+
+
+def test_a_server_only_records_a_request(desk: Desk) -> None:
+    job = desk.job()
+    (answer,) = job_requests.hold(Location(str(desk.data_dir.state_file)), [job])
+    assert answer.kind is AnswerKind.RECORDED
+    assert desk.requests() == [("hold", str(job))]
+    assert desk.state(job) == JobState.QUEUED
+
+
+def test_a_command_that_does_not_see_the_runners_only_records_its_request(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = desk.job()
+    monkeypatch.setattr("gpu_scheduler.rounds.command.shows_own_pids", lambda: False)
+    (answer,) = job_requests.hold(place(desk), [job])
+    assert answer.kind is AnswerKind.RECORDED
+    assert desk.state(job) == JobState.QUEUED
+
+
+def test_rounds_end_when_the_data_directory_is_replaced(desk: Desk) -> None:
+    job = desk.job()
+    rounds = begin(desk)
+    add_request(desk.store, "hold", str(job))
+    os.rename(desk.data_dir.folder, desk.path / "moved")
+    desk.data_dir.folder.mkdir(mode=0o700)
+    with pytest.raises(NotOwnerError):
+        rounds.advance()
+
+
+def test_a_round_of_a_command_never_launches(desk: Desk) -> None:
+    job = desk.job()
+    row = desk.attempt(job)  # a scheduler died before it launched this attempt
+    rounds = begin(desk)
+    rounds.advance()
+    rounds.close()
+    assert desk.state(job) == JobState.STARTING
+    assert not desk.folder(row).exists()
+    (answer,) = job_requests.cancel(place(desk), [job], 5.0)
+    assert answer.kind is AnswerKind.CARRIED_OUT
+    assert desk.state(job) == JobState.FINISHED
