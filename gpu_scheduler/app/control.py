@@ -41,22 +41,21 @@ def control(location: Location) -> Iterator[Control]:
 
 
 class Control:
-    """A store whose jobs and GPUs a front end changes. may_run: whether it may run rounds itself."""
+    """A store whose jobs and GPUs a front end changes. may_run: whether it may run rounds itself.
+
+    runs_rounds: whether this process, and no scheduler or other command, ran the last rounds.
+    """
 
     def __init__(self, store: Store, *, may_run: bool) -> None:
         self.store = store
-        self._may_run, self._is_checked = may_run, False
+        self.runs_rounds = False
+        self._may_run = may_run
         self._rounds: CommandRounds | None = None
 
     @property
     def scheduler_pid(self) -> int | None:
         """The pid of the running scheduler; None if no scheduler is running."""
-        return None if self._rounds is not None else scheduler_pid(self.store.data_dir.lock)
-
-    @property
-    def runs_rounds(self) -> bool:
-        """True while this process runs the rounds."""
-        return self._rounds is not None
+        return scheduler_pid(self.store.data_dir.lock)
 
     def is_ending(self, job_id: int) -> bool:
         """Returns whether the rounds of this process still have to end processes of the job."""
@@ -64,16 +63,18 @@ class Control:
 
     def catch_up(self) -> None:
         """Runs rounds until nothing changes, unless a scheduler or another command runs them."""
-        with _described(self.store):
-            if self._rounds is None and self._may_run and self.scheduler_pid is None:
-                # The rounds take longer to import than most commands take.
-                from gpu_scheduler.rounds.command import CommandRounds, may_run_rounds
+        self.runs_rounds = False
+        if not self._may_run or self.scheduler_pid is not None:
+            return
+        # The rounds take longer to import than most commands take.
+        from gpu_scheduler.rounds.command import CommandRounds, may_run_rounds
 
-                if not self._is_checked:
-                    self._may_run, self._is_checked = may_run_rounds(self.store), True
-                self._rounds = CommandRounds.begin(self.store) if self._may_run else None
+        with _described(self.store):
+            if self._rounds is None:
+                self._may_run = may_run_rounds(self.store)
+                self._rounds = CommandRounds(self.store) if self._may_run else None
             if self._rounds is not None:
-                self._rounds.advance()
+                self.runs_rounds = self._rounds.advance()
 
     def carry_out(
         self, requests: Collection[int], ending: Collection[int] = (), grace_s: float = 0.0
@@ -91,7 +92,7 @@ class Control:
             is_late, pid = time.monotonic() >= answered_by, self.scheduler_pid
             for request in [one for one, answer in answers.items() if answer is None]:
                 answers[request] = request_answer(self.store, request)
-            if self._rounds is not None:
+            if self.runs_rounds:
                 # What these rounds have not answered yet, only a scheduler can answer.
                 return not any(map(self.is_ending, ending))
             return pid is not None and (is_late or None not in answers.values())
@@ -105,23 +106,20 @@ class Control:
         Returns at once if nobody carries out requests before the next `start`.
         """
         self.store.data_dir.ring_doorbell()
-        end, is_announced = time.monotonic() + limit_s, False
+        end = time.monotonic() + limit_s
         while True:
             is_last = time.monotonic() >= end
             self.catch_up()
-            if self._rounds is not None and not is_announced:
-                self._rounds.announce_end(limit_s)
-                is_announced = True
             is_last |= not self._may_run and self.scheduler_pid is None
             if is_done() or is_last:
                 return
             time.sleep(POLL_INTERVAL_S)
 
     def close(self) -> list[float] | None:
-        """Ends the rounds. Returns the shares in the state file if that changed them."""
+        """Brings the state file up to date after rounds. Returns the shares in it if that changed them."""
         rounds, self._rounds = self._rounds, None
         with _described(self.store):
-            return None if rounds is None else rounds.close()
+            return None if rounds is None else rounds.update_state_file()
 
 
 @contextmanager

@@ -7,6 +7,7 @@ at this point leaves.
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
@@ -29,11 +30,8 @@ from gpu_scheduler.store import state_file
 from gpu_scheduler.store.inspection import inspect_store
 from gpu_scheduler.store.location import location_verdict
 from gpu_scheduler.store.requests import open_requests
-from gpu_scheduler.store.scheduler_lock import CommandLock
+from gpu_scheduler.store.scheduler_lock import no_scheduler_starts
 from gpu_scheduler.store.store import Store
-
-#: Seconds for which a `start` waits for a command that has not announced when it ends.
-_SHORT_S = 5.0
 
 
 def failpoint(step: str) -> None:
@@ -54,44 +52,29 @@ def may_run_rounds(store: Store) -> bool:
 
 
 class CommandRounds:
-    """The rounds of one command. The command holds the lock until `close`."""
+    """The rounds of one command. It holds the lock during a round only, so a `start` never waits for long."""
 
-    def __init__(self, store: Store, lock: CommandLock) -> None:
-        self._store, self._lock, self._clock = store, lock, Clock()
+    def __init__(self, store: Store) -> None:
+        self._store, self._clock = store, Clock()
         self._options = replace(store.recorded_options(), recover=False)
-        executors = Executors(DirectExecutor(), ScreenExecutor())
-        self._loop = Loop(
-            store, GpuWatch(), _refuse_launch, executors, self._options, self._clock,
-            failpoint=lambda step: failpoint(step), decide=plan_for_command,
-        )  # fmt: skip
-        self._loop.placing = False
-        self._loop.check_owner = self._check_owner
+        self._executors = Executors(DirectExecutor(), ScreenExecutor())
+        self._database = os.stat(store.data_dir.database)
         self._facts: Facts | None = None
-        self.announce_end(_SHORT_S)
-        self._answer_old_stops()
 
-    @classmethod
-    def begin(cls, store: Store) -> CommandRounds | None:
-        """Takes the lock; returns None if a scheduler or another command holds it. Raises OSError."""
-        lock = CommandLock(store.data_dir.folder)
-        try:
-            if lock.acquire():
-                return cls(store, lock)
-        except BaseException:
-            lock.release()
-            raise
-        lock.release()
-        return None
+    def advance(self) -> bool:
+        """Runs rounds until one changes nothing; returns False if a scheduler or a command holds the lock.
 
-    def announce_end(self, in_s: float) -> None:
-        """Tells a `start` that waits for the lock that this command ends within these seconds."""
-        self._lock.announce_end(self._clock.now().boot + in_s)
-
-    def advance(self) -> None:
-        """Runs rounds until one changes nothing. Raises OSError, sqlite3.Error and NotOwnerError."""
-        while (facts := self._loop.tick()) is None:
-            pass
-        self._facts = facts
+        Raises OSError, sqlite3.Error, and NotOwnerError if the data directory was replaced.
+        """
+        with no_scheduler_starts(self._store.data_dir.folder) as is_locked:
+            if is_locked:
+                # Another process may have run rounds since the last call, so nothing is kept from it.
+                loop = self._new_loop()
+                self._answer_old_stops(loop)
+                while (facts := loop.tick()) is None:
+                    pass
+                self._facts = facts
+            return is_locked
 
     def is_ending(self, job_id: int) -> bool:
         """Returns whether an attempt of the job still has processes that these rounds will end."""
@@ -104,39 +87,48 @@ class CommandRounds:
             for attempt in self._facts.attempts
         )
 
-    def close(self) -> list[float] | None:
-        """Updates the state file and releases the lock.
+    def update_state_file(self) -> list[float] | None:
+        """Brings the state file up to date unless a scheduler does. Returns the shares if they have changed.
 
-        Returns the new shares; None if they did not change.
+        Leaves a file alone that was deleted, is broken, or was last written by the older scheduler.
         """
-        try:
-            return self._update_state_file()
-        finally:
-            self._lock.release()
+        path, trust = self._store.data_dir.state_file, self._options.trust_files
+        with no_scheduler_starts(self._store.data_dir.folder) as is_locked:
+            before = _shares_in(path, trust) if is_locked else None
+            if before is None:
+                return None
+            now = self._clock.now().boot
+            watch = StateFileWatcher(self._store, attempts_without_processes(self._store), trust=trust)
+            watch.start(now)
+            watch.write(now, at_once=True)
+            after = _shares_in(path, trust)
+            return after if after != before else None
 
-    def _answer_old_stops(self) -> None:
+    def _new_loop(self) -> Loop:
+        loop = Loop(
+            self._store, GpuWatch(), _refuse_launch, self._executors, self._options, self._clock,
+            failpoint=lambda step: failpoint(step), decide=plan_for_command,
+        )  # fmt: skip
+        loop.placing = False
+        loop.check_owner = self._check_owner
+        return loop
+
+    def _answer_old_stops(self, loop: Loop) -> None:
         """Answers the requests that were meant for a scheduler that has ended."""
         ended = RequestAnswer(AnswerCode.SCHEDULER_ENDED)
         late = [request for request in open_requests(self._store) if request.verb == "stop"]
         if late:
             answers = [AnswerRequest(request.request_id, ended) for request in late]
-            self._loop.recorder.record(answers, self._clock.now())
+            loop.recorder.record(answers, self._clock.now())
 
     def _check_owner(self) -> None:
-        if not self._lock.locks_folder():
-            raise NotOwnerError(f"{self._store.data_dir.folder} was removed or replaced")
-
-    def _update_state_file(self) -> list[float] | None:
-        path, trust = self._store.data_dir.state_file, self._options.trust_files
-        before = _shares_in(path, trust)
-        if before is None:
-            return None
-        now = self._clock.now().boot
-        watch = StateFileWatcher(self._store, attempts_without_processes(self._store), trust=trust)
-        watch.start(now)
-        watch.write(now, at_once=True)
-        after = _shares_in(path, trust)
-        return after if after != before else None
+        database = self._store.data_dir.database
+        try:
+            is_same = os.path.samestat(os.stat(database), self._database)
+        except OSError:
+            is_same = False
+        if not is_same:
+            raise NotOwnerError(f"{database} was removed or replaced")
 
 
 def _refuse_launch(attempt_id: int) -> NoReturn:

@@ -30,7 +30,7 @@ from gpu_scheduler.system.users import user_state_dir
 
 #: Seconds to wait for the lock on a folder whose holder is not a scheduler. If a scheduler has died, a child
 #: that it had just forked keeps the lock until it executes its program; and a command may be creating the
-#: store.
+#: store or running a round.
 _OTHER_HOLDER_WAIT_S = 2.0
 _RETRY_S = 0.01
 #: Errors from file systems, mostly network file systems, that do not support locks on folders.
@@ -59,13 +59,10 @@ class InstanceLock:
         return self._lock_folder() and self.locks_folder(self._path.parent) and _try_lock(self._file)
 
     def _lock_folder(self) -> bool:
-        """Tries to lock the folder; waits for a command that runs rounds.
-
-        Also returns True if the file system does not support such a lock.
-        """
+        """Tries to lock the folder. Also returns True if the file system does not support such a lock."""
         end = time.monotonic() + _OTHER_HOLDER_WAIT_S
         while not _try_flock(self._folder):
-            if self.holder_pid() is not None or time.monotonic() > max(end, _end_of_command(self._folder)):
+            if self.holder_pid() is not None or time.monotonic() > end:
                 return False
             time.sleep(_RETRY_S)
         return True
@@ -115,63 +112,6 @@ class InstanceLock:
     def _open_lock_file(self) -> int:
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         return os.open(self._path.name, flags, 0o600, dir_fd=self._folder)
-
-
-#: The file that a command locks while it runs rounds.
-_COMMAND_FILE = "command"
-
-
-class CommandLock:
-    """The lock of a command that runs rounds, held until it calls `release` or dies.
-
-    It is the lock on the data directory that a scheduler takes too, without the file `lock`, so that nobody
-    takes the command for a scheduler. Raises OSError if the folder cannot be opened.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._path = folder
-        self._folder = permissions.open_folder(folder)
-        self._file: int | None = None
-
-    def acquire(self) -> bool:
-        """Tries to take the lock. Returns whether this process has it now. Raises OSError."""
-        if not _try_flock(self._folder) or not self.locks_folder():
-            return False
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        self._file = os.open(_COMMAND_FILE, flags, 0o600, dir_fd=self._folder)
-        return _try_flock(self._file)
-
-    def announce_end(self, at: float) -> None:
-        """Tells a `start` that waits when this command ends at the latest, in seconds since boot."""
-        assert self._file is not None
-        os.pwrite(self._file, f"{at:.3f}\n".ljust(32).encode(), 0)
-
-    def locks_folder(self) -> bool:
-        """Returns whether the data directory is still the locked one."""
-        try:
-            return os.path.samestat(os.lstat(self._path), os.fstat(self._folder))
-        except OSError:
-            return False
-
-    def release(self) -> None:
-        """Releases the lock."""
-        if self._file is not None:
-            os.close(self._file)
-        os.close(self._folder)
-
-
-def _end_of_command(folder: int) -> float:
-    """Returns when the command that runs rounds ends at the latest, in seconds since boot; 0 without one."""
-    try:
-        file = os.open(_COMMAND_FILE, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
-    except OSError:
-        return 0.0
-    try:
-        return 0.0 if _try_flock(file) else float(os.pread(file, 32, 0) or 0)
-    except (OSError, ValueError):
-        return 0.0
-    finally:
-        os.close(file)
 
 
 @contextmanager

@@ -10,11 +10,11 @@ from gpu_scheduler.cli import main
 from gpu_scheduler.rounds import command
 
 
-def die_at(step: str) -> None:
-    """Kills this process when a round reaches this step."""
+def die_at(deadly: str) -> None:
+    """Kills this process when a round reaches a step."""
 
-    def failpoint(name: str) -> None:
-        if name == step:
+    def failpoint(step: str) -> None:
+        if step == deadly:
             os.kill(os.getpid(), signal.SIGKILL)
 
     command.failpoint = failpoint

@@ -11,14 +11,16 @@ from pathlib import Path
 import pytest
 
 from gpu_scheduler.app import job_requests
-from gpu_scheduler.app.answers import AnswerKind
+from gpu_scheduler.app.answers import Answer, AnswerKind
 from gpu_scheduler.app.location import Location
+from gpu_scheduler.core.model.request_answer import AnswerCode
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.errors import NotOwnerError
+from gpu_scheduler.rounds import command
 from gpu_scheduler.rounds.command import CommandRounds
 from gpu_scheduler.store.requests import add_request
-from gpu_scheduler.store.scheduler_lock import InstanceLock, scheduler_pid
+from gpu_scheduler.store.scheduler_lock import scheduler_pid
 from tests.cli.desk import Desk
 from tests.waiting import wait_for
 from tests.warm import Process
@@ -42,12 +44,6 @@ def place(desk: Desk) -> Location:
     return Location(str(desk.data_dir.state_file), runs_rounds=True)
 
 
-def begin(desk: Desk) -> CommandRounds:
-    rounds = CommandRounds.begin(desk.store)
-    assert rounds is not None
-    return rounds
-
-
 @pytest.mark.parametrize("step", STEPS)
 def test_a_cancel_that_is_killed_at_a_step_is_finished_by_the_next_command(desk: Desk, step: str) -> None:
     job = desk.run_job(LOOP)
@@ -66,33 +62,28 @@ def test_a_cancel_that_is_killed_at_a_step_is_finished_by_the_next_command(desk:
     desk.wait_until_processes_end()
 
 
-def test_a_start_waits_for_a_command_as_long_as_it_has_announced(desk: Desk) -> None:
-    rounds = begin(desk)
-    rounds.announce_end(60.0)
-    lock = InstanceLock(desk.data_dir.lock)
-    taken: list[bool] = []
-    thread = threading.Thread(target=lambda: taken.append(lock.acquire()))
+def test_a_scheduler_that_starts_takes_over_from_a_command_that_waits(desk: Desk) -> None:
+    job = desk.run_job(STUBBORN)
+    log = desk.path / f"job_{job}.log"
+    wait_for(lambda: "up" in log.read_text(), "the trap")
+    answers: list[Answer] = []
+    thread = threading.Thread(target=lambda: answers.extend(job_requests.cancel(place(desk), [job], 60.0)))
     thread.start()
-    try:
-        assert scheduler_pid(desk.data_dir.lock) is None
-        thread.join(3.0)  # longer than it waits for another program
-        assert thread.is_alive()
-    finally:
-        rounds.close()
-        thread.join(60)
-        lock.release()
-    assert taken == [True]
+    wait_for(lambda: desk.state(job) == JobState.STOPPING, "the cancel")
+    with desk.scheduler():
+        thread.join(30)  # shorter than the grace
+        assert not thread.is_alive()
+        assert [one.reply and one.reply.code for one in answers] == [AnswerCode.STOPPING]
+        job_requests.cancel(place(desk), [job], 0.0)
+        wait_for(lambda: desk.state(job) == JobState.FINISHED, "the end")
+    desk.wait_until_processes_end()
 
 
-def test_a_start_does_not_wait_longer_than_a_command_has_announced(desk: Desk) -> None:
-    rounds = begin(desk)
-    rounds.announce_end(0.0)
-    lock = InstanceLock(desk.data_dir.lock)
-    try:
-        assert not lock.acquire()
-    finally:
-        lock.release()
-        rounds.close()
+def test_nobody_takes_a_command_for_a_scheduler(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int | None] = []
+    monkeypatch.setattr(command, "failpoint", lambda step: seen.append(scheduler_pid(desk.data_dir.lock)))
+    job_requests.hold(place(desk), [desk.job()])
+    assert set(seen) == {None}
 
 
 def test_the_rounds_of_one_command_answer_the_request_of_another(desk: Desk) -> None:
@@ -153,7 +144,7 @@ def test_a_command_that_does_not_see_the_runners_only_records_its_request(
 
 def test_rounds_end_when_the_data_directory_is_replaced(desk: Desk) -> None:
     job = desk.job()
-    rounds = begin(desk)
+    rounds = CommandRounds(desk.store)
     add_request(desk.store, "hold", str(job))
     os.rename(desk.data_dir.folder, desk.path / "moved")
     desk.data_dir.folder.mkdir(mode=0o700)
@@ -164,9 +155,7 @@ def test_rounds_end_when_the_data_directory_is_replaced(desk: Desk) -> None:
 def test_a_round_of_a_command_never_launches(desk: Desk) -> None:
     job = desk.job()
     row = desk.attempt(job)  # a scheduler died before it launched this attempt
-    rounds = begin(desk)
-    rounds.advance()
-    rounds.close()
+    assert CommandRounds(desk.store).advance()
     assert desk.state(job) == JobState.STARTING
     assert not desk.folder(row).exists()
     (answer,) = job_requests.cancel(place(desk), [job], 5.0)

@@ -57,7 +57,7 @@ class _Batch:
         (folder / "jobs.txt").touch()
         self._dice, self._found, self._is_control = dice, found, order.is_control
         self._stage = Stage(folder, command=scheduler(folder, gpus=_GPUS, program=program_for(order)))
-        self._location = Location(str(self._stage.home.state_file))
+        self._location = Location(str(self._stage.home.state_file), runs_rounds=True)
         first = number * len(_KINDS)
         self._cases = [
             Case(first + index, kind, folder, order.rng(f"{number} {kind}"), self._preempt, self._cancel)
