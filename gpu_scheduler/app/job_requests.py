@@ -66,9 +66,11 @@ def cancel(
 
 def _with_end(store_control: Control, answer: Answer) -> Answer:
     """Returns the answer to a cancel with the end of the job, for which this process has waited."""
+    job = job_record(store_control.store, answer.target)
+    if answer.reply is None and job.adopted is not None:
+        return replace(answer, kind=AnswerKind.NOT_ENDED)  # nothing watches the process now
     if answer.reply is None or answer.reply.code is not AnswerCode.STOPPING:
         return answer
-    job = job_record(store_control.store, answer.target)
     if job.state is not JobState.FINISHED or store_control.is_ending(job.id):
         return replace(answer, kind=AnswerKind.NOT_ENDED)
     if job.outcome is Outcome.CANCELLED:

@@ -27,6 +27,7 @@ from gpu_scheduler.intake.state_file_watcher import StateFileWatcher
 from gpu_scheduler.rounds.loop import Loop
 from gpu_scheduler.runner.process_scan import shows_own_pids
 from gpu_scheduler.store import state_file
+from gpu_scheduler.store.database import damaged_error
 from gpu_scheduler.store.inspection import inspect_store
 from gpu_scheduler.store.location import location_verdict
 from gpu_scheduler.store.requests import open_requests
@@ -42,13 +43,14 @@ def may_run_rounds(store: Store) -> bool:
     """Returns whether a command may run rounds here: whether `start` would continue this store as it is.
 
     It must see the processes of the runners, and the store must be complete and in its own folder. A store of
-    another host or of an older version cannot even be opened.
+    another host or of an older version cannot even be opened. Raises DamagedStoreError.
     """
-    return (
-        shows_own_pids()
-        and location_verdict(store) == "same"
-        and not inspect_store(store.data_dir, thorough=False).is_lost
-    )
+    if not shows_own_pids() or location_verdict(store) != "same":
+        return False
+    condition = inspect_store(store.data_dir, thorough=False)
+    if condition.damage:
+        raise damaged_error(store.data_dir.database, condition.damage)
+    return not condition.is_lost
 
 
 class CommandRounds:

@@ -7,7 +7,7 @@ from gpu_scheduler.core.model.request_answer import AnswerCode, RequestAnswer
 from gpu_scheduler.core.model.states import JobState
 
 #: The end of a job that a command was to end without a scheduler, and that has not ended in time.
-NOT_ENDED = "has not ended yet; the next `start` ends it"
+NOT_ENDED = "not ended yet; the next `start` continues to end it"
 
 
 def answer_text(answer: Answer, data_dir: str) -> str:
@@ -21,7 +21,7 @@ def answer_text(answer: Answer, data_dir: str) -> str:
     if answer.kind is AnswerKind.SPARED:
         return f"continues, because it was adopted; `cancel {answer.target}` ends it"
     if answer.kind is AnswerKind.NOT_ENDED:
-        return f"{NOT_ENDED}; `why {answer.target}` says what is left of it"
+        return f"{NOT_ENDED}; see `why {answer.target}`"
     if answer.reply is None:
         return ""
     if answer.reply.code is AnswerCode.PARENT_FAILED:

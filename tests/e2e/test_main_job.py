@@ -117,7 +117,8 @@ def test_pauses_by_command_and_by_state_file_take_effect_without_overwriting_eac
         lambda: [g["state"] for g in world.status()["gpus"]] == ["available", "paused", "available", "paused"]
     )
     world.end_scheduler()
-    assert "effect" in world.run_ok("pause", "2")
+    assert world.run_ok("pause", "2") == "GPU 2: paused\n"
+    assert json.loads(state.read_text())["paused_gpus"] == [1, 2, 3]
     world.start()
     wait_for(lambda: [g["state"] for g in world.status()["gpus"]].count("paused") == 3, "three paused GPUs")
     wait_for(lambda: json.loads(state.read_text())["paused_gpus"] == [1, 2, 3], "state file")

@@ -54,7 +54,7 @@ def test_after_a_crash_the_status_alone_shows_what_was_interrupted_and_recover_r
     assert text.startswith("3 jobs: 1 queued, 2 held\n")
     assert text.count("interrupted") == text.count("not recorded yet") == 2
     assert [world.jobs()[job]["recorded"] for job in (1, 2)] == [False, False]
-    assert "recorded" in world.run_ok("recover", "2")
+    assert world.run_ok("recover", "2") == "job 2: queued again\n"
     world.start(*options)
     world.wait_until(lambda jobs: jobs[2]["state"] == "running", "the recovered job")
     message = "1 interrupted job is held: `recover --all` queues it again\n"
