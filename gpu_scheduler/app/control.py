@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from gpu_scheduler.core.model.request_answer import RequestAnswer
     from gpu_scheduler.rounds.command import CommandRounds
 
+#: Seconds until a preempted or cancelled job gets SIGKILL, unless the caller chooses.
+GRACE_S = 10.0
 #: Seconds that a runner and a sweep may need after the grace to end a job (docs/design.md, Reconciling).
 STOP_MARGIN_S = 10.0
 
@@ -50,6 +52,7 @@ class Control:
         self.store = store
         self.runs_rounds = False
         self._may_run = may_run
+        self._ending: Collection[int] = ()
         self._rounds: CommandRounds | None = None
 
     @property
@@ -59,7 +62,7 @@ class Control:
 
     def is_ending(self, job_id: int) -> bool:
         """Returns whether the rounds of this process still have to end processes of the job."""
-        return self._rounds is not None and self._rounds.is_ending(job_id)
+        return self._rounds is not None and job_id in self._rounds.ending_jobs()
 
     def catch_up(self) -> None:
         """Runs rounds until nothing changes, unless a scheduler or another command runs them."""
@@ -74,15 +77,16 @@ class Control:
                 self._may_run = may_run_rounds(self.store)
                 self._rounds = CommandRounds(self.store) if self._may_run else None
             if self._rounds is not None:
+                self._rounds.named = self._ending
                 self.runs_rounds = self._rounds.advance()
 
     def carry_out(
-        self, requests: Collection[int], ending: Collection[int] = (), grace_s: float = 0.0
+        self, requests: Collection[int], ending: Collection[int] = (), grace_s: float = GRACE_S
     ) -> dict[int, RequestAnswer | None]:
         """Waits until these requests are answered; returns the answers, None for an open request.
 
         ending: the jobs that the requests end. If no scheduler is running, also waits until their processes
-        have ended, which takes at most `grace_s` and a margin.
+        and those for whose end a request waits have ended, which takes at most `grace_s` and a margin.
         """
         answers: dict[int, RequestAnswer | None] = dict.fromkeys(requests)
         answered_by = time.monotonic() + ANSWER_TIMEOUT_S
@@ -93,18 +97,20 @@ class Control:
             for request in [one for one, answer in answers.items() if answer is None]:
                 answers[request] = request_answer(self.store, request)
             if self.runs_rounds:
-                # What these rounds have not answered yet, only a scheduler can answer.
-                return not any(map(self.is_ending, ending))
+                # What these rounds have not answered then, only a scheduler can answer.
+                return self._rounds is None or not self._rounds.ending_jobs()
             return pid is not None and (is_late or None not in answers.values())
 
-        self.wait(is_done, grace_s + STOP_MARGIN_S if ending else ANSWER_TIMEOUT_S)
+        self.wait(is_done, grace_s + STOP_MARGIN_S, ending)
         return answers
 
-    def wait(self, is_done: Callable[[], bool], limit_s: float) -> None:
+    def wait(self, is_done: Callable[[], bool], limit_s: float, ending: Collection[int]) -> None:
         """Wakes the scheduler, or runs rounds, until `is_done` returns true or the time is up.
 
-        Returns at once if nobody carries out requests before the next `start`.
+        ending: the jobs that the rounds end. Returns at once if nobody carries out requests before the next
+        `start`.
         """
+        self._ending = ending
         self.store.data_dir.ring_doorbell()
         end = time.monotonic() + limit_s
         while True:

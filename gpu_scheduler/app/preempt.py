@@ -190,7 +190,8 @@ class _Preemption:
 
     def wait(self, max_wait_s: float) -> PreemptReport:
         """Waits for the end of the preemption and returns its report."""
-        self._control.wait(self._is_over, min(max_wait_s, self._stop.grace_s + 2 * STOP_MARGIN_S))
+        limit_s = min(max_wait_s, self._stop.grace_s + 2 * STOP_MARGIN_S)
+        self._control.wait(self._is_over, limit_s, [self._attempt.job_id])
         if self._end is PreemptEnd.WITHDRAWN:
             # If no scheduler has answered yet, the next one must not take up the request.
             withdraw_request(self._store, self._request)

@@ -8,6 +8,7 @@ at this point leaves.
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
@@ -19,6 +20,7 @@ from gpu_scheduler.core.model.request_answer import AnswerCode, RequestAnswer
 from gpu_scheduler.core.scheduling.actions import AnswerRequest
 from gpu_scheduler.core.scheduling.facts import Facts
 from gpu_scheduler.core.scheduling.plan import plan_for_command
+from gpu_scheduler.core.scheduling.reconcile_attempt import has_ended
 from gpu_scheduler.errors import NotOwnerError
 from gpu_scheduler.executors.local import DirectExecutor
 from gpu_scheduler.executors.screen import ScreenExecutor
@@ -54,9 +56,13 @@ def may_run_rounds(store: Store) -> bool:
 
 
 class CommandRounds:
-    """The rounds of one command. It holds the lock during a round only, so a `start` never waits for long."""
+    """The rounds of one command. It holds the lock during a round only, so a `start` never waits for long.
+
+    named: the jobs that the command ends.
+    """
 
     def __init__(self, store: Store) -> None:
+        self.named: Collection[int] = ()
         self._store, self._clock = store, Clock()
         self._options = replace(store.recorded_options(), recover=False)
         self._executors = Executors(DirectExecutor(), ScreenExecutor())
@@ -78,16 +84,23 @@ class CommandRounds:
                 self._facts = facts
             return is_locked
 
-    def is_ending(self, job_id: int) -> bool:
-        """Returns whether an attempt of the job still has processes that these rounds will end."""
-        return self._facts is not None and any(
-            attempt.job_id == job_id
+    def ending_jobs(self) -> set[int]:
+        """Returns the jobs whose processes these rounds still end, for the command or for a request."""
+        if self._facts is None:
+            return set()
+        targets, now = {request.target for request in self._facts.requests}, self._facts.now
+        return {
+            attempt.job_id
+            for attempt in self._facts.attempts
+            if (
+                attempt.job_id in self.named
+                or (has_ended(attempt, now) and not targets.isdisjoint({str(attempt.job_id), ""}))
+            )
             and attempt.state.holds_gpus
             and attempt.executor in LOCAL_EXECUTORS
             # The processes of such an attempt cannot be observed, so a round leaves them alone.
             and attempt.status.claim not in ("unknown", "unlocked")
-            for attempt in self._facts.attempts
-        )
+        }
 
     def update_state_file(self) -> list[float] | None:
         """Brings the state file up to date unless a scheduler does. Returns the shares if they have changed.
@@ -109,7 +122,7 @@ class CommandRounds:
     def _new_loop(self) -> Loop:
         loop = Loop(
             self._store, GpuWatch(), _refuse_launch, self._executors, self._options, self._clock,
-            failpoint=lambda step: failpoint(step), decide=plan_for_command,
+            failpoint=lambda step: failpoint(step), decide=lambda facts: plan_for_command(facts, self.named),
         )  # fmt: skip
         loop.placing = False
         loop.check_owner = self._check_owner

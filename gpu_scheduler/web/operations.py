@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 from gpu_scheduler import __version__
 from gpu_scheduler.app import gpu_requests, job_requests
 from gpu_scheduler.app.answers import ALL_JOBS, Answer, AnswerKind
+from gpu_scheduler.app.control import GRACE_S
 from gpu_scheduler.app.diagnosis import diagnose
 from gpu_scheduler.app.forecast import ForecastView, forecast_queue
 from gpu_scheduler.app.job_detail import job_detail
@@ -65,8 +66,6 @@ from gpu_scheduler.views.submissions import line_note_text
 
 Json = dict[str, Any]
 _Made = TypeVar("_Made")
-#: Seconds until a preempted or cancelled job gets SIGKILL, unless the caller chooses.
-GRACE_S = 10.0
 #: Maximum number of jobs in one answer.
 MAX_PAGE = 200
 

@@ -13,6 +13,8 @@ import pytest
 from gpu_scheduler.app import job_requests
 from gpu_scheduler.app.answers import Answer, AnswerKind
 from gpu_scheduler.app.location import Location
+from gpu_scheduler.attempts.folder import observe
+from gpu_scheduler.attempts.sweep import processes_of
 from gpu_scheduler.core.model.request_answer import AnswerCode
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.scheduling import actions as act
@@ -161,3 +163,34 @@ def test_a_round_of_a_command_never_launches(desk: Desk) -> None:
     (answer,) = job_requests.cancel(place(desk), [job], 5.0)
     assert answer.kind is AnswerKind.CARRIED_OUT
     assert desk.state(job) == JobState.FINISHED
+
+
+def test_cancel_ends_the_processes_that_a_dead_runner_has_left(desk: Desk) -> None:
+    job = desk.run_job(LOOP)
+    [attempt] = desk.store.attempts(job)
+    status = observe(desk.folder(attempt), attempt.token)
+    assert status.pid is not None
+    os.kill(status.pid, signal.SIGKILL)
+    wait_for(lambda: observe(desk.folder(attempt), attempt.token).claim == "dead", "the runner's death")
+    (answer,) = job_requests.cancel(place(desk), [job], 5.0)
+    record = desk.store.job(job)
+    assert record is not None
+    assert (record.state, record.outcome) == (JobState.FINISHED, Outcome.CANCELLED), answer
+    desk.wait_until_processes_end()
+
+
+@pytest.mark.parametrize("verb", ["retry", "recover"])
+def test_an_interrupted_job_is_queued_again_after_its_processes_have_ended(desk: Desk, verb: str) -> None:
+    job, other = desk.run_job(LOOP), desk.run_job(LOOP, vram=1000)
+    for one in (job, other):
+        [attempt] = desk.store.attempts(one)
+        pid = observe(desk.folder(attempt), attempt.token).pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+    code, out, err = desk.run(verb, job)
+    assert (code, out, err) == (0, f"job {job}: queued again\n", "")
+    assert desk.state(job) == JobState.QUEUED
+    [attempt] = desk.store.attempts(other)
+    assert processes_of({attempt.token: desk.folder(attempt)}), "nobody has named this job"
+    job_requests.cancel(place(desk), [other], 5.0)
+    desk.wait_until_processes_end()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 from gpu_scheduler.core.model.states import AttemptState
@@ -163,18 +164,20 @@ def _plan(facts: Facts) -> list[Action]:
     return actions + with_start_interval(place_jobs(replace(facts, attempts=remaining)), facts)
 
 
-#: The actions that a round of a command takes only on attempts that were asked to stop.
+#: The actions that a round of a command takes only on attempts of named jobs and of those asked to stop.
 _STOPPING = (RequestStop, WakeRunner, KillRunner, RecordRunnerDeath, Sweep, VoidClaim)
 #: The actions that it never takes.
 _LAUNCHING = (Relaunch, ResetLaunchCount)
 
 
-def plan_for_command(facts: Facts) -> list[Action]:
+def plan_for_command(facts: Facts, named: Collection[int]) -> list[Action]:
     """Returns the actions of a round that a command runs because no scheduler is running.
 
     Such a round answers requests, records what has ended, and ends the attempts that were asked to stop. It
-    starts, watches, recovers and measures nothing; the next `start` does that.
+    starts, watches, recovers and measures nothing; the next `start` does that. named: the jobs whose left
+    processes it ends too. So it does for a request that waits until the end of an attempt is recorded.
     """
+    waiting = {request.target for request in facts.requests}
     actions: list[Action] = requests.answer_requests(facts)
     if actions:
         return actions
@@ -189,7 +192,12 @@ def plan_for_command(facts: Facts) -> list[Action]:
             found = check_memory_release(
                 attempt, [(None, None)] * len(attempt.gpus), facts.now, facts.settings
             )
-        is_asked = attempt.stop_request is not None or attempt.status.stop is not None
+        is_asked = (
+            attempt.stop_request is not None
+            or attempt.status.stop is not None
+            or attempt.job_id in named
+            or not waiting.isdisjoint({str(attempt.job_id), ""})
+        )
         avoided = _LAUNCHING if is_asked else (*_LAUNCHING, *_STOPPING)
         actions += [action for action in found if not isinstance(action, avoided)]
     return actions
