@@ -110,7 +110,8 @@ BIG = (
 )
 
 # Open: since only rounds write `stop`, these controls break nothing any more: withdrawn_remembered,
-# kill_stays_open, withdrawn_stop_ignored. Find a scenario that needs the rule, or remove the rule.
+# all_remembered, ignored_put_back, kill_stays_open, withdrawn_stop_ignored.
+# Find a scenario that needs the rule, or remove the rule.
 _OVERLAP = "I10 processes of an attempt run on a GPU that another program has claimed"
 CONTROLS = (
     Control(("record_first", "claims"), {"crash": 1}, "I1 "),
