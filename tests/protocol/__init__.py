@@ -1,7 +1,8 @@
 """A model of an attempt, and an exhaustive search of its states.
 
-The search covers every interleaving of the scheduler's loop, two runners, the command, `cancel` and `preempt`
-without a scheduler, another program that claims the GPU, and the faults of a scenario.
+The search covers every interleaving of the scheduler's loop, two runners, the command, the commands `cancel`
+and `preempt`, which run rounds themselves while nobody else does, another program that claims the GPU, and
+the faults of a scenario.
 
     make model                                    scenarios, negative controls and limits
     python -m tests.protocol big                  the large scenarios

@@ -33,12 +33,6 @@ def canonical(state: bytearray, rules: Rules) -> bytes:
         state[st.OBSERVED_CLAIM] = 0
     if loop != st.WRITE_STOP:
         state[st.PENDING_STOP] = 0
-    if state[st.CLI] >= st.CLI_DONE:
-        state[st.CLI], state[st.CLI_OBSERVED] = st.CLI_DONE, 0
-    if state[st.PREEMPT_CLI] == st.PREEMPT_WAITS and not state[st.PREEMPT_REQUESTS]:
-        state[st.PREEMPT_CLI] = st.PREEMPT_DONE  # it does not change anything any more
-    if state[st.PREEMPT_CLI] == st.PREEMPT_DONE:
-        state[st.PREEMPT_CLI] = state[st.PREEMPT_CLI_STOP] = 0
     return bytes(state)
 
 
@@ -99,15 +93,14 @@ def _forget_lost_gpu(state: bytearray, number: int) -> None:
 
     The same holds for the second watcher of an adopted process.
 
-    An attempt that is still named by `cancel` or by a copy is kept.
+    An attempt that is still named by `preempt` or by a copy is kept.
     """
     a = st.attempt(number)
     again: tuple[int, ...] = (st.GPU_LOST,)
     if state[st.PROCESS] and number == 2:
         again = (st.INTERRUPTED, st.NOT_STARTED, st.PREEMPTED)
-    named = st.CLI_NONE < state[st.CLI] < st.CLI_DONE or state[st.COPIED] == number
-    if number == 1 and state[st.PREEMPT_CLI]:
-        named = True  # `preempt` without a scheduler concerns only the first attempt
+    # The command `preempt` concerns only the first attempt.
+    named = state[st.COPIED] == number or (number == 1 and state[st.PREEMPT_CLI])
     if state[a + st.STORED_OUTCOME] in again and _is_over(state, a) and not named:
         state[st.NEWEST] = number - 1
         state[a : a + st.FIELDS] = bytes(st.FIELDS)

@@ -6,8 +6,8 @@ from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.scheduling import actions as act
 from tests.protocol import adopted, stops
 from tests.protocol import state as st
-from tests.protocol.decisions import describe
-from tests.protocol.rules import Rules
+from tests.protocol.decisions import ACTS, describe
+from tests.protocol.rules import ALL, Rules
 from tests.protocol.steps import STEP, Steps
 
 _OUTCOMES = {
@@ -62,6 +62,9 @@ def commit(steps: Steps, a: int, actions: tuple[act.Action, ...]) -> None:
         elif isinstance(action, act.ResetLaunchCount):
             after[a + st.LAUNCHES] = 0
     broken += _check_preemption(state, after, a)
+    acts = any(isinstance(action, ACTS) for action in actions)
+    if acts and st.is_command_round(state) and not stops.is_asked_to_stop(state, a, ALL):
+        broken.append("I23 a command's round acts on an attempt that nobody asked to stop")
     steps.put(STEP, f"LOOP {describe(actions)}", after, broken[0] if broken else None)
 
 

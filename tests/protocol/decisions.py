@@ -53,6 +53,8 @@ _RESULTS = {
     st.KILLED: replace(_COMPLETED, exit_code=None, signal=15),
     st.GPU_LOST: replace(_COMPLETED, began=False, exit_code=None, claimed_gpu="GPU-1", claimed_by=77),
 }
+#: The actions that end an attempt. All others are records and launches.
+ACTS = (act.RequestStop, act.WakeRunner, act.KillRunner, act.Sweep, act.VoidClaim)
 _DESCRIPTIONS: dict[type[act.Action], str] = {
     act.Relaunch: "will launch again",
     act.ResetLaunchCount: "resets its launches because of a shortage",
@@ -104,6 +106,23 @@ def reconcile_answers(view: ObservedAttempt) -> tuple[tuple[act.Action, ...], ..
             fact = replace(fact, survivors=(77,) if view.process_found else ())
         answers[tuple(reconcile(fact, _NOW, _SETTINGS, starts_blocked=held))] = None
     return tuple(answers)
+
+
+@cache
+def command_round_answers(
+    view: ObservedAttempt, is_asked_to_stop: bool
+) -> tuple[tuple[act.Action, ...], ...]:
+    """Returns every answer of `reconcile` in a command's round, which records the same but acts less.
+
+    It never launches a runner, and acts on an attempt only if it was asked to stop.
+    """
+    left_out = (act.Relaunch, act.ResetLaunchCount, *(() if is_asked_to_stop else ACTS))
+    return tuple(
+        dict.fromkeys(
+            tuple(action for action in actions if not isinstance(action, left_out))
+            for actions in reconcile_answers(view)
+        )
+    )
 
 
 @cache

@@ -14,8 +14,9 @@ from tests.protocol.steps import FAULT, STEP, Steps, terminate
 def steps_of_faults(steps: Steps) -> None:
     """Adds every fault that can still happen in this scenario."""
     state = steps.state
-    if state[st.CRASH] and state[st.LOOP] != st.DOWN:
-        steps.add(FAULT, "LOOP crashes", {st.LOOP: st.DOWN, st.CRASH: state[st.CRASH] - 1})
+    if state[st.CRASH] and state[st.ROUNDS] & st.SCHEDULER:
+        down = {st.LOOP: st.DOWN, st.ROUNDS: state[st.ROUNDS] & ~st.SCHEDULER}
+        steps.add(FAULT, "LOOP crashes", {st.CRASH: state[st.CRASH] - 1, **down})
     if state[st.KILL]:
         _kill(steps)
     if state[st.MACHINE] or state[st.MACHINE_ENDING]:
@@ -65,9 +66,9 @@ def _reboot(steps: Steps) -> None:
     after = bytearray(state)
     after[st.LOOP], after[st.BOOT], after[st.REBOOT], after[st.FAULTED] = st.DOWN, 1, 0, 1
     after[st.MACHINE_ENDING] = after[st.MACHINE] = after[st.GPU_LOCK] = 0
-    if st.CLI_NONE < after[st.CLI] < st.CLI_DONE:
-        after[st.CLI] = st.CLI_KILLED
-    after[st.PREEMPT_CLI] = st.PREEMPT_DONE
+    after[st.ROUNDS] = after[st.PREEMPT_CLI] = 0
+    if after[st.CLI] != st.CLI_REPORTED:
+        after[st.CLI] = st.CLI_NONE
     if st.process_lives(after):
         after[st.PROCESS] = st.PROCESS_ENDED + st.BY_MACHINE
     for one in st.ATTEMPTS:

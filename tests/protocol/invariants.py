@@ -23,6 +23,11 @@ I17 a preempted job is held, or queued if the scheduler preempted it for another
 I18 no preemption stays open for ever, and a job whose preemption was withdrawn is recorded as running
 I19 one runner at a time watches an adopted process, and only a request to stop signals it (`runner`, `sweep`)
 I20 the job of an adopted process ends only after the process, and as it ended (`commits`)
+I21 at most one process runs rounds at a time
+I22 a command's round starts or launches nothing
+I23 a command's round acts only on an attempt that was asked to stop (`commits`)
+I24 after `cancel` has reported the end, the command of the attempt does not run, and never begins
+I25 a command stops running rounds, so that a scheduler can start
 """
 
 from __future__ import annotations
@@ -50,10 +55,16 @@ def broken_invariant(state: bytes, rules: Rules) -> str | None:
             return "I15 the runner obeys a preemption that the file `withdrawn` names"
         if _is_excused(state, a, rules):
             continue
+        if state[st.CLI] == st.CLI_REPORTED and st.command_lives(state, a):
+            return "I24 the command of an attempt runs after `cancel` has reported its end"
         if record > st.OPEN and st.command_lives(state, a) and state[a + st.SWEPT] < 2:
             return f"I2 the attempt is recorded as {st.OUTCOMES[record]} while its command lives"
         if state[a + st.RELEASED] and (st.FORKED <= command <= st.DYING or _counts_as_left(state, a, rules)):
             return "I5 the GPUs are released while a process of the attempt lives"
+    if state[st.ROUNDS] & (state[st.ROUNDS] - 1):
+        return "I21 two processes run rounds"
+    if state[st.LOOP] in st.LAUNCHING and st.is_command_round(state):
+        return "I22 a command's round starts an attempt"
     if commands and st.process_lives(state):
         return "I1 the command of a job is started while its adopted process runs"
     if sum(adopted.watchers(state, a) for a in st.ATTEMPTS) > 1:
@@ -169,8 +180,14 @@ PROGRESS = (
         frozenset((STEP,)),
         _is_quiet,
         lambda state: (
-            state[st.CLI] == st.CLI_WAITS and state[st.LOOP] == st.DOWN and _may_be_cancelled(state)
+            state[st.CLI] == st.CLI_WAITS and not state[st.ROUNDS] & st.SCHEDULER and _may_be_cancelled(state)
         ),
+    ),
+    Progress(
+        "I25 a command runs rounds for ever, so that no scheduler can start",
+        frozenset((STEP,)),
+        lambda state: not st.is_command_round(state),
+        st.is_command_round,
     ),
     Progress(
         "I18 the preemption stays open for ever",

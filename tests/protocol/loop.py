@@ -3,6 +3,8 @@
 A round reads the lock of the GPU and then observes the attempt. An observation reads the claim and then the
 result. The scan for processes and the commit follow. The loop performs committed actions one at a time, so
 that a crash can happen before each of them.
+
+The command `cancel` or `preempt` runs the same rounds while no scheduler runs, but starts nothing.
 """
 
 from __future__ import annotations
@@ -12,7 +14,12 @@ from tests.protocol import state as st
 from tests.protocol import stops
 from tests.protocol.adopted import next_job_state
 from tests.protocol.commits import commit
-from tests.protocol.decisions import reconcile_answers, release_answers
+from tests.protocol.decisions import (
+    ObservedAttempt,
+    command_round_answers,
+    reconcile_answers,
+    release_answers,
+)
 from tests.protocol.gpu import FOREIGN, counts_as_foreign, read_lock
 from tests.protocol.observation import finds_process, misread_withdrawal, observe
 from tests.protocol.requests import carry_out_request
@@ -26,9 +33,7 @@ def steps_of_loop(steps: Steps) -> None:
     loop = state[st.LOOP]
     if loop == st.DOWN:
         after = bytearray(state)
-        after[st.LOOP] = st.IDLE
-        if after[st.CLI] == st.CLI_WAITS:
-            after[st.CLI] = st.CLI_DONE  # from now on, the loop carries out the cancel
+        after[st.LOOP], after[st.ROUNDS] = st.IDLE, st.SCHEDULER
         for a in st.ATTEMPTS:
             if not steps.rules.release_in_store and after[a + st.STORED_OUTCOME] > st.OPEN:
                 after[a + st.RELEASED] = 1
@@ -50,8 +55,9 @@ def steps_of_loop(steps: Steps) -> None:
 def _idle(steps: Steps) -> None:
     state, rules = steps.state, steps.rules
     job, number = state[st.JOB], state[st.NEWEST]
+    places = not st.is_command_round(state) or not rules.placing_off
     if state[st.ADOPT] and job == st.QUEUED and rules.requests_wait:
-        if number < 2:
+        if number < 2 and places:
             _watch(steps, number + 1)
     elif job in (st.QUEUED, st.HELD) and state[st.CANCEL_REQUEST] == 1:
         is_running = job == st.QUEUED and state[st.ADOPT] and st.process_lives(state)
@@ -61,7 +67,7 @@ def _idle(steps: Steps) -> None:
         steps.add(STEP, "LOOP commits: the job does not run, preempt refused", {st.PREEMPT_REQUESTS: 0})
     elif job == st.QUEUED and number < 2:
         released = not number or state[st.attempt(number) + st.RELEASED]
-        if released or not rules.job_waits_for_processes:
+        if places and (released or not rules.job_waits_for_processes):
             read_lock(steps)
     elif job == st.HELD and state[st.RETRY_REQUEST] == 1:
         steps.add(STEP, "LOOP commits: retry, queued", {st.JOB: st.QUEUED, st.RETRY_REQUEST: 2})
@@ -70,7 +76,7 @@ def _idle(steps: Steps) -> None:
     elif job in st.ACTIVE:
         # A lock of the scheduler's own runner may have been read at any earlier moment. Any other lock makes
         # no difference to an open attempt.
-        if st.runner_of(state[st.GPU_LOCK]) and rules.locks_first:
+        if places and st.runner_of(state[st.GPU_LOCK]) and rules.locks_first:
             read_lock(steps)
         if rules.claim_first:
             _observe_claim(steps, st.READ)
@@ -179,7 +185,7 @@ def _read_result(steps: Steps, a: int, otherwise: int) -> None:
         result = state[a + st.RESULT]
         if result == st.GPU_LOST and not steps.rules.lost_claim_uncounted:
             result = st.NOT_STARTED
-        for actions in reconcile_answers(observe(steps, a, result)):
+        for actions in _answers(steps, a, observe(steps, a, result)):
             commit(steps, a, actions)
     else:
         steps.add(STEP, "LOOP observes: no result", {st.LOOP: otherwise})
@@ -188,10 +194,16 @@ def _read_result(steps: Steps, a: int, otherwise: int) -> None:
 def _reconcile(steps: Steps, a: int) -> None:
     rules = steps.rules
     view = misread_withdrawal(observe(steps, a), rules)
-    for actions in reconcile_answers(view):
+    for actions in _answers(steps, a, view):
         if not rules.void_first and actions and isinstance(actions[-1], act.VoidClaim):
             actions = reconcile_answers(view._replace(claim=st.CLAIM_VOID))[0]
         commit(steps, a, actions)
+
+
+def _answers(steps: Steps, a: int, view: ObservedAttempt) -> tuple[tuple[act.Action, ...], ...]:
+    if not st.is_command_round(steps.state) or not steps.rules.only_stopped:
+        return reconcile_answers(view)
+    return command_round_answers(view, stops.is_asked_to_stop(steps.state, a, steps.rules))
 
 
 def _release(steps: Steps, number: int) -> None:
@@ -205,7 +217,8 @@ def _release(steps: Steps, number: int) -> None:
         steps.add(
             STEP, f"LOOP finds no process of attempt {number} and releases its GPUs", {a + st.RELEASED: 1}
         )
-    if not found or not rules.release_sweep:
+    was_asked = state[st.CANCEL_EVER_REQUESTED] or state[st.EVER_PREEMPTED]
+    if not found or not rules.release_sweep or (st.is_command_round(state) and not was_asked):
         return
     for actions in release_answers(True, state[a + st.SWEPT]):
         for action in actions:

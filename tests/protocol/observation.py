@@ -43,6 +43,8 @@ def finds_process(state: bytes, a: int, rules: Rules, *, chains: bool = True) ->
     )
     mine = left or st.finds_command(state, a, rules) or st.scan_finds_runner(state, a)
     mine = mine or st.sweeps_process(state, a, rules)
+    if st.is_blind(state, rules):
+        return False
     return mine or st.finds_foreign_process(state, a, rules)
 
 

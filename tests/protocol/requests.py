@@ -15,21 +15,24 @@ def carry_out_request(steps: Steps) -> bool:
     """
     state, a = steps.state, st.attempt(steps.state[st.NEWEST])
     pending = state[st.PREEMPT_REQUESTS]
+    claim = st.observed_claim(state, a, steps.rules)
+    is_over = decisions.is_over(observe(steps, a, state[a + st.RESULT])._replace(claim=claim))
+    # Only a round that has observed the attempt before its end carries out a request then.
+    kind = FAULT if is_over else STEP
     if state[st.CANCEL_REQUEST] == 1:
         told = {st.CANCEL_REQUEST: 2, st.STOP_REQUEST: st.STOP_CANCEL}
-        steps.add(STEP, "LOOP commits the cancel", told)
+        steps.add(kind, "LOOP commits the cancel", told)
     if pending:
         number = (pending & -pending).bit_length() - 1
-        _preempt(steps, a, number, {st.PREEMPT_REQUESTS: pending & ~(1 << number)})
-    if state[st.VICTIM] and state[st.JOB] == st.RUNNING and not state[st.STOP_REQUEST] and a == st.FIRST:
+        _preempt(steps, kind, a, number, {st.PREEMPT_REQUESTS: pending & ~(1 << number)})
+    may_preempt = state[st.VICTIM] and not st.is_command_round(state)
+    if may_preempt and state[st.JOB] == st.RUNNING and not state[st.STOP_REQUEST] and a == st.FIRST:
         victim = stops.preemption(st.VICTIM_ID, kill=True, queued=True)
         steps.add(FAULT, "LOOP commits a preemption for another job", {st.VICTIM: 0, st.STOP_REQUEST: victim})
-    claim = st.observed_claim(state, a, steps.rules)
-    view = observe(steps, a, state[a + st.RESULT])._replace(claim=claim)
-    return bool(pending or state[st.CANCEL_REQUEST] == 1) and not decisions.is_over(view)
+    return bool(pending or state[st.CANCEL_REQUEST] == 1) and not is_over
 
 
-def _preempt(steps: Steps, a: int, number: int, answered: dict[int, int]) -> None:
+def _preempt(steps: Steps, kind: int, a: int, number: int, answered: dict[int, int]) -> None:
     state, rules = steps.state, steps.rules
     _, withdrawn = stops.observed_stop(state, a, rules)
     is_open = state[st.STOP_REQUEST]
@@ -37,7 +40,7 @@ def _preempt(steps: Steps, a: int, number: int, answered: dict[int, int]) -> Non
     wanted = stops.preempt_answer(state[st.JOB], 0 if hidden else is_open, withdrawn, number)
     name = stops.name_of(stops.preemption(number, kill=number == st.FORCE_ID))
     if wanted is None:
-        steps.add(STEP, f"LOOP answers the preempt ({name}), which changes nothing", answered)
+        steps.add(kind, f"LOOP answers the preempt ({name}), which changes nothing", answered)
     else:
         label = f"LOOP commits the preempt ({name}): {stops.name_of(wanted)}"
-        steps.add(STEP, label, {**answered, st.STOP_REQUEST: wanted})
+        steps.add(kind, label, {**answered, st.STOP_REQUEST: wanted})

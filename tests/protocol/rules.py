@@ -61,10 +61,15 @@ class Rules:
     release_last: bool = True  #: the GPU is released after the last process; off: after the command
     release_first: bool = True  #: the GPU is released before the result is published; off: after that
     lost_claim_uncounted: bool = True  #: a lost GPU does not count as a failed launch; off: it does
-    # `cancel` while no scheduler is up.
-    cli_rechecks_claim: bool = True  #: it reads the claim after it has written `stop`; off: before
-    cli_repeats: bool = True  #: it writes `stop` again if `preempt` has replaced it; off: it does not
-    cli_sweeps: bool = True  #: it ends processes whose runner is gone; off: the next scheduler does
+    # `cancel` and `preempt`, which run rounds while nobody else does.
+    rounds_locked: bool = True  #: a command locks the rounds; off: it only checks that nobody runs rounds
+    placing_off: bool = True  #: its rounds start no job; off: they do
+    only_stopped: bool = True  #: they act only on attempts that shall stop; off: on all, like the scheduler
+    waiting_counts: bool = True  #: an attempt shall stop if a request waits for its end; off: if one is open
+    waits_for_processes: bool = True  #: a command waits for the last process; off: until the end is recorded
+    ends_unwatched: bool = True  #: it leaves what only a launch can end to the next scheduler; off: it waits
+    ends_unlocked: bool = True  #: it does not wait for a runner that it cannot observe; off: it does
+    same_namespace: bool = True  #: it runs rounds only where it sees the runners; off: anywhere
     # Adopted processes.
     watched_again: bool = True  #: a dead watcher is replaced by another one; off: the job is interrupted
     process_unswept: bool = True  #: no scan finds the process; off: it belongs to the attempt

@@ -10,7 +10,7 @@ from __future__ import annotations
 from tests.protocol.rules import Rules
 
 # How often each fault and user action can still happen. PREEMPT: `preempt`, whose request the loop carries
-# out; OFFLINE: `preempt`, which may find no scheduler; FORCE: `preempt --force`; VICTIM: the scheduler
+# out; OFFLINE: `preempt`, whose command waits; FORCE: `preempt --force`; VICTIM: the scheduler
 # preempts the job for another one. ADOPT: whether the job is an adopted process, according to the store.
 # OTHER: whether there is another program that uses the GPU; it claims the
 # GPU any number of times. UNMARKED: whether the runners cannot mark their processes.
@@ -26,22 +26,23 @@ FAULTS = (
 
 #: The other global fields.
 (
+    ROUNDS,  # bits for the processes that run rounds, each of which has taken the scheduler's lock
     # the loop's next step, the lock and the claim that it observed, and the `stop` that it will write
     LOOP, OBSERVED_LOCK, OBSERVED_CLAIM, PENDING_STOP,
     # what the store contains: the job, its newest attempt, the open request to stop it, and the requests that
     # no round has carried out yet; and whether a cancel was ever requested
     JOB, NEWEST, STOP_REQUEST, CANCEL_REQUEST, CANCEL_EVER_REQUESTED, RETRY_REQUEST, PREEMPT_REQUESTS,
     EVER_PREEMPTED,  # whether the first id of a preemption was used
-    CLI, CLI_OBSERVED,  # `cancel` without a scheduler: its next step, and what it observed
-    PREEMPT_CLI, PREEMPT_CLI_STOP,  # `preempt` without a scheduler, and its request
+    CLI,  # the command `cancel`
+    PREEMPT_CLI,  # the command `preempt`: 0, or 1 + the id of its preemption
     # the boot, whether the machine is shutting down, whether a kill or the loss of a folder has happened
     BOOT, MACHINE_ENDING, FAULTED,
     COPIED, COPY_CLAIM, COPY_JOB,  # a copy of the data directory: its attempt, claim and job state
     GPU_LOCK,  # the process that has locked the lock file of the GPU
     # the adopted process, and bits for the ids of the preemptions that its dead watchers have withdrawn
     PROCESS, PROCESS_WITHDRAWN,
-) = range(len(FAULTS), len(FAULTS) + 25)  # fmt: skip
-FIRST = len(FAULTS) + 25
+) = range(len(FAULTS), len(FAULTS) + 24)  # fmt: skip
+FIRST = len(FAULTS) + 24
 
 #: The fields of an attempt.
 (
@@ -51,7 +52,9 @@ FIRST = len(FAULTS) + 25
 ) = range(29)  # fmt: skip
 RUNNERS = (RUNNER1, RUNNER2)
 
-# LOOP
+# ROUNDS: the scheduler, `cancel` and `preempt`
+SCHEDULER, CANCEL_ROUNDS, PREEMPT_ROUNDS = 1, 2, 4
+# LOOP, of whichever process runs rounds. DOWN: none does.
 (
     DOWN,
     IDLE,
@@ -127,24 +130,8 @@ REUSED_PID = 16
 NOBODY, PLAIN, ORPHAN, STUCK, IN_SESSION, OWN_SESSION, LOST, FORK_CHAIN, LOOSE_CHAIN = range(9)
 # REUSED: which ids of ended processes now belong to foreign processes
 RUNNER_NUMBER, SESSION_NUMBER = 1, 2
-# CLI
-(
-    CLI_NONE,
-    CLI_REQUESTS,
-    CLI_OBSERVES,
-    CLI_STOPS,
-    CLI_OBSERVES_AGAIN,
-    CLI_SIGNALS,
-    CLI_WAITS,
-    CLI_DONE,
-    CLI_KILLED,
-) = range(9)
-
-# PREEMPT_CLI
-(
-    PREEMPT_NONE, PREEMPT_OBSERVES, PREEMPT_READS_STOP, PREEMPT_STOPS, PREEMPT_SIGNALS, PREEMPT_WAITS,
-    PREEMPT_DONE,
-) = range(7)  # fmt: skip
+# CLI. FREE: it saw that nobody runs rounds. REPORTED: it has reported the end of the job.
+CLI_NONE, CLI_WAITS, CLI_FREE, CLI_REPORTED = range(4)
 
 LAUNCHING = (MAKE, WRITE_SPEC, SPAWN)
 ACTIVE = (STARTING, RUNNING, STOPPING)
@@ -165,6 +152,16 @@ def initial(**faults: int) -> bytes:
         state[FAULTS.index(name)] = times
     state[PROCESS] = PROCESS_RUNS if state[ADOPT] else NO_PROCESS
     return bytes(state)
+
+
+def is_command_round(state: bytes | bytearray) -> bool:
+    """Returns whether a command runs the rounds. Its rounds only end attempts, and start none."""
+    return state[ROUNDS] > SCHEDULER
+
+
+def is_blind(state: bytes | bytearray, rules: Rules) -> bool:
+    """Returns whether the rounds are those of a command that sees no process of the scheduler's machine."""
+    return is_command_round(state) and not rules.same_namespace
 
 
 def is_alive(runner: int) -> bool:
@@ -215,6 +212,8 @@ def observed_claim(state: bytes, a: int, rules: Rules) -> int:
     claim = state[a + CLAIM]
     if claim == VOID:
         return CLAIM_VOID
+    if claim and is_blind(state, rules):
+        return CLAIM_DEAD
     if not claim:
         if not state[a + FOLDER] or state[JOB] not in (RUNNING, STOPPING):
             return CLAIM_NONE

@@ -61,6 +61,16 @@ def observed_stop(state: bytes | bytearray, a: int, rules: Rules) -> tuple[int, 
     return stop, withdrawn
 
 
+def is_asked_to_stop(state: bytes | bytearray, a: int, rules: Rules) -> bool:
+    """Returns whether a command's round may act on this attempt.
+
+    A request to stop it is open, or in its folder, or waits until its end is recorded.
+    """
+    waits = state[st.CANCEL_REQUEST] == 1 or state[st.PREEMPT_REQUESTS]
+    is_open = state[st.STOP_REQUEST] or observed_stop(state, a, rules)[0]
+    return bool(is_open or (waits and rules.waiting_counts))
+
+
 #: The id of each preemption. The fourth one is for the job 9.
 IDS = ("first", "second", "forced", "victim")
 REQUESTS: dict[int, StopRequest | None] = {

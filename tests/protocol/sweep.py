@@ -1,4 +1,4 @@
-"""Models a sweep, in which the loop or `cancel` signals every process of an attempt that a scan finds."""
+"""Models a sweep, in which the loop signals every process of an attempt that a scan finds."""
 
 from __future__ import annotations
 

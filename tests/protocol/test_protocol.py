@@ -25,6 +25,7 @@ from tests.protocol.search import explore
         {"victim": 1, "crash": 1, "retry": 1},
         {"adopt": 1, "kill": 1, "retry": 1},
         {"adopt": 1, "kill": 1, "preempt": 1},
+        {"crash": 1, "offline": 1},
     ],
     ids=str,
 )
@@ -42,7 +43,7 @@ _QUICK = (
     "release_last", "release_first", "lost_claim_uncounted", "copy_refused", "excuse_lost", "excuse_early",
     "excuse_killed_holder", "excuse_unlinked", "withdrawal_closes", "withdrawal_by_id",
     "withdrawal_outlives_runner", "excuse_no_progress", "watched_again", "process_unswept", "requests_wait",
-    "stop_kept", "watcher_leaves", "start_compared",
+    "stop_kept", "watcher_leaves", "start_compared", "rounds_locked", "placing_off", "same_namespace",
 )  # fmt: skip
 
 
