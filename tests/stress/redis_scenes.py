@@ -212,8 +212,9 @@ def _fail_at(lab: Lab, moment: _Moment) -> bool:
             _lose_claim(lab)
         _pass_all_steps(lab, program, step, number)
     else:
-        box.restart(program, step, number)
-        box.restart("scheduler" if program == "agent" else "agent")
+        # While an agent is stopped in the middle of a commit, no scheduler can start.
+        box.restart("scheduler", *(moment[1:] if program == "scheduler" else ()))
+        box.restart("agent", *(moment[1:] if program == "agent" else ()))
         lab.push(3)
     is_reached = _comes(lambda: box.has_failed(program), 15)
     for other in lab.boxes[1:]:
