@@ -216,7 +216,7 @@ def _fail_at(lab: Lab, moment: _Moment) -> bool:
         box.restart("scheduler", *(moment[1:] if program == "scheduler" else ()))
         box.restart("agent", *(moment[1:] if program == "agent" else ()))
         lab.push(3)
-    is_reached = _comes(lambda: box.has_failed(program), 15)
+    is_reached = _comes(lambda: box.has_failed(program), 30)
     for other in lab.boxes[1:]:
         other.signal_agent(signal.SIGCONT)
     if is_reached and number == signal.SIGSTOP:
