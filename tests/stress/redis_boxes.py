@@ -380,12 +380,15 @@ class Lab:
         self.others.append(process)
         return process
 
-    def push(self, count: int, longest_s: float = 0.3, *, gated: bool = False, memory_mb: int = 2000) -> None:
-        """Pushes new items as the source's producer does. longest_s: how long their jobs run at most."""
+    def push(
+        self, count: int, longest_s: float = 0.3, *, shortest_s: float = 0.0, gated: bool = False,
+        memory_mb: int = 2000,
+    ) -> None:  # fmt: skip
+        """Pushes new items as the source's producer does. shortest_s, longest_s: how long their jobs run."""
         with self.server.client() as client:
             for n in range(len(self.codes), len(self.codes) + count):
                 self.codes[n] = code = self.dice.choice((0, 0, 0, 3))
-                wait = f"sleep {self.dice.uniform(0, longest_s):.2f}"
+                wait = f"sleep {self.dice.uniform(shortest_s, longest_s):.2f}"
                 if gated:
                     wait = f"while [ ! -e {self.folder / 'gate'} ]; do sleep 0.1; done"
                 script = self.folder / "scripts" / f"job{n}.py"
