@@ -7,7 +7,6 @@ The times of the agents are divided by the environment variable STRESS_REDIS_SCA
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import re
 import selectors
@@ -26,7 +25,7 @@ import redis
 
 from tests.stress.harness import Stage, environment, kill, scheduler
 from tests.stress.part import Findings, Order
-from tests.stress.redis_agent_steps import NTH, SIGNAL, STEP, STEPS
+from tests.stress.redis_agent_steps import SIGNAL, STEP, STEPS
 from tests.stress.redis_source import DROPPED, record_of, status_of, submit
 from tests.waiting import wait_for
 
@@ -45,6 +44,7 @@ exit {code}
 """
 
 Link = Literal["open", "closed", "mute"]
+Program = Literal["agent", "scheduler"]
 
 
 class RedisServer:
@@ -212,29 +212,55 @@ class RedisBox:
         self.start_scheduler()
         self.start_agent()
 
-    def start_scheduler(self) -> None:
-        """Starts the scheduler."""
-        self._scheduler = self.stage.start(*(["--redis", self.url] if self.companion else []))
+    def start_scheduler(self, step: str = "", number: int = signal.SIGKILL) -> None:
+        """Starts the scheduler. At the step, it gets this signal; then, nobody waits until it is up."""
+        self.stage.env = self._env_for("scheduler", step, number)
+        url = ["--redis", self.url] if self.companion else []
+        self._scheduler = self.stage.start(*url, ready=not step)
 
-    def start_agent(self, step: str = "", nth: int = 1, number: int = signal.SIGKILL) -> None:
+    def start_agent(self, step: str = "", number: int = signal.SIGKILL) -> None:
         """Starts the agent, unless the scheduler does. At the step, it gets this signal."""
         if self.companion:
             return
-        env = {**self.env, STEPS: str(self.folder / "steps")}
-        if step:
-            env |= {STEP: step, NTH: str(nth), SIGNAL: str(number)}
         words = ["redis-agent", "--redis", self.url, "--state-file", STATE]
         with (self.folder / "agent.out").open("ab") as out:
             self._agent = subprocess.Popen(
                 [sys.executable, "-m", "tests.stress.redis_agent_steps", *words],
-                cwd=self.folder, env=env, stdout=out, stderr=out, stdin=subprocess.DEVNULL,
+                cwd=self.folder, env=self._env_for("agent", step, number), stdout=out, stderr=out,
+                stdin=subprocess.DEVNULL,
             )  # fmt: skip
 
-    def start_agent_to_stop(self, moment: str, script: str) -> None:
-        """Starts the agent anew; it stops itself at this moment of a script."""
-        self.signal_agent(signal.SIGKILL)
-        digest = hashlib.sha1(script.encode(), usedforsecurity=False).hexdigest()
-        self.start_agent(f"{moment} script {digest[:6]}", 1, signal.SIGSTOP)
+    def restart(self, program: Program, step: str = "", number: int = signal.SIGKILL) -> None:
+        """Kills the agent or the scheduler and starts it anew. At the step, it gets this signal."""
+        if program == "agent":
+            self.signal_agent(signal.SIGKILL)
+            self.start_agent(step, number)
+        else:
+            self.kill_scheduler()
+            self.start_scheduler(step, number)
+
+    def steps(self, program: Program) -> list[str]:
+        """Returns the names of the steps that these programs have reached, in order, if they have steps."""
+        path = self.folder / f"{program} steps"
+        return path.read_text().splitlines() if path.exists() else []
+
+    def has_failed(self, program: Program) -> bool:
+        """Returns whether this process, which the test has started, was killed or is stopped by SIGSTOP."""
+        process = self._process(program)
+        return process.poll() == -signal.SIGKILL or _is_stopped(process.pid)
+
+    def go_on(self, program: Program) -> None:
+        """Continues this process, which the test has started, if it is stopped."""
+        self._process(program).send_signal(signal.SIGCONT)
+
+    def _process(self, program: Program) -> subprocess.Popen[bytes]:
+        process = self._agent if program == "agent" else self._scheduler
+        assert process is not None
+        return process
+
+    def _env_for(self, program: Program, step: str, number: int) -> dict[str, str]:
+        fault = {STEP: step, SIGNAL: str(int(number))} if step else {}
+        return {**self.env, STEPS: str(self.folder / f"{program} steps"), **fault}
 
     def agent_pid(self) -> int | None:
         """Returns the pid of the living agent."""
@@ -253,12 +279,7 @@ class RedisBox:
     def is_stopped(self) -> bool:
         """Returns whether the agent is stopped by SIGSTOP."""
         pid = self.agent_pid()
-        try:
-            return (
-                pid is not None and Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
-            )
-        except OSError:
-            return False
+        return pid is not None and _is_stopped(pid)
 
     def signal_agent(self, number: int) -> bool:
         """Signals the agent; returns False if there is none."""
@@ -300,6 +321,13 @@ class RedisBox:
         self.signal_agent(signal.SIGCONT)
         self.kill()
         self.proxy.close()
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    except OSError:
+        return False
 
 
 class Lab:
@@ -352,12 +380,15 @@ class Lab:
         self.others.append(process)
         return process
 
-    def push(self, count: int, longest_s: float = 0.3, *, gated: bool = False, memory_mb: int = 2000) -> None:
-        """Pushes new items as the source's producer does. longest_s: how long their jobs run at most."""
+    def push(
+        self, count: int, longest_s: float = 0.3, *, shortest_s: float = 0.0, gated: bool = False,
+        memory_mb: int = 2000,
+    ) -> None:  # fmt: skip
+        """Pushes new items as the source's producer does. shortest_s, longest_s: how long their jobs run."""
         with self.server.client() as client:
             for n in range(len(self.codes), len(self.codes) + count):
                 self.codes[n] = code = self.dice.choice((0, 0, 0, 3))
-                wait = f"sleep {self.dice.uniform(0, longest_s):.2f}"
+                wait = f"sleep {self.dice.uniform(shortest_s, longest_s):.2f}"
                 if gated:
                     wait = f"while [ ! -e {self.folder / 'gate'} ]; do sleep 0.1; done"
                 script = self.folder / "scripts" / f"job{n}.py"
@@ -382,12 +413,13 @@ class Lab:
     def settle(self, timeout_s: float) -> None:
         """Waits until every item that is not excused has ended, and until none starts any more."""
         with contextlib.suppress(AssertionError):
-            wait_for(self._have_ended, "the ends of all items", timeout_s + 4 * SILENT_S, every_s=0.05)
+            wait_for(self.have_ended, "the ends of all items", timeout_s + 4 * SILENT_S, every_s=0.05)
         # A second start would follow the return of a box that was silent.
         while self._starts_more(2 * SILENT_S):
             pass
 
-    def _have_ended(self) -> bool:
+    def have_ended(self) -> bool:
+        """Returns whether every item that is not excused has ended."""
         self._excuse_dropped()
         return self.codes.keys() - self.excused.keys() <= self.ended()
 

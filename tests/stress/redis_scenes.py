@@ -8,21 +8,37 @@ it, and boxes that start what they claim without `confirm`.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import json
+import re
 import shutil
 import signal
 from collections.abc import Callable, Iterator
 
-from gpu_scheduler.redis_queue import scripts
+from gpu_scheduler.redis_queue import agent, scripts
+from gpu_scheduler.store.taken_items import box_id
 from tests.stress.harness import pause, program_for
 from tests.stress.part import Findings, Order
 from tests.stress.redis_agent_steps import UNCONFIRMED
-from tests.stress.redis_boxes import SCALE, SILENT_S, Lab, RedisBox, RedisServer, name_of
-from tests.stress.redis_source import QUEUE
+from tests.stress.redis_boxes import SCALE, SILENT_S, Lab, Program, RedisBox, RedisServer, name_of
+from tests.stress.redis_source import QUEUE, RECORD
 from tests.waiting import wait_for
 
 #: Seconds that an outage of Redis takes, shortened.
 _DOWN_S = 120 / SCALE
+#: A moment: the program, the name of its step, and the signal that it gets there.
+_Moment = tuple[Program, str, int]
+#: The programs that fail, and the signals that they get at each step.
+_SIGNALS: dict[Program, tuple[int, ...]] = {
+    "agent": (signal.SIGKILL, signal.SIGSTOP), "scheduler": (signal.SIGKILL,)
+}  # fmt: skip
+_STEPPING = "tests.stress.redis_agent_steps"
+#: The steps at the scripts that the agent has.
+_STEPS_OF_SCRIPTS = {
+    f"{moment} script {name}"
+    for moment in ("before", "sent", "after")
+    for name in re.findall(r"\bscripts\.([A-Z_]+)", inspect.getsource(agent))
+}
 _NO_SERVER = "redis-server is not installed"
 #: Memory that allows a box with four GPUs to run 40 jobs at once, and their number.
 _SMALL_MB, _MANY = 2000, 40
@@ -116,11 +132,11 @@ def _stop_unconfirmed(lab: Lab, jobs: int) -> None:
 
 
 def steps(order: Order) -> Findings:
-    """Kills an agent at each of its steps, and stops it there for longer than a box may be silent."""
+    """Kills an agent or a scheduler at each of its steps, and stops the agent there for long."""
     if not RedisServer.is_installed():
         return Findings(skipped=_NO_SERVER)
     found = Findings()
-    with Lab(order, order.folder / "steps", program=program_for(order)) as lab:
+    with Lab(order, order.folder / "steps", boxes="AB", program=_STEPPING) as lab:
         if order.is_control:
             _kill_source(lab, order.scaled(300))
         else:
@@ -132,40 +148,143 @@ def steps(order: Order) -> Findings:
 
 
 def _fail_at_steps(lab: Lab, order: Order, found: Findings) -> None:
+    """Lets the first box fail at each moment in turn.
+
+    It does so in a new run of Redis or, if it does not reach the moment there, as a new box with a new Redis.
+    """
     lab.server.start()
-    for box in lab.boxes:
-        box.start()
-    victims = [box for box in lab.boxes if not box.companion]
+    first, second = lab.boxes
+    first.start_agent()
+    first.start_scheduler()
+    second.start()
     lab.push(12)
     lab.settle(60)
-    names = sorted({name for box in victims for name in (box.folder / "steps").read_text().splitlines()})
-    found.count("named steps", len(names))
-    moments = [(name, number) for name in names for number in (signal.SIGKILL, signal.SIGSTOP)]
-    lab.dice.shuffle(moments)
-    for nth, (name, number) in enumerate(moments[: order.scaled(len(moments), least=4)]):
-        _fail_at(lab, victims[nth % len(victims)], name, number, found)
+    _lose_claim(lab)
+    for program in _SIGNALS:
+        _pass_all_steps(lab, program)
+        wait_for(lab.have_ended, "the ends of all items")
+        second.signal_agent(signal.SIGCONT)
+    moments = _moments(lab)
+    chosen = lab.dice.sample(moments, order.scaled(len(moments), least=4))
+    reached: list[_Moment] = []
+    for nth, moment in enumerate(chosen):
+        program, step, number = moment
+        if _fail_at(lab, moment):
+            reached.append(moment)
+        else:
+            with Lab(order, order.folder / f"new{nth}", boxes="A", program=_STEPPING) as new:
+                new.server.start()
+                if _fail_at(new, moment):
+                    reached.append(moment)
+                    found.count("moments of a new box")
+                else:
+                    found.fault("moment not reached", f"{program} {step}, signal {int(number)}")
+                new.settle(60)
+                new.judge(found)
+                found.count("items on new boxes", len(new.codes))
+    found.figures["moments"] = f"{len(reached)} of {len(chosen)}"
+    for program, numbers in _SIGNALS.items():
+        for number in numbers:
+            count = sum(one[0] == program and one[2] == number for one in reached)
+            found.count(f"{program} {'killed' if number == signal.SIGKILL else 'stopped'}", count)
     lab.settle(120)
+    with lab.server.client() as client:
+        for item in client.zrange(QUEUE, 0, -1):
+            found.fault("left in the queue", repr(item))
 
 
-def _fail_at(lab: Lab, box: RedisBox, name: str, number: int, found: Findings) -> None:
-    """Starts the agent of this box anew, and lets it fail at this step while it has work."""
-    box.signal_agent(signal.SIGKILL)
-    box.start_agent(name, lab.dice.choice((1, 1, 2, 3)), number)
-    lab.push(3)
-    try:
-        wait_for(lambda: box.agent_pid() is None or box.is_stopped(), "the step", timeout_s=4)
-    except AssertionError:
-        found.count("steps not reached")
-        box.signal_agent(signal.SIGKILL)
-        box.start_agent()
-        return
-    if number == signal.SIGSTOP:
-        found.count("stops")
-        pause(SILENT_S)
-        box.signal_agent(signal.SIGCONT)
+def _moments(lab: Lab) -> list[_Moment]:
+    """Returns the moments at the steps that the boxes have reached and at all scripts of the agent."""
+    moments: list[_Moment] = []
+    for program, numbers in _SIGNALS.items():
+        names = {name for box in lab.boxes for name in box.steps(program)}
+        if program == "agent":
+            names |= _STEPS_OF_SCRIPTS
+        moments += [(program, name, number) for name in sorted(names) for number in numbers]
+    return moments
+
+
+def _fail_at(lab: Lab, moment: _Moment) -> bool:
+    """Lets the first box fail at this moment, and continue. Returns whether it reached the moment."""
+    box, (program, step, number) = lab.boxes[0], moment
+    if lab.codes:
+        if step.endswith("give_up"):
+            _lose_claim(lab)
+        _pass_all_steps(lab, program, step, number)
     else:
-        found.count("kills")
-        box.start_agent()
+        # While an agent is stopped in the middle of a commit, no scheduler can start.
+        box.restart("scheduler", *(moment[1:] if program == "scheduler" else ()))
+        box.restart("agent", *(moment[1:] if program == "agent" else ()))
+        lab.push(3)
+    is_reached = _comes(lambda: box.has_failed(program), 30)
+    for other in lab.boxes[1:]:
+        other.signal_agent(signal.SIGCONT)
+    if is_reached and number == signal.SIGSTOP:
+        pause(SILENT_S)
+        box.go_on(program)
+    else:
+        box.restart(program)
+    _comes(lab.have_ended, 60)
+    return is_reached
+
+
+def _pass_all_steps(lab: Lab, program: Program, step: str = "", number: int = signal.SIGKILL) -> None:
+    """Starts a program of the first box anew, in a scene in which it passes all steps but those of a new box.
+
+    The agent meets a new run of Redis, to which the other box reports after it, a bad item, and a claim of
+    its box without a job. The first box has all items to itself.
+    """
+    box, other = lab.boxes
+    other.signal_agent(signal.SIGSTOP)
+    wait_for(other.is_stopped, "a stopped agent")
+    if program == "agent":
+        box.signal_agent(signal.SIGKILL)
+        _claim_without_job(lab, box)
+        lab.server.kill()
+        lab.server.start()
+    before = len(box.steps(program))
+    box.restart(program, step, number)
+    with lab.server.client() as client:
+        if program == "agent":
+            _comes(lambda: box.has_failed(program) or "after HGETALL" in box.steps(program)[before:], 20)
+            other.signal_agent(signal.SIGCONT)
+            _comes(lambda: box.has_failed(program) or client.hget("gpusched:run", "at") != b"", 20)
+            other.signal_agent(signal.SIGSTOP)
+        client.set(f"{RECORD}bad", "{")
+        client.zadd(QUEUE, {"bad": 0})
+    if program == "scheduler":  # its jobs outlast the 5 s between two readings of GPUs
+        lab.push(3, 7.0, shortest_s=6.0)
+    else:
+        lab.push(3)
+
+
+def _lose_claim(lab: Lab) -> None:
+    """Stops the agent of the first box after a claim until the other box has run the item."""
+    box, other = lab.boxes
+    other.signal_agent(signal.SIGSTOP)
+    box.restart("agent", "before script CONFIRM", signal.SIGSTOP)
+    lab.push(1)
+    wait_for(box.is_stopped, "a claim")
+    other.signal_agent(signal.SIGCONT)
+    wait_for(lab.have_ended, "the end of the item on the other box")
+
+
+def _claim_without_job(lab: Lab, box: RedisBox) -> None:
+    """Pushes an item and claims it for this box, whose agent does not get the answer."""
+    lab.push(1)
+    item = name_of(max(lab.codes))
+    with lab.server.client() as client, contextlib.closing(box.stage.store()) as store:
+        number, text = client.hget("gpusched:run", "number"), client.get(RECORD + item)
+        answer = client.eval(scripts.CLAIM, 0, item, box_id(store), "lost", text, number, "0")
+        assert isinstance(answer, list), answer
+
+
+def _comes(condition: Callable[[], bool], timeout_s: float) -> bool:
+    """Waits for the condition. Returns whether it became true in time."""
+    try:
+        return wait_for(condition, timeout_s=timeout_s)
+    except AssertionError:
+        return False
 
 
 def _kill_source(lab: Lab, jobs: int) -> None:
@@ -255,7 +374,7 @@ def _rolled_back_unconfirmed(lab: Lab) -> None:
     lab.settle(60)
     box, others = lab.boxes[0], lab.boxes[1:]
     _without_agents(lab, lambda: None)
-    box.start_agent_to_stop("before", scripts.CONFIRM)
+    box.restart("agent", "before script CONFIRM", signal.SIGSTOP)
     lab.push(4)
     wait_for(box.is_stopped, "a claim")
     with _snapshot(lab):
@@ -280,7 +399,7 @@ def _restarted_after_retry(lab: Lab) -> None:
     """Restarts Redis with its data while one box has claimed, but not confirmed, what another one ended."""
     _retry_some(lab)
     box = lab.boxes[1]
-    box.start_agent_to_stop("before", scripts.CONFIRM)
+    box.restart("agent", "before script CONFIRM", signal.SIGSTOP)
     wait_for(box.is_stopped, "a claim")
     lab.server.kill()
     lab.server.start()
