@@ -118,12 +118,6 @@ def remove_dependencies(
     )
 
 
-def replace_dependencies(db: sqlite3.Connection, job_id: int, wanted: Iterable[Dependency]) -> None:
-    """Replaces the dependencies of a job, in the caller's transaction."""
-    db.execute("DELETE FROM dependency WHERE job_id = ?", (job_id,))
-    insert_dependencies(db, job_id, wanted)
-
-
 def insert_dependencies(db: sqlite3.Connection, job_id: int, wanted: Iterable[Dependency]) -> None:
     """Inserts dependencies. Of several with the same parent and kind, the first one counts."""
     db.executemany(
