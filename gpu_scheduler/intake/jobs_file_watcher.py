@@ -163,7 +163,7 @@ class JobsFileReader:
 
 
 def _malformed(lines: Iterable[Line]) -> tuple[Line, ...]:
-    return tuple(line for line in lines if line.malformed)
+    return tuple([line for line in lines if line.identity is None])
 
 
 def _as_in_reading(lines: Sequence[Line], reading: Reading) -> tuple[Line, ...]:

@@ -87,8 +87,11 @@ class LineDependencies:
         message for each reference that names no job or would make its job wait for itself.
         """
         self._names = names
+        dependent = dependent_jobs_of_file(self._store, self._path)
+        if not dependent and not any(map(references_of, reading)):
+            return []
         index = self._index_of(reading)
-        jobs = (*index.lines, *dependent_jobs_of_file(self._store, self._path))
+        jobs = (*index.lines, *dependent)
         return self._replace(index, jobs, frozenset(new_jobs))
 
     def resolve_again(self, reading: Reading, names: Collection[str]) -> list[str]:
@@ -195,15 +198,16 @@ class LineDependencies:
         meant until their lines were removed or, for a new reference, the newest job with each such name.
         """
         if reference.isdigit():
-            return (int(reference) if job_exists(self._store, reference) else UNRESOLVED,)
+            is_stored = any(parent == int(reference) for parent, _ in stored)
+            return (int(reference) if is_stored or job_exists(self._store, reference) else UNRESOLVED,)
         meant = index.meant_by(reference)
         if meant:  # a job may wait for the others of its own group
             return meant if reference in index.named else [one for one in meant if one != job_id]
-        if job_spec.meant_by(reference, self._names):  # the line with this name does not count yet
-            return (UNRESOLVED,)
         known = [
             parent for (parent, _), meant in stored.items() if meant == reference and parent != UNRESOLVED
         ]
+        if not known and job_spec.meant_by(reference, self._names):
+            return (UNRESOLVED,)  # the line with this name does not count yet
         return known or newest_jobs_meant(self._store, reference, other_than=job_id) or (UNRESOLVED,)
 
     def _find_cyclic(

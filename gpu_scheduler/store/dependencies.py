@@ -58,7 +58,7 @@ def dependencies_of(store: Store, job_ids: Iterable[int]) -> dict[int, set[Depen
         " WHERE job_id IN (SELECT value FROM json_each(?))",
         json.dumps(list(job_ids)),
     ):
-        found.setdefault(job_id, set()).add(Dependency(parent_id, DependencyKind(kind), reference))
+        found.setdefault(job_id, set()).add(Dependency(parent_id, _KINDS[kind], reference))
     return found
 
 

@@ -67,7 +67,7 @@ def match_lines(old: Sequence[Line], new: Sequence[Line], jobs: Mapping[int, Job
     pairs: list[int | None] = [None] * len(new)
     shorter = min(len(old), len(new))
     head = 0
-    while head < shorter and old[head].is_equivalent_to(new[head]):
+    while head < shorter and (old[head] is new[head] or old[head].is_equivalent_to(new[head])):
         head += 1
     tail = 0
     while tail < shorter - head and old[-1 - tail].is_equivalent_to(new[-1 - tail]):
@@ -146,9 +146,11 @@ def find_typos(old: Sequence[Line], new: Sequence[Line], pairs: LinePairs) -> di
     not lost.
     """
     fresh = [
-        i for i, line in enumerate(new) if line.malformed and ((at := pairs[i]) is None or old[at].is_typo)
+        i
+        for i, line in enumerate(new)
+        if line.identity is None and ((at := pairs[i]) is None or old[at].is_typo)
     ]
-    kept = set(pairs)
+    kept = set(pairs) if fresh else set()
     here = {line.identity for line in new if line.kind == "csv"} if fresh else set()
     lost = [
         at
