@@ -160,20 +160,18 @@ def _check_one(command: str) -> Refusal | None:
     return Refusal(f"bash rejects the command: {reason}", bool(ends_early) and not quote)
 
 
-def find_continuations(
-    texts: Sequence[str], results: Sequence[object], lines_before: int = 0
-) -> dict[int, Malformed]:
+def find_continuations(texts: Sequence[str], results: Sequence[object]) -> dict[int, Malformed]:
     """Returns a mistake for each line that continues an unfinished command, by the index of the line.
 
     The lines that would complete an unfinished command are part of the same mistake, so the body of a loop
     never runs as a separate job. texts: the lines without their endings; results: the result for each line,
-    which is a Malformed for a mistake; lines_before: the number of preceding lines in the file.
+    which is a Malformed for a mistake.
     """
     found: dict[int, Malformed] = {}
     for index, result in enumerate(results):
         if index in found or not isinstance(result, Malformed) or not result.unfinished:
             continue
-        reason = f"this line belongs to line {lines_before + index + 1}, which is not a complete command"
+        reason = f"this line belongs to line {index + 1}, which is not a complete command"
         for other in range(index + 1, _command_end(texts, index)):
             found[other] = Malformed(reason, result.accepted_form)
     return found

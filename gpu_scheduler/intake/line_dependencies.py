@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 
 from gpu_scheduler.core.jobsfile.reading import Line, Reading
 from gpu_scheduler.core.jobsfile.references import find_cycles, name_keys, references_of
@@ -21,87 +20,41 @@ from gpu_scheduler.store.dependencies import (
     edges_above,
     insert_dependencies,
     remove_dependencies,
-    replace_dependencies,
     unresolved_jobs_of_file,
 )
 from gpu_scheduler.store.job_lists import job_exists, newest_jobs_meant
 from gpu_scheduler.store.store import Store
 
-# Finds the lines of a jobs file that a change to other lines concerns, through names and references.
 
-
-@dataclass
 class ReferenceIndex:
     """The lines of a reading that matter to dependencies.
 
-    named: the jobs of the lines by name, and by group; csv_jobs: the job of each CSV line by its identity,
-    because only the first of several equal lines has the job itself; waiting: the jobs whose lines refer to
-    each name or id; lines: the lines with references, by job; repeats: whether a line has the job of an
-    earlier one.
+    named: the jobs of the lines by name, and by group; waiting: the jobs whose lines refer to each name or
+    id; lines: the lines with references, by job.
     """
 
-    named: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
-    csv_jobs: dict[str, int] = field(default_factory=dict)
-    waiting: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
-    lines: dict[int, Line] = field(default_factory=dict)
-    repeats: bool = False
-
-    def add(self, lines: Iterable[Line]) -> None:
-        """Adds lines. A line that repeats another one must follow it."""
-        for line in lines:
-            job_id = self.job_of(line)
-            if job_id is None:
-                continue
-            self.repeats |= line.job_id is None
+    def __init__(self, reading: Reading) -> None:
+        self.named: dict[str, list[int]] = defaultdict(list)
+        self.waiting: dict[str, list[int]] = defaultdict(list)
+        self.lines: dict[int, Line] = {}
+        # Only the first of several equal CSV lines has the job itself.
+        csv_jobs = {line.identity: line.job_id for line in reading if line.kind == "csv" and line.job_id}
+        for line in reading:
             for key in name_keys(line):
-                if not key.isdigit():  # a number is always an id
+                job_id = csv_jobs.get(line.identity) if line.kind == "csv" else line.job_id
+                if job_id is not None and not key.isdigit():  # a number is always an id
                     self.named[key].append(job_id)
             references = references_of(line)
             if references and line.job_id is not None:
-                self.lines[job_id] = line
-                for reference in dict.fromkeys(references):
-                    self.waiting[reference].append(job_id)
-
-    def remove(self, lines: Iterable[Line]) -> None:
-        """Removes lines of an index without repeats, but not the dependencies of their jobs."""
-        jobs = {line.job_id for line in lines if line.job_id is not None}
-        names = {key for line in lines for key in name_keys(line)}
-        references = {reference for line in lines for reference in references_of(line)}
-        for entries, keys in ((self.named, names), (self.waiting, references)):
-            for key in keys & entries.keys():
-                entries[key] = [job_id for job_id in entries[key] if job_id not in jobs]
-                if not entries[key]:
-                    del entries[key]
-        for job_id in jobs & self.lines.keys():
-            del self.lines[job_id]
-        for line in lines:
-            if line.identity is not None:
-                self.csv_jobs.pop(line.identity, None)
-
-    def renumber(self, lines: Iterable[Line]) -> None:
-        """Replaces lines by equal lines with other numbers."""
-        for line in lines:
-            if line.job_id is not None and line.job_id in self.lines:
                 self.lines[line.job_id] = line
-
-    def job_of(self, line: Line) -> int | None:
-        """Returns the job of a line, given the earlier lines; None if it has none."""
-        if line.kind != "csv" or line.identity is None:
-            return line.job_id
-        if line.job_id is not None:
-            self.csv_jobs[line.identity] = line.job_id
-        return self.csv_jobs.get(line.identity)
+                for reference in dict.fromkeys(references):
+                    self.waiting[reference].append(line.job_id)
 
     def meant_by(self, reference: str) -> list[int]:
         """Returns the jobs of the lines that a reference means."""
         return [
             job_id for key in job_spec.meant_by(reference, self.named.keys()) for job_id in self.named[key]
         ]
-
-    def waiting_for(self, key: str) -> list[int]:
-        """Returns the jobs whose lines may refer to a key of a table of names."""
-        patterns = [one for one in self.waiting if job_spec.is_pattern(one)]
-        return [job for one in job_spec.references_to(key, patterns) for job in self.waiting.get(one, ())]
 
     def references(self, job_id: int) -> Iterator[tuple[DependencyKind, str]]:
         """Yields the references of a job's line."""
@@ -111,71 +64,35 @@ class ReferenceIndex:
             yield from ((DependencyKind.FINISHED, one) for one in line.attributes.get("after_any", ()))
 
 
-def common_ends(one: Reading, other: Reading) -> tuple[int, int]:
-    """Returns the lengths of the head and of the tail that two readings have in common."""
-    most = min(len(one), len(other))
-    head = 0
-    while head < most and _is_same(one[head], other[head]):
-        head += 1
-    tail = 0
-    while tail < most - head and _is_same(one[-1 - tail], other[-1 - tail]):
-        tail += 1
-    return head, tail
-
-
-def _is_same(one: Line, other: Line) -> bool:
-    """Returns whether two lines have the same job, name and references."""
-    return one is other or (
-        one.job_id == other.job_id and one.identity == other.identity and one.attributes == other.attributes
-    )
-
-
 #: The dependencies of a job: the reference for each parent and kind.
 Edges = dict[tuple[int, DependencyKind], str]
 
 
 class LineDependencies:
-    """Keeps the dependencies of the jobs of one jobs file as its lines demand.
-
-    The index in memory is only a cache of the last reading.
-    """
+    """Keeps the dependencies of the jobs of one jobs file as its lines demand."""
 
     def __init__(self, store: Store, path: str) -> None:
         self._store, self._path = store, path
-        self._stored: Reading = ()
-        #: None if no line of the reading has a reference.
-        self._index: ReferenceIndex | None = None
+        self._reading: Reading = ()
+        self._index = ReferenceIndex(())  # of this reading
         #: The names of all lines in the file, including those that do not count yet.
         self._names: Collection[str] = ()
         #: The messages about references that mean no job at present.
         self._reported: set[str] = set()
 
-    def store_changes(
-        self,
-        before: Reading,
-        reading: Reading,
-        unchanged: int,
-        new_jobs: Collection[int],
-        names: Collection[str],
-    ) -> list[str]:
+    def store_changes(self, reading: Reading, new_jobs: Collection[int], names: Collection[str]) -> list[str]:
         """Stores the dependencies that `reading` changes, in the transaction that has stored the reading.
 
-        before: the last reading; unchanged: its length if lines were only appended to it, otherwise 0;
         new_jobs: the jobs that the transaction inserted; names: the names of all lines in the file. Returns a
         message for each reference that names no job or would make its job wait for itself.
         """
         self._names = names
-        index = self._index if before is self._stored else None
-        is_append = unchanged > 0 and before is self._stored
-        self._stored = reading  # if the transaction fails, the next call has another `before`
-        if index is None:
-            new = reading[unchanged:] if is_append else reading
-            if any(references_of(line) for line in new):
-                return self._store_all(reading, frozenset(new_jobs))
-            return [] if is_append else self._remove_all(reading)
-        if is_append:
-            return self._store_appended(index, reading[unchanged:], frozenset(new_jobs))
-        return self._store_edited(index, before, reading, frozenset(new_jobs))
+        dependent = dependent_jobs_of_file(self._store, self._path)
+        if not dependent and not any(map(references_of, reading)):
+            return []
+        index = self._index_of(reading)
+        jobs = (*index.lines, *dependent)
+        return self._replace(index, jobs, frozenset(new_jobs))
 
     def resolve_again(self, reading: Reading, names: Collection[str]) -> list[str]:
         """Resolves the references that mean no job again, because other jobs may have changed since.
@@ -191,82 +108,20 @@ class LineDependencies:
 
     def waits_for(self, reading: Reading, names: Mapping[str, WaitReason]) -> dict[int, WaitReason]:
         """Returns the jobs whose lines refer to one of these names, each with the reason of that name."""
-        if not names or (self._stored is reading and self._index is None):
+        if not names:
             return {}
-        index = self._index_of(reading)
-        return {job_id: wait for name, wait in names.items() for job_id in index.waiting_for(name)}
+        keys = {key: wait for name, wait in names.items() for key in job_spec.keys_of(name)}
+        return {
+            job_id: keys[key]
+            for reference, jobs in self._index_of(reading).waiting.items()
+            for key in job_spec.meant_by(reference, keys.keys())
+            for job_id in jobs
+        }
 
     def _index_of(self, reading: Reading) -> ReferenceIndex:
-        if self._index is None or self._stored is not reading:
-            self._stored, self._index = reading, ReferenceIndex()
-            self._index.add(reading)
+        if self._reading is not reading:
+            self._reading, self._index = reading, ReferenceIndex(reading)
         return self._index
-
-    def _store_all(self, reading: Reading, new_jobs: frozenset[int]) -> list[str]:
-        index = self._index = ReferenceIndex()
-        index.add(reading)
-        return self._replace(
-            index, (*index.lines, *dependent_jobs_of_file(self._store, self._path)), new_jobs
-        )
-
-    def _remove_all(self, reading: Reading) -> list[str]:
-        """Removes the dependencies that the lines of a reading without references no longer demand."""
-        self._index = None
-        with self._store.db.transaction() as db:
-            for job_id in dependent_jobs_of_file(self._store, self._path):
-                replace_dependencies(db, job_id, ())
-        return []
-
-    def _store_appended(
-        self, index: ReferenceIndex, appended: Sequence[Line], new_jobs: frozenset[int]
-    ) -> list[str]:
-        """Stores the dependencies of appended lines, and of the lines that refer to their names."""
-        extended: list[tuple[int, Line]] = []
-        changed: dict[int, None] = {}
-        for line in appended:
-            name, job_id = line.attributes.get("name"), index.job_of(line)
-            if name is None or name.isdigit() or job_id is None:
-                continue
-            waiting = index.waiting_for(name)
-            # One more parent without parents of its own changes nothing else, so it is simply added.
-            is_known = name in index.named and waiting == index.waiting.get(name, [])
-            if is_known and line.job_id is not None and not references_of(line):
-                extended += ((job_id, line) for job_id in waiting)
-            else:
-                changed.update(dict.fromkeys(waiting))
-        index.add(appended)
-        changed.update((line.job_id, None) for line in appended if line.job_id in index.lines)
-        self._add_parents(index, [(job_id, line) for job_id, line in extended if job_id not in changed])
-        return self._replace(index, changed, new_jobs)
-
-    def _store_edited(
-        self, index: ReferenceIndex, before: Reading, reading: Reading, new_jobs: frozenset[int]
-    ) -> list[str]:
-        """Stores the dependencies of changed lines, and of the lines that refer to their names.
-
-        Resolves unresolved references again, because a cycle may have ended.
-        """
-        head, tail = common_ends(before, reading)
-        old, new = before[head : len(before) - tail], reading[head : len(reading) - tail]
-        if not index.repeats:
-            index.remove(old)
-            index.add(new)
-        if index.repeats:
-            return self._store_all(reading, new_jobs)
-        if tail and reading[-1].number != before[-1].number:
-            index.renumber(reading[len(reading) - tail :])
-        jobs = {line.job_id for line in new if line.job_id is not None}
-        names = {line.attributes["name"] for line in (*old, *new) if "name" in line.attributes}
-        waiting = [job_id for name in names for job_id in index.waiting_for(name)]
-        unresolved = unresolved_jobs_of_file(self._store, self._path)
-        return self._replace(index, (*jobs, *waiting, *unresolved), new_jobs)
-
-    def _add_parents(self, index: ReferenceIndex, extended: Sequence[tuple[int, Line]]) -> None:
-        with self._store.db.transaction() as db:
-            for job_id, parent in extended:
-                name, parent_id = parent.attributes["name"], parent.job_id or UNRESOLVED
-                kinds = [kind for kind, reference in index.references(job_id) if reference == name]
-                insert_dependencies(db, job_id, [Dependency(parent_id, kind, name) for kind in kinds])
 
     def _replace(self, index: ReferenceIndex, jobs: Iterable[int], new_jobs: frozenset[int]) -> list[str]:
         """Stores the dependencies of these jobs where they differ from those in the store."""
@@ -343,15 +198,16 @@ class LineDependencies:
         meant until their lines were removed or, for a new reference, the newest job with each such name.
         """
         if reference.isdigit():
-            return (int(reference) if job_exists(self._store, reference) else UNRESOLVED,)
+            is_stored = any(parent == int(reference) for parent, _ in stored)
+            return (int(reference) if is_stored or job_exists(self._store, reference) else UNRESOLVED,)
         meant = index.meant_by(reference)
         if meant:  # a job may wait for the others of its own group
             return meant if reference in index.named else [one for one in meant if one != job_id]
-        if job_spec.meant_by(reference, self._names):  # the line with this name does not count yet
-            return (UNRESOLVED,)
         known = [
             parent for (parent, _), meant in stored.items() if meant == reference and parent != UNRESOLVED
         ]
+        if not known and job_spec.meant_by(reference, self._names):
+            return (UNRESOLVED,)  # the line with this name does not count yet
         return known or newest_jobs_meant(self._store, reference, other_than=job_id) or (UNRESOLVED,)
 
     def _find_cyclic(

@@ -43,14 +43,14 @@ def load(store: Store, path: str) -> Reading:
     )  # fmt: skip
 
 
-def save(store: Store, path: str, old: Reading, new: Reading, first: int = 0) -> None:
-    """Replaces the reading `old` with `new`. first: the number of leading lines that are known to be equal.
+def save(store: Store, path: str, old: Reading, new: Reading) -> None:
+    """Replaces the reading `old` with `new`.
 
     Writes only the lines that differ. Positions have gaps, so the lines after an inserted line keep their
     positions.
     """
     most = min(len(old), len(new))
-    head = first
+    head = 0
     while head < most and (new[head] is old[head] or new[head] == old[head]):
         head += 1
     down = new[-1].number - old[-1].number if old and new else 0

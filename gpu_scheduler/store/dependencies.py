@@ -58,7 +58,7 @@ def dependencies_of(store: Store, job_ids: Iterable[int]) -> dict[int, set[Depen
         " WHERE job_id IN (SELECT value FROM json_each(?))",
         json.dumps(list(job_ids)),
     ):
-        found.setdefault(job_id, set()).add(Dependency(parent_id, DependencyKind(kind), reference))
+        found.setdefault(job_id, set()).add(Dependency(parent_id, _KINDS[kind], reference))
     return found
 
 
@@ -116,12 +116,6 @@ def remove_dependencies(
         "DELETE FROM dependency WHERE job_id = ? AND parent_id = ? AND kind = ?",
         [(job_id, parent_id, kind.value) for parent_id, kind in parents],
     )
-
-
-def replace_dependencies(db: sqlite3.Connection, job_id: int, wanted: Iterable[Dependency]) -> None:
-    """Replaces the dependencies of a job, in the caller's transaction."""
-    db.execute("DELETE FROM dependency WHERE job_id = ?", (job_id,))
-    insert_dependencies(db, job_id, wanted)
 
 
 def insert_dependencies(db: sqlite3.Connection, job_id: int, wanted: Iterable[Dependency]) -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gpu_scheduler.core.jobsfile.job_line import parse_line
 from gpu_scheduler.core.jobsfile.reading import Line, line_from_result
-from gpu_scheduler.core.jobsfile.references import TextReferences, find_wrong_references, references_of
+from gpu_scheduler.core.jobsfile.references import find_wrong_references, references_of
 
 
 def lines_of(text: str, first: int = 1) -> list[Line]:
@@ -68,18 +68,16 @@ def test_finds_the_lines_with_wrong_references(
 
 def test_does_not_check_accepted_lines_again() -> None:
     before, after = lines_of("[after=gone] b\n"), lines_of("[after=gone] b\n[after=gone] c\n")
-    assert set(find_wrong_references(after, lambda _: False, accepted=tuple(before))) == {1}
+    assert set(find_wrong_references(after, lambda _: False, tuple(before))) == {1}
 
 
 def test_only_a_new_line_is_wrong_if_it_completes_a_cycle() -> None:
     old = lines_of("[name=a] a\n[name=b after=a] b\n")
     edited = lines_of("[name=a after=b] a\n[name=b after=a] b\n")
-    assert set(find_wrong_references(edited, lambda _: False, accepted=tuple(old))) == {0}
+    assert set(find_wrong_references(edited, lambda _: False, tuple(old))) == {0}
     more = lines_of("[name=a after=b] c\n", 3)
-    names = TextReferences().with_lines(old)
-    found = find_wrong_references(more, lambda _: False, earlier=tuple(old), before=names)
-    assert found == {
-        0: "after=b: the job would wait for itself, through line 2; remove one of the references between"
+    assert find_wrong_references([*old, *more], lambda _: False, tuple(old)) == {
+        2: "after=b: the job would wait for itself, through line 2; remove one of the references between"
         " these lines"
     }
 
@@ -103,15 +101,6 @@ def test_checks_1000_lines_that_wait_for_1000_others() -> None:
 NAMES = st.sampled_from(["a", "b", "c", "d", "7", "old"])
 LINES = st.tuples(st.none() | NAMES, st.lists(NAMES | st.just("gone"), max_size=2), st.sampled_from("++++-"))
 TEXTS = st.lists(LINES, max_size=8)
-IN_GROUPS = st.sampled_from(["a", "g/a", "g/b", "h/a"])
-GROUPED = st.lists(
-    st.tuples(
-        st.none() | IN_GROUPS,
-        st.lists(IN_GROUPS | st.sampled_from(["g", "h", "?/a"]), max_size=2),
-        st.sampled_from("++++-"),
-    ),
-    max_size=8,
-)
 EXISTING = {"7", "old"}
 
 
@@ -158,22 +147,6 @@ def test_the_other_lines_wait_only_for_jobs_and_for_each_other(
             assert not waits_for_itself(good, line)
         else:  # every wrong line has a reason
             assert not is_right or waits_for_itself(lines, line)
-
-
-@given(TEXTS | GROUPED, TEXTS | GROUPED)
-def test_appended_lines_are_checked_as_in_the_whole_text(
-    first: list[tuple[str | None, list[str], str]], second: list[tuple[str | None, list[str], str]]
-) -> None:
-    old = lines_of(text_of(first))
-    if find_wrong_references(old, EXISTING.__contains__):
-        return
-    new = lines_of(text_of(second), len(first) + 1)
-    # An accepted line is known by its text, so this comparison needs different texts.
-    new = [line for line in new if line.raw not in {one.raw for one in old}]
-    whole = find_wrong_references([*old, *new], EXISTING.__contains__, accepted=tuple(old))
-    names = TextReferences().with_lines(old)
-    appended = find_wrong_references(new, EXISTING.__contains__, earlier=tuple(old), before=names)
-    assert {len(old) + n for n in appended} == set(whole)
 
 
 @pytest.mark.parametrize(

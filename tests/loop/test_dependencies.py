@@ -6,7 +6,6 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 
@@ -15,7 +14,6 @@ from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
 from gpu_scheduler.core.model.states import Outcome
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.intake import jobs_file_watcher
-from gpu_scheduler.intake.bash_check import MAX_LINES_AHEAD
 from gpu_scheduler.store import accepted_lines
 from gpu_scheduler.store.dependencies import has_unsettled_dependencies
 from gpu_scheduler.store.requests import add_request
@@ -406,20 +404,6 @@ def test_a_reference_that_names_no_job_again_after_a_correction_is_reported_agai
         assert (errors(caplog), desk.parents()) == (messages, {1: "2 ab"})
 
 
-def test_an_append_does_not_check_a_wrong_reference_again_unless_it_adds_the_name(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    desk.save("true 1\n[after=x] true 2\n" + "# a comment\n" * MAX_LINES_AHEAD)
-    whole = Mock(wraps=desk.watch._reader._poll_whole)
-    monkeypatch.setattr(desk.watch._reader, "_poll_whole", whole)
-    desk.append("true 3\n[name=y] true 4\n")
-    assert (whole.called, [number for number, _ in desk.problems()]) == (False, [2])
-    desk.append("[name=x] true 5\n")
-    desk.wait(2)
-    assert (whole.called, desk.problems()) == (True, [])
-    assert desk.parents() == {4: "5 x"}
-
-
 def test_the_log_lists_only_the_first_of_many_malformed_lines(
     desk: Desk, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -480,3 +464,15 @@ def test_a_line_waits_for_the_newest_job_of_each_name_of_a_group_without_lines(d
         desk.add_job(name=name)
     desk.save("[after=g] true 1\n[after='?/a'] true 2\n")
     assert desk.parents() == {5: "2 g, 3 g", 6: "2 ?/a, 4 ?/a"}
+
+
+def test_a_parent_that_another_reference_means_as_well_is_not_forgotten(desk: Desk) -> None:
+    (desk.path.parent / "s.py").touch()
+    for name in ("a", "g/old"):
+        desk.add_job(name=name)
+    for parents in ("", "[name=g/a] 0,s.py,,1\n", "[name=a] 0,s.py,,1\n"):
+        desk.save(f"[after-any=a,g] true\n{parents}")
+    assert desk.parents() == {3: "4 g any"}
+    desk.restart()
+    desk.append("true\n")
+    assert desk.parents() == {3: "4 g any"}

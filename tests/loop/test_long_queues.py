@@ -15,7 +15,7 @@ from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.intake import jobs_file_watcher
 from gpu_scheduler.intake.state_file_watcher import summarize
-from gpu_scheduler.store.dependencies import replace_dependencies
+from gpu_scheduler.store.dependencies import insert_dependencies
 from gpu_scheduler.store.job_lists import state_counts
 from gpu_scheduler.store.pending_groups import next_retry
 from gpu_scheduler.store.store import Store
@@ -75,7 +75,7 @@ def test_the_cost_of_a_round_does_not_grow_with_the_length_of_the_queue(tmp_path
                 job = rig.add_job(f"echo {n}", gpus=3, allowed=(n % 5,))
                 if n % 4 == 0:
                     parent = Dependency(job - 1, DependencyKind.COMPLETED, "before")
-                    replace_dependencies(rig.store.db.connection, job, [parent])
+                    insert_dependencies(rig.store.db.connection, job, [parent])
                 if n % 2:
                     later = (rig.clock.now().boot + 1e6, rig.clock.now().boot_id, job)
                     rig.store.db.connection.execute(

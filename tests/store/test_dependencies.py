@@ -21,9 +21,10 @@ from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.dependencies import (
     children,
     has_unsettled_dependencies,
+    insert_dependencies,
     is_ancestor,
     parents_of,
-    replace_dependencies,
+    remove_dependencies,
 )
 from gpu_scheduler.store.job_lists import find_job_fact
 from gpu_scheduler.store.pending_groups import startable_jobs, wait_reason_by_spec
@@ -153,7 +154,7 @@ def test_an_unresolved_reference_blocks_the_job(store: Store) -> None:
         (None, ParentStatus.PENDING)
     ]
     with store.db.transaction() as db:
-        replace_dependencies(db, job, ())
+        remove_dependencies(db, job, [(0, DependencyKind.FINISHED)])
     assert startable(store) == {job}
 
 
@@ -273,9 +274,10 @@ def test_random_graphs_agree_with_the_model(store: Store, data: st.DataObject) -
             record(store, act.HoldJob(job, "user", StateReason(ReasonKind.HELD_BY_USER)))
             model.jobs[job] = (JobState.HELD, None)
         elif step == "p":
-            model.edges[job] = edges([one for one in ids if one < job])
+            before, model.edges[job] = model.edges[job], edges([one for one in ids if one < job])
             with store.db.transaction() as db:
-                replace_dependencies(db, job, [Dependency(*one, "x") for one in model.edges[job]])
+                remove_dependencies(db, job, before)
+                insert_dependencies(db, job, [Dependency(*one, "x") for one in model.edges[job]])
         elif step == "s":
             settle(store)
             model.settle()

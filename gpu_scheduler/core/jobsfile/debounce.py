@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 from gpu_scheduler.core.jobsfile.attributes import FLAGS
 from gpu_scheduler.core.jobsfile.diff import AcceptedLines, LinePairs, find_typos, match_lines
@@ -139,6 +138,8 @@ def decide_accepted(
     A line that has become malformed stays in the reading, with its job, until it is fixed. Every other
     missing line counts as removed once its delay is over.
     """
+    if current.lines == previous:
+        return AcceptDecision(None, {}, None, none_missing=True)
     lines = mark_torn_appends(previous, current.lines)
     counted, last_due = _drop_unfinished(previous, lines, current, now)
     pairs = match_lines(previous, counted, jobs)
@@ -184,18 +185,17 @@ def _drop_unfinished(
 
 
 def _missing_lines(previous: Reading, pairs: LinePairs) -> list[int]:
-    kept = set(pairs)
-    return [i for i, line in enumerate(previous) if i not in kept and not line.malformed]
+    return [i for i in sorted({*range(len(previous))}.difference(pairs)) if not previous[i].malformed]
 
 
 def _reordered(previous: Reading, pairs: LinePairs) -> bool:
-    olds = [old for old in pairs if old is not None and not previous[old].malformed]
-    return any(a > b for a, b in pairwise(olds))
+    olds = [old for old in pairs if old is not None and previous[old].identity is not None]
+    return olds != sorted(olds)
 
 
 def _is_append_only(previous: Reading, counted: Sequence[Line], pairs: LinePairs) -> bool:
     return pairs[: len(previous)] == tuple(range(len(previous))) and all(
-        old.is_equivalent_to(line) for old, line in zip(previous, counted, strict=False)
+        old is line or old.is_equivalent_to(line) for old, line in zip(previous, counted, strict=False)
     )
 
 
@@ -207,6 +207,10 @@ def _lines_as_in_file(
     previous: Reading, counted: Sequence[Line], pairs: LinePairs, malformed: Mapping[int, int]
 ) -> AcceptedLines:
     """Returns the lines in file order; a line that has become malformed follows its last valid version."""
+    if not malformed:
+        return AcceptedLines(
+            tuple([_with_typo_flag(line, False) if line.is_typo else line for line in counted]), pairs
+        )
     lines: list[Line] = []
     olds: list[int | None] = []
     for i, (line, old) in enumerate(zip(counted, pairs, strict=True)):
@@ -295,6 +299,6 @@ def _waits_for_changes(
 def _differs(previous: Reading, accepted: AcceptedLines) -> bool:
     """Returns whether the reading would change, even if only in the number or line ending of a line."""
     return len(previous) != len(accepted.lines) or any(
-        old != i or not line.is_identical_to(previous[i])
+        old != i or not (line is previous[i] or line.is_identical_to(previous[i]))
         for i, (line, old) in enumerate(zip(accepted.lines, accepted.pairs, strict=True))
     )

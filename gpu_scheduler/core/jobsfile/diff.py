@@ -67,7 +67,7 @@ def match_lines(old: Sequence[Line], new: Sequence[Line], jobs: Mapping[int, Job
     pairs: list[int | None] = [None] * len(new)
     shorter = min(len(old), len(new))
     head = 0
-    while head < shorter and old[head].is_equivalent_to(new[head]):
+    while head < shorter and (old[head] is new[head] or old[head].is_equivalent_to(new[head])):
         head += 1
     tail = 0
     while tail < shorter - head and old[-1 - tail].is_equivalent_to(new[-1 - tail]):
@@ -146,9 +146,11 @@ def find_typos(old: Sequence[Line], new: Sequence[Line], pairs: LinePairs) -> di
     not lost.
     """
     fresh = [
-        i for i, line in enumerate(new) if line.malformed and ((at := pairs[i]) is None or old[at].is_typo)
+        i
+        for i, line in enumerate(new)
+        if line.identity is None and ((at := pairs[i]) is None or old[at].is_typo)
     ]
-    kept = set(pairs)
+    kept = set(pairs) if fresh else set()
     here = {line.identity for line in new if line.kind == "csv"} if fresh else set()
     lost = [
         at
@@ -276,26 +278,22 @@ DiffAction = NewJob | BindLine | RequeueFinished | LineRemoved | AttributeChange
 
 @dataclass(frozen=True)
 class AcceptedLines:
-    """The lines that count now, each with its index in the last reading.
-
-    unchanged: the last reading if lines were only appended to it; `lines` then contains only the
-    appended lines.
-    """
+    """The lines that count now, each with its index in the last reading."""
 
     lines: tuple[Line, ...]
     pairs: LinePairs
-    unchanged: Reading = ()
 
     def new_identities(self) -> frozenset[str]:
         """Returns the identities of the new lines, for which `ReadingDiff` needs the newest jobs."""
         new = (line for line, old in zip(self.lines, self.pairs, strict=True) if old is None)
         return frozenset(line.identity for line in new if line.identity is not None)
 
-    def with_possible_duplicates(self, newest: Mapping[str, JobFact]) -> AcceptedLines:
-        """Returns all lines if an appended CSV line may be equal to an unchanged one, otherwise `self`."""
-        if not any(line.kind == "csv" and line.identity in newest for line in self.lines):
+    def first_batch(self, limit: int) -> AcceptedLines:
+        """Returns the lines up to the new line number `limit`, or all lines if an old line follows it."""
+        new = [index for index, old in enumerate(self.pairs) if old is None]
+        if len(new) <= limit or new[limit:] != [*range(new[limit], len(self.lines))]:
             return self
-        return AcceptedLines(self.unchanged + self.lines, (*range(len(self.unchanged)), *self.pairs))
+        return AcceptedLines(self.lines[: new[limit]], self.pairs[: new[limit]])
 
 
 def job_order(reading: Iterable[Line]) -> tuple[int, ...]:
@@ -317,9 +315,8 @@ def redistribute_positions(order: Sequence[int], positions: Mapping[int, int]) -
 class ReadingDiff:
     """The difference between the previous reading and the accepted lines.
 
-    actions, messages: in the order of the lines; lines: the accepted lines, which follow the `unchanged`
-    ones; jobs: the jobs of the previous reading; newest: for each of `accepted.new_identities()`, its newest
-    job, if any, from any file or front end.
+    actions, messages: in the order of the lines; jobs: the jobs of the previous reading; newest: for each of
+    `accepted.new_identities()`, its newest job, if any, from any file or front end.
     """
 
     def __init__(
@@ -329,12 +326,10 @@ class ReadingDiff:
         jobs: Mapping[int, JobFact],
         newest: Mapping[str, JobFact],
     ) -> None:
-        accepted = accepted.with_possible_duplicates(newest)
-        self.lines, self.unchanged = accepted.lines, accepted.unchanged
+        self.lines = accepted.lines
         self.actions: list[DiffAction] = []
         self.messages: list[str] = []
-        self._previous = () if accepted.unchanged else previous
-        self._pairs, self._jobs, self._newest = accepted.pairs, jobs, newest
+        self._previous, self._pairs, self._jobs, self._newest = previous, accepted.pairs, jobs, newest
         self._job_ids: list[int | None] = [None] * len(accepted.lines)
         self._previous_lines: dict[str, Line] = {}
         self._previous_jobs: dict[str, int] = {}
@@ -349,7 +344,7 @@ class ReadingDiff:
     def to_reading(self, new_jobs: Mapping[int, int]) -> Reading:
         """Returns the reading to keep. new_jobs: the ids of the new jobs, by the index of each NewJob."""
         kept = enumerate(zip(self.lines, self._job_ids, strict=True))
-        return (*self.unchanged, *(line.with_job(new_jobs.get(i, job)) for i, (line, job) in kept))
+        return tuple(line.with_job(new_jobs.get(i, job)) for i, (line, job) in kept)
 
     def _diff_lines(self) -> None:
         lines, pairs = self.lines, self._pairs

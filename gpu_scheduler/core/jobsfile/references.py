@@ -73,22 +73,19 @@ class TextReferences:
     referenced: Mapping[str, int] = field(default_factory=dict)
     malformed: Mapping[str, int] = field(default_factory=dict)
 
-    def with_lines(self, lines: Sequence[Line]) -> TextReferences:
-        """Returns the names in a text that continues with these lines."""
-        names = [key for line in lines for key in name_keys(line)]
-        referenced = [one for line in lines for one in references_of(line)]
+    @classmethod
+    def of(cls, lines: Sequence[Line]) -> TextReferences:
+        """Returns the names in a text with these lines."""
         malformed = {
             key: line.number
             for line in lines
-            if line.malformed and (found := _NAME_ITEM.match(line.text)) is not None
+            if line.identity is None and (found := _NAME_ITEM.match(line.text)) is not None
             for key in job_spec.keys_of(found[1])
         }
-        if not names and not referenced and not malformed:
-            return self
-        return TextReferences(
-            _counted(self.names, names),
-            _counted(self.referenced, referenced),
-            {**self.malformed, **malformed},
+        return cls(
+            Counter(key for line in lines if "name" in line.attributes for key in name_keys(line)),
+            Counter(one for line in lines for one in references_of(line)),
+            malformed,
         )
 
 
@@ -116,14 +113,6 @@ def malformed_names(text: TextReferences) -> dict[str, WaitReason]:
     }
 
 
-def _counted(before: Mapping[str, int], more: Sequence[str]) -> Mapping[str, int]:
-    if not more:
-        return before
-    counts = Counter(before)
-    counts.update(more)
-    return counts
-
-
 def name_keys(line: Line) -> tuple[str, ...]:
     """Returns the keys of a line in a table of names; none if it has no name."""
     return job_spec.keys_of(line.attributes["name"]) if "name" in line.attributes else ()
@@ -138,39 +127,25 @@ def references_of(line: Line) -> tuple[str, ...]:
 
 
 def find_wrong_references(
-    lines: Sequence[Line],
-    exists: Callable[[str], bool],
-    *,
-    accepted: Reading = (),
-    earlier: Reading = (),
-    before: TextReferences = TextReferences(),
+    lines: Sequence[Line], exists: Callable[[str], bool], accepted: Reading = ()
 ) -> dict[int, str]:
     """Returns the problem of each line with a wrong reference, by its index in `lines`.
 
     A line that waits for a malformed line is wrong as well, because there is no job for it to wait for yet.
-    exists: returns whether a reference is the id or the name of a job; accepted: the last reading, whose
-    lines are not checked again; earlier, before: the lines that precede `lines` in the text, and their names.
+    lines: those of the whole text; exists: returns whether a reference is the id or the name of a job;
+    accepted: the last reading, whose lines are not checked again.
     """
-    if not any(references_of(line) for line in lines):
-        return {}
-    return _ReferenceCheck(lines, cache(exists), accepted, earlier, before).problems()
+    known = {line.raw for line in accepted if references_of(line)}
+    checked = [i for i, line in enumerate(lines) if references_of(line) and line.raw not in known]
+    return _ReferenceCheck(lines, cache(exists), checked).problems() if checked else {}
 
 
 class _ReferenceCheck:
-    def __init__(
-        self,
-        lines: Sequence[Line],
-        exists: Callable[[str], bool],
-        accepted: Reading,
-        earlier: Reading,
-        before: TextReferences,
-    ) -> None:
-        self._lines, self._exists, self._earlier, self._before = lines, exists, earlier, before
-        known = {line.raw for line in accepted if references_of(line)}
-        self._checked = [
-            index for index, line in enumerate(lines) if references_of(line) and line.raw not in known
-        ]
-        self._text = before.with_lines(lines)
+    """Checks the lines with the indices `checked`."""
+
+    def __init__(self, lines: Sequence[Line], exists: Callable[[str], bool], checked: Sequence[int]) -> None:
+        self._lines, self._exists, self._checked = lines, exists, checked
+        self._text = TextReferences.of(lines)
         self._patterns = [one for one in self._text.referenced if job_spec.is_pattern(one)]
         keys = {*self._text.names, *self._text.malformed}
         self._meant_by = cache(lambda reference: job_spec.meant_by(reference, keys))
@@ -216,12 +191,9 @@ class _ReferenceCheck:
         """Adds the lines that wait for themselves, through a line with one of their names or directly."""
         if not any("name" in self._lines[index].attributes for index in self._checked):
             return
-        own = [line.attributes.get("name") for line in self._lines if references_of(line)]
-        is_extended = any(name in self._before.referenced for name in own)
-        graph_lines = (*self._earlier, *self._lines) if is_extended else self._lines
         # A name waits for the references of all lines that have it. `intake` finds a cycle through a group.
         graph: dict[str, set[str]] = defaultdict(set)
-        for line in graph_lines:
+        for line in self._lines:
             name, references = line.attributes.get("name"), references_of(line)
             if name is not None and references:  # no other line can be on a cycle
                 graph[name].update(one for one in references if not one.isdigit())
@@ -232,7 +204,7 @@ class _ReferenceCheck:
                 if line.attributes.get("name") in cyclic and reference in cyclic and index not in found:
                     number = next(
                         one.number
-                        for one in graph_lines
+                        for one in self._lines
                         if one.attributes.get("name") == reference
                         and not cyclic.isdisjoint(references_of(one))
                     )
