@@ -302,7 +302,7 @@ class JobsFileWatcher:
                     warnings += [f"line {action.number}: {warning}" for warning in job.warnings]
             reading = result.to_reading(new)
             accepted_lines.save(self._store, self._key, before, reading)
-            mistakes = self._dependencies.store_changes(reading, new.values(), names)
+            mistakes = self._dependencies.store_changes(before, reading, new.values(), names)
             messages += [(text, None) for text in self._infeasible_messages(new.values())]
             if len(new) < len(result.actions) or not _is_append_only(before, reading):
                 self._update_positions(reading)

@@ -50,6 +50,14 @@ class ReferenceIndex:
                 for reference in dict.fromkeys(references):
                     self.waiting[reference].append(line.job_id)
 
+    def demands_the_same(self, other: ReferenceIndex) -> bool:
+        """Returns whether the lines of the other reading give the same dependencies to the same jobs."""
+        return (
+            self.named == other.named
+            and self.waiting == other.waiting
+            and all(list(self.references(job_id)) == list(other.references(job_id)) for job_id in self.lines)
+        )
+
     def meant_by(self, reference: str) -> list[int]:
         """Returns the jobs of the lines that a reference means."""
         return [
@@ -73,24 +81,30 @@ class LineDependencies:
 
     def __init__(self, store: Store, path: str) -> None:
         self._store, self._path = store, path
-        self._reading: Reading = ()
-        self._index = ReferenceIndex(())  # of this reading
+        self._reading: Reading | None = None
+        self._index: ReferenceIndex | None = None  # of this reading
         #: The names of all lines in the file, including those that do not count yet.
         self._names: Collection[str] = ()
         #: The messages about references that mean no job at present.
         self._reported: set[str] = set()
 
-    def store_changes(self, reading: Reading, new_jobs: Collection[int], names: Collection[str]) -> list[str]:
+    def store_changes(
+        self, before: Reading, reading: Reading, new_jobs: Collection[int], names: Collection[str]
+    ) -> list[str]:
         """Stores the dependencies that `reading` changes, in the transaction that has stored the reading.
 
-        new_jobs: the jobs that the transaction inserted; names: the names of all lines in the file. Returns a
-        message for each reference that names no job or would make its job wait for itself.
+        before: the stored reading, which this one replaces; new_jobs: the jobs that the transaction inserted;
+        names: the names of all lines in the file. Returns a message for each reference that names no job or
+        would make its job wait for itself.
         """
-        self._names = names
-        dependent = dependent_jobs_of_file(self._store, self._path)
-        if not dependent and not any(map(references_of, reading)):
+        # If the transaction that stored the last reading has failed, this is not the one that it was to store.
+        last = self._index if before is self._reading and names == self._names else None
+        index, self._names = self._index_of(reading), names
+        if last is not None and index.demands_the_same(last):
             return []
-        index = self._index_of(reading)
+        dependent = dependent_jobs_of_file(self._store, self._path)
+        if not dependent and not index.lines:
+            return []
         jobs = (*index.lines, *dependent)
         return self._replace(index, jobs, frozenset(new_jobs))
 
@@ -119,7 +133,7 @@ class LineDependencies:
         }
 
     def _index_of(self, reading: Reading) -> ReferenceIndex:
-        if self._reading is not reading:
+        if self._index is None or self._reading is not reading:
             self._reading, self._index = reading, ReferenceIndex(reading)
         return self._index
 
