@@ -97,7 +97,7 @@ class LineDependencies:
         names: the names of all lines in the file. Returns a message for each reference that names no job or
         would make its job wait for itself.
         """
-        # If the transaction that stored the last reading has failed, this is not the one that it was to store.
+        # If storing the last reading has failed, `before` is not that reading, and everything is computed.
         last = self._index if before is self._reading and names == self._names else None
         index, self._names = self._index_of(reading), names
         if last is not None and index.demands_the_same(last):
