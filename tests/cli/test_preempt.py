@@ -82,7 +82,7 @@ def until_recorded(desk: Desk, job: int, expected: tuple[str, str | None, str | 
 
 
 def location(desk: Desk) -> Location:
-    return Location(str(desk.data_dir.state_file))
+    return Location(str(desk.data_dir.state_file), runs_rounds=True)
 
 
 @contextmanager
