@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from gpu_scheduler.app.answers import Answer, AnswerKind
@@ -58,7 +59,13 @@ def concerns(verb: str, job: JobRecord) -> bool:
 
 
 def refused_answer(store: Store, job_id: int, why: RequestAnswer) -> Answer:
-    """Returns the answer for a refusal. If a parent failed, it names the jobs that must be retried."""
+    """Returns the answer for a refusal.
+
+    If a parent failed, it names the jobs that must be retried; if the job has finished, it says how.
+    """
+    if why.code is AnswerCode.ALREADY_FINISHED:
+        job = job_record(store, job_id)
+        why = replace(why, exit_code=job.exit_code, signal=job.signal)
     if why.parent is None:
         return Answer(job_id, AnswerKind.REFUSED, why)
     roots = tuple(failed_ancestors(store, job_id, _MAX_NAMED))

@@ -169,9 +169,10 @@ def test_cancel_stops_an_unclaimed_attempt_before_it_begins(desk: Desk) -> None:
     code, out, err = desk.run("cancel", job)
     assert (code, out, err) == (0, f"job {job}: cancelled\n", "")
     assert (desk.state(job), desk.requests()) == ("finished", [])
-    stop = observe(desk.folder(attempt), attempt.token).stop
-    assert stop is not None
-    assert (stop.cause, stop.grace_s, stop.on_timeout) == ("cancelled", 10.0, "kill")
+    assert observe(desk.folder(attempt), attempt.token).claim == "void"
+    row = desk.store.job(job)
+    assert row is not None
+    assert row.outcome == "cancelled"
 
 
 def test_a_running_scheduler_cancels_a_running_job(desk: Desk) -> None:

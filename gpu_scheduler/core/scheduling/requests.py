@@ -290,6 +290,8 @@ def _waits_for_end(request: Request, facts: Facts) -> bool:
         attempt.state.is_open
         and (is_for_all or request.target == str(attempt.job_id))
         and has_ended(attempt, facts.now)
+        # A cancel ends the processes that a dead runner has left, with its own grace period.
+        and not (request.verb == "cancel" and attempt.survivors and attempt.status.result is None)
         for attempt in facts.attempts
     )
 
