@@ -7,6 +7,7 @@ at this point leaves.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
@@ -32,6 +33,9 @@ from gpu_scheduler.store.location import location_verdict
 from gpu_scheduler.store.requests import open_requests
 from gpu_scheduler.store.scheduler_lock import CommandLock
 from gpu_scheduler.store.store import Store
+
+# A command has no log. Without a handler, Python would print the warnings of the rounds to stderr.
+logging.getLogger("gpu_scheduler").addHandler(logging.NullHandler())
 
 #: Seconds for which a `start` waits for a command that has not announced when it ends.
 _SHORT_S = 5.0
