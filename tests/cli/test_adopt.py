@@ -303,10 +303,7 @@ def test_cancel_all_spares_adopted_jobs(desk: Desk, process: Process) -> None:
     other = desk.job("true")
     code, out, _ = desk.run("cancel", "--all")
     assert code == 0
-    assert out == (
-        f"job {other}: cancelled\n"
-        "job 1: continues, because it was adopted; `cancel 1` ends it\n"
-    )
+    assert out == (f"job {other}: cancelled\njob 1: continues, because it was adopted; `cancel 1` ends it\n")
     assert (desk.requests(), desk.state(other), process.poll()) == ([], "finished", None)
 
 

@@ -17,7 +17,6 @@ from tests.reasons import worded
 from tests.waiting import wait_for
 
 
-
 def finish_job(desk: Desk, name: str | None, at: float, outcome: Outcome = Outcome.COMPLETED) -> int:
     """Inserts a finished job that ended at the time `at`."""
     job = desk.job(name=name)

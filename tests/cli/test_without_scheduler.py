@@ -1,4 +1,4 @@
-"""Commands without a scheduler: where they may run no rounds, and jobs that their rounds cannot end at once."""
+"""Commands without a scheduler: where they may run no rounds, and jobs that their rounds cannot end."""
 
 from __future__ import annotations
 
