@@ -94,7 +94,12 @@ class Control:
             if self._rounds is not None:
                 # What these rounds have not answered yet, only a scheduler can answer.
                 return not any(map(self.is_ending, ending))
-            return pid is not None and (is_late or None not in answers.values())
+            is_answered = None not in answers.values()
+            if pid is not None:
+                return is_late or is_answered
+            # Another command runs rounds, which also carry out the requests of this one.
+            active = [one.job_id for one in self.store.active_attempts() if one.state.holds_gpus]
+            return is_answered and not set(ending).intersection(active)
 
         self.wait(is_done, grace_s + STOP_MARGIN_S if ending else ANSWER_TIMEOUT_S)
         return answers

@@ -59,13 +59,13 @@ def cancel(
         requests, refused = _record_requests(store, "cancel", ids, by, {"grace_s": grace_s})
         answers = store_control.carry_out(requests, requests.values(), grace_s)
         made = _answers(store_control, requests, answers)
-        if store_control.runs_rounds:
+        if store_control.scheduler_pid is None:
             made = [_with_end(store_control, answer) for answer in made]
         return (*refused, *made, *spared)
 
 
 def _with_end(store_control: Control, answer: Answer) -> Answer:
-    """Returns the answer to a cancel with the end of the job, for which this process has waited."""
+    """Returns the answer to a cancel with the end of the job, which this process has awaited."""
     if answer.reply is None or answer.reply.code is not AnswerCode.STOPPING:
         return answer
     job = job_record(store_control.store, answer.target)
@@ -75,7 +75,7 @@ def _with_end(store_control: Control, answer: Answer) -> Answer:
         return replace(answer, reply=RequestAnswer(AnswerCode.CANCELLED))
     code = AnswerCode.ALREADY_FINISHED
     reply = RequestAnswer(code, outcome=job.outcome, exit_code=job.exit_code, signal=job.signal)
-    return replace(answer, reply=reply)
+    return replace(answer, kind=AnswerKind.REFUSED, reply=reply)
 
 
 def retry(

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from gpu_scheduler.app import control
 from gpu_scheduler.app import preempt as app
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.app.preempt import PreemptEnd, PreemptReport, PreemptWait
@@ -275,6 +276,21 @@ def test_a_cancel_ends_a_job_that_is_being_preempted(desk: Desk, start: Start) -
         assert desk.run("cancel", job, "--grace", "0.2")[0] == 0
     assert (reports[0].end, reports[0].outcome) == (PreemptEnd.ENDED, Outcome.CANCELLED)
     assert recorded(desk, job) == ("finished", Outcome.CANCELLED, None)
+
+
+def test_the_rounds_of_a_preemption_carry_out_the_requests_of_other_commands(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, other, queued = start_job(desk, STUBBORN), start_job(desk, STUBBORN), desk.job()
+    monkeypatch.setattr(control, "ANSWER_TIMEOUT_S", 600.0)
+    with preempting(desk, job, 60) as reports:
+        wait_for(lambda: desk.state(job) == "stopping", "the preemption")
+        assert desk.run("hold", queued) == (0, f"job {queued}: held\n", "")
+        assert desk.run("cancel", other, "--grace", "0.2") == (0, f"job {other}: cancelled\n", "")
+        assert recorded(desk, other) == ("finished", Outcome.CANCELLED, None)
+        assert reports == []  # the preemption has not ended, so it has run all rounds
+        (desk.path / "go").touch()
+    assert reports[0].end is PreemptEnd.ENDED
 
 
 def test_a_cancel_that_a_simultaneous_preemption_replaces_is_repeated(desk: Desk) -> None:

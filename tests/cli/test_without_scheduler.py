@@ -15,6 +15,7 @@ from gpu_scheduler.attempts.folder import kill_runner, observe
 from gpu_scheduler.attempts.sweep import processes_of
 from gpu_scheduler.core.model.states import Outcome
 from gpu_scheduler.core.scheduling import actions as act
+from gpu_scheduler.executors.local import DirectExecutor
 from gpu_scheduler.rounds import command
 from gpu_scheduler.store.data_dir import Host, write_host
 from gpu_scheduler.store.database import newest_schema_version
@@ -114,6 +115,16 @@ def test_what_a_dead_runner_has_left_is_ended_within_the_grace_of_the_command(
     row = desk.store.job(job)
     assert row is not None
     assert (row.state, row.outcome, desk.requests()) == ("finished", Outcome.CANCELLED, [])
+
+
+def test_a_job_that_ends_by_itself_meanwhile_was_not_cancelled(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = desk.run_job("until [ -e go ]; do sleep 0.02; done; exit 7")
+    monkeypatch.setattr(DirectExecutor, "request_stop", lambda *_: (desk.path / "go").touch())
+    refused = f"gpu-scheduler: job {job} is already finished (failed, exit code 7)\n"
+    assert desk.run("cancel", job) == (1, "", refused)
+    assert (desk.state(job), desk.requests()) == ("finished", [])
 
 
 def test_only_a_request_to_stop_ends_what_a_dead_runner_has_left(desk: Desk) -> None:
