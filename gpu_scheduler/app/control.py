@@ -53,11 +53,6 @@ class Control:
         """The pid of the running scheduler; None if no scheduler is running."""
         return None if self._rounds is not None else scheduler_pid(self.store.data_dir.lock)
 
-    @property
-    def runs_rounds(self) -> bool:
-        """True while this process runs the rounds."""
-        return self._rounds is not None
-
     def is_ending(self, job_id: int) -> bool:
         """Returns whether the rounds of this process still have to end processes of the job."""
         return self._rounds is not None and self._rounds.is_ending(job_id)

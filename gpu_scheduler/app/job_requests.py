@@ -17,7 +17,7 @@ from gpu_scheduler.app.control import Control, control
 from gpu_scheduler.app.job_refs import JobRef, job_record, resolve_job, resolve_jobs
 from gpu_scheduler.app.line_note import Note
 from gpu_scheduler.app.location import Location
-from gpu_scheduler.app.refusals import concerns, early_refusal, refused_answer, would_wait_for_itself
+from gpu_scheduler.app.refusals import concerns, early_refusal, refusal_of_changes, refused_answer
 from gpu_scheduler.app.store_access import requested_verbs
 from gpu_scheduler.core.model.request_answer import AnswerCode, RequestAnswer
 from gpu_scheduler.core.model.states import JobState, Outcome
@@ -149,8 +149,7 @@ def set_attributes(
         store = store_control.store
         job_id = resolve_job(store, job)
         changes = attribute_changes(store, job_id, items)
-        cycle = would_wait_for_itself(store, job_id, [one.args for one in changes])
-        why = cycle or early_refusal(store, "set", job_id, {})
+        why = refusal_of_changes(store, job_id, [one.args for one in changes])
         if why is not None:
             return SetResult((Answer(job_id, AnswerKind.REFUSED, why),))
         with store.db.transaction():

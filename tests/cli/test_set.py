@@ -185,6 +185,17 @@ def test_set_refuses_a_job_that_does_not_wait(desk: Desk) -> None:
     assert "there is no job 99" in desk.run("set", 99, "vram=1G")[2]
 
 
+@pytest.mark.parametrize("up", [False, True])
+def test_set_makes_no_change_of_a_finished_job_if_it_cannot_make_all(desk: Desk, up: bool) -> None:
+    job = desk.job("python old.py")
+    desk.record(act.FinishJob(job, Outcome.FAILED, None))
+    refused = f"gpu-scheduler: job {job} is finished; only a job that is held or queued can be changed\n"
+    with desk.scheduler() if up else nullcontext():
+        assert desk.run("set", job, "command=python new.py", "vram=1G") == (1, "", refused)
+    assert spec(desk, job)["command"] == "python old.py"
+    assert desk.requests() == []
+
+
 @pytest.mark.parametrize("outcome", [None, Outcome.FAILED])
 def test_set_changes_the_command_of_a_job_without_a_line(desk: Desk, outcome: Outcome | None) -> None:
     job, same = desk.job("python old.py"), desk.job("python new.py --token secret | tee log")
