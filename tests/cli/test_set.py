@@ -192,8 +192,9 @@ def test_set_makes_no_change_of_a_finished_job_if_it_cannot_make_all(desk: Desk,
     refused = f"gpu-scheduler: job {job} is finished; only a job that is held or queued can be changed\n"
     with desk.scheduler() if up else nullcontext():
         assert desk.run("set", job, "command=python new.py", "vram=1G") == (1, "", refused)
-    assert spec(desk, job)["command"] == "python old.py"
-    assert desk.requests() == []
+    row = desk.store.job(job)
+    assert row is not None
+    assert (row.spec.command, row.spec.vram, desk.requests()) == ("python old.py", None, [])
 
 
 @pytest.mark.parametrize("outcome", [None, Outcome.FAILED])
