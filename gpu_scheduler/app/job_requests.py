@@ -66,6 +66,8 @@ def cancel(
 
 def _with_end(store_control: Control, answer: Answer) -> Answer:
     """Returns the answer to a cancel with the end of the job, which this process has awaited."""
+    if answer.reply is None and store_control.is_ending(answer.target):
+        return replace(answer, kind=AnswerKind.NOT_ENDED)
     if answer.reply is None or answer.reply.code is not AnswerCode.STOPPING:
         return answer
     job = job_record(store_control.store, answer.target)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from gpu_scheduler.app import control
 from gpu_scheduler.attempts.folder import kill_runner, observe
 from gpu_scheduler.attempts.sweep import processes_of
 from gpu_scheduler.core.model.states import Outcome
@@ -125,6 +126,37 @@ def test_a_job_that_ends_by_itself_meanwhile_was_not_cancelled(
     refused = f"gpu-scheduler: job {job} is already finished (failed, exit code 7)\n"
     assert desk.run("cancel", job) == (1, "", refused)
     assert (desk.state(job), desk.requests()) == ("finished", [])
+
+
+def test_a_cancel_ends_what_a_dead_runner_has_left_even_behind_a_request_that_waits_for_its_end(
+    desk: Desk,
+) -> None:
+    job = desk.run_job("trap '' HUP; touch up; while :; do sleep 0.02; done")
+    wait_for((desk.path / "up").exists, "the start of the command")
+    [attempt] = desk.store.attempts(job)
+    kill_runner(desk.folder(attempt), attempt.token)
+    wait_for(lambda: observe(desk.folder(attempt), attempt.token).claim == "dead", "the runner's end")
+    assert desk.run("retry", job) == (0, f"job {job}: {RECORDED}\n", "")
+    assert processes_of(desk.folders)
+    assert desk.run("cancel", job) == (0, f"job {job}: cancelled\n", "")
+    assert not processes_of(desk.folders)
+    assert (desk.state(job), desk.requests()) == ("finished", [])
+
+
+def test_a_cancel_fails_if_the_processes_outlive_its_wait(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = desk.run_job("trap '' TERM HUP; touch up; while :; do sleep 0.02; done")
+    wait_for((desk.path / "up").exists, "the start of the command")
+    [attempt] = desk.store.attempts(job)
+    kill_runner(desk.folder(attempt), attempt.token)
+    wait_for(lambda: observe(desk.folder(attempt), attempt.token).claim == "dead", "the runner's end")
+    desk.run("retry", job)  # so that the cancel waits for it, and the grace of the scheduler counts
+    monkeypatch.setattr(control, "STOP_MARGIN_S", 0.1)
+    left = f"job {job}: has not ended yet; the next `start` ends it; `why {job}` says what is left of it\n"
+    assert desk.run("cancel", job, "--grace", "0") == (1, left, "")
+    assert processes_of(desk.folders)
+    assert desk.requests() == [("retry", str(job)), ("cancel", str(job))]
 
 
 def test_only_a_request_to_stop_ends_what_a_dead_runner_has_left(desk: Desk) -> None:

@@ -180,6 +180,7 @@ def plan_for_command(facts: Facts) -> list[Action]:
         return actions
     if facts.has_unsettled_dependencies:
         return [SettleDependencies()]
+    cancelled = {request.target for request in facts.requests if request.verb == "cancel"}
     for attempt in facts.attempts:
         if attempt.state.is_open:
             found = reconcile(attempt, facts.now, facts.settings, _gpu_inventory(attempt, facts))
@@ -189,7 +190,9 @@ def plan_for_command(facts: Facts) -> list[Action]:
             found = check_memory_release(
                 attempt, [(None, None)] * len(attempt.gpus), facts.now, facts.settings
             )
-        is_asked = attempt.stop_request is not None or attempt.status.stop is not None
+        # A cancel may wait for an earlier request, which waits for the end of what a dead runner has left.
+        is_cancelled = str(attempt.job_id) in cancelled
+        is_asked = is_cancelled or attempt.stop_request is not None or attempt.status.stop is not None
         avoided = _LAUNCHING if is_asked else (*_LAUNCHING, *_STOPPING)
         actions += [action for action in found if not isinstance(action, avoided)]
     return actions
