@@ -99,9 +99,14 @@ class Control:
             if self.runs_rounds:
                 # What these rounds have not answered then, only a scheduler can answer.
                 return self._rounds is None or not self._rounds.ending_jobs()
-            return pid is not None and (is_late or None not in answers.values())
+            is_answered = None not in answers.values()
+            if pid is not None:
+                return is_late or is_answered
+            # Another command runs rounds, which also carry out the requests of this one.
+            active = [one.job_id for one in self.store.active_attempts() if one.state.holds_gpus]
+            return is_answered and not set(ending).intersection(active)
 
-        self.wait(is_done, grace_s + STOP_MARGIN_S, ending)
+        self.wait(is_done, max(grace_s, GRACE_S) + STOP_MARGIN_S, ending)
         return answers
 
     def wait(self, is_done: Callable[[], bool], limit_s: float, ending: Collection[int]) -> None:

@@ -17,7 +17,7 @@ from gpu_scheduler.app.control import Control, control
 from gpu_scheduler.app.job_refs import JobRef, job_record, resolve_job, resolve_jobs
 from gpu_scheduler.app.line_note import Note
 from gpu_scheduler.app.location import Location
-from gpu_scheduler.app.refusals import concerns, early_refusal, refused_answer, would_wait_for_itself
+from gpu_scheduler.app.refusals import concerns, early_refusal, refusal_of_changes, refused_answer
 from gpu_scheduler.app.store_access import requested_verbs
 from gpu_scheduler.core.model.request_answer import AnswerCode, RequestAnswer
 from gpu_scheduler.core.model.states import JobState, Outcome
@@ -59,16 +59,16 @@ def cancel(
         requests, refused = _record_requests(store, "cancel", ids, by, {"grace_s": grace_s})
         answers = store_control.carry_out(requests, requests.values(), grace_s)
         made = _answers(store_control, requests, answers)
-        if store_control.runs_rounds:
+        if location.runs_rounds and store_control.scheduler_pid is None:
             made = [_with_end(store_control, answer) for answer in made]
         return (*refused, *made, *spared)
 
 
 def _with_end(store_control: Control, answer: Answer) -> Answer:
-    """Returns the answer to a cancel with the end of the job, for which this process has waited."""
+    """Returns the answer to a cancel with the end of the job, which this process has awaited."""
     job = job_record(store_control.store, answer.target)
-    if answer.reply is None and job.adopted is not None:
-        return replace(answer, kind=AnswerKind.NOT_ENDED)  # nothing watches the process now
+    if answer.reply is None and (job.adopted is not None or store_control.is_ending(job.id)):
+        return replace(answer, kind=AnswerKind.NOT_ENDED)
     if answer.reply is None or answer.reply.code is not AnswerCode.STOPPING:
         return answer
     if job.state is not JobState.FINISHED or store_control.is_ending(job.id):
@@ -77,7 +77,7 @@ def _with_end(store_control: Control, answer: Answer) -> Answer:
         return replace(answer, reply=RequestAnswer(AnswerCode.CANCELLED))
     code = AnswerCode.ALREADY_FINISHED
     reply = RequestAnswer(code, outcome=job.outcome, exit_code=job.exit_code, signal=job.signal)
-    return replace(answer, reply=reply)
+    return replace(answer, kind=AnswerKind.REFUSED, reply=reply)
 
 
 def retry(
@@ -151,8 +151,7 @@ def set_attributes(
         store = store_control.store
         job_id = resolve_job(store, job)
         changes = attribute_changes(store, job_id, items)
-        cycle = would_wait_for_itself(store, job_id, [one.args for one in changes])
-        why = cycle or early_refusal(store, "set", job_id, {})
+        why = refusal_of_changes(store, job_id, [one.args for one in changes])
         if why is not None:
             return SetResult((Answer(job_id, AnswerKind.REFUSED, why),))
         with store.db.transaction():

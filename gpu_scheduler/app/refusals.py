@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from gpu_scheduler.app.answers import Answer, AnswerKind
 from gpu_scheduler.app.job_refs import job_record
+from gpu_scheduler.core.model.job_spec import RESTART_FIELDS
 from gpu_scheduler.core.model.request import UNFINISHED
-from gpu_scheduler.core.model.request_answer import ACCEPTED_STATES, AnswerCode, RequestAnswer
+from gpu_scheduler.core.model.request_answer import ACCEPTED_STATES, AnswerCode, RequestAnswer, wrong_state
 from gpu_scheduler.core.model.states import FAILED, JobState, Outcome
 from gpu_scheduler.store.dependencies import failed_ancestors, is_ancestor
 from gpu_scheduler.store.records import JobRecord
@@ -31,10 +33,20 @@ def early_refusal(store: Store, verb: str, job_id: int, args: Mapping[str, Any])
     if job.adopted is not None and verb in ("hold", "set"):
         # The scheduler watches the process before it reads requests, so the request would have no effect.
         return RequestAnswer(AnswerCode.NOT_WATCHED, verb=verb)
-    return would_wait_for_itself(store, job_id, [args])
+    return _would_wait_for_itself(store, job_id, [args])
 
 
-def would_wait_for_itself(
+def refusal_of_changes(
+    store: Store, job_id: int, changes: Sequence[Mapping[str, Any]]
+) -> RequestAnswer | None:
+    """Returns why no change of a job is requested. Otherwise, a round would make only some of them."""
+    is_finished = job_record(store, job_id).state is JobState.FINISHED
+    if is_finished and not all("parents" in args or args["name"] in RESTART_FIELDS for args in changes):
+        return wrong_state("set", JobState.FINISHED)
+    return _would_wait_for_itself(store, job_id, changes) or early_refusal(store, "set", job_id, {})
+
+
+def _would_wait_for_itself(
     store: Store, job_id: int, changes: Iterable[Mapping[str, Any]]
 ) -> RequestAnswer | None:
     """Returns the refusal if a change would make a job wait for itself, directly or indirectly."""
@@ -58,7 +70,13 @@ def concerns(verb: str, job: JobRecord) -> bool:
 
 
 def refused_answer(store: Store, job_id: int, why: RequestAnswer) -> Answer:
-    """Returns the answer for a refusal. If a parent failed, it names the jobs that must be retried."""
+    """Returns the answer for a refusal.
+
+    If a parent failed, it names the jobs that must be retried; if the job has finished, it says how.
+    """
+    if why.code is AnswerCode.ALREADY_FINISHED:
+        job = job_record(store, job_id)
+        why = replace(why, exit_code=job.exit_code, signal=job.signal)
     if why.parent is None:
         return Answer(job_id, AnswerKind.REFUSED, why)
     roots = tuple(failed_ancestors(store, job_id, _MAX_NAMED))

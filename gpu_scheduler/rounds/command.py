@@ -7,6 +7,7 @@ at this point leaves.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Collection
 from dataclasses import replace
@@ -35,6 +36,9 @@ from gpu_scheduler.store.location import location_verdict
 from gpu_scheduler.store.requests import open_requests
 from gpu_scheduler.store.scheduler_lock import no_scheduler_starts
 from gpu_scheduler.store.store import Store
+
+# A command has no log. Without a handler, Python would print the warnings of the rounds to stderr.
+logging.getLogger("gpu_scheduler").addHandler(logging.NullHandler())
 
 
 def failpoint(step: str) -> None:

@@ -128,4 +128,4 @@ def test_stop_reports_the_jobs_that_continue_to_run(desk: Desk, location: Locati
         assert (report.scheduler_pid, report.running, report.ended) == (pid, (job,), {})
     report = stop(location, end_jobs=True, grace_s=5.0)
     assert (report.scheduler_pid, list(report.ended), report.has_failed) == (None, [job], False)
-    assert desk.state(job) == JobState.RUNNING  # The next scheduler will record the end.
+    assert desk.state(job) == JobState.FINISHED

@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 
 from gpu_scheduler.app import gpu_requests, job_requests
-from gpu_scheduler.app.answers import Answer, AnswerKind, StopResult
+from gpu_scheduler.app.answers import Answer, AnswerKind
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.attempts import observe
 from gpu_scheduler.attempts.observe import attempts_without_processes
+from gpu_scheduler.attempts.sweep import processes_of
 from gpu_scheduler.core.model.attempt_status import AttemptResult, AttemptStatus
+from gpu_scheduler.core.model.request_answer import AnswerCode
 from gpu_scheduler.core.model.states import Outcome
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.errors import SchedulerError
@@ -25,13 +27,29 @@ def kinds(answers: tuple[Answer, ...]) -> list[tuple[int, AnswerKind]]:
     return [(answer.target, answer.kind) for answer in answers]
 
 
-def test_requests_are_recorded_if_no_scheduler_is_running(desk: Desk, location: Location) -> None:
+def test_requests_are_carried_out_if_no_scheduler_is_running(desk: Desk, location: Location) -> None:
     first, second = desk.job(), desk.job("echo b", name="b")
-    assert kinds(job_requests.hold(location, [first, "b"])) == [
-        (first, AnswerKind.RECORDED),
-        (second, AnswerKind.RECORDED),
-    ]
-    assert desk.requests() == [("hold", str(first)), ("hold", str(second))]
+    answers = job_requests.hold(location, [first, "b"])
+    assert kinds(answers) == [(first, AnswerKind.CARRIED_OUT), (second, AnswerKind.CARRIED_OUT)]
+    assert [one.reply and one.reply.code for one in answers] == [AnswerCode.HELD] * 2
+    assert (desk.requests(), desk.state(first), desk.state(second)) == ([], "held", "held")
+    assert kinds(gpu_requests.pause(location, [1])) == [(1, AnswerKind.CARRIED_OUT)]
+    assert [row.paused for row in desk.store.gpus()] == [0, 1]
+
+
+def test_a_server_only_records_requests_if_no_scheduler_is_running(desk: Desk, location: Location) -> None:
+    queued, running = desk.job(), desk.run_job(SLEEP)
+    server = desk.server
+    assert kinds(job_requests.hold(server, [queued])) == [(queued, AnswerKind.RECORDED)]
+    assert kinds(job_requests.cancel(server, [running], 1.0)) == [(running, AnswerKind.RECORDED)]
+    assert kinds(gpu_requests.pause(server, [0])) == [(0, AnswerKind.RECORDED)]
+    assert desk.requests() == [("hold", str(queued)), ("cancel", str(running)), ("pause", "SIM-0")]
+    assert (desk.state(queued), desk.state(running)) == ("queued", "running")
+    assert processes_of(desk.folders)
+    # The next command carries them out.
+    assert kinds(job_requests.release(location, [queued])) == [(queued, AnswerKind.CARRIED_OUT)]
+    desk.wait_until_processes_end()
+    assert desk.requests() == []
 
 
 def test_each_request_records_who_made_it(desk: Desk, location: Location) -> None:
@@ -56,9 +74,9 @@ def test_answers_to_requests_list_refusals_first(desk: Desk, location: Location)
     queued, finished = desk.job(), desk.job("echo done")
     desk.record(act.FinishJob(finished, Outcome.COMPLETED, None))
     assert kinds(job_requests.hold(location, [queued, finished, 99])) == [
-        (finished, AnswerKind.REFUSED),
         (99, AnswerKind.REFUSED),
-        (queued, AnswerKind.RECORDED),
+        (finished, AnswerKind.REFUSED),
+        (queued, AnswerKind.CARRIED_OUT),
     ]
 
 
@@ -69,15 +87,29 @@ def test_a_request_without_a_job_selection_applies_to_every_job_that_it_can_chan
     assert job_requests.retry(location, None).answers == ()
     failed, queued = desk.job(), desk.job("echo b")
     desk.record(act.FinishJob(failed, Outcome.FAILED, None))
-    assert kinds(job_requests.retry(location, None).answers) == [(failed, AnswerKind.RECORDED)]
-    assert job_requests.retry(location, None).answers == ()  # A retry has already been requested.
-    assert kinds(job_requests.cancel(location, None, 1.0)) == [(queued, AnswerKind.RECORDED)]
+    assert kinds(job_requests.retry(location, None).answers) == [(failed, AnswerKind.CARRIED_OUT)]
+    assert job_requests.retry(location, None).answers == ()  # It has been queued again.
+    assert kinds(job_requests.cancel(location, None, 1.0)) == [
+        (failed, AnswerKind.CARRIED_OUT),
+        (queued, AnswerKind.CARRIED_OUT),
+    ]
+
+
+def test_a_retry_of_every_failed_job_leaves_out_those_with_a_recorded_retry(desk: Desk) -> None:
+    failed = desk.job()
+    desk.record(act.FinishJob(failed, Outcome.FAILED, None))
+    assert kinds(job_requests.retry(desk.server, None).answers) == [(failed, AnswerKind.RECORDED)]
+    assert job_requests.retry(desk.server, None).answers == ()
+    assert desk.requests() == [("retry", str(failed))]
 
 
 def test_cancel_ends_a_running_job_even_without_a_scheduler(desk: Desk, location: Location) -> None:
     job = desk.run_job(SLEEP)
     (answer,) = job_requests.cancel(location, [job], 5.0)
-    assert (answer.kind, answer.stop_result) == (AnswerKind.STOPPED, StopResult.CANCELLED)
+    assert (answer.kind, answer.has_failed) == (AnswerKind.CARRIED_OUT, False)
+    assert answer.reply is not None
+    assert answer.reply.code is AnswerCode.CANCELLED
+    assert (desk.state(job), desk.requests()) == ("finished", [])
     desk.wait_until_processes_end()
 
 
@@ -87,13 +119,17 @@ def test_cancel_without_a_scheduler_does_not_end_a_job_on_a_remote_executor(
     job = desk.run_job(SLEEP)
     desk.store.db.connection.execute("UPDATE attempt SET executor = 'elsewhere'")
     (answer,) = job_requests.cancel(location, [job], 5.0)
-    assert (answer.stop_result, answer.has_failed) == (StopResult.RUNS_ELSEWHERE, True)
-    assert desk.requests() == [("cancel", str(job))]
+    assert (answer.kind, answer.has_failed) == (AnswerKind.NOT_ENDED, True)
+    row = desk.store.job(job)
+    assert row is not None
+    assert (desk.requests(), row.state, row.stop_cause) == ([], "running", "cancelled")
     assert attempts_without_processes(desk.store) == frozenset()
     with pytest.raises(SchedulerError, match=f"job {job} is active"):
         refuse_active(desk.store, void_claims=True)
     desk.store.db.connection.execute("UPDATE attempt SET executor = 'direct'")
-    assert job_requests.cancel(location, [job], 5.0)[0].stop_result is StopResult.CANCELLED
+    (answer,) = job_requests.cancel(location, [job], 5.0)
+    assert answer.reply is not None
+    assert (answer.kind, answer.reply.code) == (AnswerKind.CARRIED_OUT, AnswerCode.CANCELLED)
     desk.wait_until_processes_end()
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from gpu_scheduler.app.location import Location
 from gpu_scheduler.attempts.executor import AttemptRef
 from gpu_scheduler.attempts.folder import observe, prepare
 from gpu_scheduler.attempts.sweep import processes_of, sweep
@@ -111,6 +112,11 @@ class Desk:
         wait_for(lambda: observe(self.folder(row), row.token).claim != "none", f"claim of job {job_id}")
         self.record(act.Transition(job_id, row.id, JobState.RUNNING))
         return job_id
+
+    @property
+    def server(self) -> Location:
+        """The location for a server, which runs no rounds: its requests are only recorded."""
+        return Location(str(self.data_dir.state_file))
 
     def run(self, *argv: object) -> tuple[int, str, str]:
         """Runs a command in this process. Returns its exit code, stdout and stderr."""

@@ -303,11 +303,8 @@ def test_cancel_all_spares_adopted_jobs(desk: Desk, process: Process) -> None:
     other = desk.job("true")
     code, out, _ = desk.run("cancel", "--all")
     assert code == 0
-    assert out == (
-        f"job {other}: recorded; takes effect when the scheduler starts\n"
-        "job 1: continues, because it was adopted; `cancel 1` ends it\n"
-    )
-    assert desk.requests() == [("cancel", str(other))]
+    assert out == (f"job {other}: cancelled\njob 1: continues, because it was adopted; `cancel 1` ends it\n")
+    assert (desk.requests(), desk.state(other), process.poll()) == ([], "finished", None)
 
 
 def test_without_a_scheduler_an_adopted_process_has_an_eta_and_its_preemption_is_recorded(

@@ -14,8 +14,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpu_scheduler.attempts.folder import observe
+from gpu_scheduler.attempts.folder import observe, request_stop
 from gpu_scheduler.attempts.sweep import sweep
+from gpu_scheduler.core.model.attempt_status import StopRequest
 from gpu_scheduler.core.model.job_spec import Need
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
@@ -195,7 +196,8 @@ def test_a_folder_that_cannot_be_removed_is_only_reported(
     assert "journal.jsonl, which belongs to a forgotten job; the next" in caplog.text
 
 
-def test_fresh_is_refused_while_a_job_runs_and_accepted_after_its_end(desk: Desk) -> None:
+@pytest.mark.parametrize("is_recorded", [True, False])
+def test_fresh_is_refused_while_a_job_runs_and_accepted_after_its_end(desk: Desk, is_recorded: bool) -> None:
     job = desk.run_job(LONG)
     for take in (False, True):
         with pytest.raises(
@@ -208,9 +210,13 @@ def test_fresh_is_refused_while_a_job_runs_and_accepted_after_its_end(desk: Desk
     with pytest.raises(SchedulerError, match="is active"), restore.jobs_forgotten(desk.store):
         pass
     assert desk.state(job) == "running"
-    assert desk.run("stop", "--jobs")[0] == 0
-    # The job's end is not recorded yet, and need not be.
-    assert desk.state(job) == "running"
+    if is_recorded:
+        assert desk.run("stop", "--jobs")[0] == 0
+    else:
+        [row] = desk.store.attempts(job)
+        request_stop(desk.folder(row), row.token, StopRequest("cancelled", 1.0), row.runner)
+        desk.wait_until_processes_end()
+    assert desk.state(job) == ("finished" if is_recorded else "running")
     assert count_jobs_to_forget(desk.data_dir) == 1
     with restore.jobs_forgotten(desk.store):
         assert count(desk.store, "job") == 0

@@ -13,11 +13,10 @@ from gpu_scheduler.store.state_file import is_from_older_scheduler
 from tests.cli.desk import Desk
 
 
-def test_pause_without_a_scheduler_is_recorded_and_shown_by_status(desk: Desk) -> None:
+def test_pause_without_a_scheduler_is_carried_out_and_shown_by_status(desk: Desk) -> None:
     assert desk.store
-    code, out, err = desk.run("pause", "0")
-    assert (code, out, err) == (0, "GPU 0: recorded; takes effect when the scheduler starts\n", "")
-    assert desk.requests() == [("pause", "SIM-0")]
+    assert desk.run("pause", "0") == (0, "GPU 0: paused\n", "")
+    assert (desk.requests(), [row.paused for row in desk.store.gpus()]) == ([], [1, 0])
     gpus = json.loads(desk.run("status", "--json")[1])["gpus"]
     assert [gpu["state"] for gpu in gpus] == ["paused", "available"]
 
@@ -31,7 +30,7 @@ def test_pause_prints_the_answer_of_a_running_scheduler(desk: Desk) -> None:
 
 
 def test_pause_names_a_scheduler_that_does_not_answer(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpu_scheduler.app.store_access.wake_and_wait.__defaults__", (0.05,))
+    monkeypatch.setattr("gpu_scheduler.app.control.ANSWER_TIMEOUT_S", 0.05)
     with desk.scheduler("deaf") as pid:
         code, out, _ = desk.run("resume", "1")
         assert (code, out) == (0, f"GPU 1: recorded; the scheduler (pid {pid}) has not answered yet\n")
@@ -76,8 +75,10 @@ def test_pause_lists_unknown_gpus_as_ranges(desk: Desk) -> None:
 def test_pause_applies_edits_to_the_state_file_first_and_overrides_them(desk: Desk) -> None:
     assert desk.store
     desk.data_dir.state_file.write_text('{"paused_gpus": [0, 1], "_scheduler": {"paused_gpus": []}}')
-    desk.run("resume", "1")
-    assert desk.requests() == [("pause", "SIM-0"), ("pause", "SIM-1"), ("resume", "SIM-1")]
+    assert desk.run("resume", "1") == (0, "GPU 1: was not paused\n", "")
+    rows = desk.store.db.rows("SELECT verb, target FROM request ORDER BY id")
+    assert [tuple(row) for row in rows] == [("pause", "SIM-0"), ("pause", "SIM-1"), ("resume", "SIM-1")]
+    assert (desk.requests(), [row.paused for row in desk.store.gpus()]) == ([], [1, 0])
 
 
 def test_pause_all_fails_without_recorded_gpus(desk: Desk) -> None:

@@ -14,45 +14,35 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.app.refusals import predicted_state
 from gpu_scheduler.attempts.folder import kill_runner, observe
-from gpu_scheduler.core.model.request import JobFact
-from gpu_scheduler.core.model.states import JobState, Outcome
+from gpu_scheduler.core.model.states import Outcome
 from gpu_scheduler.core.scheduling import actions as act
-from gpu_scheduler.core.scheduling import requests
-from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.scheduler import restore
 from gpu_scheduler.store.data_dir import DataDir
 from tests.cli.desk import Desk
 from tests.waiting import wait_for
 
-RECORDED = "recorded; takes effect when the scheduler starts"
 LONG = "trap 'echo bye; exit 3' TERM; echo up; while :; do sleep 0.02; done"
 
 
-def test_requests_about_a_queued_job_are_recorded_without_a_scheduler(desk: Desk) -> None:
+@pytest.mark.parametrize("up", [False, True])
+def test_requests_about_a_queued_job_are_answered_with_and_without_a_scheduler(desk: Desk, up: bool) -> None:
     job = desk.job()
-    assert desk.run("hold", job) == (0, f"job {job}: {RECORDED}\n", "")
-    assert desk.run("release", job) == (0, f"job {job}: {RECORDED}\n", "")
-    assert desk.run("cancel", job) == (0, f"job {job}: {RECORDED}\n", "")
-    assert desk.run("retry", job) == (0, f"job {job}: {RECORDED}\n", "")
-    assert desk.requests() == [(verb, str(job)) for verb in ("hold", "release", "cancel", "retry")]
-    assert desk.state(job) == "queued"
-
-
-def test_prints_the_answers_of_a_running_scheduler(desk: Desk) -> None:
-    job = desk.job()
-    with desk.scheduler():
+    with desk.scheduler() if up else nullcontext():
         assert desk.run("hold", job) == (0, f"job {job}: held\n", "")
+        assert desk.state(job) == "held"
         assert desk.run("release", job) == (0, f"job {job}: released\n", "")
+        assert desk.state(job) == "queued"
         assert desk.run("cancel", job) == (0, f"job {job}: cancelled\n", "")
+        assert desk.state(job) == "finished"
         code, out, err = desk.run("cancel", job)
         assert (code, out) == (1, "")
         assert err == f"gpu-scheduler: job {job} is already finished (cancelled)\n"
         assert desk.run("retry", job) == (0, f"job {job}: queued again\n", "")
         assert desk.run("release", job)[0] == 1
         assert desk.state(job) == "queued"
+    assert desk.requests() == []
 
 
 @pytest.mark.parametrize("up", [False, True])
@@ -61,9 +51,9 @@ def test_an_unknown_job_does_not_prevent_the_other_requests(desk: Desk, up: bool
     with desk.scheduler() if up else nullcontext():
         code, out, err = desk.run("cancel", first, 99, last, first)
     assert code == 1
-    said = "cancelled" if up else RECORDED
-    assert out == f"job {first}: {said}\njob {last}: {said}\n"
+    assert out == f"job {first}: cancelled\njob {last}: cancelled\n"
     assert "there is no job 99" in err
+    assert [desk.state(job) for job in (first, last)] == ["finished"] * 2
 
 
 def test_a_finished_job_can_be_retried_but_not_cancelled_or_held(desk: Desk) -> None:
@@ -73,10 +63,9 @@ def test_a_finished_job_can_be_retried_but_not_cancelled_or_held(desk: Desk) -> 
     assert (code, out, err) == (1, "", f"gpu-scheduler: job {job} is already finished (failed)\n")
     code, _, err = desk.run("hold", job)
     assert (code, err) == (1, f"gpu-scheduler: job {job} is finished; hold needs a job that is queued\n")
-    assert desk.requests() == []
-    assert desk.run("retry", job)[0] == 0
-    assert desk.run("cancel", job)[0] == 0
-    assert desk.requests() == [("retry", "1"), ("cancel", "1")]
+    assert desk.run("retry", job) == (0, f"job {job}: queued again\n", "")
+    assert desk.run("cancel", job) == (0, f"job {job}: cancelled\n", "")
+    assert (desk.requests(), desk.state(job)) == ([], "finished")
 
 
 def test_cancel_requires_jobs_or_all(desk: Desk) -> None:
@@ -95,14 +84,15 @@ def test_cancel_all_cancels_every_job_and_accepts_an_empty_queue(desk: Desk) -> 
     queued = desk.job("echo queued")
     code, out, err = desk.run("cancel", "--all")
     assert (code, err) == (0, "")
-    assert out == f"job {held}: {RECORDED}\njob {queued}: {RECORDED}\n"
+    assert out == f"job {held}: cancelled\njob {queued}: cancelled\n"
+    assert [desk.state(job) for job in (held, queued)] == ["finished"] * 2
 
 
 def test_many_jobs_with_the_same_answer_share_a_line(desk: Desk) -> None:
     with desk.store.db.transaction():
         for _ in range(30):
             desk.job()
-    assert desk.run("cancel", "--all") == (0, f"30 jobs: {RECORDED}\n", "")
+    assert desk.run("cancel", "--all") == (0, "30 jobs: cancelled\n", "")
 
 
 def test_cancel_ends_a_running_job_without_a_scheduler(desk: Desk) -> None:
@@ -112,30 +102,33 @@ def test_cancel_ends_a_running_job_without_a_scheduler(desk: Desk) -> None:
     assert desk.run("cancel", job, "--grace", 5) == (0, f"job {job}: cancelled\n", "")
     desk.wait_until_processes_end()
     assert "bye" in log.read_text()
-    assert desk.requests() == [("cancel", str(job))]
+    assert desk.requests() == []
     attempt = desk.store.attempts(job)[0]
     result = observe(desk.folder(attempt), attempt.token).result
     assert result is not None
     assert (result.cause, result.exit_code) == ("cancelled", 3)
-    code, _, err = desk.run("cancel", job)
-    assert (code, err) == (1, f"gpu-scheduler: job {job} is already finished (cancelled, not recorded yet)\n")
-    refused = f"gpu-scheduler: job {job} is finished; hold needs a job that is queued\n"
-    assert desk.run("hold", job) == (1, "", refused)
-    with desk.scheduler():
-        wait_for(lambda: desk.state(job) == "finished", "the scheduler's record")
     row = desk.store.job(job)
     assert row is not None
-    assert row.outcome == "cancelled"
+    assert (row.state, row.outcome) == ("finished", "cancelled")
+    code, _, err = desk.run("cancel", job)
+    assert (code, err) == (1, f"gpu-scheduler: job {job} is already finished (cancelled)\n")
+    refused = f"gpu-scheduler: job {job} is finished; hold needs a job that is queued\n"
+    assert desk.run("hold", job) == (1, "", refused)
 
 
 def test_a_job_that_ended_without_a_scheduler_can_be_retried_before_this_is_recorded(desk: Desk) -> None:
     job = desk.run_job("exit 7")
     desk.wait_until_processes_end()
-    for _ in range(2):
-        assert desk.run("retry", job) == (0, f"job {job}: {RECORDED}\n", "")
-    with desk.scheduler():
-        wait_for(lambda: not desk.requests(), "the retries")
-    assert (desk.state(job), len(desk.store.attempts(job))) == ("queued", 1)
+    assert desk.state(job) == "running"
+    assert desk.run("retry", job) == (0, f"job {job}: queued again\n", "")
+    assert (desk.state(job), len(desk.store.attempts(job)), desk.requests()) == ("queued", 1, [])
+
+
+def test_a_job_that_ended_without_a_scheduler_cannot_be_cancelled_before_this_is_recorded(desk: Desk) -> None:
+    job = desk.run_job("exit 7")
+    desk.wait_until_processes_end()
+    refused = f"gpu-scheduler: job {job} is already finished (failed, exit code 7)\n"
+    assert desk.run("cancel", job) == (1, "", refused)
 
 
 def test_cancel_kills_a_job_that_ignores_sigterm_after_the_grace_period(desk: Desk) -> None:
@@ -162,13 +155,11 @@ def test_cancel_ends_the_processes_of_a_job_whose_runner_died(
     with pytest.raises(SchedulerError, match=f"job {job} is active"):
         restore.refuse_active(desk.store)
     code, out, err = desk.run("cancel", job, "--grace", 0.2)
-    assert (code, out, err) == (0, f"job {job}: cancelled; its runner had already died\n", "")
+    assert (code, out, err) == (0, f"job {job}: cancelled\n", "")
     desk.wait_until_processes_end()
-    with desk.scheduler():
-        wait_for(lambda: desk.state(job) == "finished", "the scheduler's record")
     row = desk.store.job(job)
     assert row is not None
-    assert row.outcome == "cancelled"
+    assert (row.state, row.outcome, desk.requests()) == ("finished", "cancelled", [])
 
 
 def test_cancel_stops_an_unclaimed_attempt_before_it_begins(desk: Desk) -> None:
@@ -176,10 +167,12 @@ def test_cancel_stops_an_unclaimed_attempt_before_it_begins(desk: Desk) -> None:
     attempt = desk.attempt(job)
     desk.folder(attempt).mkdir(parents=True)
     code, out, err = desk.run("cancel", job)
-    assert (code, out, err) == (0, f"job {job}: cancelled before it began\n", "")
-    stop = observe(desk.folder(attempt), attempt.token).stop
-    assert stop is not None
-    assert (stop.cause, stop.grace_s, stop.on_timeout) == ("cancelled", 10.0, "kill")
+    assert (code, out, err) == (0, f"job {job}: cancelled\n", "")
+    assert (desk.state(job), desk.requests()) == ("finished", [])
+    assert observe(desk.folder(attempt), attempt.token).claim == "void"
+    row = desk.store.job(job)
+    assert row is not None
+    assert row.outcome == "cancelled"
 
 
 def test_a_running_scheduler_cancels_a_running_job(desk: Desk) -> None:
@@ -198,22 +191,6 @@ def test_cancel_takes_over_from_a_scheduler_that_dies_before_answering(
     with desk.scheduler("deaf") as pid:
         monkeypatch.setattr(DataDir, "ring_doorbell", lambda home: os.kill(pid, signal.SIGKILL))
         assert desk.run("cancel", job) == (0, f"job {job}: cancelled\n", "")
-
-
-@pytest.mark.parametrize("state", list(JobState))
-@pytest.mark.parametrize("verb", ["cancel", "retry", "requeue", "hold", "release", "line_removed"])
-def test_the_predicted_state_of_a_job_matches_the_loops_decision(state: JobState, verb: str) -> None:
-    outcome = Outcome.FAILED if state is JobState.FINISHED else None
-    did, _ = requests.answer_job_request(verb, JobFact(1, state, outcome), {}, Settings())
-    after = state
-    for action in did:
-        if isinstance(action, act.FinishJob):
-            after = JobState.FINISHED
-        elif isinstance(action, act.HoldJob):
-            after = JobState.HELD
-        elif isinstance(action, act.RequeueJob):
-            after = JobState.QUEUED
-    assert predicted_state(state, [verb]) is after
 
 
 def _read(path: Path) -> str | None:

@@ -16,8 +16,6 @@ from tests.cli.desk import Desk
 from tests.reasons import worded
 from tests.waiting import wait_for
 
-RECORDED = "recorded; takes effect when the scheduler starts"
-
 
 def finish_job(desk: Desk, name: str | None, at: float, outcome: Outcome = Outcome.COMPLETED) -> int:
     """Inserts a finished job that ended at the time `at`."""
@@ -85,22 +83,22 @@ def test_a_job_whose_end_is_not_recorded_yet_does_not_make_a_name_ambiguous(desk
 
 
 @pytest.mark.parametrize(
-    ("words", "verb", "state"),
+    ("words", "said", "before", "after"),
     [
-        (["cancel", "bert"], "cancel", "queued"),
-        (["hold", "bert"], "hold", "queued"),
-        (["release", "bert"], "release", "held"),
-        (["retry", "bert"], "retry", "held"),
-        (["priority", "bert", "5"], "set", "queued"),
-        (["cancel", "1-3"], "cancel", "queued"),
+        (["cancel", "bert"], "cancelled", "queued", "finished"),
+        (["hold", "bert"], "held", "queued", "held"),
+        (["release", "bert"], "released", "held", "queued"),
+        (["retry", "bert"], "queued again", "held", "queued"),
+        (["priority", "bert", "5"], "priority=5 set", "queued", "queued"),
+        (["cancel", "1-3"], "cancelled", "queued", "finished"),
     ],
 )
 def test_commands_that_change_jobs_accept_names_and_ranges(
-    desk: Desk, words: list[str], verb: str, state: str
+    desk: Desk, words: list[str], said: str, before: str, after: str
 ) -> None:
-    job = desk.job(name="bert", hold=state == "held")
-    assert desk.run(*words) == (0, f"job {job}: {RECORDED}\n", "")
-    assert desk.requests() == [(verb, str(job))]
+    job = desk.job(name="bert", hold=before == "held")
+    assert desk.run(*words) == (0, f"job {job}: {said}\n", "")
+    assert (desk.state(job), desk.requests()) == (after, [])
 
 
 def test_commands_that_show_a_job_accept_its_name(desk: Desk) -> None:
@@ -139,11 +137,9 @@ def test_retry_failed_queues_each_failed_job_once(desk: Desk) -> None:
     failed = some_failed(desk)
     code, out, err = desk.run("retry", "--failed")
     assert (code, err) == (0, "")
-    assert out == "".join(f"job {job}: {RECORDED}\n" for job in failed)
-    assert desk.requests() == [("retry", str(job)) for job in failed]
-    # The command is repeated before a scheduler runs, so the requests already exist.
-    assert desk.run("retry", "--failed")[0] == 0
-    assert len(desk.requests()) == len(failed)
+    assert out == "".join(f"job {job}: queued again\n" for job in failed)
+    assert [desk.state(job) for job in failed] == ["queued"] * len(failed)
+    assert desk.run("retry", "--failed") == (0, "no job has failed\n", "")
 
 
 def test_retry_requires_jobs_or_failed(desk: Desk) -> None:
@@ -170,7 +166,7 @@ def test_a_failure_that_is_not_recorded_yet_counts_as_failed(desk: Desk) -> None
     row = desk.store.attempts(job)[0]
     wait_for(lambda: observe(desk.folder(row), row.token).result, "the result")
     assert [one["id"] for one in json.loads(desk.run("status", "--failed", "--json")[1])["jobs"]] == [job]
-    assert desk.run("retry", "--failed") == (0, f"job {job}: {RECORDED}\n", "")
+    assert desk.run("retry", "--failed") == (0, f"job {job}: queued again\n", "")
     desk.wait_until_processes_end()
 
 
@@ -181,7 +177,7 @@ def test_a_long_list_of_failed_jobs_is_shortened_and_counted(desk: Desk) -> None
     desk.job()
     assert "… and 5 more failed (status --failed --all)" in desk.run("status", "--failed")[1]
     assert len(json.loads(desk.run("status", "--failed", "--all", "--json")[1])["jobs"]) == 25
-    assert desk.run("retry", "--failed") == (0, f"25 jobs: {RECORDED}\n", "")
+    assert desk.run("retry", "--failed") == (0, "25 jobs: queued again\n", "")
 
 
 def test_a_job_that_waits_for_a_retry_does_not_count_as_failed(desk: Desk) -> None:

@@ -18,13 +18,14 @@ from gpu_scheduler.errors import GpuStateError, SchedulerError, UsageError
 from tests.cli.desk import Desk
 
 ROOT = Path(__file__).parents[2]
+ROUNDS = "gpu_scheduler.rounds.loop"
 HEAVY = (
     "shtab",
     "rich_argparse",
     "pynvml",
     "GPUtil",
     "inotify_simple",
-    "gpu_scheduler.rounds.loop",
+    ROUNDS,
 )
 #: Modules that are needed to check the machine but not to show one job.
 CHECKS = (
@@ -220,8 +221,8 @@ def test_a_closed_pipe_is_not_an_error(desk: Desk) -> None:
             (*HEAVY, "rich", "gpu_scheduler.scheduler.daemon", "gpu_scheduler.views.status_text"),
         ),
         ("status", (*HEAVY, "logging")),
-        ("cancel 1", (*HEAVY, "rich")),
-        ("pause 0", (*HEAVY, "logging", "gpu_scheduler.store.records", "gpu_scheduler.core.text.secrets")),
+        ("cancel 1", (*(name for name in HEAVY if name != ROUNDS), "rich")),
+        ("hold 2", (*(name for name in HEAVY if name != ROUNDS), "rich")),
         ("screens", HEAVY),
         ("show 1", (*HEAVY, *CHECKS, "rich")),
         ("why 1", (*CHECKS, "rich")),
@@ -233,6 +234,26 @@ def test_each_command_imports_only_the_modules_that_it_needs(
     desk: Desk, words: str, never: tuple[str, ...]
 ) -> None:
     desk.job()
+    imports_none_of(words, never)
+
+
+@pytest.mark.parametrize(
+    ("words", "never"),
+    [
+        ("cancel 1", (*HEAVY, "rich")),
+        ("pause 0", (*HEAVY, "logging", "gpu_scheduler.store.records", "gpu_scheduler.core.text.secrets")),
+    ],
+)
+def test_a_command_runs_no_rounds_while_a_scheduler_runs_them(
+    desk: Desk, words: str, never: tuple[str, ...]
+) -> None:
+    desk.job()
+    with desk.scheduler():
+        imports_none_of(words, never)
+
+
+def imports_none_of(words: str, never: tuple[str, ...]) -> None:
+    """Runs a command in a new process, which must import none of these modules."""
     code = (
         f"import sys; from gpu_scheduler.cli import main; main({words.split()!r});"
         " print(*sorted(sys.modules), file=sys.stderr)"

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from gpu_scheduler.app.job_requests import cancel
 from gpu_scheduler.core.model.job_spec import DependencyKind
 from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
 from gpu_scheduler.core.model.states import JobState, Outcome
@@ -134,7 +135,7 @@ def test_a_job_that_will_be_cancelled_takes_no_gpu(desk: Desk) -> None:
     other = whole(desk, "python even.py")
     shown = jobs_of(desk)
     assert shown[other]["start_at"] == shown[wide]["end_at"]
-    assert desk.run("cancel", wide)[0] == 0
+    cancel(desk.server, [wide], 1.0)
     shown = jobs_of(desk)
     assert shown[other]["start_at"] < shown[other]["end_at"] - 3599
     assert "cancel requested" in shown[wide]["no_forecast"]

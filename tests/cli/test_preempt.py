@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from gpu_scheduler.app import control
 from gpu_scheduler.app import preempt as app
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.app.preempt import PreemptEnd, PreemptReport, PreemptWait
@@ -82,7 +83,7 @@ def until_recorded(desk: Desk, job: int, expected: tuple[str, str | None, str | 
 
 
 def location(desk: Desk) -> Location:
-    return Location(str(desk.data_dir.state_file))
+    return Location(str(desk.data_dir.state_file), runs_rounds=True)
 
 
 @contextmanager
@@ -123,7 +124,7 @@ def test_a_job_saves_a_checkpoint_and_is_held(desk: Desk, start: Start, up: bool
         "  latest checkpoint: out/checkpoint-150 (step 150, saved at its end)\n"
         f"  `resume --job {job}` continues it\n"
     )
-    until_recorded(desk, job, ("held", None, "preempted"), up=up)
+    assert recorded(desk, job) == ("held", None, "preempted")
 
 
 def test_says_that_there_is_no_checkpoint(desk: Desk, start: Start, up: bool) -> None:
@@ -215,22 +216,22 @@ def test_the_next_scheduler_does_not_repeat_a_withdrawn_preemption(desk: Desk) -
     (desk.path / "go").touch()
 
 
-def test_force_ends_a_job_that_does_not_end_in_time(desk: Desk, start: Start, up: bool) -> None:
+def test_force_ends_a_job_that_does_not_end_in_time(desk: Desk, start: Start) -> None:
     job = start(STUBBORN)
     code, out, err = desk.run("preempt", job, "--timeout", "0.2", "--force")
     assert (code, err) == (0, "")
     assert "; then it gets SIGKILL\n" in out
     assert f"job {job} preempted\n" in out
-    until_recorded(desk, job, ("held", None, "preempted"), up=up)
+    assert recorded(desk, job) == ("held", None, "preempted")
 
 
-def test_a_forced_preemption_follows_a_withdrawn_one(desk: Desk, start: Start, up: bool) -> None:
+def test_a_forced_preemption_follows_a_withdrawn_one(desk: Desk, start: Start) -> None:
     job = start(STUBBORN)
     assert desk.run("preempt", job, "--timeout", "0.2")[0] == 1
     code, out, _ = desk.run("preempt", job, "--timeout", "0.2", "--force")
     assert code == 0
     assert f"job {job} preempted\n" in out
-    until_recorded(desk, job, ("held", None, "preempted"), up=up)
+    assert recorded(desk, job) == ("held", None, "preempted")
 
 
 def test_two_preemptions_at_once_are_withdrawn_together(desk: Desk, start: Start, up: bool) -> None:
@@ -243,18 +244,21 @@ def test_two_preemptions_at_once_are_withdrawn_together(desk: Desk, start: Start
     until_recorded(desk, job, ("finished", Outcome.FAILED, None), up=up)
 
 
-def test_a_preemption_that_may_be_withdrawn_does_not_shorten_one_that_ends_with_sigkill(desk: Desk) -> None:
-    job = start_job(desk, STUBBORN)
-    with desk.scheduler():
-        with preempting(desk, job, 2, force=True):
-            wait_for(lambda: desk.state(job) == "stopping", "the first preemption")
-            code, out, _ = desk.run("preempt", job, "--timeout", "0")
-        assert code == 0
-        assert " is being preempted already\nwaiting up to 2 s for it to save its work and end; then" in out
-        assert f"job {job} preempted\n" in out
+def test_a_preemption_that_may_be_withdrawn_does_not_shorten_one_that_ends_with_sigkill(
+    desk: Desk, start: Start
+) -> None:
+    job = start(STUBBORN)
+    with preempting(desk, job, 2, force=True) as first:
+        wait_for(lambda: desk.state(job) == "stopping", "the first preemption")
+        code, out, _ = desk.run("preempt", job, "--timeout", "0")
+    assert code == 0
+    assert " is being preempted already\nwaiting up to 2 s for it to save its work and end; then" in out
+    assert f"job {job} preempted\n" in out
+    assert (first[0].end, first[0].outcome) == (PreemptEnd.ENDED, Outcome.PREEMPTED)
+    assert recorded(desk, job) == ("held", None, "preempted")
 
 
-def test_a_job_that_ended_by_itself_keeps_its_outcome(desk: Desk, start: Start, up: bool) -> None:
+def test_a_job_that_ended_by_itself_keeps_its_outcome(desk: Desk, start: Start) -> None:
     job = start(STUBBORN)
 
     def end_the_job(wait: PreemptWait) -> None:
@@ -263,15 +267,30 @@ def test_a_job_that_ended_by_itself_keeps_its_outcome(desk: Desk, start: Start, 
 
     report = app.preempt(location(desk), job, 60, on_wait=end_the_job)
     assert (report.end, report.outcome, report.exit_code) == (PreemptEnd.ENDED, Outcome.FAILED, 7)
-    until_recorded(desk, job, ("finished", Outcome.FAILED, None), up=up)
+    assert recorded(desk, job) == ("finished", Outcome.FAILED, None)
 
 
-def test_a_cancel_ends_a_job_that_is_being_preempted(desk: Desk, start: Start, up: bool) -> None:
+def test_a_cancel_ends_a_job_that_is_being_preempted(desk: Desk, start: Start) -> None:
     job = start(STUBBORN)
     with preempting(desk, job, 60) as reports:
         assert desk.run("cancel", job, "--grace", "0.2")[0] == 0
     assert (reports[0].end, reports[0].outcome) == (PreemptEnd.ENDED, Outcome.CANCELLED)
-    until_recorded(desk, job, ("finished", Outcome.CANCELLED, None), up=up)
+    assert recorded(desk, job) == ("finished", Outcome.CANCELLED, None)
+
+
+def test_the_rounds_of_a_preemption_carry_out_the_requests_of_other_commands(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, other, queued = start_job(desk, STUBBORN), start_job(desk, STUBBORN), desk.job()
+    monkeypatch.setattr(control, "ANSWER_TIMEOUT_S", 600.0)
+    with preempting(desk, job, 60) as reports:
+        wait_for(lambda: desk.state(job) == "stopping", "the preemption")
+        assert desk.run("hold", queued) == (0, f"job {queued}: held\n", "")
+        assert desk.run("cancel", other, "--grace", "0.2") == (0, f"job {other}: cancelled\n", "")
+        assert recorded(desk, other) == ("finished", Outcome.CANCELLED, None)
+        assert reports == []  # the preemption has not ended, so it has run all rounds
+        (desk.path / "go").touch()
+    assert reports[0].end is PreemptEnd.ENDED
 
 
 def test_a_cancel_that_a_simultaneous_preemption_replaces_is_repeated(desk: Desk) -> None:
@@ -305,7 +324,7 @@ def test_a_forced_preemption_that_a_simultaneous_one_replaces_is_repeated(desk: 
         request_stop(folder, attempt.token, StopRequest("preempted", grace_s, "withdraw", "one"))
         os.kill(runner, signal.SIGCONT)
     assert (forced[0].end, forced[0].outcome) == (PreemptEnd.ENDED, Outcome.PREEMPTED)
-    until_recorded(desk, job, ("held", None, "preempted"), up=False)
+    assert recorded(desk, job) == ("held", None, "preempted")
 
 
 def test_goes_on_by_observation_if_the_scheduler_dies(desk: Desk) -> None:
@@ -322,7 +341,7 @@ def test_asks_the_job_itself_if_the_scheduler_dies_before_it_answers(desk: Desk)
     with desk.scheduler("deaf") as pid, preempting(desk, job, 60) as reports:
         os.kill(pid, signal.SIGKILL)
     assert (reports[0].end, reports[0].outcome) == (PreemptEnd.ENDED, Outcome.PREEMPTED)
-    until_recorded(desk, job, ("held", None, "preempted"), up=False)
+    assert recorded(desk, job) == ("held", None, "preempted")
 
 
 def test_refuses_a_job_that_does_not_run_and_names_the_remedy(desk: Desk, start: Start) -> None:

@@ -7,25 +7,33 @@ from contextlib import nullcontext
 
 import pytest
 
+from gpu_scheduler.app.job_requests import set_priority
 from gpu_scheduler.core.model.states import Outcome
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.store.requests import open_requests
 from tests.cli.desk import Desk
 
 
-def test_a_priority_change_without_a_scheduler_is_recorded_and_shown(desk: Desk) -> None:
+@pytest.mark.parametrize("up", [False, True])
+def test_priority_changes_the_priority_of_waiting_jobs(desk: Desk, up: bool) -> None:
     first, second = desk.job(), desk.job("echo b")
-    code, out, err = desk.run("priority", first, second, -5)
-    said = "recorded; takes effect when the scheduler starts"
-    assert (code, out, err) == (0, f"job {first}: {said}\njob {second}: {said}\n", "")
-    assert [row.args for row in open_requests(desk.store)] == [{"name": "priority", "value": -5}] * 2
-    jobs = json.loads(desk.run("status", "--json")[1])["jobs"]
-    assert jobs[0]["reason"] == "priority=-5 requested; waiting for the scheduler"
-    with desk.scheduler():
+    with desk.scheduler() if up else nullcontext():
+        code, out, err = desk.run("priority", first, second, -5)
+        said = "priority=-5 set"
+        assert (code, out, err) == (0, f"job {first}: {said}\njob {second}: {said}\n", "")
         assert desk.run("priority", second, "HIGH")[:2] == (0, f"job {second}: priority=100 set\n")
         assert desk.run("priority", second, 7)[:2] == (0, f"job {second}: priority=7 set\n")
     jobs = json.loads(desk.run("status", "--json")[1])["jobs"]
-    assert [(job["id"], job["priority"]) for job in jobs] == [(first, -5), (second, 7)]
+    assert {job["id"]: job["priority"] for job in jobs} == {first: -5, second: 7}
+    assert desk.requests() == []
+
+
+def test_status_shows_a_priority_change_that_is_only_recorded(desk: Desk) -> None:
+    job = desk.job()
+    set_priority(desk.server, [job], -5)
+    assert [row.args for row in open_requests(desk.store)] == [{"name": "priority", "value": -5}]
+    [shown] = json.loads(desk.run("status", "--json")[1])["jobs"]
+    assert shown["reason"] == "priority=-5 requested; waiting for the scheduler"
 
 
 @pytest.mark.parametrize("up", [False, True])

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from gpu_scheduler.app.job_requests import recover
 from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.scheduling import actions as act
@@ -17,7 +18,6 @@ from tests.cli.desk import Desk
 from tests.processes import kill_attempts
 from tests.waiting import wait_for
 
-RECORDED = "recorded; takes effect when the scheduler starts"
 NONE = "no job is interrupted\n"
 WAIT = "while [ ! -e go ]; do sleep 0.01; done"
 
@@ -85,20 +85,29 @@ def test_the_json_of_status_says_which_held_jobs_are_interrupted(desk: Desk) -> 
     assert {one["id"]: one["interrupted"] for one in jobs} == {job: True, other: False}
 
 
-def test_a_recovery_without_a_scheduler_is_recorded(desk: Desk) -> None:
+@pytest.mark.parametrize("words", [["--all"], ["1"]])
+def test_a_recovery_without_a_scheduler_is_carried_out(desk: Desk, words: list[str]) -> None:
     job = interrupted(desk)
     assert "the machine was restarted\n" in desk.run("status")[1]
-    assert desk.run("recover", "--all") == (0, f"{RECORDED}\n", "")
+    assert desk.run("recover", *words) == (0, f"job {job}: queued again\n", "")
+    assert (desk.state(job), desk.requests()) == ("queued", [])
+    refused = f"gpu-scheduler: job {job} is queued, not interrupted\n"
+    assert desk.run("recover", *words) == ((0, NONE, "") if "--all" in words else (1, "", refused))
+
+
+def test_status_shows_a_recovery_that_is_only_recorded(desk: Desk) -> None:
+    job = interrupted(desk)
+    recover(desk.server, None)
     assert "recover requested; waiting for the scheduler\n" in desk.run("status")[1]
     for _ in range(2):
-        assert desk.run("recover", job) == (0, f"job {job}: {RECORDED}\n", "")
+        recover(desk.server, [job])
     assert desk.requests() == [("recover", ""), ("recover", str(job)), ("recover", str(job))]
     with desk.scheduler():
         wait_for(lambda: not desk.requests(), "the answers")
     assert desk.state(job) == "queued"
 
 
-def test_a_recovery_without_a_scheduler_is_not_recorded_if_no_job_is_interrupted(desk: Desk) -> None:
+def test_a_recovery_without_a_scheduler_finds_no_job_that_is_not_interrupted(desk: Desk) -> None:
     job = desk.run_job(WAIT)
     assert desk.run("recover", "--all") == (0, NONE, "")
     code, _, err = desk.run("recover", job)
@@ -118,16 +127,13 @@ def test_recovers_a_killed_job_whose_interruption_is_not_recorded_yet(
     assert "interrupted" in out
     assert "; not recorded yet" in out
     assert desk.state(job) == "running"
-    if up:
-        with desk.scheduler():
-            assert desk.run("recover", *words)[:2] == (0, f"job {job}: queued again\n")
-        return
-    assert RECORDED in desk.run("recover", *words)[1]
+    recover(desk.server, None if words == ["--all"] else [job])
     pending = "recover requested; waiting for the scheduler; not recorded yet\n"
     assert pending in desk.run("status")[1]
-    with desk.scheduler():
-        wait_for(lambda: not desk.requests(), "the recovery")
-        assert desk.state(job) == "queued"
+    desk.store.db.connection.execute("DELETE FROM request")
+    with desk.scheduler() if up else nullcontext():
+        assert desk.run("recover", *words) == (0, f"job {job}: queued again\n", "")
+        assert (desk.state(job), desk.requests()) == ("queued", [])
 
 
 @pytest.mark.parametrize("up", [False, True])
@@ -138,13 +144,8 @@ def test_a_killed_job_is_queued_by_each_command_that_queues_interrupted_jobs(
     """`status` says that the job is held, although the store does not say so yet."""
     job = desk.run_job(WAIT)
     kill_attempts(desk.folders)
-    if not up:
-        assert desk.run(verb, job) == (0, f"job {job}: {RECORDED}\n", "")
-        assert f"{verb} requested; waiting for the scheduler; not recorded yet" in desk.run("status")[1]
-    with desk.scheduler():
-        if up:
-            assert desk.run(verb, job)[0] == 0
-        wait_for(lambda: not desk.requests(), f"the {verb}")
+    with desk.scheduler() if up else nullcontext():
+        assert desk.run(verb, job) == (0, f"job {job}: queued again\n", "")
         assert desk.state(job) == "queued"
 
 
@@ -168,9 +169,7 @@ def test_a_killed_job_counts_as_held_for_hold_and_priority(desk: Desk, up: bool)
     refused = f"gpu-scheduler: job {job} is held already, not queued; `why {job}` names what queues it\n"
     with desk.scheduler() if up else nullcontext():
         assert desk.run("hold", job) == (1, "", refused)
-        assert desk.run("priority", job, 3)[0] == 0
-    with desk.scheduler():
-        wait_for(lambda: not desk.requests(), "the priority")
+        assert desk.run("priority", job, 3) == (0, f"job {job}: priority=3 set\n", "")
     row = desk.store.job(job)
     assert row is not None
     assert (row.state, row.priority) == ("held", 3)
@@ -179,22 +178,30 @@ def test_a_killed_job_counts_as_held_for_hold_and_priority(desk: Desk, up: bool)
 def test_a_failed_job_that_has_retries_left_can_be_cancelled_before_this_is_recorded(desk: Desk) -> None:
     job = desk.run_job("exit 3", fail_retries=2)
     desk.wait_until_processes_end()
-    assert desk.run("cancel", job)[0] == 0
-    with desk.scheduler():
-        wait_for(lambda: not desk.requests(), "the cancel")
+    assert desk.run("cancel", job) == (0, f"job {job}: cancelled\n", "")
     row = desk.store.job(job)
     assert row is not None
     assert (row.state, row.outcome) == ("finished", "cancelled")
 
 
-def test_a_recovery_that_the_scheduler_did_not_answer_says_so(
+def test_a_recovery_that_the_scheduler_did_not_answer_before_it_died_is_carried_out(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpu_scheduler.app.store_access.ANSWER_TIMEOUT_S", 0.05)
-    interrupted(desk)
+    job = interrupted(desk)
     with desk.scheduler("deaf") as pid:
         monkeypatch.setattr(type(desk.data_dir), "ring_doorbell", lambda home: os.kill(pid, signal.SIGKILL))
-        assert desk.run("recover", "--all") == (0, f"{RECORDED}\n", "")
+        assert desk.run("recover", "--all") == (0, f"job {job}: queued again\n", "")
+    assert desk.state(job) == "queued"
+
+
+def test_a_recovery_that_the_scheduler_does_not_answer_says_so(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpu_scheduler.app.control.ANSWER_TIMEOUT_S", 0.05)
+    interrupted(desk)
+    with desk.scheduler("deaf") as pid:
+        said = f"recorded; the scheduler (pid {pid}) has not answered yet\n"
+        assert desk.run("recover", "--all") == (0, said, "")
 
 
 def test_clear_takes_finished_jobs_out_of_the_lists_but_keeps_their_history(desk: Desk) -> None:
@@ -237,13 +244,12 @@ def test_clears_the_given_jobs_and_refuses_those_that_have_not_finished(desk: De
     assert listed(desk) == {waiting: False, other: False}
 
 
-def test_a_clear_without_a_scheduler_is_recorded_unless_no_job_has_finished(desk: Desk) -> None:
+def test_a_clear_without_a_scheduler_is_carried_out(desk: Desk) -> None:
     desk.job()
     assert desk.run("clear") == (0, "there are no finished jobs to clear\n", "")
     done = finished(desk)
-    assert desk.run("clear", done) == (0, f"job {done}: {RECORDED}\n", "")
-    assert desk.run("clear") == (0, f"{RECORDED}\n", "")
-    assert desk.requests() == [("clear", str(done)), ("clear", "")]
-    with desk.scheduler():
-        wait_for(lambda: not desk.requests(), "the answers")
-    assert done not in listed(desk)
+    assert desk.run("clear", done) == (0, f"job {done}: cleared\n", "")
+    other = finished(desk)
+    assert desk.run("clear") == (0, "1 job cleared\n", "")
+    assert desk.requests() == []
+    assert not {done, other} & set(listed(desk))

@@ -10,10 +10,13 @@ from typing import Any
 
 import pytest
 
+from gpu_scheduler.app.answers import AnswerKind
+from gpu_scheduler.app.resume_job import resume_job
+from gpu_scheduler.core.model.attempt_status import Checkpoint
 from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.scheduling import actions as act
-from gpu_scheduler.store.requests import open_requests
+from gpu_scheduler.store.records import JobRecord
 from tests.cli.desk import Desk
 from tests.processes import kill_attempts
 from tests.waiting import wait_for
@@ -41,10 +44,10 @@ def save(desk: Desk, step: int, folder: str = "outputs") -> Path:
     return path
 
 
-def requested(desk: Desk) -> dict[str, Any]:
-    [request] = open_requests(desk.store)
-    assert request.verb == "resume_job"
-    return dict(request.args)
+def recorded(desk: Desk, job: int) -> JobRecord:
+    row = desk.store.job(job)
+    assert row is not None
+    return row
 
 
 @pytest.mark.parametrize(
@@ -69,19 +72,24 @@ def test_continues_a_job_from_its_newest_checkpoint(desk: Desk, outcome: Outcome
     assert "resumes from step 150" in desk.run("why", job)[1]
 
 
-def test_without_a_scheduler_the_request_is_recorded(desk: Desk) -> None:
+def test_without_a_scheduler_the_request_is_carried_out(desk: Desk) -> None:
     job = stopped(desk)
     path = save(desk, 150)
-    where = "outputs/checkpoint-150 (step 150)"
-    said = f"job {job}: recorded; takes effect when the scheduler starts, resuming from {where}\n"
+    said = f"job {job} queued again, resuming from outputs/checkpoint-150 (step 150)\n"
     assert desk.run("resume", "--job", job) == (0, said, "")
-    args = requested(desk)
-    assert args["checkpoint"] == {
-        "path": str(path),
-        "step": 150.0,
-        "saved_at": args["checkpoint"]["saved_at"],
-    }
-    assert args["min_vram_mib"] is None
+    assert desk.requests() == []
+    row = recorded(desk, job)
+    saved_at = os.stat(path / "trainer_state.json").st_mtime
+    assert row.resume_from == Checkpoint(str(path), 150.0, saved_at)
+    assert (row.state, row.min_vram_mib) == (JobState.QUEUED, None)
+
+
+def test_a_server_only_records_the_request_and_status_shows_it(desk: Desk) -> None:
+    job = stopped(desk)
+    save(desk, 150)
+    assert resume_job(desk.server, job).answer.kind is AnswerKind.RECORDED
+    assert (desk.requests(), desk.state(job)) == ([("resume_job", str(job))], "held")
+    assert "resume --job requested; waiting for the scheduler" in desk.run("status")[1]
 
 
 def test_a_named_checkpoint_is_found_in_the_current_folder_or_in_that_of_the_job(
@@ -93,9 +101,9 @@ def test_a_named_checkpoint_is_found_in_the_current_folder_or_in_that_of_the_job
     monkeypatch.chdir(desk.path / "elsewhere")
     for name, path in (("checkpoint-50", here), ("outputs/checkpoint-100", there), (str(there), there)):
         assert desk.run("resume", "--job", job, "--from", name, *state)[0] == 0
-        desk.store.db.connection.execute("UPDATE request SET answered_at = 1 WHERE verb <> 'resume_job'")
-        newest = open_requests(desk.store)[-1]
-        assert (newest.args["checkpoint"]["path"], newest.args["completed"]) == (str(path), True)
+        resumed = recorded(desk, job).resume_from
+        assert (resumed and resumed.path, desk.state(job)) == (str(path), "queued")
+        desk.record(act.FinishJob(job, Outcome.COMPLETED, None))
     code, out, err = desk.run("resume", "--job", job, "--from", "nowhere", *state)
     assert (code, out, err) == (2, "", "gpu-scheduler: --from nowhere: there is no such file or folder\n")
 
@@ -207,7 +215,7 @@ def test_the_job_needs_the_peak_that_was_not_declared(
     desk.record(act.ReleaseAllocation(attempt), act.RecordMemoryReleased(attempt))
     save(desk, 150)
     out = desk.run("resume", "--job", job)[1]
-    assert requested(desk)["min_vram_mib"] == needed
+    assert (desk.state(job), recorded(desk, job).min_vram_mib) == ("queued", needed)
     assert ("it needs 8.8 GiB on each GPU, because it has used that much" in out) is (needed is not None)
 
 
@@ -239,17 +247,10 @@ def test_a_killed_job_is_resumed_before_its_interruption_is_recorded(desk: Desk,
     wait_for((desk.path / "saved").exists, "the checkpoint")
     kill_attempts(desk.folders)
     where = "resuming from outputs/checkpoint-7 (step 7)"
-    if not up:
-        for _ in range(2):
-            assert f"takes effect when the scheduler starts, {where}\n" in desk.run("resume", "--job", job)[1]
-        assert "resume --job requested; waiting for the scheduler" in desk.run("status")[1]
-    with desk.scheduler():
-        if up:
-            assert desk.run("resume", "--job", job)[1] == f"job {job} queued again, {where}\n"
-        wait_for(lambda: not desk.requests(), "the request")
-        assert desk.state(job) == "queued"
-    row = desk.store.job(job)
-    assert row is not None
+    with desk.scheduler() if up else nullcontext():
+        assert desk.run("resume", "--job", job) == (0, f"job {job} queued again, {where}\n", "")
+        assert (desk.state(job), desk.requests()) == ("queued", [])
+    row = recorded(desk, job)
     assert row.resume_from is not None
     assert (row.resume_from.step, row.checkpoint) == (7.0, row.resume_from)
 

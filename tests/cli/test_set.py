@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 
+from gpu_scheduler.app.job_requests import set_attributes
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.store.dependencies import parents_of
-from gpu_scheduler.store.requests import open_requests
 from tests.cli.desk import Desk
 from tests.waiting import wait_for
 
@@ -43,11 +44,19 @@ def test_set_changes_several_attributes(desk: Desk) -> None:
     assert (row.priority, row.name) == (0, "one")
 
 
-def test_set_without_a_scheduler_is_recorded_and_shown(desk: Desk) -> None:
+def test_set_without_a_scheduler_is_carried_out(desk: Desk) -> None:
     job = desk.job(vram=5000)
-    assert desk.run("set", job, "priority=7", "vram=")[:2] == (
-        0, f"job {job}: recorded; takes effect when the scheduler starts\n",
-    )  # fmt: skip
+    said = f"job {job}: priority=7 set\njob {job}: vram removed\n"
+    assert desk.run("set", job, "priority=7", "vram=") == (0, said, "")
+    row = desk.store.job(job)
+    assert row is not None
+    assert (row.priority, row.spec.vram, desk.requests()) == (7, None, [])
+
+
+def test_status_shows_a_change_that_is_only_recorded(desk: Desk) -> None:
+    job = desk.job(vram=5000)
+    set_attributes(desk.server, job, ["priority=7", "vram="])
+    assert spec(desk, job)["vram"] == 5000
     [shown] = json.loads(desk.run("status", "--json")[1])["jobs"]
     assert shown["reason"] == "vram= requested; waiting for the scheduler"
     with desk.scheduler():
@@ -78,12 +87,19 @@ def test_set_refuses_a_job_that_would_wait_for_itself(desk: Desk) -> None:
     assert desk.requests() == []
 
 
-def test_two_changes_that_together_form_a_cycle_are_not_both_made(desk: Desk) -> None:
+@pytest.mark.parametrize("are_together", [True, False])
+def test_two_changes_that_together_form_a_cycle_are_not_both_made(desk: Desk, are_together: bool) -> None:
     first, second = desk.job(), desk.job()
-    assert desk.run("set", first, f"after={second}")[0] == 0
-    assert desk.run("set", second, f"after={first}")[0] == 0
-    with desk.scheduler():
-        wait_for(lambda: not open_requests(desk.store), "the answers")
+    if are_together:
+        set_attributes(desk.server, first, [f"after={second}"])
+        set_attributes(desk.server, second, [f"after={first}"])
+        assert len(desk.requests()) == 2
+        assert desk.run("hold", desk.job())[0] == 0  # runs rounds
+    else:
+        assert desk.run("set", first, f"after={second}") == (0, f"job {first}: after={second} set\n", "")
+        refused = f"gpu-scheduler: job {second} would wait for itself; its dependencies were not changed\n"
+        assert desk.run("set", second, f"after={first}") == (1, "", refused)
+    assert desk.requests() == []
     assert (parents(desk, first), parents(desk, second)) == ([(second, str(second))], [])
 
 
@@ -107,7 +123,7 @@ def test_set_warns_about_a_parent_that_has_not_completed(desk: Desk) -> None:
     parent, job = desk.job(), desk.job()
     desk.record(act.FinishJob(parent, Outcome.FAILED, None))
     code, out, err = desk.run("set", job, f"after={parent}")
-    assert (code, out) == (0, f"job {job}: recorded; takes effect when the scheduler starts\n")
+    assert (code, out) == (0, f"job {job}: after={parent} set\n")
     assert err == (
         f"gpu-scheduler: warning: job {parent} has not completed (failed), so this job is skipped until"
         f" `retry {parent}` queues it again\n"
@@ -169,6 +185,18 @@ def test_set_refuses_a_job_that_does_not_wait(desk: Desk) -> None:
     assert "there is no job 99" in desk.run("set", 99, "vram=1G")[2]
 
 
+@pytest.mark.parametrize("up", [False, True])
+def test_set_makes_no_change_of_a_finished_job_if_it_cannot_make_all(desk: Desk, up: bool) -> None:
+    job = desk.job("python old.py")
+    desk.record(act.FinishJob(job, Outcome.FAILED, None))
+    refused = f"gpu-scheduler: job {job} is finished; only a job that is held or queued can be changed\n"
+    with desk.scheduler() if up else nullcontext():
+        assert desk.run("set", job, "command=python new.py", "vram=1G") == (1, "", refused)
+    row = desk.store.job(job)
+    assert row is not None
+    assert (row.spec.command, row.spec.vram, desk.requests()) == ("python old.py", None, [])
+
+
 @pytest.mark.parametrize("outcome", [None, Outcome.FAILED])
 def test_set_changes_the_command_of_a_job_without_a_line(desk: Desk, outcome: Outcome | None) -> None:
     job, same = desk.job("python old.py"), desk.job("python new.py --token secret | tee log")
@@ -217,16 +245,9 @@ def test_retry_changes_and_queues_a_finished_job_in_one_step(desk: Desk, is_up: 
     job, other = desk.job("python old.py"), desk.job("python old.py")
     for one in (job, other):
         desk.record(act.FinishJob(one, Outcome.FAILED, None))
-    if is_up:
-        with desk.scheduler():
-            code, out, err = desk.run("retry", job, other, *CHANGES)
-        said = "gpus=2 timeout=2h command set, and queued again"
-    else:
+    with desk.scheduler() if is_up else nullcontext():
         code, out, err = desk.run("retry", job, other, *CHANGES)
-        assert [one[0] for one in desk.requests()] == ["retry", "retry"]
-        said = "recorded; takes effect when the scheduler starts"
-        with desk.scheduler():
-            wait_for(lambda: not open_requests(desk.store), "the answers")
+    said = "gpus=2 timeout=2h command set, and queued again"
     assert (code, out, err) == (0, f"job {job}: {said}\njob {other}: {said}\n", "")
     for one in (job, other):
         row = desk.store.job(one)
@@ -238,10 +259,7 @@ def test_retry_changes_and_queues_a_finished_job_in_one_step(desk: Desk, is_up: 
 @pytest.mark.parametrize("is_up", [True, False])
 def test_retry_changes_nothing_of_a_job_that_it_does_not_queue(desk: Desk, is_up: bool) -> None:
     job = desk.job()
-    if is_up:
-        with desk.scheduler():
-            code, _, err = desk.run("retry", job, "--set", "gpus=2")
-    else:
+    with desk.scheduler() if is_up else nullcontext():
         code, _, err = desk.run("retry", job, "--set", "gpus=2")
     assert code == 1
     assert f"job {job} is queued; retry needs a job that is " in err

@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from gpu_scheduler.app.job_requests import cancel
 from gpu_scheduler.attempts.folder import observe
 from gpu_scheduler.config import StartOptions
 from gpu_scheduler.core.model.job_spec import Need
@@ -97,7 +98,7 @@ def test_status_shows_a_reason_for_every_waiting_job(desk: Desk) -> None:
         seen[gone]["reason"]
         == "line removed from its jobs file; the job is cancelled unless the line is restored"
     )
-    desk.run("cancel", plain)
+    cancel(desk.server, [plain], 1.0)
     assert jobs(desk)[plain]["reason"] == "cancel requested; waiting for the scheduler"
     text = desk.run("status")[1]
     assert "infeasible: needs 9 idle GPUs, but only 2 are managed" in text

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from gpu_scheduler.app import stop
+from gpu_scheduler.app import control, stop
 from gpu_scheduler.attempts.folder import observe
 from gpu_scheduler.attempts.sweep import processes_of, sweep
 from gpu_scheduler.intake.state_file_watcher import StateFileWatcher
@@ -89,7 +89,8 @@ def test_stop_shows_no_pid_for_a_scheduler_in_another_container(
 ) -> None:
     assert desk.store
     monkeypatch.setattr(stop, "END_TIMEOUT_S", 0.1)
-    monkeypatch.setattr(stop, "scheduler_pid_of", lambda store: 0)
+    monkeypatch.setattr(stop, "scheduler_pid", lambda lock: 0)
+    monkeypatch.setattr(control, "scheduler_pid", lambda lock: 0)
     code, out, err = desk.run("stop")
     assert (code, out) == (1, "waiting for the scheduler (in another container) to end\n")
     assert "the scheduler (in another container) has not ended" in err
@@ -161,7 +162,7 @@ def test_stop_without_a_scheduler_frees_the_shares_of_ended_jobs(desk: Desk) -> 
     assert (state["gpu_status"], state["paused_gpus"]) == ([0.5, 0.0], [1])
     assert state["jobs"] == {"running": 1, "running_ids": [stays]}
     assert state["screen_sessions"] == ["kept"]
-    assert desk.state(ends) == "running", "the next scheduler records its end"
+    assert desk.state(ends) == "finished"
     assert desk.run("stop", "--jobs") == (
         0,
         f"waiting for job {stays} to end (SIGKILL after 10 s)\n"
@@ -233,6 +234,7 @@ def test_stop_with_jobs_cancels_all_jobs_without_a_scheduler(desk: Desk) -> None
         "",
     )
     desk.wait_until_processes_end()
-    assert desk.requests() == [("cancel", str(job))]
-    assert desk.run("stop", "--jobs")[0] == 0
-    assert desk.requests() == [("cancel", str(job))]
+    assert (desk.requests(), desk.state(job)) == ([], "finished")
+    nothing = f"no scheduler is running on {desk.data_dir.state_file}\n"
+    assert desk.run("stop", "--jobs") == (0, nothing, "")
+    assert desk.requests() == []
