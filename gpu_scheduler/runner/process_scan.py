@@ -42,10 +42,10 @@ _KERNEL_THREAD = 0x00200000
 #: locks.
 _EXITING = 0x00000004
 #: During exec, a process has an empty environment in /proc. An empty environment is therefore read again
-#: every _EXEC_RETRY_S seconds, for at most _EXEC_S seconds.
-_EXEC_S = 0.05
+#: every _EXEC_RETRY_S seconds, for at most _EXEC_S seconds, until the process is known not to be in exec.
+_EXEC_S = 0.5
 _EXEC_RETRY_S = 0.0005
-#: Processes (pid, start) whose environment stayed empty for that long. Later scans do not wait for them.
+#: Processes (pid, start) whose environment may not be read, which looks the same. No scan waits for them.
 _without_environment: set[tuple[int, int]] = set()
 _MAX_WITHOUT_ENVIRONMENT = 4096
 #: Zombies (pid, start) that the last scan found. Some zombies are never collected.
@@ -246,16 +246,35 @@ def autogroup(pid: int) -> str | None:
 def _reread_environments(undecided: dict[int, int], tokens: dict[int, str]) -> None:
     until = time.monotonic() + _EXEC_S
     while undecided and time.monotonic() < until:
-        time.sleep(_EXEC_RETRY_S)
         for pid in tuple(undecided):
+            start = _environment_start(pid)
             own_environment = environment(pid)
             _record_token(tokens, pid, own_environment)
-            fields = fields_of(pid)
-            if own_environment or fields is None or _user_ticks(fields) is None:
+            # Each program has its environment at another address, so the process was not in exec meanwhile.
+            is_empty = start != 0 and start == _environment_start(pid)
+            if own_environment or start is None or is_empty:
                 del undecided[pid]
+        if undecided:
+            time.sleep(_EXEC_RETRY_S)
     if len(_without_environment) > _MAX_WITHOUT_ENVIRONMENT:
         _without_environment.clear()
-    _without_environment.update(undecided.items())
+    _without_environment.update((pid, ticks) for pid, ticks in undecided.items() if _is_unreadable(pid))
+
+
+def _environment_start(pid: int) -> int | None:
+    """Returns the address of a process's environment; 0 during exec; None if the process has ended."""
+    fields = fields_of(pid)
+    return None if fields is None or _user_ticks(fields) is None else int(fields[47])
+
+
+def _is_unreadable(pid: int) -> bool:
+    try:
+        os.close(os.open(f"/proc/{pid}/environ", os.O_RDONLY | os.O_CLOEXEC))
+    except PermissionError:
+        return True
+    except OSError:
+        pass
+    return False
 
 
 def _record_token(tokens: dict[int, str], pid: int, environment: bytes) -> None:

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -236,3 +237,24 @@ def test_sends_no_signals_if_proc_shows_another_pid_namespace(
             assert process_scan.send_signal(process.pid, ticks, signal.SIGKILL)
         finally:
             process.kill()
+
+
+def test_a_scan_waits_for_a_process_that_is_slow_in_exec(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine, a process may be taken off the processor in the middle of exec."""
+    token = secrets.token_hex(16)
+    process = subprocess.Popen(["sleep", "60"], env={TOKEN: token})
+    real, real_start, reads = process_scan.environment, process_scan._environment_start, count()
+
+    def environment(pid: int) -> bytes:
+        return b"" if pid == process.pid and next(reads) < 150 else real(pid)
+
+    monkeypatch.setattr(process_scan, "environment", environment)
+    monkeypatch.setattr(
+        process_scan, "_environment_start", lambda pid: 0 if pid == process.pid else real_start(pid)
+    )
+    try:
+        for _ in range(3):
+            assert set(process_scan.scan({token: None}).found[token]) == {process.pid}
+    finally:
+        process.kill()
+        process.wait()
