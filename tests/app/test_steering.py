@@ -127,9 +127,10 @@ def test_cancel_without_a_scheduler_does_not_end_a_job_on_a_remote_executor(
     with pytest.raises(SchedulerError, match=f"job {job} is active"):
         refuse_active(desk.store, void_claims=True)
     desk.store.db.connection.execute("UPDATE attempt SET executor = 'direct'")
-    (answer,) = job_requests.cancel(location, [job], 5.0)
-    assert answer.reply is not None
-    assert (answer.kind, answer.reply.code) == (AnswerKind.CARRIED_OUT, AnswerCode.CANCELLED)
+    job_requests.cancel(location, [job], 5.0)
+    row = desk.store.job(job)
+    assert row is not None
+    assert (row.state, row.outcome) == ("finished", "cancelled")
     desk.wait_until_processes_end()
 
 

@@ -61,7 +61,7 @@ def test_a_command_only_records_its_request_where_it_may_run_no_rounds(
     assert (code, err) == (1, f"gpu-scheduler: {pending}")
     code, out, err = desk.run("stop", "--jobs")
     assert (code, err) == (1, "")
-    assert out.endswith(f"job {running}: has not ended yet; the next `start` ends it\n")
+    assert out.endswith(f"job {running}: not ended yet; the next `start` continues to end it\n")
     assert desk.requests() == [
         ("hold", str(queued)),
         ("pause", "SIM-1"),
@@ -128,21 +128,6 @@ def test_a_job_that_ends_by_itself_meanwhile_was_not_cancelled(
     assert (desk.state(job), desk.requests()) == ("finished", [])
 
 
-def test_a_cancel_ends_what_a_dead_runner_has_left_even_behind_a_request_that_waits_for_its_end(
-    desk: Desk,
-) -> None:
-    job = desk.run_job("trap '' HUP; touch up; while :; do sleep 0.02; done")
-    wait_for((desk.path / "up").exists, "the start of the command")
-    [attempt] = desk.store.attempts(job)
-    kill_runner(desk.folder(attempt), attempt.token)
-    wait_for(lambda: observe(desk.folder(attempt), attempt.token).claim == "dead", "the runner's end")
-    assert desk.run("retry", job) == (0, f"job {job}: {RECORDED}\n", "")
-    assert processes_of(desk.folders)
-    assert desk.run("cancel", job) == (0, f"job {job}: cancelled\n", "")
-    assert not processes_of(desk.folders)
-    assert (desk.state(job), desk.requests()) == ("finished", [])
-
-
 def test_a_cancel_fails_if_the_processes_outlive_its_wait(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -151,31 +136,19 @@ def test_a_cancel_fails_if_the_processes_outlive_its_wait(
     [attempt] = desk.store.attempts(job)
     kill_runner(desk.folder(attempt), attempt.token)
     wait_for(lambda: observe(desk.folder(attempt), attempt.token).claim == "dead", "the runner's end")
-    desk.run("retry", job)  # so that the cancel waits for it, and the grace of the scheduler counts
+    monkeypatch.setattr(control, "GRACE_S", 0.0)
     monkeypatch.setattr(control, "STOP_MARGIN_S", 0.1)
-    left = f"job {job}: has not ended yet; the next `start` ends it; `why {job}` says what is left of it\n"
+    left = f"job {job}: not ended yet; the next `start` continues to end it; see `why {job}`\n"
     assert desk.run("cancel", job, "--grace", "0") == (1, left, "")
     assert processes_of(desk.folders)
-    assert desk.requests() == [("retry", str(job)), ("cancel", str(job))]
-
-
-def test_only_a_request_to_stop_ends_what_a_dead_runner_has_left(desk: Desk) -> None:
-    job = desk.run_job("trap '' TERM HUP; touch up; while :; do sleep 0.02; done")
-    wait_for((desk.path / "up").exists, "the start of the command")
-    [attempt] = desk.store.attempts(job)
-    kill_runner(desk.folder(attempt), attempt.token)
-    wait_for(lambda: observe(desk.folder(attempt), attempt.token).claim == "dead", "the runner's end")
-    assert desk.run("hold", desk.job())[0] == 0
-    assert desk.run("retry", job) == (0, f"job {job}: {RECORDED}\n", "")
-    assert processes_of(desk.folders)
-    assert (desk.state(job), desk.requests()) == ("running", [("retry", str(job))])
+    assert desk.requests() == [("cancel", str(job))]
 
 
 def test_a_job_on_a_remote_executor_is_left_to_the_next_start(desk: Desk) -> None:
     job = desk.run_job(SLEEP)
     desk.store.db.connection.execute("UPDATE attempt SET executor = 'elsewhere'")
-    left = "has not ended yet; the next `start` ends it"
-    assert desk.run("cancel", job)[:2] == (1, f"job {job}: {left}; `why {job}` says what is left of it\n")
+    left = "not ended yet; the next `start` continues to end it"
+    assert desk.run("cancel", job)[:2] == (1, f"job {job}: {left}; see `why {job}`\n")
     code, out, _ = desk.run("stop", "--jobs")
     assert (code, out.splitlines()[-1]) == (1, f"job {job}: {left}")
     code, _, err = desk.run("preempt", job)
@@ -199,7 +172,8 @@ def adopted(desk: Desk) -> Iterator[subprocess.Popen[bytes]]:
 def test_requests_for_an_adopted_process_that_nobody_watches_stay_open(
     desk: Desk, adopted: subprocess.Popen[bytes]
 ) -> None:
-    assert desk.run("cancel", 1) == (0, f"job 1: {RECORDED}\n", "")
+    left = "job 1: not ended yet; the next `start` continues to end it; see `why 1`\n"
+    assert desk.run("cancel", 1) == (1, left, "")
     code, out, err = desk.run("preempt", 1)
     assert (code, out) == (1, "")
     assert err == "gpu-scheduler: job 1 has not ended; the request takes effect when the scheduler starts\n"
