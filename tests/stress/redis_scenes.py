@@ -208,9 +208,12 @@ def _fail_at(lab: Lab, moment: _Moment) -> bool:
     """Lets the first box fail at this moment, and continue. Returns whether it reached the moment."""
     box, (program, step, number) = lab.boxes[0], moment
     if lab.codes:
-        if step.endswith("give_up"):
+        gives_up = step.endswith(("give_up", "FinishJob"))  # the scheduler cancels what the agent gives up
+        if gives_up:
             _lose_claim(lab)
         _pass_all_steps(lab, program, step, number)
+        if gives_up and program == "scheduler":
+            box.go_on("agent")
     else:
         # While an agent is stopped in the middle of a commit, no scheduler can start.
         box.restart("scheduler", *(moment[1:] if program == "scheduler" else ()))
