@@ -61,8 +61,8 @@ class Control:
         return scheduler_pid(self.store.data_dir.lock)
 
     def is_ending(self, job_id: int) -> bool:
-        """Returns whether the rounds of this process still have to end processes of the job."""
-        return self._rounds is not None and job_id in self._rounds.ending_jobs()
+        """Returns whether an attempt of the job still has processes, according to the last round."""
+        return any(one.job_id == job_id and one.state.holds_gpus for one in self.store.active_attempts())
 
     def catch_up(self) -> None:
         """Runs rounds until nothing changes, unless a scheduler or another command runs them."""
@@ -103,8 +103,7 @@ class Control:
             if pid is not None:
                 return is_late or is_answered
             # Another command runs rounds, which also carry out the requests of this one.
-            active = [one.job_id for one in self.store.active_attempts() if one.state.holds_gpus]
-            return is_answered and not set(ending).intersection(active)
+            return is_answered and not any(map(self.is_ending, ending))
 
         self.wait(is_done, max(grace_s, GRACE_S) + STOP_MARGIN_S, ending)
         return answers

@@ -67,7 +67,8 @@ def cancel(
 def _with_end(store_control: Control, answer: Answer) -> Answer:
     """Returns the answer to a cancel with the end of the job, which this process has awaited."""
     job = job_record(store_control.store, answer.target)
-    if answer.reply is None and (job.adopted is not None or store_control.is_ending(job.id)):
+    is_left = job.adopted is not None or (store_control.runs_rounds and store_control.is_ending(job.id))
+    if answer.reply is None and is_left:
         return replace(answer, kind=AnswerKind.NOT_ENDED)
     if answer.reply is None or answer.reply.code is not AnswerCode.STOPPING:
         return answer

@@ -37,9 +37,6 @@ from gpu_scheduler.store.requests import open_requests
 from gpu_scheduler.store.scheduler_lock import no_scheduler_starts
 from gpu_scheduler.store.store import Store
 
-# A command has no log. Without a handler, Python would print the warnings of the rounds to stderr.
-logging.getLogger("gpu_scheduler").addHandler(logging.NullHandler())
-
 
 def failpoint(step: str) -> None:
     """Is called at each step of a round. Tests replace it to end the process there."""
@@ -80,13 +77,22 @@ class CommandRounds:
         """
         with no_scheduler_starts(self._store.data_dir.folder) as is_locked:
             if is_locked:
-                # Another process may have run rounds since the last call, so nothing is kept from it.
-                loop = self._new_loop()
-                self._answer_old_stops(loop)
-                while (facts := loop.tick()) is None:
-                    pass
-                self._facts = facts
+                self._facts = self._run()
             return is_locked
+
+    def _run(self) -> Facts:
+        # A command has no log. Without a handler, Python would print the warnings of the rounds to stderr.
+        log, handler = logging.getLogger("gpu_scheduler"), logging.NullHandler()
+        log.addHandler(handler)
+        try:
+            # Another process may have run rounds since the last call, so nothing is kept from it.
+            loop = self._new_loop()
+            self._answer_old_stops(loop)
+            while (facts := loop.tick()) is None:
+                pass
+            return facts
+        finally:
+            log.removeHandler(handler)
 
     def ending_jobs(self) -> set[int]:
         """Returns the jobs whose processes these rounds still end, for the command or for a request."""

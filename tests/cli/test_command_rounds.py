@@ -165,13 +165,23 @@ def test_a_round_of_a_command_never_launches(desk: Desk) -> None:
     assert desk.state(job) == JobState.FINISHED
 
 
-def test_cancel_ends_the_processes_that_a_dead_runner_has_left(desk: Desk) -> None:
-    job = desk.run_job(LOOP)
+def run_without_runner(desk: Desk, **values: int) -> int:
+    """Runs a job whose runner is killed while its command goes on; returns its id."""
+    job = desk.run_job(f"trap '' HUP; {LOOP}", **values)
+    log = desk.path / f"job_{job}.log"
+    wait_for(lambda: "up" in log.read_text(), "the trap")
     [attempt] = desk.store.attempts(job)
-    status = observe(desk.folder(attempt), attempt.token)
-    assert status.pid is not None
-    os.kill(status.pid, signal.SIGKILL)
-    wait_for(lambda: observe(desk.folder(attempt), attempt.token).claim == "dead", "the runner's death")
+    folder = desk.folder(attempt)
+    pid = observe(folder, attempt.token).pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: observe(folder, attempt.token).claim == "dead", "the runner's death")
+    assert processes_of({attempt.token: folder})
+    return job
+
+
+def test_cancel_ends_the_processes_that_a_dead_runner_has_left(desk: Desk) -> None:
+    job = run_without_runner(desk)
     (answer,) = job_requests.cancel(place(desk), [job], 5.0)
     record = desk.store.job(job)
     assert record is not None
@@ -181,12 +191,7 @@ def test_cancel_ends_the_processes_that_a_dead_runner_has_left(desk: Desk) -> No
 
 @pytest.mark.parametrize("verb", ["retry", "recover"])
 def test_an_interrupted_job_is_queued_again_after_its_processes_have_ended(desk: Desk, verb: str) -> None:
-    job, other = desk.run_job(LOOP), desk.run_job(LOOP, vram=1000)
-    for one in (job, other):
-        [attempt] = desk.store.attempts(one)
-        pid = observe(desk.folder(attempt), attempt.token).pid
-        assert pid is not None
-        os.kill(pid, signal.SIGKILL)
+    job, other = run_without_runner(desk), run_without_runner(desk, vram=1000)
     code, out, err = desk.run(verb, job)
     assert (code, out, err) == (0, f"job {job}: queued again\n", "")
     assert desk.state(job) == JobState.QUEUED
