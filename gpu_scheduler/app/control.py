@@ -43,15 +43,16 @@ def control(location: Location) -> Iterator[Control]:
 
 
 class Control:
-    """A store whose jobs and GPUs a front end changes. may_run: whether it may run rounds itself.
+    """A store whose jobs and GPUs a front end changes.
 
-    runs_rounds: whether this process, and no scheduler or other command, ran the last rounds.
+    may_run: whether it may run rounds itself, as far as that is known before the first one; runs_rounds:
+    whether this process, and no scheduler or other command, ran the last rounds.
     """
 
     def __init__(self, store: Store, *, may_run: bool) -> None:
         self.store = store
         self.runs_rounds = False
-        self._may_run = may_run
+        self.may_run = may_run
         self._ending: Collection[int] = ()
         self._rounds: CommandRounds | None = None
 
@@ -67,15 +68,15 @@ class Control:
     def catch_up(self) -> None:
         """Runs rounds until nothing changes, unless a scheduler or another command runs them."""
         self.runs_rounds = False
-        if not self._may_run or self.scheduler_pid is not None:
+        if not self.may_run or self.scheduler_pid is not None:
             return
         # The rounds take longer to import than most commands take.
         from gpu_scheduler.rounds.command import CommandRounds, may_run_rounds
 
         with _described(self.store):
             if self._rounds is None:
-                self._may_run = may_run_rounds(self.store)
-                self._rounds = CommandRounds(self.store) if self._may_run else None
+                self.may_run = may_run_rounds(self.store)
+                self._rounds = CommandRounds(self.store) if self.may_run else None
             if self._rounds is not None:
                 self._rounds.named = self._ending
                 self.runs_rounds = self._rounds.advance()
@@ -96,16 +97,21 @@ class Control:
             is_late, pid = time.monotonic() >= answered_by, self.scheduler_pid
             for request in [one for one, answer in answers.items() if answer is None]:
                 answers[request] = request_answer(self.store, request)
-            if self.runs_rounds:
+            if self.runs_rounds and self._rounds is not None:
                 # What these rounds have not answered then, only a scheduler can answer.
-                return self._rounds is None or not self._rounds.ending_jobs()
+                is_stuck = is_late and self._rounds.problem is not None
+                return is_stuck or not self._rounds.ending_jobs()
             is_answered = None not in answers.values()
-            if pid is not None:
+            if pid is not None or (is_late and not ending):
                 return is_late or is_answered
             # Another command runs rounds, which also carry out the requests of this one.
             return is_answered and not any(map(self.is_ending, ending))
 
         self.wait(is_done, max(grace_s, GRACE_S) + STOP_MARGIN_S, ending)
+        problem = self._rounds.problem if self._rounds is not None else None
+        if problem is not None and any(map(self.is_ending, ending)):
+            with _described(self.store):
+                raise problem
         return answers
 
     def wait(self, is_done: Callable[[], bool], limit_s: float, ending: Collection[int]) -> None:
@@ -118,12 +124,14 @@ class Control:
         self.store.data_dir.ring_doorbell()
         end = time.monotonic() + limit_s
         while True:
-            is_last = time.monotonic() >= end
+            began = time.monotonic()
             self.catch_up()
-            is_last |= not self._may_run and self.scheduler_pid is None
+            took_s = time.monotonic() - began
+            is_last = began >= end or not (self.may_run or self.scheduler_pid is not None)
             if is_done() or is_last:
                 return
-            time.sleep(POLL_INTERVAL_S)
+            # Leaves most of the time to a `start` and to other commands, which need the lock.
+            time.sleep(max(POLL_INTERVAL_S, 3 * took_s))
 
     def close(self) -> list[float] | None:
         """Brings the state file up to date after rounds. Returns the shares in it if that changed them."""

@@ -121,7 +121,7 @@ def preempt(
             job.spec.preempt_signal or DEFAULT_STOP_SIGNAL,
         )
         effective = stop if attempt is None else stop.combined_with(attempt.stop_request)
-        is_sent = store_control.runs_rounds or store_control.scheduler_pid is not None
+        is_sent = store_control.may_run or store_control.scheduler_pid is not None
         if attempt is not None and is_sent:
             is_repeated = attempt.stop_request is not None
             on_wait(PreemptWait(job_id, _command_pid(store, attempt), effective, is_repeated))

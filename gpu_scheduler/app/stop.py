@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from gpu_scheduler.app.control import STOP_MARGIN_S, Control, control
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.app.store_access import POLL_INTERVAL_S, open_store
-from gpu_scheduler.core.model.states import Outcome
+from gpu_scheduler.core.model.states import ACTIVE, Outcome
 from gpu_scheduler.core.text.formatting import pid_text
 from gpu_scheduler.errors import SchedulerError, StoreNotFoundError
 from gpu_scheduler.store.location import original_of_copy, refuse_copy
@@ -97,7 +97,7 @@ def stop(
         if ending:
             _end_jobs(store_control, grace_s)
         store_control.catch_up()
-        ended = {job_id: _end_of(store_control, job_id) for job_id in ending}
+        ended = _ends(store_control, ending)
         continuing = [*([] if end_jobs else running), *adopted]
         copied_from = original_of_copy(store) if continuing else None
         return StopReport(
@@ -181,9 +181,16 @@ def _end_jobs(store_control: Control, grace_s: float) -> None:
     store_control.carry_out(cancels, running, grace_s)
 
 
-def _end_of(store_control: Control, job_id: int) -> RecordedEnd | None:
-    """Returns the recorded end of a job; None if it has none, or if some of its processes are left."""
-    job = store_control.store.job(job_id)
-    if job is None or job.outcome is None or store_control.is_ending(job_id):
-        return None
-    return RecordedEnd(job.outcome, job.exit_code, job.signal)
+def _ends(store_control: Control, jobs: Iterable[int]) -> dict[int, RecordedEnd | None]:
+    """Returns the recorded ends of these jobs, without the jobs that wait again.
+
+    None stands for a job that is active or has processes left.
+    """
+    ended: dict[int, RecordedEnd | None] = {}
+    for job_id in jobs:
+        job = store_control.store.job(job_id)
+        if job is not None and (job.state in ACTIVE or store_control.is_ending(job_id)):
+            ended[job_id] = None
+        elif job is not None and job.outcome is not None:
+            ended[job_id] = RecordedEnd(job.outcome, job.exit_code, job.signal)
+    return ended

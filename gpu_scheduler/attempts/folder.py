@@ -449,7 +449,7 @@ def void_claim(folder: Path, token: str) -> bool:
 
     Creates the folder if it is missing.
     """
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _make_folder(folder)
     name = f".void.{os.getpid()}"
     write_file(folder, name, json.dumps({"token": token, "void": True}).encode("ascii"))
     try:

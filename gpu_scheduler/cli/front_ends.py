@@ -20,12 +20,13 @@ _ACTION_OF = {"read_only": "create", "logs": "create", "days": "create", "json":
 
 def serve(options: Namespace) -> int:
     """Serves the API until SIGTERM or Ctrl-C. Returns 0."""
-    from dataclasses import fields
+    from dataclasses import fields, replace
 
     from gpu_scheduler.web.server import ServeOptions, run
 
     chosen = ServeOptions(**{one.name: getattr(options, one.name) for one in fields(ServeOptions)})
-    run(location_of(options), chosen, print_message)
+    # A server records changes and never runs rounds: its threads would hold the scheduler's lock.
+    run(replace(location_of(options), runs_rounds=False), chosen, print_message)
     return 0
 
 

@@ -32,6 +32,8 @@ MAX_LINES_AHEAD = 60
 _CLOSES = re.compile(r"\b(?:done|fi|esac)\b|[})`]|^\w+$")
 #: After this many rejections, the remaining suspect commands are treated as rejected without another check.
 _MAX_REFUSALS = 200
+#: Maximum number of commands that one bash process checks, far fewer than it manages before its timeout.
+_MAX_BATCH = 5000
 _FUNCTION, _END = "BASH_FUNC_", "%%"
 _MESSAGE_PREFIX = re.compile(r"^bash: (?:-c: )?(?:line \d+: |warning: )*")
 
@@ -48,7 +50,8 @@ class Refusal:
     unfinished: bool
 
 
-_NOT_CHECKED = Refusal(
+#: The refusal of a command that was not checked, because too many others are wrong.
+NOT_CHECKED = Refusal(
     f"not checked, because bash rejects {_MAX_REFUSALS} other commands in the file; fix those first", False
 )
 
@@ -66,13 +69,13 @@ def find_refusals(commands: Sequence[str]) -> dict[str, Refusal]:
             together.append(command)
         else:
             waiting.append([command])
-    waiting.append(together)
+    waiting += [together[first : first + _MAX_BATCH] for first in range(0, len(together), _MAX_BATCH)]
     while waiting:
         some = waiting.pop()
         if not some:
             continue
         if len(found) >= _MAX_REFUSALS:
-            found.update((command, _NOT_CHECKED) for command in some)
+            found.update((command, NOT_CHECKED) for command in some)
         elif len(some) == 1:
             refusal = _check_one(some[0])
             if refusal is not None:

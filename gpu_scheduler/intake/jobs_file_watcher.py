@@ -250,7 +250,7 @@ class JobsFileWatcher:
             if poll.accepted is None or poll.has_more:
                 break
             jobs = accepted_lines.JobFacts(self._store, self._reading)
-        if poll.problem is None:
+        if poll.problem is None and not poll.has_more:
             self._log_mistakes(self._dependencies.resolve_again(self._reading, poll.names))
         self._report(poll)
         # An editor may move the file away for a moment. This does not correct a malformed line, so the line's
@@ -302,9 +302,12 @@ class JobsFileWatcher:
                     warnings += [f"line {action.number}: {warning}" for warning in job.warnings]
             reading = result.to_reading(new)
             accepted_lines.save(self._store, self._key, before, reading)
-            mistakes = self._dependencies.store_changes(before, reading, new.values(), names)
+            only_new = len(new) == len(result.actions)
+            mistakes = self._dependencies.store_changes(
+                before, reading, new.values(), names, only_new=only_new
+            )
             messages += [(text, None) for text in self._infeasible_messages(new.values())]
-            if len(new) < len(result.actions) or not _is_append_only(before, reading):
+            if not only_new or not _is_append_only(before, reading):
                 self._update_positions(reading)
         self._reading = reading
         self._log_messages(messages, warnings)

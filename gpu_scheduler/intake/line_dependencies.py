@@ -89,16 +89,23 @@ class LineDependencies:
         self._reported: set[str] = set()
 
     def store_changes(
-        self, before: Reading, reading: Reading, new_jobs: Collection[int], names: Collection[str]
+        self,
+        before: Reading,
+        reading: Reading,
+        new_jobs: Collection[int],
+        names: Collection[str],
+        *,
+        only_new: bool = False,
     ) -> list[str]:
         """Stores the dependencies that `reading` changes, in the transaction that has stored the reading.
 
         before: the stored reading, which this one replaces; new_jobs: the jobs that the transaction inserted;
-        names: the names of all lines in the file. Returns a message for each reference that names no job or
-        would make its job wait for itself.
+        names: the names of all lines in the file; only_new: whether the lines that have changed have new jobs
+        only. Returns a message for each reference that names no job or would make its job wait for itself.
         """
         # If storing the last reading has failed, `before` is not that reading, and everything is computed.
-        last = self._index if before is self._reading and names == self._names else None
+        is_known = only_new and before is self._reading and names == self._names
+        last = self._index if is_known else None
         index, self._names = self._index_of(reading), names
         if last is not None and index.demands_the_same(last):
             return []

@@ -56,6 +56,10 @@ class TextParser:
         self._cwd, self._home, self._known_gpus, self._exists = cwd, home, known_gpus, exists
         #: The results of parsing malformed lines alone, kept so that bash checks these lines only once.
         self._parsed_alone: dict[str, LineResult] = {}
+        #: The commands that were not checked because too many others are wrong.
+        self._not_checked: set[str] = set()
+        #: The lines of the last text that only a reference makes wrong, as they are without it.
+        self._with_wrong_reference: dict[str, Line] = {}
 
     def parse(self, content: bytes, known: Iterable[Line] = (), accepted: Reading = ()) -> ParsedText:
         """Parses a text.
@@ -65,7 +69,8 @@ class TextParser:
         to names that are no longer in the text.
         """
         raws = list(io.StringIO(content.decode("utf-8", "surrogateescape"), newline="\n"))
-        lines = self._parse_lines(raws, {line.raw: line for line in known if line.identity is not None})
+        valid = {line.raw: line for line in known if line.identity is not None}
+        lines = self._parse_lines(raws, {**valid, **self._with_wrong_reference})
         lines, missing = self._check_references(lines, accepted)
         return ParsedText(content, lines, TextReferences.of(lines), missing)
 
@@ -113,6 +118,7 @@ class TextParser:
         if self._exists is None:
             return lines, frozenset()
         problems = references.find_wrong_references(lines, self._exists, accepted)
+        self._with_wrong_reference = {lines[index].raw: lines[index] for index in problems}
         if not problems:
             return lines, frozenset()
         checked = list(lines)
@@ -138,9 +144,12 @@ class TextParser:
             if isinstance(result, ParsedJob) and result.needs_bash_check:
                 unchecked[raw] = result.spec.command or ""
         refused = bash_check.find_refusals(list(unchecked.values())) if unchecked else {}
+        self._not_checked = set()
         for raw, command in unchecked.items():
             if command in refused:
                 refusal = refused[command]
+                if refusal is bash_check.NOT_CHECKED:
+                    self._not_checked.add(raw)
                 found[raw] = Malformed(refusal.reason, shell_syntax.ACCEPTED_FORM, refusal.unfinished)
         return [found[raw] for raw in raws]
 
@@ -171,7 +180,11 @@ class TextParser:
         if len(self._parsed_alone) > _MAX_REMEMBERED:
             self._parsed_alone.clear()
         for raw, result, by_itself in zip(raws, results, alone, strict=True):
-            if isinstance(result, Malformed) and not isinstance(by_itself, Line):
+            if (
+                isinstance(result, Malformed)
+                and not isinstance(by_itself, Line)
+                and raw not in self._not_checked
+            ):
                 self._parsed_alone[raw] = by_itself
         return results
 

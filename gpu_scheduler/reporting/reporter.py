@@ -392,7 +392,7 @@ class _RunCounter:
 
     def _rejoins(self, event: Event) -> bool:
         """Returns whether this event puts a job that had finished before this run back into the queue."""
-        if event.kind != EventKind.QUEUED or event.is_new_job:
+        if event.kind != EventKind.QUEUED or event.is_new_job or event.id <= self._first_id:
             return False
         finished = events.finish_event_before(self._store, event)
         return finished is not None and finished <= self._first_id

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Collection
+import time
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
@@ -32,10 +34,13 @@ from gpu_scheduler.runner.process_scan import shows_own_pids
 from gpu_scheduler.store import state_file
 from gpu_scheduler.store.database import damaged_error
 from gpu_scheduler.store.inspection import inspect_store
-from gpu_scheduler.store.location import location_verdict
+from gpu_scheduler.store.location import recorded_location
 from gpu_scheduler.store.requests import open_requests
-from gpu_scheduler.store.scheduler_lock import no_scheduler_starts
+from gpu_scheduler.store.scheduler_lock import no_scheduler_starts, scheduler_pid, supports_lock
 from gpu_scheduler.store.store import Store
+
+#: Seconds for which a command waits for the lock to write the state file, and between two tries.
+_LOCK_WAIT_S, _LOCK_RETRY_S = 2.0, 0.01
 
 
 def failpoint(step: str) -> None:
@@ -45,10 +50,13 @@ def failpoint(step: str) -> None:
 def may_run_rounds(store: Store) -> bool:
     """Returns whether a command may run rounds here: whether `start` would continue this store as it is.
 
-    It must see the processes of the runners, and the store must be complete and in its own folder. A store of
-    another host or of an older version cannot even be opened. Raises DamagedStoreError.
+    The processes of this machine must be visible, and the store must be complete, at its recorded path and on
+    a file system with locks. A store of another host or of an older version cannot even be opened. Raises
+    DamagedStoreError and OSError.
     """
-    if not shows_own_pids() or location_verdict(store) != "same":
+    folder, recorded = store.data_dir.folder, recorded_location(store)
+    is_moved = recorded is not None and os.path.realpath(folder) != recorded.path
+    if is_moved or not shows_own_pids() or not supports_lock(folder):
         return False
     condition = inspect_store(store.data_dir, thorough=False)
     if condition.damage:
@@ -59,11 +67,12 @@ def may_run_rounds(store: Store) -> bool:
 class CommandRounds:
     """The rounds of one command. It holds the lock during a round only, so a `start` never waits for long.
 
-    named: the jobs that the command ends.
+    named: the jobs that the command ends; problem: why an action of the last round could not be performed.
     """
 
     def __init__(self, store: Store) -> None:
         self.named: Collection[int] = ()
+        self.problem: OSError | None = None
         self._store, self._clock = store, Clock()
         self._options = replace(store.recorded_options(), recover=False)
         self._executors = Executors(DirectExecutor(), ScreenExecutor())
@@ -73,26 +82,36 @@ class CommandRounds:
     def advance(self) -> bool:
         """Runs rounds until one changes nothing; returns False if a scheduler or a command holds the lock.
 
-        Raises OSError, sqlite3.Error, and NotOwnerError if the data directory was replaced.
+        If an action cannot be performed, `problem` is its error until a later round can. Raises OSError,
+        sqlite3.Error, and NotOwnerError if the data directory was replaced.
         """
-        with no_scheduler_starts(self._store.data_dir.folder) as is_locked:
-            if is_locked:
-                self._facts = self._run()
-            return is_locked
+        # Another process may have run rounds since the last call, so nothing is kept from it.
+        loop, self.problem = self._new_loop(), None
+        while True:
+            with self._locked() as is_locked:
+                if not is_locked:
+                    return False
+                self._answer_old_stops(loop)
+                try:
+                    facts = loop.tick()
+                except OSError as error:
+                    self.problem = error
+                    return True
+            if facts is not None:
+                self._facts = facts
+                return True
 
-    def _run(self) -> Facts:
-        # A command has no log. Without a handler, Python would print the warnings of the rounds to stderr.
+    @contextmanager
+    def _locked(self) -> Iterator[bool]:
+        """Holds the lock for one round, which logs nothing."""
+        # Without a handler, Python would print the warnings of the round to stderr.
         log, handler = logging.getLogger("gpu_scheduler"), logging.NullHandler()
-        log.addHandler(handler)
-        try:
-            # Another process may have run rounds since the last call, so nothing is kept from it.
-            loop = self._new_loop()
-            self._answer_old_stops(loop)
-            while (facts := loop.tick()) is None:
-                pass
-            return facts
-        finally:
-            log.removeHandler(handler)
+        with no_scheduler_starts(self._store.data_dir.folder) as is_locked:
+            log.addHandler(handler)
+            try:
+                yield is_locked
+            finally:
+                log.removeHandler(handler)
 
     def ending_jobs(self) -> set[int]:
         """Returns the jobs whose processes these rounds still end, for the command or for a request."""
@@ -117,22 +136,32 @@ class CommandRounds:
 
         Leaves a file alone that was deleted, is broken, or was last written by the older scheduler.
         """
+        end = time.monotonic() + _LOCK_WAIT_S
+        while time.monotonic() < end and scheduler_pid(self._store.data_dir.lock) is None:
+            with self._locked() as is_locked:
+                if is_locked:
+                    self._check_owner()
+                    return self._written_shares()
+            time.sleep(_LOCK_RETRY_S)
+        return None
+
+    def _written_shares(self) -> list[float] | None:
         path, trust = self._store.data_dir.state_file, self._options.trust_files
-        with no_scheduler_starts(self._store.data_dir.folder) as is_locked:
-            before = _shares_in(path, trust) if is_locked else None
-            if before is None:
-                return None
-            now = self._clock.now().boot
-            watch = StateFileWatcher(self._store, attempts_without_processes(self._store), trust=trust)
-            watch.start(now)
-            watch.write(now, at_once=True)
-            after = _shares_in(path, trust)
-            return after if after != before else None
+        before = _shares_in(path, trust)
+        if before is None:
+            return None
+        now = self._clock.now().boot
+        watch = StateFileWatcher(self._store, attempts_without_processes(self._store), trust=trust)
+        watch.start(now)
+        watch.write(now, at_once=True)
+        after = _shares_in(path, trust)
+        return after if after != before else None
 
     def _new_loop(self) -> Loop:
         loop = Loop(
             self._store, GpuWatch(), _refuse_launch, self._executors, self._options, self._clock,
             failpoint=lambda step: failpoint(step), decide=lambda facts: plan_for_command(facts, self.named),
+            with_statistics=False,
         )  # fmt: skip
         loop.placing = False
         loop.check_owner = self._check_owner

@@ -26,9 +26,12 @@ from gpu_scheduler.core.model.wait_reason import WaitReason
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.facts import AdoptedJob, Attempt, Facts, Gpu
 from gpu_scheduler.core.scheduling.needs import LlmConfig, ResourceSpec
+from gpu_scheduler.core.scheduling.overtakes import Overtakes
 from gpu_scheduler.core.scheduling.plan import plan
 from gpu_scheduler.core.scheduling.reconcile_attempt import needs_process_scan
+from gpu_scheduler.core.scheduling.run_times import RunTimes
 from gpu_scheduler.core.scheduling.settings import QueueOrder, Settings
+from gpu_scheduler.core.scheduling.suspects import GpuHistory
 from gpu_scheduler.gpus.watch import GpuWatch, watched_processes, with_stored_values
 from gpu_scheduler.health.storage_monitor import StorageMonitor
 from gpu_scheduler.rounds.turns import QueueTurns
@@ -64,6 +67,7 @@ def read_facts(
     groups: PendingGroupsReader | None = None,
     lock_folder: Path | None = None,
     history: GpuHistoryReader | None = None,
+    with_statistics: bool = True,
 ) -> Facts:
     """Returns all facts on which the decisions of one round are based.
 
@@ -71,7 +75,8 @@ def read_facts(
     starts, history, run_times, groups: the readers of the starts that overtook waiting jobs, of the ends on
     each GPU, of the run times, and of the pending groups; None to read all of them. progress: that of the
     running attempts; None if it is not looked for.
-    lock_folder: the folder with the lock files of the GPUs; None if there is none.
+    lock_folder: the folder with the lock files of the GPUs; None if there is none. with_statistics: whether
+    the facts contain these starts, ends and run times, and the GPU time.
     """
     managed = store.gpus()
     # Read before the attempts, so that every lock of a runner belongs to one of these attempts.
@@ -103,10 +108,10 @@ def read_facts(
         adopted_jobs=_adopted_jobs(store, now),
         reserved_jobs=tuple(reserved_jobs(store, now)) if placing else (),
         queue_reservation=reservation,
-        overtakes=(starts or QueueStartsReader(store)).overtakes(),
-        history=(history or GpuHistoryReader(store)).history(),
-        run_times=(run_times or RunTimesReader(store)).run_times(),
-        gpu_time=gpu_time(store, now.wall),
+        overtakes=(starts or QueueStartsReader(store)).overtakes() if with_statistics else Overtakes(),
+        history=(history or GpuHistoryReader(store)).history() if with_statistics else GpuHistory(),
+        run_times=(run_times or RunTimesReader(store)).run_times() if with_statistics else RunTimes(),
+        gpu_time=gpu_time(store, now.wall) if with_statistics else None,
         requests=requests,
         jobs=_target_jobs(store, {request.target for request in requests}),
         cyclic_request=_find_cyclic_request(store, requests),
@@ -242,7 +247,7 @@ class Loop:
 
     launch: launches the attempt with a given id; see Launcher.launch. failpoint: called with the name of each
     step that a round has completed, so that tests can end the process there. decide: returns the actions of a
-    round from its facts.
+    round from its facts, which contain statistics only `with_statistics`.
     """
 
     def __init__(
@@ -255,6 +260,7 @@ class Loop:
         clock: Clock,
         failpoint: Callable[[str], None] = lambda step: None,
         decide: Callable[[Facts], list[act.Action]] = plan,
+        with_statistics: bool = True,
     ) -> None:
         self.store = store
         self.watch = watch
@@ -281,6 +287,7 @@ class Loop:
         self._executors = executors
         self._failpoint = failpoint
         self._decide = decide
+        self._with_statistics = with_statistics
 
     def tick(self) -> Facts | None:
         """Runs one round.
@@ -297,6 +304,7 @@ class Loop:
             placing=self.placing, learned=self._learned if self.store.learning else None,
             starts=self._starts, run_times=self._run_times, groups=self._groups, progress=self.progress,
             lock_folder=self.turns.folder if self.turns is not None else None, history=self._history,
+            with_statistics=self._with_statistics,
         )  # fmt: skip
         # If this scheduler no longer owns the folder, it must not record what it observed there.
         self.check_owner()

@@ -42,10 +42,11 @@ _KERNEL_THREAD = 0x00200000
 #: locks.
 _EXITING = 0x00000004
 #: During exec, a process has an empty environment in /proc. An empty environment is therefore read again
-#: every _EXEC_RETRY_S seconds, for at most _EXEC_S seconds, until the process is known not to be in exec.
+#: every _EXEC_RETRY_S seconds, for at most _EXEC_S seconds, unless the process is known not to be in exec.
 _EXEC_S = 0.5
 _EXEC_RETRY_S = 0.0005
-#: Processes (pid, start) whose environment may not be read, which looks the same. No scan waits for them.
+#: Processes (pid, start) that look the same for long, such as those that may not be read. No scan waits for
+#: them.
 _without_environment: set[tuple[int, int]] = set()
 _MAX_WITHOUT_ENVIRONMENT = 4096
 #: Zombies (pid, start) that the last scan found. Some zombies are never collected.
@@ -247,34 +248,44 @@ def _reread_environments(undecided: dict[int, int], tokens: dict[int, str]) -> N
     until = time.monotonic() + _EXEC_S
     while undecided and time.monotonic() < until:
         for pid in tuple(undecided):
-            start = _environment_start(pid)
+            start = _code_address(pid)
             own_environment = environment(pid)
             _record_token(tokens, pid, own_environment)
-            # Each program has its environment at another address, so the process was not in exec meanwhile.
-            is_empty = start != 0 and start == _environment_start(pid)
-            if own_environment or start is None or is_empty:
+            # The kernel places the code after the environment. Each program is at another address, so the
+            # process was not in exec meanwhile.
+            is_empty = start not in (_IN_EXEC, _NOT_READABLE) and start == _code_address(pid)
+            if start == _NOT_READABLE:
+                _without_environment.add((pid, undecided[pid]))
+            if own_environment or start in (None, _NOT_READABLE) or is_empty:
                 del undecided[pid]
         if undecided:
             time.sleep(_EXEC_RETRY_S)
     if len(_without_environment) > _MAX_WITHOUT_ENVIRONMENT:
         _without_environment.clear()
-    _without_environment.update((pid, ticks) for pid, ticks in undecided.items() if _is_unreadable(pid))
+    _without_environment.update(
+        (pid, ticks) for pid, ticks in undecided.items() if _has_no_memory(pid) or not _shows_addresses()
+    )
 
 
-def _environment_start(pid: int) -> int | None:
-    """Returns the address of a process's environment; 0 during exec; None if the process has ended."""
+#: What /proc shows as the address of a program's code during exec, and for a process that may not be read.
+_IN_EXEC, _NOT_READABLE = 0, 1
+
+
+def _code_address(pid: int) -> int | None:
+    """Returns the address of the code of a process's program; None if the process has ended."""
     fields = fields_of(pid)
-    return None if fields is None or _user_ticks(fields) is None else int(fields[47])
+    return None if fields is None or _user_ticks(fields) is None else int(fields[23])
 
 
-def _is_unreadable(pid: int) -> bool:
-    try:
-        os.close(os.open(f"/proc/{pid}/environ", os.O_RDONLY | os.O_CLOEXEC))
-    except PermissionError:
-        return True
-    except OSError:
-        pass
-    return False
+def _has_no_memory(pid: int) -> bool:
+    """Returns whether a process is exiting, perhaps for long, or its first thread has ended before others."""
+    fields = fields_of(pid)
+    return fields is not None and bool(int(fields[6]) & _EXITING)
+
+
+def _shows_addresses() -> bool:
+    """Returns whether /proc shows the addresses of programs, which gVisor does not."""
+    return _code_address(os.getpid()) not in (_IN_EXEC, None)
 
 
 def _record_token(tokens: dict[int, str], pid: int, environment: bytes) -> None:

@@ -164,7 +164,7 @@ def _locked_message(home: DataDir) -> str:
     if not pids:
         return (
             f"{home.folder} is locked by a program that is not visible from here, such as a scheduler in a"
-            " container; start again when it has ended"
+            " container, or was until just now; start again when it has ended"
         )
     locker = f"another program (pid {', '.join(map(str, pids))}), which is not a scheduler"
     return (

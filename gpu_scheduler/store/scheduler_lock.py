@@ -31,7 +31,7 @@ from gpu_scheduler.system.users import user_state_dir
 #: Seconds to wait for the lock on a folder whose holder is not a scheduler. If a scheduler has died, a child
 #: that it had just forked keeps the lock until it executes its program; and a command may be creating the
 #: store or running a round.
-_OTHER_HOLDER_WAIT_S = 2.0
+_OTHER_HOLDER_WAIT_S = 5.0
 _RETRY_S = 0.01
 #: Errors from file systems, mostly network file systems, that do not support locks on folders.
 _UNSUPPORTED_ERRNOS = (errno.EBADF, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)
@@ -112,6 +112,18 @@ class InstanceLock:
     def _open_lock_file(self) -> int:
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         return os.open(self._path.name, flags, 0o600, dir_fd=self._folder)
+
+
+def supports_lock(folder: Path) -> bool:
+    """Returns whether a data directory can be locked, as not on every file system. Raises OSError."""
+    fd = permissions.open_folder(folder)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno not in _UNSUPPORTED_ERRNOS
+    finally:
+        os.close(fd)
+    return True
 
 
 @contextmanager

@@ -71,7 +71,6 @@ def test_a_command_only_records_its_request_where_it_may_run_no_rounds(
     ]
     assert (desk.state(running), desk.state(queued)) == ("running", "queued")
     assert processes_of(desk.folders)
-    assert not (desk.data_dir.folder / "command").exists()  # no lock was taken
 
 
 def test_a_command_refuses_the_store_of_another_host_and_runs_no_rounds(desk: Desk) -> None:

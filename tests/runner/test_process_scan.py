@@ -243,14 +243,14 @@ def test_a_scan_waits_for_a_process_that_is_slow_in_exec(monkeypatch: pytest.Mon
     """On a busy machine, a process may be taken off the processor in the middle of exec."""
     token = secrets.token_hex(16)
     process = subprocess.Popen(["sleep", "60"], env={TOKEN: token})
-    real, real_start, reads = process_scan.environment, process_scan._environment_start, count()
+    real, real_code, reads = process_scan.environment, process_scan._code_address, count()
 
     def environment(pid: int) -> bytes:
         return b"" if pid == process.pid and next(reads) < 150 else real(pid)
 
     monkeypatch.setattr(process_scan, "environment", environment)
     monkeypatch.setattr(
-        process_scan, "_environment_start", lambda pid: 0 if pid == process.pid else real_start(pid)
+        process_scan, "_code_address", lambda pid: 0 if pid == process.pid else real_code(pid)
     )
     try:
         for _ in range(3):

@@ -35,6 +35,7 @@ from gpu_scheduler.core.scheduling.preemption import protection_left_s
 from gpu_scheduler.core.scheduling.queue_placement import place_jobs, start_wait_s, with_start_interval
 from gpu_scheduler.core.scheduling.reconcile_attempt import (
     check_memory_release,
+    has_ended,
     reconcile,
     release_allocation,
 )
@@ -196,7 +197,7 @@ def plan_for_command(facts: Facts, named: Collection[int]) -> list[Action]:
             attempt.stop_request is not None
             or attempt.status.stop is not None
             or attempt.job_id in named
-            or not waiting.isdisjoint({str(attempt.job_id), ""})
+            or (has_ended(attempt, facts.now) and not waiting.isdisjoint({str(attempt.job_id), ""}))
         )
         avoided = _LAUNCHING if is_asked else (*_LAUNCHING, *_STOPPING)
         actions += [action for action in found if not isinstance(action, avoided)]

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from gpu_scheduler.claims.own_claims import own_locks
+from gpu_scheduler.store.requests import open_requests
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.system.users import name_of_user
 from gpu_scheduler.web.peers import Listener
@@ -267,3 +268,16 @@ def test_other_commands_import_neither_the_server_nor_its_packages(box: Box) -> 
     )
     done = box.cli("status", python=("-c", program))
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, ""), done
+
+
+def test_serve_records_a_change_for_the_next_scheduler_and_runs_no_rounds(box: Box) -> None:
+    box.serve()
+    (box.folder / "train.py").write_text("")
+    job = box.post("/jobs", {"model_script": "train.py", "gpu_memory_mb": 1})
+    (answer,) = box.post("/api/v1/hold", {"jobs": [int(job["job_id"])]})["answers"]
+    assert answer["result"] == "recorded"
+    with closing(Store(box.home)) as store:
+        record = store.job(int(job["job_id"]))
+        assert [request.verb for request in open_requests(store)] == ["hold"]
+    assert record is not None
+    assert record.state == "queued"
