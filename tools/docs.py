@@ -326,8 +326,10 @@ that fits no GPU.
 Errors are `application/problem+json` with the members `title`, `status` and `detail`. The short routes
 `/jobs`, `/queue` and `/gpus`, which suffice for a simple script, answer with `detail` alone. 422 is a wrong
 value, with the sentence that the command line prints. 409 is a change that the state of the jobs does not
-allow. 202 means that the scheduler has not answered within 2 seconds, or is down: then the change takes effect
-at the next `start`. `GET /api/v1/requests/ID` gives the answer later. 503 means that the store or the driver cannot be used.
+allow. 202 means that the scheduler has not answered within 2 seconds, or is down; then the change takes
+effect at the next `start`. `GET /api/v1/requests/ID` gives the answer later. 503 means that the store or the
+driver
+cannot be used.
 
 `GET /api/v1/events` and `.../log/stream` are server-sent events. A client that reconnects sends the last id
 as the header `Last-Event-ID`; an event `reset` means that events are missing, so the client reads the page
