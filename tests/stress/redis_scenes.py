@@ -122,7 +122,8 @@ def _stop_unconfirmed(lab: Lab, jobs: int) -> None:
         box.start()
     while len(lab.codes) < jobs:
         before = sum(lab.starts().values())
-        lab.push(6)
+        # These jobs outlast the silence, so their claims are open when the other boxes give them back.
+        lab.push(6, 3 * SILENT_S, shortest_s=2 * SILENT_S)
         wait_for(lambda before=before: sum(lab.starts().values()) > before, "a start")  # type: ignore[misc]
         box = max(boxes, key=lambda one: len(lab.starts_on(one.name)))
         box.signal_agent(signal.SIGSTOP)
