@@ -113,6 +113,7 @@ BIG = (
 #: version. Nothing here disables them: the model has only the writer of this version, the round.
 WITHOUT_CONTROL = (
     "withdrawn_remembered", "all_remembered", "ignored_put_back", "kill_stays_open", "withdrawn_stop_ignored",
+    "excuse_last_withdrawn",
 )  # fmt: skip
 _OVERLAP = "I10 processes of an attempt run on a GPU that another program has claimed"
 CONTROLS = (
@@ -186,7 +187,6 @@ LIMITS = (
     Control(("excuse_early",), {"unclaim": 1}, "I1 "),
     Control(("excuse_killed_holder",), {"other": 1, "kill": 1}, "I10 processes of a killed runner"),
     Control(("excuse_no_progress",), {"preempt": 1}, "I3 completed"),
-    Control(("excuse_last_withdrawn",), {"crash": 1, "offline": 1, "preempt": 1, "kill": 1}, "I16"),
     Control(("excuse_late_save",), {"adopt": 1, "preempt": 1, "kill": 1}, "I3 completed"),
     Control(("excuse_unlinked",), {"other": 1, "unlink": 1}, _OVERLAP),
 )
