@@ -11,6 +11,7 @@ from gpu_scheduler.app.job_views import blocking_ancestor, context_of, job_view
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.app.status_report import JobView
 from gpu_scheduler.app.store_access import open_store, scheduler_pid_of
+from gpu_scheduler.core.model.request import QUEUEING
 from gpu_scheduler.core.model.states import JobState
 from gpu_scheduler.core.scheduling.draining import job_exit_code
 from gpu_scheduler.store.store import Store
@@ -106,10 +107,6 @@ def _awaited_jobs(store: Store, job_ids: Collection[int]) -> list[AwaitedJob]:
     ]
 
 
-#: The requests that queue a finished job again.
-_QUEUEING = ("retry", "requeue", "resume_job")
-
-
 def _has_ended(view: JobView, request: str | None, *, is_scheduler_up: bool) -> bool:
     """Returns whether a job has ended for good.
 
@@ -118,7 +115,7 @@ def _has_ended(view: JobView, request: str | None, *, is_scheduler_up: bool) -> 
     """
     if view.record.state is not JobState.FINISHED or not is_scheduler_up:
         return view.record.state is JobState.FINISHED
-    return view.is_recorded and request not in _QUEUEING
+    return view.is_recorded and request not in QUEUEING
 
 
 def _exit_code(view: JobView) -> int:

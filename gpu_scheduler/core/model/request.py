@@ -12,6 +12,8 @@ from gpu_scheduler.core.model.states import WAITING, JobState, Outcome
 
 #: The outcomes for which a job is held until the user resumes it or starts it again.
 UNFINISHED = (Outcome.INTERRUPTED.value, Outcome.PREEMPTED.value)
+#: The verbs of the requests that queue a finished job again.
+QUEUEING = frozenset({"retry", "requeue", "resume_job"})
 #: The cause of a pause or resume that no command requested.
 PauseCause = Literal["state_file_edited", "state_file_removed"]
 

@@ -10,7 +10,7 @@ from gpu_scheduler.core.jobsfile.attributes import FLAGS, format_attribute, is_u
 from gpu_scheduler.core.jobsfile.compose import format_change
 from gpu_scheduler.core.model.attempt_status import Checkpoint, StopRequest
 from gpu_scheduler.core.model.job_spec import RESTART_FIELDS, Dependency, DependencyKind
-from gpu_scheduler.core.model.request import JobFact, Request
+from gpu_scheduler.core.model.request import QUEUEING, JobFact, Request
 from gpu_scheduler.core.model.request_answer import (
     AnswerCode,
     RequestAnswer,
@@ -222,9 +222,7 @@ JOB_VERBS = frozenset(_JOB_REQUESTS)
 
 #: Marks a round that already changes the dependencies of a job.
 _PARENTS = "parents"
-#: The requests that queue a finished job again.
-_QUEUEING = frozenset({"retry", "requeue", "resume_job"})
-#: Those of them that are refused if the job would be skipped again.
+#: The requests that queue a finished job again and are refused if the job would be skipped again.
 _BY_USER = frozenset({"retry", "resume_job"})
 
 
@@ -232,10 +230,10 @@ def answer_requests(facts: Facts) -> list[Action]:
     """Returns the actions for every open request, in order. Each request's last action is its answer."""
     actions: list[Action] = []
     touched: set[str] = set()
-    queued_again = {request.target for request in facts.requests if request.verb in _QUEUEING}
+    queued_again = {request.target for request in facts.requests if request.verb in QUEUEING}
     # Such a retry may queue a job because of which the failed parent of another one was only skipped.
     ancestors_change = facts.has_unsettled_dependencies or any(
-        request.verb in _QUEUEING and not _failed_parent(request, facts) for request in facts.requests
+        request.verb in QUEUEING and not _failed_parent(request, facts) for request in facts.requests
     )
     for request in facts.requests:
         if request.verb == "stop" and request.args.get("jobs") and _live_attempts(facts):
