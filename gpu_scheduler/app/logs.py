@@ -17,7 +17,7 @@ from gpu_scheduler.app.location import Location
 from gpu_scheduler.app.masking import without_secrets
 from gpu_scheduler.app.store_access import open_store, scheduler_pid_of
 from gpu_scheduler.attempts.job_logs import current_log
-from gpu_scheduler.attempts.observe import read_status
+from gpu_scheduler.attempts.observe import read_status, readable_status
 from gpu_scheduler.core.command.sessions import SessionList, parse_session_list
 from gpu_scheduler.core.model.attempt_status import AttemptStatus
 from gpu_scheduler.core.model.state_reason import StateReason
@@ -174,7 +174,7 @@ def attach_target(location: Location, job: JobRef) -> AttachTarget:
         if attempt is None or not attempt.state.is_open:
             hint = "" if attempt is None else f"; `logs {job_id}` shows its output"
             raise SchedulerError(f"job {job_id} is not running but {state}{hint}")
-        status = _observe(store, attempt)
+        status = readable_status(store, attempt)
     session = _open_session(job_id, status)
     program = shutil.which("screen")
     if program is None:
@@ -219,19 +219,11 @@ def _selected_attempt(store: Store, job_id: int, number: int | None) -> AttemptR
 
 def _is_over(store: Store, attempt: AttemptRecord) -> bool:
     newest = store.newest_attempts([attempt.job_id])[attempt.job_id]
-    return newest.id != attempt.id or not newest.state.is_open or _observe(store, attempt).is_over
-
-
-def _observe(store: Store, attempt: AttemptRecord) -> AttemptStatus:
-    try:
-        return read_status(store, attempt)
-    except OSError as error:
-        folder = store.data_dir.attempt_folder(attempt)
-        raise SchedulerError(f"job {attempt.job_id}: {folder} cannot be read: {error.strerror}") from None
+    return newest.id != attempt.id or not newest.state.is_open or readable_status(store, attempt).is_over
 
 
 def _log_path(store: Store, attempt: AttemptRecord) -> str:
-    path = current_log(attempt) or _observe(store, attempt).log
+    path = current_log(attempt) or readable_status(store, attempt).log
     if path is None and attempt.watched_pid is not None:
         adopted = f"job {attempt.job_id} is process {attempt.watched_pid}, which was adopted{_ELSEWHERE}"
         raise NoLogError(adopted, attempt.reason)

@@ -15,15 +15,14 @@ from gpu_scheduler.app.job_refs import JobRef, job_record, resolve_job
 from gpu_scheduler.app.job_views import observed_job
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.attempts.executor import LOCAL_EXECUTORS
-from gpu_scheduler.attempts.observe import read_status
+from gpu_scheduler.attempts.observe import readable_status
 from gpu_scheduler.attempts.running_progress import newest_checkpoint, progress_source
 from gpu_scheduler.attempts.sweep import recorded_command
-from gpu_scheduler.core.model.attempt_status import AttemptStatus, Checkpoint, ProgressUnit, StopRequest
+from gpu_scheduler.core.model.attempt_status import Checkpoint, ProgressUnit, StopRequest
 from gpu_scheduler.core.model.job_spec import DEFAULT_STOP_SIGNAL
 from gpu_scheduler.core.model.request_answer import AnswerCode, RequestAnswer, wrong_state
 from gpu_scheduler.core.model.states import ACTIVE, AttemptState, JobState, Outcome
 from gpu_scheduler.core.progress.eta import JobProgress
-from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.progress.job_progress import ProgressReader
 from gpu_scheduler.store.location import refuse_copy
 from gpu_scheduler.store.records import ActiveAttemptRecord, AttemptRecord, JobRecord
@@ -161,15 +160,6 @@ def _command_pid(store: Store, attempt: ActiveAttemptRecord) -> int | None:
     return None if command is None else command.pid
 
 
-def _status(store: Store, attempt: AttemptRecord) -> AttemptStatus:
-    """Returns the status of an attempt. Raises SchedulerError if its folder cannot be read."""
-    try:
-        return read_status(store, attempt)
-    except OSError as error:
-        where = store.data_dir.attempt_folder(attempt)
-        raise SchedulerError(f"{where} cannot be read: {error.strerror}") from None
-
-
 def _lost_steps(found: JobProgress) -> float | None:
     progress, checkpoint = found.progress, found.checkpoint
     if progress is None or progress.unit is not ProgressUnit.STEP:
@@ -211,7 +201,7 @@ class _Preemption:
         answer = request_answer(self._store, self._request)
         if answer is not None and answer.is_refusal:
             return PreemptEnd.REFUSED
-        withdrawn = _status(self._store, recorded).withdrawn
+        withdrawn = readable_status(self._store, recorded).withdrawn
         if (withdrawn is not None and withdrawn.stop_id == self._stop.stop_id) or self._is_cleared(answer):
             return PreemptEnd.WITHDRAWN
         return None

@@ -15,6 +15,7 @@ from gpu_scheduler.core.model.job_spec import DEFAULT_STOP_SIGNAL
 from gpu_scheduler.core.scheduling.facts import Attempt
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
 from gpu_scheduler.core.scheduling.run_times import RunTimeKey
+from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.store.records import ActiveAttemptRecord, AttemptRecord
 from gpu_scheduler.store.store import Store
 
@@ -123,6 +124,15 @@ def _processes(store: Store, record: ActiveAttemptRecord, alive: Mapping[str, Co
 def read_status(store: Store, record: AttemptRecord) -> AttemptStatus:
     """Reads the status of an attempt on this machine. Raises OSError."""
     return _observe_folder(attempt_ref(store, record))
+
+
+def readable_status(store: Store, record: AttemptRecord) -> AttemptStatus:
+    """Reads the status of an attempt like `read_status`. Raises SchedulerError, which names the folder."""
+    try:
+        return read_status(store, record)
+    except OSError as error:
+        folder = store.data_dir.attempt_folder(record)
+        raise SchedulerError(f"job {record.job_id}: {folder} cannot be read: {error.strerror}") from None
 
 
 def attempt_from_record(
