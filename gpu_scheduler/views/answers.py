@@ -100,7 +100,7 @@ def _reply_text(reply: RequestAnswer, job_id: int, data_dir: str) -> str:
     from gpu_scheduler.views.reason_text import outcome_text
 
     end = outcome_text(reply.outcome.value, reply.exit_code, reply.signal)
-    return f"{job} is already finished ({end}{'' if reply.is_recorded else ', not recorded yet'})"
+    return f"{job} is already finished ({end})"
 
 
 def _cleared_text(count: int) -> str:

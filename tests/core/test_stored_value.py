@@ -24,8 +24,8 @@ from gpu_scheduler.core.model.wait_reason import GpuObstacle, ObstacleKind, Wait
             {"code": "wrong state", "state": "held", "accepted": ["queued"], "verb": "hold"},
         ),
         (
-            RequestAnswer(AnswerCode.ALREADY_FINISHED, outcome=Outcome.FAILED, is_recorded=False),
-            {"code": "already finished", "outcome": "failed", "is_recorded": False},
+            RequestAnswer(AnswerCode.ALREADY_FINISHED, outcome=Outcome.FAILED, exit_code=7),
+            {"code": "already finished", "outcome": "failed", "exit_code": 7},
         ),
         (
             WaitReason(

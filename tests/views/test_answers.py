@@ -21,7 +21,7 @@ ANSWERS = st.builds(
     RequestAnswer, st.sampled_from(AnswerCode), state=st.none() | st.sampled_from(JobState),
     accepted=st.lists(st.sampled_from(JobState), max_size=3).map(tuple), verb=st.sampled_from(("", "hold")),
     outcome=st.none() | st.sampled_from(Outcome), exit_code=st.none() | st.integers(0, 255),
-    signal=st.none() | st.integers(1, 31), is_recorded=st.booleans(), attribute=st.text(max_size=5),
+    signal=st.none() | st.integers(1, 31), attribute=st.text(max_size=5),
 )  # fmt: skip
 
 
@@ -79,10 +79,8 @@ def test_the_answer_for_a_job_that_has_not_ended_names_who_ends_it_and_what_expl
             "job 3 is already finished (timed out)",
         ),
         (
-            RequestAnswer(
-                AnswerCode.ALREADY_FINISHED, outcome=Outcome.FAILED, exit_code=7, is_recorded=False
-            ),
-            "job 3 is already finished (failed, exit code 7, not recorded yet)",
+            RequestAnswer(AnswerCode.ALREADY_FINISHED, outcome=Outcome.FAILED, exit_code=7),
+            "job 3 is already finished (failed, exit code 7)",
         ),
     ],
 )  # fmt: skip

@@ -75,7 +75,6 @@ class RequestAnswer(StoredValue):
     count                        CLEARED: the number of jobs, if all finished jobs were cleared
     outcome                      UNFINISHED_WORK: why the job is held
     outcome, exit_code, signal   ALREADY_FINISHED: how the job ended
-    is_recorded                  ALREADY_FINISHED: whether the store has recorded this end
     parent                       PARENT_FAILED: the id of the parent
     attribute                    ATTRIBUTE_SET: the attribute, as written in a jobs file; ATTRIBUTE_REMOVED:
                                  the name of the attribute; QUEUED: the changes that were made first
@@ -88,7 +87,6 @@ class RequestAnswer(StoredValue):
     outcome: Outcome | None = None
     exit_code: int | None = None
     signal: int | None = None
-    is_recorded: bool = True
     attribute: str = ""
     parent: int | None = None
     jobs: tuple[int, ...] = ()
