@@ -13,7 +13,7 @@ import pytest
 
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.attempts.executor import AttemptRef
-from gpu_scheduler.attempts.folder import observe, prepare
+from gpu_scheduler.attempts.folder import kill_runner, observe, prepare
 from gpu_scheduler.attempts.sweep import processes_of, sweep
 from gpu_scheduler.cli import main
 from gpu_scheduler.clock import Clock
@@ -117,6 +117,18 @@ class Desk:
     def server(self) -> Location:
         """The location for a server, which runs no rounds: its requests are only recorded."""
         return Location(str(self.data_dir.state_file))
+
+    def run_without_runner(self, vram: int | None = None) -> int:
+        """Runs a job that ignores SIGTERM, and kills its runner. Returns the id of the job, which goes on."""
+        job_id = self.run_job("trap '' TERM HUP; echo up; while :; do sleep 0.02; done", vram)
+        log = self.path / f"job_{job_id}.log"
+        wait_for(lambda: "up" in log.read_text(), "the start of the command")
+        [attempt] = self.store.attempts(job_id)
+        folder = self.folder(attempt)
+        kill_runner(folder, attempt.token)
+        wait_for(lambda: observe(folder, attempt.token).claim == "dead", "the runner's end")
+        assert processes_of({attempt.token: folder})
+        return job_id
 
     def run(self, *argv: object) -> tuple[int, str, str]:
         """Runs a command in this process. Returns its exit code, stdout and stderr."""

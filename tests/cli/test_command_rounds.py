@@ -13,8 +13,8 @@ import pytest
 from gpu_scheduler.app import job_requests
 from gpu_scheduler.app.answers import Answer, AnswerKind
 from gpu_scheduler.app.location import Location
-from gpu_scheduler.attempts.folder import observe
 from gpu_scheduler.attempts.sweep import processes_of
+from gpu_scheduler.config import StartOptions
 from gpu_scheduler.core.model.request_answer import AnswerCode
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.scheduling import actions as act
@@ -165,33 +165,10 @@ def test_a_round_of_a_command_never_launches(desk: Desk) -> None:
     assert desk.state(job) == JobState.FINISHED
 
 
-def run_without_runner(desk: Desk, **values: int) -> int:
-    """Runs a job whose runner is killed while its command goes on; returns its id."""
-    job = desk.run_job(f"trap '' HUP; {LOOP}", **values)
-    log = desk.path / f"job_{job}.log"
-    wait_for(lambda: "up" in log.read_text(), "the trap")
-    [attempt] = desk.store.attempts(job)
-    folder = desk.folder(attempt)
-    pid = observe(folder, attempt.token).pid
-    assert pid is not None
-    os.kill(pid, signal.SIGKILL)
-    wait_for(lambda: observe(folder, attempt.token).claim == "dead", "the runner's death")
-    assert processes_of({attempt.token: folder})
-    return job
-
-
-def test_cancel_ends_the_processes_that_a_dead_runner_has_left(desk: Desk) -> None:
-    job = run_without_runner(desk)
-    (answer,) = job_requests.cancel(place(desk), [job], 5.0)
-    record = desk.store.job(job)
-    assert record is not None
-    assert (record.state, record.outcome) == (JobState.FINISHED, Outcome.CANCELLED), answer
-    desk.wait_until_processes_end()
-
-
 @pytest.mark.parametrize("verb", ["retry", "recover"])
 def test_an_interrupted_job_is_queued_again_after_its_processes_have_ended(desk: Desk, verb: str) -> None:
-    job, other = run_without_runner(desk), run_without_runner(desk, vram=1000)
+    job, other = desk.run_without_runner(), desk.run_without_runner(vram=1000)
+    desk.store.record_options(StartOptions(grace_s=0.2))
     code, out, err = desk.run(verb, job)
     assert (code, out, err) == (0, f"job {job}: queued again\n", "")
     assert desk.state(job) == JobState.QUEUED

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from gpu_scheduler.app import control
-from gpu_scheduler.attempts.folder import kill_runner, observe
 from gpu_scheduler.attempts.sweep import processes_of
 from gpu_scheduler.core.model.states import Outcome
 from gpu_scheduler.core.scheduling import actions as act
@@ -103,12 +102,7 @@ def test_the_rounds_of_a_command_start_no_job(desk: Desk) -> None:
 def test_what_a_dead_runner_has_left_is_ended_within_the_grace_of_the_command(
     desk: Desk, words: tuple[str, ...]
 ) -> None:
-    job = desk.run_job("trap '' TERM HUP; touch up; while :; do sleep 0.02; done")
-    wait_for((desk.path / "up").exists, "the start of the command")
-    [attempt] = desk.store.attempts(job)
-    kill_runner(desk.folder(attempt), attempt.token)
-    wait_for(lambda: observe(desk.folder(attempt), attempt.token).claim == "dead", "the runner's end")
-    assert processes_of(desk.folders)
+    job = desk.run_without_runner()
     code, out, err = desk.run(*words)
     assert (code, out.splitlines()[-1], err) == (0, f"job {job}: cancelled", "")
     assert not processes_of(desk.folders)
@@ -130,11 +124,7 @@ def test_a_job_that_ends_by_itself_meanwhile_was_not_cancelled(
 def test_a_cancel_fails_if_the_processes_outlive_its_wait(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job = desk.run_job("trap '' TERM HUP; touch up; while :; do sleep 0.02; done")
-    wait_for((desk.path / "up").exists, "the start of the command")
-    [attempt] = desk.store.attempts(job)
-    kill_runner(desk.folder(attempt), attempt.token)
-    wait_for(lambda: observe(desk.folder(attempt), attempt.token).claim == "dead", "the runner's end")
+    job = desk.run_without_runner()
     monkeypatch.setattr(control, "GRACE_S", 0.0)
     monkeypatch.setattr(control, "STOP_MARGIN_S", 0.1)
     left = f"job {job}: not ended yet; the next `start` continues to end it; see `why {job}`\n"
