@@ -137,17 +137,7 @@ def _plan(facts: Facts) -> list[Action]:
     measurements = record_measurements(facts)
     actions += measurements
     for attempt in with_recorded_peaks(facts.attempts, measurements):
-        if attempt.state.is_open:
-            inventory = _gpu_inventory(attempt, facts)
-            actions += reconcile(
-                attempt, facts.now, facts.settings, inventory, starts_blocked=facts.storage_issue is not None
-            )
-        elif attempt.state is AttemptState.ENDED:
-            actions += release_allocation(attempt, facts.now, facts.settings)
-        else:
-            actions += check_memory_release(
-                attempt, _memory_samples(attempt, facts), facts.now, facts.settings
-            )
+        actions += _attempt_actions(attempt, facts)
     actions += misplaced_processes(facts)
     actions += _closed_windows(facts)
     if not all(isinstance(action, RecordMemoryReleased) for action in actions):
@@ -163,6 +153,17 @@ def _plan(facts: Facts) -> list[Action]:
     released = {action.attempt_id for action in actions if isinstance(action, RecordMemoryReleased)}
     remaining = tuple(attempt for attempt in facts.attempts if attempt.attempt_id not in released)
     return actions + with_start_interval(place_jobs(replace(facts, attempts=remaining)), facts)
+
+
+def _attempt_actions(attempt: Attempt, facts: Facts) -> list[Action]:
+    """Returns the actions that follow from the state of one attempt and its folder."""
+    now, settings = facts.now, facts.settings
+    if attempt.state.is_open:
+        blocked = facts.storage_issue is not None
+        return reconcile(attempt, now, settings, _gpu_inventory(attempt, facts), starts_blocked=blocked)
+    if attempt.state is AttemptState.ENDED:
+        return release_allocation(attempt, now, settings)
+    return check_memory_release(attempt, _memory_samples(attempt, facts), now, settings)
 
 
 #: The actions that a round of a command takes only on attempts of named jobs and of those asked to stop.
@@ -185,14 +186,6 @@ def plan_for_command(facts: Facts, named: Collection[int]) -> list[Action]:
     if facts.has_unsettled_dependencies:
         return [SettleDependencies()]
     for attempt in facts.attempts:
-        if attempt.state.is_open:
-            found = reconcile(attempt, facts.now, facts.settings, _gpu_inventory(attempt, facts))
-        elif attempt.state is AttemptState.ENDED:
-            found = release_allocation(attempt, facts.now, facts.settings)
-        else:
-            found = check_memory_release(
-                attempt, [(None, None)] * len(attempt.gpus), facts.now, facts.settings
-            )
         is_asked = (
             attempt.stop_request is not None
             or attempt.status.stop is not None
@@ -200,7 +193,7 @@ def plan_for_command(facts: Facts, named: Collection[int]) -> list[Action]:
             or (has_ended(attempt, facts.now) and not waiting.isdisjoint({str(attempt.job_id), ""}))
         )
         avoided = _LAUNCHING if is_asked else (*_LAUNCHING, *_STOPPING)
-        actions += [action for action in found if not isinstance(action, avoided)]
+        actions += [one for one in _attempt_actions(attempt, facts) if not isinstance(one, avoided)]
     return actions
 
 
