@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
+from random import randrange
 from typing import Any
 from urllib.request import Request, urlopen
 
@@ -26,10 +27,17 @@ AS_ROOT = ("--as-root",) if os.geteuid() == 0 else ()
 
 
 def free_port() -> int:
-    """Returns a port on which nothing listens now."""
-    with closing(socket.create_server(("127.0.0.1", 0))) as found:
-        port: int = found.getsockname()[1]
-        return port
+    """Returns a port on which nothing listens now.
+
+    It is below those that the kernel gives to clients, so that no connection takes it meanwhile.
+    """
+    while True:
+        try:
+            with closing(socket.create_server(("127.0.0.1", randrange(20_000, 32_000)))) as found:
+                port: int = found.getsockname()[1]
+                return port
+        except OSError:
+            continue  # it is in use
 
 
 class Box:
