@@ -163,7 +163,7 @@ def _fail_at_steps(lab: Lab, order: Order, found: Findings) -> None:
     _lose_claim(lab)
     for program in _SIGNALS:
         _pass_all_steps(lab, program)
-        wait_for(lab.have_ended, "the ends of all items")
+        wait_for(lab.have_ended, "the ends of all items", timeout_s=60 + 4 * SILENT_S)
         second.signal_agent(signal.SIGCONT)
     moments = _moments(lab)
     chosen = lab.dice.sample(moments, order.scaled(len(moments), least=4))
@@ -220,7 +220,7 @@ def _fail_at(lab: Lab, moment: _Moment) -> bool:
         box.restart("scheduler", *(moment[1:] if program == "scheduler" else ()))
         box.restart("agent", *(moment[1:] if program == "agent" else ()))
         lab.push(3)
-    is_reached = _comes(lambda: box.has_failed(program), 30)
+    is_reached = _comes(lambda: box.has_failed(program), 30 + 4 * SILENT_S)
     for other in lab.boxes[1:]:
         other.signal_agent(signal.SIGCONT)
     if is_reached and number == signal.SIGSTOP:
@@ -228,7 +228,7 @@ def _fail_at(lab: Lab, moment: _Moment) -> bool:
         box.go_on(program)
     else:
         box.restart(program)
-    _comes(lab.have_ended, 60)
+    _comes(lab.have_ended, 60 + 4 * SILENT_S)
     return is_reached
 
 
@@ -270,7 +270,7 @@ def _lose_claim(lab: Lab) -> None:
     lab.push(1)
     wait_for(box.is_stopped, "a claim")
     other.signal_agent(signal.SIGCONT)
-    wait_for(lab.have_ended, "the end of the item on the other box")
+    wait_for(lab.have_ended, "the end of the item on the other box", timeout_s=60 + 4 * SILENT_S)
 
 
 def _claim_without_job(lab: Lab, box: RedisBox) -> None:
