@@ -11,12 +11,11 @@ import time
 from abc import ABC, abstractmethod
 
 from . import folder as files
-from . import pending_signals, publish
-from .attempt_gpus import AttemptGpus
-from .oom_counter import OomCounter
+from . import pending_signals
+from .gpu_lock import LockFileError, Refusal, Wanted, claim_gpus, release
 from .output import LogWriter, Output, Poller
-from .stop_files import StopFiles
-from .termination import Termination, describe_outcome
+from .shortage import OomCounter
+from .termination import StopFiles, Termination, describe_outcome
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,8 +23,7 @@ if TYPE_CHECKING:
 
     from .child import Child
     from .leftovers import Leftovers
-    from .watch import Descendants
-    from .watched_process import WatchedProcess
+    from .watch import Descendants, WatchedProcess
 
 #: When a machine shuts down, the command and the runner receive SIGTERM one after the other, at most this
 #: many seconds apart.
@@ -61,7 +59,7 @@ class AttemptSupervisor(ABC):
         self._signals = pending_signals.PendingSignals()
         self._output = Output(poller, log, spec["terminal"])
         self._gpus = AttemptGpus(spec)
-        self._result = publish.ResultWriter(folder)
+        self._result = files.ResultWriter(folder)
         self._oom = OomCounter()
         self._cause: str | None = None
         self._survivors: list[int] = []
@@ -100,7 +98,7 @@ class AttemptSupervisor(ABC):
             "log": spec["log"],
         }
         try:
-            self._lock = publish.claim(self._folder, identity)
+            self._lock = files.claim(self._folder, identity)
         finally:
             if self._lock is None:
                 self._result.discard()
@@ -357,3 +355,50 @@ def _container_client() -> str:
     except (ImportError, OSError):
         return ""  # out of file descriptors or memory
     return process_scan.container_client()
+
+
+#: The code of a failure to use the lock file of a GPU.
+CLAIM_FAILURE = "gpu_claim"
+
+
+class AttemptGpus:
+    """The claims of an attempt on its GPUs, as its spec describes them.
+
+    claimed_gpu, claimed_by: the GPU that another program claimed first, and one pid of that program. Each is
+    None if it is unknown or if there is no such program.
+    """
+
+    def __init__(self, spec: dict[str, Any]) -> None:
+        self._wanted = spec.get("gpu_claims")
+        self._held: list[int] = []
+        self.claimed_gpu: str | None = None
+        self.claimed_by: int | None = None
+
+    def claim(self, child: Child | WatchedProcess) -> bool:
+        """Claims all GPUs or none; returns whether that succeeded. After a failure, `child` has the reason.
+
+        Until `release`, this process must not open the lock files, because closing one ends its claim.
+        """
+        if self._wanted is None:
+            return True
+        wanted = [Wanted(one["name"], one["mib"], one["total_mib"]) for one in self._wanted["gpus"]]
+        try:
+            answer = claim_gpus(self._wanted["folder"], wanted)
+        except OSError as error:
+            problem = error.strerror
+            if not isinstance(error, LockFileError):
+                problem = f"cannot be used: {error.strerror}; `doctor` checks its folder"
+            child.fail(f"the lock file {error.filename} {problem}", CLAIM_FAILURE, error.errno)
+            return False
+        if isinstance(answer, Refusal):
+            self.claimed_gpu, self.claimed_by = answer.name, answer.pid or None
+            by = f"process {answer.pid}" if answer.pid else "another program"
+            child.fail(f"{answer.name} was claimed by {by} first")
+            return False
+        self._held = answer
+        return True
+
+    def release(self) -> None:
+        """Releases the claims."""
+        release(self._held)
+        self._held = []

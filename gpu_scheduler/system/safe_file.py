@@ -238,7 +238,7 @@ def _too_large(max_bytes: int) -> FileProblem:
 
 # Writes files atomically: writes a new file in the same folder, then renames it.
 #
-# Some files need more than this and are written elsewhere: a runner's files (`runner/publish.py`, which
+# Some files need more than this and are written elsewhere: a runner's files (`runner/folder.py`, which
 # reserves space for them), the state file (exchanged with the old one, in order to notice an edit), and
 # backups (written by SQLite).
 

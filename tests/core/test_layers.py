@@ -58,7 +58,7 @@ MAY: Mapping[str, tuple[str, ...]] = {
         "store.attempt_folders",
     ),
     "executors": (
-        "core.command", "runner.folder", "runner.spec", "runner.fork_protocol", "attempts.executor",
+        "core.command", "runner.folder", "runner.spec", "runner.fork_server", "attempts.executor",
         "attempts.folder", "core.model", "system.run_program",
     ),
     "intake": (*CORE, *TOP, "system", *STORE),
