@@ -14,7 +14,7 @@ from . import folder as files
 from . import pending_signals
 from .gpu_lock import LockFileError, Refusal, Wanted, claim_gpus, release
 from .output import LogWriter, Output, Poller
-from .shortage import OomCounter
+from .shortage import OomCounter, start_error
 from .termination import StopFiles, Termination, describe_outcome
 
 TYPE_CHECKING = False
@@ -287,10 +287,6 @@ class AttemptSupervisor(ABC):
         not_tried = self._cause is not None or not child.spawned
         if child.began or not_tried or child.shortage is not None:
             return child.shortage
-        try:
-            from .shortage import start_error
-        except (ImportError, OSError):
-            return None
         number = start_error(_PROCESSES_NEEDED)
         if number is not None:
             detail = f" ({child.message})" if child.message else ""
