@@ -20,7 +20,7 @@ from gpu_scheduler.config import ProbeKind
 from gpu_scheduler.core.model.gpu import Snapshot
 from gpu_scheduler.errors import GpuStateError
 from gpu_scheduler.gpus.probes import DRIVER_REMEDY
-from gpu_scheduler.gpus.probes.wire import ProbeFailure, decode
+from gpu_scheduler.gpus.probes.probe_server import ProbeFailure, decode
 from gpu_scheduler.runner.folder import TOKEN, living_fields
 
 # Starts one process that runs `gpus.probes.probe_server`, reads its output, and ends it. Never blocks.
