@@ -19,7 +19,7 @@ from gpu_scheduler.gpus.probes.probe_client import LateAnswerError, ProbeClient,
 from gpu_scheduler.runner import gpu_lock
 from gpu_scheduler.runner.folder import TOKEN
 from gpu_scheduler.runner.gpu_lock import Refusal, Wanted
-from gpu_scheduler.system.users import name_of_user
+from gpu_scheduler.system.safe_file import name_of_user
 from gpu_scheduler.views.gpu_choice import ineligibility_text
 from tests.claim_holder import claim_holder
 from tests.turn_taker import TurnTaker, turn_taker

@@ -10,7 +10,7 @@ from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.request import JobFact
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.scheduling.needs import LlmConfig
-from gpu_scheduler.intake.submit import FrontEnd, Submission, submit_job
+from gpu_scheduler.intake.jobs_file_watcher import FrontEnd, Submission, submit_job
 from gpu_scheduler.intake.text_parser import parse_job_line
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.requests import open_requests
