@@ -231,9 +231,7 @@ def read_locks_of(folder: Path, uuids: Iterable[str]) -> LockReading:
 
     Raises OSError in a shortage of open files or memory.
     """
-    own: dict[str, tuple[Lock, ...]] = {}
-    if inherited_descriptors(str(folder)):
-        own = own_locks(folder)
+    own = own_locks(folder)
     locks: dict[str, tuple[Lock, ...]] = {}
     problems: dict[str, str] = {}
     for uuid in uuids:

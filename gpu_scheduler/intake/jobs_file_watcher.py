@@ -15,8 +15,8 @@ from functools import partial
 from pathlib import Path
 
 from gpu_scheduler.core.jobsfile import debounce, diff
-from gpu_scheduler.core.jobsfile.diff import AcceptedLines, Resubmission, decide_resubmission
-from gpu_scheduler.core.jobsfile.line_warnings import JobShell, line_warnings
+from gpu_scheduler.core.jobsfile.diff import AcceptedLines
+from gpu_scheduler.core.jobsfile.line_warnings import line_warnings
 from gpu_scheduler.core.jobsfile.reading import Line, Reading
 from gpu_scheduler.core.jobsfile.references import malformed_names, uncounted_names
 from gpu_scheduler.core.model.event import Event
@@ -210,7 +210,6 @@ class JobsFileWatcher:
         self.loading = False
         self._store = store
         self._key = str(self.path)
-        self._front_end = FrontEnd(f"file:{self._key}", self._key, self.path.name)
         self.waits: Mapping[int, WaitReason] = _lasting_waits(
             accepted_lines.line_waits(store, self._key), math.inf
         )
@@ -289,17 +288,15 @@ class JobsFileWatcher:
         shell, config = job_shell(os.environ), self._config()
         with self._store.db.transaction():
             for action in result.actions:
-                if not isinstance(action, diff.NewJob | diff.RequeueFinished):
-                    self._request(action)
+                if not isinstance(action, diff.NewJob):
+                    self._request(action, result.lines)
                     continue
                 spec = self._reader.spec_of(result.lines[action.index])
-                same = action.job if isinstance(action, diff.RequeueFinished) else None
-                job = submit_job(self._store, spec, same, self._front_end, config, shell)
-                if isinstance(action, diff.NewJob):
-                    new[action.index] = job.job_id
-                    text = f"{action.log_message(job.job_id)}: {spec.text}"
-                    messages.append((text, self._new_job_event(action, job.job_id, spec)))
-                    warnings += [f"line {action.number}: {warning}" for warning in job.warnings]
+                job_id = new[action.index] = self._store.insert_job(spec, f"file:{self._key}")
+                text = f"{action.log_message(job_id)}: {spec.text}"
+                messages.append((text, self._new_job_event(action, job_id, spec)))
+                found = line_warnings(spec, resolve(ResourceSpec.of(spec), config).count, shell)
+                warnings += [f"line {action.number}: {warning}" for warning in found]
             reading = result.to_reading(new)
             accepted_lines.save(self._store, self._key, before, reading)
             only_new = len(new) == len(result.actions)
@@ -339,15 +336,30 @@ class JobsFileWatcher:
             log.info(text, self.path.name, more)
         self._logged = 0
 
-    def _request(self, action: diff.DiffAction) -> None:
+    def _request(self, action: diff.DiffAction, lines: Sequence[Line]) -> None:
         by = self._key
         if isinstance(action, diff.LineRemoved):
             add_request(self._store, "line_removed", str(action.job_id), by)
         elif isinstance(action, diff.AttributeChanged):
             value = False if action.value is None and action.name in ("hold", "cancel") else action.value
-            request_attribute(self._store, action.job_id, action.name, value, self._front_end)
+            self._request_attribute(action.job_id, action.name, value)
         elif isinstance(action, diff.CancelRunning):
             add_request(self._store, "cancel", str(action.job_id), by, line=True)
+        elif isinstance(action, diff.RequeueFinished):
+            self._requeue(action.job.job_id, self._reader.spec_of(lines[action.index]))
+
+    def _requeue(self, job_id: int, spec: JobSpec) -> None:
+        """Requests another run of a finished job, with the attributes of `spec`."""
+        job = self._store.job(job_id)
+        assert job is not None
+        add_request(self._store, "requeue", str(job_id), self._key, added_to=self.path.name)
+        for name in COMPARED_ATTRIBUTES:
+            value = getattr(spec, name)
+            if value != getattr(job.spec, name):
+                self._request_attribute(job_id, name, value)
+
+    def _request_attribute(self, job_id: int, name: str, value: object) -> None:
+        add_request(self._store, "set", str(job_id), self._key, name=name, value=value, line=True)
 
     def _infeasible_messages(self, new: Iterable[int]) -> list[str]:
         """Returns a message for each new job that can never fit on the GPUs."""
@@ -412,65 +424,3 @@ def _lasting_waits(waits: Mapping[int, WaitReason], now: float) -> dict[int, Wai
 
 def _is_append_only(old: Reading, new: Reading) -> bool:
     return len(new) >= len(old) and all(a.job_id == b.job_id for a, b in zip(old, new, strict=False))
-
-
-@dataclass(frozen=True)
-class Submission:
-    """The result of submitting a job: the id of the new or existing job, and the warnings about a new job."""
-
-    job_id: int
-    warnings: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class FrontEnd:
-    """The origin of jobs.
-
-    source: the text recorded in each job; name: the name recorded in each request; label: the name shown in
-    messages, such as a file name.
-    """
-
-    source: str
-    name: str
-    label: str
-
-
-def submit_job(
-    store: Store,
-    spec: JobSpec,
-    newest: JobFact | None,
-    front_end: FrontEnd,
-    config: LlmConfig,
-    shell: JobShell | None,
-) -> Submission:
-    """Inserts a job, or requests another run of the finished job that it duplicates.
-
-    Uses the caller's transaction if there is one. spec: a validated specification; newest: the newest job
-    with the same identity, from any front end (`newest_job_facts`); config: the needs of the models; shell:
-    the shell that runs the jobs, or None if nothing is known about it.
-    """
-    effect = decide_resubmission(spec.kind, newest, spec.cancel)
-    if newest is None or effect is Resubmission.NEW:
-        count = resolve(ResourceSpec.of(spec), config).count
-        job_id = store.insert_job(spec, front_end.source)
-        return Submission(job_id, tuple(line_warnings(spec, count, shell)))
-    if effect is Resubmission.REQUEUED:
-        _requeue(store, newest.job_id, spec, front_end)
-    return Submission(newest.job_id)
-
-
-def _requeue(store: Store, job_id: int, spec: JobSpec, front_end: FrontEnd) -> None:
-    """Requests another run of a finished job, with the attributes of `spec`."""
-    job = store.job(job_id)
-    assert job is not None
-    before = job.spec
-    add_request(store, "requeue", str(job_id), front_end.name, added_to=front_end.label)
-    for name in COMPARED_ATTRIBUTES:
-        value = getattr(spec, name)
-        if value != getattr(before, name):
-            request_attribute(store, job_id, name, value, front_end)
-
-
-def request_attribute(store: Store, job_id: int, name: str, value: object, front_end: FrontEnd) -> None:
-    """Requests a change to an attribute of a job on behalf of the front end that submitted the job."""
-    add_request(store, "set", str(job_id), front_end.name, name=name, value=value, line=True)

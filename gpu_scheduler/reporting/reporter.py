@@ -12,7 +12,7 @@ import logging
 import os
 import stat
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -169,34 +169,10 @@ def _event_id(store: Store, line: bytes) -> int | None:
     return int(value["id"]) if known else None
 
 
-# Keeps the log short when the end or the retry of one job changes the state of thousands of others.
-
-
-#: Maximum number of lines for the jobs that one report says were skipped, and for those queued again.
+#: Maximum number of lines for the jobs that one report says were skipped, and for those queued again, because
+#: the end or the retry of one job may change the state of thousands of others.
 MAX_LINES = 20
 _DERIVED = (ReasonKind.PARENT_FAILED, ReasonKind.PARENT_RETRIED)
-
-
-class RepeatedChanges:
-    """Counts the changes of jobs that follow from the states of their parents, in one report."""
-
-    def __init__(self) -> None:
-        self._counts: Counter[ReasonKind] = Counter()
-
-    def add(self, event: Event) -> bool:
-        """Returns whether an event gets no line of its own, because the report has many lines like it."""
-        if not isinstance(event.reason, StateReason) or event.reason.kind not in _DERIVED:
-            return False
-        self._counts[event.reason.kind] += 1
-        return self._counts[event.reason.kind] > MAX_LINES
-
-    def summaries(self) -> Iterator[str]:
-        """Yields a text for the events without a line."""
-        for kind, count in self._counts.items():
-            if count > MAX_LINES:
-                yield more_changes_text(kind, count - MAX_LINES)
-
-
 #: The key under which the store keeps the ids of the last events in the log and in the journal.
 _POSITIONS_KEY = "reported_events"
 #: The name of these ids in messages about failed writes.
@@ -301,16 +277,19 @@ class EventReporter:
         if newest == self._logged_id:
             return
         new = [*map(event_without_secrets, events.notable_events(self._store, self._logged_id, newest))]
-        repeated = RepeatedChanges()
+        derived = Counter[ReasonKind]()
         for event, dispatched in zip(new, self._run.dispatch_counts(new), strict=True):
             if isinstance(event.details, AttemptEnded):
                 self._on_attempt_end(event.job_id, event.details.attempt)
-            if repeated.add(event):
-                continue
+            if isinstance(event.reason, StateReason) and event.reason.kind in _DERIVED:
+                derived[event.reason.kind] += 1
+                if derived[event.reason.kind] > MAX_LINES:
+                    continue
             one = message_of(event, self._tolerance, dispatched)
             log.log(one.level, "%s", one.full_text, extra={"event": event, "event_message": one})
-        for text in repeated.summaries():
-            log.info("%s", text)
+        for kind, count in derived.items():
+            if count > MAX_LINES:
+                log.info("%s", more_changes_text(kind, count - MAX_LINES))
         self._logged_id = newest
 
     def _log_usage(self, action: RecordUsage) -> None:

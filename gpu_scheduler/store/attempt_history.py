@@ -24,10 +24,8 @@ from gpu_scheduler.store.store import Store
 
 #: The key in the table `meta` of the time in wall seconds until which GPU time has been counted.
 COUNTED_UNTIL_KEY = "gpu_time_counted_until"
-#: Number of measurements kept for each workload class.
-_KEPT_PER_CLASS = 200
-#: Number of runs kept for each workload class, and in all. If every job has a script of its own, there are as
-#: many classes as jobs, so the second limit is the one that counts.
+#: Number of measurements and of run times kept for each workload class, and of run times in all. If every job
+#: has a script of its own, there are as many classes as jobs, so the second limit is the one that counts.
 KEPT_PER_CLASS, KEPT = 200, 50_000
 
 
@@ -165,7 +163,7 @@ def record_measurement(db: sqlite3.Connection, attempt: AttemptRecord, job: JobR
     db.execute(
         "DELETE FROM measurement WHERE workload_class = ? AND id <= (SELECT id FROM measurement"
         " WHERE workload_class = ? ORDER BY id DESC LIMIT 1 OFFSET ?)",
-        (workload_class, workload_class, _KEPT_PER_CLASS),
+        (workload_class, workload_class, KEPT_PER_CLASS),
     )
 
 

@@ -303,7 +303,7 @@ def test_records_the_measurement_of_an_ended_attempt(store: Store) -> None:
 def test_keeps_the_newest_measurements_of_each_workload_class(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpu_scheduler.store.attempt_history._KEPT_PER_CLASS", 2)
+    monkeypatch.setattr("gpu_scheduler.store.attempt_history.KEPT_PER_CLASS", 2)
     for peak in (1000, 2000, 3000):
         ran(store, "python a.py", peak)
         ran(store, "python b.py", peak + 1)

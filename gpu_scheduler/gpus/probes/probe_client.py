@@ -155,8 +155,6 @@ def _group_lives(group: int) -> bool:
     return any(fields is not None and int(fields[2]) == group for fields in tables)
 
 
-__all__ = ["DEADLINE_S", "ProbeClient", "ProbeFailure", "UnreadableError"]
-
 #: Seconds that an answer may take, including the first one. Waking four sleeping GPUs takes about 2 s; waking
 #: eight large GPUs without persistence mode can take over 10 s. When a hanging driver responds again, it
 #: answers the open query at once; with a shorter deadline, the process would often be killed before that.
