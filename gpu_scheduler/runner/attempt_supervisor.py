@@ -36,6 +36,8 @@ _DRAIN_S = 0.2
 _AT_ONCE_S = 10.0
 #: Seconds between two looks for the processes that the command left. Most ends wake the runner anyway.
 _LOOK_AGAIN_S = 1.0
+#: The code of a failure to use the lock file of a GPU.
+CLAIM_FAILURE = "gpu_claim"
 #: Number of command lines that the result and the log name, and the exit code after SIGPIPE in a shell.
 _MAX_NAMES, _CLOSED_PIPE = 3, 128 + 13
 
@@ -58,7 +60,11 @@ class AttemptSupervisor(ABC):
         self._stops = StopFiles(folder, spec["token"], self._termination)
         self._signals = pending_signals.PendingSignals()
         self._output = Output(poller, log, spec["terminal"])
-        self._gpus = AttemptGpus(spec)
+        #: The descriptors through which this process holds the claims on GPUs.
+        self._gpu_claims: list[int] = []
+        #: The GPU that another program claimed first, and one pid of that program; None if unknown.
+        self._claimed_gpu: str | None = None
+        self._claimed_by: int | None = None
         self._result = files.ResultWriter(folder)
         self._oom = OomCounter()
         self._cause: str | None = None
@@ -104,13 +110,38 @@ class AttemptSupervisor(ABC):
                 self._result.discard()
         return self._lock is not None
 
+    def _claim_gpus(self) -> bool:
+        """Claims all GPUs or none; returns whether that succeeded. After a failure, the child has the reason.
+
+        Until they are released, this process must not open the lock files: closing one would end its claim.
+        """
+        claims = self._spec.get("gpu_claims")
+        if claims is None:
+            return True
+        wanted = [Wanted(one["name"], one["mib"], one["total_mib"]) for one in claims["gpus"]]
+        try:
+            answer = claim_gpus(claims["folder"], wanted)
+        except OSError as error:
+            problem = error.strerror
+            if not isinstance(error, LockFileError):
+                problem = f"cannot be used: {error.strerror}; `doctor` checks its folder"
+            self._child.fail(f"the lock file {error.filename} {problem}", CLAIM_FAILURE, error.errno)
+            return False
+        if isinstance(answer, Refusal):
+            self._claimed_gpu, self._claimed_by = answer.name, answer.pid or None
+            by = f"process {answer.pid}" if answer.pid else "another program"
+            self._child.fail(f"{answer.name} was claimed by {by} first")
+            return False
+        self._gpu_claims = answer
+        return True
+
     def run(self) -> None:
         """Supervises the processes until they have ended, and publishes the result."""
         if self._begin():
             self._supervise()
             self._wind_down()
         # Released first, because after the result the loop takes the claims for those of another program.
-        self._gpus.release()
+        release(self._gpu_claims)
         self._publish()
 
     def _supervise(self) -> None:
@@ -333,8 +364,8 @@ class AttemptSupervisor(ABC):
                 "shortage": shortage,
                 "message": message,
                 "failure": child.failure,
-                "claimed_gpu": self._gpus.claimed_gpu,
-                "claimed_by": self._gpus.claimed_by,
+                "claimed_gpu": self._claimed_gpu,
+                "claimed_by": self._claimed_by,
                 "watched": self._spec.get("watch") is not None,
                 **({"left": names, "left_count": len(self._left)} if self._left else {}),
                 **({"verdict": verdict} if verdict else {}),
@@ -351,50 +382,3 @@ def _container_client() -> str:
     except (ImportError, OSError):
         return ""  # out of file descriptors or memory
     return process_scan.container_client()
-
-
-#: The code of a failure to use the lock file of a GPU.
-CLAIM_FAILURE = "gpu_claim"
-
-
-class AttemptGpus:
-    """The claims of an attempt on its GPUs, as its spec describes them.
-
-    claimed_gpu, claimed_by: the GPU that another program claimed first, and one pid of that program. Each is
-    None if it is unknown or if there is no such program.
-    """
-
-    def __init__(self, spec: dict[str, Any]) -> None:
-        self._wanted = spec.get("gpu_claims")
-        self._held: list[int] = []
-        self.claimed_gpu: str | None = None
-        self.claimed_by: int | None = None
-
-    def claim(self, child: Child | WatchedProcess) -> bool:
-        """Claims all GPUs or none; returns whether that succeeded. After a failure, `child` has the reason.
-
-        Until `release`, this process must not open the lock files, because closing one ends its claim.
-        """
-        if self._wanted is None:
-            return True
-        wanted = [Wanted(one["name"], one["mib"], one["total_mib"]) for one in self._wanted["gpus"]]
-        try:
-            answer = claim_gpus(self._wanted["folder"], wanted)
-        except OSError as error:
-            problem = error.strerror
-            if not isinstance(error, LockFileError):
-                problem = f"cannot be used: {error.strerror}; `doctor` checks its folder"
-            child.fail(f"the lock file {error.filename} {problem}", CLAIM_FAILURE, error.errno)
-            return False
-        if isinstance(answer, Refusal):
-            self.claimed_gpu, self.claimed_by = answer.name, answer.pid or None
-            by = f"process {answer.pid}" if answer.pid else "another program"
-            child.fail(f"{answer.name} was claimed by {by} first")
-            return False
-        self._held = answer
-        return True
-
-    def release(self) -> None:
-        """Releases the claims."""
-        release(self._held)
-        self._held = []

@@ -110,7 +110,7 @@ class CommandSupervisor(AttemptSupervisor):
         stop = self._stops.read()
         if stop is not None:
             self._cause = stop["cause"]
-        elif self._gpus.claim(self._command):
+        elif self._claim_gpus():
             self._signals.listen()
             record = files.reserve_command(self._folder, self._spec["token"], self._spec["boot_id"])
             self._command.spawn(self._output.command_fd, self._output.terminal_name, record)

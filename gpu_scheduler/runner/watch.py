@@ -199,7 +199,7 @@ class WatchSupervisor(AttemptSupervisor):
     def _begin(self) -> bool:
         # The process already uses its GPUs, so it is watched even if they cannot be claimed. A `stop` that
         # exists already is read as soon as the process is watched.
-        self._gpus.claim(self._process)
+        self._claim_gpus()
         self._signals.listen()
         self._process.watch()
         return True

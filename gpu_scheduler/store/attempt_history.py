@@ -97,9 +97,6 @@ def _end(one: AttemptRecord) -> AttemptEnd:
     )  # fmt: skip
 
 
-# Reads the GPU time that attempts got, and that a reservation by queue order kept idle.
-
-
 def gpu_time(store: Store, wall: float) -> GpuTime:
     """Returns the GPU time of the period that ends now. wall: the time in wall seconds."""
     row = store.db.row(
@@ -160,8 +157,13 @@ def record_measurement(db: sqlite3.Connection, attempt: AttemptRecord, job: JobR
         db, "measurement", workload_class=workload_class, at=time, gpu_count=len(attempt.gpus), peak_mib=peak,
         declared_mib=declared, seconds=attempt.run_time_s, outcome=attempt.outcome.value,
     )  # fmt: skip
+    _delete_old(db, "measurement", workload_class)
+
+
+def _delete_old(db: sqlite3.Connection, table: str, workload_class: str) -> None:
+    """Deletes the rows of a workload class, except the newest ones."""
     db.execute(
-        "DELETE FROM measurement WHERE workload_class = ? AND id <= (SELECT id FROM measurement"
+        f"DELETE FROM {table} WHERE workload_class = ? AND id <= (SELECT id FROM {table}"
         " WHERE workload_class = ? ORDER BY id DESC LIMIT 1 OFFSET ?)",
         (workload_class, workload_class, KEPT_PER_CLASS),
     )
@@ -186,9 +188,6 @@ class LearnedNeedsReader:
         return self._needs
 
 
-# Keeps the run times of completed attempts for each workload class, and reads them for estimates.
-
-
 def record_run_time(db: sqlite3.Connection, attempt: AttemptRecord, job: JobRecord, time: float) -> None:
     """Records the run time of an ended attempt if it completed and has done all the work of its job.
 
@@ -205,11 +204,7 @@ def record_run_time(db: sqlite3.Connection, attempt: AttemptRecord, job: JobReco
         db, "run_time", workload_class=workload_class, identity=job.identity, at=time,
         seconds=attempt.run_time_s,
     )  # fmt: skip
-    db.execute(
-        "DELETE FROM run_time WHERE workload_class = ? AND id <= (SELECT id FROM run_time"
-        " WHERE workload_class = ? ORDER BY id DESC LIMIT 1 OFFSET ?)",
-        (workload_class, workload_class, KEPT_PER_CLASS),
-    )
+    _delete_old(db, "run_time", workload_class)
     db.execute("DELETE FROM run_time WHERE id <= ?", (newest - KEPT,))
 
 

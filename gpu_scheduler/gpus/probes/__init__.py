@@ -114,9 +114,6 @@ class AutoProbe:
                 return samples
         if samples is not None:
             return samples
-        raise ProbeError("; ".join(map(str, errors)), _remedy(errors))
-
-
-def _remedy(errors: list[ProbeError]) -> str:
-    """Returns the first specific remedy; if there is none, the general remedy of installing the driver."""
-    return next((error.remedy for error in errors if error.remedy != DRIVER_REMEDY), DRIVER_REMEDY)
+        # Installing the driver is the general remedy, so a specific one comes first.
+        remedies = [error.remedy for error in errors if error.remedy != DRIVER_REMEDY]
+        raise ProbeError("; ".join(map(str, errors)), (*remedies, DRIVER_REMEDY)[0])
