@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from gpu_scheduler.system.users import name_of_user
+from gpu_scheduler.system.safe_file import name_of_user
 
 _CLAIM = """
 import sys

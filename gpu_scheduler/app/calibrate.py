@@ -19,7 +19,7 @@ from gpu_scheduler.core.scheduling.calibration import (
     summarise,
 )
 from gpu_scheduler.intake.llm_config import LlmConfigText
-from gpu_scheduler.store.measurements import RunTimesReader, workload_classes
+from gpu_scheduler.store.attempt_history import RunTimesReader, workload_classes
 from gpu_scheduler.store.store import Store
 
 

@@ -18,8 +18,14 @@ from enum import Enum
 from pathlib import Path
 
 from gpu_scheduler.app.machine_gpus import GpuSource, claim_folder, surrounding_claims, uuids_of, with_claims
-from gpu_scheduler.claims.gpu_claims import LockReading, lock_problem, read_locks_of, turn_claim
-from gpu_scheduler.claims.own_claims import is_below_runner, own_claims
+from gpu_scheduler.claims.gpu_claims import (
+    LockReading,
+    is_below_runner,
+    lock_problem,
+    own_claims,
+    read_locks_of,
+    turn_claim,
+)
 from gpu_scheduler.claims.turns import MOVE_EVERY_S, TURN_EVERY_S, Turns, boot_s
 from gpu_scheduler.core.model.gpu import ClaimedGpu, GpuClaim, GpuCriteria, GpuSample
 from gpu_scheduler.core.scheduling.gpu_choice import (

@@ -44,10 +44,10 @@ from gpu_scheduler.core.scheduling.settings import Limits, QueueOrder
 from gpu_scheduler.health.doctor import job as checks
 from gpu_scheduler.health.doctor.job import conda_sh_of
 from gpu_scheduler.progress.job_progress import ProgressReader
+from gpu_scheduler.store.attempt_history import RunTimesReader
 from gpu_scheduler.store.events import events_of_job
 from gpu_scheduler.store.job_lists import jobs_ahead_of
 from gpu_scheduler.store.jobs_files import LineLocation, MalformedLineRecord, line_of, malformed_lines
-from gpu_scheduler.store.measurements import RunTimesReader
 from gpu_scheduler.store.pending_groups import queued_job_of
 from gpu_scheduler.store.records import AttemptRecord, GpuRecord, JobRecord
 from gpu_scheduler.store.store import Store

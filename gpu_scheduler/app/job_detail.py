@@ -28,9 +28,9 @@ from gpu_scheduler.core.model.event import Event
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.scheduling.accounting import DeclarationAccuracy, judge_declaration
 from gpu_scheduler.core.scheduling.run_times import RunTimeKey, RunTimes
+from gpu_scheduler.store.attempt_history import class_run_times
 from gpu_scheduler.store.events import events_of_job
 from gpu_scheduler.store.jobs_files import LineLocation, line_of
-from gpu_scheduler.store.measurements import class_run_times
 from gpu_scheduler.store.records import AttemptRecord, JobRecord
 from gpu_scheduler.store.store import Store
 

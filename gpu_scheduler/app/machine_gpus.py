@@ -7,9 +7,14 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 
 from gpu_scheduler.app.location import Location
-from gpu_scheduler.claims.gpu_claims import LockReading, can_be_claimed, claims_of, read_locks_of
+from gpu_scheduler.claims.gpu_claims import (
+    LockReading,
+    ancestor_pids,
+    can_be_claimed,
+    claims_of,
+    read_locks_of,
+)
 from gpu_scheduler.claims.lock_folder import ClaimFolder, LockFolderError, find_lock_folder
-from gpu_scheduler.claims.own_claims import ancestor_pids
 from gpu_scheduler.config import ProbeKind
 from gpu_scheduler.core.model.gpu import ClaimedGpu, GpuClaim, GpuSample
 from gpu_scheduler.errors import SchedulerError

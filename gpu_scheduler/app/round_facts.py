@@ -18,8 +18,12 @@ from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.gpus.watch import GpuWatch, watched_processes, with_stored_values
 from gpu_scheduler.intake.llm_config import current_llm_config
 from gpu_scheduler.intake.state_file_edits import requested_pauses
-from gpu_scheduler.store.attempt_history import QueueStartsReader, gpu_time
-from gpu_scheduler.store.measurements import LearnedNeedsReader, RunTimesReader
+from gpu_scheduler.store.attempt_history import (
+    LearnedNeedsReader,
+    QueueStartsReader,
+    RunTimesReader,
+    gpu_time,
+)
 from gpu_scheduler.store.pending_groups import queue_reservation, reserved_jobs
 from gpu_scheduler.store.records import GpuRecord, JobRecord
 from gpu_scheduler.store.store import Store

@@ -13,9 +13,8 @@ from gpu_scheduler.attempts.executor import Executor, Executors, LaunchError
 from gpu_scheduler.attempts.folder import is_usable, prepare
 from gpu_scheduler.attempts.job_logs import LogFolder, create_log
 from gpu_scheduler.attempts.observe import attempt_ref
-from gpu_scheduler.claims.gpu_claims import can_be_claimed, read_locks_of
+from gpu_scheduler.claims.gpu_claims import can_be_claimed, own_claims, read_locks_of
 from gpu_scheduler.claims.lock_folder import VARIABLE, ClaimFolder, LockFolderError
-from gpu_scheduler.claims.own_claims import own_claims
 from gpu_scheduler.config import DATA_DIR_VARIABLE, STATE_FILE_VARIABLE, StartOptions
 from gpu_scheduler.core.command import resume
 from gpu_scheduler.core.command.build import GIVEN_PORT, build_command, find_conda_sh, ports_for

@@ -7,17 +7,20 @@ from dataclasses import replace
 
 from gpu_scheduler.attempts.executor import LOCAL_EXECUTORS, AttemptRef
 from gpu_scheduler.attempts.folder import observe
+from gpu_scheduler.attempts.job_logs import read_tail
 from gpu_scheduler.attempts.sweep import processes_of
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.failure.explanation import is_failure
 from gpu_scheduler.core.model.attempt_status import AttemptStatus, FailureContext
-from gpu_scheduler.core.model.job_spec import DEFAULT_STOP_SIGNAL
+from gpu_scheduler.core.model.job_spec import DEFAULT_STOP_SIGNAL, JobSpec
 from gpu_scheduler.core.scheduling.facts import Attempt
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
 from gpu_scheduler.core.scheduling.run_times import RunTimeKey
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.store.records import ActiveAttemptRecord, AttemptRecord
 from gpu_scheduler.store.store import Store
+
+_GPU_IDS_PLACEHOLDER = "THE-GPU-IDS"
 
 
 def _observe_folder(attempt: AttemptRef) -> AttemptStatus:
@@ -59,9 +62,6 @@ def observe_attempt(
     if result is not None and result.claimed_gpu is not None:
         context = FailureContext(claimed_gpu=store.gpu_indices().get(result.claimed_gpu))
     elif result is not None and is_failure(result):
-        # Imported only after a failure, because the log of any other attempt is not read.
-        from gpu_scheduler.attempts.failure_context import failure_context_of
-
         context = failure_context_of(store, record, status)
     return replace(attempt_from_record(record, status, context), saved_work=saved_work)
 
@@ -187,3 +187,33 @@ def attempt_from_record(
         follows_preemption=record.follows_preemption,
         preempt_signal=record.preempt_signal or DEFAULT_STOP_SIGNAL,
     )
+
+
+def failure_context_of(store: Store, attempt: AttemptRecord, status: AttemptStatus) -> FailureContext:
+    """Returns the failure context of an attempt whose result reports a failure."""
+    job = store.job(attempt.job_id)
+    assert job is not None
+    spec = job.spec
+    return FailureContext(
+        read_tail(attempt.log or status.log),
+        _misleading_gpu_ids(store, attempt, spec),
+        spec.oom_retries,
+        spec.fail_retries,
+        pipe_programs=spec.pipe_programs,
+    )
+
+
+def _misleading_gpu_ids(store: Store, attempt: AttemptRecord, spec: JobSpec) -> tuple[int, ...]:
+    """Returns the physical GPU ids in the command's arguments, if the command sees its GPUs under other ids.
+
+    Returns an empty tuple if the ids agree or if the command has none in its arguments.
+    """
+    # Imported only after a failure, so that front ends do not load the code that builds commands.
+    from gpu_scheduler.core.command.build import display_command
+    from gpu_scheduler.core.command.cuda import format_ids
+
+    index = store.gpu_indices()
+    gpus = tuple(index[uuid] for uuid in attempt.gpus if uuid in index)
+    mode = spec.cuda_ids or store.recorded_options().cuda_ids
+    same = format_ids(gpus, mode) == format_ids(gpus, "visible")
+    return () if same or _GPU_IDS_PLACEHOLDER not in display_command(spec, _GPU_IDS_PLACEHOLDER) else gpus

@@ -16,8 +16,7 @@ from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.progress.eta import JobProgress
 from gpu_scheduler.core.scheduling.facts import Attempt
 from gpu_scheduler.progress.job_progress import PROGRESS_FILE, ProgressReader, ProgressSource, find_checkpoint
-from gpu_scheduler.runner.folder import boot_id
-from gpu_scheduler.runner.watched_process import is_alive
+from gpu_scheduler.runner.folder import boot_id, is_alive
 from gpu_scheduler.store.records import AttemptRecord, JobRecord
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.system.deadline import start_thread, within

@@ -1,4 +1,8 @@
-"""Reads which processes claim the memory of GPUs.
+"""Reads which processes claim the memory of GPUs, and which of these claims are this process's own.
+
+`run` holds the claim in the process that executes the command, so a scheduler or another `run` that it starts
+either is that process or descends from it. If the claim covers the whole GPU, such a program uses the GPU
+without a claim of its own. A claim on a part of the memory belongs to the command alone.
 
 Nothing here takes a lock. A process that has just claimed GPUs must not call these functions, because the
 kernel would release its claims when it closes a lock file. A process that `run` has executed may call them.
@@ -9,7 +13,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -24,11 +28,17 @@ from gpu_scheduler.runner.gpu_lock import (
     read_locks,
 )
 from gpu_scheduler.runner.record_lock import Lock
+from gpu_scheduler.system.procfs import Proc
+from gpu_scheduler.system.safe_file import name_of_user
 
 #: The options of the interpreter of a runner, and the end of the path of the script that it runs, in any
 #: installation.
 _RUNNER_OPTIONS = " -I -S "
 _RUNNER_SCRIPT = os.path.join(os.sep, "gpu_scheduler", "runner", os.path.basename(START))
+#: Key in `meta` for the folder with the lock files of the scheduler's GPUs.
+LOCK_FOLDER_KEY = "lock_folder"
+#: The beginning of a line in /proc/PID/fdinfo/FD that shows a lock which the process holds through FD.
+_LOCK_LINE = "lock:"
 
 
 def can_be_claimed(uuid: str) -> bool:
@@ -139,10 +149,6 @@ def turn_claim(pid: int) -> GpuClaim:
 def _claim(pid: int, mib: int | None) -> GpuClaim:
     if not pid:
         return GpuClaim(mib, 0)
-    # Imported only for a claim, so that `status` stays fast where nobody claims GPUs.
-    from gpu_scheduler.system.procfs import Proc
-    from gpu_scheduler.system.users import name_of_user
-
     proc = Proc()
     uid, command = proc.user_id(pid), proc.command_line(pid)
     user = "" if uid is None else name_of_user(uid)
@@ -169,10 +175,6 @@ def is_runner(command: Sequence[str]) -> bool:
 #
 # Every lock is a foreign claim, except those of the scheduler's runners and those on a whole GPU that the
 # scheduler itself or a process from which it descends holds.
-
-
-#: Key in `meta` for the folder with the lock files of the scheduler's GPUs.
-LOCK_FOLDER_KEY = "lock_folder"
 
 
 @dataclass(frozen=True)
@@ -212,9 +214,6 @@ class LockReading:
         }
         if not foreign:
             return ForeignClaims(problems=self.problems)
-        # Imported only for a claim, so that `status` stays fast where nobody claims GPUs.
-        from gpu_scheduler.claims.own_claims import ancestor_pids, is_whole_claim_of
-
         ancestors = ancestor_pids(scheduler)
         claims = {
             uuid: claims_of(
@@ -232,11 +231,7 @@ def read_locks_of(folder: Path, uuids: Iterable[str]) -> LockReading:
 
     Raises OSError in a shortage of open files or memory.
     """
-    own: dict[str, tuple[Lock, ...]] = {}
-    if inherited_descriptors(str(folder)):
-        from gpu_scheduler.claims.own_claims import own_locks
-
-        own = own_locks(folder)
+    own = own_locks(folder)
     locks: dict[str, tuple[Lock, ...]] = {}
     problems: dict[str, str] = {}
     for uuid in uuids:
@@ -249,3 +244,53 @@ def read_locks_of(folder: Path, uuids: Iterable[str]) -> LockReading:
                 raise
             problems[uuid] = lock_problem(error)
     return LockReading(locks, problems)
+
+
+def own_claims(locks: Mapping[str, Collection[Lock]]) -> set[str]:
+    """Returns the GPUs, by UUID, of which this process or an ancestor claims the whole.
+
+    locks: the locks on GPUs that have any, with those of this process. Call this function before the process
+    claims GPUs itself.
+    """
+    ancestors = ancestor_pids() if any(locks.values()) else frozenset()
+    return {uuid for uuid, held in locks.items() if any(is_whole_claim_of(ancestors, lock) for lock in held)}
+
+
+def is_whole_claim_of(pids: Collection[int], lock: Lock) -> bool:
+    """Returns whether one of these processes holds the lock, and the lock covers the whole GPU."""
+    return lock.pid in pids and lock.start == 0 and lock.end is None
+
+
+def own_locks(folder: Path) -> dict[str, tuple[Lock, ...]]:
+    """Returns the locks that this process inherited from the program that executed it, by UUID.
+
+    folder: the folder of the lock files. The kernel shows the locks in a file only to other processes.
+    """
+    found = {uuid: tuple(_locks_through(fd)) for uuid, fd in inherited_descriptors(str(folder)).items()}
+    return {uuid: locks for uuid, locks in found.items() if locks}
+
+
+def _locks_through(fd: int) -> Iterator[Lock]:
+    """Yields the record locks that this process holds through a descriptor."""
+    with open(f"/proc/self/fdinfo/{fd}", encoding="ascii") as file:
+        for line in file:
+            # The line is, for example, "lock: 1: POSIX ADVISORY WRITE 4711 08:01:262 0 99", or "0 EOF".
+            words = line.split()
+            if words[0] == _LOCK_LINE and words[2] == "POSIX":
+                yield Lock(int(words[-2]), None if words[-1] == "EOF" else int(words[-1]) + 1, os.getpid())
+
+
+def is_below_runner() -> bool:
+    """Returns whether this process descends from the runner of a job."""
+    proc = Proc()
+    return any(is_runner(proc.command_line(pid)) for pid in ancestor_pids())
+
+
+def ancestor_pids(pid: int | None = None) -> frozenset[int]:
+    """Returns the pids of the processes from which a process descends, and its own pid.
+
+    pid: the process; None for this process.
+    """
+    proc = Proc()
+    own = proc.own_process if pid is None else proc.process(pid)
+    return frozenset() if own is None else frozenset(one.pid for one in proc.ancestry(own))

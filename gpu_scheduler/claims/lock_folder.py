@@ -17,7 +17,7 @@ from pathlib import Path
 
 from gpu_scheduler.errors import UsageError
 from gpu_scheduler.system.filesystem import is_shared, kind_of
-from gpu_scheduler.system.users import name_of_user, user_state_dir
+from gpu_scheduler.system.safe_file import name_of_user, user_state_dir
 
 #: The environment variable that names the folder.
 VARIABLE = "GPU_SCHEDULER_LOCK_DIR"

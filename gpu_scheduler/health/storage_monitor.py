@@ -43,7 +43,8 @@ class StorageMonitor:
         self._clock = clock
         self._next_check_at = float("-inf")
         self._blocking_issue: str | None = None
-        self._backoff = _LaunchBackoff()
+        #: The pause after launches that failed for a reason that no check finds, in seconds since boot.
+        self._pause_cause, self._paused_until, self._pause_s = "", float("-inf"), 0.0
         self._reported: frozenset[HealthIssue] = frozenset()
 
     def issue(self, *, fresh: bool = False) -> str | None:
@@ -54,7 +55,7 @@ class StorageMonitor:
             found = find_issues(self._data_dir, self._log_folder, trust=self._trust)
             self._blocking_issue = next((str(issue) for issue in found if issue.blocks_starts), None)
             self._log_changes(frozenset(found))
-        return self._blocking_issue or (self._backoff.cause if now < self._backoff.until else None)
+        return self._blocking_issue or (self._pause_cause if now < self._paused_until else None)
 
     def is_cause_of(self, error: BaseException | None) -> bool:
         """Returns whether storage or a shortage made a launch fail. If so, launches pause for a while."""
@@ -87,7 +88,13 @@ class StorageMonitor:
         return describe_shortage(number)
 
     def _record_failure(self, cause: str) -> None:
-        if self._backoff.record_failure(cause, self._clock.now().boot):
+        """Begins or extends the pause, and logs its cause unless it is already known."""
+        now = self._clock.now().boot
+        goes_on = now < self._paused_until + MAX_BACKOFF_S
+        is_known = cause == self._pause_cause and goes_on
+        self._pause_s = min(2 * self._pause_s, MAX_BACKOFF_S) if goes_on else BACKOFF_S
+        self._pause_cause, self._paused_until = cause, now + self._pause_s
+        if not is_known:
             log.error("%s; until then launches are retried occasionally; running jobs continue", cause)
 
     def _log_changes(self, issues: frozenset[HealthIssue]) -> None:
@@ -99,23 +106,3 @@ class StorageMonitor:
         for issue in sorted(self._reported - issues, key=str):
             log.info("%s %s can be used again", issue.subject, issue.path)
         self._reported = issues
-
-
-class _LaunchBackoff:
-    """A growing pause after launches that failed for a reason that no check finds.
-
-    until: when the pause ends, in seconds since boot.
-    """
-
-    def __init__(self) -> None:
-        self.cause = ""
-        self.until = float("-inf")
-        self._wait_s = 0.0
-
-    def record_failure(self, cause: str, now: float) -> bool:
-        """Records a failure and extends the pause; returns whether its cause should be reported."""
-        goes_on = now < self.until + MAX_BACKOFF_S
-        new = cause != self.cause or not goes_on
-        self._wait_s = min(2 * self._wait_s, MAX_BACKOFF_S) if goes_on else BACKOFF_S
-        self.cause, self.until = cause, now + self._wait_s
-        return new

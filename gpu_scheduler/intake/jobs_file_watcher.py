@@ -16,19 +16,19 @@ from pathlib import Path
 
 from gpu_scheduler.core.jobsfile import debounce, diff
 from gpu_scheduler.core.jobsfile.diff import AcceptedLines
+from gpu_scheduler.core.jobsfile.line_warnings import line_warnings
 from gpu_scheduler.core.jobsfile.reading import Line, Reading
 from gpu_scheduler.core.jobsfile.references import malformed_names, uncounted_names
 from gpu_scheduler.core.model.event import Event
-from gpu_scheduler.core.model.job_spec import JobSpec
+from gpu_scheduler.core.model.job_spec import COMPARED_ATTRIBUTES, JobSpec
 from gpu_scheduler.core.model.request import JobFact
 from gpu_scheduler.core.model.states import JobState
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
-from gpu_scheduler.core.scheduling.needs import LlmConfig
+from gpu_scheduler.core.scheduling.needs import LlmConfig, ResourceSpec, resolve
 from gpu_scheduler.core.text.secrets import masked
 from gpu_scheduler.intake.bash_check import job_shell
 from gpu_scheduler.intake.jobs_file_content import JobsFile, is_open_for_writing
 from gpu_scheduler.intake.line_dependencies import LineDependencies
-from gpu_scheduler.intake.submit import FrontEnd, request_attribute, submit_job
 from gpu_scheduler.intake.text_parser import ParsedText, TextParser
 from gpu_scheduler.store import accepted_lines
 from gpu_scheduler.store.job_lists import job_exists, newest_job_facts
@@ -210,7 +210,6 @@ class JobsFileWatcher:
         self.loading = False
         self._store = store
         self._key = str(self.path)
-        self._front_end = FrontEnd(f"file:{self._key}", self._key, self.path.name)
         self.waits: Mapping[int, WaitReason] = _lasting_waits(
             accepted_lines.line_waits(store, self._key), math.inf
         )
@@ -289,17 +288,15 @@ class JobsFileWatcher:
         shell, config = job_shell(os.environ), self._config()
         with self._store.db.transaction():
             for action in result.actions:
-                if not isinstance(action, diff.NewJob | diff.RequeueFinished):
-                    self._request(action)
+                if not isinstance(action, diff.NewJob):
+                    self._request(action, result.lines)
                     continue
                 spec = self._reader.spec_of(result.lines[action.index])
-                same = action.job if isinstance(action, diff.RequeueFinished) else None
-                job = submit_job(self._store, spec, same, self._front_end, config, shell)
-                if isinstance(action, diff.NewJob):
-                    new[action.index] = job.job_id
-                    text = f"{action.log_message(job.job_id)}: {spec.text}"
-                    messages.append((text, self._new_job_event(action, job.job_id, spec)))
-                    warnings += [f"line {action.number}: {warning}" for warning in job.warnings]
+                job_id = new[action.index] = self._store.insert_job(spec, f"file:{self._key}")
+                text = f"{action.log_message(job_id)}: {spec.text}"
+                messages.append((text, self._new_job_event(action, job_id, spec)))
+                found = line_warnings(spec, resolve(ResourceSpec.of(spec), config).count, shell)
+                warnings += [f"line {action.number}: {warning}" for warning in found]
             reading = result.to_reading(new)
             accepted_lines.save(self._store, self._key, before, reading)
             only_new = len(new) == len(result.actions)
@@ -339,15 +336,30 @@ class JobsFileWatcher:
             log.info(text, self.path.name, more)
         self._logged = 0
 
-    def _request(self, action: diff.DiffAction) -> None:
+    def _request(self, action: diff.DiffAction, lines: Sequence[Line]) -> None:
         by = self._key
         if isinstance(action, diff.LineRemoved):
             add_request(self._store, "line_removed", str(action.job_id), by)
         elif isinstance(action, diff.AttributeChanged):
             value = False if action.value is None and action.name in ("hold", "cancel") else action.value
-            request_attribute(self._store, action.job_id, action.name, value, self._front_end)
+            self._request_attribute(action.job_id, action.name, value)
         elif isinstance(action, diff.CancelRunning):
             add_request(self._store, "cancel", str(action.job_id), by, line=True)
+        elif isinstance(action, diff.RequeueFinished):
+            self._requeue(action.job.job_id, self._reader.spec_of(lines[action.index]))
+
+    def _requeue(self, job_id: int, spec: JobSpec) -> None:
+        """Requests another run of a finished job, with the attributes of `spec`."""
+        job = self._store.job(job_id)
+        assert job is not None
+        add_request(self._store, "requeue", str(job_id), self._key, added_to=self.path.name)
+        for name in COMPARED_ATTRIBUTES:
+            value = getattr(spec, name)
+            if value != getattr(job.spec, name):
+                self._request_attribute(job_id, name, value)
+
+    def _request_attribute(self, job_id: int, name: str, value: object) -> None:
+        add_request(self._store, "set", str(job_id), self._key, name=name, value=value, line=True)
 
     def _infeasible_messages(self, new: Iterable[int]) -> list[str]:
         """Returns a message for each new job that can never fit on the GPUs."""

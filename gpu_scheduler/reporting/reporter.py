@@ -1,4 +1,4 @@
-"""Reports events to the log, the journal and the status board.
+"""Reports events to the log, the journal and the status board, and the outcome of a scheduler that drains.
 
 An event is in the store before it is reported. The store also keeps the ids of the last reported events, so
 that a restarted scheduler continues after them. Output that cannot be written never delays a job.
@@ -12,18 +12,20 @@ import logging
 import os
 import stat
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+from gpu_scheduler.app.job_views import ViewContext, job_view
 from gpu_scheduler.app.masking import event_without_secrets
+from gpu_scheduler.app.status_report import JobView
 from gpu_scheduler.attempts.job_logs import LogFolder
 from gpu_scheduler.attempts.running_progress import RunningProgress
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.model.event import AttemptEnded, Event, EventKind
 from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
-from gpu_scheduler.core.model.states import ACTIVE, JobState
+from gpu_scheduler.core.model.states import ACTIVE, JobState, Outcome
 from gpu_scheduler.core.model.units import share_text
 from gpu_scheduler.core.scheduling.actions import (
     Action,
@@ -34,15 +36,23 @@ from gpu_scheduler.core.scheduling.actions import (
     ReleaseAllocation,
     SetWaitReason,
 )
+from gpu_scheduler.core.scheduling.draining import drained_exit_code, job_exit_code
 from gpu_scheduler.core.scheduling.facts import Facts
 from gpu_scheduler.core.scheduling.settings import Settings
+from gpu_scheduler.core.text.formatting import count_noun
 from gpu_scheduler.health.storage import STORAGE_ERRORS
 from gpu_scheduler.reporting.status_board_file import StatusBoardFile
 from gpu_scheduler.store import events
-from gpu_scheduler.store.job_lists import open_jobs, state_counts
+from gpu_scheduler.store.dependencies import parents_of
+from gpu_scheduler.store.job_lists import jobs_of_file, open_jobs, state_counts
+from gpu_scheduler.store.jobs_files import malformed_lines
+from gpu_scheduler.store.pending_groups import wait_reasons
 from gpu_scheduler.store.records import AttemptRecord
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.views.event_messages import message_of, more_changes_text, to_json
+from gpu_scheduler.views.job_findings import unfinished_text
+
+log = logging.getLogger(__name__)
 
 # Appends events to journal.jsonl, one JSON line per event, for tools that follow the file.
 #
@@ -159,36 +169,10 @@ def _event_id(store: Store, line: bytes) -> int | None:
     return int(value["id"]) if known else None
 
 
-# Keeps the log short when the end or the retry of one job changes the state of thousands of others.
-
-
-#: Maximum number of lines for the jobs that one report says were skipped, and for those queued again.
+#: Maximum number of lines for the jobs that one report says were skipped, and for those queued again, because
+#: the end or the retry of one job may change the state of thousands of others.
 MAX_LINES = 20
 _DERIVED = (ReasonKind.PARENT_FAILED, ReasonKind.PARENT_RETRIED)
-
-
-class RepeatedChanges:
-    """Counts the changes of jobs that follow from the states of their parents, in one report."""
-
-    def __init__(self) -> None:
-        self._counts: Counter[ReasonKind] = Counter()
-
-    def add(self, event: Event) -> bool:
-        """Returns whether an event gets no line of its own, because the report has many lines like it."""
-        if not isinstance(event.reason, StateReason) or event.reason.kind not in _DERIVED:
-            return False
-        self._counts[event.reason.kind] += 1
-        return self._counts[event.reason.kind] > MAX_LINES
-
-    def summaries(self) -> Iterator[str]:
-        """Yields a text for the events without a line."""
-        for kind, count in self._counts.items():
-            if count > MAX_LINES:
-                yield more_changes_text(kind, count - MAX_LINES)
-
-
-log = logging.getLogger(__name__)
-
 #: The key under which the store keeps the ids of the last events in the log and in the journal.
 _POSITIONS_KEY = "reported_events"
 #: The name of these ids in messages about failed writes.
@@ -293,16 +277,19 @@ class EventReporter:
         if newest == self._logged_id:
             return
         new = [*map(event_without_secrets, events.notable_events(self._store, self._logged_id, newest))]
-        repeated = RepeatedChanges()
+        derived = Counter[ReasonKind]()
         for event, dispatched in zip(new, self._run.dispatch_counts(new), strict=True):
             if isinstance(event.details, AttemptEnded):
                 self._on_attempt_end(event.job_id, event.details.attempt)
-            if repeated.add(event):
-                continue
+            if isinstance(event.reason, StateReason) and event.reason.kind in _DERIVED:
+                derived[event.reason.kind] += 1
+                if derived[event.reason.kind] > MAX_LINES:
+                    continue
             one = message_of(event, self._tolerance, dispatched)
             log.log(one.level, "%s", one.full_text, extra={"event": event, "event_message": one})
-        for text in repeated.summaries():
-            log.info("%s", text)
+        for kind, count in derived.items():
+            if count > MAX_LINES:
+                log.info("%s", more_changes_text(kind, count - MAX_LINES))
         self._logged_id = newest
 
     def _log_usage(self, action: RecordUsage) -> None:
@@ -405,3 +392,53 @@ class _RunCounter:
         if event.id <= self._first_id or event.job_id in self._active:
             return False
         return not events.has_changed_since(self._store, event, self._first_id)
+
+
+class DrainReport:
+    """Reports the jobs of this run, all unfinished jobs, and those with a line in the jobs file.
+
+    The run begins when this object is created.
+    """
+
+    def __init__(self, store: Store, jobs_file: str, clock: Clock) -> None:
+        self._store = store
+        self._jobs_file = jobs_file
+        self._clock = clock
+        self._begin = events.newest_event_id(store)
+
+    def report(self) -> int:
+        """Logs the unfinished jobs and returns the exit code."""
+        run = events.jobs_run_after(self._store, self._begin)
+        jobs = self._jobs(run)
+        malformed = [line for line in malformed_lines(self._store) if line.path == self._jobs_file]
+        left = unfinished_text(malformed, [job for job in jobs if job.record.state is not JobState.FINISHED])
+        if left:
+            log.warning("unfinished: %s", left)
+        code = drained_exit_code(map(_exit_code_of, jobs), has_malformed_line=bool(malformed))
+        done = sum(job.record.outcome is Outcome.COMPLETED for job in jobs)
+        if not run and code:
+            log.info("no job was run; `retry JOB` runs a job again, and `start --fresh` runs all jobs again")
+        skipped = sum(job.record.outcome is Outcome.SKIPPED for job in jobs)
+        more = [f"{skipped:,} skipped"] * bool(skipped)
+        more += [count_noun(len(malformed), "malformed line")] * bool(malformed)
+        log.info(
+            "drained: %s; exit code %d", ", ".join([f"{done} of {len(jobs)} jobs completed", *more]), code
+        )
+        return code
+
+    def _jobs(self, run: Set[int]) -> list[JobView]:
+        """Returns the jobs that the report covers, sorted by id. run: those that started or finished."""
+        known = {job.id: job for job in jobs_of_file(self._store, self._jobs_file)}
+        for job_id in run - known.keys():
+            job = self._store.job(job_id)
+            if job is not None:
+                known[job_id] = job
+        context = ViewContext(
+            self._clock.now(), wait_reasons=wait_reasons(self._store), parents=parents_of(self._store, known)
+        )
+        return [job_view(job, None, context) for _, job in sorted(known.items())]
+
+
+def _exit_code_of(job: JobView) -> int:
+    record = job.record
+    return job_exit_code(record.state, record.outcome, record.exit_code, record.signal, job.wait)

@@ -36,10 +36,15 @@ from gpu_scheduler.gpus.watch import GpuWatch, watched_processes, with_stored_va
 from gpu_scheduler.health.storage_monitor import StorageMonitor
 from gpu_scheduler.rounds.turns import QueueTurns
 from gpu_scheduler.runner.membership import RecordedCommand
-from gpu_scheduler.store.attempt_history import GpuHistoryReader, QueueStartsReader, gpu_time
+from gpu_scheduler.store.attempt_history import (
+    GpuHistoryReader,
+    LearnedNeedsReader,
+    QueueStartsReader,
+    RunTimesReader,
+    gpu_time,
+)
 from gpu_scheduler.store.dependencies import has_unsettled_dependencies, is_ancestor
 from gpu_scheduler.store.job_lists import find_job_fact, interrupted_jobs, jobs_to_watch, listed_count
-from gpu_scheduler.store.measurements import LearnedNeedsReader, RunTimesReader
 from gpu_scheduler.store.pending_groups import queue_reservation, reserved_jobs
 from gpu_scheduler.store.pending_groups_reader import PendingGroupsReader
 from gpu_scheduler.store.records import ActiveAttemptRecord, GpuRecord

@@ -12,8 +12,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from gpu_scheduler.attempts.observe import runner_pids
-from gpu_scheduler.claims.gpu_claims import claims_of, lock_problem, read_locks_of, turn_claim
-from gpu_scheduler.claims.own_claims import own_claims
+from gpu_scheduler.claims.gpu_claims import claims_of, lock_problem, own_claims, read_locks_of, turn_claim
 from gpu_scheduler.claims.turns import MOVE_EVERY_S, TURN_EVERY_S, Turns
 from gpu_scheduler.core.model.gpu import GpuClaim
 from gpu_scheduler.core.model.states import AttemptState

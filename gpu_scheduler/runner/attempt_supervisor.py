@@ -11,12 +11,11 @@ import time
 from abc import ABC, abstractmethod
 
 from . import folder as files
-from . import pending_signals, publish
-from .attempt_gpus import AttemptGpus
-from .oom_counter import OomCounter
+from . import pending_signals
+from .gpu_lock import LockFileError, Refusal, Wanted, claim_gpus, release
 from .output import LogWriter, Output, Poller
-from .stop_files import StopFiles
-from .termination import Termination, describe_outcome
+from .shortage import OomCounter, start_error
+from .termination import StopFiles, Termination, describe_outcome
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,8 +23,7 @@ if TYPE_CHECKING:
 
     from .child import Child
     from .leftovers import Leftovers
-    from .watch import Descendants
-    from .watched_process import WatchedProcess
+    from .watch import Descendants, WatchedProcess
 
 #: When a machine shuts down, the command and the runner receive SIGTERM one after the other, at most this
 #: many seconds apart.
@@ -38,6 +36,8 @@ _DRAIN_S = 0.2
 _AT_ONCE_S = 10.0
 #: Seconds between two looks for the processes that the command left. Most ends wake the runner anyway.
 _LOOK_AGAIN_S = 1.0
+#: The code of a failure to use the lock file of a GPU.
+CLAIM_FAILURE = "gpu_claim"
 #: Number of command lines that the result and the log name, and the exit code after SIGPIPE in a shell.
 _MAX_NAMES, _CLOSED_PIPE = 3, 128 + 13
 
@@ -60,8 +60,12 @@ class AttemptSupervisor(ABC):
         self._stops = StopFiles(folder, spec["token"], self._termination)
         self._signals = pending_signals.PendingSignals()
         self._output = Output(poller, log, spec["terminal"])
-        self._gpus = AttemptGpus(spec)
-        self._result = publish.ResultWriter(folder)
+        #: The descriptors through which this process holds the claims on GPUs.
+        self._gpu_claims: list[int] = []
+        #: The GPU that another program claimed first, and one pid of that program; None if unknown.
+        self._claimed_gpu: str | None = None
+        self._claimed_by: int | None = None
+        self._result = files.ResultWriter(folder)
         self._oom = OomCounter()
         self._cause: str | None = None
         self._survivors: list[int] = []
@@ -100,11 +104,36 @@ class AttemptSupervisor(ABC):
             "log": spec["log"],
         }
         try:
-            self._lock = publish.claim(self._folder, identity)
+            self._lock = files.claim(self._folder, identity)
         finally:
             if self._lock is None:
                 self._result.discard()
         return self._lock is not None
+
+    def _claim_gpus(self) -> bool:
+        """Claims all GPUs or none; returns whether that succeeded. After a failure, the child has the reason.
+
+        Until they are released, this process must not open the lock files: closing one would end its claim.
+        """
+        claims = self._spec.get("gpu_claims")
+        if claims is None:
+            return True
+        wanted = [Wanted(one["name"], one["mib"], one["total_mib"]) for one in claims["gpus"]]
+        try:
+            answer = claim_gpus(claims["folder"], wanted)
+        except OSError as error:
+            problem = error.strerror
+            if not isinstance(error, LockFileError):
+                problem = f"cannot be used: {error.strerror}; `doctor` checks its folder"
+            self._child.fail(f"the lock file {error.filename} {problem}", CLAIM_FAILURE, error.errno)
+            return False
+        if isinstance(answer, Refusal):
+            self._claimed_gpu, self._claimed_by = answer.name, answer.pid or None
+            by = f"process {answer.pid}" if answer.pid else "another program"
+            self._child.fail(f"{answer.name} was claimed by {by} first")
+            return False
+        self._gpu_claims = answer
+        return True
 
     def run(self) -> None:
         """Supervises the processes until they have ended, and publishes the result."""
@@ -112,7 +141,7 @@ class AttemptSupervisor(ABC):
             self._supervise()
             self._wind_down()
         # Released first, because after the result the loop takes the claims for those of another program.
-        self._gpus.release()
+        release(self._gpu_claims)
         self._publish()
 
     def _supervise(self) -> None:
@@ -289,10 +318,6 @@ class AttemptSupervisor(ABC):
         not_tried = self._cause is not None or not child.spawned
         if child.began or not_tried or child.shortage is not None:
             return child.shortage
-        try:
-            from .shortage import start_error
-        except (ImportError, OSError):
-            return None
         number = start_error(_PROCESSES_NEEDED)
         if number is not None:
             detail = f" ({child.message})" if child.message else ""
@@ -339,8 +364,8 @@ class AttemptSupervisor(ABC):
                 "shortage": shortage,
                 "message": message,
                 "failure": child.failure,
-                "claimed_gpu": self._gpus.claimed_gpu,
-                "claimed_by": self._gpus.claimed_by,
+                "claimed_gpu": self._claimed_gpu,
+                "claimed_by": self._claimed_by,
                 "watched": self._spec.get("watch") is not None,
                 **({"left": names, "left_count": len(self._left)} if self._left else {}),
                 **({"verdict": verdict} if verdict else {}),

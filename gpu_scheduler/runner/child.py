@@ -18,8 +18,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from .group_signals import WaitingShells
     from .output import Poller
-    from .waiting_shells import WaitingShells
 
 _SHELLS = ("/bin/bash", "/usr/bin/bash", "/usr/local/bin/bash")
 _PR_SET_CHILD_SUBREAPER = 36
@@ -212,7 +212,7 @@ class Child:
             return
         self._shells, self._asked_with = None, number
         try:
-            from .waiting_shells import ask_programs
+            from .group_signals import ask_programs
 
             self._shells = ask_programs(self._pid, number)
         except (ImportError, OSError):

@@ -11,15 +11,12 @@ overwrites them with its own token and path, so that a sweep can find it like an
 
 from __future__ import annotations
 
-import _ctypes  # noqa: F401 - loaded here so that the runners need not load it, like `leftovers`
 import gc
 import os
-import resource  # noqa: F401
 import sys
 
-from . import leftovers, pending_signals, supervise  # noqa: F401
+from . import pending_signals
 from .folder import START, TOKEN, close_inherited, read_proc, stat_fields
-from .fork_protocol import FORKED, NO_TOKEN, READY, REFUSED, TITLE_BYTES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,9 +24,23 @@ if TYPE_CHECKING:
 else:
     import _signal
 
+#: The answers of the fork server, one byte each. An errno follows REFUSED.
+READY, FORKED, REFUSED = b"!", b"+", b"-"
+#: The two placeholders with which the fork server is started: the token in its environment, and the number of
+#: bytes for a command line in its arguments. The kernel shows at most one page (4096 bytes) of a replaced
+#: command line.
+NO_TOKEN = "-" * 32
+TITLE_BYTES = 4096
+
 
 def main() -> None:
     """Answers requests until the end of the input, then exits."""
+    # Loaded here so that the runners need not load them.
+    import _ctypes  # noqa: F401
+    import resource  # noqa: F401
+
+    from . import leftovers, supervise  # noqa: F401
+
     os.chdir("/")
     close_inherited()
     # Make the kernel collect ended runners. Each runner restores the default before it has children.
@@ -73,6 +84,8 @@ def _become_runner(process_title: ProcessTitle, token: str, path: str) -> None:
         process_title.set_title(command)
     except OSError:
         os.execve(sys.executable, command, os.environ)
+    from . import supervise
+
     supervise.main(path)
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import time
 
-from . import fork_chains, pending_signals, process_scan
+from . import group_signals, pending_signals, process_scan
 from .child import has_children
 from .folder import try_read_proc
 
@@ -143,9 +143,9 @@ class Leftovers:
     def _signal_short_lived(self, number: int) -> None:
         """Signals children that end before a scan can read them."""
         if self._command is not None:
-            fork_chains.signal_group(self._command, self._token, number)
+            group_signals.signal_group(self._command, self._token, number)
         for _ in range(_TRIES):
-            pid = fork_chains.signal_children(number)
+            pid = group_signals.signal_children(number)
             self._last_pid = pid or self._last_pid
 
 

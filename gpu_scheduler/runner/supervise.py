@@ -12,7 +12,7 @@ import sys
 import time
 
 from . import folder as files
-from . import pending_signals, publish
+from . import pending_signals
 from .attempt_supervisor import AttemptSupervisor
 from .child import Child
 from .output import LogWriter, Poller
@@ -110,9 +110,9 @@ class CommandSupervisor(AttemptSupervisor):
         stop = self._stops.read()
         if stop is not None:
             self._cause = stop["cause"]
-        elif self._gpus.claim(self._command):
+        elif self._claim_gpus():
             self._signals.listen()
-            record = publish.reserve_command(self._folder, self._spec["token"], self._spec["boot_id"])
+            record = files.reserve_command(self._folder, self._spec["token"], self._spec["boot_id"])
             self._command.spawn(self._output.command_fd, self._output.terminal_name, record)
             self._log.write(self._spec["header"].encode("utf-8", "surrogateescape"))
             return True

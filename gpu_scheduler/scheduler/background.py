@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from gpu_scheduler.claims.own_claims import own_locks
+from gpu_scheduler.claims.gpu_claims import own_locks
 from gpu_scheduler.config import StartOptions
 from gpu_scheduler.errors import UsageError
 from gpu_scheduler.reporting.log_setup import open_main_log

@@ -27,7 +27,7 @@ from gpu_scheduler.scheduler.start_checks import (
     check_paths,
     check_proc,
     check_store,
-    prepare_claim_folder,
+    claim_folder_of,
 )
 from gpu_scheduler.store import location
 from gpu_scheduler.store.data_dir import DataDir
@@ -66,7 +66,8 @@ def run(
     set_mark(None)  # if a job started this scheduler, a sweep of that job must not end its helpers
     home = DataDir.of(options.state_file, options.data_dir)
     warnings = _check_start(options, home)
-    claim_folder = prepare_claim_folder(options, home)
+    claim_folder = claim_folder_of(options, home)
+    claim_folder.prepare()
     is_new = not home.folder.exists()
     home.check_owner(take_over=options.take_over)
     warnings += map(str, home.create())

@@ -61,13 +61,6 @@ def claim_folder_of(options: StartOptions, data_dir: DataDir) -> ClaimFolder:
     return ClaimFolder.of(find_lock_folder(), simulation)
 
 
-def prepare_claim_folder(options: StartOptions, data_dir: DataDir) -> ClaimFolder:
-    """Makes the folder in which the runners claim GPUs. Raises UsageError if it cannot be used."""
-    folder = claim_folder_of(options, data_dir)
-    folder.prepare()
-    return folder
-
-
 def check_store(options: StartOptions, data_dir: DataDir) -> None:
     """Raises UsageError if the stored jobs ran on real GPUs and this start simulates GPUs, or vice versa.
 

@@ -1,16 +1,32 @@
-"""Reads the newest starts, by which waiting jobs were overtaken, and the newest ends on each GPU."""
+"""Keeps what past attempts tell about later ones.
+
+These are the measured usage and the run times of each workload class, which is a program and a model, the
+newest starts, by which waiting jobs were overtaken, the newest ends on each GPU, and the GPU time.
+"""
 
 from __future__ import annotations
 
+import json
+import sqlite3
 from collections.abc import Iterable
+from itertools import groupby
 
 from gpu_scheduler.core.model.states import Outcome
 from gpu_scheduler.core.scheduling.actions import Action, FinishAttempt
 from gpu_scheduler.core.scheduling.gpu_time import PERIOD_HOURS, GpuTime
+from gpu_scheduler.core.scheduling.needs import WorkloadClass, learned_needs, quantile, workload_class_of
 from gpu_scheduler.core.scheduling.overtakes import REMEMBERED_STARTS, Overtakes, QueueStart
+from gpu_scheduler.core.scheduling.run_times import ClassRunTimes, RunTimes
 from gpu_scheduler.core.scheduling.suspects import REMEMBERED_ENDS, AttemptEnd, GpuHistory
-from gpu_scheduler.store.records import ATTEMPT_COLUMNS, AttemptRecord, attempt_records
+from gpu_scheduler.store.database import insert
+from gpu_scheduler.store.records import ATTEMPT_COLUMNS, AttemptRecord, JobRecord, attempt_records
 from gpu_scheduler.store.store import Store
+
+#: The key in the table `meta` of the time in wall seconds until which GPU time has been counted.
+COUNTED_UNTIL_KEY = "gpu_time_counted_until"
+#: Number of measurements and of run times kept for each workload class, and of run times in all. If every job
+#: has a script of its own, there are as many classes as jobs, so the second limit is the one that counts.
+KEPT_PER_CLASS, KEPT = 200, 50_000
 
 
 class QueueStartsReader:
@@ -81,13 +97,6 @@ def _end(one: AttemptRecord) -> AttemptEnd:
     )  # fmt: skip
 
 
-# Reads the GPU time that attempts got, and that a reservation by queue order kept idle.
-
-
-#: The key in the table `meta` of the time in wall seconds until which GPU time has been counted.
-COUNTED_UNTIL_KEY = "gpu_time_counted_until"
-
-
 def gpu_time(store: Store, wall: float) -> GpuTime:
     """Returns the GPU time of the period that ends now. wall: the time in wall seconds."""
     row = store.db.row(
@@ -102,3 +111,146 @@ def gpu_time(store: Store, wall: float) -> GpuTime:
 def skip_gpu_time(store: Store, wall: float) -> None:
     """Leaves out the time since it was last counted, because no scheduler was running."""
     store.db.set_meta(COUNTED_UNTIL_KEY, repr(wall), synced=False)
+
+
+def workload_classes(store: Store) -> list[WorkloadClass]:
+    """Returns the workload classes with at least one completed attempt, sorted by program and model."""
+    rows = store.db.rows(
+        "SELECT workload_class, gpu_count, peak_mib, declared_mib, seconds FROM measurement"
+        " WHERE outcome = 'completed' ORDER BY workload_class, id"
+    )
+    runs_by_class: dict[str, list[tuple[int, int, int | None, float | None]]] = {}
+    for row in rows:
+        runs = runs_by_class.setdefault(row["workload_class"], [])
+        runs.append((row["gpu_count"], row["peak_mib"], row["declared_mib"], row["seconds"]))
+    found = []
+    for key, runs in runs_by_class.items():
+        program, llm = json.loads(key)
+        peaks = [peak for _, peak, _, _ in runs]
+        seconds = [took for _, _, _, took in runs if took is not None]
+        found.append(
+            WorkloadClass(
+                program,
+                llm,
+                runs=len(runs),
+                max_mib=max(peaks),
+                p95_mib=quantile(peaks),
+                declared_mib=runs[-1][2],
+                gpus=min(gpus for gpus, *_ in runs),
+                mean_s=sum(seconds) / len(seconds) if seconds else None,
+                longest_s=max(seconds, default=None),
+            )
+        )
+    return found
+
+
+def record_measurement(db: sqlite3.Connection, attempt: AttemptRecord, job: JobRecord, time: float) -> None:
+    """Records the measured usage of an ended attempt for its workload class. time: in wall seconds."""
+    peak = max(attempt.peaks.values(), default=0)
+    if not peak or attempt.outcome is None:
+        return
+    # Memory that was learned, or raised after an OOM, was not declared by the user.
+    judged = not attempt.learned and job.min_vram_mib is None
+    declared = job.spec.vram if not judged else attempt.vram if attempt.has_budget else None
+    workload_class = workload_class_of(job.spec)
+    insert(
+        db, "measurement", workload_class=workload_class, at=time, gpu_count=len(attempt.gpus), peak_mib=peak,
+        declared_mib=declared, seconds=attempt.run_time_s, outcome=attempt.outcome.value,
+    )  # fmt: skip
+    _delete_old(db, "measurement", workload_class)
+
+
+def _delete_old(db: sqlite3.Connection, table: str, workload_class: str) -> None:
+    """Deletes the rows of a workload class, except the newest ones."""
+    db.execute(
+        f"DELETE FROM {table} WHERE workload_class = ? AND id <= (SELECT id FROM {table}"
+        " WHERE workload_class = ? ORDER BY id DESC LIMIT 1 OFFSET ?)",
+        (workload_class, workload_class, KEPT_PER_CLASS),
+    )
+
+
+class LearnedNeedsReader:
+    """Reads the needs learned for the workload classes, and rereads them after each new measurement."""
+
+    def __init__(self, store: Store, spike_buffer: float) -> None:
+        self._store = store
+        self._spike_buffer = spike_buffer
+        self._newest: int | None = None
+        self._needs: dict[str, int] = {}
+
+    def needs(self) -> dict[str, int]:
+        """Returns the memory that each workload class needs, in MiB."""
+        row = self._store.db.row("SELECT max(id) AS newest FROM measurement")
+        newest = row["newest"] if row else None
+        if newest != self._newest:
+            self._newest = newest
+            self._needs = learned_needs(workload_classes(self._store), self._spike_buffer)
+        return self._needs
+
+
+def record_run_time(db: sqlite3.Connection, attempt: AttemptRecord, job: JobRecord, time: float) -> None:
+    """Records the run time of an ended attempt if it completed and has done all the work of its job.
+
+    job: as before the end of the attempt. time: in wall seconds. If an earlier attempt left a checkpoint, the
+    command may have continued from it by itself. A time that is not positive is that of a clock which was set
+    back.
+    """
+    if attempt.outcome is not Outcome.COMPLETED or not attempt.run_time_s:
+        return
+    if attempt.resumed_from is not None or job.checkpoint is not None:
+        return
+    workload_class = workload_class_of(job.spec)
+    newest = insert(
+        db, "run_time", workload_class=workload_class, identity=job.identity, at=time,
+        seconds=attempt.run_time_s,
+    )  # fmt: skip
+    _delete_old(db, "run_time", workload_class)
+    db.execute("DELETE FROM run_time WHERE id <= ?", (newest - KEPT,))
+
+
+def class_run_times(store: Store, workload_class: str) -> ClassRunTimes:
+    """Returns the runs of one class."""
+    rows = store.db.rows(
+        "SELECT identity, seconds FROM run_time WHERE workload_class = ? ORDER BY id", workload_class
+    )
+    return ClassRunTimes(tuple((identity, seconds) for identity, seconds in rows))
+
+
+class RunTimesReader:
+    """Reads the run times of all classes, and afterwards only those of classes that have changed."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._newest = 0
+        self._oldest: dict[str, int] = {}
+        self._run_times = RunTimes()
+
+    def run_times(self) -> RunTimes:
+        """Returns the run times. As long as there is no new run, it is the same object."""
+        row = self._store.db.row(
+            "SELECT (SELECT min(id) FROM run_time) AS oldest, (SELECT max(id) FROM run_time) AS newest"
+        )
+        assert row is not None
+        if row["newest"] is not None and row["newest"] != self._newest:
+            # Only new runs delete earlier ones: of their own class, and the oldest of all.
+            lost = [key for key, oldest in self._oldest.items() if oldest < row["oldest"]]
+            self._read_again(lost)
+            self._newest = row["newest"]
+        return self._run_times
+
+    def _read_again(self, lost: list[str]) -> None:
+        """Reads the classes with new runs and the classes that have lost runs."""
+        rows = self._store.db.rows(
+            "SELECT workload_class, id, identity, seconds FROM run_time WHERE workload_class IN"
+            " (SELECT workload_class FROM run_time WHERE id > ? UNION SELECT value FROM json_each(?))"
+            " ORDER BY workload_class, id",
+            self._newest, json.dumps(lost),
+        )  # fmt: skip
+        classes = dict(self._run_times.classes)
+        for key in lost:
+            del classes[key], self._oldest[key]
+        for key, group in groupby(rows, key=lambda one: one[0]):
+            runs = list(group)
+            self._oldest[key] = runs[0]["id"]
+            classes[key] = ClassRunTimes(tuple((identity, seconds) for *_, identity, seconds in runs))
+        self._run_times = RunTimes(classes)

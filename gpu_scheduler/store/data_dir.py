@@ -25,10 +25,11 @@ from gpu_scheduler.system.safe_file import (
     FileProblem,
     ProblemKind,
     check_folder_status,
+    name_of_user,
     read_json_bytes,
+    user_state_dir,
     writable_by_others,
 )
-from gpu_scheduler.system.users import name_of_user, user_state_dir
 
 if TYPE_CHECKING:
     from gpu_scheduler.core.scheduling.facts import Attempt

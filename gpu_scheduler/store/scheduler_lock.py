@@ -25,8 +25,7 @@ from gpu_scheduler.errors import NotOwnerError, SchedulerError
 from gpu_scheduler.runner.record_lock import conflicting_lock, try_lock
 from gpu_scheduler.store import data_dir as permissions
 from gpu_scheduler.store.data_dir import DataDir, Host, is_ours, this_host
-from gpu_scheduler.system.safe_file import FileProblem, read, writable_by_others
-from gpu_scheduler.system.users import user_state_dir
+from gpu_scheduler.system.safe_file import FileProblem, read, user_state_dir, writable_by_others
 
 #: Seconds to wait for the lock on a folder whose holder is not a scheduler. If a scheduler has died, a child
 #: that it had just forked keeps the lock until it executes its program; and a command may be creating the

@@ -27,8 +27,8 @@ from gpu_scheduler.core.model.states import (
 )
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.accounting import Allocation, declared_mib
+from gpu_scheduler.store.attempt_history import record_measurement, record_run_time
 from gpu_scheduler.store.database import insert
-from gpu_scheduler.store.measurements import record_measurement, record_run_time
 from gpu_scheduler.store.records import AllocationRecord, AttemptRecord, JobRecord
 from gpu_scheduler.store.write_jobs import (
     NO_STOP,

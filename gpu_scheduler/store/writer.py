@@ -15,63 +15,12 @@ from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.gpu_time import PERIOD_HOURS
 from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.store import write_attempts, write_jobs
-from gpu_scheduler.store import write_jobs as write_dependencies
-from gpu_scheduler.store import write_jobs as write_reservations
 from gpu_scheduler.store.attempt_history import COUNTED_UNTIL_KEY
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.store.write_jobs import WriteContext
 
-# Records samples of the GPUs and the actions that change GPUs.
-
-
 #: Number of load samples to keep for each GPU, which is enough for every mean load.
 _LOADS_KEPT = 5
-
-
-def record_samples(
-    db: sqlite3.Connection, samples: Iterable[GpuSample], managed: Collection[str] | None, at: float
-) -> None:
-    """Records the newest sample of each GPU.
-
-    managed: the UUIDs of the GPUs that this run manages, or None if they have not changed; at: the time of
-    the samples in wall seconds.
-    """
-    for gpu in samples:
-        db.execute(
-            "INSERT INTO gpu (uuid, idx, name, managed) VALUES (?, ?, ?, 0) ON CONFLICT (uuid)"
-            " DO UPDATE SET idx = excluded.idx, name = excluded.name",
-            (gpu.uuid, gpu.index, gpu.name),
-        )
-        db.execute(
-            "UPDATE gpu SET total_mib = coalesce(?1, total_mib), used_mib = ?2, load_percent = ?3,"
-            # While no GPU could be read, no job started anywhere, so no job was overtaken.
-            " usable_since = CASE WHEN json_extract(fault, '$.kind') <> ?9 AND ?4 IS NULL THEN ?5"
-            " ELSE usable_since END,"
-            " fault = ?4, sampled_at = ?5, processes = ?6, loads = ?7, exclusive = ?10, unified = ?11"
-            " WHERE uuid = ?8",
-            (gpu.total_mib, gpu.used_mib, gpu.load_percent, gpu.fault and gpu.fault.to_json(), at,
-             _processes_json(gpu), _recent_loads_json(db, gpu), gpu.uuid, FaultKind.UNREADABLE.value,
-             gpu.exclusive, gpu.unified),
-        )  # fmt: skip
-    if managed is not None:
-        listed = json.dumps(list(managed))
-        is_managed = "uuid IN (SELECT value FROM json_each(:listed))"
-        db.execute(
-            "UPDATE gpu SET foreign_loads = '[]', foreign_load_boot = NULL,"
-            f" usable_since = CASE WHEN {is_managed} AND NOT managed THEN :at ELSE usable_since END,"
-            f" managed = {is_managed}",
-            {"listed": listed, "at": at},
-        )
-
-
-def record_probe_failure(db: sqlite3.Connection, cause: str) -> None:
-    """Records that the GPUs cannot be read. Memory use and load become unknown, but a lost GPU stays lost."""
-    db.execute(
-        "UPDATE gpu SET used_mib = NULL, load_percent = NULL,"
-        " fault = CASE WHEN fault IS NULL OR json_extract(fault, '$.kind') = ? THEN ? ELSE fault END"
-        " WHERE managed",
-        (FaultKind.UNREADABLE.value, GpuFault(FaultKind.UNREADABLE, cause).to_json()),
-    )
 
 
 def set_paused(context: WriteContext, action: act.SetPaused) -> None:
@@ -179,12 +128,12 @@ _RECORD: Mapping[type[act.Action], Callable[[WriteContext, Any], int | None]] = 
     act.HoldJob: write_jobs.hold_job,
     act.RequeueJob: write_jobs.requeue_job,
     act.SetAttribute: write_jobs.set_attribute,
-    act.SetDependencies: write_dependencies.set_dependencies,
-    act.SettleDependencies: write_dependencies.settle_dependencies,
+    act.SetDependencies: write_jobs.set_dependencies,
+    act.SettleDependencies: write_jobs.settle_dependencies,
     act.SetQueuePositions: write_jobs.set_queue_positions,
-    act.Reserve: write_reservations.reserve,
-    act.DropReservation: write_reservations.drop_reservation,
-    act.SetQueueReservation: write_reservations.set_queue_reservation,
+    act.Reserve: write_jobs.reserve,
+    act.DropReservation: write_jobs.drop_reservation,
+    act.SetQueueReservation: write_jobs.set_queue_reservation,
     act.RecordGpuTime: record_gpu_time,
     act.SetWaitReason: write_jobs.set_wait_reason,
     act.AnswerRequest: write_jobs.answer_request,
@@ -250,13 +199,44 @@ class StoreWriter:
 
     def record_gpus(self, samples: Iterable[GpuSample], managed: Collection[str] | None, now: Now) -> None:
         """Records the newest samples. managed: the UUIDs of the managed GPUs, or None if unchanged."""
+        at = now.wall
         with self._store.db.transaction(synced=False) as db:
-            record_samples(db, samples, managed, now.wall)
+            for gpu in samples:
+                db.execute(
+                    "INSERT INTO gpu (uuid, idx, name, managed) VALUES (?, ?, ?, 0) ON CONFLICT (uuid)"
+                    " DO UPDATE SET idx = excluded.idx, name = excluded.name",
+                    (gpu.uuid, gpu.index, gpu.name),
+                )
+                db.execute(
+                    "UPDATE gpu SET total_mib = coalesce(?1, total_mib), used_mib = ?2, load_percent = ?3,"
+                    # While no GPU could be read, no job started anywhere, so no job was overtaken.
+                    " usable_since = CASE WHEN json_extract(fault, '$.kind') <> ?9 AND ?4 IS NULL THEN ?5"
+                    " ELSE usable_since END,"
+                    " fault = ?4, sampled_at = ?5, processes = ?6, loads = ?7, exclusive = ?10, unified = ?11"
+                    " WHERE uuid = ?8",
+                    (gpu.total_mib, gpu.used_mib, gpu.load_percent, gpu.fault and gpu.fault.to_json(), at,
+                     _processes_json(gpu), _recent_loads_json(db, gpu), gpu.uuid, FaultKind.UNREADABLE.value,
+                     gpu.exclusive, gpu.unified),
+                )  # fmt: skip
+            if managed is not None:
+                listed = json.dumps(list(managed))
+                is_managed = "uuid IN (SELECT value FROM json_each(:listed))"
+                db.execute(
+                    "UPDATE gpu SET foreign_loads = '[]', foreign_load_boot = NULL,"
+                    f" usable_since = CASE WHEN {is_managed} AND NOT managed THEN :at ELSE usable_since END,"
+                    f" managed = {is_managed}",
+                    {"listed": listed, "at": at},
+                )
 
     def record_probe_failure(self, cause: str) -> None:
-        """Records that the GPUs cannot be read."""
+        """Records that the GPUs cannot be read. Memory and load become unknown, but a lost GPU stays lost."""
         with self._store.db.transaction(synced=False) as db:
-            record_probe_failure(db, cause)
+            db.execute(
+                "UPDATE gpu SET used_mib = NULL, load_percent = NULL,"
+                " fault = CASE WHEN fault IS NULL OR json_extract(fault, '$.kind') = ? THEN ? ELSE fault END"
+                " WHERE managed",
+                (FaultKind.UNREADABLE.value, GpuFault(FaultKind.UNREADABLE, cause).to_json()),
+            )
 
     def forget_wait_reasons(self) -> None:
         """Deletes the wait reasons and the changes of pending groups without queued jobs.

@@ -2,7 +2,7 @@
 
 Reads only regular files up to a size limit, and never blocks. `check_status` decides whether a file may be
 used, from the type, size, owner and permissions of its open descriptor. `check_folder_status` does the same
-for a folder.
+for a folder. This module also names users and the folders in which their programs keep their state.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 from pathlib import Path
 
 #: The size limit for JSON files (the state file, llm_config.json and the file with the name of a host).
@@ -238,7 +239,7 @@ def _too_large(max_bytes: int) -> FileProblem:
 
 # Writes files atomically: writes a new file in the same folder, then renames it.
 #
-# Some files need more than this and are written elsewhere: a runner's files (`runner/publish.py`, which
+# Some files need more than this and are written elsewhere: a runner's files (`runner/folder.py`, which
 # reserves space for them), the state file (exchanged with the old one, in order to notice an edit), and
 # backups (written by SQLite).
 
@@ -284,3 +285,23 @@ def sync(path: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+@lru_cache
+def name_of_user(uid: int) -> str:
+    """Returns the name of the user with this uid; the uid as text if the user has no name.
+
+    Looks up each uid only once, because a look-up may ask a directory server.
+    """
+    import pwd  # imported here, because a global import would slow down the start of front ends
+
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def user_state_dir(env: Mapping[str, str] = os.environ) -> Path:
+    """Returns `$XDG_STATE_HOME` if it is an absolute path, or `~/.local/state`."""
+    named = env.get("XDG_STATE_HOME", "")
+    return Path(named) if os.path.isabs(named) else Path(os.path.expanduser("~"), ".local", "state")

@@ -17,7 +17,7 @@ from gpu_scheduler.app.location import Location
 from gpu_scheduler.core.text.formatting import pid_text
 from gpu_scheduler.errors import SchedulerError, UsageError, missing_package
 from gpu_scheduler.system import companion
-from gpu_scheduler.system.users import name_of_user
+from gpu_scheduler.system.safe_file import name_of_user
 
 #: Seconds that open requests have to end, and after which a server that hangs ends by force.
 _GRACE_S, _HANGING_S = 3, 5

@@ -14,7 +14,7 @@ from gpu_scheduler.app.status import StatusQuery, status
 from gpu_scheduler.claims.gpu_claims import LOCK_FOLDER_KEY, LockReading
 from gpu_scheduler.core.model.gpu import GpuClaim
 from gpu_scheduler.runner.record_lock import Lock
-from gpu_scheduler.system.users import name_of_user
+from gpu_scheduler.system.safe_file import name_of_user
 from tests.claim_holder import claim_holder
 from tests.cli.desk import Desk
 from tests.turn_taker import turn_taker

@@ -16,7 +16,7 @@ from gpu_scheduler.core.model.gpu import GpuClaim
 from gpu_scheduler.runner.folder import START
 from gpu_scheduler.runner.record_lock import Lock
 from gpu_scheduler.system.procfs import Proc
-from gpu_scheduler.system.users import name_of_user
+from gpu_scheduler.system.safe_file import name_of_user
 
 #: No process has this pid, because it is above the kernel's maximum.
 A, B = 2**22 + 1, 2**22 + 2

@@ -21,7 +21,7 @@ PRINT_OWN_CLAIMS = """
 import sys
 from pathlib import Path
 from gpu_scheduler.claims.gpu_claims import read_locks_of
-from gpu_scheduler.claims.own_claims import own_claims
+from gpu_scheduler.claims.gpu_claims import own_claims
 for _ in range(2):
     locks = read_locks_of(Path(sys.argv[1]), ("GPU-a", "GPU-b")).locks
     print(sorted(own_claims(locks)), [(lock.start, lock.end) for held in locks.values() for lock in held])

@@ -308,12 +308,12 @@ def test_logs_follow_into_a_pipe_updates_a_progress_bar_at_most_once_a_second(de
 #: A program that holds a claim and keeps the terminal of a window open.
 HOLDER = """\
 import json, os, signal, sys
-from gpu_scheduler.runner import folder as files, publish
+from gpu_scheduler.runner import folder as files
 signal.signal(signal.SIGHUP, signal.SIG_IGN)
 os.open(sys.argv[3], os.O_RDWR)
 process = {"pid": os.getpid(), "start_ticks": files.start_ticks(), "boot_id": files.boot_id()}
 identity = {**json.loads(sys.argv[2]), **process}
-held = publish.claim(files.open_folder(sys.argv[1]), identity)
+held = files.claim(files.open_folder(sys.argv[1]), identity)
 print("held", flush=True)
 signal.pause()
 """

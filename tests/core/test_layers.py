@@ -18,7 +18,7 @@ STORE = tuple(
     f"store.{name}"
     for name in (
         "accepted_lines", "attempt_history", "data_dir", "database", "dependencies", "events",
-        "gpu_kind", "job_lists", "jobs_files", "location", "measurements", "new_store", "pending_groups",
+        "gpu_kind", "job_lists", "jobs_files", "location", "new_store", "pending_groups",
         "records", "requests", "scheduler_lock", "state_file", "store", "submissions", "taken_items",
     )
 )  # fmt: skip
@@ -58,7 +58,7 @@ MAY: Mapping[str, tuple[str, ...]] = {
         "store.attempt_folders",
     ),
     "executors": (
-        "core.command", "runner.folder", "runner.spec", "runner.fork_protocol", "attempts.executor",
+        "core.command", "runner.folder", "runner.spec", "runner.fork_server", "attempts.executor",
         "attempts.folder", "core.model", "system.run_program",
     ),
     "intake": (*CORE, *TOP, "system", *STORE),

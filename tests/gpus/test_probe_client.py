@@ -19,7 +19,7 @@ from gpu_scheduler.core.model.gpu import FaultKind, GpuFault, GpuProcess, GpuSam
 from gpu_scheduler.errors import GpuStateError
 from gpu_scheduler.gpus.probes import simulated
 from gpu_scheduler.gpus.probes.probe_client import ProbeClient, ProbeProcess, UnreadableError
-from gpu_scheduler.gpus.probes.wire import ProbeFailure, decode, encode
+from gpu_scheduler.gpus.probes.probe_server import ProbeFailure, decode, encode
 from gpu_scheduler.runner.folder import TOKEN
 from tests.fakes.machine import FakeGpu, FakeMachine
 from tests.gpus.wait import until

@@ -16,7 +16,7 @@ from gpu_scheduler.health.doctor import files
 from gpu_scheduler.runner.gpu_lock import Wanted, claim_gpus
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.store import Store
-from gpu_scheduler.system.users import name_of_user
+from gpu_scheduler.system.safe_file import name_of_user
 from tests.isolation import LOCK_DIR
 from tests.users import User
 

@@ -19,7 +19,7 @@ from gpu_scheduler.runner.gpu_lock import Refusal, Wanted, claim_gpus, release
 from gpu_scheduler.runner.spec import read_spec
 from gpu_scheduler.scheduler.wakeups import Wakeups
 from gpu_scheduler.store.pending_groups import wait_reasons
-from gpu_scheduler.system.users import name_of_user
+from gpu_scheduler.system.safe_file import name_of_user
 from gpu_scheduler.views.wait_text import wait_text
 from tests.claim_holder import claim_holder, holder_words
 from tests.loop.rig import Rig

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.attempts import failure_context
+from gpu_scheduler.attempts import observe
 from gpu_scheduler.attempts.job_logs import read_tail
 from gpu_scheduler.config import StartOptions
 from gpu_scheduler.core.model.attempt_status import AttemptStatus
@@ -74,7 +74,7 @@ def test_reads_the_log_of_a_failed_job_only_once_and_reads_no_other_logs(
         read.append(path)
         return read_tail(path)
 
-    monkeypatch.setattr(failure_context, "read_tail", counting)
+    monkeypatch.setattr(observe, "read_tail", counting)
     rig.tick_until_ended(rig.add_job("true"))
     assert read == []
     job = rig.add_job("false")
@@ -212,5 +212,5 @@ def test_the_log_of_a_failure_is_the_one_that_the_claim_names_if_the_store_has_l
     log = rig.folder / "job.log"
     log.write_text("ValueError: bad rate\n")
     attempt = attempt_record(job_id=rig.add_job("exit 1"), log=None)
-    found = failure_context.failure_context_of(rig.store, attempt, AttemptStatus("dead", log=str(log)))
+    found = observe.failure_context_of(rig.store, attempt, AttemptStatus("dead", log=str(log)))
     assert found.log_tail == "ValueError: bad rate\n"

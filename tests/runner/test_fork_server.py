@@ -20,7 +20,7 @@ from gpu_scheduler.executors.forking import ForkingExecutor
 from gpu_scheduler.executors.local import DirectExecutor
 from gpu_scheduler.runner import process_scan
 from gpu_scheduler.runner.folder import START
-from gpu_scheduler.runner.fork_protocol import NO_TOKEN
+from gpu_scheduler.runner.fork_server import NO_TOKEN
 from tests.runner.attempt import PreparedAttempt, wait_for
 from tests.runner.conftest import Make
 from tests.runner.fork_helper import helper_pid

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.runner import oom_counter
-from gpu_scheduler.runner.oom_counter import OomCounter
+from gpu_scheduler.runner import shortage
+from gpu_scheduler.runner.shortage import OomCounter
 from tests.runner.attempt import patched
 from tests.runner.conftest import Make
 
@@ -28,7 +28,7 @@ def test_counts_oom_kills_since_the_counter_was_created(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str, after: str, kills: int | None
 ) -> None:
     file = tmp_path / "memory.events"
-    monkeypatch.setattr(oom_counter, "_counter_paths", lambda: iter([str(tmp_path / "missing"), str(file)]))
+    monkeypatch.setattr(shortage, "_counter_paths", lambda: iter([str(tmp_path / "missing"), str(file)]))
     file.write_text(before)
     counter = OomCounter()
     file.write_text(after)
@@ -39,7 +39,7 @@ def test_skips_a_cgroup_file_without_an_oom_kill_counter(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = tmp_path / "memory.oom_control", tmp_path / "vmstat"
-    monkeypatch.setattr(oom_counter, "_counter_paths", lambda: iter([str(first), str(second)]))
+    monkeypatch.setattr(shortage, "_counter_paths", lambda: iter([str(first), str(second)]))
     first.write_text("oom_kill_disable 0\nunder_oom 0\n")
     second.write_text("oom_kill 5\n")
     counter = OomCounter()
@@ -48,7 +48,7 @@ def test_skips_a_cgroup_file_without_an_oom_kill_counter(
 
 
 def test_the_number_of_oom_kills_is_unknown_without_a_counter_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(oom_counter, "_counter_paths", lambda: iter(()))
+    monkeypatch.setattr(shortage, "_counter_paths", lambda: iter(()))
     assert OomCounter().kills() is None
 
 
@@ -64,8 +64,8 @@ def test_the_number_of_oom_kills_is_unknown_without_a_counter_file(monkeypatch: 
 def test_prefers_the_oom_counter_of_its_own_cgroup(
     monkeypatch: pytest.MonkeyPatch, cgroup: str, place: str
 ) -> None:
-    monkeypatch.setattr(oom_counter, "read_proc", lambda pid, name: cgroup.encode())
-    places = list(oom_counter._counter_paths())
+    monkeypatch.setattr(shortage, "read_proc", lambda pid, name: cgroup.encode())
+    places = list(shortage._counter_paths())
     assert places[0] == place
     assert places[-1] == "/proc/vmstat"
 
@@ -90,7 +90,7 @@ os.open = without_cgroup
 def small_memory() -> Iterator[Path]:
     """Makes a memory cgroup with a limit of 48 MiB below the cgroup of the tests."""
     own = next(
-        (Path(path).parent for path in oom_counter._counter_paths() if os.path.exists(path)), Path("/proc")
+        (Path(path).parent for path in shortage._counter_paths() if os.path.exists(path)), Path("/proc")
     )
     limit = "memory.max" if (own / "memory.max").exists() else "memory.limit_in_bytes"
     group = own / f"gpu_scheduler_test_{os.getpid()}"

@@ -23,9 +23,9 @@ from gpu_scheduler.core.scheduling.needs import ResourceSpec, workload_class_of
 from gpu_scheduler.core.scheduling.reconcile_attempt import was_sent_sigkill
 from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.intake.state_file_watcher import allocated_shares
+from gpu_scheduler.store.attempt_history import LearnedNeedsReader, workload_classes
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.events import events_after
-from gpu_scheduler.store.measurements import LearnedNeedsReader, workload_classes
 from gpu_scheduler.store.records import AttemptRecord, JobRecord
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.store.writer import StoreWriter
@@ -303,7 +303,7 @@ def test_records_the_measurement_of_an_ended_attempt(store: Store) -> None:
 def test_keeps_the_newest_measurements_of_each_workload_class(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpu_scheduler.store.measurements._KEPT_PER_CLASS", 2)
+    monkeypatch.setattr("gpu_scheduler.store.attempt_history.KEPT_PER_CLASS", 2)
     for peak in (1000, 2000, 3000):
         ran(store, "python a.py", peak)
         ran(store, "python b.py", peak + 1)
@@ -337,7 +337,7 @@ def test_learned_needs_are_updated_after_a_measurement(store: Store, monkeypatch
     ran(store, "python ä.py", 2000)
     ran(store, "python b.py", 10)
     assert learned.needs() == {family: 2200, '["b.py", null]': 11}
-    monkeypatch.setattr("gpu_scheduler.store.measurements.workload_classes", None)
+    monkeypatch.setattr("gpu_scheduler.store.attempt_history.workload_classes", None)
     assert learned.needs()[family] == 2200
 
 

@@ -19,10 +19,10 @@ from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.needs import workload_class_of
 from gpu_scheduler.core.scheduling.run_times import RunTimes
 from gpu_scheduler.core.scheduling.settings import Settings
-from gpu_scheduler.store import measurements as run_times
+from gpu_scheduler.store import attempt_history as run_times
+from gpu_scheduler.store.attempt_history import RunTimesReader
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.database import insert
-from gpu_scheduler.store.measurements import RunTimesReader
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.store.writer import StoreWriter
 from tests.store.golden_store import restore_golden

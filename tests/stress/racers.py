@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gpu_scheduler.runner import folder as files
-from gpu_scheduler.runner.publish import claim, to_json
+from gpu_scheduler.runner.folder import claim, to_json
 
 Claim = Callable[[int, dict[str, str | int | None]], int | None]
 

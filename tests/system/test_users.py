@@ -7,7 +7,7 @@ import pwd
 
 import pytest
 
-from gpu_scheduler.system.users import name_of_user
+from gpu_scheduler.system.safe_file import name_of_user
 
 
 def test_the_name_of_a_user_is_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:

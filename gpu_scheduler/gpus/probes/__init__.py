@@ -85,6 +85,35 @@ def make_probe(kind: ProbeKind, simulate: str | None = None, sim_dir: str | None
         from gpu_scheduler.gpus.probes.gputil import GputilProbe
 
         return GputilProbe()
-    from gpu_scheduler.gpus.probes.auto import AutoProbe
-
     return AutoProbe()
+
+
+class AutoProbe:
+    """A probe that uses NVML if it works, otherwise GPUtil. Tries both in this order at each sample.
+
+    note: why NVML was not used for the newest sample; "" if it was.
+    """
+
+    def __init__(self) -> None:
+        self._probes = make_probe("nvml"), make_probe("gputil")
+        self.note = ""
+
+    def sample(self) -> tuple[GpuSample, ...]:
+        """Returns a sample of every GPU; see Probe.sample."""
+        errors: list[ProbeError] = []
+        samples: tuple[GpuSample, ...] | None = None
+        for probe in self._probes:
+            try:
+                samples = probe.sample()
+            except Exception as error:  # noqa: BLE001 - a library that fails in any way must not hide the GPUs
+                errors.append(as_probe_error(error))
+                continue
+            if samples:
+                instead = "the GPUs are read with nvidia-smi instead of NVML, so their processes are unknown"
+                self.note = f"{errors[0]}; {instead}" if errors else ""
+                return samples
+        if samples is not None:
+            return samples
+        # Installing the driver is the general remedy, so a specific one comes first.
+        remedies = [error.remedy for error in errors if error.remedy != DRIVER_REMEDY]
+        raise ProbeError("; ".join(map(str, errors)), (*remedies, DRIVER_REMEDY)[0])

@@ -20,7 +20,7 @@ from gpu_scheduler.config import ProbeKind
 from gpu_scheduler.core.model.gpu import Snapshot
 from gpu_scheduler.errors import GpuStateError
 from gpu_scheduler.gpus.probes import DRIVER_REMEDY
-from gpu_scheduler.gpus.probes.wire import ProbeFailure, decode
+from gpu_scheduler.gpus.probes.probe_server import ProbeFailure, decode
 from gpu_scheduler.runner.folder import TOKEN, living_fields
 
 # Starts one process that runs `gpus.probes.probe_server`, reads its output, and ends it. Never blocks.
@@ -154,8 +154,6 @@ def _group_lives(group: int) -> bool:
         return True  # out of file descriptors; the caller will check again
     return any(fields is not None and int(fields[2]) == group for fields in tables)
 
-
-__all__ = ["DEADLINE_S", "ProbeClient", "ProbeFailure", "UnreadableError"]
 
 #: Seconds that an answer may take, including the first one. Waking four sleeping GPUs takes about 2 s; waking
 #: eight large GPUs without persistence mode can take over 10 s. When a hanging driver responds again, it

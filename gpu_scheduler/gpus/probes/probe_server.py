@@ -1,4 +1,4 @@
-"""The main program of the probe process: answers each query line on stdin with one line on stdout.
+"""The main program of the probe process: answers each query line on stdin with one line of JSON on stdout.
 
 A thread reads stdin. When the scheduler ends, stdin is closed, and the thread ends this process together with
 any `nvidia-smi` that it is waiting for, even if a query hangs.
@@ -7,17 +7,18 @@ any `nvidia-smi` that it is waiting for, even if a query hangs.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import signal
 import threading
 import time
+from dataclasses import asdict, dataclass
 from queue import SimpleQueue
-from typing import get_args
+from typing import Any, get_args
 
 from gpu_scheduler.config import ProbeKind
-from gpu_scheduler.core.model.gpu import Snapshot
+from gpu_scheduler.core.model.gpu import GpuFault, GpuProcess, GpuSample, Snapshot
 from gpu_scheduler.gpus.probes import Probe, as_probe_error, make_probe
-from gpu_scheduler.gpus.probes.wire import ProbeFailure, encode
 
 
 def main() -> None:
@@ -63,3 +64,38 @@ def _listen(questions: SimpleQueue[int]) -> None:
 
 if __name__ == "__main__":
     main()
+
+
+@dataclass(frozen=True)
+class ProbeFailure:
+    """The reason why a query failed. remedy: advice for the user; "" if there is none."""
+
+    text: str
+    remedy: str = ""
+
+
+def encode(number: int, answer: Snapshot | ProbeFailure) -> bytes:
+    """Returns the answer to query `number` as one line that ends with a newline."""
+    return json.dumps({"number": number, **asdict(answer)}).encode() + b"\n"
+
+
+def decode(line: bytes) -> tuple[int, Snapshot | ProbeFailure]:
+    """Decodes a line that `encode` wrote. Raises ValueError for any other line."""
+    try:
+        raw = json.loads(line)
+        number = int(raw["number"])
+        if "text" in raw:
+            return number, ProbeFailure(str(raw["text"]), str(raw["remedy"]))
+        gpus = tuple(_gpu(gpu) for gpu in raw["gpus"])
+        return number, Snapshot(float(raw["taken_at"]), gpus, str(raw["note"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"invalid answer from the probe: {line[:200]!r}") from error
+
+
+def _gpu(raw: dict[str, Any]) -> GpuSample:
+    processes, fault = raw.pop("processes"), raw.pop("fault")
+    return GpuSample(
+        **raw,
+        processes=None if processes is None else tuple(GpuProcess(**process) for process in processes),
+        fault=None if fault is None else GpuFault.from_values(fault),
+    )
