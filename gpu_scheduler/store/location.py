@@ -54,7 +54,7 @@ def refuse_copy(store: Store) -> None:
         raise SchedulerError(
             f"{store.data_dir.folder} is a copy of {of}, which still exists; the original's jobs must not be"
             " ended or run again from here\n"
-            "`start --fresh` forgets all jobs in the copy, which is then a store of its own"
+            "`start --fresh` forgets all jobs in the copy, so that the lines of its jobs file count as new"
         )
 
 
@@ -113,7 +113,7 @@ def is_same_file(one: str | Path, other: str | Path) -> bool:
 
 
 def _follow_move(store: Store, before: str) -> None:
-    """Updates the paths in the store if its folder was at the path `before`, with its project."""
+    """Updates the paths in the store if its folder, with its project, was moved from the path `before`."""
     data_dir = store.data_dir
     if not is_same_file(before, data_dir.folder):
         import logging
