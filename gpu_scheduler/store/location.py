@@ -113,7 +113,7 @@ def is_same_file(one: str | Path, other: str | Path) -> bool:
 
 
 def _follow_move(store: Store, before: str) -> None:
-    """Updates the paths in the store if its folder, with its project, was moved from the path `before`."""
+    """Updates the paths in the store if its folder and project were moved from the path `before`."""
     data_dir = store.data_dir
     if not is_same_file(before, data_dir.folder):
         import logging
