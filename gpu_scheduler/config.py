@@ -41,8 +41,8 @@ class StartOptions(Settings):
 
     Settings describes the options that affect scheduling decisions. poll_s: time between two GPU samples.
     learn: learn undeclared needs from finished jobs. fresh: delete the history first. restore: rebuild a lost
-    store from its newest backup and the attempt folders. as_copy: continue with a copied store. keep_history:
-    continue after a change between simulated and real GPUs. verbose: log a job's memory when it reaches a new
+    store from its newest backup and the attempt folders. keep_history: continue after a change between
+    simulated and real GPUs. verbose: log a job's memory when it reaches a new
     peak. log_limit_mib: largest size of a job's log, 0 for any size. ignore_old_sessions: start even if jobs
     of the older scheduler are running. trust_files: use files even if other users own them or everyone may
     write to them. llm_config: None means the default file, which may be absent; a named file must exist.
@@ -74,7 +74,6 @@ class StartOptions(Settings):
     fresh: bool = False
     keep_history: bool = False
     ignore_old_sessions: bool = False
-    as_copy: bool = False
     trust_files: bool = False
     restore: bool = False
     serve: str | None = None

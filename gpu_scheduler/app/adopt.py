@@ -24,7 +24,6 @@ from gpu_scheduler.core.text.formatting import pid_text
 from gpu_scheduler.errors import SchedulerError, StoreNotFoundError, UsageError
 from gpu_scheduler.runner.process_scan import environment, token_in
 from gpu_scheduler.store.job_lists import adopted_job_of
-from gpu_scheduler.store.location import refuse_copy
 from gpu_scheduler.store.submissions import add_environment
 from gpu_scheduler.system.procfs import Proc, ProcessProblem, RunningProcess, read_running_process
 
@@ -180,7 +179,6 @@ def adopt(location: Location, wanted: Adoption) -> AdoptedJob:
     _refuse_own(process)
     try:
         with open_store(location, read_only=True) as store:
-            refuse_copy(store)
             _refuse_known(store, process)
             gpus = find_gpus(location, store, process, wanted)
     except StoreNotFoundError:
@@ -281,7 +279,6 @@ def _insert(
         tuple(gpu.uuid for gpu in gpus), process.log,
     )  # fmt: skip
     with open_store(location) as store:
-        refuse_copy(store)
         with store.db.transaction():
             _refuse_known(store, process)  # again, because another `adopt` may have been faster
             key = add_environment(store, process.environment)

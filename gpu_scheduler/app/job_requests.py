@@ -22,7 +22,6 @@ from gpu_scheduler.app.store_access import requested_verbs
 from gpu_scheduler.core.model.request_answer import AnswerCode, RequestAnswer
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.store.job_lists import open_jobs
-from gpu_scheduler.store.location import refuse_copy
 from gpu_scheduler.store.records import JobRecord
 from gpu_scheduler.store.requests import add_request
 from gpu_scheduler.store.store import Store
@@ -45,7 +44,7 @@ def cancel(
     """Cancels open jobs. If no scheduler is running, waits until their processes have ended.
 
     jobs: None means every open job, except adopted processes, because they were started elsewhere.
-    Raises SchedulerError if a job cannot be identified, or if the store is a copy.
+    Raises SchedulerError if a job cannot be identified.
     """
     with control(location) as store_control:
         store = store_control.store
@@ -55,7 +54,6 @@ def cancel(
         ids = _resolve(store, "cancel", jobs) if jobs is not None else ids
         if not ids:
             return tuple(spared)
-        refuse_copy(store)
         requests, refused = _record_requests(store, "cancel", ids, by, {"grace_s": grace_s})
         answers = store_control.carry_out(requests, requests.values(), grace_s)
         made = _answers(store_control, requests, answers)

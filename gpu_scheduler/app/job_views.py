@@ -343,7 +343,7 @@ def health_issues_of(store: Store) -> tuple[HealthIssue, ...]:
 def _copy_issues(store: Store) -> Iterator[HealthIssue]:
     of = original_of_copy(store)
     if of is not None:
-        problem, remedy = f"is a copy of {of}, which still exists", "`start` lists the options"
+        problem, remedy = f"is a copy of {of}, which still exists", "`start --fresh` forgets all its jobs"
         folder = str(store.data_dir.folder)
         yield HealthIssue(HealthSubject.STORE, folder, problem, remedy, blocks_starts=True)
 

@@ -167,7 +167,7 @@ def open_log(location: Location, job: JobRef, attempt: int | None) -> Iterator[J
 
 def attach_target(location: Location, job: JobRef) -> AttachTarget:
     """Returns the session of a running job. Raises SchedulerError if there is no session to attach to."""
-    with open_store(location) as store:
+    with open_store(location, read_only=True) as store:
         job_id = resolve_job(store, job)
         state = job_record(store, job_id).state
         attempt = store.newest_attempts([job_id]).get(job_id)
@@ -282,7 +282,7 @@ class SessionsView:
 
 def screens(location: Location) -> SessionsView:
     """Returns the sessions. Raises StoreNotFoundError before the first start."""
-    with open_store(location) as store:
+    with open_store(location, read_only=True) as store:
         return without_secrets(_read_sessions(store))
 
 

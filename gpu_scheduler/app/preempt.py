@@ -24,7 +24,6 @@ from gpu_scheduler.core.model.request_answer import AnswerCode, RequestAnswer, w
 from gpu_scheduler.core.model.states import ACTIVE, AttemptState, JobState, Outcome
 from gpu_scheduler.core.progress.eta import JobProgress
 from gpu_scheduler.progress.job_progress import ProgressReader
-from gpu_scheduler.store.location import refuse_copy
 from gpu_scheduler.store.records import ActiveAttemptRecord, AttemptRecord, JobRecord
 from gpu_scheduler.store.requests import add_request, request_answer, withdraw_request
 from gpu_scheduler.store.store import Store
@@ -98,8 +97,8 @@ def preempt(
 
     timeout_s: the seconds that the job may take to end. After that, it gets SIGKILL if `force` is set;
     otherwise the request is withdrawn and the job continues. on_wait: called before the wait, which lasts at
-    most `max_wait_s` seconds. Raises SchedulerError if the job cannot be identified, its folder cannot be
-    used, or the store is a copy.
+    most `max_wait_s` seconds. Raises SchedulerError if the job cannot be identified or its folder cannot be
+    used.
     """
     with control(location) as store_control:
         store = store_control.store
@@ -111,7 +110,6 @@ def preempt(
             refusal = wrong_state("preempt", job.state)
         if refusal is not None:
             return PreemptReport(job_id, PreemptEnd.REFUSED, job, refusal)
-        refuse_copy(store)
         stop = StopRequest(
             "preempted",
             timeout_s,

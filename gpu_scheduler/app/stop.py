@@ -13,7 +13,6 @@ from gpu_scheduler.app.store_access import POLL_INTERVAL_S, open_store
 from gpu_scheduler.core.model.states import ACTIVE, Outcome
 from gpu_scheduler.core.text.formatting import pid_text
 from gpu_scheduler.errors import SchedulerError, StoreNotFoundError
-from gpu_scheduler.store.location import original_of_copy, refuse_copy
 from gpu_scheduler.store.requests import add_request, open_requests, withdraw_request
 from gpu_scheduler.store.scheduler_lock import scheduler_pid
 from gpu_scheduler.store.store import Store
@@ -50,16 +49,14 @@ class StopReport:
 
     scheduler_pid: the pid of the scheduler that ended, None if no scheduler was running; running: the jobs
     that were running before; adopted: those of them that are adopted processes, which `stop` leaves alone;
-    copied_from: the data directory of the original if the store is a copy; ended: the end of each job that
-    `stop` was to end, None if it has not ended; shares: the shares that were written to the state file, None
-    if the file was not changed.
+    ended: the end of each job that `stop` was to end, None if it has not ended; shares: the shares that were
+    written to the state file, None if the file was not changed.
     """
 
     state_file: str
     scheduler_pid: int | None
     running: tuple[int, ...] = ()
     adopted: tuple[int, ...] = ()
-    copied_from: str | None = None
     ended: Mapping[int, RecordedEnd | None] = field(default_factory=dict)
     shares: list[float] | None = None
 
@@ -87,8 +84,6 @@ def stop(
         store = store_control.store
         pid = store_control.scheduler_pid
         running, adopted = _running_jobs(store)
-        if end_jobs and pid is None:
-            refuse_copy(store)
         ending = tuple(running) if end_jobs else ()
         if pid is not None or ending:
             on_wait(StopWait(pid, ending, grace_s))
@@ -98,14 +93,11 @@ def stop(
             _end_jobs(store_control, grace_s)
         store_control.catch_up()
         ended = _ends(store_control, ending)
-        continuing = [*([] if end_jobs else running), *adopted]
-        copied_from = original_of_copy(store) if continuing else None
         return StopReport(
             str(store.data_dir.state_file),
             pid,
             tuple(sorted([*running, *adopted])),
             tuple(adopted),
-            copied_from,
             ended,
             store_control.close(),
         )

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.errors import NoSuchJobError, SchedulerError, StoreNotFoundError
 from gpu_scheduler.store.database import damaged_error, is_damage
+from gpu_scheduler.store.location import refuse_copy
 from gpu_scheduler.store.requests import open_requests, request_answer, request_target
 from gpu_scheduler.store.scheduler_lock import scheduler_pid
 from gpu_scheduler.store.store import Store
@@ -33,7 +34,8 @@ POLL_INTERVAL_S = 0.01
 def open_store(location: Location, *, read_only: bool = False) -> Iterator[Store]:
     """Opens the store, and closes it when the context ends.
 
-    Raises StoreNotFoundError if there is no store, and SchedulerError if the store cannot be used.
+    Raises StoreNotFoundError if there is no store, and SchedulerError if the store cannot be used: a copy of
+    another store can only be read.
     """
     home = location.resolve()
     try:
@@ -41,6 +43,8 @@ def open_store(location: Location, *, read_only: bool = False) -> Iterator[Store
         try:
             if read_only:
                 store.db.make_read_only()
+            else:
+                refuse_copy(store)
             yield store
         finally:
             store.close()

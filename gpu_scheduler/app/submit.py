@@ -40,7 +40,6 @@ from gpu_scheduler.core.model.state_reason import StateReason
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.errors import StoreNotFoundError, UsageError
 from gpu_scheduler.store.job_lists import job_ids_of_source
-from gpu_scheduler.store.location import refuse_copy
 from gpu_scheduler.store.new_store import check_encoding
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.store.submissions import SubmissionKey, add_environment, record_submission, recorded_answer
@@ -263,7 +262,6 @@ def _insert(
     # The parents of a job are in an existing store.
     is_new = not any(one.after or one.after_any for one in jobs) and create_missing_store(location)
     with open_store(location) as store, _nothing_submitted():
-        refuse_copy(store)
         with store.db.transaction():
             known = find(store)
             if known is not None:

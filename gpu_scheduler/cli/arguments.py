@@ -704,11 +704,6 @@ def _start_scheduler(group: argparse._ArgumentGroup) -> None:
         "Start even if jobs of the older scheduler are still running in Screen sessions",
     )
     flag(group, "--take-over", "Take over a store that belongs to another host and is no longer used there")
-    flag(
-        group,
-        "--as-copy",
-        "Use a copy of another store; jobs that are still running under the original are held in the copy",
-    )
     shared_options(group, "--trust-files")
 
 

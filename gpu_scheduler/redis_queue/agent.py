@@ -34,7 +34,7 @@ from gpu_scheduler.redis_queue.records import (
     parse_record,
     record_or_problem,
 )
-from gpu_scheduler.store.location import recorded_location, refuse_copy
+from gpu_scheduler.store.location import recorded_location
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.store.taken_items import (
     TakenItem,
@@ -145,7 +145,6 @@ class Agent:
         """Works until the process is asked to end. Redis may be away for any time."""
         create_missing_store(self._location)
         with open_store(self._location) as store:
-            refuse_copy(store)
             if recorded_location(store) is None:
                 log.info("waiting for `start` to give this store an id")
             while recorded_location(store) is None:

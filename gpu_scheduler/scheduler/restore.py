@@ -21,7 +21,7 @@ from gpu_scheduler.attempts.sweep import processes_of
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.config import StartOptions
 from gpu_scheduler.core.model.gpu import format_ranges
-from gpu_scheduler.core.scheduling.reconcile_attempt import detach, detach_process, restore, supersede
+from gpu_scheduler.core.scheduling.reconcile_attempt import restore, supersede
 from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.store import attempt_folders, inspection, location
@@ -45,7 +45,6 @@ from gpu_scheduler.store.backups import (
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.database import development_schema_error
 from gpu_scheduler.store.inspection import StoreCondition, highest_known_ids, inspect_store
-from gpu_scheduler.store.job_lists import jobs_to_watch
 from gpu_scheduler.store.new_store import forgetting_jobs
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.store.writer import StoreWriter
@@ -448,45 +447,26 @@ def _mtime(path: Path) -> float | None:
         return None
 
 
-# Checks at `start` whether the store is in its own folder; refuses a copy, or makes it a separate store.
+# Checks at `start` whether the store is in its own folder; refuses a copy, unless it forgets all jobs.
 #
 # A store whose folder was moved is accepted. The processes of a copy's original are never signalled.
 
 
 @contextmanager
-def in_own_folder(store: Store, options: StartOptions) -> Iterator[None]:
+def in_own_folder(store: Store, *, fresh: bool) -> Iterator[None]:
     """Records the store's current folder as its own while the block runs, and for good if the block succeeds.
 
-    With `--fresh`, forgets all jobs. With `--as-copy`, holds the active jobs of a copy. The caller must hold
-    the locks. Raises SchedulerError.
+    fresh: forget all jobs, which makes a copy a separate store. The caller must hold the locks. Raises
+    SchedulerError.
     """
-    copied = location.location_verdict(store) == "copied"
-    if copied and not (options.fresh or options.as_copy):
+    if not fresh:
         location.refuse_copy(store)
-    if copied:
-        location.refuse_hard_link(store)
-    if options.fresh:
-        with jobs_forgotten(store, copied=copied):
-            location.adopt_folder(store, new_id=copied)
-            yield
-    elif copied:
-        with store.db.transaction():
-            _leave_to_original(store, options)
-            location.adopt_folder(store, new_id=True)
-            yield
-    else:
         location.adopt_folder(store)
         yield
-
-
-def _leave_to_original(store: Store, options: StartOptions) -> None:
-    known = location.recorded_location(store)
-    assert known is not None
-    now = Clock().now()
-    actions = []
-    for attempt in store.active_attempts():
-        actions += detach(observe_attempt(store, attempt), now, options, known.path)
-    writer = StoreWriter(store, options)
-    writer.record(actions, now)
-    # A job whose watcher has just ended may be among them.
-    writer.record([detach_process(job.id, known.path) for job in jobs_to_watch(store)], now)
+        return
+    original = location.original_of_copy(store)
+    if original is not None:
+        location.refuse_hard_link(store, original)
+    with jobs_forgotten(store, copied=original is not None):
+        location.adopt_folder(store, new_id=original is not None)
+        yield

@@ -88,7 +88,7 @@ def run(
                 ownership = Ownership(home, lock)
                 executors = _make_executors(options.screen)
                 # If the start fails, nothing is deleted, and the schema stays as an older version wrote it.
-                with store.db.upgraded(), in_own_folder(store, options):
+                with store.db.upgraded(), in_own_folder(store, fresh=options.fresh):
                     daemon = Daemon(
                         options, store, ownership, umask, console, failpoint, executors, claim_folder
                     )
@@ -146,7 +146,7 @@ def count_jobs_to_forget(home: DataDir, *, take_over: bool = False) -> int:
         with closing(Store(home, create=True)) as store:
             # If the schema is older, `start` checks the jobs after it has upgraded the store.
             is_upgraded = store.db.schema_version == newest_schema_version()
-            if is_upgraded and location.location_verdict(store) != "copied":
+            if is_upgraded and location.original_of_copy(store) is None:
                 refuse_active(store)
             return job_count(store)
     except sqlite3.OperationalError as error:

@@ -1,7 +1,8 @@
 """Recognises a store that was moved or copied, before the scheduler signals a process that the store names.
 
-The store records a random id, and the real path and the inode of its data directory. A file in that directory
-contains the same id.
+The store records a random id and the real path of its data directory. A file in that directory contains the
+same id. If the recorded directory still exists at another path, this one is a copy, and must not be mistaken
+for its original, whose processes carry the same tokens. Otherwise it was moved, and the scheduler continues.
 """
 
 from __future__ import annotations
@@ -10,78 +11,12 @@ import json
 import os
 import sqlite3
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.store import Store
-
-# Decides whether a data directory is the recorded one, was moved, or is a copy. Accesses no files.
-#
-# A copy must not be mistaken for its original, whose processes carry the same tokens.
-
-
-#: "same": the recorded folder, perhaps under another name. "moved": the recorded folder is no longer at its
-#: old path. "copied": the original is still at the old path.
-FolderRelation = Literal["same", "moved", "copied"]
-
-
-class RecordedFolder(NamedTuple):
-    """The data directory as recorded in the store: its random id, its real path and its inode.
-
-    The device number is not recorded, because a reboot can change it.
-    """
-
-    id: str
-    path: str
-    inode: int
-
-
-class ObservedFolder(NamedTuple):
-    """The current state of a folder. id: the content of its id file; None if missing or unreadable."""
-
-    path: str
-    device: int
-    inode: int
-    id: str | None
-
-
-class UnreadableFolder:
-    """Stands for something at the recorded path that cannot be read."""
-
-
-def compare_folders(
-    recorded: RecordedFolder | None,
-    current: ObservedFolder,
-    at_recorded_path: ObservedFolder | UnreadableFolder | None,
-) -> FolderRelation:
-    """Compares the folder `current` with the recorded one.
-
-    at_recorded_path: the folder that is now at the recorded path; None if nothing is there.
-
-    The inode alone is not conclusive: a restore changes it, and the same number can occur on two file
-    systems. Therefore, the folder that is now at the recorded path counts too.
-    """
-    if recorded is None or current.path == recorded.path:
-        return "same"
-    if isinstance(at_recorded_path, ObservedFolder) and (at_recorded_path.device, at_recorded_path.inode) == (
-        current.device,
-        current.inode,
-    ):
-        return "same"
-    if at_recorded_path is None or (
-        isinstance(at_recorded_path, ObservedFolder) and at_recorded_path.id not in (recorded.id, None)
-    ):
-        return "same" if current.inode == recorded.inode else "moved"
-    if current.inode != recorded.inode:
-        return "copied"
-    # The folder was renamed and a copy was put at its old path, unless the inodes are equal by chance.
-    return (
-        "same"
-        if isinstance(at_recorded_path, ObservedFolder) and at_recorded_path.inode != recorded.inode
-        else "copied"
-    )
-
+from gpu_scheduler.system.safe_file import Content, read, replace_file
 
 _META_KEY = "folder"
 _ID_FILE = "id"
@@ -89,42 +24,47 @@ _ID_FILE = "id"
 _MAX_ID_BYTES = 256
 
 
+class RecordedFolder(NamedTuple):
+    """The data directory as recorded in the store: its random id and its real path."""
+
+    id: str
+    path: str
+
+
 def recorded_location(store: Store) -> RecordedFolder | None:
-    """Returns the recorded folder of the store, or None if the store is new or from an earlier version."""
-    value = store.db.meta(_META_KEY)
-    return None if value is None else RecordedFolder(**json.loads(value))
-
-
-def location_verdict(store: Store) -> FolderRelation:
-    """Returns whether the store is in its recorded folder, was moved, or is a copy."""
-    known = recorded_location(store)
-    if known is None:
-        return "same"
-    here = _location(store.data_dir.folder)
-    return compare_folders(known, here, here if here.path == known.path else _location_at(known.path))
+    """Returns the recorded folder of the store, or None if the store is new."""
+    return _parse(store.db.meta(_META_KEY))
 
 
 def original_of_copy(store: Store) -> str | None:
-    """Returns the original's folder if this store is a copy whose original still exists, otherwise None."""
+    """Returns the original's folder if this store is a copy whose original still exists, otherwise None.
+
+    A folder at the recorded path that cannot be read counts as the original.
+    """
     known = recorded_location(store)
-    return known.path if known is not None and location_verdict(store) == "copied" else None
+    if known is None or is_same_file(store.data_dir.folder, known.path):
+        return None
+    return known.path if _may_contain(known) else None
 
 
 def refuse_copy(store: Store) -> None:
-    """Raises SchedulerError, with the remedies, if the store is a copy and its original still exists."""
+    """Raises SchedulerError, with the remedy, if the store is a copy and its original still exists."""
     of = original_of_copy(store)
     if of is not None:
-        raise SchedulerError(_copy_refusal(store, of))
-
-
-def refuse_hard_link(store: Store) -> None:
-    """Raises SchedulerError if the databases of a copy and its original are hard links to one file."""
-    known = recorded_location(store)
-    original = os.path.join(known.path, store.data_dir.database.name) if known is not None else ""
-    if is_same_file(store.data_dir.database, original):
         raise SchedulerError(
-            f"{store.data_dir.database} and {original} are the same file (a hard link), so a write to"
-            " one would change the other\n"
+            f"{store.data_dir.folder} is a copy of {of}, which still exists; the original's jobs must not be"
+            " ended or run again from here\n"
+            "`start --fresh` forgets all jobs in the copy, so that the lines of its jobs file count as new"
+        )
+
+
+def refuse_hard_link(store: Store, original: str) -> None:
+    """Raises SchedulerError if the databases of a copy and its original folder are hard links to one file."""
+    database = store.data_dir.database
+    other = os.path.join(original, database.name)
+    if is_same_file(database, other):
+        raise SchedulerError(
+            f"{database} and {other} are one file (a hard link), so a write to one would change the other\n"
             "remove this copy and make one without links, with `cp -r`"
         )
 
@@ -135,27 +75,18 @@ def adopt_folder(store: Store, *, new_id: bool = False) -> None:
     new_id: give the store a new id, because it is a copy. Only the scheduler that holds the locks may call
     this function. Raises SchedulerError if the folder cannot be read or written.
     """
-    # Only `start` writes and logs; other commands import this module too.
-    import logging
-
-    from gpu_scheduler.system.safe_file import replace_file
-
-    before = recorded_location(store)
-    if before is not None and not new_id and location_verdict(store) == "moved":
-        logging.getLogger(__name__).warning(
-            "this store was moved here from %s, which no longer exists", before.path
-        )
-    _relocate_project(store, copied=new_id)
+    folder, recorded = store.data_dir.folder, recorded_location(store)
+    known = None if new_id else recorded
+    if known is not None:
+        _follow_move(store, known.path)
+    here = RecordedFolder(os.urandom(16).hex() if known is None else known.id, os.path.realpath(folder))
     try:
-        here = _location(store.data_dir.folder)
-        known = before if before is not None and not new_id else RecordedFolder(os.urandom(16).hex(), "", 0)
-        known = known._replace(path=here.path, inode=here.inode)
-        if here.id != known.id:
-            replace_file(store.data_dir.folder / _ID_FILE, f"{known.id}\n".encode("ascii"), synced=True)
+        if _read_id(folder) != here.id:
+            replace_file(folder / _ID_FILE, f"{here.id}\n".encode("ascii"), synced=True)
     except OSError as error:
-        raise SchedulerError(f"{error.filename or store.data_dir.folder}: {error.strerror}") from None
-    if known != before:
-        store.db.set_meta(_META_KEY, json.dumps(known._asdict()))
+        raise SchedulerError(f"{error.filename or folder}: {error.strerror}") from None
+    if here != recorded:
+        _record(store, here)
 
 
 def assume_folder(store: Store, path: str) -> None:
@@ -163,36 +94,17 @@ def assume_folder(store: Store, path: str) -> None:
 
     Use this for a store that was restored from attempt folders, which contain only the path.
     """
-    known = RecordedFolder(_read_id(store.data_dir.folder / _ID_FILE) or os.urandom(16).hex(), path, 0)
-    store.db.set_meta(_META_KEY, json.dumps(known._asdict()))
+    _record(store, RecordedFolder(_read_id(store.data_dir.folder) or os.urandom(16).hex(), path))
 
 
 def owner_elsewhere(db: sqlite3.Connection, data_dir: DataDir) -> str | None:
     """Returns the folder recorded in a database if its id differs from this folder's id, otherwise None."""
-    here = _read_id(data_dir.folder / _ID_FILE)
     row = db.execute("SELECT value FROM meta WHERE key = ?", (_META_KEY,)).fetchone()
-    known = None if row is None else RecordedFolder(**json.loads(row[0]))
-    return None if known is None or here in (None, known.id) else known.path
+    known = None if row is None else _parse(row[0])
+    return None if known is None or _read_id(data_dir.folder) in (None, known.id) else known.path
 
 
-def _relocate_project(store: Store, *, copied: bool) -> None:
-    """Updates the paths in the store if the project folder is now at another path."""
-    data_dir, known = store.data_dir, recorded_location(store)
-    if known is None or data_dir.folder.parent != data_dir.state_file.parent:
-        return
-    old, new = os.path.dirname(known.path), os.path.dirname(os.path.realpath(data_dir.folder))
-    if old != new:
-        import logging
-
-        from gpu_scheduler.store.relocate import Relocation, relocate
-
-        log = logging.getLogger(__name__)
-        text = "the paths of jobs files, working directories, scripts and logs in %s now refer to %s"
-        log.info(text, old, new)
-        relocate(store, Relocation(old, new, copied=copied))
-
-
-def is_same_file(one: str | Path, other: str) -> bool:
+def is_same_file(one: str | Path, other: str | Path) -> bool:
     """Returns whether both paths exist and lead to the same file."""
     try:
         return os.path.samefile(one, other)
@@ -200,40 +112,41 @@ def is_same_file(one: str | Path, other: str) -> bool:
         return False
 
 
-def _copy_refusal(store: Store, original: str) -> str:
-    return (
-        f"{store.data_dir.folder} is a copy of {original}, which still exists; the original's jobs must not"
-        " be ended or run again from here\n"
-        "`start --as-copy` continues with the copy, holds the jobs that had started but not ended, and"
-        " signals no process; `start --fresh` forgets all jobs in the copy"
-    )
+def _follow_move(store: Store, before: str) -> None:
+    """Updates the paths in the store if its folder and project were moved from the path `before`."""
+    data_dir = store.data_dir
+    if not is_same_file(before, data_dir.folder):
+        import logging
+
+        logging.getLogger(__name__).warning("this store was moved here from %s", before)
+    old, new = os.path.dirname(before), os.path.dirname(os.path.realpath(data_dir.folder))
+    if old != new and data_dir.folder.parent == data_dir.state_file.parent:
+        from gpu_scheduler.store.relocate import Relocation, relocate
+
+        relocate(store, Relocation(old, new))
 
 
-def _location(folder: Path) -> ObservedFolder:
-    status = os.stat(folder)
-    return ObservedFolder(os.path.realpath(folder), status.st_dev, status.st_ino, _read_id(folder / _ID_FILE))
-
-
-def _location_at(path: str) -> ObservedFolder | UnreadableFolder | None:
+def _may_contain(known: RecordedFolder) -> bool:
+    """Returns whether the folder at the recorded path contains the store, or cannot be read."""
     try:
-        if not os.path.lexists(os.path.join(path, "scheduler.db")):
-            os.stat(path)  # a folder that cannot be entered hides its content
-            return None if os.access(path, os.X_OK) else UnreadableFolder()
-        return _location(Path(path))
+        os.lstat(os.path.join(known.path, "scheduler.db"))
     except (FileNotFoundError, NotADirectoryError):
-        return None
+        return False
     except OSError:
-        return UnreadableFolder()
+        return True
+    return _read_id(Path(known.path)) in (known.id, None)
 
 
-def _read_id(path: Path) -> str | None:
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        return os.read(fd, _MAX_ID_BYTES).decode("ascii", "replace").strip() or None
-    except OSError:
-        return None
-    finally:
-        os.close(fd)
+def _read_id(folder: Path) -> str | None:
+    """Returns the id in a data directory; None if it is missing or cannot be read."""
+    found = read(folder / _ID_FILE, _MAX_ID_BYTES, trust=True)
+    return found.data.decode("ascii", "replace").strip() or None if isinstance(found, Content) else None
+
+
+def _parse(value: str | None) -> RecordedFolder | None:
+    found = None if value is None else json.loads(value)
+    return None if found is None else RecordedFolder(found["id"], found["path"])
+
+
+def _record(store: Store, folder: RecordedFolder) -> None:
+    store.db.set_meta(_META_KEY, json.dumps(folder._asdict()))

@@ -36,14 +36,14 @@ class JobRecord(NamedTuple):
     spec_json: its JobSpec as JSON; spec_key: the key of its resource spec; jobs with the same key wait for
     the same thing; priority, position: the queue order, lowest first.
 
-    held_by: "user", "line", "copy" (its attempt belongs to the store of which this one is a copy), or the
-    outcome that caused the hold. stop_cause, stop_id: the cause and the id of an open request to stop its
-    attempt. not_before_boot: the earliest time of the next start. line_wait: why its line in the jobs file
-    keeps it from starting. min_vram_mib: the memory that it needs, raised after an attempt ran out of memory.
-    unmet_parents: the number of its dependencies whose condition is not met; failed_parents: the number of
-    those whose parent has finished. recoveries: how often `start --recover` queued it again. cleared_at: when
-    `clear` took it out of the lists. checkpoint: the newest complete one when its last attempt ended.
-    resume_from: the one with which its next attempt starts. queued_at: when it last began to wait for GPUs.
+    held_by: "user", "line" or the outcome that caused the hold. stop_cause, stop_id: the cause and the id of
+    an open request to stop its attempt. not_before_boot: the earliest time of the next start. line_wait: why
+    its line in the jobs file keeps it from starting. min_vram_mib: the memory that it needs, raised after an
+    attempt ran out of memory. unmet_parents: the number of its dependencies whose condition is not met;
+    failed_parents: the number of those whose parent has finished. recoveries: how often `start --recover`
+    queued it again. cleared_at: when `clear` took it out of the lists. checkpoint: the newest complete one
+    when its last attempt ended. resume_from: the one with which its next attempt starts. queued_at: when it
+    last began to wait for GPUs.
     submitted_at: when it was submitted, the last time if it was submitted again.
     adopted: the process, started elsewhere, that the job is; None for an ordinary job.
     """

@@ -1,4 +1,4 @@
-"""Updates the paths in a store after its project folder was moved or copied.
+"""Updates the paths in a store after its project folder was moved.
 
 Without this, every line of a jobs file would count as new, and queued jobs would run in a folder that no
 longer exists.
@@ -17,41 +17,29 @@ from gpu_scheduler.store.store import Store
 
 
 class Relocation:
-    """Maps paths in an old folder to paths in a new one. copied: whether the files exist in both folders."""
+    """Maps paths in an old folder to paths in a new one."""
 
-    def __init__(self, old: str, new: str, *, copied: bool) -> None:
+    def __init__(self, old: str, new: str) -> None:
         self._old, self._new = old.rstrip("/"), new.rstrip("/")
-        self._copied = copied
         self._new_paths: dict[str, str] = {}
 
     def new_path(self, path: str) -> str:
-        """Returns the current path of a file or folder, which is different if it was moved or copied."""
+        """Returns the current path of a file or folder, which is different if it was moved."""
         if path not in self._new_paths:
             self._new_paths[path] = self._find_new_path(path)
         return self._new_paths[path]
 
-    def relocated_spec(self, spec: JobSpec, line: JobSpec | None = None) -> JobSpec:
-        """Returns the job specification with the paths in the new folder.
-
-        line: the specification that results from parsing the job's line in the new working directory. In a
-        copy, an absolute path in the line is kept, so that the job runs the command in its line.
-        """
-        script = (
-            None if spec.script is None else self._unless_named(spec.script, line.script if line else None)
-        )
-        venv = None if spec.venv is None else self._unless_named(spec.venv, line.venv if line else None)
-        cwd = self._unless_named(spec.cwd, line.cwd if line else None)
-        return replace(spec, cwd=cwd, script=script, venv=venv)
-
-    def _unless_named(self, path: str, named: str | None) -> str:
-        return path if self._copied and path == named else self.new_path(path)
+    def relocated_spec(self, spec: JobSpec) -> JobSpec:
+        """Returns the job specification with the paths in the new folder."""
+        script, venv = (path and self.new_path(path) for path in (spec.script, spec.venv))
+        return replace(spec, cwd=self.new_path(spec.cwd), script=script, venv=venv)
 
     def _find_new_path(self, path: str) -> str:
         if path != self._old and not path.startswith(f"{self._old}/"):
             return path
         moved = self._new + path[len(self._old) :]
-        here, there = os.path.lexists(moved), os.path.lexists(path)
-        return moved if here and (self._copied or not there or is_same_file(moved, path)) else path
+        is_here = os.path.lexists(moved) and (not os.path.lexists(path) or is_same_file(moved, path))
+        return moved if is_here else path
 
     def assume_folder_moved(self) -> None:
         """Treats the folder itself as moved, regardless of what is at the old path now."""
@@ -71,7 +59,7 @@ def relocate(store: Store, to: Relocation) -> None:
         for row in store.db.rows("SELECT id, spec, identity, source, state FROM job"):
             before = JobSpec.from_json(row["spec"])
             line = lines.get(row["id"])
-            spec = to.relocated_spec(before, line)
+            spec = to.relocated_spec(before)
             source = row["source"]
             if source.startswith("file:"):
                 source = f"file:{to.new_path(source[len('file:') :])}"

@@ -17,7 +17,6 @@ from gpu_scheduler.core.model.event import (
     Overuse,
     StopStarted,
 )
-from gpu_scheduler.core.model.state_reason import ReasonKind
 from gpu_scheduler.core.model.states import (
     AttemptState,
     IllegalTransitionError,
@@ -216,7 +215,7 @@ def finish_attempt(context: WriteContext, action: act.FinishAttempt) -> None:
         before=job.state,
         outcome=action.job_outcome.value if action.job_outcome else None,
         exit_code=action.exit_code, signal=action.signal,
-        held_by=_held_by(action),
+        held_by=action.outcome.value if action.state is JobState.HELD else None,
         recoveries=action.recoveries,
         launch_failures=action.launch_failures,
         not_before_boot=action.not_before, boot_id=context.now.boot_id,
@@ -234,14 +233,6 @@ def _resumption(action: act.FinishAttempt, job: JobRecord) -> dict[str, Any]:
         # The next attempt starts as this one should have, and the job has waited all the while.
         return {"checkpoint": known, "queued_at": job.queued_at}
     return {"checkpoint": known, "resume_from": checkpoint_json(action.resume_from)}
-
-
-def _held_by(action: act.FinishAttempt) -> str | None:
-    if action.state is not JobState.HELD:
-        return None
-    # In a copy of a store, the job was not interrupted: its attempt belongs to the original.
-    is_copy = action.reason is not None and action.reason.kind is ReasonKind.IN_ORIGINAL_STORE
-    return "copy" if is_copy else action.outcome.value
 
 
 def _details_of_end(context: WriteContext, attempt: AttemptRecord, action: act.FinishAttempt) -> AttemptEnded:

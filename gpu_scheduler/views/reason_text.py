@@ -93,8 +93,6 @@ _PARENT_ENDS = {
     Outcome.NOT_STARTED: "could not be started",
     Outcome.SKIPPED: "was skipped",
 }
-#: What `retry` does to a held job that has not run in this store. For all other jobs, it "runs it again".
-_RETRIED = {ReasonKind.IN_ORIGINAL_STORE: "runs it here", ReasonKind.STORE_LOST: "runs it"}
 
 
 def reason_text(reason: StateReason, *, without_exit: bool = False) -> str:
@@ -165,8 +163,6 @@ def _cause(reason: StateReason) -> str:
         return f"{gpu} was claimed by {program} first"
     if kind is ReasonKind.RUNNER_DIED:
         return "its runner was killed" if message is None else f"its runner died, and {message}"
-    if kind is ReasonKind.IN_ORIGINAL_STORE:
-        return f"it belongs to {reason.subject}, of which this store is a copy"
     if kind is ReasonKind.PARENT_FAILED:
         return parent_end_text(reason.parent or 0, reason.parent_outcome)
     if kind is ReasonKind.PARENT_NOT_IMPORTED:
@@ -248,7 +244,7 @@ def _next_step_text(step: NextStep, cause: ReasonKind) -> str:
     if step.kind is NextKind.HELD and step.checkpoint is not None:
         return f"`resume --job {step.job_id}` continues from {origin_text(step.checkpoint, step.step)}"
     if step.kind is NextKind.HELD:
-        return f"`retry {step.job_id}` {_RETRIED.get(cause, 'runs it again')}"
+        return f"`retry {step.job_id}` runs it{'' if cause is ReasonKind.STORE_LOST else ' again'}"
     return ""
 
 

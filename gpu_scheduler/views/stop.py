@@ -35,8 +35,6 @@ def _lines(report: StopReport, with_jobs: bool) -> Iterator[str]:
     if continuing:
         jobs = ", ".join(map(str, continuing))
         how = "`cancel JOB` ends a job; the next `start` continues to manage them"
-        if report.copied_from is not None:
-            how = f"they belong to {report.copied_from}, of which this store is a copy"
         which = "adopted" if with_jobs else "running"
         yield f"{which} jobs continue: job{'s' * (len(continuing) > 1)} {jobs}; {how}"
     for job_id, end in report.ended.items():

@@ -55,7 +55,7 @@ _ALL_CHANGED = StartOptions(
     spike_buffer=0.2, tolerance=0.0, exclusive=True, oom_retries=3, fail_retries=1, recover=True, learn=True,
     suspect_after=5, log_limit_mib=5, start_interval_s=1.5, cpu_jobs=999,
     preempt_at_priority=100, preempt_grace_s=5.0, queue_order=QueueOrder.BACKFILL, aging=3, idle_budget=0.0,
-    poll_s=0.5, verbose=True, fresh=True, ignore_old_sessions=True, as_copy=True, trust_files=True,
+    poll_s=0.5, verbose=True, fresh=True, ignore_old_sessions=True, trust_files=True,
     serve="[::1]:80", as_root=True, allowed_host=("a", "b:90"), tls_cert="c", tls_key="k",
     redis="redis://h", requeue_silent_after=1800.0,
 )  # fmt: skip
@@ -72,7 +72,7 @@ def test_every_option_of_start_sets_its_field() -> None:
         " --spike-buffer 0.2 --tolerance 0 --exclusive --oom-retries 3 --fail-retries 1 --recover --learn"
         " --suspect-after 5 --log-limit 5 --start-interval 1.5 --cpu-jobs 999"
         " --preempt-at-priority HIGH --preempt-grace 5 --queue-order backfill --aging 3 --idle-budget 0"
-        " --poll 0.5 -v --fresh --ignore-old-sessions --as-copy --trust-files"
+        " --poll 0.5 -v --fresh --ignore-old-sessions --trust-files"
         " --serve [::1]:80 --as-root --allowed-host a --allowed-host b:90 --tls-cert c --tls-key k"
         " --redis redis://h --requeue-silent-after 30m"
     )

@@ -35,7 +35,7 @@ def hide_processes(_desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def move_store(desk: Desk, _monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes the store look as if it had been moved here from another file system."""
-    recorded = {"id": "an-id", "path": str(desk.path / "old" / "gpu_scheduler_state.d"), "inode": 1}
+    recorded = {"id": "an-id", "path": str(desk.path / "old" / "gpu_scheduler_state.d")}
     desk.store.db.set_meta("folder", json.dumps(recorded))
 
 

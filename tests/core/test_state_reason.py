@@ -77,10 +77,8 @@ def test_the_stored_form_of_a_state_reason_omits_unknown_values() -> None:
             "preempted; `retry 7` runs it again",
         ),
         (
-            StateReason(
-                ReasonKind.IN_ORIGINAL_STORE, subject="/a.d", next_steps=(NextStep(NextKind.HELD, job_id=7),)
-            ),
-            "it belongs to /a.d, of which this store is a copy; `retry 7` runs it here",
+            StateReason(ReasonKind.STORE_LOST, next_steps=(NextStep(NextKind.HELD, job_id=7),)),
+            "it had not begun when the store was lost; `retry 7` runs it",
         ),
         (StateReason(ReasonKind.LINE_ADDED_AGAIN, subject="jobs.txt"), "added to jobs.txt again"),
     ],

@@ -71,7 +71,10 @@ def test_a_copied_data_directory_never_signals_the_processes_of_the_original(
     done = copy.cli("start", "--simulate", "4")
     assert done.returncode == 1
     assert f"{tmp_path}/b/{DATA_DIR} is a copy of {tmp_path}/a/{DATA_DIR}, which still exists" in done.stderr
-    for words in (["cancel", "1", "--grace", "0"], ["stop", "--jobs", "--grace", "0"]):
+    for words in (
+        ["cancel", "1", "--grace", "0"], ["stop", "--jobs", "--grace", "0"], ["stop"], ["retry", "1"],
+        ["preempt", "1"], ["submit", "--", "true"], ["pause", "0"],
+    ):  # fmt: skip
         done = copy.cli(*words)
         assert done.returncode == 1, done.stdout
         assert "is a copy of" in done.stderr
@@ -79,27 +82,18 @@ def test_a_copied_data_directory_never_signals_the_processes_of_the_original(
         f"Problem: store {tmp_path}/b/{DATA_DIR} is a copy of {tmp_path}/a/{DATA_DIR}"
         in copy.cli("status").stdout
     )
-    said = copy.cli("stop").stdout
-    assert f"job 1; they belong to {tmp_path}/a/{DATA_DIR}, of which this store is a copy" in said
+    [job] = copy.jobs().values()
+    assert job["state"] == "running", "a refused command changes nothing"
 
-    copy.append("[share=1] echo $PWD > ../here")
-    copy.start("--as-copy")
+    (tmp_path / "b" / "jobs.txt").write_text("[share=1] echo $PWD > ../here\n")
+    copy.start("--fresh", "--yes")
     assert copy.wait_finished(2)[2]["outcome"] == "completed"
     assert (tmp_path / "here").read_text() == f"{tmp_path}/b\n"
-    [job] = [job for job in copy.jobs().values() if job["id"] != 2]
-    assert (job["state"], job["outcome"]) == ("held", None), "a refused command changes nothing"
-    assert f"belongs to {tmp_path}/a/{DATA_DIR}" in job["reason"]
+    assert list(copy.jobs()) == [2]
     assert [gpu["jobs"] for gpu in copy.status()["gpus"]] == [[], [], [], []]
     assert copy.end_scheduler() == 0
     copy.start()  # From now on, the copy is a separate store.
     assert copy.end_scheduler() == 0
-
-    shutil.copytree(tmp_path / "a", tmp_path / "c")
-    third = World(tmp_path / "c")
-    third.start("--fresh", "--yes", "--jobs-file", "")
-    assert third.jobs() == {}
-    assert third.end_scheduler() == 0
-    third.close()
 
     [pid] = trace(tmp_path)
     assert original.jobs()[1]["state"] == "running"
@@ -187,7 +181,7 @@ def test_a_job_that_runs_while_its_folder_is_moved_by_copying_is_not_ended(
     shutil.rmtree(tmp_path / "a")
     moved = beside()
     moved.start()
-    assert f"moved here from {tmp_path}/a/{DATA_DIR}, which no longer exists" in moved.output()
+    assert f"moved here from {tmp_path}/a/{DATA_DIR}" in moved.output()
     wait_for(lambda: "is alive but has no lock on the claim" in moved.output(), "the anomaly")
     assert moved.jobs()[1]["state"] == "running"
     (tmp_path / "go").touch()

@@ -18,7 +18,6 @@ from gpu_scheduler.app.diagnosis import diagnose
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.app.logs import open_log
 from gpu_scheduler.claims.gpu_claims import read_gpu_locks
-from gpu_scheduler.config import StartOptions
 from gpu_scheduler.core.model.attempt_status import AdoptedProcess, RunnerIdentity, StopRequest
 from gpu_scheduler.core.model.finding import Check
 from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample, Snapshot
@@ -30,6 +29,7 @@ from gpu_scheduler.runner.folder import boot_id
 from gpu_scheduler.runner.process_scan import ticks_of
 from gpu_scheduler.scheduler.restore import in_own_folder
 from gpu_scheduler.store import location
+from gpu_scheduler.store.job_lists import state_counts
 from gpu_scheduler.store.requests import add_request, request_answer
 from gpu_scheduler.views import why
 from tests.loop.rig import Rig
@@ -354,27 +354,19 @@ def test_a_request_to_stop_outlives_a_reboot_before_the_next_watcher(
 def test_a_copied_store_leaves_an_adopted_process_to_the_original(
     rig: Rig, start: StartProcess, tmp_path: Path
 ) -> None:
-    process = start()
-    never_watched = adopt(rig, identity(process))
-    job = adopt(rig, identity(start()))
+    processes = [start(), start()]
+    job = [adopt(rig, identity(process)) for process in processes][-1]
     location.adopt_folder(rig.store)
     rig.loop.recorder.record([RecordStop(job, StopRequest("cancelled", 5.0))], rig.clock.now())
     shutil.copytree(tmp_path, tmp_path / "copy")
     copy = Rig(tmp_path / "copy")
-    with in_own_folder(copy.store, StartOptions(as_copy=True)):
+    with pytest.raises(SchedulerError, match="is a copy of"), in_own_folder(copy.store, fresh=False):
+        pass
+    with in_own_folder(copy.store, fresh=True):
         pass
     copy.tick()
-    for one in (never_watched, job):
-        held = copy.job(one)
-        assert (held.state, held.held_by, held.adopted, held.stop_cause) == (
-            JobState.HELD,
-            "copy",
-            None,
-            None,
-        )
-        assert f"retry {one}" in words(held.reason)
-        assert copy.store.attempts(one) == []
-    assert process.poll() is None
+    assert state_counts(copy.store) == {}
+    assert [process.poll() for process in processes] == [None, None]
 
 
 def test_preempting_an_adopted_process_uses_the_signal_of_the_job(rig: Rig, start: StartProcess) -> None:

@@ -12,9 +12,6 @@ import pytest
 
 from gpu_scheduler.attempts.folder import observe
 from gpu_scheduler.core.model.job_spec import Dependency, DependencyKind, JobSpec
-from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
-from gpu_scheduler.core.model.states import JobState, Outcome
-from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.store.job_lists import (
     cleared_count,
     finished_jobs,
@@ -186,16 +183,3 @@ def test_a_hundred_thousand_cleared_jobs_do_not_slow_down_the_list_of_the_others
     ]:  # fmt: skip
         plan = rig.store.db.rows(f"EXPLAIN QUERY PLAN {query}")
         assert index in " ".join(row["detail"] for row in plan), query
-
-
-def test_a_job_whose_attempt_belongs_to_the_original_of_a_copied_store_is_not_interrupted(rig: Rig) -> None:
-    job = rig.add_job(WAITING)
-    [attempt] = rig.loop.recorder.record([act.Start(job, ("U0",), 1000)], rig.clock.now()).values()
-    reason = StateReason(ReasonKind.IN_ORIGINAL_STORE, subject="/the/original")
-    held = act.FinishAttempt(job, attempt, Outcome.INTERRUPTED, JobState.HELD, None, reason)
-    rig.loop.recorder.record([held, act.ReleaseAllocation(attempt)], rig.clock.now())
-    again = restarted(rig, recover=True)
-    add_request(again.store, "recover")
-    again.tick()
-    row = again.job(job)
-    assert (row.state, row.held_by, interrupted_jobs(again.store)) == ("held", "copy", [])

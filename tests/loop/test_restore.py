@@ -272,7 +272,7 @@ def test_restore_adds_the_attempts_found_in_folders_to_those_in_a_backup(
     assert desk.trace().count("waited") == 1
     assert f"restored from {desk.data_dir.backups}/scheduler-1.db" in caplog.text
     assert f"2 attempts were added to the store from their folders: jobs {waits}, {new}" in caplog.text
-    assert location.location_verdict(desk.rig.store) == "same"
+    assert location.original_of_copy(desk.rig.store) is None
 
 
 def test_start_refuses_an_older_database_and_restores_the_newest_backup(desk: RestoredStore) -> None:
@@ -546,7 +546,7 @@ def test_restore_replaces_a_database_copied_from_another_folder(desk: RestoredSt
     desk.restore()
     assert desk.rig.job(ended).outcome == "completed"
     assert {row.job_id for row in desk.rig.store.active_attempts()} == {lives}
-    assert location.location_verdict(desk.rig.store) == "same"
+    assert location.original_of_copy(desk.rig.store) is None
     desk.rig.tick()
     assert desk.rig.job(lives).state == "running"
 
@@ -575,7 +575,7 @@ def test_a_copied_data_directory_counts_as_a_copy_even_without_its_database(desk
     with pytest.raises(SchedulerError, match=f"job {job} is still running"):
         open_store(data_dir, StartOptions())
     store = open_store(data_dir, StartOptions(restore=True, jobs_file=""))
-    assert location.location_verdict(store) == "copied"
+    assert location.original_of_copy(store) == str(desk.data_dir.folder)
     store.close()
     desk.rig = Rig(desk.folder, executor=Quick())
     desk.rig.tick()

@@ -19,7 +19,6 @@ from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.facts import Attempt
 from gpu_scheduler.core.scheduling.reconcile_attempt import (
-    detach,
     has_ended,
     needs_process_scan,
     reconcile,
@@ -179,12 +178,6 @@ def release_answers(found: bool, swept: int) -> tuple[tuple[act.Action, ...], ..
         fact = replace(fact, state=AttemptState.ENDED, survivors=(77,) if found else ())
         answers[tuple(release_allocation(fact, _NOW, _SETTINGS))] = None
     return tuple(answers)
-
-
-@cache
-def copied_store_answer(view: ObservedAttempt) -> tuple[act.Action, ...]:
-    """Returns the actions of `start --as-copy` for an attempt that was open when the store was copied."""
-    return tuple(detach(_attempt(view, deadline_passed=True, late=False), _NOW, _SETTINGS, "/original"))
 
 
 def describe(actions: tuple[act.Action, ...]) -> str:

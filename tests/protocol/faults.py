@@ -151,25 +151,18 @@ def _numbers_are_reused(steps: Steps) -> None:
 
 
 def _copy(steps: Steps) -> None:
-    """Adds a copy of the data directory (without locks), and a scheduler that starts on the copy."""
+    """Adds a copy of the data directory (without locks), and a scheduler on it, which the rules refuse."""
     state = steps.state
     if state[st.COPY] and state[st.JOB] in st.ACTIVE:
         a = st.attempt(state[st.NEWEST])
         copied = {st.COPIED: state[st.NEWEST], st.COPY_CLAIM: state[a + st.CLAIM], st.COPY_JOB: state[st.JOB]}
         steps.add(FAULT, "SOMEBODY copies the data directory", {st.COPY: 0, **copied})
-    if not state[st.COPIED]:
+    if not state[st.COPIED] or steps.rules.copy_refused:
         return
-    forget = {st.COPIED: 0, st.COPY_CLAIM: 0, st.COPY_JOB: 0}
     view, found = _observe_copy(steps)
-    answers = (
-        [decisions.copied_store_answer(view)]
-        if steps.rules.copy_refused
-        else decisions.reconcile_answers(view)
-    )
-    for actions in answers:
-        broken = _broken_by_copy(actions, found)
+    for actions in decisions.reconcile_answers(view):
         label = f"COPY comes up and reconciles the attempt: {decisions.describe(actions)}"
-        steps.add(STEP, label, forget if steps.rules.copy_refused or broken else {}, broken)
+        steps.add(STEP, label, {}, _broken_by_copy(actions, found))
 
 
 def _observe_copy(steps: Steps) -> tuple[ObservedAttempt, bool]:

@@ -79,7 +79,7 @@ class Rules:
     watcher_leaves: bool = True  #: SIGTERM ends only the watcher; off: as for a command
     start_compared: bool = True  #: the watcher compares the start of the process; off: only its pid
     # Copies of the data directory.
-    copy_refused: bool = True  #: a copy leaves open attempts alone; off: it reconciles them as its own
+    copy_refused: bool = True  #: no scheduler starts on a copy; off: one reconciles its attempts
     # Limits: faults that no rule prevents. If an excuse is off, the model shows how the fault happens.
     excuse_lost: bool = (
         True  #: an unmarked process hid its environment, left its session and lost its parents

@@ -62,7 +62,7 @@ def test_a_copy_of_a_box_runs_none_of_its_items_again(boxes: Boxes, queue: Sourc
     scheduler.send_signal(signal.SIGCONT)
 
     copy = boxes("copy")
-    copy.start("--as-copy")
+    copy.start("--fresh", "--yes")
     wait_for(lambda: set(listing(box)["boxes"]) - {original}, "the copy as another box")
     box.agent()
     ends(queue, opened)
@@ -70,7 +70,7 @@ def test_a_copy_of_a_box_runs_none_of_its_items_again(boxes: Boxes, queue: Sourc
     copy.script("new.py", "")  # only the copy has it
     ends(queue, *new)
     assert queue.status(running) == "running"
-    assert not any(one.get("second") for one in listing(box)["boxes"].values()), "the copy holds its jobs"
+    assert not any(one.get("second") for one in listing(box)["boxes"].values()), "the copy has no old jobs"
     (box.folder / "go").touch()
     (copy.folder / "go").touch()
     ends(queue, running)

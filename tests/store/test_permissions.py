@@ -111,6 +111,12 @@ def test_refuses_a_link_in_the_data_directory(data_dir: DataDir, tmp_path: Path,
     assert elsewhere.exists() == there, "nothing is created through it"
 
 
+def test_readers_check_the_data_directory_itself_and_not_its_content(data_dir: DataDir) -> None:
+    (data_dir.folder / "new").symlink_to("elsewhere")
+    Store(data_dir).close()
+    assert f"{data_dir.folder / 'new'} is a link" in refusal(data_dir)  # of `start` and `doctor`
+
+
 def test_refuses_files_of_another_user_in_a_folder_that_was_not_private(
     data_dir: DataDir, other_uid: int
 ) -> None:

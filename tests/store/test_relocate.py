@@ -1,4 +1,4 @@
-"""How paths in a store change after its project folder was moved or copied."""
+"""How paths in a store change after its project folder was moved."""
 
 from __future__ import annotations
 
@@ -39,19 +39,16 @@ def old(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("way", ["renamed", "moved", "copied"])
-def test_lines_keep_their_jobs_after_their_folder_is_moved_or_copied(
-    tmp_path: Path, old: Path, way: str
-) -> None:
+@pytest.mark.parametrize("way", ["renamed", "moved by copying"])
+def test_lines_keep_their_jobs_after_their_folder_is_moved(tmp_path: Path, old: Path, way: str) -> None:
     new = tmp_path / "new"
     if way == "renamed":
         old.rename(new)
     else:
         shutil.copytree(old, new)
-    if way == "moved":
         shutil.rmtree(old)
     store = Store(DataDir.of(str(new / "s.json")))
-    location.adopt_folder(store, new_id=way == "copied")
+    location.adopt_folder(store)
     first, second = store.job(1), store.job(2)
     assert first is not None
     assert second is not None
@@ -114,21 +111,17 @@ def test_moving_only_the_data_directory_changes_no_path(tmp_path: Path, old: Pat
 def test_only_files_that_moved_with_the_store_get_a_new_path(tmp_path: Path) -> None:
     for name in ("a/both", "b/both", "b/moved", "a/stayed"):
         (tmp_path / name).mkdir(parents=True)
-    for copied, both in ((False, "a/both"), (True, "b/both")):
-        to = Relocation(f"{tmp_path}/a", f"{tmp_path}/b", copied=copied)
-        assert to.new_path(f"{tmp_path}/a/both") == f"{tmp_path}/{both}"
-        assert to.new_path(f"{tmp_path}/a/moved") == f"{tmp_path}/b/moved"
-        assert to.new_path(f"{tmp_path}/a/stayed") == f"{tmp_path}/a/stayed"
-        assert to.new_path(f"{tmp_path}/a/nowhere") == f"{tmp_path}/a/nowhere"
-        assert to.new_path(f"{tmp_path}/ab") == f"{tmp_path}/ab"
+    to = Relocation(f"{tmp_path}/a", f"{tmp_path}/b")
+    assert to.new_path(f"{tmp_path}/a/moved") == f"{tmp_path}/b/moved"
+    for kept in ("a/both", "a/stayed", "a/nowhere", "ab"):
+        assert to.new_path(f"{tmp_path}/{kept}") == f"{tmp_path}/{kept}"
 
 
 ABSOLUTE = ("0,{0}/t.py,,,\n", "[cwd={0}/sub] true\n", "[venv={0}/env cwd=sub] 0,t.py,,two,\n")
 
 
-@pytest.mark.parametrize("way", ["moved", "copied"])
 @pytest.mark.parametrize("state", ["queued", "running", "finished"])
-def test_a_line_with_an_absolute_path_does_not_count_as_changed(tmp_path: Path, way: str, state: str) -> None:
+def test_a_line_with_an_absolute_path_does_not_count_as_changed(tmp_path: Path, state: str) -> None:
     old, new = tmp_path / "old", tmp_path / "new"
     (old / "sub").mkdir(parents=True)
     (old / "env").mkdir()
@@ -141,27 +134,24 @@ def test_a_line_with_an_absolute_path_does_not_count_as_changed(tmp_path: Path, 
     accepted_lines.save(store, path, (), tuple(line(read, n, str(old), store) for n in range(len(read))))
     store.db.connection.execute("UPDATE job SET state = ?", (state,))
     store.close()
-    shutil.copytree(old, new)
-    if way == "moved":
-        shutil.rmtree(old)
+    old.rename(new)
     store = Store(DataDir.of(str(new / "s.json")))
-    location.adopt_folder(store, new_id=way == "copied")
+    location.adopt_folder(store)
 
     # The text of the file has not changed, so nothing needs to be done.
     reading = accepted_lines.load(store, f"{new}/jobs.txt")
     assert [kept.identity for kept in reading] == [line(read, n, str(new)).identity for n in range(len(read))]
     assert [kept.job_id for kept in reading] == [1, 2, 3]
     specs = [JobSpec.from_json(row["spec"]) for row in store.db.rows("SELECT spec FROM job ORDER BY id")]
-    there = old if way == "copied" else new  # a copy uses the paths in its lines; moved files are found
-    assert (specs[0].script, specs[0].cwd) == (f"{there}/t.py", str(new))
-    assert specs[1].cwd == f"{there}/sub"
-    assert (specs[2].script, specs[2].venv, specs[2].cwd) == (f"{new}/sub/t.py", f"{there}/env", f"{new}/sub")
+    assert (specs[0].script, specs[0].cwd) == (f"{new}/t.py", str(new))
+    assert specs[1].cwd == f"{new}/sub"
+    assert (specs[2].script, specs[2].venv, specs[2].cwd) == (f"{new}/sub/t.py", f"{new}/env", f"{new}/sub")
 
     # When the user writes the new folder into the lines, jobs that run or have run are recognized. Waiting
     # jobs are replaced.
     written = [line([raw.format(new) for raw in ABSOLUTE], n, str(new)).identity for n in range(len(read))]
     known = newest_job_facts(store, frozenset(filter(None, written)))
-    assert set(known) == (set() if way == "copied" or state == "queued" else set(written))
+    assert set(known) == (set() if state == "queued" else set(written))
     store.close()
 
 

@@ -32,8 +32,6 @@ class ReasonKind(str, Enum):
     FOLDER_REMOVED = "folder_removed"
     MACHINE_ENDED = "machine_ended"
     MACHINE_RESTARTED = "machine_restarted"
-    #: The store is a copy, and the attempt belongs to the original store.
-    IN_ORIGINAL_STORE = "in_original_store"
     #: The attempt had not begun when the store was lost.
     STORE_LOST = "store_lost"
     SUPERSEDED = "superseded"
@@ -185,11 +183,11 @@ class StateReason(StoredValue):
     memory ran out. gpu_ids: the GPU ids that the command received through `--cuda` and misread.
     gpu_used_twice: whether NCCL found two processes of the command on one GPU. launches: how many times a
     runner was started without success. gpu, pid: the index of the GPU that another program claimed first, and
-    one pid of that program; None if unknown. subject: the data directory, file or jobs that the reason is
-    about. parent, parent_outcome: the parent that did not complete, and its outcome. preemptor: the job for
-    which the attempt was preempted; None if the user asked. survivors: pids of
-    processes that are still running. left, left_count: the command lines of the first processes that the
-    command left behind, and their number. next_steps: what follows.
+    one pid of that program; None if unknown. subject: the file or jobs that the reason is about. parent,
+    parent_outcome: the parent that did not complete, and its outcome. preemptor: the job for which the
+    attempt was preempted; None if the user asked. survivors: pids of processes that are still running. left,
+    left_count: the command lines of the first processes that the command left behind, and their number.
+    next_steps: what follows.
     """
 
     kind: ReasonKind

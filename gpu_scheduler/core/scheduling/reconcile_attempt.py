@@ -19,7 +19,6 @@ from gpu_scheduler.core.scheduling.actions import (
     Action,
     ClearStop,
     FinishAttempt,
-    HoldJob,
     KillRunner,
     RecordMemoryReleased,
     RecordRunner,
@@ -378,12 +377,10 @@ def departure_s(attempt: Attempt, now: Now, settings: Settings) -> float | None:
     return max(0.0, left_s) if left_s > -OVERTIME_S else math.inf
 
 
-# Decides what happens to attempts in a store that was restored from their folders or copied.
+# Decides what happens to attempts in a store that was restored from their folders.
 #
 # A restored attempt ends, or its job is held, or the attempt stays open. Nothing is launched again, because a
-# folder does not record everything that a retry depends on, such as the number of retries used. In a copied
-# store, the open attempts and their processes belong to the original store, so the copy neither ends them nor
-# launches them again.
+# folder does not record everything that a retry depends on, such as the number of retries used.
 
 
 def restore(attempt: Attempt, now: Now, settings: Settings) -> list[Action]:
@@ -394,7 +391,9 @@ def restore(attempt: Attempt, now: Now, settings: Settings) -> list[Action]:
     """
     status = attempt.status
     if status.result is None and status.claim == "void":
-        return _with_release(_hold(attempt, Outcome.NOT_STARTED, StateReason(ReasonKind.STORE_LOST)))
+        held = NextStep(NextKind.HELD, job_id=attempt.job_id)
+        lost = StateReason(ReasonKind.STORE_LOST, next_steps=(held,))
+        return _with_release(_finish_attempt(attempt, Outcome.NOT_STARTED, JobState.HELD, lost))
     if status.result is None and attempt.survivors and status.claim != "live":
         return []
     # An attempt whose source counts as missing is never retried.
@@ -414,40 +413,6 @@ def supersede(attempt: Attempt, now: Now, settings: Settings) -> list[Action]:
         ended = _finish_attempt(attempt, Outcome.INTERRUPTED, JobState.QUEUED, superseded)
     ended = replace(ended, state=JobState.QUEUED, job_outcome=None, not_before=None)
     return [ended] if attempt.survivors else _with_release(ended)
-
-
-def detach(attempt: Attempt, now: Now, settings: Settings, original: str) -> list[Action]:
-    """Returns the actions for an attempt in a copied store, without a process scan.
-
-    original: the original data directory. An attempt with a result ended before the store was copied. The job
-    of any other attempt is held.
-    """
-    this = attempt.attempt_id
-    if not attempt.state.is_open:
-        return [
-            *([ReleaseAllocation(this)] if attempt.state is AttemptState.ENDED else []),
-            RecordMemoryReleased(this),
-        ]
-    if attempt.status.result is not None:
-        return [*reconcile(replace(attempt, survivors=()), now, settings), RecordMemoryReleased(this)]
-    return _with_release(_hold(attempt, Outcome.INTERRUPTED, _in_original(original)))
-
-
-def detach_process(job_id: int, original: str) -> HoldJob:
-    """Returns the hold, in a copied store, of a queued job that is an adopted process."""
-    return HoldJob(job_id, "copy", _held(_in_original(original), job_id))
-
-
-def _in_original(original: str) -> StateReason:
-    return StateReason(ReasonKind.IN_ORIGINAL_STORE, subject=original)
-
-
-def _held(reason: StateReason, job_id: int) -> StateReason:
-    return replace(reason, next_steps=(NextStep(NextKind.HELD, job_id=job_id),))
-
-
-def _hold(attempt: Attempt, outcome: Outcome, reason: StateReason) -> FinishAttempt:
-    return _finish_attempt(attempt, outcome, JobState.HELD, _held(reason, attempt.job_id))
 
 
 def _finish_attempt(

@@ -36,7 +36,7 @@ from gpu_scheduler.intake.jobs_file_content import JobsFile
 from gpu_scheduler.intake.llm_config import LlmConfigFile
 from gpu_scheduler.store import state_file as statefile
 from gpu_scheduler.store.backups import list_backups
-from gpu_scheduler.store.data_dir import DataDir, check_entries, this_host
+from gpu_scheduler.store.data_dir import DataDir, check_entries
 from gpu_scheduler.store.database import check_integrity, read_meta
 from gpu_scheduler.store.gpu_kind import recorded_gpus
 from gpu_scheduler.store.inspection import is_missing_or_empty, is_store_lost, unknown_attempt_folders
@@ -220,13 +220,8 @@ def scheduler(data_dir: DataDir) -> Finding:
     """Returns the finding about the scheduler: whether it is running, or why it cannot run on this host."""
     owner = data_dir.other_host()
     if owner is not None:
-        here = this_host().name
-        message = f"the store of {data_dir.state_file} belongs to host {owner.name}; this is host {here}"
-        remedy = (
-            f"start the scheduler on {owner.name}; if that host is gone or is now called {here},"
-            " use `start --take-over`"
-        )
-        return bad(Check.SCHEDULER, f"{message}, where no scheduler can start", remedy)
+        message, _, remedy = data_dir.refusal(owner).partition("\n")
+        return bad(Check.SCHEDULER, message, remedy)
     pid = scheduler_pid(data_dir.lock)
     return ok(Check.SCHEDULER, "not running" if pid is None else f"running, {pid_text(pid)}")
 
