@@ -15,7 +15,7 @@
     claim_gpus.find_gpus, execute.execute     GPUs for a command that runs without a scheduler
     stop.stop, calibrate.calibrate, doctor.doctor
 
-Most functions take a `Location`. They take typed arguments and return frozen values, whose texts contain no
-secrets (`masking`) and whose fields can be sent as JSON. They raise the errors of `gpu_scheduler.errors`. No
-function parses a command line, reads standard streams or prints.
+Most functions take a `Location`. They take typed arguments and return frozen values. These may contain
+secrets, which are hidden where they are shown (`core.text.secrets`). They raise the errors of
+`gpu_scheduler.errors`. No function parses a command line, reads standard streams or prints.
 """

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from gpu_scheduler.app.line_note import LineNote, Note, NoteKind
 from gpu_scheduler.app.location import Location
-from gpu_scheduler.app.masking import without_secrets
 from gpu_scheduler.app.new_line import (
     NewWork,
     attribute_items,
@@ -74,11 +73,11 @@ def add(location: Location, lines: Sequence[NewLine], path: str | None) -> list[
         lines = [replace(new, attributes={"cwd": os.getcwd(), **new.attributes}) for new in lines]
     added = [_check(location, new, recorded, recorded.jobs_file) for new in lines]
     append_line(path or recorded.jobs_file, "\n".join(one.line for one in added))
-    return [without_secrets(one) for one in added]
+    return added
 
 
 def compose(location: Location, lines: Sequence[NewLine]) -> list[AddedLine]:
-    """Returns the lines that `add` would append to a jobs file in this folder, with their secrets."""
+    """Returns the lines that `add` would append to a jobs file in this folder."""
     recorded = recorded_setting(location, "")
     return [_check(location, new, recorded, None) for new in lines]
 

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from gpu_scheduler.app.answers import ADOPT
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.app.machine_gpus import open_source
-from gpu_scheduler.app.masking import without_secrets
 from gpu_scheduler.app.store_access import create_missing_store, open_store, scheduler_pid_of
 from gpu_scheduler.attempts.sweep import processes_of
 from gpu_scheduler.core.jobsfile.attributes import field_of, parse_item
@@ -150,7 +149,7 @@ class Adoption:
 
 @dataclass(frozen=True)
 class AdoptedJob:
-    """A job that is an adopted process, without its secrets.
+    """A job that is an adopted process.
 
     text: its command, or the title that hides it unless can_start. gpus: the indices of its GPUs. log: the
     file with its output; None if there is none.
@@ -185,7 +184,7 @@ def adopt(location: Location, wanted: Adoption) -> AdoptedJob:
         gpus = find_gpus(location, None, process, wanted)
     spec = replace(_spec(process, len(gpus), wanted.vram), **attributes)
     create_missing_store(location)
-    return without_secrets(_insert(location, process, spec, gpus))
+    return _insert(location, process, spec, gpus)
 
 
 def _parsed(attributes: Mapping[str, str]) -> dict[str, Any]:

@@ -8,7 +8,6 @@ from typing import Any
 
 from gpu_scheduler import config
 from gpu_scheduler.app.location import Location
-from gpu_scheduler.app.masking import without_secrets
 from gpu_scheduler.app.store_access import open_store
 from gpu_scheduler.core.scheduling.calibration import (
     Advice,
@@ -51,7 +50,7 @@ def calibrate(location: Location, llm_config: str | None) -> CalibrationView:
     file = LlmConfigText.read(llm_config or known or config.LLM_CONFIG, must_exist=llm_config is not None)
     suggestions = advise(measured, file.models, file.config, rules)
     entries = suggested_entries(suggestions)
-    return without_secrets(CalibrationView(str(file.path), suggestions, entries, rules.tolerance, run_times))
+    return CalibrationView(str(file.path), suggestions, entries, rules.tolerance, run_times)
 
 
 def _rules(store: Store) -> CalibrationRules:

@@ -16,7 +16,6 @@ from gpu_scheduler.app.job_progress import with_progress
 from gpu_scheduler.app.job_refs import JobRef, job_record, resolve_job
 from gpu_scheduler.app.job_views import DependencyFacts, context_of, dependency_facts, health_issues_of
 from gpu_scheduler.app.location import Location
-from gpu_scheduler.app.masking import without_secrets
 from gpu_scheduler.app.round_facts import CurrentNeed, current_need, round_facts
 from gpu_scheduler.app.status_report import JobView
 from gpu_scheduler.app.store_access import open_store, scheduler_pid_of
@@ -211,7 +210,7 @@ class Diagnosis:
 
     scheduler_pid: None if no scheduler is running; waiting: set only for a job that waits; oom: set only for
     a job that ran out of GPU memory; attempt_folder: the folder of the newest attempt; events: the job's last
-    events; log_end: the last lines of a failed job's log, without secrets; tolerance: the fraction by which
+    events; log_end: the last lines of a failed job's log; tolerance: the fraction by which
     an accurate declaration may be off.
     """
 
@@ -262,7 +261,7 @@ def diagnose(location: Location, job: JobRef) -> Diagnosis:
         inspected = _inspect(store, resolve_job(store, job), pid)
         view, attempt = inspected.view, inspected.attempt
         events = [one for one in events_of_job(store, view.record.id) if one.kind != EventKind.RUNNING]
-        diagnosis = Diagnosis(
+        return Diagnosis(
             now=inspected.now.wall,
             job=with_progress(store, [view], inspected.now.wall)[0],
             scheduler_pid=pid,
@@ -275,7 +274,6 @@ def diagnose(location: Location, job: JobRef) -> Diagnosis:
             events=tuple(events[-_MAX_EVENTS:]),
             tolerance=store.recorded_options().tolerance,
         )
-        return without_secrets(diagnosis)
 
 
 def _has_failed(job: JobView) -> bool:

@@ -8,14 +8,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from gpu_scheduler.app.location import Location
-from gpu_scheduler.app.masking import without_secrets
 from gpu_scheduler.attempts.job_logs import LogFolder, user_name
 from gpu_scheduler.config import StartOptions
 from gpu_scheduler.core.model.finding import Finding
 from gpu_scheduler.health import logind
 from gpu_scheduler.health.doctor import files, machine
 from gpu_scheduler.health.doctor.job import conda_sh_of
-from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.scheduler_lock import scheduler_pid
 
 
@@ -23,11 +21,6 @@ def doctor(options: StartOptions, on_wait: Callable[[str], None]) -> Iterator[Fi
     """Yields each finding as soon as it is known. on_wait: called with the name of each slow check before it
     runs."""
     home = Location(options.state_file, options.data_dir).resolve()
-    return map(without_secrets, run_checks(home, options, on_wait))
-
-
-def run_checks(home: DataDir, options: StartOptions, on_wait: Callable[[str], None]) -> Iterator[Finding]:
-    """Runs all checks in order; see `doctor`. The findings may contain secrets."""
     uid, user = os.geteuid(), user_name()
     yield machine.python()
     yield machine.packages()

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from gpu_scheduler.app.location import Location
-from gpu_scheduler.app.masking import event_without_secrets
 from gpu_scheduler.app.store_access import open_store
 from gpu_scheduler.core.model.event import Event
 from gpu_scheduler.store.events import events_after, id_before_last, newest_event_id
@@ -35,7 +34,7 @@ class EventReader:
         self._version = version
         while found := events_after(self._store, self._after, _BATCH_SIZE):
             self._after = found[-1].id
-            yield from map(event_without_secrets, found)
+            yield from found
 
 
 def read_events(location: Location, after: int) -> tuple[list[Event], int]:
@@ -44,8 +43,7 @@ def read_events(location: Location, after: int) -> tuple[list[Event], int]:
     If events between are missing, because jobs were forgotten, the first one has an id above `after` + 1.
     """
     with open_store(location, read_only=True) as store, store.snapshot():
-        found = events_after(store, after, _BATCH_SIZE)
-        return list(map(event_without_secrets, found)), newest_event_id(store)
+        return events_after(store, after, _BATCH_SIZE), newest_event_id(store)
 
 
 @contextmanager

@@ -22,7 +22,6 @@ from typing import Any
 
 from gpu_scheduler.app.line_note import LineNote, Note, NoteKind
 from gpu_scheduler.app.location import Location
-from gpu_scheduler.app.masking import without_secrets
 from gpu_scheduler.app.new_line import AttributeValues
 from gpu_scheduler.app.recorded_setting import recorded_setting
 from gpu_scheduler.app.submit import NewJob, Submission, check_job, insert_new, inserted_before
@@ -83,7 +82,7 @@ def import_queue(location: Location, path: str) -> ImportReport:
             made = insert_new(location, made, source)
     renamed, problem = _rename(path, data) if made.ids else (None, None)
     left_out = Counter(entry.status for entry in entries if not entry.is_pending)
-    return without_secrets(ImportReport(path, made, notes, left_out, renamed, problem))
+    return ImportReport(path, made, notes, left_out, renamed, problem)
 
 
 def _read(path: str) -> bytes:

@@ -20,7 +20,6 @@ from gpu_scheduler.app.job_views import (
     warnings,
 )
 from gpu_scheduler.app.location import Location
-from gpu_scheduler.app.masking import without_secrets
 from gpu_scheduler.app.round_facts import CurrentNeed, current_need
 from gpu_scheduler.app.status_report import JobView
 from gpu_scheduler.app.store_access import open_store, scheduler_pid_of
@@ -75,7 +74,7 @@ class JobRunTime:
 
 @dataclass(frozen=True)
 class JobDetail:
-    """The details of one job at `now`, without secrets.
+    """The details of one job at `now`.
 
     line: the current position of its line; tolerance: the fraction by which an accurate declaration may be
     off. run_time: None if the job has finished, or if there are too few earlier runs.
@@ -107,17 +106,15 @@ def _read(store: Store, job_id: int) -> JobDetail:
         if view.attempt is not None:
             attempts[-1] = view.attempt  # includes an end that is not in the store yet
         tolerance = store.recorded_options().tolerance
-        return without_secrets(
-            JobDetail(
-                now=context.now.wall,
-                job=with_progress(store, [view], context.now.wall)[0],
-                line=line_of(store, job_id),
-                need=current_need(store, job),
-                attempts=tuple(_attempt_view(store, one, context, tolerance) for one in attempts),
-                history=tuple(events_of_job(store, job_id)),
-                tolerance=tolerance,
-                run_time=None if job.state is JobState.FINISHED else _run_time(store, job),
-            )
+        return JobDetail(
+            now=context.now.wall,
+            job=with_progress(store, [view], context.now.wall)[0],
+            line=line_of(store, job_id),
+            need=current_need(store, job),
+            attempts=tuple(_attempt_view(store, one, context, tolerance) for one in attempts),
+            history=tuple(events_of_job(store, job_id)),
+            tolerance=tolerance,
+            run_time=None if job.state is JobState.FINISHED else _run_time(store, job),
         )
 
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpu_scheduler.app.masking import without_secrets
 from gpu_scheduler.app.status_report import JobView
 from gpu_scheduler.app.store_access import requested_verbs
 from gpu_scheduler.attempts.job_logs import LogFolder
@@ -103,8 +102,8 @@ def job_view(job: JobRecord, attempt: AttemptRecord | None, context: ViewContext
         wait = _start_delay(attempt)
     stop = context.stops.get(job.id) if job.state is JobState.STOPPING else None
     return JobView(
-        without_secrets(job),
-        without_secrets(attempt),
+        job,
+        attempt,
         is_recorded=job is recorded,
         stop=None if stop is None else stop.request,
         stop_in_s=None if stop is None or stop.ends_at is None else stop.ends_at - context.now.boot,

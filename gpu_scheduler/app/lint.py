@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpu_scheduler.app.location import Location
-from gpu_scheduler.app.masking import without_secrets
 from gpu_scheduler.app.new_line import Preview, PreviewContext, preview
 from gpu_scheduler.app.recorded_setting import recorded_setting
 from gpu_scheduler.app.store_access import job_lookup
@@ -99,7 +98,7 @@ def lint(
         for line in lines
         if line.malformed
     ]
-    return without_secrets(LintView(path, cwd, tuple(_previews(parser, lines, context)), malformed))
+    return LintView(path, cwd, tuple(_previews(parser, lines, context)), malformed)
 
 
 def _conda_environments(parser: TextParser, lines: Sequence[Line], conda_sh: str | None) -> list[str] | None:

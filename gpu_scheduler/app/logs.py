@@ -14,7 +14,6 @@ from typing import Literal
 
 from gpu_scheduler.app.job_refs import JobRef, job_record, resolve_job
 from gpu_scheduler.app.location import Location
-from gpu_scheduler.app.masking import without_secrets
 from gpu_scheduler.app.store_access import open_store, scheduler_pid_of
 from gpu_scheduler.attempts.job_logs import current_log
 from gpu_scheduler.attempts.observe import read_status, readable_status
@@ -283,16 +282,12 @@ class SessionsView:
 def screens(location: Location) -> SessionsView:
     """Returns the sessions. Raises StoreNotFoundError before the first start."""
     with open_store(location, read_only=True) as store:
-        return without_secrets(_read_sessions(store))
-
-
-def _read_sessions(store: Store) -> SessionsView:
-    with store.snapshot():
-        jobs = {job.id: job for job in open_jobs(store, tuple(ACTIVE))}
-        attempts = store.newest_attempts(jobs)
-        indices = store.gpu_indices()
-    statuses = ((attempt, _observe_running(store, attempt)) for attempt in attempts.values())
-    running = [(attempt, status) for attempt, status in statuses if status is not None]
+        with store.snapshot():
+            jobs = {job.id: job for job in open_jobs(store, tuple(ACTIVE))}
+            attempts = store.newest_attempts(jobs)
+            indices = store.gpu_indices()
+        statuses = ((attempt, _observe_running(store, attempt)) for attempt in attempts.values())
+        running = [(attempt, status) for attempt, status in statuses if status is not None]
     ours = sorted((job for job in running if _session_name(*job) is not None), key=lambda job: job[0].job_id)
     lists = _session_lists(
         status.session for _, status in ours if status.session is not None and status.window_open is not False

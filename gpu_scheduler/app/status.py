@@ -13,7 +13,6 @@ from gpu_scheduler.app.job_progress import with_progress
 from gpu_scheduler.app.job_refs import JobRef, job_record, resolve_jobs
 from gpu_scheduler.app.job_views import context_of, health_issues_of
 from gpu_scheduler.app.location import Location
-from gpu_scheduler.app.masking import without_secrets
 from gpu_scheduler.app.status_report import JobView, StatusReport
 from gpu_scheduler.app.store_access import open_store, scheduler_pid_of
 from gpu_scheduler.core.model.states import ACTIVE, JobState, Outcome
@@ -152,7 +151,7 @@ def read_report(store: Store, query: StatusQuery) -> StatusReport:
             counts=state_counts(store),
             unsuccessful_counts=unsuccessful_counts(store, with_cleared=query.with_cleared),
             hidden_count=0 if query.with_cleared or query.jobs else cleared_count(store),
-            malformed=without_secrets(tuple(malformed_lines(store))),
+            malformed=tuple(malformed_lines(store)),
             jobs_files=tuple(jobs_files(store)),
         )
     if query.jobs:
@@ -186,4 +185,4 @@ def _with_last_line(job: JobView) -> JobView:
     from gpu_scheduler.core.text.job_output import last_visible_line
 
     log = job.log if job.attempt is None else current_log(job.attempt)
-    return job._replace(last_line=without_secrets(last_visible_line(read_tail(log, _TAIL_BYTES))))
+    return job._replace(last_line=last_visible_line(read_tail(log, _TAIL_BYTES)))

@@ -60,7 +60,7 @@ _NO_MEMORY: Mapping[int, int] = {}
 
 
 class JobView(NamedTuple):
-    """A job and its newest attempt, without secrets and with the changes that the next round will record.
+    """A job and its newest attempt, with the changes that the next round will record.
 
     is_recorded: False if there are such changes. wait: why the job waits, None if it does not wait. due_in_s:
     the seconds until `wait.due_at`, None if unknown. infeasible: whether the job is queued and could not fit

@@ -14,7 +14,6 @@ from gpu_scheduler.app.answers import SUBMIT
 from gpu_scheduler.app.attribute_changes import resolve_parents
 from gpu_scheduler.app.line_note import LineNote, Note, NoteKind
 from gpu_scheduler.app.location import Location
-from gpu_scheduler.app.masking import without_secrets
 from gpu_scheduler.app.new_line import (
     AttributeValues,
     NewWork,
@@ -59,7 +58,7 @@ class NewJob(NewWork):
 
 @dataclass(frozen=True)
 class Submission:
-    """Jobs that were checked and, if they have ids, submitted. Submitted jobs show no secrets.
+    """Jobs that were checked and, if they have ids, submitted.
 
     venv: the virtual environment that was found above their folder, if they use it. warnings: why they may
     not run as intended. data_dir: the folder of the store. after: the positions of earlier jobs of these that
@@ -80,7 +79,7 @@ class Submission:
 def check_jobs(
     location: Location, jobs: Sequence[NewJob], variables: Mapping[str, str], cwd: str
 ) -> Submission:
-    """Returns the jobs as `insert_jobs` takes them, with their secrets. Changes nothing.
+    """Returns the jobs as `insert_jobs` takes them. Changes nothing.
 
     variables: the environment whose PATH the jobs use. cwd: the absolute folder of relative paths. Raises
     UsageError for a wrong value.
@@ -288,6 +287,6 @@ def _insert(
                 is_store_new=is_new,
                 is_scheduler_up=scheduler_pid_of(store) is not None,
             )
-            result = finish(store, without_secrets(submission))
+            result = finish(store, submission)
         store.data_dir.ring_doorbell()
         return result

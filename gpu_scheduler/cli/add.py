@@ -11,6 +11,7 @@ from gpu_scheduler.app.new_line import expand_grid
 from gpu_scheduler.cli.arguments import given_attributes
 from gpu_scheduler.cli.program import location_of, print_done, print_message
 from gpu_scheduler.config import JOBS_FILE
+from gpu_scheduler.core.text.formatting import safe_text
 from gpu_scheduler.errors import UsageError
 from gpu_scheduler.views.submissions import line_note_text
 
@@ -27,7 +28,7 @@ def add(options: Namespace) -> int:
         print("\n".join(one.line for one in added))  # with secrets, so that the user can use them as printed
     else:
         added = app.add(location, lines, options.output_file)
-        print_done("\n".join(one.line for one in added))
+        print_done("\n".join(safe_text(one.line) for one in added))
         for text in dict.fromkeys(line_note_text(note) for one in added for note in one.notes):
             print_message(text)
     for text in dict.fromkeys(line_note_text(warning) for one in added for warning in one.warnings):

@@ -129,10 +129,10 @@ def redis_queue(options: Namespace) -> int:
         if options.action == "accept-loss":
             print_done(queue.accept_loss())
         elif options.action is None:
-            import json
+            from gpu_scheduler.core.text.secrets import masked_json
 
             found = queue.listing()
-            print(json.dumps(found, indent=2) if options.json else _text(found))
+            print(masked_json(found, 2) if options.json else _text(found))
         for item in options.ids:
             try:
                 done = queue.cancel(item) if options.action == "cancel" else queue.again(item, options.action)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 from argparse import Namespace
 from itertools import zip_longest
 
 from gpu_scheduler.app import submit as app
-from gpu_scheduler.app.masking import without_secrets
 from gpu_scheduler.app.new_line import expand_grid
 from gpu_scheduler.cli.arguments import given_attributes
 from gpu_scheduler.cli.program import location_of, print_done, print_message
@@ -17,6 +15,7 @@ from gpu_scheduler.cli.request_commands import MAX_LINES
 from gpu_scheduler.config import STATE_FILE
 from gpu_scheduler.core.model.gpu import format_ranges
 from gpu_scheduler.core.text.formatting import count_noun, safe_text
+from gpu_scheduler.core.text.secrets import masked_json
 from gpu_scheduler.errors import UsageError
 from gpu_scheduler.system.deadline import interrupts_deferred
 from gpu_scheduler.views.queue_choice import option_text
@@ -35,7 +34,7 @@ def submit(options: Namespace) -> int:
         raise UsageError(f"{error}; nothing was submitted") from None
     checked = app.check_jobs(location, jobs, os.environ, os.getcwd())
     if options.dry_run:
-        _announce(options, without_secrets(checked))
+        _announce(options, checked)
         return 0
     if not options.wait:
         with interrupts_deferred():
@@ -64,14 +63,14 @@ def _announce(options: Namespace, submission: app.Submission) -> None:
     for text in dict.fromkeys(map(line_note_text, submission.warnings)):
         print_message(f"warning: {text}")
     if options.json and not ids:
-        print_done(json.dumps({"jobs": [{"name": job.name, "command": job.text} for job in jobs]}))
+        print_done(masked_json({"jobs": [{"name": job.name, "command": job.text} for job in jobs]}))
     elif options.json:
-        print_done(json.dumps({"ids": ids} if is_sweep else {"id": ids[0]}))
+        print_done(masked_json({"ids": ids} if is_sweep else {"id": ids[0]}))
     elif len(ids) > MAX_LINES:
-        print_done(f"{len(ids):,} jobs submitted, {jobs[0].name} and others: {format_ranges(ids)}")
+        print_done(safe_text(f"{len(ids):,} jobs submitted, {jobs[0].name} and others: {format_ranges(ids)}"))
     else:
         for job, job_id in zip_longest(jobs, ids):
-            text = f"{job.name}: {safe_text(job.text)}" if is_sweep else safe_text(job.text)
+            text = safe_text(f"{job.name}: {job.text}" if is_sweep else job.text)
             print_done(f"job {job_id} submitted: {text}" if ids else text)
     if not ids:
         print_message(f"{count_noun(len(jobs), 'job')}; nothing was submitted")

@@ -16,6 +16,7 @@ from urllib.parse import quote, urlencode, urlsplit
 from urllib.request import ProxyHandler, Request, build_opener
 
 from gpu_scheduler.app.location import Location
+from gpu_scheduler.core.text.secrets import masked, masked_json
 from gpu_scheduler.errors import ClientError, SchedulerError
 from gpu_scheduler.views.event_messages import to_json
 from gpu_scheduler.web import operations
@@ -50,7 +51,7 @@ class StoreTransport:
     def call(self, operation: str, /, **arguments: Any) -> Json:
         """Returns the answer of an operation of `web.operations`."""
         with self._errors() as context:
-            found: Json = json.loads(json.dumps(getattr(operations, operation)(context, **arguments)))
+            found: Json = json.loads(masked_json(getattr(operations, operation)(context, **arguments)))
             return found
 
     def log(self, job_id: int, *, whole: bool) -> str:
@@ -94,9 +95,9 @@ class StoreTransport:
             context = operations.Context(self._location, os.getcwd(), "client", environment=dict(os.environ))
             yield context
         except SchedulerError as error:
-            raise ClientError(str(error), operations.status_of(context, error)) from error
+            raise ClientError(masked(str(error)), operations.status_of(context, error)) from error
         except (ValueError, OSError) as error:  # a value that is none, or a folder that was deleted
-            raise ClientError(str(error), 422) from error
+            raise ClientError(masked(str(error)), 422) from error
 
 
 class HttpTransport:

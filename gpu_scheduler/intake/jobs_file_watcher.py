@@ -25,7 +25,7 @@ from gpu_scheduler.core.model.request import JobFact
 from gpu_scheduler.core.model.states import JobState
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.core.scheduling.needs import LlmConfig, ResourceSpec, resolve
-from gpu_scheduler.core.text.secrets import masked
+from gpu_scheduler.core.text.formatting import limit_length, safe_text
 from gpu_scheduler.intake.bash_check import job_shell
 from gpu_scheduler.intake.jobs_file_content import JobsFile, is_open_for_writing
 from gpu_scheduler.intake.line_dependencies import LineDependencies
@@ -403,11 +403,8 @@ class JobsFileWatcher:
 
 def malformed_message(path: Path, line: Line, with_accepted_form: bool) -> str:
     """Returns the log message for a malformed line."""
-    shown = masked(line.text)
-    shown = shown if len(shown) <= 120 else shown[:117] + "…"
-    shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in shown)
     accepted = f"\n  accepted: {line.accepted_form}" if with_accepted_form else ""
-    return f"{path}:{line.number}: `{shown}`: {line.problem}{accepted}"
+    return f"{path}:{line.number}: `{safe_text(limit_length(line.text, 120))}`: {line.problem}{accepted}"
 
 
 def _lasting_waits(waits: Mapping[int, WaitReason], now: float) -> dict[int, WaitReason]:

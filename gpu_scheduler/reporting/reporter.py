@@ -18,7 +18,6 @@ from datetime import datetime
 from pathlib import Path
 
 from gpu_scheduler.app.job_views import ViewContext, job_view
-from gpu_scheduler.app.masking import event_without_secrets
 from gpu_scheduler.app.status_report import JobView
 from gpu_scheduler.attempts.job_logs import LogFolder
 from gpu_scheduler.attempts.running_progress import RunningProgress
@@ -122,7 +121,7 @@ class Journal:
                 os.close(fd)
                 fd, size = _open(path), 0
             for event in new:
-                size += _append_line(fd, f"{to_json(event_without_secrets(event))}\n".encode("ascii"), size)
+                size += _append_line(fd, f"{to_json(event)}\n".encode("ascii"), size)
                 self.last_id = event.id
         finally:
             os.close(fd)
@@ -276,7 +275,7 @@ class EventReporter:
         newest = events.newest_event_id(self._store)
         if newest == self._logged_id:
             return
-        new = [*map(event_without_secrets, events.notable_events(self._store, self._logged_id, newest))]
+        new = events.notable_events(self._store, self._logged_id, newest)
         derived = Counter[ReasonKind]()
         for event, dispatched in zip(new, self._run.dispatch_counts(new), strict=True):
             if isinstance(event.details, AttemptEnded):

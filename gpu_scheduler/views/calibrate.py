@@ -17,6 +17,7 @@ from gpu_scheduler.core.scheduling.calibration import (
 )
 from gpu_scheduler.core.scheduling.run_times import MIN_RUNS
 from gpu_scheduler.core.text.formatting import count_noun, format_duration, safe_text
+from gpu_scheduler.core.text.secrets import masked_json
 from gpu_scheduler.views.layout import Cell, Column, TableRow, render_table
 
 if TYPE_CHECKING:
@@ -216,7 +217,7 @@ def to_json(view: CalibrationView) -> str:
         "models": dict(view.entries),
         "run_times": [summary_object(one) for one in view.run_times],
     }
-    return json.dumps(value, indent=1) + "\n"
+    return masked_json(value, 1) + "\n"
 
 
 def _suggestion_object(advice: Advice, tolerance: float) -> dict[str, Any]:

@@ -5,7 +5,6 @@ The main log, the output of `start`, the `events` command and journal.jsonl all 
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import Iterator, Mapping
@@ -33,6 +32,7 @@ from gpu_scheduler.core.model.units import WHOLE, format_share, share_text
 from gpu_scheduler.core.model.wait_reason import WaitReason
 from gpu_scheduler.core.scheduling.accounting import judge_declaration
 from gpu_scheduler.core.text.formatting import count_noun, format_jobs, safe_text
+from gpu_scheduler.core.text.secrets import masked_json
 from gpu_scheduler.views.reason_text import origin_text, reason_text
 from gpu_scheduler.views.wait_text import infeasibility_text, stop_cause_text, wait_text
 
@@ -155,7 +155,7 @@ def to_json(event: Event) -> str:
         values["reason"] = reason
     if event.is_new_job or event.kind == EventKind.STARTING:
         values["command"] = event.command
-    return json.dumps({**values, **event.data})
+    return masked_json({**values, **event.data})
 
 
 def iso_time(at: float) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +15,7 @@ from gpu_scheduler.core.text.formatting import (
     format_jobs,
     safe_text,
 )
+from gpu_scheduler.core.text.secrets import masked_json
 from gpu_scheduler.views.layout import Cell, Column, TableRow, render_table, wrap_text
 from gpu_scheduler.views.progress_text import finish_text, percent_text, progress_object, short_text
 from gpu_scheduler.views.tables import title
@@ -56,7 +56,7 @@ def eta_json(report: ProgressReport) -> str:
         }
         for job in report.jobs
     ]
-    return json.dumps({"now": report.now, "jobs": jobs}, indent=1) + "\n"
+    return masked_json({"now": report.now, "jobs": jobs}, 1) + "\n"
 
 
 def unknown_text(job: JobView) -> str:
@@ -182,7 +182,7 @@ def to_json(view: ForecastView) -> str:
         "idle_until": view.idle_until,
         "omitted": view.omitted,
     }
-    return json.dumps(value, indent=1) + "\n"
+    return masked_json(value, 1) + "\n"
 
 
 def _job_object(one: ForecastJob) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Sequence
 from typing import Any
@@ -16,6 +15,7 @@ from gpu_scheduler.core.scheduling.gpu_choice import (
     IneligibilityKind,
 )
 from gpu_scheduler.core.text.formatting import count_noun, safe_text
+from gpu_scheduler.core.text.secrets import masked_json
 from gpu_scheduler.views.gpu_text import (
     claim_objects,
     claim_text,
@@ -185,7 +185,7 @@ def _mib_text(mib: int | None) -> str:
 
 def to_json(gpus: Sequence[ClaimedGpu]) -> str:
     """Formats the GPUs as the JSON object that docs/json.md describes."""
-    lines = ",\n  ".join(json.dumps(_gpu_object(gpu)) for gpu in gpus)
+    lines = ",\n  ".join(masked_json(_gpu_object(gpu)) for gpu in gpus)
     return f'{{\n"gpus": [\n  {lines}\n]\n}}\n'
 
 

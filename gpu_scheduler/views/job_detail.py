@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -11,6 +10,7 @@ from gpu_scheduler.app.answers import ADOPT, SUBMIT
 from gpu_scheduler.core.model.units import WHOLE
 from gpu_scheduler.core.scheduling.accounting import DeclarationAccuracy
 from gpu_scheduler.core.text.formatting import format_age, format_duration, safe_text
+from gpu_scheduler.core.text.secrets import hide_secrets, masked_json, masked_words
 from gpu_scheduler.views.calibrate import estimate_object, estimate_text
 from gpu_scheduler.views.event_messages import detail as event_detail
 from gpu_scheduler.views.progress_text import long_text
@@ -53,7 +53,7 @@ def to_json(detail: JobDetail) -> str:
         "attempts": [_attempt_object(one, detail.tolerance) for one in detail.attempts],
         "history": [{"at": one.at, "state": one.kind, "reason": event_detail(one)} for one in detail.history],
     }
-    return json.dumps(value, indent=1) + "\n"
+    return masked_json(value, 1) + "\n"
 
 
 def _attempt_object(view: AttemptView, tolerance: float) -> dict[str, Any]:
@@ -117,7 +117,7 @@ def _fact_lines(detail: JobDetail) -> Iterator[str]:
     yield _row("Kind", f"{spec.kind}, identity {job.identity}")
     if spec.script is not None:
         yield _row("Script", spec.script)
-        yield _row("Arguments", " ".join(spec.arguments) or "none")
+        yield _row("Arguments", " ".join(masked_words(spec.arguments)) or "none")
     yield _row("Need", current_need_text(detail.need))
     yield from _retry_lines(job)
     if detail.run_time is not None:
@@ -129,7 +129,7 @@ def _fact_lines(detail: JobDetail) -> Iterator[str]:
     yield from _preemption_lines(spec)
     yield _row("Environment", _environment_text(spec, job.source))
     yield _row("Folder", spec.cwd)
-    yield from (_row("Variable", f"{name}={value}") for name, value in dict(spec.env).items())
+    yield from (_row("Variable", f"{name}={value}") for name, value in hide_secrets(spec.env).items())
     if job.resume_from is not None:
         yield _row("Resumes", f"from {checkpoint_text(job.resume_from, spec.cwd)}")
     elif job.checkpoint is not None:

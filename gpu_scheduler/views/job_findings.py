@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import posixpath
 import shlex
 from collections.abc import Collection, Iterator, Sequence
@@ -15,6 +14,7 @@ from gpu_scheduler.core.model.gpu import format_gpu_list
 from gpu_scheduler.core.model.states import JobState
 from gpu_scheduler.core.model.wait_reason import WaitKind
 from gpu_scheduler.core.text.formatting import and_more, count_noun, limit_length, pid_text, safe_text
+from gpu_scheduler.core.text.secrets import masked_json
 from gpu_scheduler.store.jobs_files import MalformedLineRecord
 from gpu_scheduler.views.layout import wrap_words
 from gpu_scheduler.views.wait_text import held_text, job_reason_text, unmet_parents_text
@@ -59,7 +59,7 @@ def findings_to_json(findings: Sequence[Finding]) -> str:
     """Formats the findings of `doctor` as JSON, as docs/json.md describes."""
     is_ok = all(finding.grade != "bad" for finding in findings)
     value = {"ok": is_ok, "checks": [finding_object(one) for one in findings]}
-    return json.dumps(value, indent=2)
+    return masked_json(value, 2)
 
 
 # Summarizes which work a draining scheduler leaves unfinished, and why.

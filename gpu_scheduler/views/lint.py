@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 from gpu_scheduler.app.new_line import Preview
@@ -10,6 +9,7 @@ from gpu_scheduler.core.model.gpu import format_gpu_list
 from gpu_scheduler.core.model.job_spec import Need
 from gpu_scheduler.core.model.units import WHOLE
 from gpu_scheduler.core.text.formatting import count_noun, format_duration, limit_length, safe_text
+from gpu_scheduler.core.text.secrets import masked_json
 from gpu_scheduler.views.submissions import line_note_text
 from gpu_scheduler.views.wait_text import need_text
 
@@ -92,7 +92,7 @@ def to_json(linted: LintView) -> str:
             for bad in linted.malformed
         ],
     }
-    return json.dumps(value, indent=2) + "\n"
+    return masked_json(value, 2) + "\n"
 
 
 def need_object(need: Need) -> dict[str, Any]:

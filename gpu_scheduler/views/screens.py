@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 from gpu_scheduler.core.text.formatting import count_noun, format_age, safe_text
+from gpu_scheduler.core.text.secrets import masked_json
 from gpu_scheduler.views.layout import Cell, Column, TableRow, render_table
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def to_json(screens: SessionsView) -> str:
         "without_session": screens.without_session,
         "notes": list(screens.notes),
     }
-    return json.dumps(value, indent=2) + "\n"
+    return masked_json(value, 2) + "\n"
 
 
 def _session_object(session: SessionView) -> dict[str, Any]:

@@ -98,7 +98,7 @@ def unmet_need_text(unmet: UnmetNeed) -> str:
 
 def adopt_text(job: AdoptedJob) -> str:
     """Formats an adopted job as three lines: its id and name, its command and its folder."""
-    name = "" if job.name is None else f": {job.name}"
+    name = "" if job.name is None else f": {safe_text(job.name)}"
     return (
         f"Adopted PID {job.pid} as job {job.id}{name}\n"
         f"    cmd: {safe_text(job.text)}\n"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import posixpath
 from collections.abc import Collection, Iterator, Sequence
@@ -36,6 +35,7 @@ from gpu_scheduler.core.text.formatting import (
     safe_text,
     without_repetition,
 )
+from gpu_scheduler.core.text.secrets import masked_json
 from gpu_scheduler.views import job_findings
 from gpu_scheduler.views.event_messages import dated_line
 from gpu_scheduler.views.gpu_text import obstacle_remedy, obstacle_text
@@ -386,7 +386,7 @@ def to_json(diagnosis: Diagnosis) -> str:
         "checks": [finding_object(finding) for finding in findings(diagnosis)],
         "log_end": list(diagnosis.log_end),
     }
-    return json.dumps(value, indent=1) + "\n"
+    return masked_json(value, 1) + "\n"
 
 
 def findings(diagnosis: Diagnosis) -> Iterator[Finding]:

@@ -58,13 +58,13 @@ class _Pages:
 
     def __init__(self, context: Context) -> None:
         self._database = context.location.resolve().database
-        self._pages: OrderedDict[object, tuple[object, float, Json | list[Any]]] = OrderedDict()
+        self._pages: OrderedDict[object, tuple[object, float, bytes]] = OrderedDict()
         self._making: WeakValueDictionary[object, threading.Lock] = WeakValueDictionary()
         self._lock = threading.Lock()
         self._few = threading.Semaphore(4)  # pages in the making, each of which may need much memory
 
-    def get(self, key: object, make: Callable[[], Json | list[Any]]) -> Json | list[Any]:
-        """Returns the page of a key, which names everything that it depends on."""
+    def get(self, key: object, make: Callable[[], Json | list[Any]]) -> bytes:
+        """Returns the page of a key, which names everything that it depends on, as JSON."""
         with self._lock:
             making = self._making.setdefault(key, threading.Lock())
         with making, self._few:
@@ -75,7 +75,7 @@ class _Pages:
                 known = self._pages.get(key)
             if known is not None and known[0] == version and now - known[1] < _PAGE_AGE_S:
                 return known[2]
-            page = make()
+            page = bytes(AsciiResponse(make()).body)
             with self._lock:
                 self._pages[key] = (version, now, page)
                 self._pages.move_to_end(key)
@@ -138,7 +138,8 @@ def create_app(context: Context) -> FastAPI:
         return StreamingResponse(streams.sent(parts), media_type="text/event-stream")
 
     def page(of: Context, key: object, make: Callable[[], Json | list[Any]]) -> Response:
-        return reply(pages.get((key, of.details, of.logs), make))
+        body = pages.get((key, of.details, of.logs), make)
+        return Response(body, 200, {"X-Scheduler": _scheduler(context)}, "application/json")
 
     def answered(found: Json) -> Response:
         answers = found["answers"]

@@ -21,6 +21,7 @@ from urllib.parse import unquote
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from gpu_scheduler.core.text.secrets import masked_values
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.web.peers import PEER_UID, STREAM
 from gpu_scheduler.web.tokens import LOCAL, Token, Tokens
@@ -57,11 +58,11 @@ class _Refused(Exception):
 
 
 class AsciiResponse(JSONResponse):
-    """JSON in ASCII, in which no text is a control sequence for a terminal, and every text can be encoded."""
+    """JSON in ASCII without secrets. No text in it can control a terminal, and every text can be encoded."""
 
     def render(self, content: object) -> bytes:
         """Returns the body."""
-        return json.dumps(content, allow_nan=False, separators=(",", ":")).encode("ascii")
+        return json.dumps(masked_values(content), allow_nan=False, separators=(",", ":")).encode("ascii")
 
 
 def problem(

@@ -28,7 +28,6 @@ from gpu_scheduler.app.job_progress import ProgressReport, running_progress
 from gpu_scheduler.app.job_refs import JobRef
 from gpu_scheduler.app.line_note import UnmetNeed
 from gpu_scheduler.app.location import Location
-from gpu_scheduler.app.masking import without_secrets
 from gpu_scheduler.app.new_line import expand_grid
 from gpu_scheduler.app.preempt import PreemptEnd, preempt
 from gpu_scheduler.app.resume_job import resume_job
@@ -196,7 +195,7 @@ def health(context: Context) -> Json:
 
 def preview(context: Context, **given: Any) -> Json:
     """Returns what `submit` with the same values would queue."""
-    checked = without_secrets(_checked(context, given))
+    checked = _checked(context, given)
     shown = [{"name": one.name, "command": one.text, "cwd": one.cwd} for one in checked.jobs]
     return {"jobs": shown, "warnings": [line_note_text(one) for one in checked.warnings]}
 

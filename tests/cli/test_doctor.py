@@ -6,14 +6,14 @@ import json
 
 import pytest
 
-from gpu_scheduler.app.doctor import run_checks
+from gpu_scheduler.app import doctor as app
 from gpu_scheduler.config import StartOptions
 from gpu_scheduler.core.model.finding import Check, Finding, bad, ok, warn
 from tests.cli.desk import Desk
 
 
 def findings(monkeypatch: pytest.MonkeyPatch, *found: Finding) -> None:
-    monkeypatch.setattr("gpu_scheduler.app.doctor.run_checks", lambda *asked: iter(found))
+    monkeypatch.setattr("gpu_scheduler.app.doctor.doctor", lambda *asked: iter(found))
 
 
 def doctor(desk: Desk, *options: str) -> tuple[str, dict[str, str]]:
@@ -101,7 +101,7 @@ def test_doctor_shows_progress_only_on_a_terminal(desk: Desk, monkeypatch: pytes
     said: list[str] = []
     monkeypatch.setattr("gpu_scheduler.health.doctor.machine.probe", lambda *asked: iter(()))
     options = StartOptions(jobs_file="", simulate="1")
-    assert list(run_checks(desk.data_dir, options, said.append))
+    assert list(app.doctor(options, said.append))
     assert said == ["running conda", "reading the GPUs (at most 5 s)"]
     findings(monkeypatch, ok(Check.USER, "fine"))
     assert desk.run("doctor")[2] == ""

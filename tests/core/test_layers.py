@@ -102,7 +102,7 @@ MAY: Mapping[str, tuple[str, ...]] = {
     "redis_queue": (
         "app", "core.text", "core.model", *TOP, "store.location", "store.store", "store.taken_items",
     ),
-    "client": ("app", "views", *TOP, "web.operations", "web.streams"),
+    "client": ("app", "views", "core.text", *TOP, "web.operations", "web.streams"),
     "mcp_server": ("client", "core.text", "errors"),
     # The command line only parses arguments and formats results; every use case is in app.
     "cli": (

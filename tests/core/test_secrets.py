@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import time
 
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_scheduler.core.text.secrets import HIDDEN, masked, masked_values, masked_words
+from gpu_scheduler.core.text.secrets import HIDDEN, masked, masked_json, masked_words
 
 HF, HEX = "hf_" + "aB3dE" * 6, "0123456789" * 4
 
@@ -100,6 +101,7 @@ def test_hides_secrets(text: str, shown: str) -> None:
         "t.py --ask-password --verbose",
         "t.py --tokenizer x --max-tokens 512 --key-frames 3 --eos-token S3 --token-type 1 --keys a",
         "curl -H 'Authorization: Bearer $TOKEN' x",
+        "send `Authorization: Bearer TOKEN`; the owner makes one",
         "t.py --use_auth_token True --lr 1",
         "t.py --api-key $OPENAI_API_KEY",
         't.py --api-key="${KEY}"',
@@ -131,8 +133,21 @@ def test_hides_secrets_in_command_arguments() -> None:
     shown += [f"HF_TOKEN={HIDDEN}", HIDDEN]
     assert masked_words(words) == shown
     assert masked_words(["--auth-token", "true", "--secret=$X"]) == ["--auth-token", "true", "--secret=$X"]
-    value = {"a": words, "b": [{"c": f"x {HF}", "d": None, "e": 1}]}
-    assert masked_values(value) == {"a": shown, "b": [{"c": "x (hidden)", "d": None, "e": 1}]}
+
+
+def test_hides_secrets_in_json() -> None:
+    texts = ["PASS=S3 of 12 tests", "error: a value is required for --password", "--password", "exit"]
+    value = {
+        "arguments": ["--api-key", "S3 x"], "log_end": texts, "command": ("t.py --api-key", f"x {HF}"),
+        "environment": {"env": {"db_password": "S3", "LR": "0.1"}, "cwd": "/x"},
+        "env": None, "gpus": [{"id": 1}],
+    }  # fmt: skip
+    assert json.loads(masked_json(value)) == {
+        "arguments": ["--api-key", HIDDEN], "log_end": ["PASS=(hidden) of 12 tests", *texts[1:]],
+        "command": ["t.py --api-key", "x (hidden)"],
+        "environment": {"env": {"db_password": HIDDEN, "LR": "0.1"}, "cwd": "/x"},
+        "env": None, "gpus": [{"id": 1}],
+    }  # fmt: skip
 
 
 SECRET = st.text(st.characters(codec="utf-8", exclude_characters="\x00"), min_size=1).map(

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import uvicorn
 from starlette.testclient import TestClient
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.web.app import create_app
@@ -34,6 +34,17 @@ READER, LOG_READER = Caller("reader", may_change=False, may_read_logs=False), Ca
 Api = Callable[..., TestClient]
 
 
+def with_caller(app: ASGIApp, caller: Caller) -> ASGIApp:
+    """Returns an application whose requests `caller` makes, or READER those with the header Reader: yes."""
+
+    async def called(scope: Scope, receive: Receive, send: Send) -> None:
+        is_reader = (b"reader", b"yes") in scope.get("headers", ())
+        scope.setdefault("state", {})["caller"] = READER if is_reader else caller
+        await app(scope, receive, send)
+
+    return called
+
+
 @pytest.fixture
 def api(desk: Desk) -> Iterator[Api]:
     """Returns a function that makes a client of the queue in the test's folder.
@@ -48,12 +59,7 @@ def api(desk: Desk) -> Iterator[Api]:
         app = create_app(context)
         apps.append(app)
 
-        async def with_caller(scope: Scope, receive: Receive, send: Send) -> None:
-            is_reader = (b"reader", b"yes") in scope["headers"]
-            scope.setdefault("state", {})["caller"] = READER if is_reader else caller
-            await app(scope, receive, send)
-
-        clients.append(TestClient(with_caller, base_url="http://localhost:8000"))
+        clients.append(TestClient(with_caller(app, caller), base_url="http://localhost:8000"))
         return clients[-1]
 
     yield make
@@ -68,14 +74,9 @@ def port(desk: Desk) -> Iterator[int]:
     """Serves the queue of the test's folder. Yields the port."""
     app = create_app(Context(Location(), str(desk.path), "api:local"))
 
-    async def with_caller(scope: Scope, receive: Receive, send: Send) -> None:
-        is_reader = (b"reader", b"yes") in scope["headers"]
-        scope.setdefault("state", {})["caller"] = READER if is_reader else Caller()
-        await app(scope, receive, send)
-
     config = uvicorn.Config(
-        with_caller, port=0, http="h11", ws="none", lifespan="off", log_config=None, access_log=False,
-        timeout_graceful_shutdown=1,
+        with_caller(app, Caller()), port=0, http="h11", ws="none", lifespan="off", log_config=None,
+        access_log=False, timeout_graceful_shutdown=1,
     )  # fmt: skip
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run)

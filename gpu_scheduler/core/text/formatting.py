@@ -39,10 +39,14 @@ def limit_length(text: str, max_characters: int = MAX_CHARACTERS) -> str:
 
 
 def without_repetition(text: str, others: Iterable[str], max_characters: int = 80) -> str:
-    """Returns the text with each passage that repeats one of `others` cut to about `max_characters`."""
+    """Returns the text with each passage that repeats one of `others` cut to about `max_characters`.
+
+    Secrets are hidden first, so that none of them is cut in two.
+    """
+    text = masked(text)
     for other in others:
         # `text` has single blanks where the other text, such as a line of a log, may have several.
-        same = " ".join(other.split())
+        same = " ".join(masked(other).split())
         at = text.find(same[:max_characters])
         if len(same) <= max_characters or at < 0:
             continue

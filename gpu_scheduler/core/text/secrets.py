@@ -1,13 +1,15 @@
 """Finds and hides secrets in text.
 
 A value is a secret because of the name that it is assigned to, or because of its own form. Secrets are hidden
-in everything that is shown or logged. The store, `command.sh` and the job itself keep the real values.
+in everything that is shown or logged, when it is formatted: by `safe_text` in text, before it is truncated or
+wrapped, and by `masked_json` in JSON. The store, `command.sh` and the job itself keep the real values.
 """
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 # The expressions are strings, because few texts need one of them, and compiling all of them takes 15 ms.
@@ -74,7 +76,8 @@ _NOT_A_VALUE = re.compile(
 #: The value of a header with a secret, as in -H 'Authorization: Bearer X'.
 _HEADER = (
     r"(?i)\b(?P<name>(?:(?:proxy-)?authorization|(?:x-)?api-key|x-auth-token|private-token)[\"']? ?[:=]"
-    r" ?[\"']?(?:(?:bearer|basic|token|digest) )?)(?!(?:bearer|basic|token|digest) |[$(])[^\s\"'\\]+"
+    r" ?[\"']?(?:(?:bearer|basic|token|digest) )?)(?!(?:bearer|basic|token|digest) |[$(]|TOKEN(?![\w-]))"
+    r"[^\s\"'\\]+"
 )
 _URL_PASSWORD = r"(?<=://)(?P<name>[^/\s:@\[]*:)(?:[^/\s]+|(?!\d{1,5}[/?#])[^\s\"']{1,200})(?=@)"
 #: Applied to lower-case text. The search is fast because the expression begins with literal text and does not
@@ -122,20 +125,28 @@ def masked_words(words: Sequence[str]) -> list[str]:
     return masked_list
 
 
-def masked_values(value: Any) -> Any:
-    """Returns a JSON value with all secrets hidden. A list of strings counts as the words of a command."""
+def masked_json(value: Any, indent: int | None = None) -> str:
+    """Returns a value as ASCII JSON with all secrets hidden; see `masked_values`."""
+    return json.dumps(masked_values(value), indent=indent)
+
+
+def masked_values(value: Any, key: str = "") -> Any:
+    """Returns a JSON value with all secrets hidden.
+
+    key: the name of the value: "arguments" are the words of a command, "env" are variables.
+    """
     if isinstance(value, str):
         return masked(value)
     if isinstance(value, Mapping):
-        return {key: masked_values(one) for key, one in value.items()}
+        if key == "env":
+            return hide_secrets(value.items())
+        return {name: masked_values(one, name) for name, one in value.items()}
     if isinstance(value, (list, tuple)):
-        if all(isinstance(one, str) for one in value):
-            return masked_words(value)
-        return [masked_values(one) for one in value]
+        return masked_words(value) if key == "arguments" else [masked_values(one) for one in value]
     return value
 
 
-def hide_secrets(env: Sequence[tuple[str, str]]) -> dict[str, str]:
+def hide_secrets(env: Iterable[tuple[str, str]]) -> dict[str, str]:
     """Returns the variables, with each value hidden that is secret because of its name or its own form."""
     return {name: HIDDEN if _is_secret(name, value) else value for name, value in env}
 
