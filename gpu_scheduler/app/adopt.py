@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from gpu_scheduler.app.answers import ADOPT
+from gpu_scheduler.app.control import ADOPT
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.app.machine_gpus import open_source
 from gpu_scheduler.app.store_access import create_missing_store, open_store, scheduler_pid_of

@@ -1,6 +1,7 @@
-"""Has the requests of a front end carried out: by the scheduler or, if none is running, by rounds of its own.
+"""Has the requests of a front end carried out, and defines the answers to them.
 
-Only rounds change jobs. A server does not run rounds; the next `start` carries out what it has recorded.
+The scheduler carries them out or, if none is running, rounds of this process. Only rounds change jobs. A
+server does not run rounds; the next `start` carries out what it has recorded.
 """
 
 from __future__ import annotations
@@ -8,18 +9,84 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum
 from typing import TYPE_CHECKING
 
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.app.store_access import ANSWER_TIMEOUT_S, POLL_INTERVAL_S, open_store
+from gpu_scheduler.core.model.request_answer import RequestAnswer
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.store.requests import request_answer
 from gpu_scheduler.store.scheduler_lock import scheduler_pid
 from gpu_scheduler.store.store import Store
 
 if TYPE_CHECKING:
-    from gpu_scheduler.core.model.request_answer import RequestAnswer
     from gpu_scheduler.rounds.command import CommandRounds
+
+#: The requester recorded in the store, unless a front end gives its own name.
+COMMAND_LINE = "cli"
+#: The source that is recorded in the jobs of `submit`.
+SUBMIT = "submit"
+#: The source that is recorded in the jobs of `adopt`.
+ADOPT = "adopt"
+#: The target of an answer that concerns all jobs of a request, instead of one job.
+ALL_JOBS = 0
+
+
+class AnswerKind(str, Enum):
+    """The progress of a request.
+
+    carried_out      the request was carried out, or there was nothing to do
+    refused          the request was refused
+    recorded         the request is recorded for the next scheduler, because none is running
+    unanswered       the request is recorded, but the scheduler has not answered yet
+    not_ended        the job was to be ended without a scheduler, but it has not ended in time
+    in_state_file    the request is in the state file, which the next scheduler reads
+    nothing_to_do    the request is already in effect, and no scheduler has run yet
+    spared           the job is an adopted process, so a request for all jobs leaves it alone
+    """
+
+    CARRIED_OUT = "carried_out"
+    REFUSED = "refused"
+    RECORDED = "recorded"
+    UNANSWERED = "unanswered"
+    NOT_ENDED = "not_ended"
+    IN_STATE_FILE = "in_state_file"
+    NOTHING_TO_DO = "nothing_to_do"
+    SPARED = "spared"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The answer to one request.
+
+    target: a job id, ALL_JOBS or a GPU index; reply: the answer of a round, or why the request was refused
+    before it was recorded; scheduler_pid: set only for `UNANSWERED`. request: the id of a request that is
+    still open.
+    failed_ancestors: for a refusal with the code PARENT_FAILED, the first jobs that must be retried before
+    this one; is_skipped: whether this one was skipped, so that the retry of these jobs also queues it.
+    """
+
+    target: int
+    kind: AnswerKind
+    reply: RequestAnswer | None = None
+    scheduler_pid: int | None = None
+    failed_ancestors: tuple[int, ...] = ()
+    is_skipped: bool = False
+    request: int | None = None
+
+    @property
+    def has_failed(self) -> bool:
+        """True if the request was refused, or the job was not ended."""
+        return self.kind in (AnswerKind.REFUSED, AnswerKind.NOT_ENDED)
+
+
+def unanswered(target: int, scheduler_pid: int | None, request: int) -> Answer:
+    """Returns the answer to a request that is recorded but not carried out yet."""
+    kind = AnswerKind.RECORDED if scheduler_pid is None else AnswerKind.UNANSWERED
+    return Answer(target, kind, scheduler_pid=scheduler_pid, request=request)
+
 
 #: Seconds until a preempted or cancelled job gets SIGKILL, unless the caller chooses.
 GRACE_S = 10.0

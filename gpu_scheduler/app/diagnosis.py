@@ -12,9 +12,14 @@ from typing import TYPE_CHECKING
 
 from gpu_scheduler.app import job_views
 from gpu_scheduler.app.gpu_views import foreign_claims, read_locks
-from gpu_scheduler.app.job_progress import with_progress
 from gpu_scheduler.app.job_refs import JobRef, job_record, resolve_job
-from gpu_scheduler.app.job_views import DependencyFacts, context_of, dependency_facts, health_issues_of
+from gpu_scheduler.app.job_views import (
+    DependencyFacts,
+    context_of,
+    dependency_facts,
+    health_issues_of,
+    with_progress,
+)
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.app.round_facts import CurrentNeed, current_need, round_facts
 from gpu_scheduler.app.status_report import JobView

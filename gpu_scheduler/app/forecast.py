@@ -10,8 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gpu_scheduler.app.gpu_views import foreign_claims, read_locks
-from gpu_scheduler.app.job_progress import with_progress
-from gpu_scheduler.app.job_views import context_of, health_issues_of, job_view
+from gpu_scheduler.app.job_views import context_of, health_issues_of, job_view, with_progress
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.app.round_facts import round_facts
 from gpu_scheduler.app.status_report import JobView

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpu_scheduler.app.job_progress import with_progress
 from gpu_scheduler.app.job_refs import JobRef, job_record, resolve_job
 from gpu_scheduler.app.job_views import (
     ViewContext,
@@ -18,6 +17,7 @@ from gpu_scheduler.app.job_views import (
     job_view,
     peaks_by_index,
     warnings,
+    with_progress,
 )
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.app.round_facts import CurrentNeed, current_need

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from gpu_scheduler.core.model.now import Now
     from gpu_scheduler.core.scheduling.actions import FinishAttempt
     from gpu_scheduler.core.scheduling.facts import Attempt
+    from gpu_scheduler.progress.job_progress import ProgressReader
     from gpu_scheduler.store.pending_groups import QueueReservationRecord
     from gpu_scheduler.store.records import AttemptRecord
 
@@ -455,3 +456,45 @@ def blocking_ancestor(store: Store, job: JobRecord, context: ViewContext) -> Job
         return None
     newest = store.newest_attempts([record.id]).get(record.id)
     return job_view(record, newest, replace(context, parents=parents_of(store, [record.id])))
+
+
+def new_reader() -> ProgressReader:
+    """Returns a reader for `with_progress`. If the next call uses it again, it reads only what is new."""
+    from gpu_scheduler.progress.job_progress import ProgressReader
+
+    return ProgressReader()
+
+
+def with_progress(
+    store: Store,
+    jobs: Iterable[JobView],
+    now: float,
+    reader: ProgressReader | None = None,
+    *,
+    with_checkpoint: bool = True,
+) -> tuple[JobView, ...]:
+    """Returns the jobs, the running ones with their progress.
+
+    now: in wall seconds. with_checkpoint: whether to look for checkpoints even if the logs show the progress.
+    """
+    shown = list(jobs)
+    running = [job for job in shown if job.is_running]
+    if not running:
+        return tuple(shown)
+    from gpu_scheduler.attempts.running_progress import adopted_source, progress_source
+
+    reader = new_reader() if reader is None else reader
+    found, read = {}, set[int]()
+    for job in running:
+        record = store.job(job.record.id)
+        if record is None:
+            continue
+        if job.attempt is None or record.is_unwatched:
+            source = adopted_source(record)
+        else:
+            source = progress_source(store, record.spec, job.attempt)
+        if source is not None:
+            found[record.id] = reader.read(source, now, with_checkpoint=with_checkpoint)
+            read.add(source.key)
+    reader.keep_only(read)
+    return tuple(job._replace(progress=found.get(job.record.id)) for job in shown)

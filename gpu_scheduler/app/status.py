@@ -7,11 +7,10 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from gpu_scheduler.app import gpu_views, job_views
+from gpu_scheduler.app import gpu_views
 from gpu_scheduler.app.gpu_views import foreign_claims, read_locks
-from gpu_scheduler.app.job_progress import with_progress
-from gpu_scheduler.app.job_refs import JobRef, job_record, resolve_jobs
-from gpu_scheduler.app.job_views import context_of, health_issues_of
+from gpu_scheduler.app.job_refs import JobRef, job_record, resolve_job, resolve_jobs
+from gpu_scheduler.app.job_views import context_of, health_issues_of, job_view, with_progress
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.app.status_report import JobView, StatusReport
 from gpu_scheduler.app.store_access import open_store, scheduler_pid_of
@@ -23,6 +22,7 @@ from gpu_scheduler.store.job_lists import (
     cleared_count,
     finished_jobs,
     jobs_before,
+    jobs_to_watch,
     open_jobs,
     state_counts,
     unsuccessful_counts,
@@ -34,7 +34,7 @@ from gpu_scheduler.store.store import Store
 from gpu_scheduler.store.taken_items import newest_job_of, redis_problem
 
 if TYPE_CHECKING:
-    from gpu_scheduler.progress.job_progress import ProgressReader
+    from gpu_scheduler.progress.job_progress import ProgressReader as ProgressReader
 
 #: Number of bytes at the end of a running job's log that are searched for its last line.
 _TAIL_BYTES = 4096
@@ -80,6 +80,44 @@ def status(
 
 
 @dataclass(frozen=True)
+class ProgressReport:
+    """The jobs whose progress was asked for, at `now` (seconds since 1970)."""
+
+    now: float
+    jobs: tuple[JobView, ...]
+
+
+def running_progress(location: Location) -> ProgressReport:
+    """Returns the running jobs, watched or not, with their progress.
+
+    Raises StoreNotFoundError before the first start.
+    """
+    report = status(location, StatusQuery(max_queued=0, max_finished=0, progress=True, checkpoints=True))
+    jobs = tuple(job for job in report.jobs if job.record.state in ACTIVE or job.is_running)
+    if report.pid is None:
+        with open_store(location, read_only=True) as store:
+            unwatched = tuple(job.id for job in jobs_to_watch(store))
+        for job_id in unwatched:
+            jobs += job_progress(location, job_id).jobs
+    return ProgressReport(report.now, jobs)
+
+
+def job_progress(location: Location, job: JobRef) -> ProgressReport:
+    """Returns a job with its progress, which only a running job has, watched or not.
+
+    Raises SchedulerError if there is no such job.
+    """
+    with open_store(location, read_only=True) as store:
+        is_up = scheduler_pid_of(store) is not None
+        with store.snapshot():
+            record = job_record(store, resolve_job(store, job))
+            context = context_of(store, [record.id], store.active_attempts(), is_up=is_up)
+            view = job_view(record, store.newest_attempts([record.id]).get(record.id), context)
+        now = context.now.wall
+        return ProgressReport(now, with_progress(store, [view], now))
+
+
+@dataclass(frozen=True)
 class JobPage:
     """Some of the jobs, the newest first. next: the cursor of the next page; None if this is the last."""
 
@@ -100,7 +138,7 @@ def job_page(location: Location, wanted: JobFilter, cursor: int | None, limit: i
             attempts = store.newest_attempts(ids)
             active = [one for one in store.active_attempts() if one.job_id in set(ids)]
             context = context_of(store, ids, active, is_up=is_up)
-            views = tuple(job_views.job_view(job, attempts.get(job.id), context) for job in jobs)
+            views = tuple(job_view(job, attempts.get(job.id), context) for job in jobs)
         views = with_progress(store, views, time.time(), with_checkpoint=False)
     return JobPage(views, ids[-1] if len(found) > limit else None)
 
@@ -147,7 +185,7 @@ def read_report(store: Store, query: StatusQuery) -> StatusReport:
             state_file=str(store.data_dir.state_file),
             data_dir=str(store.data_dir.folder),
             gpus=gpus,
-            jobs=tuple(job_views.job_view(job, attempts.get(job.id), context) for job in jobs),
+            jobs=tuple(job_view(job, attempts.get(job.id), context) for job in jobs),
             counts=state_counts(store),
             unsuccessful_counts=unsuccessful_counts(store, with_cleared=query.with_cleared),
             hidden_count=0 if query.with_cleared or query.jobs else cleared_count(store),

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import TypeVar
 
-from gpu_scheduler.app.answers import SUBMIT
 from gpu_scheduler.app.attribute_changes import resolve_parents
+from gpu_scheduler.app.control import SUBMIT
 from gpu_scheduler.app.line_note import LineNote, Note, NoteKind
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.app.new_line import (

@@ -46,7 +46,7 @@ def why(options: Namespace) -> int:
 
 def eta(options: Namespace) -> int:
     """Prints how far running jobs are; returns 1 if nothing is known of the job that was asked for."""
-    from gpu_scheduler.app import job_progress as app
+    from gpu_scheduler.app import status as app
     from gpu_scheduler.views.forecast import eta_json, eta_text, unknown_text
 
     location = location_of(options)

@@ -6,7 +6,7 @@ from argparse import Namespace
 from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from gpu_scheduler.app.answers import ALL_JOBS, Answer, AnswerKind
+from gpu_scheduler.app.control import ALL_JOBS, Answer, AnswerKind
 from gpu_scheduler.cli import program
 from gpu_scheduler.cli.program import location_of, print_message
 from gpu_scheduler.errors import UsageError
@@ -144,7 +144,7 @@ def resume(options: Namespace) -> int:
         code = _print_gpu_answers(options, request(location_of(options), _gpus(options)), "resumed")
         _name_preempted_jobs(options)
         return code
-    from gpu_scheduler.app.resume_job import resume_job
+    from gpu_scheduler.app.preempt import resume_job
     from gpu_scheduler.views.resume import to_text
 
     location = location_of(options)
@@ -159,7 +159,7 @@ def resume(options: Namespace) -> int:
 
 def _name_preempted_jobs(options: Namespace) -> None:
     """Prints a note for each preempted job whose number is that of a GPU that was resumed."""
-    from gpu_scheduler.app.resume_job import preempted_jobs
+    from gpu_scheduler.app.preempt import preempted_jobs
 
     numbers = {gpu for given in options.ids if given is not None for gpu in given}
     for job_id in preempted_jobs(location_of(options), numbers):

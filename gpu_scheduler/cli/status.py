@@ -15,7 +15,7 @@ from gpu_scheduler.core.text.formatting import safe_text
 from gpu_scheduler.errors import StoreNotFoundError
 
 if TYPE_CHECKING:
-    from gpu_scheduler.app.job_progress import ProgressReader
+    from gpu_scheduler.app.status import ProgressReader
     from gpu_scheduler.app.status_report import StatusReport
     from gpu_scheduler.views.layout import Viewport
 

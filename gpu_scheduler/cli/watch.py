@@ -13,7 +13,7 @@ from dataclasses import replace
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from gpu_scheduler.app.job_progress import new_reader
+from gpu_scheduler.app.job_views import new_reader
 from gpu_scheduler.cli.program import location_of, no_store_message, stdout_screen
 from gpu_scheduler.cli.status import report_for_screen
 from gpu_scheduler.core.text.formatting import safe_text
@@ -22,7 +22,7 @@ from gpu_scheduler.views.layout import wrap_text
 from gpu_scheduler.views.status_text import to_text
 
 if TYPE_CHECKING:
-    from gpu_scheduler.app.job_progress import ProgressReader
+    from gpu_scheduler.app.status import ProgressReader
 
 #: The control sequences that switch to the alternate screen and hide the cursor, and those that undo this.
 _ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"

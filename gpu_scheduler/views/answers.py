@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpu_scheduler.app.answers import Answer, AnswerKind
+from gpu_scheduler.app.control import Answer, AnswerKind
 from gpu_scheduler.core.model.request_answer import AnswerCode, RequestAnswer
 from gpu_scheduler.core.model.states import JobState
 

@@ -23,7 +23,7 @@ from gpu_scheduler.views.wait_text import held_text, job_reason_text
 
 if TYPE_CHECKING:
     from gpu_scheduler.app.forecast import ForecastJob, ForecastView
-    from gpu_scheduler.app.job_progress import ProgressReport
+    from gpu_scheduler.app.status import ProgressReport
     from gpu_scheduler.app.status_report import JobView
 
 

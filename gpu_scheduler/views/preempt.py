@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpu_scheduler.app.answers import Answer, AnswerKind
-from gpu_scheduler.app.preempt import PreemptEnd, PreemptReport, PreemptWait
-from gpu_scheduler.app.resume_job import why_no_checkpoint
+from gpu_scheduler.app.control import Answer, AnswerKind
+from gpu_scheduler.app.preempt import PreemptEnd, PreemptReport, PreemptWait, why_no_checkpoint
 from gpu_scheduler.core.command.resume import has_place
 from gpu_scheduler.core.model.attempt_status import Checkpoint
 from gpu_scheduler.core.model.states import JobState, Outcome

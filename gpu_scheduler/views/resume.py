@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gpu_scheduler.app.answers import AnswerKind
-from gpu_scheduler.app.resume_job import ResumeResult
+from gpu_scheduler.app.control import AnswerKind
+from gpu_scheduler.app.preempt import ResumeResult
 from gpu_scheduler.core.text.formatting import format_memory, safe_text
 from gpu_scheduler.views.answers import answer_text
 from gpu_scheduler.views.reason_text import checkpoint_text

@@ -19,19 +19,25 @@ from typing import Any, TypeVar
 
 from gpu_scheduler import __version__
 from gpu_scheduler.app import gpu_requests, job_requests
-from gpu_scheduler.app.answers import ALL_JOBS, Answer, AnswerKind
-from gpu_scheduler.app.control import GRACE_S
+from gpu_scheduler.app.control import ALL_JOBS, GRACE_S, Answer, AnswerKind
 from gpu_scheduler.app.diagnosis import diagnose
 from gpu_scheduler.app.forecast import ForecastView, forecast_queue
 from gpu_scheduler.app.job_detail import job_detail
-from gpu_scheduler.app.job_progress import ProgressReport, running_progress
 from gpu_scheduler.app.job_refs import JobRef
 from gpu_scheduler.app.line_note import UnmetNeed
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.app.new_line import expand_grid
-from gpu_scheduler.app.preempt import PreemptEnd, preempt
-from gpu_scheduler.app.resume_job import resume_job
-from gpu_scheduler.app.status import JobPage, StatusQuery, empty_status, job_of_item, job_page, status
+from gpu_scheduler.app.preempt import PreemptEnd, preempt, resume_job
+from gpu_scheduler.app.status import (
+    JobPage,
+    ProgressReport,
+    StatusQuery,
+    empty_status,
+    job_of_item,
+    job_page,
+    running_progress,
+    status,
+)
 from gpu_scheduler.app.status_report import JobView, StatusReport
 from gpu_scheduler.app.store_access import ANSWER_TIMEOUT_S, open_store, recorded_request
 from gpu_scheduler.app.submit import (

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpu_scheduler.app import gpu_requests, job_requests
-from gpu_scheduler.app.answers import Answer, AnswerKind
+from gpu_scheduler.app.control import Answer, AnswerKind
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.attempts import observe
 from gpu_scheduler.attempts.observe import attempts_without_processes

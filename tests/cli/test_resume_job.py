@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from gpu_scheduler.app.answers import AnswerKind
-from gpu_scheduler.app.resume_job import resume_job
+from gpu_scheduler.app.control import AnswerKind
+from gpu_scheduler.app.preempt import resume_job
 from gpu_scheduler.core.model.attempt_status import Checkpoint
 from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
 from gpu_scheduler.core.model.states import JobState, Outcome

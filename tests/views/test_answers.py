@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_scheduler.app.answers import Answer, AnswerKind
+from gpu_scheduler.app.control import Answer, AnswerKind
 from gpu_scheduler.core.model.request_answer import (
     ACCEPTED_STATES,
     REFUSALS,
