@@ -281,13 +281,6 @@ def parse_conda(text: str) -> str:
     return text
 
 
-def _parse_share(text: str) -> int:
-    # Decimal would also accept digits of other scripts, underscores and exponents.
-    if not re.fullmatch(r"[0-9]*(?:\.[0-9]*)?", text):
-        raise ValueError(f"share {text!r} is not a number such as 0.5 or 2")
-    return parse_share(text)
-
-
 def _quantity_parser(key: str, parse: Callable[[str], float]) -> Callable[[str], float]:
     def read(text: str) -> float:
         try:
@@ -360,7 +353,7 @@ _PARSERS: dict[str, Callable[[str], Any]] = {
     "gpus": _count_parser("gpus", 0, MAX_GPUS),
     **{key: _count_parser(key, 0, MAX_RETRIES) for key in ("oom-retries", "retries", "fail-retries")},
     "timeout": _quantity_parser("timeout", parse_seconds),
-    "share": _parse_share,
+    "share": parse_share,
     "after": _references_parser("after"),
     "after-any": _references_parser("after-any"),
     "name": _parse_name,
