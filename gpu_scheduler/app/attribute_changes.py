@@ -12,7 +12,7 @@ from gpu_scheduler.app.job_refs import job_record, named_jobs
 from gpu_scheduler.app.line_note import Note, NoteKind
 from gpu_scheduler.core.jobsfile.attributes import key_of
 from gpu_scheduler.core.jobsfile.compose import check_changes, format_command_line, parse_changes
-from gpu_scheduler.core.model.job_spec import Dependency, DependencyKind, JobSpec
+from gpu_scheduler.core.model.job_spec import REFERENCES, Dependency, DependencyKind, JobSpec, references
 from gpu_scheduler.core.model.states import Outcome
 from gpu_scheduler.core.scheduling.dependencies import ParentStatus, parent_status
 from gpu_scheduler.errors import SchedulerError, UsageError
@@ -49,11 +49,11 @@ def resolve_parents(store: Store, spec: JobSpec) -> NamedParents:
     """
     dependencies: list[Dependency] = []
     notes: list[Note] = []
-    for key, kind, reference in _references(spec):
+    for kind, reference in references(spec.attributes):
         try:
             jobs = parents_meant(store, reference)
         except SchedulerError as error:
-            raise UsageError(f"--{key} {reference}: {error}") from None
+            raise UsageError(f"--{kind.attribute} {reference}: {error}") from None
         dependencies += [Dependency(job.id, kind, reference) for job in jobs]
         notes += parent_notes(store, kind, jobs)
     return NamedParents(tuple(dependencies), tuple(notes))
@@ -70,12 +70,6 @@ def parents_meant(store: Store, reference: str) -> list[JobRecord]:
     return [job_record(store, int(reference))]
 
 
-def _references(spec: JobSpec) -> Iterator[tuple[str, DependencyKind, str]]:
-    """Yields the attribute, the kind and the text of each reference."""
-    yield from (("after", DependencyKind.COMPLETED, one) for one in spec.after)
-    yield from (("after-any", DependencyKind.FINISHED, one) for one in spec.after_any)
-
-
 def parent_notes(store: Store, kind: DependencyKind, parents: Iterable[JobRecord]) -> Iterator[Note]:
     """Yields a note if the job will be skipped because of one of these parents, with the jobs to retry."""
     failed = (one for one in parents if parent_status(kind, one.state, one.outcome) is ParentStatus.FAILED)
@@ -86,10 +80,6 @@ def parent_notes(store: Store, kind: DependencyKind, parents: Iterable[JobRecord
     retried = failed_ancestors(store, parent.id, _MAX_RETRIED) if is_skipped else [parent.id]
     data = {"job": parent.id, "outcome": parent.outcome, "retried": tuple(map(str, retried))}
     yield Note(NoteKind.PARENT_FAILED, data)
-
-
-#: The fields of JobSpec that name other jobs.
-_REFERENCES = {"after": DependencyKind.COMPLETED, "after_any": DependencyKind.FINISHED}
 
 
 @dataclass(frozen=True)
@@ -120,7 +110,7 @@ def attribute_changes(store: Store, job_id: int, items: Iterable[str]) -> list[A
         check_changes(job.spec, changes)
     except ValueError as error:
         raise UsageError(f"{error}; nothing was changed") from None
-    others = [key_of(field) for field in changes if field not in _REFERENCES]
+    others = [key_of(field) for field in changes if field not in REFERENCES]
     if job.outcome is Outcome.SKIPPED and others:
         raise SchedulerError(
             f"job {job_id} was skipped, so only after and after-any can be changed, not {', '.join(others)};"
@@ -138,7 +128,7 @@ def _checked_command(spec: JobSpec, command: str) -> str:
 
 def _change(store: Store, field: str, value: Any) -> AttributeChange:
     args = {"name": field, "value": value}
-    if field not in _REFERENCES:
+    if field not in REFERENCES:
         return AttributeChange(args)
     parents: list[tuple[int, str]] = []
     notes: list[Note] = []
@@ -148,5 +138,5 @@ def _change(store: Store, field: str, value: Any) -> AttributeChange:
         except SchedulerError as error:
             raise UsageError(f"{key_of(field)} {reference}: {error}") from None
         parents += [(job.id, reference) for job in jobs]
-        notes += parent_notes(store, _REFERENCES[field], jobs)
+        notes += parent_notes(store, REFERENCES[field], jobs)
     return AttributeChange({**args, "parents": parents}, tuple(notes))

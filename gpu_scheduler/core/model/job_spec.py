@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from enum import Enum
 from fnmatch import fnmatchcase
@@ -364,6 +364,20 @@ class DependencyKind(str, Enum):
 
     def __str__(self) -> str:
         return self.value
+
+    @property
+    def attribute(self) -> str:
+        """The attribute that names such parents."""
+        return "after" if self is DependencyKind.COMPLETED else "after-any"
+
+
+#: The fields of JobSpec that name other jobs, with the condition that these must meet.
+REFERENCES = {"after": DependencyKind.COMPLETED, "after_any": DependencyKind.FINISHED}
+
+
+def references(attributes: Mapping[str, Any]) -> Iterator[tuple[DependencyKind, str]]:
+    """Yields the references to other jobs, with their conditions. attributes: those of a job or a line."""
+    return ((kind, one) for name, kind in REFERENCES.items() for one in attributes.get(name, ()))
 
 
 @dataclass(frozen=True)
