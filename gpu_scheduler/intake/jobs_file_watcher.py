@@ -344,8 +344,7 @@ class JobsFileWatcher:
         if isinstance(action, diff.LineRemoved):
             add_request(self._store, "line_removed", str(action.job_id), by)
         elif isinstance(action, diff.AttributeChanged):
-            value = False if action.value is None and action.name in ("hold", "cancel") else action.value
-            request_attribute(self._store, action.job_id, action.name, value, self._front_end)
+            request_attribute(self._store, action.job_id, action.name, action.value, self._front_end)
         elif isinstance(action, diff.CancelRunning):
             add_request(self._store, "cancel", str(action.job_id), by, line=True)
 
