@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,30 +36,30 @@ _RANGE = re.compile(r"[0-9]+-[0-9]+", re.ASCII)
 
 @dataclass(frozen=True)
 class NamedParents:
-    """The dependencies of a new job. notes: the parents because of which the job will be skipped."""
+    """The dependencies of a job. notes: the parents because of which the job will be skipped."""
 
     dependencies: tuple[Dependency, ...]
     notes: tuple[Note, ...]
 
 
-def resolve_parents(store: Store, spec: JobSpec) -> NamedParents:
-    """Returns the jobs that a new job waits for. A name means what it means in all commands (`job_refs`).
+def resolve_parents(store: Store, attributes: Mapping[str, Any], dashes: str = "--") -> NamedParents:
+    """Returns the jobs that a job is to wait for. A name means what it means in all commands (`job_refs`).
 
-    Raises UsageError for a job that does not exist.
+    dashes: what precedes an attribute in an error. Raises UsageError for a job that does not exist.
     """
     dependencies: list[Dependency] = []
     notes: list[Note] = []
-    for kind, reference in references(spec.attributes):
+    for kind, reference in references(attributes):
         try:
-            jobs = parents_meant(store, reference)
+            jobs = _parents_meant(store, reference)
         except SchedulerError as error:
-            raise UsageError(f"--{kind.attribute} {reference}: {error}") from None
+            raise UsageError(f"{dashes}{kind.attribute} {reference}: {error}") from None
         dependencies += [Dependency(job.id, kind, reference) for job in jobs]
-        notes += parent_notes(store, kind, jobs)
+        notes += _parent_notes(store, kind, jobs)
     return NamedParents(tuple(dependencies), tuple(notes))
 
 
-def parents_meant(store: Store, reference: str) -> list[JobRecord]:
+def _parents_meant(store: Store, reference: str) -> list[JobRecord]:
     """Returns the jobs that an id, a name, a group or a pattern means. Raises SchedulerError if none."""
     if _RANGE.fullmatch(reference) and not job_exists(store, reference):
         raise SchedulerError("this is a range, which is not possible here; separate the ids with commas")
@@ -70,7 +70,7 @@ def parents_meant(store: Store, reference: str) -> list[JobRecord]:
     return [job_record(store, int(reference))]
 
 
-def parent_notes(store: Store, kind: DependencyKind, parents: Iterable[JobRecord]) -> Iterator[Note]:
+def _parent_notes(store: Store, kind: DependencyKind, parents: Iterable[JobRecord]) -> Iterator[Note]:
     """Yields a note if the job will be skipped because of one of these parents, with the jobs to retry."""
     failed = (one for one in parents if parent_status(kind, one.state, one.outcome) is ParentStatus.FAILED)
     parent = next(failed, None)
@@ -130,13 +130,6 @@ def _change(store: Store, field: str, value: Any) -> AttributeChange:
     args = {"name": field, "value": value}
     if field not in REFERENCES:
         return AttributeChange(args)
-    parents: list[tuple[int, str]] = []
-    notes: list[Note] = []
-    for reference in value:
-        try:
-            jobs = parents_meant(store, reference)
-        except SchedulerError as error:
-            raise UsageError(f"{key_of(field)} {reference}: {error}") from None
-        parents += [(job.id, reference) for job in jobs]
-        notes += parent_notes(store, REFERENCES[field], jobs)
-    return AttributeChange({**args, "parents": parents}, tuple(notes))
+    found = resolve_parents(store, {field: value}, dashes="")
+    parents = [(one.parent_id, one.reference) for one in found.dependencies]
+    return AttributeChange({**args, "parents": parents}, found.notes)
