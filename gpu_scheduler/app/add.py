@@ -37,16 +37,10 @@ from gpu_scheduler.system.safe_file import FileProblem
 
 @dataclass(frozen=True)
 class NewLine(NewWork):
-    """The values of a line.
-
-    conda: the environment; None means base for a script and no environment for a command. gpus: the GPUs
-    that the job may use, written as in a jobs file. priority: None means the normal one.
-    """
+    """The values of a line. priority: None means the normal one."""
 
     arguments: str = ""
-    conda: str | None = None
     priority: int | None = None
-    gpus: str = ""
 
 
 @dataclass(frozen=True)
@@ -99,8 +93,8 @@ def _check(location: Location, new: NewLine, recorded: RecordedSetting, path: st
 
 def _notes(new: NewLine, spec: JobSpec, recorded: RecordedSetting) -> Iterator[Note]:
     """Yields what a number given as --gpus means, and the environment of a line that names none."""
-    if new.gpus.isdecimal():
-        yield Note(NoteKind.GPU_NUMBER, {"gpu": new.gpus})
+    if _text(new, "allowed").isdecimal():
+        yield Note(NoteKind.GPU_NUMBER, {"gpu": _text(new, "allowed")})
     if spec.conda is None and spec.venv is None:
         named = recorded.options.conda_sh if recorded.options else None
         conda = environment_of(spec, conda_sh_of(recorded.scheduler_pid, named)).conda
@@ -113,14 +107,16 @@ def _script_line(new: NewLine, given: str, known_gpus: frozenset[int] | None) ->
         what = "is not a file" if os.path.exists(script) else "does not exist"
         raise UsageError(f"SCRIPT {given}: {script} {what}")
     allowed = _allowed_gpus(new, known_gpus)
+    # These attributes have fields of their own.
+    others = {key: value for key, value in new.attributes.items() if key not in ("conda", "allowed")}
     return compose_line(
         lambda: format_script_line(
             script,
-            new.conda or None,
+            _text(new, "conda"),
             new.arguments,
             NORMAL_PRIORITY if new.priority is None else new.priority,
             allowed,
-            attribute_items(new.attributes),
+            attribute_items(others),
         )
     )
 
@@ -132,12 +128,9 @@ def _command_line(new: NewLine, recorded: RecordedSetting, path: str | None) -> 
     """
     here = os.getcwd()
     likely = here if path is None else os.path.dirname(path)
+    _allowed_gpus(new, recorded.known_gpus)
     items = [] if new.priority is None else [f"priority={new.priority}"]
     items += attribute_items(new.attributes)
-    if new.conda:
-        items.append(f"conda={new.conda}")
-    if _allowed_gpus(new, recorded.known_gpus) is not None:
-        items.append(f"allowed={new.gpus}")
     if "cwd" not in new.attributes and (recorded.cwd or likely) != here:
         items.append(f"cwd={here}")
     check_single_line(new.command)
@@ -146,9 +139,13 @@ def _command_line(new: NewLine, recorded: RecordedSetting, path: str | None) -> 
 
 def _allowed_gpus(new: NewLine, known_gpus: frozenset[int] | None) -> tuple[int, ...] | None:
     try:
-        return parse_gpu_list(new.gpus, known_gpus)
+        return parse_gpu_list(_text(new, "allowed"), known_gpus)
     except ValueError as error:
-        raise UsageError(f"--gpus {new.gpus}: {error}") from None
+        raise UsageError(f"--gpus {_text(new, 'allowed')}: {error}") from None
+
+
+def _text(new: NewLine, key: str) -> str:
+    return str(new.attributes.get(key) or "")
 
 
 def _check_references(location: Location, line: str, path: str, recorded: RecordedSetting) -> None:

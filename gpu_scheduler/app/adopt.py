@@ -15,7 +15,7 @@ from gpu_scheduler.app.location import Location
 from gpu_scheduler.app.machine_gpus import open_source
 from gpu_scheduler.app.store_access import create_missing_store, open_store, scheduler_pid_of
 from gpu_scheduler.attempts.sweep import processes_of
-from gpu_scheduler.core.jobsfile.attributes import field_of, parse_item
+from gpu_scheduler.core.jobsfile.attributes import parse_item
 from gpu_scheduler.core.model.attempt_status import AdoptedProcess
 from gpu_scheduler.core.model.gpu import GpuSample
 from gpu_scheduler.core.model.job_spec import JobSpec
@@ -190,9 +190,7 @@ def adopt(location: Location, wanted: Adoption) -> AdoptedJob:
 def _parsed(attributes: Mapping[str, str]) -> dict[str, Any]:
     """Returns the fields of JobSpec that these attributes set. Raises UsageError for a wrong value."""
     try:
-        return {
-            field_of(key): parse_item(f"--{key} {text}", key, text, None) for key, text in attributes.items()
-        }
+        return dict(parse_item(f"--{key} {text}", key, text, None) for key, text in attributes.items())
     except ValueError as error:
         raise UsageError(f"{error}; nothing was adopted") from None
 

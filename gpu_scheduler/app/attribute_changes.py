@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from gpu_scheduler.app.job_refs import job_record, named_jobs
 from gpu_scheduler.app.line_note import Note, NoteKind
 from gpu_scheduler.core.jobsfile.attributes import key_of
 from gpu_scheduler.core.jobsfile.compose import check_changes, format_command_line, parse_changes
-from gpu_scheduler.core.model.job_spec import Dependency, DependencyKind, JobSpec
+from gpu_scheduler.core.model.job_spec import REFERENCES, Dependency, DependencyKind, JobSpec, references
 from gpu_scheduler.core.model.states import Outcome
 from gpu_scheduler.core.scheduling.dependencies import ParentStatus, parent_status
 from gpu_scheduler.errors import SchedulerError, UsageError
@@ -36,30 +36,30 @@ _RANGE = re.compile(r"[0-9]+-[0-9]+", re.ASCII)
 
 @dataclass(frozen=True)
 class NamedParents:
-    """The dependencies of a new job. notes: the parents because of which the job will be skipped."""
+    """The dependencies of a job. notes: the parents because of which the job will be skipped."""
 
     dependencies: tuple[Dependency, ...]
     notes: tuple[Note, ...]
 
 
-def resolve_parents(store: Store, spec: JobSpec) -> NamedParents:
-    """Returns the jobs that a new job waits for. A name means what it means in all commands (`job_refs`).
+def resolve_parents(store: Store, attributes: Mapping[str, Any], dashes: str = "--") -> NamedParents:
+    """Returns the jobs that a job is to wait for. A name means what it means in all commands (`job_refs`).
 
-    Raises UsageError for a job that does not exist.
+    dashes: what precedes an attribute in an error. Raises UsageError for a job that does not exist.
     """
     dependencies: list[Dependency] = []
     notes: list[Note] = []
-    for key, kind, reference in _references(spec):
+    for kind, reference in references(attributes):
         try:
-            jobs = parents_meant(store, reference)
+            jobs = _parents_meant(store, reference)
         except SchedulerError as error:
-            raise UsageError(f"--{key} {reference}: {error}") from None
+            raise UsageError(f"{dashes}{kind.attribute} {reference}: {error}") from None
         dependencies += [Dependency(job.id, kind, reference) for job in jobs]
-        notes += parent_notes(store, kind, jobs)
+        notes += _parent_notes(store, kind, jobs)
     return NamedParents(tuple(dependencies), tuple(notes))
 
 
-def parents_meant(store: Store, reference: str) -> list[JobRecord]:
+def _parents_meant(store: Store, reference: str) -> list[JobRecord]:
     """Returns the jobs that an id, a name, a group or a pattern means. Raises SchedulerError if none."""
     if _RANGE.fullmatch(reference) and not job_exists(store, reference):
         raise SchedulerError("this is a range, which is not possible here; separate the ids with commas")
@@ -70,13 +70,7 @@ def parents_meant(store: Store, reference: str) -> list[JobRecord]:
     return [job_record(store, int(reference))]
 
 
-def _references(spec: JobSpec) -> Iterator[tuple[str, DependencyKind, str]]:
-    """Yields the attribute, the kind and the text of each reference."""
-    yield from (("after", DependencyKind.COMPLETED, one) for one in spec.after)
-    yield from (("after-any", DependencyKind.FINISHED, one) for one in spec.after_any)
-
-
-def parent_notes(store: Store, kind: DependencyKind, parents: Iterable[JobRecord]) -> Iterator[Note]:
+def _parent_notes(store: Store, kind: DependencyKind, parents: Iterable[JobRecord]) -> Iterator[Note]:
     """Yields a note if the job will be skipped because of one of these parents, with the jobs to retry."""
     failed = (one for one in parents if parent_status(kind, one.state, one.outcome) is ParentStatus.FAILED)
     parent = next(failed, None)
@@ -86,10 +80,6 @@ def parent_notes(store: Store, kind: DependencyKind, parents: Iterable[JobRecord
     retried = failed_ancestors(store, parent.id, _MAX_RETRIED) if is_skipped else [parent.id]
     data = {"job": parent.id, "outcome": parent.outcome, "retried": tuple(map(str, retried))}
     yield Note(NoteKind.PARENT_FAILED, data)
-
-
-#: The fields of JobSpec that name other jobs.
-_REFERENCES = {"after": DependencyKind.COMPLETED, "after_any": DependencyKind.FINISHED}
 
 
 @dataclass(frozen=True)
@@ -120,7 +110,7 @@ def attribute_changes(store: Store, job_id: int, items: Iterable[str]) -> list[A
         check_changes(job.spec, changes)
     except ValueError as error:
         raise UsageError(f"{error}; nothing was changed") from None
-    others = [key_of(field) for field in changes if field not in _REFERENCES]
+    others = [key_of(field) for field in changes if field not in REFERENCES]
     if job.outcome is Outcome.SKIPPED and others:
         raise SchedulerError(
             f"job {job_id} was skipped, so only after and after-any can be changed, not {', '.join(others)};"
@@ -138,15 +128,8 @@ def _checked_command(spec: JobSpec, command: str) -> str:
 
 def _change(store: Store, field: str, value: Any) -> AttributeChange:
     args = {"name": field, "value": value}
-    if field not in _REFERENCES:
+    if field not in REFERENCES:
         return AttributeChange(args)
-    parents: list[tuple[int, str]] = []
-    notes: list[Note] = []
-    for reference in value:
-        try:
-            jobs = parents_meant(store, reference)
-        except SchedulerError as error:
-            raise UsageError(f"{key_of(field)} {reference}: {error}") from None
-        parents += [(job.id, reference) for job in jobs]
-        notes += parent_notes(store, _REFERENCES[field], jobs)
-    return AttributeChange({**args, "parents": parents}, tuple(notes))
+    found = resolve_parents(store, {field: value}, dashes="")
+    parents = [(one.parent_id, one.reference) for one in found.dependencies]
+    return AttributeChange({**args, "parents": parents}, found.notes)

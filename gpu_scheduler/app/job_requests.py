@@ -16,7 +16,6 @@ from gpu_scheduler.app.control import ALL_JOBS, COMMAND_LINE, Answer, AnswerKind
 from gpu_scheduler.app.job_refs import JobRef, job_record, resolve_job, resolve_jobs
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.app.store_access import requested_verbs
-from gpu_scheduler.core.model.job_spec import RESTART_FIELDS
 from gpu_scheduler.core.model.request import UNFINISHED
 from gpu_scheduler.core.model.request_answer import ACCEPTED_STATES, AnswerCode, RequestAnswer, wrong_state
 from gpu_scheduler.core.model.states import FAILED, JobState, Outcome
@@ -284,6 +283,8 @@ def refusal_of_changes(
     store: Store, job_id: int, changes: Sequence[Mapping[str, Any]]
 ) -> RequestAnswer | None:
     """Returns why no change of a job is requested. Otherwise, a round would make only some of them."""
+    from gpu_scheduler.core.jobsfile.attributes import RESTART_FIELDS
+
     is_finished = job_record(store, job_id).state is JobState.FINISHED
     if is_finished and not all("parents" in args or args["name"] in RESTART_FIELDS for args in changes):
         return wrong_state("set", JobState.FINISHED)

@@ -20,7 +20,7 @@ from gpu_scheduler.app.recorded_setting import RecordedSetting
 from gpu_scheduler.core.command.build import display_command, environment_of
 from gpu_scheduler.core.command.shell_words import program_folder
 from gpu_scheduler.core.jobsfile import grid, shell_syntax
-from gpu_scheduler.core.jobsfile.attributes import ATTRIBUTE_HELP
+from gpu_scheduler.core.jobsfile.attributes import ATTRIBUTES
 from gpu_scheduler.core.jobsfile.job_line import parse_csv
 from gpu_scheduler.core.jobsfile.line_warnings import JobShell, line_warnings
 from gpu_scheduler.core.jobsfile.sbatch import ARRAY_INDEX, sbatch_options
@@ -226,7 +226,7 @@ def attribute_items(values: AttributeValues, folder: str = "") -> list[str]:
     folder: that of relative paths; "" for the current one.
     """
     items: list[str] = []
-    for key in ATTRIBUTE_HELP:
+    for key in ATTRIBUTES:
         value = values.get(key)
         if value is True:
             items.append(key)

@@ -266,7 +266,7 @@ def _insert(
             if known is not None:
                 return known
             # All parents are found first, so that no job of a grid waits for another one.
-            parents = [resolve_parents(store, one) for one in jobs]
+            parents = [resolve_parents(store, one.attributes) for one in jobs]
             environment = None if variables is None else add_environment(store, variables)
             made: list[tuple[int, JobSpec]] = []
             for number, (spec, found) in enumerate(zip(jobs, parents, strict=True)):

@@ -47,8 +47,6 @@ def _new_line(options: Namespace) -> NewLine:
         script=options.script,
         arguments=options.args,
         command=options.command_words or (),
-        conda=options.conda,
         priority=options.priority,
-        gpus=options.gpus,
         attributes=given_attributes(options),
     )

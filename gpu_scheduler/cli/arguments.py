@@ -6,12 +6,16 @@ Nothing is executed here.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, get_args
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, get_args
 
 from gpu_scheduler import config
 from gpu_scheduler.cli import values
 from gpu_scheduler.cli.values import path
+
+if TYPE_CHECKING:
+    from gpu_scheduler.core.jobsfile.attributes import Attribute
 
 # Declares the options that several commands share.
 
@@ -92,22 +96,15 @@ def probe_options(parser: ArgumentContainer) -> None:
 
 #: Begins the names of the parsed options that are attributes of a job.
 _ATTRIBUTE_PREFIX = "attribute_"
-#: The attributes that `adopt` accepts. The others say how a job is started.
-_OF_ADOPTED = {"name", "priority", "preempt-signal", "resume-flag", "checkpoints"}
-_PRIORITY_VALUES = "a number, or CRITICAL, HIGH, NORMAL, LOW (0, 100, 200, 300)"
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """Declares the options of `add`, which are the fields of a CSV line and the attributes.
+    """Declares the options of `add`. A command after `--` is not parsed here."""
+    from gpu_scheduler.core.jobsfile.attributes import ATTRIBUTES
 
-    A command after `--` is not parsed here.
-    """
     option = parser.add_argument
     option("script", metavar="SCRIPT | -- COMMAND", nargs="?",
            help="Python script (`add` makes its path absolute), or any command after `--`")  # fmt: skip
-    option(
-        "--conda", metavar="ENV", help="Conda environment (default: base for a script, none for a command)"
-    )
     option(
         "--args",
         metavar='"…"',
@@ -115,18 +112,13 @@ def add(parser: argparse.ArgumentParser) -> None:
         type=lambda text: text.removeprefix(" "),
         help='Arguments for the script, such as "--epochs 3"',
     )
-    option("--priority", metavar="N", type=values.priority,
-           help=f"Priority of the job: {_PRIORITY_VALUES}; lower numbers run first"
-           " (default: 200)")  # fmt: skip
-    option("--allowed", "--gpus", dest="gpus", metavar="LIST", default="",
-           help="GPUs that the job may use, such as 2 for GPU number 2, or 0,2 or 0-3 (default:"
-           " any)")  # fmt: skip
+    option("--priority", metavar="N", type=values.priority, help=ATTRIBUTES["priority"].help)
     option("--output-file", metavar="PATH", type=path,
            help="Jobs file to append the line to, or - to only print the line (default: the file that the"
            f" running scheduler watches, else {config.JOBS_FILE})")  # fmt: skip
     _grid(parser)
-    csv_fields = ("allowed", "conda", "priority")
-    _attributes(parser.add_argument_group("attributes"), {"gpus": ("--gpus-count",)}, (*csv_fields, "cancel"))
+    others = ("priority", "cancel")
+    _attributes(parser, lambda row: row.key not in others, gpus="--gpus-count", allowed="--allowed --gpus")
 
 
 def submit(parser: argparse.ArgumentParser) -> None:
@@ -146,7 +138,7 @@ def submit(parser: argparse.ArgumentParser) -> None:
     flag(parser, "--dry-run", "Only show the jobs, and submit none")
     shared_options(parser, "--json")
     _grid(parser)
-    _attributes(parser.add_argument_group("attributes"), {"cwd": ("--cwd", "--dir")}, ("cancel",))
+    _attributes(parser, lambda row: row.key != "cancel", cwd="--cwd --dir")
 
 
 def _grid(parser: argparse.ArgumentParser) -> None:
@@ -172,30 +164,26 @@ def adopt(parser: argparse.ArgumentParser) -> None:
         type=values.gpu_indices,
         help="GPUs that it uses, such as 0,2 (default: those on which the driver lists it)",
     )
-    from gpu_scheduler.core.jobsfile.attributes import ATTRIBUTE_HELP
-
-    _attributes(parser.add_argument_group("attributes"), {}, ATTRIBUTE_HELP.keys() - _OF_ADOPTED)
+    _attributes(parser, lambda row: row.of_process)
     probe_options(parser.add_argument_group("if no scheduler has run yet"))
 
 
 def _attributes(
-    group: argparse._ArgumentGroup, flags_of: Mapping[str, Sequence[str]], without: Collection[str]
+    parser: argparse.ArgumentParser, is_wanted: Callable[[Attribute], bool], **flags_of: str
 ) -> None:
-    """Declares an option for each attribute. flags_of: the options of attributes that differ from the key."""
-    from gpu_scheduler.core.jobsfile.attributes import ATTRIBUTE_HELP, SYNONYMS
+    """Declares an option for each wanted attribute. flags_of: the options that differ from the key."""
+    from gpu_scheduler.core.jobsfile.attributes import ATTRIBUTES
 
-    for key, (form, does) in ATTRIBUTE_HELP.items():
-        if key in without:
-            continue
-        flags = [*flags_of.get(key, (f"--{key}",))]
-        flags += [f"--{word}" for word, meant in SYNONYMS.items() if meant == key]
-        dest = f"{_ATTRIBUTE_PREFIX}{key}"
-        if form is None:
-            group.add_argument(*flags, dest=dest, action="store_true", help=does)
+    group = parser.add_argument_group("attributes")
+    for row in filter(is_wanted, ATTRIBUTES.values()):
+        flags = flags_of[row.key].split() if row.key in flags_of else [f"--{name}" for name in row.names]
+        option = partial(group.add_argument, *flags, dest=f"{_ATTRIBUTE_PREFIX}{row.key}", help=row.help)
+        if row.form is None:
+            option(action="store_true")
+        elif row.key == "env":
+            option(action="append", type=values.variable, metavar=row.form)
         else:
-            action = "append" if key == "env" else "store"
-            read = values.variable if key == "env" else str
-            group.add_argument(*flags, dest=dest, action=action, type=read, metavar=form, help=does)
+            option(metavar=row.form)
 
 
 def given_attributes(options: argparse.Namespace) -> dict[str, Any]:
@@ -388,8 +376,8 @@ def priority(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments for one or more jobs and for their new priority."""
     jobs(parser)
     parser.add_argument("number", metavar="N", type=values.priority,
-                        help=f"New priority of the jobs: {_PRIORITY_VALUES}; lower numbers run"
-                        " first")  # fmt: skip
+                        help="New priority of the jobs: CRITICAL, HIGH, NORMAL, LOW (0, 100, 200, 300) or a"
+                        " number; lower numbers start first")  # fmt: skip
 
 
 def calibrate(parser: argparse.ArgumentParser) -> None:

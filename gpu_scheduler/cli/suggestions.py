@@ -174,19 +174,17 @@ def _foreign_option(words: Sequence[str], option: str) -> str:
         return ""
     if has_queue and name in _NO_ATTRIBUTES:
         return f"; {_NO_ATTRIBUTES[name]}"
-    keys = attributes.FOREIGN_NAMES.get(name)
-    if keys == ():
+    if name in attributes.NEEDLESS:
         return f"; {attributes.NOT_NEEDED}"
+    # `add` has suggestions of its own for misspelt options.
+    rows = attributes.meant_attributes(name, may_be_misspelt=command == "submit")
     if has_queue:
         value = [one for one in words[words.index(option) + 1 :][:1] if "=" not in option and one[:1] != "-"]
         own = _own_options(" ".join([option, *value]))
-        if keys is None and command == "submit":  # `add` has suggestions of its own for misspelt options
-            keys = attributes.meant_attributes(name)
-        helps = ((key, attributes.ATTRIBUTE_HELP[key][0] or "") for key in keys or ())
-        forms = [own] if own else [f"--{key} {form}".rstrip() for key, form in helps]
+        forms = [own] if own else [f"--{row.key} {row.form or ''}".rstrip() for row in rows]
     else:
         table = _OF_RUN if command == "run" else _OF_WAIT
-        forms = [table[key] for key in keys or (name,) if key in table]
+        forms = [table[key] for key in [row.key for row in rows] or [name] if key in table]
     if command == "add":  # where --gpus means the GPUs that the job may use
         forms = [form.replace("--gpus ", "--gpus-count ") for form in forms]
     return f"; did you mean {' or '.join(f'`{form}`' for form in forms)}?" if forms else ""

@@ -341,8 +341,7 @@ class JobsFileWatcher:
         if isinstance(action, diff.LineRemoved):
             add_request(self._store, "line_removed", str(action.job_id), by)
         elif isinstance(action, diff.AttributeChanged):
-            value = False if action.value is None and action.name in ("hold", "cancel") else action.value
-            self._request_attribute(action.job_id, action.name, value)
+            self._request_attribute(action.job_id, action.name, action.value)
         elif isinstance(action, diff.CancelRunning):
             add_request(self._store, "cancel", str(action.job_id), by, line=True)
         elif isinstance(action, diff.RequeueFinished):

@@ -68,8 +68,7 @@ class ReferenceIndex:
         """Yields the references of a job's line."""
         line = self.lines.get(job_id)
         if line is not None:
-            yield from ((DependencyKind.COMPLETED, one) for one in line.attributes.get("after", ()))
-            yield from ((DependencyKind.FINISHED, one) for one in line.attributes.get("after_any", ()))
+            yield from job_spec.references(line.attributes)
 
 
 #: The dependencies of a job: the reference for each parent and kind.
@@ -258,10 +257,9 @@ class LineDependencies:
                 continue  # the line with this name does not count yet
             is_cyclic = UNRESOLVED not in self._parents(index, stored.get(job_id, {}), job_id, reference)
             cause = "would make it wait for itself" if is_cyclic else "names no job"
-            key = "after" if kind is DependencyKind.COMPLETED else "after-any"
             text = (
-                f"line {index.lines[job_id].number}: job {job_id} cannot start, because {key}={reference}"
-                f" {cause}; correct the line"
+                f"line {index.lines[job_id].number}: job {job_id} cannot start, because"
+                f" {kind.attribute}={reference} {cause}; correct the line"
             )
             if text not in self._reported:
                 self._reported.add(text)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpu_scheduler.app.status_report import JobView
 from gpu_scheduler.core.model.gpu import format_gpu_list
-from gpu_scheduler.core.model.job_spec import UNRESOLVED, DependencyKind, Parent
+from gpu_scheduler.core.model.job_spec import UNRESOLVED, Parent
 from gpu_scheduler.core.model.state_reason import StateReason
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.model.units import WHOLE, format_share
@@ -75,8 +75,6 @@ def _source_text(current: CurrentNeed) -> str:
 
 #: Maximum number of parents that one reason names.
 _MAX_NAMED = 3
-#: The attribute that declares a dependency of each kind.
-ATTRIBUTES = {DependencyKind.COMPLETED: "after", DependencyKind.FINISHED: "after-any"}
 
 
 def parents_wait_text(parents: Sequence[Parent]) -> str:
@@ -102,7 +100,7 @@ def _with_state(parent: Parent) -> str:
 
 def parent_text(parent: Parent) -> str:
     """Formats a parent with the attribute that names it: "after=prep: job 3 (prep) is running"."""
-    given = f"{ATTRIBUTES[parent.kind]}={parent.reference}"
+    given = f"{parent.kind.attribute}={parent.reference}"
     if parent.id == UNRESOLVED:
         return f"{given} names no job, or a job that waits for this one"
     name = f" ({parent.name})" if parent.name else ""
@@ -125,7 +123,7 @@ def parent_objects(parents: Sequence[Parent]) -> list[dict[str, Any]]:
             "name": parent.name,
             "state": parent.state,
             "outcome": parent.outcome,
-            "kind": ATTRIBUTES[parent.kind],
+            "kind": parent.kind.attribute,
             "reference": parent.reference,
         }
         for parent in parents

@@ -50,7 +50,6 @@ from gpu_scheduler.views.progress_text import long_text
 from gpu_scheduler.views.reason_text import origin_text, outcome_text, reason_text
 from gpu_scheduler.views.remedies import Remedy, failure_remedy, oom_remedy, timeout_remedy
 from gpu_scheduler.views.wait_text import (
-    ATTRIBUTES,
     current_need_text,
     held_text,
     is_by_queue_order,
@@ -90,7 +89,7 @@ def dependency_findings(job: JobView, facts: DependencyFacts) -> Iterator[Findin
 def _parent(job: JobView, parent: Parent, facts: DependencyFacts) -> Finding:
     message = parent_text(parent)
     if parent.id == UNRESOLVED:
-        return bad(Check.PARENT, message, _change_remedy(job.record.id, facts, ATTRIBUTES[parent.kind]))
+        return bad(Check.PARENT, message, _change_remedy(job.record.id, facts, parent.kind.attribute))
     status = status_of(parent)
     if status is ParentStatus.MET:
         return ok(Check.PARENT, message)

@@ -48,7 +48,7 @@ from gpu_scheduler.app.submit import (
     insert_jobs,
     insert_once,
 )
-from gpu_scheduler.core.jobsfile.attributes import ATTRIBUTE_HELP
+from gpu_scheduler.core.jobsfile.attributes import ATTRIBUTES
 from gpu_scheduler.core.model.job_spec import JobSpec, parse_job_ref
 from gpu_scheduler.core.model.states import ACTIVE, WAITING, JobState, Outcome
 from gpu_scheduler.errors import (
@@ -268,7 +268,7 @@ def _checked(context: Context, given: Json) -> Submission:
     if (script is None) == (not command):
         raise UsageError("give either a script or a command; nothing was submitted")
     attributes = dict(given.get("attributes") or {})
-    unknown = sorted(attributes.keys() - ATTRIBUTE_HELP.keys() | attributes.keys() & {"env", "cwd"})
+    unknown = sorted(attributes.keys() - ATTRIBUTES.keys() | attributes.keys() & {"env", "cwd"})
     if unknown:
         raise UsageError(f"attributes: {', '.join(unknown)} is no attribute of a job; nothing was submitted")
     if given.get("cwd"):

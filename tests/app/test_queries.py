@@ -112,7 +112,7 @@ def test_add_builds_a_line_then_checks_it_and_appends_it_to_the_jobs_file(
     with pytest.raises(UsageError, match="nothing was added"):
         add(location, [new, NewLine(script="none.py")], "jobs.txt")
     with pytest.raises(UsageError, match="nothing was added"):
-        add(location, [NewLine(command=["true"], gpus="7")], "jobs.txt")
+        add(location, [NewLine(command=["true"], attributes={"allowed": "7"})], "jobs.txt")
     assert (desk.path / "jobs.txt").read_text() == f"{composed.line}\n"
 
 

@@ -14,7 +14,7 @@ from gpu_scheduler.app.add import append_line
 from gpu_scheduler.cli import main
 from gpu_scheduler.cli.parser import parse
 from gpu_scheduler.config import StartOptions
-from gpu_scheduler.core.jobsfile.attributes import ATTRIBUTE_HELP, KNOWN_ATTRIBUTES, SYNONYMS
+from gpu_scheduler.core.jobsfile.attributes import ATTRIBUTES, KNOWN_ATTRIBUTES, NAMED
 from gpu_scheduler.core.jobsfile.compose import format_command_line
 from gpu_scheduler.core.jobsfile.job_line import ParsedJob, parse_line
 from gpu_scheduler.core.model.states import JobState, Outcome
@@ -276,7 +276,7 @@ def line_of(desk: Desk, *words: str) -> str:
         (["--", "7", "x"], "true && 7 x"),
         (["--", "priority,script"], "true && priority,script"),
         (["--", "echo", "--", "--gpus", "1", "2"], "echo -- --gpus 1 2"),
-        (["--gpus", "0-1", "--conda", "/", "--", "x"], "[conda=/ allowed=0-1] x"),
+        (["--gpus", "0-1", "--conda", "/", "--", "x"], "[allowed=0-1 conda=/] x"),
         (["--env", "A=b c]", "--env", "B=", "--", "x"], "['env:A=b c]' env:B=] x"),
         (["--cwd", "/", "--venv", "~", "--", "x"], "[venv=HOME cwd=/] x"),
         (
@@ -304,7 +304,7 @@ def test_add_accepts_every_attribute_for_a_script(desk: Desk, script: Path) -> N
 
 
 def test_every_attribute_has_an_option_of_add() -> None:
-    words = [f"--{key}" + ("" if form is None else "=x") for key, (form, _) in ATTRIBUTE_HELP.items()]
+    words = [f"--{key}" + ("" if row.form is None else "=x") for key, row in ATTRIBUTES.items()]
     replaced = {
         "--gpus=x": "--gpus-count=x",
         "--priority=x": "--priority=1",
@@ -313,7 +313,7 @@ def test_every_attribute_has_an_option_of_add() -> None:
     given = [replaced.get(word, word) for word in words if word != "--cancel"]
     assert parse(["add", *given, "--", "x"]).command_words == ["x"]
     known = {name.partition(":")[0] for name in KNOWN_ATTRIBUTES.split()}
-    assert known == {*ATTRIBUTE_HELP, *SYNONYMS}
+    assert known == set(NAMED)
 
 
 @settings(deadline=None, max_examples=60)

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from gpu_scheduler.app import new_line
 from gpu_scheduler.app.new_line import parse_new_line
 from gpu_scheduler.core.command.build import display_command
-from gpu_scheduler.core.jobsfile.attributes import ATTRIBUTE_HELP
+from gpu_scheduler.core.jobsfile.attributes import ATTRIBUTES
 from gpu_scheduler.core.jobsfile.compose import format_command_line
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.scheduling import actions as act
@@ -121,8 +121,8 @@ def test_submit_sets_every_attribute(desk: Desk, script: Path) -> None:
         "pipefail": "off", "background": "wait", "max-running": "3",
     }  # fmt: skip
     others = {"share", "venv", "cancel"}
-    flags = {key for key, (form, _) in ATTRIBUTE_HELP.items() if form is None} - others
-    assert values.keys() | flags | others == ATTRIBUTE_HELP.keys()
+    flags = {key for key, row in ATTRIBUTES.items() if row.form is None} - others
+    assert values.keys() | flags | others == ATTRIBUTES.keys()
     words = [
         *(word for key, value in values.items() for word in (f"--{key}", value)),
         *(f"--{flag}" for flag in flags),

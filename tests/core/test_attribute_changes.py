@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gpu_scheduler.core.jobsfile.attributes import ATTRIBUTE_HELP, field_of
+from gpu_scheduler.core.jobsfile.attributes import ATTRIBUTES
 from gpu_scheduler.core.jobsfile.compose import (
     CHANGEABLE,
     check_changes,
@@ -85,6 +85,6 @@ def test_a_change_may_replace_attributes_that_would_contradict_it() -> None:
 
 
 def test_every_attribute_that_is_not_part_of_the_identity_can_be_changed() -> None:
-    fields = {field_of(key) for key in CHANGEABLE}
+    fields = {ATTRIBUTES[key].field for key in CHANGEABLE}
     assert fields == set(COMPARED_ATTRIBUTES) - {"hold", "cancel"}
-    assert set(CHANGEABLE) < set(ATTRIBUTE_HELP)
+    assert set(CHANGEABLE) < set(ATTRIBUTES)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from dataclasses import fields
 from typing import Any
 
 import pytest
 
 from gpu_scheduler.core.jobsfile.attributes import (
+    ATTRIBUTES,
     KNOWN_ATTRIBUTES,
     check_conflicts,
     format_attribute,
@@ -85,6 +87,13 @@ def test_an_error_names_the_attribute_as_the_user_wrote_it(key: str) -> None:
             parse_block(f"[{key}={value}] python t.py", None)
     with pytest.raises(ValueError, match=f"^attribute {key} has no value; write {key}=…"):
         parse_block(f"[{key}=] python t.py", None)
+
+
+def test_every_attribute_sets_a_field_of_its_own_and_every_flag_a_truth_value() -> None:
+    types = {field.name: field.type for field in fields(JobSpec)}
+    assert len({row.field for row in ATTRIBUTES.values()}) == len(ATTRIBUTES)
+    for row in ATTRIBUTES.values():
+        assert (types[row.field] == "bool") == (row.form is None), row.key
 
 
 def test_the_known_attributes_include_retries_as_a_synonym() -> None:

@@ -97,4 +97,4 @@ def test_indices_that_are_no_numbers_stay_as_they_are() -> None:
 def test_any_text_gives_valid_attributes(text: str) -> None:
     for script in (text, f"#SBATCH {text}", f"#SBATCH --time={text}", f"#SBATCH --gres=gpu:{text}"):
         for key, value in sbatch_options(script)[0].items():
-            assert parse_item("", key, value, None) is not None, f"{key}={value}"
+            assert parse_item("", key, value, None)[1] is not None, f"{key}={value}"

@@ -12,15 +12,13 @@ from dataclasses import replace
 from typing import Any
 
 from gpu_scheduler.core.jobsfile.attributes import (
-    ATTRIBUTE_HELP,
-    FLAGS,
-    SYNONYMS,
+    ATTRIBUTES,
+    NAMED,
+    Attribute,
     check_conflicts,
-    field_of,
     format_attribute,
     is_unset,
     key_of,
-    parse_conda,
     parse_item,
     unknown_attribute,
 )
@@ -61,8 +59,6 @@ def format_script_line(
             raise ValueError(
                 f"{name} {value!r} contains a line break or NUL, which no line of a jobs file may contain"
             )
-    if conda:
-        parse_conda(conda)
     gpus = format_gpu_list(allowed)
     bare = args.strip(BLANK)
     # A blank after a final backslash belongs to an argument and must be kept.
@@ -118,11 +114,9 @@ def _raise_if_malformed(read: LineResult) -> None:
 # Parses changes to the attributes of a job, such as `vram=18G`, `vram=` and `exclusive`, and checks them.
 
 
-#: Attributes that commands of their own change, with these commands.
-_COMMANDS = {"hold": "`hold JOB` and `release JOB`", "cancel": "`cancel JOB`"}
 #: The attributes that can be changed.
 CHANGEABLE = tuple(
-    key for key in ATTRIBUTE_HELP if field_of(key) in COMPARED_ATTRIBUTES and key not in _COMMANDS
+    key for key, row in ATTRIBUTES.items() if row.field in COMPARED_ATTRIBUTES and row.command is None
 )
 _DEFAULTS = JobSpec("command", "", "/")
 
@@ -136,30 +130,30 @@ def parse_changes(items: Iterable[str], known_gpus: frozenset[int] | None) -> di
     changes: dict[str, Any] = {}
     for item in items:
         key, given, value = item.partition("=")
-        meant = SYNONYMS.get(key, key)
-        _check_key(key, meant)
-        field = field_of(meant)
+        row = None if key == "command" else _changeable(key)
+        field = "command" if row is None else row.field
         if field in changes:
-            raise ValueError(f"attribute {meant} is given twice; give it once")
-        if meant == "command":
+            raise ValueError(f"attribute {key_of(field)} is given twice; give it once")
+        if row is None:
             if not value:
                 raise ValueError("a command is missing; write it in quotes, as in command='python train.py'")
             changes[field] = value
         elif given and not value:
             changes[field] = getattr(_DEFAULTS, field)
-        elif given or meant in FLAGS:
-            changes[field] = parse_item(item, key, value if given else None, known_gpus)
+        elif given or row.form is None:
+            changes[field] = parse_item(item, key, value if given else None, known_gpus)[1]
         else:
             raise ValueError(f"attribute {key} has no value; write {key}=…, or {key}= to remove it")
     return changes
 
 
-def _check_key(key: str, meant: str) -> None:
-    if meant in _COMMANDS:
-        raise ValueError(f"{meant} is not set as an attribute; use {_COMMANDS[meant]}")
-    if meant in CHANGEABLE or meant == "command":
-        return
-    if meant in ATTRIBUTE_HELP or key.startswith("env:"):
+def _changeable(key: str) -> Attribute:
+    row = NAMED.get(key)
+    if row is not None and row.command is not None:
+        raise ValueError(f"{key} is not set as an attribute; use {row.command}")
+    if row is not None and row.key in CHANGEABLE:
+        return row
+    if row is not None or key.startswith("env:"):
         raise ValueError(
             f"{key} belongs to what the job runs and cannot be changed; cancel the job and submit it again"
         )

@@ -375,7 +375,7 @@ def parse_line(
         if block is None and first_field(bare).casefold() == "priority":
             return None
         _check_after_block(block, bare)
-        given = AttributeBlock({}, rest, True) if block is None else block
+        given = AttributeBlock({}, rest) if block is None else block
         accepted = ACCEPTED_FORM
         check_separator(bare)
         if looks_like_csv(bare):
@@ -407,7 +407,7 @@ def _check_after_block(block: AttributeBlock | None, command: str) -> None:
         return
     if not command:
         raise ValueError("nothing follows the attributes")
-    if command.startswith("[") and not block.is_empty:
+    if command.startswith("[") and block.values:
         raise ValueError(
             "a second block follows the attributes; put all attributes into one block, and write a shell test"
             " as `test …`"

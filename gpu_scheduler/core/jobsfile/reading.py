@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
+from gpu_scheduler.core.jobsfile.attributes import is_unset
 from gpu_scheduler.core.jobsfile.job_line import Malformed, ParsedJob
 from gpu_scheduler.core.model.job_spec import JobSpec, Kind
 
@@ -17,12 +18,8 @@ def given_attributes(attributes: Mapping[str, Any]) -> dict[str, Any]:
 
     An attribute that a later version adds therefore does not count as a change.
     """
-    given = {name: value for name, value in attributes.items() if _is_given(value)}
+    given = {name: value for name, value in attributes.items() if not is_unset(value)}
     return {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
-
-
-def _is_given(value: Any) -> bool:
-    return value is not None and value is not False and value != ()
 
 
 def attributes_to_json(attributes: Mapping[str, Any]) -> str:
@@ -138,7 +135,7 @@ def line_from_result(number: int, raw: str, result: ParsedJob | Malformed) -> Li
         text = raw.strip("\ufeff \t\r\n")
         return Line(number, raw, text, problem=result.reason, accepted_form=result.accepted_form)
     spec = result.spec
-    given = [(name, value) for name, value in spec.attributes.items() if _is_given(value)]
+    given = [(name, value) for name, value in spec.attributes.items() if not is_unset(value)]
     attributes = _interned(tuple(given))
     return Line(number, raw, spec.text, spec.kind, spec.identity, attributes, spec=spec, notes=result.notes)
 

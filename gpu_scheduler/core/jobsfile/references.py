@@ -11,7 +11,6 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import chain
 from typing import TypeVar
 
 from gpu_scheduler.core.jobsfile.reading import Line, Reading
@@ -120,10 +119,7 @@ def name_keys(line: Line) -> tuple[str, ...]:
 
 def references_of(line: Line) -> tuple[str, ...]:
     """Returns the ids and names that a line waits for."""
-    attributes = line.attributes
-    if "after" not in attributes and "after_any" not in attributes:
-        return ()
-    return (*attributes.get("after", ()), *attributes.get("after_any", ()))
+    return (*line.attributes.get("after", ()), *line.attributes.get("after_any", ()))
 
 
 def find_wrong_references(
@@ -234,8 +230,7 @@ class _ReferenceCheck:
 
 def _items(line: Line) -> Iterator[tuple[str, str]]:
     """Yields each reference of a line, as an attribute such as "after=prep" and alone."""
-    after, after_any = line.attributes.get("after", ()), line.attributes.get("after_any", ())
-    return chain(((f"after={one}", one) for one in after), ((f"after-any={one}", one) for one in after_any))
+    return ((f"{kind.attribute}={one}", one) for kind, one in job_spec.references(line.attributes))
 
 
 def _cycle(item: str, number: int, through: int) -> str:

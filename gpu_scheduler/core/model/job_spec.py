@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from enum import Enum
 from fnmatch import fnmatchcase
@@ -27,14 +27,10 @@ CudaIds = Literal["physical", "visible"]
 DEFAULT_STOP_SIGNAL = "TERM"
 #: The signals that a job may name instead.
 STOP_SIGNALS = (DEFAULT_STOP_SIGNAL, "INT", "USR1", "USR2", "HUP", "QUIT")
-#: Attributes that are compared one by one between readings; they are not part of the identity.
-COMPARED_ATTRIBUTES = (
-    "name", "max_running", "priority", "allowed", "share", "gpus", "vram", "exclusive", "oom_retries",
-    "fail_retries", "timeout_s", "after", "after_any", "cuda", "cuda_ids", "preempt", "preempt_signal",
-    "resume_flag", "checkpoints", "pipefail", "background", "hold", "cancel",
+#: The fields of JobSpec that say what the job runs.
+_OF_IDENTITY = (
+    "kind", "text", "cwd", "script", "arguments", "command", "conda", "venv", "env", "torchrun",
 )  # fmt: skip
-#: What `set` may change of a finished job as well, because it says how the job starts again.
-RESTART_FIELDS = frozenset({"command", "resume_flag", "checkpoints", "pipefail", "background"})
 
 
 @dataclass(frozen=True)
@@ -45,23 +41,11 @@ class JobSpec:
                command is None if it is not known, because an adopted process had changed its title.
     text       the line as a user recognises it, without its attribute block and comment.
     cwd        the absolute working folder.
-    max_running  how many jobs of its group may run at the same time; None means any number.
-    allowed    the indices of the GPUs that the job may use; None means any.
-    share      the requested part of a GPU, in thousandths; None means not given.
-    gpus       the requested number of GPUs, 0 for a job that needs none; None means not given.
-    vram       the requested memory on each GPU, in MiB; None means not given.
-    exclusive  whether no other job of this scheduler may use the GPUs of this job.
-    *_retries  the number of retries; None means not given.
-    timeout_s  the time, in seconds, after which the job is ended.
-    after      the ids or names of the jobs that must complete before this one starts.
-    after_any  the ids or names of the jobs that must end, with any outcome, before this one starts.
-    preempt    whether the job may preempt running jobs of lower priority.
-    preempt_signal  the name of the signal, without "SIG", with which it is preempted; None means SIGTERM.
-    resume_flag     the option with which its program accepts a checkpoint; None means not given.
-    checkpoints     a pattern for the paths of its checkpoints, relative to cwd; None means not given.
-    pipefail   "off" if a pipe in the command ends with the exit code of its last program.
-    background "wait" if the job lasts as long as processes that it leaves, "ignore" if these do not matter.
     torchrun   CSV lines only: the number of processes that torchrun starts, one per GPU; None means python.
+
+    The other fields are attributes, which the table in `core.jobsfile.attributes` describes. None, False or
+    () means that an attribute was not given. share is in thousandths of a GPU, vram in MiB on each GPU.
+    preempt_signal lacks its "SIG", and checkpoints is relative to cwd.
     """
 
     kind: Kind
@@ -208,17 +192,17 @@ class JobSpec:
         """Returns the value that `to_json` wrote."""
         raw = json.loads(text)
         values = {k: v for k, v in raw.items() if k in _FIELDS and v is not None}
-        for key in ("arguments", "allowed", "after", "after_any"):
-            if key in values:
-                values[key] = tuple(values[key])
-        if "env" in values:
-            values["env"] = tuple((k, v) for k, v in values["env"])
+        for key, value in values.items():
+            if isinstance(value, list):
+                values[key] = tuple(map(tuple, value) if key == "env" else value)
         return cls(**values)
 
 
 #: Created only once, because `json.dumps` with options creates a new encoder at every call.
 _JSON = json.JSONEncoder(ensure_ascii=False)
 _FIELDS = tuple(field.name for field in fields(JobSpec))
+#: Attributes that are compared one by one between readings; they are not part of the identity.
+COMPARED_ATTRIBUTES = tuple(name for name in _FIELDS if name not in _OF_IDENTITY)
 
 
 # The names of jobs, the groups that they form, and what a reference to jobs by name means.
@@ -364,6 +348,20 @@ class DependencyKind(str, Enum):
 
     def __str__(self) -> str:
         return self.value
+
+    @property
+    def attribute(self) -> str:
+        """The attribute that names such parents."""
+        return "after" if self is DependencyKind.COMPLETED else "after-any"
+
+
+#: The fields of JobSpec that name other jobs, with the condition that these must meet.
+REFERENCES = {"after": DependencyKind.COMPLETED, "after_any": DependencyKind.FINISHED}
+
+
+def references(attributes: Mapping[str, Any]) -> Iterator[tuple[DependencyKind, str]]:
+    """Yields the references to other jobs, with their conditions. attributes: those of a job or a line."""
+    return ((kind, one) for name, kind in REFERENCES.items() for one in attributes.get(name, ()))
 
 
 @dataclass(frozen=True)

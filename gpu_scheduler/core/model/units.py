@@ -7,7 +7,7 @@ one GPU exactly.
 from __future__ import annotations
 
 import re
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 
 #: The most memory that can be requested on one GPU: 1 PiB, in MiB.
 MAX_MIB = 1 << 30
@@ -81,11 +81,11 @@ def parse_share(text: str) -> int:
 
     Raises ValueError, with the accepted forms, unless the text is a plain number from 0.001 to 64.
     """
-    try:
-        value = Decimal(text)
-    except InvalidOperation:
-        raise ValueError(f"share {text!r} is not a number such as 0.5 or 2") from None
-    if not value.is_finite() or not Decimal("0.001") <= value <= 64:
+    # Decimal would also accept digits of other scripts, underscores and exponents.
+    if not re.fullmatch(r"(?=\.?[0-9])[0-9]*(?:\.[0-9]*)?", text):
+        raise ValueError(f"share {text!r} is not a number such as 0.5 or 2")
+    value = Decimal(text)
+    if not Decimal("0.001") <= value <= 64:
         raise ValueError(f"share {text!r} is not between 0.001 and 64")
     # Rounded up, so that three jobs with a share of 0.3334 never fit on one GPU.
     return int((value * WHOLE).to_integral_value(rounding="ROUND_CEILING"))

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from gpu_scheduler.core.jobsfile.attributes import FLAGS, format_attribute, is_unset, key_of
+from gpu_scheduler.core.jobsfile.attributes import FLAGS, RESTART_FIELDS, format_attribute, is_unset, key_of
 from gpu_scheduler.core.jobsfile.compose import format_change
 from gpu_scheduler.core.model.attempt_status import Checkpoint, StopRequest
-from gpu_scheduler.core.model.job_spec import RESTART_FIELDS, Dependency, DependencyKind
+from gpu_scheduler.core.model.job_spec import REFERENCES, Dependency
 from gpu_scheduler.core.model.request import QUEUEING, JobFact, Request
 from gpu_scheduler.core.model.request_answer import (
     AnswerCode,
@@ -190,9 +190,8 @@ def _change(job: JobFact, change: Any) -> list[Action]:
     name, parents = change["name"], change.get("parents")
     actions: list[Action] = [SetAttribute(job.job_id, name, change["value"])]
     if parents is not None:
-        kind = DependencyKind.COMPLETED if name == "after" else DependencyKind.FINISHED
-        wanted = tuple(Dependency(parent, kind, reference) for parent, reference in parents)
-        actions.append(SetDependencies(job.job_id, kind, wanted))
+        wanted = tuple(Dependency(parent, REFERENCES[name], reference) for parent, reference in parents)
+        actions.append(SetDependencies(job.job_id, REFERENCES[name], wanted))
     return actions
 
 
