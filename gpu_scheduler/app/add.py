@@ -12,14 +12,15 @@ from gpu_scheduler.app.line_note import LineNote, Note, NoteKind
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.app.new_line import (
     NewWork,
+    RecordedSetting,
     attribute_items,
     check_single_line,
     compose_line,
     job_warnings,
     nearest_venv,
     parse_new_line,
+    recorded_setting,
 )
-from gpu_scheduler.app.recorded_setting import RecordedSetting, recorded_setting
 from gpu_scheduler.app.store_access import job_lookup, open_store
 from gpu_scheduler.core.command.build import environment_of
 from gpu_scheduler.core.jobsfile import references

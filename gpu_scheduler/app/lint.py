@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpu_scheduler.app.location import Location
-from gpu_scheduler.app.new_line import Preview, PreviewContext, preview
-from gpu_scheduler.app.recorded_setting import recorded_setting
+from gpu_scheduler.app.new_line import Preview, PreviewContext, preview, recorded_setting
 from gpu_scheduler.app.store_access import job_lookup
 from gpu_scheduler.config import NO_GPUS
 from gpu_scheduler.core.jobsfile.diff import AcceptedLines, NewJob, ReadingDiff

@@ -1,5 +1,6 @@
 """Composes the line of a new job from option values, checks it, and finds reasons why its job may not run.
 
+The checks use what the store records about the machine on which the line will run: `recorded_setting`.
 `add` appends the line to a jobs file, and `submit` inserts its job into the store.
 """
 
@@ -16,7 +17,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from gpu_scheduler.app.line_note import LineNote, Note, NoteKind, UnmetNeed
-from gpu_scheduler.app.recorded_setting import RecordedSetting
+from gpu_scheduler.app.location import Location
+from gpu_scheduler.app.store_access import open_store, scheduler_pid_of
+from gpu_scheduler.config import JOBS_FILE, StartOptions
 from gpu_scheduler.core.command.build import display_command, environment_of
 from gpu_scheduler.core.command.shell_words import program_folder
 from gpu_scheduler.core.jobsfile import grid, shell_syntax
@@ -28,12 +31,55 @@ from gpu_scheduler.core.jobsfile.shell_syntax import SHELL_ENDINGS
 from gpu_scheduler.core.model.job_spec import NORMAL_PRIORITY, JobSpec, Need
 from gpu_scheduler.core.scheduling.needs import LlmConfig, ResourceSpec, could_fit, resolve
 from gpu_scheduler.core.scheduling.settings import Limits
-from gpu_scheduler.errors import UsageError
+from gpu_scheduler.errors import SchedulerError, UsageError
 from gpu_scheduler.health.doctor.job import conda_sh_of, known_environments
 from gpu_scheduler.intake.bash_check import job_shell
 from gpu_scheduler.intake.llm_config import current_llm_config
 from gpu_scheduler.intake.text_parser import parse_job_line
+from gpu_scheduler.store.jobs_files import find_jobs_file
 from gpu_scheduler.system import safe_file
+
+
+@dataclass(frozen=True)
+class RecordedSetting:
+    """The GPUs and the scheduler of a store. Without a readable store, all values are the defaults.
+
+    known_gpus: the indices of the GPUs, None if unknown; cwd: the folder in which the lines of the jobs file
+    run, None if unknown; totals_mib: the memory of each GPU whose size is known, by index; options: the
+    newest scheduler's options, None if unknown; scheduler_pid: the pid of the running scheduler; jobs_file:
+    the file with the lines, "" if there is none.
+    """
+
+    known_gpus: frozenset[int] | None = None
+    cwd: str | None = None
+    totals_mib: Mapping[int, int] = field(default_factory=dict)
+    options: StartOptions | None = None
+    scheduler_pid: int | None = None
+    jobs_file: str = ""
+
+
+def recorded_setting(location: Location, jobs_file: str | None) -> RecordedSetting:
+    """Returns the recorded setting for the lines of a jobs file.
+
+    jobs_file: its absolute path; None means the file that the running scheduler watches, or jobs.txt here.
+    """
+    here = os.path.abspath(JOBS_FILE) if jobs_file is None else jobs_file
+    try:
+        with open_store(location, read_only=True) as store:
+            options, pid = store.recorded_options(), scheduler_pid_of(store)
+            path = options.jobs_file if jobs_file is None and pid is not None else here
+            file = find_jobs_file(store, path)
+            return RecordedSetting(
+                frozenset(store.gpu_indices().values()) or None,
+                None if file is None else file.cwd,
+                {gpu.index: gpu.total_mib for gpu in store.gpus() if gpu.total_mib is not None},
+                options,
+                pid,
+                path,
+            )
+    except SchedulerError:
+        return RecordedSetting(jobs_file=here)
+
 
 # Previews the job that a line of a jobs file would create.
 

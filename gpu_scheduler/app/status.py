@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpu_scheduler.app import gpu_views
@@ -14,6 +15,7 @@ from gpu_scheduler.app.job_views import context_of, health_issues_of, job_view, 
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.app.status_report import JobView, StatusReport
 from gpu_scheduler.app.store_access import open_store, scheduler_pid_of
+from gpu_scheduler.config import JOBS_FILE
 from gpu_scheduler.core.model.states import ACTIVE, JobState, Outcome
 from gpu_scheduler.errors import StoreNotFoundError
 from gpu_scheduler.intake.state_file_edits import requested_pauses
@@ -156,6 +158,16 @@ def empty_status(location: Location) -> StatusReport:
     """Returns the status before the first start."""
     data_dir = location.resolve()
     return StatusReport(time.time(), None, str(data_dir.state_file), str(data_dir.folder))
+
+
+def count_waiting_lines() -> int:
+    """Returns how many lines of jobs.txt in this folder wait for a first `start`; 0 if it cannot be read."""
+    from gpu_scheduler.intake.jobs_file_content import JobsFile
+    from gpu_scheduler.system.safe_file import FileProblem
+
+    content = JobsFile(Path(JOBS_FILE)).read()
+    lines = () if isinstance(content, FileProblem) else content.splitlines()
+    return sum(not line.lstrip().startswith(b"#") for line in lines if line.strip())
 
 
 def failed_jobs(store: Store) -> tuple[JobView, ...]:

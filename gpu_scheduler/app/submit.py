@@ -17,6 +17,7 @@ from gpu_scheduler.app.location import Location
 from gpu_scheduler.app.new_line import (
     AttributeValues,
     NewWork,
+    RecordedSetting,
     attribute_items,
     check_single_line,
     compose_line,
@@ -27,11 +28,11 @@ from gpu_scheduler.app.new_line import (
     job_warnings,
     nearest_venv,
     parse_new_line,
+    recorded_setting,
     sbatch_attributes,
     script_command,
     script_path,
 )
-from gpu_scheduler.app.recorded_setting import RecordedSetting, recorded_setting
 from gpu_scheduler.app.store_access import create_missing_store, open_store, scheduler_pid_of
 from gpu_scheduler.core.jobsfile.compose import format_command_line
 from gpu_scheduler.core.model.job_spec import Dependency, DependencyKind, JobSpec

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from gpu_scheduler.app.job_wait import AwaitedJob, wait_for_jobs
 from gpu_scheduler.cli.program import print_message
 from gpu_scheduler.core.model.gpu import format_ranges
-from gpu_scheduler.views.job_wait import end_text, obstacle_text
+from gpu_scheduler.views.job_findings import end_text, obstacle_text
 
 if TYPE_CHECKING:
     from gpu_scheduler.app.location import Location

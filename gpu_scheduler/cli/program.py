@@ -112,7 +112,7 @@ def follow_simulation(options: Namespace) -> None:
 
 def no_store_message(location: Location) -> str:
     """Returns the message that read-only commands print before the first start."""
-    from gpu_scheduler.app.recorded_setting import count_waiting_lines
+    from gpu_scheduler.app.status import count_waiting_lines
     from gpu_scheduler.config import JOBS_FILE
     from gpu_scheduler.core.text.formatting import count_noun
 

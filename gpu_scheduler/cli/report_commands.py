@@ -102,7 +102,7 @@ def screens(options: Namespace) -> int:
 def lint(options: Namespace) -> int:
     """Prints what each line of a jobs file would do; returns 1 if a line is malformed."""
     from gpu_scheduler.app import lint as app
-    from gpu_scheduler.views.lint import to_json, to_text
+    from gpu_scheduler.views.submissions import lint_json, lint_text
 
     content = app.read_stream(STDIN) if options.file == "-" else app.read_jobs_file(options.file)
     view = app.lint(
@@ -113,7 +113,7 @@ def lint(options: Namespace) -> int:
         gpus=options.gpus,
         conda_sh=options.conda_sh,
     )
-    sys.stdout.write(to_json(view) if options.json else to_text(view))
+    sys.stdout.write(lint_json(view) if options.json else lint_text(view))
     return 1 if view.malformed else 0
 
 

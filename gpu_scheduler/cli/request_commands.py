@@ -145,11 +145,11 @@ def resume(options: Namespace) -> int:
         _name_preempted_jobs(options)
         return code
     from gpu_scheduler.app.preempt import resume_job
-    from gpu_scheduler.views.resume import to_text
+    from gpu_scheduler.views.preempt import resume_text
 
     location = location_of(options)
     result = resume_job(location, options.job, options.from_path)
-    text = to_text(result, str(location.resolve().folder))
+    text = resume_text(result, str(location.resolve().folder))
     if result.answer.has_failed:
         print_message(text)
         return 1
@@ -221,15 +221,15 @@ def preempt(options: Namespace) -> int:
 def stop(options: Namespace) -> int:
     """Asks the scheduler to end; with --jobs, cancels the running jobs first."""
     from gpu_scheduler.app import stop as app
-    from gpu_scheduler.views.stop import to_text, wait_text
+    from gpu_scheduler.views.answers import stop_text, stop_wait_text
 
     def print_wait(wait: app.StopWait) -> None:
         try:
-            print(wait_text(wait), flush=True)
+            print(stop_wait_text(wait), flush=True)
         except OSError:  # the output cannot be written, but the scheduler must still be stopped
             program.discard_output()
 
     location, grace_s = location_of(options), options.grace
     report = app.stop(location, end_jobs=options.jobs, grace_s=grace_s, on_wait=print_wait)
-    program.print_done(to_text(report, with_jobs=options.jobs).rstrip("\n"))
+    program.print_done(stop_text(report, with_jobs=options.jobs).rstrip("\n"))
     return int(report.has_failed)

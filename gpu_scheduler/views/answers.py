@@ -1,10 +1,17 @@
-"""Formats the answers to requests that concern jobs and GPUs."""
+"""Formats the answers to requests that concern jobs and GPUs, and the result of `stop`."""
 
 from __future__ import annotations
+
+import posixpath
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from gpu_scheduler.app.control import Answer, AnswerKind
 from gpu_scheduler.core.model.request_answer import AnswerCode, RequestAnswer
 from gpu_scheduler.core.model.states import JobState
+
+if TYPE_CHECKING:
+    from gpu_scheduler.app.stop import StopReport, StopWait
 
 #: The end of a job that a command was to end without a scheduler, and that has not ended in time.
 NOT_ENDED = "not ended yet; the next `start` continues to end it"
@@ -97,7 +104,7 @@ def _reply_text(reply: RequestAnswer, job_id: int, data_dir: str) -> str:
         return f"{reply.attribute} removed"
     if reply.outcome is None:
         return _REPLY_TEXTS.get(reply.code) or str(reply.code.value)
-    from gpu_scheduler.views.reason_text import outcome_text
+    from gpu_scheduler.views.job_text import outcome_text
 
     end = outcome_text(reply.outcome.value, reply.exit_code, reply.signal)
     return f"{job} is already finished ({end})"
@@ -116,3 +123,41 @@ def _not_interrupted_text(reply: RequestAnswer, job_id: int) -> str:
     if reply.state is JobState.FINISHED or reply.state is JobState.HELD:
         return f"{text}; `retry {job_id}` runs it again"
     return text
+
+
+def stop_wait_text(wait: StopWait) -> str:
+    """Formats the progress message of a waiting `stop`."""
+    jobs = f"job{'s' * (len(wait.jobs) > 1)} {', '.join(map(str, wait.jobs))}"
+    kill = f"SIGKILL after {wait.grace_s:g} s"
+    if wait.scheduler_pid is None:
+        return f"waiting for {jobs} to end ({kill})"
+    from gpu_scheduler.core.text.formatting import pid_text
+
+    scheduler = f"waiting for the scheduler ({pid_text(wait.scheduler_pid)})"
+    return f"{scheduler} to cancel {jobs} ({kill}) and end" if wait.jobs else f"{scheduler} to end"
+
+
+def stop_text(report: StopReport, *, with_jobs: bool) -> str:
+    """Formats the report as lines. with_jobs: `stop` was to end the running jobs too."""
+    return "".join(f"{line}\n" for line in _stop_lines(report, with_jobs))
+
+
+def _stop_lines(report: StopReport, with_jobs: bool) -> Iterator[str]:
+    from gpu_scheduler.core.text.formatting import pid_text
+    from gpu_scheduler.views.job_text import outcome_text
+
+    if report.scheduler_pid is not None:
+        yield f"the scheduler ({pid_text(report.scheduler_pid)}) has ended"
+    elif not (with_jobs and set(report.running) - set(report.adopted)):
+        yield f"no scheduler is running on {report.state_file}"
+    continuing = report.adopted if with_jobs else report.running
+    if continuing:
+        jobs = ", ".join(map(str, continuing))
+        how = "`cancel JOB` ends a job; the next `start` continues to manage them"
+        which = "adopted" if with_jobs else "running"
+        yield f"{which} jobs continue: job{'s' * (len(continuing) > 1)} {jobs}; {how}"
+    for job_id, end in report.ended.items():
+        text = NOT_ENDED if end is None else outcome_text(end.outcome, end.exit_code, end.signal)
+        yield f"job {job_id}: {text}"
+    if report.shares is not None:
+        yield f"{posixpath.basename(report.state_file)} updated: gpu_status {report.shares}"

@@ -33,7 +33,7 @@ from gpu_scheduler.core.model.wait_reason import WaitReason
 from gpu_scheduler.core.scheduling.accounting import judge_declaration
 from gpu_scheduler.core.text.formatting import count_noun, format_jobs, safe_text
 from gpu_scheduler.core.text.secrets import masked_json
-from gpu_scheduler.views.reason_text import origin_text, reason_text
+from gpu_scheduler.views.job_text import origin_text, reason_text
 from gpu_scheduler.views.wait_text import infeasibility_text, stop_cause_text, wait_text
 
 # Describes the resource use of an ended attempt and the accuracy of its declaration.
@@ -213,7 +213,7 @@ def _message(event: Event, tolerance: float, dispatched: tuple[int, int] | None)
     if isinstance(details, Overuse):
         return EventMessage(_WARNING, f"{_overuse_warning(details)}; neighbors may OOM")
     if isinstance(details, MisplacedProcess):
-        from gpu_scheduler.views.warnings import misplaced_process_text
+        from gpu_scheduler.views.job_text import misplaced_process_text
 
         return EventMessage(_WARNING, misplaced_process_text(details))
     if event.kind == EventKind.STOPPING:

@@ -16,8 +16,8 @@ from gpu_scheduler.core.text.formatting import (
     safe_text,
 )
 from gpu_scheduler.core.text.secrets import masked_json
+from gpu_scheduler.views.job_text import finish_text, percent_text, progress_object, short_text
 from gpu_scheduler.views.layout import Cell, Column, TableRow, render_table, wrap_text
-from gpu_scheduler.views.progress_text import finish_text, percent_text, progress_object, short_text
 from gpu_scheduler.views.tables import title
 from gpu_scheduler.views.wait_text import held_text, job_reason_text
 

@@ -13,11 +13,17 @@ from gpu_scheduler.core.text.formatting import format_age, format_duration, safe
 from gpu_scheduler.core.text.secrets import hide_secrets, masked_json, masked_words
 from gpu_scheduler.views.calibrate import estimate_object, estimate_text
 from gpu_scheduler.views.event_messages import detail as event_detail
-from gpu_scheduler.views.progress_text import long_text
-from gpu_scheduler.views.reason_text import checkpoint_object, checkpoint_text, outcome_text, reason_text
+from gpu_scheduler.views.job_text import (
+    attempt_warnings,
+    checkpoint_object,
+    checkpoint_text,
+    job_warnings,
+    long_text,
+    outcome_text,
+    reason_text,
+)
 from gpu_scheduler.views.status_json import job_object
 from gpu_scheduler.views.wait_text import current_need_text, job_reason_text, parent_text
-from gpu_scheduler.views.warnings import attempt_warnings, job_warnings
 
 if TYPE_CHECKING:
     from gpu_scheduler.app.job_detail import AttemptView, JobDetail

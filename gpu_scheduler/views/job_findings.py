@@ -1,4 +1,4 @@
-"""Formats the findings about one job that need no check of files or programs."""
+"""Formats the findings about one job that need no check of files or programs, and those of a wait for it."""
 
 from __future__ import annotations
 
@@ -11,18 +11,20 @@ from gpu_scheduler.app.status_report import JobView
 from gpu_scheduler.core.command.resume import has_place
 from gpu_scheduler.core.model.finding import Check, Finding, bad, ok, warn
 from gpu_scheduler.core.model.gpu import format_gpu_list
-from gpu_scheduler.core.model.states import JobState
+from gpu_scheduler.core.model.job_spec import UNRESOLVED
+from gpu_scheduler.core.model.states import WAITING, JobState, Outcome
 from gpu_scheduler.core.model.wait_reason import WaitKind
 from gpu_scheduler.core.text.formatting import and_more, count_noun, limit_length, pid_text, safe_text
 from gpu_scheduler.core.text.secrets import masked_json
 from gpu_scheduler.store.jobs_files import MalformedLineRecord
+from gpu_scheduler.views.job_text import outcome_text, reason_text
 from gpu_scheduler.views.layout import wrap_words
 from gpu_scheduler.views.wait_text import held_text, job_reason_text, unmet_parents_text
 
 if TYPE_CHECKING:
     from gpu_scheduler.app.diagnosis import LineFacts
+    from gpu_scheduler.app.job_wait import AwaitedJob
     from gpu_scheduler.store.records import JobRecord
-
 
 # Formats the findings of checks as text and JSON.
 
@@ -210,3 +212,43 @@ def line(job: JobRecord, facts: LineFacts) -> Iterator[Finding]:
 def manual_rerun(folder: str) -> Finding:
     """Returns a finding with the command that runs a failed attempt again by hand."""
     return ok(Check.BY_HAND, f"bash {shlex.quote(folder)}/command.sh")
+
+
+#: Reasons to wait that a user may have to change.
+_FOR_USER = frozenset({WaitKind.STORAGE, WaitKind.GPUS_UNREADABLE, WaitKind.LINE_MALFORMED})
+
+
+def end_text(job: JobView) -> str:
+    """Formats the end of a job: "job 3 completed", "job 3 failed, exit code 7"."""
+    record = job.record
+    outcome = outcome_text(record.outcome or Outcome.ENDED, record.exit_code, record.signal)
+    more = None if record.reason is None else reason_text(record.reason, without_exit=True)
+    return safe_text(f"job {record.id} {outcome}{f': {more}' if more else ''}")
+
+
+def obstacle_text(job: AwaitedJob) -> str | None:
+    """Formats why a waiting job may need the user; None if it does not wait or starts by itself."""
+    view, record = job.view, job.view.record
+    if record.state not in WAITING:
+        return None
+    if record.state is JobState.HELD:
+        return f"{unfinished_job_text(view)}; {_queueing_text(view)}"
+    if job.blocker is not None:
+        remedy = f"; {_queueing_text(job.blocker)}" if job.blocker.record.state is JobState.HELD else ""
+        return f"job {record.id} waits for other jobs, and {unfinished_job_text(job.blocker)}{remedy}"
+    if not job.is_scheduler_up:
+        return f"job {record.id} waits until `start`, because no scheduler is running"
+    if view.infeasible or _needs_user(view):
+        return unfinished_job_text(view)
+    return None
+
+
+def _queueing_text(held: JobView) -> str:
+    record = held.record
+    return f"`{queueing_command(record)}` queues it"
+
+
+def _needs_user(job: JobView) -> bool:
+    if job.wait is None:
+        return False
+    return job.wait.kind in _FOR_USER or any(parent.id == UNRESOLVED for parent in job.parents)

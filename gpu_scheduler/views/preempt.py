@@ -1,17 +1,17 @@
-"""Formats what `preempt` waits for, and its result."""
+"""Formats what `preempt` waits for, its result, and that of `resume --job`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from gpu_scheduler.app.control import Answer, AnswerKind
-from gpu_scheduler.app.preempt import PreemptEnd, PreemptReport, PreemptWait, why_no_checkpoint
+from gpu_scheduler.app.preempt import PreemptEnd, PreemptReport, PreemptWait, ResumeResult, why_no_checkpoint
 from gpu_scheduler.core.command.resume import has_place
 from gpu_scheduler.core.model.attempt_status import Checkpoint
 from gpu_scheduler.core.model.states import JobState, Outcome
-from gpu_scheduler.core.text.formatting import count_noun, format_duration, pid_text, safe_text
+from gpu_scheduler.core.text.formatting import count_noun, format_duration, format_memory, pid_text, safe_text
 from gpu_scheduler.views.answers import answer_text
-from gpu_scheduler.views.reason_text import outcome_text, path_in, step_text
+from gpu_scheduler.views.job_text import checkpoint_text, outcome_text, path_in, step_text
 
 #: A checkpoint that was saved at most this many seconds before its attempt ended contains all of its work.
 _AT_END_S = 1.0
@@ -121,3 +121,21 @@ def _loss_text(steps: float | None) -> str:
     if steps is None:
         return "; what came after is lost"
     return f"; {count_noun(round(steps), 'step')} after it {'is' if steps == 1 else 'are'} lost"
+
+
+def resume_text(result: ResumeResult, data_dir: str) -> str:
+    """Formats the result as text that is safe to print. data_dir: the path of the store."""
+    said = answer_text(result.answer, data_dir)
+    if result.answer.kind is AnswerKind.REFUSED or result.checkpoint is None:
+        return said
+    job = result.job
+    name = "" if job.name is None else f" ({job.name})"
+    where = checkpoint_text(result.checkpoint, job.spec.cwd)
+    head = f"job {job.id}{name} {said}"
+    if result.answer.kind is not AnswerKind.CARRIED_OUT:
+        head = f"job {job.id}{name}: {said}"
+    lines = [f"{head}, resuming from {where}"]
+    if result.min_vram_mib is not None:
+        memory = format_memory(result.min_vram_mib)
+        lines.append(f"  it needs {memory} on each GPU, because it has used that much")
+    return "\n".join(map(safe_text, lines))

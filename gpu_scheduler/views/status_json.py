@@ -9,9 +9,8 @@ from gpu_scheduler.app.status_report import GpuView, JobView, StatusReport
 from gpu_scheduler.core.model.units import WHOLE
 from gpu_scheduler.core.text.secrets import masked_json
 from gpu_scheduler.views.gpu_text import claim_objects
-from gpu_scheduler.views.progress_text import progress_object
+from gpu_scheduler.views.job_text import job_warnings, progress_object
 from gpu_scheduler.views.wait_text import job_reason_text, parent_objects
-from gpu_scheduler.views.warnings import job_warnings
 
 
 def gpu_object(gpu: GpuView) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from gpu_scheduler.core.model.states import ACTIVE, WAITING, JobState, Outcome
 from gpu_scheduler.core.model.units import format_share
 from gpu_scheduler.core.text.formatting import format_age, limit_length, pid_text, safe_text
 from gpu_scheduler.views import tables
+from gpu_scheduler.views.job_text import job_warnings, short_text
 from gpu_scheduler.views.layout import (
     BOLD,
     RED,
@@ -31,7 +32,6 @@ from gpu_scheduler.views.layout import (
     table,
     wrap_text,
 )
-from gpu_scheduler.views.progress_text import short_text
 from gpu_scheduler.views.tables import (
     COLUMNS,
     ROW_BUILDERS,
@@ -42,7 +42,6 @@ from gpu_scheduler.views.tables import (
     title_of,
 )
 from gpu_scheduler.views.wait_text import job_reason_text
-from gpu_scheduler.views.warnings import job_warnings
 
 #: Maximum number of malformed lines, and of warnings, if the number of rows is unlimited.
 MAX_LISTED = 20

@@ -24,6 +24,7 @@ from gpu_scheduler.core.text.formatting import (
     safe_text,
 )
 from gpu_scheduler.views.gpu_text import claims_problem_text, claims_text, mode_lines
+from gpu_scheduler.views.job_text import job_warnings, outcome_text, short_text
 from gpu_scheduler.views.layout import (
     CYAN,
     FAINT,
@@ -36,10 +37,7 @@ from gpu_scheduler.views.layout import (
     TableRow,
     of_outcome,
 )
-from gpu_scheduler.views.progress_text import short_text
-from gpu_scheduler.views.reason_text import outcome_text
 from gpu_scheduler.views.wait_text import job_reason_text, need_text, stop_text, unmet_parents_text
-from gpu_scheduler.views.warnings import job_warnings
 
 if TYPE_CHECKING:
     from gpu_scheduler.core.model.job_spec import Need

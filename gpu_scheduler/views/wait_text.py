@@ -16,8 +16,7 @@ from gpu_scheduler.core.model.units import WHOLE, format_share
 from gpu_scheduler.core.model.wait_reason import GpuObstacle, ObstacleKind, WaitKind, WaitReason
 from gpu_scheduler.core.scheduling.dependencies import ParentStatus, status_of
 from gpu_scheduler.core.text.formatting import and_more, count_noun, format_jobs, format_memory
-from gpu_scheduler.views.progress_text import finish_text
-from gpu_scheduler.views.reason_text import parent_end_text, reason_text
+from gpu_scheduler.views.job_text import finish_text, parent_end_text, reason_text
 
 if TYPE_CHECKING:
     from gpu_scheduler.app.round_facts import CurrentNeed

@@ -45,9 +45,8 @@ from gpu_scheduler.views.job_findings import (
     queueing_command,
     unfinished_job_text,
 )
+from gpu_scheduler.views.job_text import job_warnings, long_text, origin_text, outcome_text, reason_text
 from gpu_scheduler.views.layout import wrap_words
-from gpu_scheduler.views.progress_text import long_text
-from gpu_scheduler.views.reason_text import origin_text, outcome_text, reason_text
 from gpu_scheduler.views.remedies import Remedy, failure_remedy, oom_remedy, timeout_remedy
 from gpu_scheduler.views.wait_text import (
     current_need_text,
@@ -61,7 +60,6 @@ from gpu_scheduler.views.wait_text import (
     times_text,
     wait_text,
 )
-from gpu_scheduler.views.warnings import job_warnings
 
 # Formats the findings about the jobs on which a job depends, and about those that depend on it.
 

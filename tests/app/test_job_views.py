@@ -27,8 +27,8 @@ from gpu_scheduler.core.scheduling.facts import Attempt
 from gpu_scheduler.core.scheduling.reconcile_attempt import reconcile
 from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.views import tables
+from gpu_scheduler.views.job_text import job_warnings
 from gpu_scheduler.views.wait_text import job_reason_text
-from gpu_scheduler.views.warnings import job_warnings
 from tests.reasons import worded, words
 from tests.records import attempt_record, job_record
 

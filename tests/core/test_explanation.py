@@ -15,7 +15,7 @@ from gpu_scheduler.core.failure.cuda_oom import is_fragmented
 from gpu_scheduler.core.failure.explanation import explain_failure, explain_launch_failure, is_failure
 from gpu_scheduler.core.model.attempt_status import AttemptResult, FailureContext
 from gpu_scheduler.core.model.state_reason import FailureKind
-from gpu_scheduler.views.reason_text import reason_text
+from gpu_scheduler.views.job_text import reason_text
 from gpu_scheduler.views.remedies import failure_remedy, oom_remedy
 
 HANDLED_TRACEBACK = """\

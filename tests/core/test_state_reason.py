@@ -14,7 +14,7 @@ from gpu_scheduler.core.model.state_reason import FailureKind, NextKind, NextSte
 from gpu_scheduler.core.model.states import Outcome
 from gpu_scheduler.runner.attempt_supervisor import CLAIM_FAILURE
 from gpu_scheduler.runner.child import SPAWN_FAILURES
-from gpu_scheduler.views.reason_text import reason_text
+from gpu_scheduler.views.job_text import reason_text
 
 FAILED, LAUNCH = ReasonKind.COMMAND_FAILED, ReasonKind.LAUNCH_FAILED
 NUMBERS = st.none() | st.integers(0, 10_000)

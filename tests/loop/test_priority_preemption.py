@@ -18,7 +18,7 @@ from gpu_scheduler.store.events import events_of_job
 from gpu_scheduler.store.pending_groups import reserved_jobs
 from gpu_scheduler.store.requests import add_request
 from gpu_scheduler.views.event_messages import message_of
-from gpu_scheduler.views.reason_text import reason_text
+from gpu_scheduler.views.job_text import reason_text
 from gpu_scheduler.views.wait_text import job_reason_text
 from tests.loop.rig import PREEMPTING, Rig
 from tests.waiting import wait_for

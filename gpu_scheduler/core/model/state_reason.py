@@ -1,6 +1,6 @@
 """Defines the reason why a job or an attempt is in its state, such as why it ended.
 
-A reason is determined once and stored as JSON. Only `views.reason_text` turns it into words. Texts within a
+A reason is determined once and stored as JSON. Only `views.job_text` turns it into words. Texts within a
 reason come from the user, a program or the runner, and no decision depends on them.
 """
 

@@ -1,19 +1,24 @@
-"""Formats the reason why a job or an attempt is in its state."""
+"""Formats what is known about a job: the reason of its state, its warnings, its progress and checkpoints."""
 
 from __future__ import annotations
 
 import os.path
+import time
 from collections.abc import Iterator
 from signal import Signals
 from typing import TYPE_CHECKING, Any
 
 from gpu_scheduler.core.model.state_reason import FailureKind, NextKind, NextStep, ReasonKind, StateReason
-from gpu_scheduler.core.model.states import Outcome
-from gpu_scheduler.core.text.formatting import format_memory
+from gpu_scheduler.core.model.states import ACTIVE, Outcome
+from gpu_scheduler.core.model.units import share_text
+from gpu_scheduler.core.text.formatting import format_eta, format_memory
 
 if TYPE_CHECKING:
-    from gpu_scheduler.core.model.attempt_status import Checkpoint
-
+    from gpu_scheduler.app.job_detail import AttemptView
+    from gpu_scheduler.app.status_report import AttemptWarning, JobView
+    from gpu_scheduler.core.model.attempt_status import Checkpoint, Progress
+    from gpu_scheduler.core.model.event import MisplacedProcess, Overuse
+    from gpu_scheduler.core.progress.eta import JobProgress
 
 # Formats checkpoints: where they are, and at which step they were saved.
 
@@ -264,3 +269,103 @@ def signal_name(number: int) -> str:
         return Signals(number).name
     except ValueError:
         return f"signal {number}"
+
+
+def job_warnings(job: JobView) -> list[str]:
+    """Returns the warnings about a job and its newest attempt."""
+    is_open = job.record.state in ACTIVE
+    return [_warning_text(job.record.id, one, is_open=is_open) for one in job.warnings]
+
+
+def attempt_warnings(view: AttemptView) -> list[str]:
+    """Returns the warnings about an attempt."""
+    is_open = view.attempt.outcome is None
+    return [_warning_text(view.attempt.job_id, one, is_open=is_open) for one in view.warnings]
+
+
+def _warning_text(job_id: int, warning: AttemptWarning, *, is_open: bool) -> str:
+    # This import is here to keep commands fast when there is no warning.
+    from gpu_scheduler.core.model.event import MisplacedProcess
+
+    if isinstance(warning, str):
+        return f"job {job_id}: {warning}"
+    if isinstance(warning, MisplacedProcess):
+        return f"job {job_id} {misplaced_process_text(warning)}"
+    effect = ": its neighbors may run out of memory" if is_open else ""
+    return f"job {job_id} {_overuse_text(warning)}{effect}"
+
+
+def _overuse_text(overuse: Overuse) -> str:
+    mib = overuse.declared
+    declared = f"{mib} MiB" if overuse.share is None else share_text(overuse.share, mib)
+    return f"declared {declared} but used {overuse.observed} MiB on GPU {overuse.gpu}"
+
+
+def misplaced_process_text(found: MisplacedProcess) -> str:
+    """Formats the warning about a misplaced process, as text that follows the job's name."""
+    own = f"GPU{'' if len(found.allocated) == 1 else 's'} {','.join(map(str, found.allocated))}"
+    return (
+        f"was given {own} but uses GPU {found.gpu} (process {found.pid}): it probably sets"
+        " CUDA_VISIBLE_DEVICES itself, although the scheduler has already set it; if the job must run on that"
+        f" GPU, add [allowed={found.gpu}] to its line"
+    )
+
+
+def short_text(shown: JobProgress | None) -> str:
+    """Formats a progress for a table: "53% ETA 1h24m", "53%", "step 150"; "" if nothing is known."""
+    if shown is None or shown.progress is None:
+        return ""
+    done = percent_text(shown) or _count_text(shown.progress)
+    return done if shown.remaining_s is None else f"{done} ETA {format_eta(shown.remaining_s)}"
+
+
+def long_text(shown: JobProgress | None, now: float) -> str:
+    """Formats a progress for the details of a job; "" if nothing is known.
+
+    Example: "53% (step 159 of 300), ETA 1h24m, at 19:57".
+    """
+    if shown is None or shown.progress is None:
+        return ""
+    percent, count = percent_text(shown), _count_text(shown.progress)
+    done = count if not percent else percent if not count else f"{percent} ({count})"
+    if shown.remaining_s is None or shown.finish_at is None:
+        return done
+    return f"{done}, ETA {format_eta(shown.remaining_s)}, at {finish_text(shown.finish_at, now)}"
+
+
+def percent_text(shown: JobProgress) -> str:
+    """Formats the finished part, rounded down: "53%"; "" if unknown."""
+    return "" if shown.percent is None else f"{int(shown.percent)}%"
+
+
+def finish_text(at: float, now: float) -> str:
+    """Formats a local time: "19:57" today, "Tue 03:12" within six days, otherwise "2026-11-29 03:12"."""
+    then = time.localtime(at)
+    if time.strftime("%Y-%j", then) == time.strftime("%Y-%j", time.localtime(now)):
+        return time.strftime("%H:%M", then)
+    return time.strftime("%a %H:%M" if 0 <= at - now < 6 * 86400 else "%Y-%m-%d %H:%M", then)
+
+
+def progress_object(shown: JobProgress | None) -> dict[str, Any] | None:
+    """Returns a progress as a JSON object; None if nothing is known."""
+    if shown is None or (shown.progress is None and shown.checkpoint is None):
+        return None
+    progress, checkpoint = shown.progress, shown.checkpoint
+    return {
+        "percent": None if shown.percent is None else round(shown.percent, 2),
+        "current": None if progress is None else progress.current,
+        "total": None if progress is None else progress.total,
+        "unit": None if progress is None else progress.unit.value,
+        "eta_s": None if shown.remaining_s is None else round(shown.remaining_s, 1),
+        "finish_at": shown.finish_at,
+        "checkpoint": None if checkpoint is None else vars(checkpoint),
+    }
+
+
+def _count_text(progress: Progress) -> str:
+    """Formats a count such as "step 159 of 300"; "" for percent."""
+    if progress.unit.value == "percent":
+        return ""
+    noun = "step" if progress.unit.value == "checkpoint" else progress.unit.value
+    of = "" if progress.total is None else f" of {progress.total:.15g}"
+    return f"{noun} {round(progress.current, 2):.15g}{of}"
