@@ -34,9 +34,9 @@ from gpu_scheduler.core.failure.log_end import rendered_lines
 from gpu_scheduler.core.model.event import Event, EventKind
 from gpu_scheduler.core.model.finding import Finding, HealthIssue
 from gpu_scheduler.core.model.job_spec import JobSpec, Need
-from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.core.model.state_reason import FailureKind
 from gpu_scheduler.core.model.states import FAILED, WAITING, AttemptState, JobState
+from gpu_scheduler.core.model.units import Now
 from gpu_scheduler.core.scheduling.facts import Attempt, Facts
 from gpu_scheduler.core.scheduling.gpu_admission import GpuAvailability, counts_as_idle
 from gpu_scheduler.core.scheduling.gpu_use import availability

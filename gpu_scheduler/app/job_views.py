@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from gpu_scheduler.app.status_report import AttemptWarning
     from gpu_scheduler.core.model.attempt_status import AttemptStatus, StopRequest
     from gpu_scheduler.core.model.job_spec import Parent
-    from gpu_scheduler.core.model.now import Now
+    from gpu_scheduler.core.model.units import Now
     from gpu_scheduler.core.scheduling.actions import FinishAttempt
     from gpu_scheduler.core.scheduling.facts import Attempt
     from gpu_scheduler.progress.job_progress import ProgressReader

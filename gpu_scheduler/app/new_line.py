@@ -22,11 +22,11 @@ from gpu_scheduler.app.store_access import open_store, scheduler_pid_of
 from gpu_scheduler.config import JOBS_FILE, StartOptions
 from gpu_scheduler.core.command.build import display_command, environment_of
 from gpu_scheduler.core.command.shell_words import program_folder
-from gpu_scheduler.core.jobsfile import grid, shell_syntax
+from gpu_scheduler.core.jobsfile import compose, shell_syntax
 from gpu_scheduler.core.jobsfile.attributes import ATTRIBUTES
+from gpu_scheduler.core.jobsfile.compose import ARRAY_INDEX, sbatch_options
 from gpu_scheduler.core.jobsfile.job_line import parse_csv
 from gpu_scheduler.core.jobsfile.line_warnings import JobShell, line_warnings
-from gpu_scheduler.core.jobsfile.sbatch import ARRAY_INDEX, sbatch_options
 from gpu_scheduler.core.jobsfile.shell_syntax import SHELL_ENDINGS
 from gpu_scheduler.core.model.job_spec import NORMAL_PRIORITY, JobSpec, Need
 from gpu_scheduler.core.scheduling.needs import LlmConfig, ResourceSpec, could_fit, resolve
@@ -245,24 +245,24 @@ _New = TypeVar("_New", bound=NewWork)
 
 
 def expand_grid(new: _New, items: Sequence[str], *, is_zip: bool) -> list[_New]:
-    """Returns the job of each combination of a grid (`core.jobsfile.grid`); this job itself without a grid.
+    """Returns the job of each combination of a grid (`compose.combinations`); this job itself without one.
 
     The values of a combination follow the name that was given, or that of the program. Raises UsageError.
     """
     if not items and not is_zip:
         return [new]
     try:
-        found = grid.combinations(items, is_zip=is_zip)
+        found = compose.combinations(items, is_zip=is_zip)
         values = {**vars(new), "attributes": {k: v for k, v in new.attributes.items() if k != "name"}}
         if len(found) * len(str(values)) > _MAX_TEXT:
             raise ValueError(f"the {len(found):,} jobs are too long; put long texts into a script")
-        jobs = [replace(new, **one) for one in grid.filled(values, found)]
+        jobs = [replace(new, **one) for one in compose.filled(values, found)]
     except ValueError as error:
         raise UsageError(f"--grid: {error}") from None
     text = new.command[0] if len(new.command) == 1 else shlex.join(new.command)
     program = new.script or JobSpec("command", text, "/", command=text).program
-    base = str(new.attributes.get("name") or grid.safe(re.sub(r"\.(?:py|sh)$", "", Path(program).name)))
-    names = zip(jobs, grid.job_names(base, found), strict=True)
+    base = str(new.attributes.get("name") or compose.safe(re.sub(r"\.(?:py|sh)$", "", Path(program).name)))
+    names = zip(jobs, compose.job_names(base, found), strict=True)
     return [replace(job, attributes={**job.attributes, "name": name}) for job, name in names]
 
 

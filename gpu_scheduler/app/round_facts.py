@@ -10,7 +10,7 @@ from gpu_scheduler.claims.gpu_claims import ForeignClaims
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.model.gpu import GpuSample, Snapshot
 from gpu_scheduler.core.model.job_spec import JobSpec, Need
-from gpu_scheduler.core.model.now import Now
+from gpu_scheduler.core.model.units import Now
 from gpu_scheduler.core.scheduling.facts import Attempt, Facts, Gpu
 from gpu_scheduler.core.scheduling.needs import LlmConfig, ResourceSpec
 from gpu_scheduler.core.scheduling.pending_queue import need_of

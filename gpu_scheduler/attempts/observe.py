@@ -210,7 +210,7 @@ def _misleading_gpu_ids(store: Store, attempt: AttemptRecord, spec: JobSpec) -> 
     """
     # Imported only after a failure, so that front ends do not load the code that builds commands.
     from gpu_scheduler.core.command.build import display_command
-    from gpu_scheduler.core.command.cuda import format_ids
+    from gpu_scheduler.core.command.shell_words import format_ids
 
     index = store.gpu_indices()
     gpus = tuple(index[uuid] for uuid in attempt.gpus if uuid in index)

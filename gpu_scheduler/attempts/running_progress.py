@@ -11,8 +11,8 @@ from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.command.resume import has_place, stands_in
 from gpu_scheduler.core.model.attempt_status import AttemptStatus, Checkpoint, SavedWork
 from gpu_scheduler.core.model.job_spec import JobSpec
-from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.core.model.states import AttemptState
+from gpu_scheduler.core.model.units import Now
 from gpu_scheduler.core.progress.eta import JobProgress
 from gpu_scheduler.core.scheduling.facts import Attempt
 from gpu_scheduler.progress.job_progress import PROGRESS_FILE, ProgressReader, ProgressSource, find_checkpoint

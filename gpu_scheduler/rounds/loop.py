@@ -20,8 +20,8 @@ from gpu_scheduler.attempts.sweep import processes_of, recorded_command, sweep_o
 from gpu_scheduler.claims.gpu_claims import LockReading, read_locks_of
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.model.gpu import GpuClaim
-from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.core.model.request import JobFact, Request
+from gpu_scheduler.core.model.units import Now
 from gpu_scheduler.core.model.wait_reason import WaitReason
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.facts import AdoptedJob, Attempt, Facts, Gpu

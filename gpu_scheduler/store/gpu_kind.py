@@ -12,8 +12,8 @@ from pathlib import Path
 
 from gpu_scheduler.core.model.gpu import is_simulated
 from gpu_scheduler.core.model.job_spec import JobSpec
-from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.core.model.request_answer import AnswerCode, RequestAnswer
+from gpu_scheduler.core.model.units import Now
 from gpu_scheduler.store.database import query_read_only
 from gpu_scheduler.store.store import Store
 

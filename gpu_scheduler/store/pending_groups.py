@@ -10,7 +10,7 @@ from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.store.store import Store
 
 if TYPE_CHECKING:
-    from gpu_scheduler.core.model.now import Now
+    from gpu_scheduler.core.model.units import Now
     from gpu_scheduler.core.scheduling.facts import QueuedJob, QueueReservation, ReservedJob
     from gpu_scheduler.core.scheduling.forecast import WaitingJob
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from gpu_scheduler.core.model.event import EventKind, GpusChanged, GpuSuspected
 from gpu_scheduler.core.model.gpu import FaultKind, GpuFault, GpuSample
-from gpu_scheduler.core.model.now import Now
+from gpu_scheduler.core.model.units import Now
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.gpu_time import PERIOD_HOURS

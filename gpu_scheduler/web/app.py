@@ -1,4 +1,6 @@
-"""The routes of the REST API (docs/api.md). Each one calls a function of `operations`.
+"""The REST API (docs/api.md): the bodies of its requests and replies, and its routes.
+
+Each route calls a function of `operations`.
 
 FastAPI evaluates the annotations, some of which are local names, so they are no strings here.
 """
@@ -15,6 +17,7 @@ from weakref import WeakValueDictionary
 from fastapi import Depends, FastAPI, Header, HTTPException, Path, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response, StreamingResponse
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.background import BackgroundTask
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.routing import Match
@@ -24,9 +27,160 @@ from gpu_scheduler.app.machine_gpus import GpuSource, open_source, simulation_of
 from gpu_scheduler.app.store_access import scheduler_is_running
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.errors import SchedulerError
-from gpu_scheduler.web import models, operations, streams
+from gpu_scheduler.web import operations, streams
 from gpu_scheduler.web.guard import AsciiResponse, Caller, problem
 from gpu_scheduler.web.operations import Context, Json
+
+Text = Annotated[str, Field(min_length=1, max_length=100_000, pattern=r"^[^\x00]*$")]
+_Number = Annotated[int, Field(ge=1, le=10**15 - 1)]
+_Name = Annotated[str, Field(min_length=1, max_length=128)]
+_Jobs = Annotated[list[_Number | _Name], Field(min_length=1, max_length=1000)]
+_Gpu = Annotated[int, Field(ge=0, le=999)]
+_Changes = Annotated[list[Text], Field(max_length=50)]
+_Seconds = Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False)]
+
+
+#: A JSON object in the form that docs/json.md describes.
+Reply = dict[str, Any]
+
+
+class Body(BaseModel):
+    """The body of a request."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", protected_namespaces=())
+
+
+class ModelJob(Body):
+    """A script and the memory that it needs on each of its GPUs, in MiB."""
+
+    model_script: Text
+    gpu_memory_mb: Annotated[int, Field(ge=1, le=10_000_000)]
+    num_gpus: Annotated[int, Field(ge=1, le=64)] = 1
+    priority: Annotated[int, Field(ge=0, le=999_999_999)] = 200
+
+
+class NewJobs(Body):
+    """A script or a command, and what it needs; with a grid, one job for each combination."""
+
+    script: Text | None = None
+    command: Text | Annotated[list[Text], Field(min_length=1, max_length=1000)] | None = None
+    arguments: Annotated[list[str], Field(max_length=1000)] = []
+    attributes: dict[str, str | bool] = {}
+    env: dict[str, str] = {}
+    cwd: Text | None = None
+    grid: Annotated[list[Text], Field(max_length=20)] = []
+    zip: bool = False
+
+
+class Jobs(Body):
+    """Jobs by number, range, name, group or pattern."""
+
+    jobs: _Jobs
+
+
+class FewJobs(Jobs):
+    """Jobs that are changed one by one."""
+
+    jobs: Annotated[list[_Number | _Name], Field(min_length=1, max_length=20)]
+
+
+class CancelJobs(Jobs):
+    """grace_s: the seconds from SIGTERM to SIGKILL."""
+
+    grace_s: _Seconds = 10.0
+
+
+class PreemptJobs(FewJobs, CancelJobs):
+    """force: whether a job that has not ended in time gets SIGKILL; otherwise it continues."""
+
+    force: bool = False
+
+
+class ResumeJobs(FewJobs):
+    """checkpoint: the path of the one to resume from; null for the newest complete one."""
+
+    checkpoint: Text | None = None
+
+
+class RetryJobs(Jobs):
+    """set: changes to make first, such as "vram=18G"."""
+
+    set: _Changes = []
+
+
+class SetAttributes(FewJobs):
+    """set: the changes, such as "vram=18G"."""
+
+    set: Annotated[list[Text], Field(min_length=1, max_length=50)]
+
+
+class SetPriority(Jobs):
+    """priority: lower numbers start first."""
+
+    priority: Annotated[int, Field(ge=0, le=999_999_999)]
+
+
+class ClearJobs(Body):
+    """jobs: null for all finished jobs."""
+
+    jobs: _Jobs | None = None
+
+
+class Gpus(Body):
+    """gpus: their indices; null for all."""
+
+    gpus: Annotated[list[_Gpu], Field(min_length=1, max_length=64)] | None = None
+
+
+#: The body of each change of jobs.
+CHANGES: dict[str, type[Body]] = {
+    "cancel": CancelJobs, "retry": RetryJobs, "preempt": PreemptJobs, "resume": ResumeJobs, "hold": Jobs,
+    "release": Jobs, "set": SetAttributes, "priority": SetPriority, "clear": ClearJobs,
+}  # fmt: skip
+
+
+class ModelJobReply(BaseModel):
+    """A job in the form of the short routes, with the state and the outcome of this program."""
+
+    job_id: str
+    status: str
+    assigned_gpus: list[int]
+    priority: int
+    state: str
+    outcome: str | None
+    reason: str | None
+
+
+class QueueReply(BaseModel):
+    """The queue in the form of the short routes. running: the number of running jobs."""
+
+    queue_length: int
+    running: int
+    jobs: list[ModelJobReply]
+
+
+class ModelGpu(BaseModel):
+    """The memory of a GPU in MiB as the driver reports it; null where it is unknown."""
+
+    index: int
+    free_mb: int | None
+    total_mb: int | None
+    used_mb: int | None
+
+
+class JobsReply(BaseModel):
+    """A page of jobs. next: the cursor of the next page."""
+
+    jobs: list[Reply]
+    next: int | None
+
+
+class SubmitReply(BaseModel):
+    """The ids of the new jobs, and why they may not run as intended."""
+
+    ids: list[int]
+    warnings: list[str]
+
 
 #: Seconds for which a page may be served again while the store is unchanged.
 _PAGE_AGE_S = 1.0
@@ -156,23 +310,23 @@ def create_app(context: Context) -> FastAPI:
 
     # The short routes.
 
-    @app.post("/jobs", response_model=models.ModelJobReply, responses=_codes(409, short=True))
-    def submit_model(of: Of, body: models.ModelJob, key: Annotated[str | None, _KEY] = None) -> Response:
+    @app.post("/jobs", response_model=ModelJobReply, responses=_codes(409, short=True))
+    def submit_model(of: Of, body: ModelJob, key: Annotated[str | None, _KEY] = None) -> Response:
         return reply(operations.submit_model(of, key, **body.model_dump()))
 
-    @app.get("/jobs/{job_id:path}", response_model=models.ModelJobReply, responses=_codes(404, short=True))
+    @app.get("/jobs/{job_id:path}", response_model=ModelJobReply, responses=_codes(404, short=True))
     def model_job(of: Of, job_id: str) -> Response:
         return reply(operations.model_job_of(of, job_id))
 
-    @app.get("/queue", response_model=models.QueueReply, responses=_codes(short=True))
+    @app.get("/queue", response_model=QueueReply, responses=_codes(short=True))
     def queue(of: Of) -> Response:
         return page(of, "queue", lambda: operations.queue(of))
 
-    @app.get("/gpus", response_model=list[models.ModelGpu], responses=_codes(short=True))
+    @app.get("/gpus", response_model=list[ModelGpu], responses=_codes(short=True))
     def model_gpus(of: Of) -> Response:
         return page(of, "machine", machine.read)
 
-    @app.get("/api/v1/jobs", response_model=models.JobsReply, responses=_codes())
+    @app.get("/api/v1/jobs", response_model=JobsReply, responses=_codes())
     def jobs(
         of: Of,
         state: Annotated[list[JobState] | None, Query()] = None,
@@ -185,11 +339,11 @@ def create_app(context: Context) -> FastAPI:
         query = (tuple(state or ()), tuple(outcome or ()), name, source, limit, cursor)
         return page(of, ("jobs", *query), lambda: operations.jobs(of, *query))
 
-    @app.get("/api/v1/jobs/{job_id}", response_model=models.Reply, responses=_codes(404))
+    @app.get("/api/v1/jobs/{job_id}", response_model=Reply, responses=_codes(404))
     def job(of: Of, job_id: Annotated[int, _JOB_ID]) -> Response:
         return page(of, ("job", job_id), lambda: operations.job(of, job_id))
 
-    @app.get("/api/v1/jobs/{job_id}/why", response_model=models.Reply, responses=_codes(404))
+    @app.get("/api/v1/jobs/{job_id}/why", response_model=Reply, responses=_codes(404))
     def why(of: OfLogs, job_id: Annotated[int, _JOB_ID]) -> Response:
         return page(of, ("why", job_id), lambda: operations.why_job(of, job_id))
 
@@ -202,33 +356,33 @@ def create_app(context: Context) -> FastAPI:
     for name in ("eta", "plan", "gpus", "health"):
         add_report(name, getattr(operations, name))
 
-    @app.post("/api/v1/jobs", response_model=models.SubmitReply, responses=_codes(409))
-    def submit(of: Of, body: models.NewJobs, key: Annotated[str | None, _KEY] = None) -> Response:
+    @app.post("/api/v1/jobs", response_model=SubmitReply, responses=_codes(409))
+    def submit(of: Of, body: NewJobs, key: Annotated[str | None, _KEY] = None) -> Response:
         return reply(operations.submit(of, key, **body.model_dump()))
 
-    @app.post("/api/v1/preview", response_model=models.Reply, responses=_codes())
-    def preview(of: Of, body: models.NewJobs) -> Response:
+    @app.post("/api/v1/preview", response_model=Reply, responses=_codes())
+    def preview(of: Of, body: NewJobs) -> Response:
         return reply(operations.preview(of, **body.model_dump()))
 
-    def add_change(verb: str, model: type[models.Body]) -> None:
-        def change(of: Of, body: models.Body) -> Response:
+    def add_change(verb: str, model: type[Body]) -> None:
+        def change(of: Of, body: Body) -> Response:
             return answered(operations.change_jobs(of, verb, **body.model_dump()))
 
         change.__annotations__["body"] = model
         _add(app, verb, change, "POST", model.__doc__)
 
     def add_gpu_change(verb: str) -> None:
-        def change(of: Of, body: models.Gpus) -> Response:
+        def change(of: Of, body: Gpus) -> Response:
             return answered(operations.change_gpus(of, verb, body.gpus))
 
-        _add(app, f"gpus/{verb}", change, "POST", models.Gpus.__doc__)
+        _add(app, f"gpus/{verb}", change, "POST", Gpus.__doc__)
 
-    for verb, model in models.CHANGES.items():
+    for verb, model in CHANGES.items():
         add_change(verb, model)
     for verb in ("pause", "resume"):
         add_gpu_change(verb)
 
-    @app.get("/api/v1/requests/{request_id}", response_model=models.Reply, responses=_codes(404))
+    @app.get("/api/v1/requests/{request_id}", response_model=Reply, responses=_codes(404))
     def request(of: Of, request_id: Annotated[int, _JOB_ID]) -> Response:
         return reply(operations.request(of, request_id))
 
@@ -290,9 +444,9 @@ _EVENTS = {
 def _add(app: FastAPI, name: str, endpoint: Callable[..., Response], method: str, text: str | None) -> None:
     responses = _codes() if method == "GET" else _codes(404, 409)
     if method == "POST":
-        responses[202] = {"description": "Recorded, but not answered yet", "model": models.Reply}
+        responses[202] = {"description": "Recorded, but not answered yet", "model": Reply}
     app.add_api_route(
-        f"/api/v1/{name}", endpoint, methods=[method], response_model=models.Reply, responses=responses,
+        f"/api/v1/{name}", endpoint, methods=[method], response_model=Reply, responses=responses,
         name=name.replace("/", "_"), description=text,
     )  # fmt: skip
 

@@ -19,8 +19,8 @@ from gpu_scheduler.core.model.attempt_status import (
 )
 from gpu_scheduler.core.model.event import MisplacedProcess
 from gpu_scheduler.core.model.job_spec import DependencyKind, Need, Parent
-from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.core.model.states import AttemptState, JobState
+from gpu_scheduler.core.model.units import Now
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.core.scheduling.actions import FinishAttempt, Transition
 from gpu_scheduler.core.scheduling.facts import Attempt

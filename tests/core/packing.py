@@ -14,8 +14,8 @@ from fractions import Fraction
 from gpu_scheduler.core.model.attempt_status import AttemptStatus
 from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample
 from gpu_scheduler.core.model.job_spec import Need
-from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.core.model.states import AttemptState
+from gpu_scheduler.core.model.units import Now
 from gpu_scheduler.core.model.wait_reason import WaitReason
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.accounting import Allocation, declared_mib

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 
 from gpu_scheduler.core.model.attempt_status import AttemptStatus
 from gpu_scheduler.core.model.job_spec import Need
-from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.core.model.states import AttemptState
+from gpu_scheduler.core.model.units import Now
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.facts import Attempt, Facts, PendingGroup, QueuedJob, QueueReservation
 from gpu_scheduler.core.scheduling.needs import LlmConfig, ResourceSpec

@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_scheduler.core.command import cuda
 from gpu_scheduler.core.command.build import AttemptCommand, build_command, find_conda_sh, ports_for
+from gpu_scheduler.core.command.shell_words import format_ids, rewrite_arguments, rewrite_command
 from gpu_scheduler.core.model.job_spec import CudaMode, JobSpec
 from tests.fakes.conda import plant, plant_hook
 
@@ -433,7 +433,7 @@ def test_finds_the_conda_sh_file(env: dict[str, str], files: set[str], found: st
 def test_rewrites_the_cuda_option_in_the_arguments_of_a_script(
     arguments: str, mode: CudaMode, expected: str
 ) -> None:
-    assert cuda.rewrite_arguments(arguments.split(), "0,2", mode) == tuple(expected.split())
+    assert rewrite_arguments(arguments.split(), "0,2", mode) == tuple(expected.split())
 
 
 @pytest.mark.parametrize(
@@ -466,7 +466,7 @@ def test_rewrites_the_cuda_option_in_the_arguments_of_a_script(
     ],
 )
 def test_rewrites_the_cuda_option_in_a_command(command: str, mode: CudaMode, expected: str | None) -> None:
-    assert cuda.rewrite_command(command, "0,2", mode) == expected
+    assert rewrite_command(command, "0,2", mode) == expected
 
 
 @settings(deadline=None, max_examples=60)
@@ -480,10 +480,10 @@ def test_rewriting_the_cuda_option_changes_nothing_else(words: list[str]) -> Non
     expected = " ".join(
         {"--cuda 5": "--cuda 0,2", "--cuda=5": "--cuda=0,2"}.get(word, word) for word in words
     )
-    assert cuda.rewrite_command(text, "0,2", "rewrite") == expected
+    assert rewrite_command(text, "0,2", "rewrite") == expected
 
 
 def test_formats_physical_and_visible_gpu_ids() -> None:
-    assert cuda.format_ids((3, 5), "physical") == "3,5"
-    assert cuda.format_ids((3, 5), "visible") == "0,1"
+    assert format_ids((3, 5), "physical") == "3,5"
+    assert format_ids((3, 5), "visible") == "0,1"
     assert "--cuda 0,1" in build_test_command(replace(CSV, cuda_ids="visible")).display_text

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_scheduler.core.jobsfile.grid import MAX_JOBS, combinations, filled, job_names
+from gpu_scheduler.core.jobsfile.compose import MAX_JOBS, combinations, filled, job_names
 from gpu_scheduler.core.model.job_spec import MAX_LENGTH, is_name
 
 

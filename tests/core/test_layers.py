@@ -106,7 +106,7 @@ MAY: Mapping[str, tuple[str, ...]] = {
     "mcp_server": ("client", "core.text", "errors"),
     # The command line only parses arguments and formats results; every use case is in app.
     "cli": (
-        "app", "views", "core.model", "core.text", "core.jobsfile.attributes", "core.jobsfile.sbatch",
+        "app", "views", "core.model", "core.text", "core.jobsfile.attributes", "core.jobsfile.compose",
         "core.jobsfile.shell_syntax", *TOP, "system.companion", "system.deadline", "system.interrupts",
         "system.shortages",
         "web.server", "web.tokens", "mcp_server", "client", "redis_queue",

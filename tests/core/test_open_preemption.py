@@ -14,10 +14,10 @@ from gpu_scheduler.core.model.attempt_status import (
     SavedWork,
     StopRequest,
 )
-from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.core.model.request import JobFact, Request
 from gpu_scheduler.core.model.request_answer import AnswerCode
 from gpu_scheduler.core.model.states import AttemptState, JobState, Outcome
+from gpu_scheduler.core.model.units import Now
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.facts import Attempt, Facts
 from gpu_scheduler.core.scheduling.needs import LlmConfig

@@ -13,9 +13,9 @@ from gpu_scheduler.core.model.attempt_status import (
     RunnerIdentity,
     StopRequest,
 )
-from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.core.model.state_reason import FailureKind
 from gpu_scheduler.core.model.states import AttemptState, JobState, Outcome
+from gpu_scheduler.core.model.units import Now
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.facts import Attempt
 from gpu_scheduler.core.scheduling.reconcile_attempt import (

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from gpu_scheduler.core.model.attempt_status import AttemptResult, AttemptStatus, FailureContext
-from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.core.model.states import AttemptState, JobState, Outcome
+from gpu_scheduler.core.model.units import Now
 from gpu_scheduler.core.scheduling.actions import (
     FinishAttempt,
     RecordMemoryReleased,

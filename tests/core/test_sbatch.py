@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_scheduler.core.jobsfile.attributes import parse_item
-from gpu_scheduler.core.jobsfile.grid import combinations
-from gpu_scheduler.core.jobsfile.sbatch import sbatch_options
+from gpu_scheduler.core.jobsfile.compose import combinations, sbatch_options
 
 
 @pytest.mark.parametrize(

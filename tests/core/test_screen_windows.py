@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from gpu_scheduler.core.model.attempt_status import AttemptStatus
-from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.core.model.states import AttemptState
+from gpu_scheduler.core.model.units import Now
 from gpu_scheduler.core.scheduling.actions import RecordWindowClosed
 from gpu_scheduler.core.scheduling.facts import Attempt, Facts
 from gpu_scheduler.core.scheduling.needs import LlmConfig

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from gpu_scheduler.core.failure.explanation import explain_failure
 from gpu_scheduler.core.model.attempt_status import AttemptResult, FailureContext
 from gpu_scheduler.core.model.gpu import Suspicion
-from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.core.model.state_reason import DEVICE_FAILURES, FailureKind, ReasonKind, StateReason
 from gpu_scheduler.core.model.states import AttemptState
+from gpu_scheduler.core.model.units import Now
 from gpu_scheduler.core.model.wait_reason import WaitReason
 from gpu_scheduler.core.scheduling.actions import SetSuspicion, Start
 from gpu_scheduler.core.scheduling.draining import is_drained

@@ -17,7 +17,7 @@ from unittest.mock import patch
 import GPUtil  # noqa: F401 - otherwise each input would import it again
 
 from gpu_scheduler.core.model.gpu import ClaimedGpu, GpuSample, Snapshot
-from gpu_scheduler.core.model.now import Now
+from gpu_scheduler.core.model.units import Now
 from gpu_scheduler.core.scheduling.facts import Facts
 from gpu_scheduler.core.scheduling.gpu_recovery import update_faults
 from gpu_scheduler.core.scheduling.gpu_use import availability

@@ -14,8 +14,8 @@ from gpu_scheduler.attempts import running_progress
 from gpu_scheduler.attempts.job_logs import current_log
 from gpu_scheduler.attempts.running_progress import MIN_INTERVAL_S, RunningProgress, with_remaining_times
 from gpu_scheduler.core.model.job_spec import JobSpec
-from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.core.model.states import AttemptState
+from gpu_scheduler.core.model.units import Now
 from gpu_scheduler.core.progress.eta import JobProgress
 from gpu_scheduler.core.scheduling.facts import Attempt
 from gpu_scheduler.progress import job_progress

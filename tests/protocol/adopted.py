@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import cache
 
 from gpu_scheduler.core.model.attempt_status import AdoptedProcess
-from gpu_scheduler.core.model.now import Now
+from gpu_scheduler.core.model.units import Now
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.adoption import watch_adopted
 from gpu_scheduler.core.scheduling.facts import AdoptedJob, Facts

@@ -14,8 +14,8 @@ from itertools import product
 from typing import NamedTuple
 
 from gpu_scheduler.core.model.attempt_status import AttemptResult, AttemptStatus, ClaimState, SavedWork
-from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.core.model.states import AttemptState
+from gpu_scheduler.core.model.units import Now
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.facts import Attempt
 from gpu_scheduler.core.scheduling.reconcile_attempt import (

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpu_scheduler.core.model.job_spec import JobSpec
-from gpu_scheduler.core.model.now import Now
+from gpu_scheduler.core.model.units import Now
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.core.scheduling.actions import SetWaitReason
 from gpu_scheduler.core.scheduling.facts import PendingGroup

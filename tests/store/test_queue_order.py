@@ -10,9 +10,9 @@ import pytest
 from gpu_scheduler.core.model.attempt_status import AdoptedProcess
 from gpu_scheduler.core.model.gpu import LOST, GpuFault, GpuSample, Suspicion
 from gpu_scheduler.core.model.job_spec import Dependency, DependencyKind, JobSpec
-from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.core.model.state_reason import FailureKind, ReasonKind, StateReason
 from gpu_scheduler.core.model.states import JobState, Outcome
+from gpu_scheduler.core.model.units import Now
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling import suspects
 from gpu_scheduler.core.scheduling.gpu_time import GpuTime

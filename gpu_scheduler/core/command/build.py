@@ -15,7 +15,7 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from gpu_scheduler.core.command import cuda
+from gpu_scheduler.core.command.shell_words import format_ids, rewrite_arguments, rewrite_command
 from gpu_scheduler.core.model.job_spec import CudaIds, CudaMode, JobSpec
 
 # Derives a job's environment variables from those that it inherits, and finds conda.
@@ -349,7 +349,7 @@ def build_command(
     env = {**inherited_environment(base_env, replaced, conda_sh is not None), **(extra or {}), **own, **marks}
     if port is not None and env.keys().isdisjoint(PORT_VARIABLES):
         env |= dict.fromkeys((*PORT_VARIABLES, GIVEN_PORT), str(port))
-    ids = cuda.format_ids(gpus, spec.cuda_ids or cuda_ids_default)
+    ids = format_ids(gpus, spec.cuda_ids or cuda_ids_default)
     shown, last = _job_command(spec, ids, environment)
     unreachable = shlex.quote(f"working folder {spec.cwd} cannot be entered")
     # The line's variables are exported after activation, so that they override those of the environment. PATH
@@ -384,7 +384,7 @@ def _job_command(spec: JobSpec, ids: str, environment: JobEnvironment) -> tuple[
     """Returns the job's own command for display, and the text that checks and executes it."""
     if spec.kind == "csv":
         return _csv_command(spec, spec.script or "", ids, environment)
-    command = cuda.rewrite_command(spec.command or "", ids, _cuda_mode(spec, "rewrite"))
+    command = rewrite_command(spec.command or "", ids, _cuda_mode(spec, "rewrite"))
     if command is None:
         reason = (
             "cuda=add: it is unclear where --cuda belongs in this command;"
@@ -408,12 +408,10 @@ def _csv_command(spec: JobSpec, script: str, ids: str, environment: JobEnvironme
     missing = shlex.quote(f"script {script} does not exist")
     check = f"[ -e {shlex.quote(script)} ] || fail script_missing {missing}\n{_python_check(environment)}"
     if spec.torchrun is None:
-        rest = shlex.join(
-            ["-u", script, *cuda.rewrite_arguments(spec.arguments, ids, _cuda_mode(spec, "add"))]
-        )
+        rest = shlex.join(["-u", script, *rewrite_arguments(spec.arguments, ids, _cuda_mode(spec, "add"))])
         return f"python {rest}", f'{check}{REPORT_START}exec "$python" {rest}\n'
     flags = ["--standalone", "--nnodes=1", f"--nproc_per_node={spec.torchrun}"]
-    rest = shlex.join([*flags, script, *cuda.rewrite_arguments(spec.arguments, ids, spec.cuda or "rewrite")])
+    rest = shlex.join([*flags, script, *rewrite_arguments(spec.arguments, ids, spec.cuda or "rewrite")])
     return (
         f"torchrun {rest}",
         f'{check}{_torchrun_check(environment)}{REPORT_START}exec "${{torchrun[@]}}" {rest}\n',

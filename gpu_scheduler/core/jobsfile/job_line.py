@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from gpu_scheduler.core.command import cuda
+from gpu_scheduler.core.command.shell_words import rewrite_command
 from gpu_scheduler.core.jobsfile import attributes, shell_syntax
 from gpu_scheduler.core.jobsfile.attributes import MAX_GPUS, AttributeBlock, parse_conda
 from gpu_scheduler.core.model.gpu import parse_gpu_items, parse_gpu_list
@@ -497,7 +497,7 @@ def check_cuda_option(spec: JobSpec) -> None:
     """Raises ValueError for `cuda=add` if it is unclear where --cuda belongs in the job's command."""
     if spec.command is None or spec.cuda != "add":
         return
-    if cuda.rewrite_command(spec.command, "0", "add") is None:
+    if rewrite_command(spec.command, "0", "add") is None:
         raise ValueError(
             "cuda=add: it is unclear where --cuda belongs in this command; write --cuda 0 where it belongs"
         )

@@ -1,4 +1,4 @@
-"""Parses and formats memory, time and shares as people write them, such as "18G" and "15m".
+"""Defines the units: memory, time and shares as people write them, such as "18G" and "15m".
 
 Memory is counted in MiB, time in seconds, and shares of a GPU in integer thousandths, so that two halves fill
 one GPU exactly.
@@ -7,7 +7,22 @@ one GPU exactly.
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from decimal import Decimal
+
+
+@dataclass(frozen=True)
+class Now:
+    """The current time, read from two clocks.
+
+    wall: seconds since 1970, for display; boot: seconds since boot (CLOCK_BOOTTIME), for every deadline;
+    boot_id: the id of that boot.
+    """
+
+    wall: float
+    boot: float
+    boot_id: str
+
 
 #: The most memory that can be requested on one GPU: 1 PiB, in MiB.
 MAX_MIB = 1 << 30

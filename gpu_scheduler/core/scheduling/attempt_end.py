@@ -6,10 +6,10 @@ from dataclasses import replace
 
 from gpu_scheduler.core.failure.explanation import explain_failure, explain_launch_failure
 from gpu_scheduler.core.model.attempt_status import AttemptResult, Checkpoint, StopRequest
-from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.core.model.request import InterruptedJob, JobFact
 from gpu_scheduler.core.model.state_reason import FailureKind, NextKind, NextStep, ReasonKind, StateReason
 from gpu_scheduler.core.model.states import JobState, Outcome
+from gpu_scheduler.core.model.units import Now
 from gpu_scheduler.core.scheduling.actions import FinishAttempt, RequeueJob
 from gpu_scheduler.core.scheduling.facts import Attempt, Facts
 from gpu_scheduler.core.scheduling.retry import GpuInventory, decide_retry

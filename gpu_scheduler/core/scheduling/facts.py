@@ -19,9 +19,9 @@ from gpu_scheduler.core.model.attempt_status import (
 )
 from gpu_scheduler.core.model.gpu import GpuClaim, GpuSample, Suspicion
 from gpu_scheduler.core.model.job_spec import DEFAULT_STOP_SIGNAL
-from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.core.model.request import InterruptedJob, JobFact, Request
 from gpu_scheduler.core.model.states import AttemptState
+from gpu_scheduler.core.model.units import Now
 from gpu_scheduler.core.model.wait_reason import WaitReason
 from gpu_scheduler.core.scheduling.accounting import Allocation
 from gpu_scheduler.core.scheduling.gpu_time import GpuTime

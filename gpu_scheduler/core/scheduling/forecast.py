@@ -17,8 +17,8 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 
 from gpu_scheduler.core.model.attempt_status import AttemptStatus
-from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.core.model.states import AttemptState
+from gpu_scheduler.core.model.units import Now
 from gpu_scheduler.core.model.wait_reason import WaitReason
 from gpu_scheduler.core.scheduling.actions import (
     Action,

@@ -17,8 +17,8 @@ from math import comb
 
 from gpu_scheduler.core.model.attempt_status import StopRequest
 from gpu_scheduler.core.model.job_spec import Need
-from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.core.model.states import AttemptState, JobState
+from gpu_scheduler.core.model.units import Now
 from gpu_scheduler.core.scheduling.actions import Action, RecordStop, Reserve
 from gpu_scheduler.core.scheduling.facts import Attempt, Facts, QueuedJob
 from gpu_scheduler.core.scheduling.gpu_use import Occupancy, Vacancy

@@ -15,8 +15,7 @@ from heapq import heapify, heappop, heappush, nsmallest
 from itertools import islice
 
 from gpu_scheduler.core.model.job_spec import Need
-from gpu_scheduler.core.model.now import Now
-from gpu_scheduler.core.model.units import WHOLE
+from gpu_scheduler.core.model.units import WHOLE, Now
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.core.scheduling.actions import Action, SetQueueReservation, SetWaitReason
 from gpu_scheduler.core.scheduling.facts import Facts, PendingGroup, QueuedJob, QueueReservation

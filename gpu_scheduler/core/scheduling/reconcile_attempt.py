@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from gpu_scheduler.core.model.attempt_status import StopRequest
-from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.core.model.state_reason import NextKind, NextStep, ReasonKind, StateReason
 from gpu_scheduler.core.model.states import AttemptState, JobState, Outcome
+from gpu_scheduler.core.model.units import Now
 from gpu_scheduler.core.scheduling.accounting import DRIVER_MIB
 from gpu_scheduler.core.scheduling.actions import (
     Action,
