@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from gpu_scheduler.app.machine_gpus import GpuSource, open_source
@@ -19,7 +19,10 @@ from gpu_scheduler.errors import GpuStateError, UsageError
 
 if TYPE_CHECKING:
     from gpu_scheduler.app.claim_gpus import FoundGpus, WaitReasons
+    from gpu_scheduler.app.job_wait import AwaitedJob
+    from gpu_scheduler.app.location import Location
 
+#: The command `timeout` exits with 124, too.
 EXIT_IMPOSSIBLE, EXIT_TIMED_OUT = 3, 124
 EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND = 126, 127
 
@@ -58,7 +61,6 @@ def wait(options: Namespace) -> int:
 def _wait_for_jobs(options: Namespace) -> int:
     from gpu_scheduler.app.job_wait import find_jobs
     from gpu_scheduler.cli.arguments import given_gpu_option
-    from gpu_scheduler.cli.job_wait import JobWait
 
     given = given_gpu_option(options)
     if given is not None:
@@ -151,3 +153,67 @@ class _WaitReport:
             if stable[reason.gpu] != self._printed.get(reason.gpu):
                 print_message(ineligibility_text(reason))
         self._printed = stable
+
+
+# Waits for jobs on behalf of `submit --wait` and `wait --job`, and reports their progress on stderr.
+
+
+#: Maximum number of lines about jobs that are printed at once.
+_MAX_LINES = 20
+
+
+class JobWait:
+    """A wait for jobs. After Ctrl-C anywhere in its `with` block, says which jobs continue.
+
+    left: the ids of the jobs that have not ended, as far as known. The caller sets it before `until_ended`.
+    """
+
+    def __init__(self, location: Location) -> None:
+        self._location = location
+        self.left: list[int] = []
+        self._obstacles: dict[int, str | None] = {}
+
+    def __enter__(self) -> JobWait:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is KeyboardInterrupt and self.left:
+            print_message(f"no longer waiting; {_left_text(self.left)}")
+
+    def until_ended(self, timeout_s: float | None = None) -> int:
+        """Waits until the jobs have ended and reports their progress.
+
+        Returns the largest of their exit codes, or 124 after the timeout.
+        """
+        from gpu_scheduler.app.job_wait import wait_for_jobs
+
+        code = wait_for_jobs(self._location, self.left, self._report, timeout_s)
+        if code is None:
+            print_message(f"not ended within {timeout_s:g} s: {_left_text(self.left)}")
+            return EXIT_TIMED_OUT
+        return code
+
+    def _report(self, jobs: Sequence[AwaitedJob]) -> None:
+        """Prints the end of each job, and each new reason why a job may need the user."""
+        from gpu_scheduler.views.job_findings import end_text, obstacle_text
+
+        self.left = [job.view.record.id for job in jobs if not job.has_ended]
+        lines = [end_text(job.view) for job in jobs if job.has_ended]
+        for job in jobs:
+            text, job_id = obstacle_text(job), job.view.record.id
+            if text is not None and text != self._obstacles.get(job_id):
+                lines.append(text)
+            self._obstacles[job_id] = text
+        for line in lines[:_MAX_LINES]:
+            print_message(line)
+        if len(lines) > _MAX_LINES:
+            print_message(f"and {len(lines) - _MAX_LINES:,} more (see `status --all`)")
+
+
+def _left_text(job_ids: Sequence[int]) -> str:
+    from gpu_scheduler.core.model.gpu import format_ranges
+
+    listed = format_ranges(sorted(job_ids)).replace(",", "")
+    if len(job_ids) == 1:
+        return f"job {listed} continues, and `wait --job {listed}` waits for it again"
+    return f"jobs {listed} continue, and `wait --job {listed}` waits for them again"

@@ -1,13 +1,17 @@
-"""The commands that print a report about jobs, files or the machine as text or JSON.
+"""The commands that print a report about jobs, events, files or the machine as text or JSON.
 
 Each command imports only the modules that it needs.
 """
 
 from __future__ import annotations
 
+import io
+import select
 import sys
 import time
 from argparse import Namespace
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from gpu_scheduler.cli.program import (
     follow_simulation,
@@ -17,6 +21,10 @@ from gpu_scheduler.cli.program import (
     stdout_screen,
 )
 from gpu_scheduler.errors import StoreNotFoundError
+
+if TYPE_CHECKING:
+    from gpu_scheduler.app.events import EventReader
+    from gpu_scheduler.core.model.event import Event
 
 STDIN = 0
 
@@ -147,3 +155,41 @@ def _print_progress(text: str) -> None:
     """On a terminal, prints what is being checked. The next finding overwrites this text."""
     if sys.stderr.isatty() and sys.stdout.isatty():
         print(f"{text} …", end="\r", file=sys.stderr, flush=True)
+
+
+#: Seconds between two checks for new events.
+_POLL_INTERVAL_S = 0.2
+
+
+def events(options: Namespace) -> int:
+    """Prints the events, oldest first; with --follow, continues with new events until interrupted."""
+    from gpu_scheduler.app.events import open_events
+    from gpu_scheduler.views.event_messages import dated_line, to_json
+
+    with open_events(location_of(options), options.lines) as reader:
+        format_event: Callable[[Event], str] = (
+            to_json if options.jsonl else lambda event: dated_line(event, reader.tolerance)
+        )
+        _print_new(reader, format_event)
+        while options.follow:
+            _wait_for_next_poll()
+            _print_new(reader, format_event)
+    return 0
+
+
+def _print_new(reader: EventReader, format_event: Callable[[Event], str]) -> None:
+    sys.stdout.writelines(f"{format_event(event)}\n" for event in reader.new_events())
+    sys.stdout.flush()
+
+
+def _wait_for_next_poll() -> None:
+    """Waits until the next poll. Raises BrokenPipeError if nobody reads the output any more."""
+    try:
+        fd = sys.stdout.fileno()
+    except io.UnsupportedOperation:
+        time.sleep(_POLL_INTERVAL_S)
+        return
+    gone = select.poll()
+    gone.register(fd, 0)
+    if gone.poll(_POLL_INTERVAL_S * 1000):
+        raise BrokenPipeError

@@ -1,4 +1,4 @@
-"""Queues jobs without a jobs file: `submit`, `adopt` and `import`."""
+"""The commands that make jobs: `add` in a jobs file, and `submit`, `adopt` and `import` without one."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import os
 import shlex
 from argparse import Namespace
 from itertools import zip_longest
+from typing import TYPE_CHECKING
 
 from gpu_scheduler.app import submit as app
 from gpu_scheduler.app.new_line import expand_grid
 from gpu_scheduler.cli.arguments import given_attributes
 from gpu_scheduler.cli.program import location_of, print_done, print_message
 from gpu_scheduler.cli.request_commands import MAX_LINES
-from gpu_scheduler.config import STATE_FILE
+from gpu_scheduler.config import JOBS_FILE, STATE_FILE
 from gpu_scheduler.core.model.gpu import format_ranges
 from gpu_scheduler.core.text.formatting import count_noun, safe_text
 from gpu_scheduler.core.text.secrets import masked_json
@@ -20,6 +21,9 @@ from gpu_scheduler.errors import UsageError
 from gpu_scheduler.system.deadline import interrupts_deferred
 from gpu_scheduler.views.queue_choice import option_text
 from gpu_scheduler.views.submissions import line_note_text
+
+if TYPE_CHECKING:
+    from gpu_scheduler.app.add import NewLine
 
 
 def submit(options: Namespace) -> int:
@@ -40,7 +44,7 @@ def submit(options: Namespace) -> int:
         with interrupts_deferred():
             _announce(options, app.insert_jobs(location, checked, os.environ))
         return 0
-    from gpu_scheduler.cli.job_wait import JobWait
+    from gpu_scheduler.cli.claim_commands import JobWait
 
     with JobWait(location) as wait:
         with interrupts_deferred():
@@ -130,3 +134,44 @@ def import_(options: Namespace) -> int:
     for warning in import_warnings(report):
         print_message(f"warning: {warning}")
     return int(report.rename_problem is not None)
+
+
+def add(options: Namespace) -> int:
+    """Checks all options, then appends the line and prints it. Prints warnings on stderr."""
+    from gpu_scheduler.app.add import add as append
+    from gpu_scheduler.app.add import compose
+
+    location, new = location_of(options), _new_line(options)
+    try:
+        lines = expand_grid(new, options.grid, is_zip=options.zip)
+    except UsageError as error:
+        raise UsageError(f"{error}; nothing was added") from None
+    if options.output_file == "-":
+        added = compose(location, lines)
+        print("\n".join(one.line for one in added))  # with secrets, so that the user can use them as printed
+    else:
+        added = append(location, lines, options.output_file)
+        print_done("\n".join(safe_text(one.line) for one in added))
+        for text in dict.fromkeys(line_note_text(note) for one in added for note in one.notes):
+            print_message(text)
+    for text in dict.fromkeys(line_note_text(warning) for one in added for warning in one.warnings):
+        print_message(f"warning: {text}")
+    return 0
+
+
+def _new_line(options: Namespace) -> NewLine:
+    from gpu_scheduler.app.add import NewLine
+
+    if options.script == "-":
+        where = JOBS_FILE if options.output_file in (None, "-") else options.output_file
+        raise UsageError(
+            "`add` does not read lines from standard input, so nothing was added; append the line to the jobs"
+            f" file yourself, as in `… >> {shlex.quote(where)}`"
+        )
+    return NewLine(
+        script=options.script,
+        arguments=options.args,
+        command=options.command_words or (),
+        priority=options.priority,
+        attributes=given_attributes(options),
+    )
