@@ -26,7 +26,7 @@ from gpu_scheduler.attempts.executor import LOCAL_EXECUTORS
 from gpu_scheduler.attempts.observe import readable_status
 from gpu_scheduler.attempts.running_progress import newest_checkpoint, progress_source
 from gpu_scheduler.attempts.sweep import recorded_command
-from gpu_scheduler.core.command.resume import DEFAULT_FLAG, VARIABLE, with_checkpoint
+from gpu_scheduler.core.command.shell_words import CHECKPOINT_VARIABLE, DEFAULT_RESUME_FLAG, with_checkpoint
 from gpu_scheduler.core.model.attempt_status import Checkpoint, ProgressUnit, StopRequest
 from gpu_scheduler.core.model.job_spec import DEFAULT_STOP_SIGNAL, JobSpec
 from gpu_scheduler.core.model.request_answer import ACCEPTED_STATES, AnswerCode, RequestAnswer, wrong_state
@@ -371,11 +371,13 @@ def _check_place(job: JobRecord, checkpoint: Checkpoint, *, has_line: bool) -> N
     """Raises SchedulerError with the remedy if it is unclear where the command takes the path."""
     if with_checkpoint(job.spec, checkpoint.path) is not None:
         return
-    flag = job.spec.resume_flag or DEFAULT_FLAG
+    flag = job.spec.resume_flag or DEFAULT_RESUME_FLAG
     path = safe_text(checkpoint.path)
     remedy = f"add a line with `{flag} {shlex.quote(path)}` where the path belongs"
     if not has_line:
-        remedy = f"run `set {job.id} command='…'` with `{flag} \"${VARIABLE}\"` where the path belongs"
+        remedy = (
+            f"run `set {job.id} command='…'` with `{flag} \"${CHECKPOINT_VARIABLE}\"` where the path belongs"
+        )
     if job.spec.resume_flag is None:
         named = f"put [resume-flag={flag}] before its line"
         named = named if has_line else f"run `set {job.id} resume-flag={flag}`"

@@ -16,9 +16,9 @@ from gpu_scheduler.attempts.observe import attempt_ref
 from gpu_scheduler.claims.gpu_claims import can_be_claimed, own_claims, read_locks_of
 from gpu_scheduler.claims.lock_folder import VARIABLE, ClaimFolder, LockFolderError
 from gpu_scheduler.config import DATA_DIR_VARIABLE, STATE_FILE_VARIABLE, StartOptions
-from gpu_scheduler.core.command import resume
 from gpu_scheduler.core.command.build import GIVEN_PORT, build_command, find_conda_sh, ports_for
 from gpu_scheduler.core.command.sessions import session_name
+from gpu_scheduler.core.command.shell_words import CHECKPOINT_VARIABLE, with_checkpoint
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.scheduling.gpu_admission import BEYOND_MIB, capped_claim, claimable_total
 from gpu_scheduler.core.text.formatting import safe_text
@@ -199,7 +199,7 @@ class Launcher:
         folder = self._store.data_dir.attempt_folder(attempt)
         added = {**self._extra, PROGRESS_VARIABLE: str(folder / PROGRESS_FILE)}
         if attempt.resumed_from is not None:
-            added[resume.VARIABLE] = attempt.resumed_from.path
+            added[CHECKPOINT_VARIABLE] = attempt.resumed_from.path
         return added
 
     def _port_for(self, attempt: AttemptRecord) -> int | None:
@@ -271,7 +271,7 @@ def _resumed_spec(attempt: AttemptRecord, job: JobRecord) -> JobSpec:
     remedy = f"`cancel {job.id}`, then `retry {job.id}` starts it from its beginning"
     if not os.path.exists(checkpoint.path):
         raise LaunchError(f"job {job.id} cannot resume: the checkpoint {shown} does not exist; {remedy}")
-    spec = resume.with_checkpoint(job.spec, checkpoint.path)
+    spec = with_checkpoint(job.spec, checkpoint.path)
     if spec is None:
         raise LaunchError(f"job {job.id} cannot resume: its command has no place for {shown}; {remedy}")
     return spec

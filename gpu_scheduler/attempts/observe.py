@@ -210,10 +210,10 @@ def _misleading_gpu_ids(store: Store, attempt: AttemptRecord, spec: JobSpec) -> 
     """
     # Imported only after a failure, so that front ends do not load the code that builds commands.
     from gpu_scheduler.core.command.build import display_command
-    from gpu_scheduler.core.command.shell_words import format_ids
+    from gpu_scheduler.core.command.shell_words import format_cuda_ids
 
     index = store.gpu_indices()
     gpus = tuple(index[uuid] for uuid in attempt.gpus if uuid in index)
     mode = spec.cuda_ids or store.recorded_options().cuda_ids
-    same = format_ids(gpus, mode) == format_ids(gpus, "visible")
+    same = format_cuda_ids(gpus, mode) == format_cuda_ids(gpus, "visible")
     return () if same or _GPU_IDS_PLACEHOLDER not in display_command(spec, _GPU_IDS_PLACEHOLDER) else gpus

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from gpu_scheduler.attempts.job_logs import current_log, log_of_process
 from gpu_scheduler.clock import Clock
-from gpu_scheduler.core.command.resume import has_place, stands_in
+from gpu_scheduler.core.command.shell_words import has_place, stands_in
 from gpu_scheduler.core.model.attempt_status import AttemptStatus, Checkpoint, SavedWork
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.states import AttemptState

@@ -23,7 +23,7 @@ from gpu_scheduler.views.queue_choice import option_text
 from gpu_scheduler.views.submissions import line_note_text
 
 if TYPE_CHECKING:
-    from gpu_scheduler.app.add import NewLine
+    from gpu_scheduler.app.jobs_file import NewLine
 
 
 def submit(options: Namespace) -> int:
@@ -138,8 +138,8 @@ def import_(options: Namespace) -> int:
 
 def add(options: Namespace) -> int:
     """Checks all options, then appends the line and prints it. Prints warnings on stderr."""
-    from gpu_scheduler.app.add import add as append
-    from gpu_scheduler.app.add import compose
+    from gpu_scheduler.app.jobs_file import add as append
+    from gpu_scheduler.app.jobs_file import compose
 
     location, new = location_of(options), _new_line(options)
     try:
@@ -160,7 +160,7 @@ def add(options: Namespace) -> int:
 
 
 def _new_line(options: Namespace) -> NewLine:
-    from gpu_scheduler.app.add import NewLine
+    from gpu_scheduler.app.jobs_file import NewLine
 
     if options.script == "-":
         where = JOBS_FILE if options.output_file in (None, "-") else options.output_file

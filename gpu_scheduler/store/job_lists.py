@@ -194,7 +194,7 @@ def _checkpoint(saved: str | None, spec: str | None) -> tuple[Checkpoint | None,
     if saved is None or spec is None:
         return None, False
     # Imported only here, because most jobs have no checkpoint.
-    from gpu_scheduler.core.command.resume import stands_in
+    from gpu_scheduler.core.command.shell_words import stands_in
 
     return Checkpoint.from_json(saved), stands_in(JobSpec.from_json(spec))
 

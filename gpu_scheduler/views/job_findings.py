@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from gpu_scheduler.app.status_report import JobView
-from gpu_scheduler.core.command.resume import has_place
+from gpu_scheduler.core.command.shell_words import has_place
 from gpu_scheduler.core.model.finding import Check, Finding, bad, ok, warn
 from gpu_scheduler.core.model.gpu import format_gpu_list
 from gpu_scheduler.core.model.job_spec import UNRESOLVED

@@ -19,7 +19,7 @@ from gpu_scheduler.core.text.secrets import masked_json
 from gpu_scheduler.views.wait_text import need_text
 
 if TYPE_CHECKING:
-    from gpu_scheduler.app.lint import LintView
+    from gpu_scheduler.app.jobs_file import LintView
     from gpu_scheduler.store.jobs_files import MalformedLineRecord
 
 # Formats the notes about a line of a jobs file.

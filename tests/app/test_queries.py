@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.app.add import NewLine, add, compose
 from gpu_scheduler.app.calibrate import calibrate
 from gpu_scheduler.app.events import open_events
-from gpu_scheduler.app.lint import lint
+from gpu_scheduler.app.jobs_file import NewLine, add, compose, lint
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.app.logs import LogProgress, attach_target, open_log, screens
 from gpu_scheduler.app.status import StatusQuery, empty_status, status

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpu_scheduler.app.add import append_line
+from gpu_scheduler.app.jobs_file import append_line
 from gpu_scheduler.cli import main
 from gpu_scheduler.cli.parser import parse
 from gpu_scheduler.config import StartOptions

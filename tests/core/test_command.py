@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpu_scheduler.core.command.build import AttemptCommand, build_command, find_conda_sh, ports_for
-from gpu_scheduler.core.command.shell_words import format_ids, rewrite_arguments, rewrite_command
+from gpu_scheduler.core.command.shell_words import format_cuda_ids, rewrite_arguments, rewrite_command
 from gpu_scheduler.core.model.job_spec import CudaMode, JobSpec
 from tests.fakes.conda import plant, plant_hook
 
@@ -484,6 +484,6 @@ def test_rewriting_the_cuda_option_changes_nothing_else(words: list[str]) -> Non
 
 
 def test_formats_physical_and_visible_gpu_ids() -> None:
-    assert format_ids((3, 5), "physical") == "3,5"
-    assert format_ids((3, 5), "visible") == "0,1"
+    assert format_cuda_ids((3, 5), "physical") == "3,5"
+    assert format_cuda_ids((3, 5), "visible") == "0,1"
     assert "--cuda 0,1" in build_test_command(replace(CSV, cuda_ids="visible")).display_text

@@ -78,7 +78,7 @@ MAY: Mapping[str, tuple[str, ...]] = {
     ),
     # Views import the types of the records that results contain, but views do not read the store.
     "views": (
-        "core.model", "core.text", "core.scheduling", "core.progress", "core.command.resume", "app",
+        "core.model", "core.text", "core.scheduling", "core.progress", "core.command.shell_words", "app",
         "store.records", "store.jobs_files",
     ),
     "reporting": (
@@ -107,7 +107,7 @@ MAY: Mapping[str, tuple[str, ...]] = {
     # The command line only parses arguments and formats results; every use case is in app.
     "cli": (
         "app", "views", "core.model", "core.text", "core.jobsfile.attributes", "core.jobsfile.compose",
-        "core.jobsfile.shell_syntax", *TOP, "system.companion", "system.deadline", "system.interrupts",
+        "core.jobsfile.shell_syntax", *TOP, "system.companion", "system.deadline",
         "system.shortages",
         "web.server", "web.tokens", "mcp_server", "client", "redis_queue",
     ),

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_scheduler.core.command.resume import stands_in, with_checkpoint
+from gpu_scheduler.core.command.shell_words import stands_in, with_checkpoint
 from gpu_scheduler.core.model.job_spec import JobSpec
 
 FLAG = "--resume_from_checkpoint"

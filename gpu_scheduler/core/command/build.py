@@ -15,7 +15,7 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from gpu_scheduler.core.command.shell_words import format_ids, rewrite_arguments, rewrite_command
+from gpu_scheduler.core.command.shell_words import format_cuda_ids, rewrite_arguments, rewrite_command
 from gpu_scheduler.core.model.job_spec import CudaIds, CudaMode, JobSpec
 
 # Derives a job's environment variables from those that it inherits, and finds conda.
@@ -349,7 +349,7 @@ def build_command(
     env = {**inherited_environment(base_env, replaced, conda_sh is not None), **(extra or {}), **own, **marks}
     if port is not None and env.keys().isdisjoint(PORT_VARIABLES):
         env |= dict.fromkeys((*PORT_VARIABLES, GIVEN_PORT), str(port))
-    ids = format_ids(gpus, spec.cuda_ids or cuda_ids_default)
+    ids = format_cuda_ids(gpus, spec.cuda_ids or cuda_ids_default)
     shown, last = _job_command(spec, ids, environment)
     unreachable = shlex.quote(f"working folder {spec.cwd} cannot be entered")
     # The line's variables are exported after activation, so that they override those of the environment. PATH
