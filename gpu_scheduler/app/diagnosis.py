@@ -38,8 +38,12 @@ from gpu_scheduler.core.scheduling.gpu_admission import GpuAvailability, counts_
 from gpu_scheduler.core.scheduling.gpu_use import availability
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
 from gpu_scheduler.core.scheduling.preemption import NoPreemption, Preemption
-from gpu_scheduler.core.scheduling.queue_outlook import QueueOutlook, queue_outlook
-from gpu_scheduler.core.scheduling.queue_placement import judged_gpus, possible_preemption
+from gpu_scheduler.core.scheduling.queue_outlook import (
+    QueueOutlook,
+    judged_gpus,
+    possible_preemption,
+    queue_outlook,
+)
 from gpu_scheduler.core.scheduling.settings import Limits, QueueOrder
 from gpu_scheduler.health.doctor import job as checks
 from gpu_scheduler.health.doctor.job import conda_sh_of

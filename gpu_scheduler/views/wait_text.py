@@ -275,7 +275,7 @@ _FIXED_TEXTS = {
     WaitKind.PROCESSES_LEFT: "waiting for processes of its last attempt to end",
     WaitKind.SHORTAGE: "not started yet, because the machine is short of processes, memory, file descriptors"
     " or disk space; the scheduler keeps trying",
-    WaitKind.NOT_TRIED: "not tried yet",
+    WaitKind.NOT_TRIED: "not examined yet",
     WaitKind.NO_SCHEDULER: "no scheduler is running",
 }
 

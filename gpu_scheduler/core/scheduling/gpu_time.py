@@ -34,12 +34,12 @@ class GpuTime:
     reserved_idle_s: float = 0.0
     counted_until: float | None = None
 
-    def exceeds(self, idle_budget: float) -> bool:
-        """Returns whether reserved GPUs were idle for more than this fraction of the delivered time.
+    def budget_left_s(self, idle_budget: float) -> float:
+        """Returns for how many GPU-seconds reserved GPUs may still be idle; negative if it was too many.
 
-        At least one GPU-hour counts as delivered.
+        idle_budget: a fraction of the delivered time. At least one GPU-hour counts as delivered.
         """
-        return self.reserved_idle_s > idle_budget * max(self.delivered_s, _MIN_DELIVERED_S)
+        return idle_budget * max(self.delivered_s, _MIN_DELIVERED_S) - self.reserved_idle_s
 
 
 def count_gpu_time(facts: Facts, *, allocations_change: bool) -> list[Action]:

@@ -35,10 +35,7 @@ _MAX_PIDS = 4
 
 def availability(gpu: Gpu, facts: Facts) -> GpuAvailability:
     """Returns the availability of a GPU, taking into account every attempt that still holds part of it."""
-    here, limits = facts.attempts_on(gpu.uuid), facts.settings
-    return facts.remembered.get(
-        ("availability", gpu.uuid), (gpu, limits, *here), lambda: availability_beside(gpu, here, limits)
-    )
+    return availability_beside(gpu, facts.attempts_on(gpu.uuid), facts.settings)
 
 
 def availability_beside(gpu: Gpu, here: Sequence[Attempt], limits: Limits) -> GpuAvailability:

@@ -55,17 +55,11 @@ class Overtakes:
         late = job.submitted_at + LATE_S
         return sum(one.submitted_at >= late and one.started_at >= since for one in self._by_key[first:])
 
-    def reaches(self, job: QueuedJob, since: float, number: int) -> bool:
-        """Returns whether a job has been overtaken at least `number` times since a time in wall seconds.
-
-        For nearly all jobs, the answer is no, and is found by a binary search.
-        """
-        return self.may_reach(job, job.submitted_at, number) and self.count(job, since) >= number
-
     def may_reach(self, job: QueuedJob, submitted_at: float, number: int) -> bool:
         """Returns whether `number` starts overtook a job, or one behind it that was submitted at this time.
 
-        It does not matter how long these jobs have been waiting, so the answer may be yes where it is no.
+        It does not matter how long these jobs have been waiting, so the answer may be yes where it is no. For
+        nearly all jobs it is no, and costs a binary search at most.
         """
         if number <= 0:
             return True

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from gpu_scheduler.core.scheduling.facts import Facts
 from gpu_scheduler.core.scheduling.gpu_admission import claim_size
 from gpu_scheduler.core.scheduling.needs import could_fit
-from gpu_scheduler.core.scheduling.pending_queue import GroupLimits, PendingQueue, allowed_gpus, need_of
+from gpu_scheduler.core.scheduling.pending_queue import GroupLimits, allowed_gpus, in_queue_order, need_of
 
 #: Maximum number of groups, the first of the queue, among which a round looks for a job that waits in line.
 _MAX_GROUPS = 32
@@ -56,8 +56,8 @@ def queue_line(facts: Facts, gpus: Collection[str], most: int = 1) -> dict[str, 
     found: dict[str, float] = {}
     if not gpus or facts.storage_issue is not None or facts.probe_error is not None:
         return found
-    queue, groups = PendingQueue.of(facts.pending_groups), GroupLimits(facts)
-    for group in map(queue.group, queue.first(_MAX_GROUPS)):
+    groups = GroupLimits(facts)
+    for group in in_queue_order(facts.pending_groups)[:_MAX_GROUPS]:
         if groups.refusal(group.resources) is not None:
             continue
         need, limits = need_of(group.resources, facts), facts.settings
