@@ -12,7 +12,7 @@ import pytest
 from gpu_scheduler.cli.commands import GROUPS
 from gpu_scheduler.cli.parser import parse
 from gpu_scheduler.config import StartOptions
-from gpu_scheduler.core.scheduling.overtakes import REMEMBERED_STARTS
+from gpu_scheduler.core.scheduling.queue_history import REMEMBERED_STARTS
 from gpu_scheduler.core.scheduling.settings import QueueOrder
 from gpu_scheduler.errors import UsageError
 

@@ -20,13 +20,12 @@ from gpu_scheduler.core.scheduling.draining import is_drained
 from gpu_scheduler.core.scheduling.facts import Attempt, Facts, Gpu, PendingGroup, ReservedJob
 from gpu_scheduler.core.scheduling.forecast import WaitingJob, forecast
 from gpu_scheduler.core.scheduling.needs import LlmConfig, Requirement, ResourceSpec
-from gpu_scheduler.core.scheduling.overtakes import Overtakes, QueueStart
-from gpu_scheduler.core.scheduling.pending_queue import need_of
+from gpu_scheduler.core.scheduling.pending_queue import need_of, queue_line
 from gpu_scheduler.core.scheduling.plan import plan
 from gpu_scheduler.core.scheduling.preemption import NoPreemption
+from gpu_scheduler.core.scheduling.queue_history import Overtakes, QueueStart
 from gpu_scheduler.core.scheduling.queue_outlook import judged_gpus, possible_preemption, queue_outlook
 from gpu_scheduler.core.scheduling.queue_placement import place_jobs
-from gpu_scheduler.core.scheduling.queue_turns import queue_line
 from gpu_scheduler.core.scheduling.run_times import RunTimes
 from gpu_scheduler.core.scheduling.settings import Settings
 from tests.core.gpu_world import NOW, facts, gpu, group, round_of

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_scheduler.core.scheduling.facts import QueuedJob
-from gpu_scheduler.core.scheduling.overtakes import LATE_S, REMEMBERED_STARTS, Overtakes, QueueStart
+from gpu_scheduler.core.scheduling.queue_history import LATE_S, REMEMBERED_STARTS, Overtakes, QueueStart
 
 JOB = QueuedJob(7, 200, 50, submitted_at=10_000.0, waiting_since=10_000.0)
 LATE = JOB.submitted_at + LATE_S

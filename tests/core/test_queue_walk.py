@@ -15,11 +15,10 @@ from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.model.wait_reason import ObstacleKind
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.facts import AdoptedJob, Facts, Gpu, PendingGroup, ReservedJob
-from gpu_scheduler.core.scheduling.gpu_time import GpuTime
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
-from gpu_scheduler.core.scheduling.overtakes import Overtakes
 from gpu_scheduler.core.scheduling.pending_queue import need_of
 from gpu_scheduler.core.scheduling.plan import plan
+from gpu_scheduler.core.scheduling.queue_history import GpuTime, Overtakes
 from gpu_scheduler.core.scheduling.queue_outlook import judged_gpus, possible_preemption
 from gpu_scheduler.core.scheduling.queue_placement import place_jobs, waiting_since
 from gpu_scheduler.core.scheduling.settings import QueueOrder, Settings

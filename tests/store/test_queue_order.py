@@ -15,8 +15,7 @@ from gpu_scheduler.core.model.state_reason import FailureKind, ReasonKind, State
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling import suspects
-from gpu_scheduler.core.scheduling.gpu_time import GpuTime
-from gpu_scheduler.core.scheduling.overtakes import QueueStart
+from gpu_scheduler.core.scheduling.queue_history import GpuTime, QueueStart
 from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.store import attempt_history
 from gpu_scheduler.store.attempt_history import GpuHistoryReader, QueueStartsReader, gpu_time, skip_gpu_time
