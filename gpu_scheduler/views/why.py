@@ -14,11 +14,10 @@ from gpu_scheduler.app.job_views import DependencyFacts
 from gpu_scheduler.app.status_report import JobView
 from gpu_scheduler.core.model.finding import Check, Finding, bad, from_health_issue, ok, warn
 from gpu_scheduler.core.model.gpu import format_gpu_list
-from gpu_scheduler.core.model.job_spec import UNRESOLVED, Need, Parent
+from gpu_scheduler.core.model.job_spec import UNRESOLVED, Need, Parent, ParentStatus, status_of
 from gpu_scheduler.core.model.states import FAILED, WAITING, JobState, Outcome
 from gpu_scheduler.core.model.units import format_seconds, format_share
 from gpu_scheduler.core.model.wait_reason import GpuObstacle, WaitKind, WaitReason
-from gpu_scheduler.core.scheduling.dependencies import ParentStatus, status_of
 from gpu_scheduler.core.scheduling.gpu_admission import GpuAvailability, counts_as_idle, obstacle
 from gpu_scheduler.core.scheduling.placement import place
 from gpu_scheduler.core.scheduling.preemption import NoPreemption, Preemption

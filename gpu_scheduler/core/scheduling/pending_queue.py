@@ -1,4 +1,4 @@
-"""Defines the order of the queue, the needs of its jobs, the limits of their groups, and its place in line."""
+"""Defines the order of the queue, the needs of its jobs, the limits of their groups and its place in line."""
 
 from __future__ import annotations
 
