@@ -34,9 +34,9 @@ from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.core.model.state_reason import FailureKind
 from gpu_scheduler.core.model.states import FAILED, WAITING, AttemptState, JobState
 from gpu_scheduler.core.scheduling.facts import Attempt, Facts
-from gpu_scheduler.core.scheduling.gpu_admission import GpuAvailability, counts_as_idle
 from gpu_scheduler.core.scheduling.gpu_use import availability
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
+from gpu_scheduler.core.scheduling.placement import GpuAvailability, counts_as_idle
 from gpu_scheduler.core.scheduling.preemption import NoPreemption, Preemption
 from gpu_scheduler.core.scheduling.queue_outlook import (
     QueueOutlook,

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from gpu_scheduler.core.model.states import Outcome
 from gpu_scheduler.core.scheduling.actions import Action, FinishAttempt
+from gpu_scheduler.core.scheduling.gpu_faults import REMEMBERED_ENDS, AttemptEnd, GpuHistory
 from gpu_scheduler.core.scheduling.queue_history import (
     PERIOD_HOURS,
     REMEMBERED_STARTS,
@@ -13,7 +14,6 @@ from gpu_scheduler.core.scheduling.queue_history import (
     Overtakes,
     QueueStart,
 )
-from gpu_scheduler.core.scheduling.suspects import REMEMBERED_ENDS, AttemptEnd, GpuHistory
 from gpu_scheduler.store.records import ATTEMPT_COLUMNS, AttemptRecord, attempt_records
 from gpu_scheduler.store.store import Store
 

@@ -18,8 +18,7 @@ from gpu_scheduler.core.model.job_spec import UNRESOLVED, Need, Parent, ParentSt
 from gpu_scheduler.core.model.states import FAILED, WAITING, JobState, Outcome
 from gpu_scheduler.core.model.units import format_seconds, format_share
 from gpu_scheduler.core.model.wait_reason import GpuObstacle, WaitKind, WaitReason
-from gpu_scheduler.core.scheduling.gpu_admission import GpuAvailability, counts_as_idle, obstacle
-from gpu_scheduler.core.scheduling.placement import place
+from gpu_scheduler.core.scheduling.placement import GpuAvailability, counts_as_idle, obstacle, place
 from gpu_scheduler.core.scheduling.preemption import NoPreemption, Preemption
 from gpu_scheduler.core.scheduling.queue_outlook import AwaitedEnd, EndBasis, QueueOutlook
 from gpu_scheduler.core.scheduling.run_times import Estimate, Prediction

@@ -14,8 +14,8 @@ from gpu_scheduler.core.model.gpu import LOST, GpuClaim, GpuProcess
 from gpu_scheduler.core.model.job_spec import Need
 from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.scheduling.facts import Attempt, Facts, Gpu
-from gpu_scheduler.core.scheduling.gpu_admission import obstacle_kind
 from gpu_scheduler.core.scheduling.gpu_use import Vacancy, availability
+from gpu_scheduler.core.scheduling.placement import obstacle_kind
 from gpu_scheduler.core.scheduling.queue_history import GpuTime
 from gpu_scheduler.core.scheduling.queue_reservation import (
     ExpectedEnd,

@@ -9,8 +9,8 @@ import pytest
 from gpu_scheduler.core.model.finding import Check
 from gpu_scheduler.core.model.wait_reason import GpuObstacle, ObstacleKind
 from gpu_scheduler.core.scheduling.facts import QueuedJob, QueueReservation
-from gpu_scheduler.core.scheduling.gpu_admission import GpuAvailability
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
+from gpu_scheduler.core.scheduling.placement import GpuAvailability
 from gpu_scheduler.core.scheduling.queue_outlook import AwaitedEnd, EndBasis, QueueOutlook
 from gpu_scheduler.core.scheduling.run_times import Estimate, Prediction
 from gpu_scheduler.views import why as queue_findings

@@ -22,11 +22,11 @@ from gpu_scheduler.core.model.request import InterruptedJob, JobFact, Request
 from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.model.wait_reason import WaitReason
 from gpu_scheduler.core.scheduling.accounting import Allocation
+from gpu_scheduler.core.scheduling.gpu_faults import GpuHistory
 from gpu_scheduler.core.scheduling.needs import LlmConfig, ResourceSpec
 from gpu_scheduler.core.scheduling.queue_history import GpuTime, Overtakes
 from gpu_scheduler.core.scheduling.run_times import RunTimeEstimates, RunTimeKey, RunTimes
 from gpu_scheduler.core.scheduling.settings import Settings
-from gpu_scheduler.core.scheduling.suspects import GpuHistory
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from enum import Enum
 from gpu_scheduler.core.model.job_spec import Need
 from gpu_scheduler.core.model.wait_reason import WaitReason
 from gpu_scheduler.core.scheduling.facts import Attempt, Facts, QueuedJob, QueueReservation
-from gpu_scheduler.core.scheduling.gpu_admission import GpuAvailability
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
 from gpu_scheduler.core.scheduling.pending_queue import GroupLimits, need_of, queue_key
+from gpu_scheduler.core.scheduling.placement import GpuAvailability
 from gpu_scheduler.core.scheduling.preemption import NoPreemption, Preemption, find_preemption, may_preempt
 from gpu_scheduler.core.scheduling.queue_placement import budget_left_s, keep_reserved_gpus, waiting_since
 from gpu_scheduler.core.scheduling.queue_reservation import (

@@ -25,6 +25,7 @@ from gpu_scheduler.core.scheduling.actions import (
     Start,
 )
 from gpu_scheduler.core.scheduling.facts import Facts, PendingGroup, QueuedJob, QueueReservation, ReservedJob
+from gpu_scheduler.core.scheduling.gpu_faults import is_due
 from gpu_scheduler.core.scheduling.gpu_use import availability_beside
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
 from gpu_scheduler.core.scheduling.pending_queue import (
@@ -50,7 +51,6 @@ from gpu_scheduler.core.scheduling.reconcile_attempt import leaving_attempts
 from gpu_scheduler.core.scheduling.retry import has_tries_left, without_failed_gpus
 from gpu_scheduler.core.scheduling.round_allocations import RoundAllocations
 from gpu_scheduler.core.scheduling.settings import QueueOrder
-from gpu_scheduler.core.scheduling.suspects import is_due
 
 #: Maximum number of groups whose wait reasons a round determines, the first ones that do not fit.
 MAX_EXPLAINED = 128

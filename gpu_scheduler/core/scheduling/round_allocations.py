@@ -21,9 +21,8 @@ from gpu_scheduler.core.model.wait_reason import GpuObstacle, ObstacleKind, Wait
 from gpu_scheduler.core.scheduling.actions import Start
 from gpu_scheduler.core.scheduling.adoption import unwatched_attempts
 from gpu_scheduler.core.scheduling.facts import Facts
-from gpu_scheduler.core.scheduling.gpu_admission import GpuAvailability, obstacle_kind, with_allocation
 from gpu_scheduler.core.scheduling.gpu_use import Vacancy, availability, unattributed_memory
-from gpu_scheduler.core.scheduling.placement import place
+from gpu_scheduler.core.scheduling.placement import GpuAvailability, obstacle_kind, place, with_allocation
 from gpu_scheduler.core.scheduling.queue_reservation import PlannedReservation
 
 
