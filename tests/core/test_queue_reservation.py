@@ -91,7 +91,7 @@ def test_the_gpus_that_are_free_first_are_reserved_and_listed_by_index() -> None
         holder(2, "U1", runs="two", age_s=600.0),
         holder(3, "U2", runs="hour"),
     )
-    assert planned(PAIR, situation) == PlannedReservation(("U1", "U2"), 6600.0, frozenset({2, 3}), 0.0)
+    assert planned(PAIR, situation) == PlannedReservation(("U1", "U2"), 6600.0, frozenset({2, 3}), 3000.0)
     assert planned(WHOLE, situation) == PlannedReservation(("U2",), 3600.0, frozenset({3}), 0.0)
 
 
@@ -116,8 +116,8 @@ def test_attempts_leave_a_gpu_in_the_order_of_their_ends_until_the_job_fits() ->
     here = [holder(n, share=250, runs="hour", age_s=age) for n, age in ((1, 0.0), (2, 900.0), (3, 1800.0))]
     situation = box(1, *here, holder(4, share=250, runs="two"))
     found = planned(HALF, situation)
-    assert found == PlannedReservation(("U0",), 2700.0, frozenset({2, 3}), 0.0)
-    assert planned(WHOLE, situation) == PlannedReservation(("U0",), 7200.0, frozenset({1, 2, 3, 4}), 0.0)
+    assert found == PlannedReservation(("U0",), 2700.0, frozenset({2, 3}), 225.0)
+    assert planned(WHOLE, situation) == PlannedReservation(("U0",), 7200.0, frozenset({1, 2, 3, 4}), 3375.0)
 
 
 def test_both_the_share_and_the_memory_must_suffice() -> None:
@@ -192,14 +192,16 @@ def test_only_the_allowed_gpus_are_reserved() -> None:
     [
         ((holder(1, runs="hour"),), 3600.0),  # the other GPU is free
         ((holder(1, runs="two"),), 7200.0),
-        ((holder(1, runs="hour"), holder(2, "U1", runs="two")), 0.0),
+        ((holder(1, runs="two"), holder(2, "U1", runs="two")), 0.0),
+        ((holder(1, runs="hour"), holder(2, "U1", runs="two")), 3600.0),  # free after an hour
+        ((holder(1, runs="two"), *(holder(n, "U1", share=300, runs="hour") for n in (2, 3))), 5040.0),
         ((holder(1, runs="hour"), holder(2, "U1", runs="hour", share=250)), 2700.0),
         ((holder(1, runs="hour"), holder(2, "U1", runs="hour", share=0, vram=12_288)), 1800.0),
         ((holder(1, "U0", "U1", runs="two", share=500),), 7200.0),
         ((holder(1),), 600.0),  # an unknown job runs for 600 s
     ],
 )
-def test_a_reservation_costs_the_free_share_of_its_gpus_until_the_expected_start(
+def test_a_reservation_costs_what_no_attempt_holds_of_its_gpus_until_the_expected_start(
     attempts: tuple[Attempt, ...], cost_s: float
 ) -> None:
     found = planned(PAIR, box(2, *attempts))

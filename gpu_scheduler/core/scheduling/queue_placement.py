@@ -54,6 +54,13 @@ from gpu_scheduler.core.scheduling.settings import QueueOrder
 
 #: Maximum number of groups whose wait reasons a round determines, the first ones that do not fit.
 MAX_EXPLAINED = 128
+# With 10,000 different requests, a round takes 20 to 40 ms within these limits, and without the one
+#
+# - 1.1 s, if all jobs may preempt and that helps none;
+# - 360 ms, if 2,000 have been overtaken too often and the reservation of each would cost too much;
+# - 70 ms, and 300 ms the first time, if all have an estimate and reserved GPUs are idle;
+# - 100 ms, if a suspect GPU is due for a trial and no job has tries left.
+
 #: Maximum number of jobs for which a round looks for others to preempt.
 _MAX_PREEMPTING = 128
 #: Maximum number of different reservations that a round plans, besides that of the job in the store.
@@ -170,7 +177,8 @@ class _Walk:
         self._is_over = False
         #: Whether the job with the stored reservation has got GPUs in this walk.
         self._is_served = False
-        self._may_reserve = facts.settings.queue_order is QueueOrder.RESERVE
+        self._budget_left_s = budget_left_s(facts)
+        self._may_reserve = facts.settings.queue_order is QueueOrder.RESERVE and self._budget_left_s >= 0
         self._reservation = SetQueueReservation(None)
         self._plans: dict[tuple[Need, tuple[int, ...] | None], PlannedReservation | None] = {}
         self._ends: Mapping[int, ExpectedEnd] | None = None
@@ -322,29 +330,29 @@ class _Walk:
 
     def _consider(self, group: PendingGroup, job: QueuedJob, need: Need) -> None:
         """Reserves GPUs for a job that does not fit, if it has been overtaken too often."""
-        facts, stored = self._facts, self._facts.queue_reservation
-        aging, idle_budget = facts.settings.aging, facts.settings.idle_budget
-        # The last condition is cheap, and nearly always false.
-        if not self._may_reserve or not facts.overtakes.may_reach(job, job.submitted_at, aging):
+        facts, stored, settings = self._facts, self._facts.queue_reservation, self._facts.settings
+        # The last condition is cheap, and nearly always keeps a job off.
+        if not self._may_reserve or not facts.overtakes.may_reach(job, job.submitted_at, settings.aging):
             return
         if stored is not None and stored.job.job_id == job.job_id:
             return  # it keeps its reservation, in the next step of the walk
         if group.reason is not None and group.reason.kind is WaitKind.GROUP_FULL:
             return  # it begins to wait for GPUs only now
-        since = waiting_since(job, group.resources, need, facts)
-        overtakes = facts.overtakes.count(job, since)
-        if overtakes < aging:
-            return
-        left_s = budget_left_s(facts)
-        if left_s < 0:
-            self._may_reserve = False
-        elif self._has_started:
-            self._is_over = True  # the next round knows when the jobs that this round starts will end
-        else:
+        since, planned = waiting_since(job, group.resources, need, facts), None
+        if not self._has_started:
             planned = self._planned(need, group.resources.allowed)
             waited_s = need.count * (facts.now.wall - since)
-            if planned is not None and may_begin(planned.cost_s, left_s, waited_s, idle_budget):
-                self._reserve(job, group.resources, need, planned, overtakes)
+            if planned is None or not may_begin(
+                planned.cost_s, self._budget_left_s, waited_s, settings.idle_budget
+            ):
+                return
+        overtakes = facts.overtakes.count(job, since)
+        if overtakes < settings.aging:
+            return
+        if planned is None:
+            self._is_over = True  # the next round knows when the jobs that this round starts will end
+        else:
+            self._reserve(job, group.resources, need, planned, overtakes)
 
     def _keep(self, stored: QueueReservation) -> None:
         """Keeps the stored reservation, unless its job has got GPUs or an earlier one takes over."""

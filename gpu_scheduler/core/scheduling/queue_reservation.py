@@ -36,7 +36,7 @@ class PlannedReservation:
 
     start_in_s: the seconds until all of them are expected to be free for it. leaving: the ids of the attempts
     that are expected to have ended by then. cost_s: the GPU-seconds for which they will be idle until then,
-    unless jobs that end in time use them.
+    unless jobs that end in time use them: the share that no attempt holds, which grows as attempts leave.
     """
 
     gpus: tuple[str, ...]
@@ -91,13 +91,19 @@ def plan_reservation(
         return None
     chosen = sorted(found, key=lambda one: one[:3])[: need.count]
     start_in_s = chosen[-1][0]
-    free_share = sum(max(0, WHOLE - allocated) for _, allocated, *_ in chosen)
     return PlannedReservation(
         tuple(sorted(gpu.uuid for *_, gpu in chosen)),
         start_in_s,
         frozenset(one for one, end in ends.items() if end.in_s <= start_in_s),
-        free_share * start_in_s / WHOLE,
+        sum(_idle_s(gpu, start_in_s, ends) for *_, gpu in chosen),
     )
+
+
+def _idle_s(gpu: Vacancy, until_s: float, ends: Mapping[int, ExpectedEnd]) -> float:
+    """Returns the GPU-seconds until then that no attempt on a GPU uses, if nothing starts there."""
+    free = (WHOLE - gpu.without(()).allocated_share) * until_s
+    freed = sum(one.share * max(0.0, until_s - ends[key].in_s) for key, one in gpu.occupancies.items())
+    return max(0.0, free + freed) / WHOLE
 
 
 def attempts_to_leave(gpu: Vacancy, need: Need, ends: Mapping[int, ExpectedEnd]) -> frozenset[int] | None:
