@@ -130,6 +130,8 @@ class GroupLimits:
 
     def refusal(self, resources: ResourceSpec) -> WaitReason | None:
         """Returns why no other job with these resources may run now; None if one may."""
+        if resources.group is None and resources.needs_gpus:
+            return None
         self._lower([resources])
         for group in _groups_of(resources):
             taken, most = self._taken[group], self._most.get(group)
