@@ -70,7 +70,7 @@ def _print_errors(forecast: dict[str, Any], jobs: list[dict[str, Any]]) -> None:
     real = {job["id"]: job for job in jobs}
     waiting = [job for job in forecast["jobs"] if job["state"] == "queued" and job["start_at"] is not None]
     until = max(job["start_at"] for job in waiting) - forecast["now"]
-    guesses = sum(job["rests_on_guess"] or not job["has_estimate"] for job in waiting)
+    guesses = sum(not job["has_estimate"] for job in waiting)
     print(f"{len(waiting)} waiting jobs, the last to start after {until:.0f} s; {guesses} guesses")
     for title, expected, happened in _ERRORS:
         errors = [real[job["id"]][happened] - job[expected] for job in waiting]

@@ -12,9 +12,16 @@ from gpu_scheduler.app.job_refs import job_record, named_jobs
 from gpu_scheduler.app.line_note import Note, NoteKind
 from gpu_scheduler.core.jobsfile.attributes import key_of
 from gpu_scheduler.core.jobsfile.compose import check_changes, format_command_line, parse_changes
-from gpu_scheduler.core.model.job_spec import REFERENCES, Dependency, DependencyKind, JobSpec, references
+from gpu_scheduler.core.model.job_spec import (
+    REFERENCES,
+    Dependency,
+    DependencyKind,
+    JobSpec,
+    ParentStatus,
+    parent_status,
+    references,
+)
 from gpu_scheduler.core.model.states import Outcome
-from gpu_scheduler.core.scheduling.dependencies import ParentStatus, parent_status
 from gpu_scheduler.errors import SchedulerError, UsageError
 from gpu_scheduler.intake.text_parser import parse_job_line
 from gpu_scheduler.store.dependencies import failed_ancestors

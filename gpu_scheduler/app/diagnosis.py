@@ -38,12 +38,16 @@ from gpu_scheduler.core.model.state_reason import FailureKind
 from gpu_scheduler.core.model.states import FAILED, WAITING, AttemptState, JobState
 from gpu_scheduler.core.model.units import Now
 from gpu_scheduler.core.scheduling.facts import Attempt, Facts
-from gpu_scheduler.core.scheduling.gpu_admission import GpuAvailability, counts_as_idle
 from gpu_scheduler.core.scheduling.gpu_use import availability
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
+from gpu_scheduler.core.scheduling.placement import GpuAvailability, counts_as_idle
 from gpu_scheduler.core.scheduling.preemption import NoPreemption, Preemption
-from gpu_scheduler.core.scheduling.queue_outlook import QueueOutlook, queue_outlook
-from gpu_scheduler.core.scheduling.queue_placement import judged_gpus, possible_preemption
+from gpu_scheduler.core.scheduling.queue_outlook import (
+    QueueOutlook,
+    judged_gpus,
+    possible_preemption,
+    queue_outlook,
+)
 from gpu_scheduler.core.scheduling.settings import Limits, QueueOrder
 from gpu_scheduler.health.doctor import job as checks
 from gpu_scheduler.health.doctor.job import conda_sh_of

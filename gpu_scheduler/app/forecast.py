@@ -26,7 +26,8 @@ from gpu_scheduler.core.scheduling.forecast import Forecast, JobForecast, Waitin
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
 from gpu_scheduler.core.scheduling.pending_queue import queue_key
 from gpu_scheduler.core.scheduling.queue_placement import place_jobs, with_start_interval
-from gpu_scheduler.core.scheduling.run_times import RunTimeKey
+from gpu_scheduler.core.scheduling.run_times import UNKNOWN, Estimate, RunTimeKey
+from gpu_scheduler.store.attempt_history import RunTimesReader
 from gpu_scheduler.store.job_lists import open_jobs, state_counts
 from gpu_scheduler.store.pending_groups import waiting_jobs
 from gpu_scheduler.store.store import Store
@@ -54,7 +55,8 @@ class ForecastView:
 
     scheduler_pid: None if no scheduler is running. idle_share: the part of the GPU time until idle_until,
     when the last waiting job starts, in which no job runs on a GPU; None if no job has to wait. omitted: the
-    number of queued jobs behind those that were forecast. health_issues: those that block starts.
+    number of queued jobs behind those that were forecast. health_issues: those that block starts. pooled: the
+    estimate with which the jobs count that have none of their own.
     """
 
     now: float
@@ -64,6 +66,7 @@ class ForecastView:
     idle_until: float | None = None
     omitted: int = 0
     health_issues: tuple[HealthIssue, ...] = ()
+    pooled: Estimate = UNKNOWN
 
 
 @dataclass(frozen=True)
@@ -93,9 +96,10 @@ def forecast_queue(location: Location, *, all_jobs: bool = False) -> ForecastVie
         now = queue.facts.now.wall
         jobs = with_progress(store, queue.jobs, now)
         issues = tuple(issue for issue in health_issues_of(store) if issue.blocks_starts)
-    found = forecast(_with_remaining_times(queue.facts, jobs), queue.waiting, queue.ending)
+        pooled = RunTimesReader(store).run_times().pooled()
+    found = forecast(_with_remaining_times(queue.facts, jobs), queue.waiting, queue.ending, pooled)
     shown = _forecast_jobs(jobs, queue, found)
-    return ForecastView(now, pid, shown, found.idle_share, found.idle_until, queue.omitted, issues)
+    return ForecastView(now, pid, shown, found.idle_share, found.idle_until, queue.omitted, issues, pooled)
 
 
 def _read_queue(store: Store, pid: int | None, limit: int | None) -> _Queue:

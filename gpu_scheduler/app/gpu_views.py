@@ -20,7 +20,7 @@ from gpu_scheduler.claims.turns import keeper
 from gpu_scheduler.core.model.job_spec import Need
 from gpu_scheduler.core.model.units import WHOLE
 from gpu_scheduler.core.scheduling.accounting import allocated_mib, allocated_share
-from gpu_scheduler.core.scheduling.gpu_admission import GpuAvailability, foreign_use
+from gpu_scheduler.core.scheduling.placement import GpuAvailability, foreign_use
 from gpu_scheduler.core.scheduling.settings import Limits
 from gpu_scheduler.store.records import AttemptRecord, GpuRecord
 from gpu_scheduler.store.store import Store

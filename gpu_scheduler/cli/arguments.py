@@ -504,7 +504,7 @@ def list_gpus(parser: argparse.ArgumentParser) -> None:
 
 #: Largest value of --tolerance and --spike-buffer, which are fractions of a job's memory.
 _MAX_FRACTION = 10
-#: Largest value of --aging. Sixteen times as many starts are remembered (core.scheduling.overtakes).
+#: Largest value of --aging. Many more starts are remembered, because most of them overtake other jobs.
 _MAX_AGING = 64
 
 
@@ -653,11 +653,11 @@ def _start_queue_order(group: argparse._ArgumentGroup) -> None:
             " often")  # fmt: skip
     setting(group, "--aging", metavar="N", type=values.integer(1, _MAX_AGING),
             help="Number of times that jobs submitted at least an hour later must overtake a job before GPUs"
-            " are reserved for it; 16 times as often if nothing is known about the end of a job that must"
-            " leave these GPUs")  # fmt: skip
+            " may be reserved for it")  # fmt: skip
     setting(group, "--idle-budget", metavar="X", type=values.number(0, 1, minimum=0),
-            help="Time that reserved GPUs may have been idle in the last 7 days, as a fraction of the GPU"
-            " time that jobs got; above it, no new reservation begins")  # fmt: skip
+            help="Time for which reserved GPUs may be idle, as a fraction of the GPU time that jobs got in"
+            " the last 7 days. A reservation begins only if its probable idle time fits into what is left of"
+            " that, or is at most this fraction of the GPU time for which its job has waited")  # fmt: skip
 
 
 def _start_preemption(group: argparse._ArgumentGroup) -> None:

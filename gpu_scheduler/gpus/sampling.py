@@ -20,7 +20,7 @@ from gpu_scheduler.core.model.gpu import (
     Snapshot,
     is_simulated,
 )
-from gpu_scheduler.core.scheduling.gpu_recovery import GpuChange, update_faults
+from gpu_scheduler.core.scheduling.gpu_faults import GpuChange, update_faults
 from gpu_scheduler.errors import GpuStateError, UsageError
 from gpu_scheduler.gpus.probes.probe_client import ProbeClient, UnreadableError
 from gpu_scheduler.gpus.probes.probe_server import ProbeFailure

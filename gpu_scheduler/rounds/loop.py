@@ -25,13 +25,13 @@ from gpu_scheduler.core.model.units import Now
 from gpu_scheduler.core.model.wait_reason import WaitReason
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.facts import AdoptedJob, Attempt, Facts, Gpu
+from gpu_scheduler.core.scheduling.gpu_faults import GpuHistory
 from gpu_scheduler.core.scheduling.needs import LlmConfig, ResourceSpec
-from gpu_scheduler.core.scheduling.overtakes import Overtakes
 from gpu_scheduler.core.scheduling.plan import plan
+from gpu_scheduler.core.scheduling.queue_history import Overtakes
 from gpu_scheduler.core.scheduling.reconcile_attempt import needs_process_scan
 from gpu_scheduler.core.scheduling.run_times import RunTimes
 from gpu_scheduler.core.scheduling.settings import QueueOrder, Settings
-from gpu_scheduler.core.scheduling.suspects import GpuHistory
 from gpu_scheduler.gpus.watch import GpuWatch, watched_processes, with_stored_values
 from gpu_scheduler.health.storage_monitor import StorageMonitor
 from gpu_scheduler.rounds.turns import QueueTurns

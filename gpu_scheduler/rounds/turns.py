@@ -16,7 +16,7 @@ from gpu_scheduler.claims.gpu_claims import claims_of, lock_problem, own_claims,
 from gpu_scheduler.claims.turns import MOVE_EVERY_S, TURN_EVERY_S, Turns
 from gpu_scheduler.core.model.gpu import GpuClaim
 from gpu_scheduler.core.model.states import AttemptState
-from gpu_scheduler.core.scheduling import queue_turns as rules
+from gpu_scheduler.core.scheduling import pending_queue as rules
 from gpu_scheduler.core.scheduling.actions import Action, Start
 from gpu_scheduler.core.scheduling.facts import Facts, Gpu
 from gpu_scheduler.runner.record_lock import Lock

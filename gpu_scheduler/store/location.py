@@ -18,7 +18,8 @@ from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.system.safe_file import Content, read, replace_file
 
-_META_KEY = "folder"
+#: The key in the table `meta` of the data directory as recorded in the store.
+FOLDER_KEY = "folder"
 _ID_FILE = "id"
 #: Maximum number of bytes to read from the id file; ids are shorter.
 _MAX_ID_BYTES = 256
@@ -33,16 +34,22 @@ class RecordedFolder(NamedTuple):
 
 def recorded_location(store: Store) -> RecordedFolder | None:
     """Returns the recorded folder of the store, or None if the store is new."""
-    return _parse(store.db.meta(_META_KEY))
+    return _parse(store.db.meta(FOLDER_KEY))
 
 
 def original_of_copy(store: Store) -> str | None:
-    """Returns the original's folder if this store is a copy whose original still exists, otherwise None.
+    """Returns the original's folder if this store is a copy whose original still exists, otherwise None."""
+    return copied_from(store.data_dir, store.db.meta(FOLDER_KEY))
 
-    A folder at the recorded path that cannot be read counts as the original.
+
+def copied_from(data_dir: DataDir, recorded: str | None) -> str | None:
+    """Returns the original's folder if a data directory is a copy whose original still exists, or None.
+
+    recorded: the value of FOLDER_KEY in its store. A folder at the recorded path that cannot be read counts
+    as the original.
     """
-    known = recorded_location(store)
-    if known is None or is_same_file(store.data_dir.folder, known.path):
+    known = _parse(recorded)
+    if known is None or is_same_file(data_dir.folder, known.path):
         return None
     return known.path if _may_contain(known) else None
 
@@ -51,11 +58,16 @@ def refuse_copy(store: Store) -> None:
     """Raises SchedulerError, with the remedy, if the store is a copy and its original still exists."""
     of = original_of_copy(store)
     if of is not None:
-        raise SchedulerError(
-            f"{store.data_dir.folder} is a copy of {of}, which still exists; the original's jobs must not be"
-            " ended or run again from here\n"
-            "`start --fresh` forgets all jobs in the copy, so that the lines of its jobs file count as new"
-        )
+        raise SchedulerError(copy_refusal(store.data_dir, of))
+
+
+def copy_refusal(data_dir: DataDir, original: str) -> str:
+    """Returns why a copy of this original can only be read, and on the next line the remedy."""
+    return (
+        f"{data_dir.folder} is a copy of {original}, which still exists; the original's jobs must not be"
+        " ended or run again from here\n"
+        "`start --fresh` forgets all jobs in the copy, so that the lines of its jobs file count as new"
+    )
 
 
 def refuse_hard_link(store: Store, original: str) -> None:
@@ -72,13 +84,16 @@ def refuse_hard_link(store: Store, original: str) -> None:
 def adopt_folder(store: Store, *, new_id: bool = False) -> None:
     """Records the current folder of the store, in the caller's transaction if there is one.
 
-    new_id: give the store a new id, because it is a copy. Only the scheduler that holds the locks may call
-    this function. Raises SchedulerError if the folder cannot be read or written.
+    new_id: give the store a new id, because it is a copy, whose jobs were forgotten. Only the scheduler that
+    holds the locks may call this function. Raises SchedulerError if the folder cannot be read or written.
     """
     folder, recorded = store.data_dir.folder, recorded_location(store)
     known = None if new_id else recorded
     if known is not None:
         _follow_move(store, known.path)
+    elif new_id:
+        with store.db.transaction() as db:
+            db.execute("DELETE FROM jobs_file")  # lines would run in the folders of the original
     here = RecordedFolder(os.urandom(16).hex() if known is None else known.id, os.path.realpath(folder))
     try:
         if _read_id(folder) != here.id:
@@ -99,7 +114,7 @@ def assume_folder(store: Store, path: str) -> None:
 
 def owner_elsewhere(db: sqlite3.Connection, data_dir: DataDir) -> str | None:
     """Returns the folder recorded in a database if its id differs from this folder's id, otherwise None."""
-    row = db.execute("SELECT value FROM meta WHERE key = ?", (_META_KEY,)).fetchone()
+    row = db.execute("SELECT value FROM meta WHERE key = ?", (FOLDER_KEY,)).fetchone()
     known = None if row is None else _parse(row[0])
     return None if known is None or _read_id(data_dir.folder) in (None, known.id) else known.path
 
@@ -149,4 +164,4 @@ def _parse(value: str | None) -> RecordedFolder | None:
 
 
 def _record(store: Store, folder: RecordedFolder) -> None:
-    store.db.set_meta(_META_KEY, json.dumps(folder._asdict()))
+    store.db.set_meta(FOLDER_KEY, json.dumps(folder._asdict()))

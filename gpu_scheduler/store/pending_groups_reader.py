@@ -6,7 +6,7 @@ others: a failed launch may be retried after a delay.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from gpu_scheduler.core.model.units import Now
@@ -14,7 +14,7 @@ from gpu_scheduler.core.model.wait_reason import WaitReason
 from gpu_scheduler.core.scheduling.actions import Action, SetWaitReason
 from gpu_scheduler.core.scheduling.facts import PendingGroup
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
-from gpu_scheduler.core.scheduling.pending_queue import PendingQueue
+from gpu_scheduler.core.scheduling.pending_queue import queue_key
 from gpu_scheduler.store.pending_groups import startable_jobs, wait_reason_by_spec
 from gpu_scheduler.store.store import Store
 
@@ -28,42 +28,50 @@ class PendingGroupsReader:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._queue = PendingQueue({})
+        self._groups: dict[str, PendingGroup] = {}
+        self._in_order: tuple[PendingGroup, ...] = ()
         self._newest_change = 0
         self._read_at: Now | None = None
 
-    def read(self, now: Now) -> PendingQueue:
-        """Returns the groups with jobs that may start now."""
+    def read(self, now: Now) -> tuple[PendingGroup, ...]:
+        """Returns the groups with jobs that may start now, in the order of their first jobs."""
         before = self._read_at
         # Read before the groups, so that a group that changes in between is read again.
         changes = self._store.db.rows(
             "SELECT id, spec_key FROM group_change WHERE id > ? ORDER BY id", self._newest_change
         )
         if before is None or before.boot_id != now.boot_id or before.boot > now.boot:
-            every = {
-                key: self._group(key, reason, now) for key, reason in wait_reason_by_spec(self._store).items()
-            }
-            self._queue = PendingQueue({key: group for key, group in every.items() if group is not None})
+            self._groups, self._in_order = {}, ()
+            reasons = wait_reason_by_spec(self._store)
         else:
             keys = {key for _, key in changes} | self._retried_groups(before, now)
-            if keys:
-                changed = {key: self._group(key, self._stored_reason(key), now) for key in keys}
-                self._queue = self._queue.updated(changed)
+            reasons = {key: self._stored_reason(key) for key in keys}
+        self._replace({key: self._group(key, reason, now) for key, reason in reasons.items()})
         if changes:
             self._newest_change = changes[-1]["id"]
         self._read_at = now
-        return self._queue
+        return self._in_order
 
     def accept(self, recorded: Iterable[Action]) -> None:
         """Accepts the wait reasons of these actions, which are in the store now."""
         reasons = {one.spec_key: one.reason for one in recorded if isinstance(one, SetWaitReason)}
-        changed = {
-            key: replace(self._queue.group(key), reason=reason)
-            for key, reason in reasons.items()
-            if self._queue.has_group(key)
-        }
-        if changed:
-            self._queue = self._queue.updated(changed)
+        self._replace(
+            {
+                key: replace(self._groups[key], reason=reason)
+                for key, reason in reasons.items()
+                if key in self._groups
+            }
+        )
+
+    def _replace(self, changes: Mapping[str, PendingGroup | None]) -> None:
+        """Replaces these groups. None removes a group."""
+        if not changes and self._in_order:
+            return
+        for key, group in changes.items():
+            self._groups.pop(key, None)
+            if group is not None:
+                self._groups[key] = group
+        self._in_order = tuple(sorted(self._groups.values(), key=lambda one: queue_key(one.jobs[0])))
 
     def _group(self, key: str, reason: WaitReason | None, now: Now) -> PendingGroup | None:
         jobs = tuple(startable_jobs(self._store, key, now.boot, now.boot_id, JOBS_PER_GROUP + 1))

@@ -18,13 +18,12 @@ from gpu_scheduler.core.model.event import (
     JobEnded,
     ReservationDropped,
 )
-from gpu_scheduler.core.model.job_spec import NORMAL_PRIORITY, JobSpec
+from gpu_scheduler.core.model.job_spec import NORMAL_PRIORITY, JobSpec, ParentStatus, status_of
 from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
 from gpu_scheduler.core.model.states import TRANSITIONS, JobState, Outcome, check_transition
 from gpu_scheduler.core.model.units import Now
 from gpu_scheduler.core.model.wait_reason import WaitKind
 from gpu_scheduler.core.scheduling import actions as act
-from gpu_scheduler.core.scheduling.dependencies import ParentStatus, status_of
 from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.store import dependencies
 from gpu_scheduler.store.database import insert

@@ -10,6 +10,7 @@ from gpu_scheduler.core.progress.run_options import output_option
 from gpu_scheduler.core.text.formatting import (
     and_more,
     count_noun,
+    format_duration,
     format_elapsed,
     format_eta,
     format_jobs,
@@ -85,8 +86,6 @@ def _eta_row(job: JobView, now: float) -> TableRow:
     return TableRow([Cell(text or "?") for text in cells])
 
 
-#: Marks a time that rests on a guess.
-_GUESS = "~"
 #: Maximum number of jobs without an estimate that are listed.
 _MAX_NAMED = 8
 _COLUMNS = (
@@ -115,15 +114,13 @@ def to_text(view: ForecastView, width: int | None) -> str:
 def _row(one: ForecastJob, now: float) -> TableRow:
     expected = one.forecast
     assert expected is not None
-    start = _GUESS if expected.rests_on_guess else ""
-    end = _GUESS if expected.rests_on_guess or not expected.has_estimate else ""
     is_running = one.job.record.state in ACTIVE
     cells = (
         str(one.job.record.id),
-        f"{start}{finish_text(expected.start_at, now)}",
-        "" if is_running else _in_text(start, expected.start_at - now),
-        f"{end}{finish_text(expected.end_at, now)}",
-        _in_text(end, expected.end_at - now),
+        finish_text(expected.start_at, now),
+        "" if is_running else _range_text(expected.start_at, expected.start_upper_at, now),
+        finish_text(expected.end_at, now),
+        _in_text(expected.end_at - now),
         "?" if expected.end_upper_at is None else finish_text(expected.end_upper_at, now),
         ",".join(map(str, one.gpus)) or "-",
         title(one.job),
@@ -131,8 +128,14 @@ def _row(one: ForecastJob, now: float) -> TableRow:
     return TableRow([Cell(text) for text in cells])
 
 
-def _in_text(mark: str, seconds: float) -> str:
-    return "now" if seconds < 1 else f"{mark}{format_eta(seconds)}"
+def _range_text(at: float, upper_at: float | None, now: float) -> str:
+    """Formats the time until a start. upper_at: if every run takes long; None if it then never starts."""
+    usual, upper = _in_text(at - now), "?" if upper_at is None else _in_text(upper_at - now)
+    return usual if usual == upper else f"{usual} to {upper}"
+
+
+def _in_text(seconds: float) -> str:
+    return "now" if seconds < 1 else format_eta(seconds)
 
 
 def _why_not(one: ForecastJob) -> str:
@@ -144,20 +147,22 @@ def _why_not(one: ForecastJob) -> str:
 def _notes(view: ForecastView) -> Iterator[str]:
     forecasts = [(one.job.record.id, one.forecast) for one in view.jobs if one.forecast is not None]
     unknown = sorted(job_id for job_id, expected in forecasts if not expected.has_estimate)
-    if any(expected.end_upper_at is not None for _, expected in forecasts):
-        yield "90% is the end if every run takes as long as nine of ten such runs at most."
-    if unknown:
+    if forecasts:
         yield (
-            f"{_GUESS} is a guess: no earlier run shows how long {_jobs_text(unknown)}"
-            f" {'takes, so it counts' if len(unknown) == 1 else 'take, so they count'} as 10 minutes, or as"
-            " long again as the time so far."
+            "The times are those if every run takes the median time; what follows `to`, and 90%, if every run"
+            " takes as long as nine of ten such runs at most."
         )
+    if unknown:
+        how = "10 minutes, or as long again as the time so far, which is a guess"
+        if view.pooled.predicted_s is not None:
+            median, upper = map(format_duration, (view.pooled.predicted_s, view.pooled.upper_s))
+            how = f"the runs of all jobs here (median {median}, nine of ten at most {upper})"
+        takes = "takes, so it counts" if len(unknown) == 1 else "take, so they count"
+        yield f"No earlier run shows how long {_jobs_text(unknown)} {takes} as {how}."
+    if any(one.job.record.state not in ACTIVE for one in view.jobs if one.forecast is not None):
+        yield "Jobs that are submitted later are not included; they can delay these starts."
     if view.idle_share is not None and view.idle_until is not None:
-        mark = _GUESS if unknown else ""
-        share, until = (
-            f"{mark}{100 * view.idle_share:.0f}%",
-            f"{mark}{finish_text(view.idle_until, view.now)}",
-        )
+        share, until = f"{100 * view.idle_share:.0f}%", finish_text(view.idle_until, view.now)
         yield f"The GPUs are idle for {share} of the time until the last job starts ({until})."
     if view.omitted:
         be = "is" if view.omitted == 1 else "are"
@@ -197,6 +202,5 @@ def _job_object(one: ForecastJob) -> dict[str, Any]:
         "end_p90_at": None if expected is None else expected.end_upper_at,
         "gpus": list(one.gpus),
         "has_estimate": None if expected is None else expected.has_estimate,
-        "rests_on_guess": None if expected is None else expected.rests_on_guess,
         "no_forecast": _why_not(one) if expected is None else None,
     }

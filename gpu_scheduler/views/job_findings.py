@@ -102,7 +102,7 @@ def unfinished_job_text(job: JobView) -> str:
         return f"job {job.record.id} waits until line {job.wait.line_number} is corrected"
     if _waits_for_jobs(job):
         return f"job {job.record.id} waits for {_short_text(unmet_parents_text(job.parents))}"
-    return f"job {job.record.id} waits: {_short_text(job_reason_text(job) or 'not tried yet')}"
+    return f"job {job.record.id} waits: {_short_text(job_reason_text(job) or 'not examined yet')}"
 
 
 def _short_text(text: str) -> str:

@@ -23,6 +23,7 @@ from gpu_scheduler.core.text.formatting import (
     memory_text,
     safe_text,
 )
+from gpu_scheduler.core.text.secrets import masked_words
 from gpu_scheduler.views.gpu_text import claims_problem_text, claims_text, mode_lines
 from gpu_scheduler.views.job_text import job_warnings, outcome_text, short_text
 from gpu_scheduler.views.layout import (
@@ -67,7 +68,7 @@ def _program_text(text: str, spec_json: str) -> str:
     script = spec.get("script")
     if script is None:
         return text
-    return " ".join([posixpath.basename(script), *map(shlex.quote, spec.get("arguments", ()))])
+    return " ".join([posixpath.basename(script), *map(shlex.quote, masked_words(spec.get("arguments", ())))])
 
 
 def common_prefix(titles: Sequence[str]) -> str:

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from gpu_scheduler.app.status_report import JobView
 from gpu_scheduler.core.model.gpu import format_gpu_list
-from gpu_scheduler.core.model.job_spec import UNRESOLVED, Parent
+from gpu_scheduler.core.model.job_spec import UNRESOLVED, Parent, ParentStatus, status_of
 from gpu_scheduler.core.model.state_reason import StateReason
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.model.units import WHOLE, format_share
 from gpu_scheduler.core.model.wait_reason import GpuObstacle, ObstacleKind, WaitKind, WaitReason
-from gpu_scheduler.core.scheduling.dependencies import ParentStatus, status_of
 from gpu_scheduler.core.text.formatting import and_more, count_noun, format_jobs, format_memory
 from gpu_scheduler.views.job_text import finish_text, parent_end_text, reason_text
 
@@ -272,7 +271,7 @@ _FIXED_TEXTS = {
     WaitKind.PROCESSES_LEFT: "waiting for processes of its last attempt to end",
     WaitKind.SHORTAGE: "not started yet, because the machine is short of processes, memory, file descriptors"
     " or disk space; the scheduler keeps trying",
-    WaitKind.NOT_TRIED: "not tried yet",
+    WaitKind.NOT_TRIED: "not examined yet",
     WaitKind.NO_SCHEDULER: "no scheduler is running",
 }
 

@@ -13,13 +13,11 @@ from gpu_scheduler.app.job_views import DependencyFacts
 from gpu_scheduler.app.status_report import JobView
 from gpu_scheduler.core.model.finding import Check, Finding, bad, from_health_issue, ok, warn
 from gpu_scheduler.core.model.gpu import format_gpu_list
-from gpu_scheduler.core.model.job_spec import UNRESOLVED, Need, Parent
+from gpu_scheduler.core.model.job_spec import UNRESOLVED, Need, Parent, ParentStatus, status_of
 from gpu_scheduler.core.model.states import FAILED, WAITING, JobState, Outcome
 from gpu_scheduler.core.model.units import format_seconds, format_share
 from gpu_scheduler.core.model.wait_reason import GpuObstacle, WaitKind, WaitReason
-from gpu_scheduler.core.scheduling.dependencies import ParentStatus, status_of
-from gpu_scheduler.core.scheduling.gpu_admission import GpuAvailability, counts_as_idle, obstacle
-from gpu_scheduler.core.scheduling.placement import place
+from gpu_scheduler.core.scheduling.placement import GpuAvailability, counts_as_idle, obstacle, place
 from gpu_scheduler.core.scheduling.preemption import NoPreemption, Preemption
 from gpu_scheduler.core.scheduling.queue_outlook import AwaitedEnd, EndBasis, QueueOutlook
 from gpu_scheduler.core.scheduling.run_times import Estimate, Prediction
@@ -285,18 +283,27 @@ def _wait_remedy(estimate: Estimate, kept: Sequence[GpuObstacle], now: float, wh
 def _then(outlook: QueueOutlook, idle_budget: float) -> str:
     """Formats when GPUs are reserved for a job that has been overtaken, or why they are not."""
     if outlook.overtakes < outlook.needed:
-        why = ", because nothing is known about the end of a job on these GPUs" if outlook.is_guess else ""
-        return f"after {outlook.needed}, GPUs are reserved for it{why}"
+        return f"after {outlook.needed}, GPUs may be reserved for it"
     if outlook.first_job is not None:
         return f"job {outlook.first_job}, which is before it in the queue, has the reserved GPUs"
-    if not outlook.is_possible:
+    if outlook.cost_s is None:
         return "no GPUs are reserved for it, because it is not known when enough of them will be free for it"
-    if outlook.is_over_budget:
+    if outlook.budget_left_s < 0:
         return (
             "no GPUs are reserved for it, because reserved GPUs were idle for more than"
             f" {100 * idle_budget:g} % of the GPU time that jobs got in the last 7 days (--idle-budget)"
         )
-    return "GPUs are reserved for it next"
+    if outlook.may_begin:
+        return "GPUs are reserved for it next"
+    return (
+        f"no GPUs are reserved for it yet, because they would be idle for about {_gpu_hours(outlook.cost_s)}:"
+        f" more than the {_gpu_hours(outlook.budget_left_s)} that are left for that (--idle-budget), and more"
+        f" than {100 * idle_budget:g} % of the GPU time for which it has waited"
+    )
+
+
+def _gpu_hours(seconds: float) -> str:
+    return f"{seconds / 3600:.1f} GPU hours"
 
 
 def _awaited_text(one: AwaitedEnd) -> str:

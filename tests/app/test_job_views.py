@@ -51,7 +51,7 @@ def view_as(recorded: str, status: AttemptStatus, failure_context: FailureContex
 @pytest.mark.parametrize(
     ("row", "last", "values", "reason"),
     [
-        ({}, None, {}, "not tried yet"),
+        ({}, None, {}, "not examined yet"),
         ({}, None, {"wait_reasons": {"ASK": FULL}}, "needs 1 free GPU, 0 free"),
         (
             {},

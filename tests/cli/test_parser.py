@@ -11,8 +11,7 @@ import pytest
 
 from gpu_scheduler.cli.parser import GROUPS, parse
 from gpu_scheduler.config import StartOptions
-from gpu_scheduler.core.scheduling.overtakes import REMEMBERED_STARTS
-from gpu_scheduler.core.scheduling.queue_walk import UNKNOWN_END_FACTOR
+from gpu_scheduler.core.scheduling.queue_history import REMEMBERED_STARTS
 from gpu_scheduler.core.scheduling.settings import QueueOrder
 from gpu_scheduler.errors import UsageError
 
@@ -86,7 +85,7 @@ def test_the_options_of_start_survive_being_recorded() -> None:
 
 def test_so_many_overtakes_as_the_largest_aging_needs_can_be_counted() -> None:
     most = parse(["start", "--aging", "64"]).aging
-    assert most * UNKNOWN_END_FACTOR <= REMEMBERED_STARTS
+    assert most <= REMEMBERED_STARTS
     with pytest.raises(UsageError, match="from 1 to 64"):
         parse(["start", "--aging", "65"])
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gpu_scheduler.core.model.job_spec import Need
 from gpu_scheduler.core.scheduling.accounting import Allocation, allocated_mib, allocated_share
-from gpu_scheduler.core.scheduling.gpu_admission import (
+from gpu_scheduler.core.scheduling.placement import (
     GpuAvailability,
     capped_claim,
     claim_size,

@@ -12,7 +12,7 @@ from gpu_scheduler.core.model.wait_reason import WaitKind
 from gpu_scheduler.core.scheduling.facts import Attempt, Facts, QueuedJob
 from gpu_scheduler.core.scheduling.forecast import Forecast, WaitingJob, forecast
 from gpu_scheduler.core.scheduling.needs import ResourceSpec, workload_class_of
-from gpu_scheduler.core.scheduling.run_times import ClassRunTimes, RunTimeKey, RunTimes
+from gpu_scheduler.core.scheduling.run_times import ClassRunTimes, Estimate, RunTimeKey, RunTimes
 from tests.core.gpu_world import gpu, round_of, running
 
 WHOLE, TWO = ResourceSpec(share=1000), ResourceSpec(gpus=2, share=1000)
@@ -76,7 +76,7 @@ def test_waiting_jobs_follow_the_ones_that_run() -> None:
     assert times(found) == {1: (-40, 60), 2: (-10, 90), 3: (60, 160), 4: (90, 190), 5: (160, 260)}
     assert upper(found) == times(found)
     assert [found.jobs[job].gpus for job in (3, 4, 5)] == [("U0",), ("U1",), ("U0",)]
-    assert not any(one.rests_on_guess or not one.has_estimate for one in found.jobs.values())
+    assert all(one.has_estimate for one in found.jobs.values())
     assert (found.idle_share, found.idle_until) == (0.0, NOW + 160)
 
 
@@ -108,27 +108,25 @@ def test_a_job_that_reports_progress_ends_as_its_progress_says() -> None:
     assert found.jobs[1].has_estimate
 
 
-def test_a_job_without_an_estimate_counts_with_a_guess_that_marks_what_follows() -> None:
+def test_a_job_without_an_estimate_counts_with_a_guess() -> None:
     found = forecast(
         box(2, runs(1, "even", "U0", 40), runs(2, "other", "U1", 1000)),
         [waits(3, "even"), waits(4, "even", replace(WHOLE, allowed=(0,)))],
     )
     assert times(found) == {1: (-40, 60), 2: (-1000, 1000), 3: (60, 160), 4: (160, 260)}
     assert [job for job, one in found.jobs.items() if not one.has_estimate] == [2]
-    # Job 3 would start earlier if job 2 ended earlier, so its start rests on the guess, and so does job 4.
-    assert [job for job, one in found.jobs.items() if one.rests_on_guess] == [3, 4]
-    assert upper(found) == {1: (-40, 60), 2: (None, None), 3: (None, None), 4: (None, None)} | {
-        2: (-1000, None)
-    }
+    # If nothing is known, the upper time is twice the median.
+    assert upper(found) == {**times(found), 2: (-1000, 2000)}
 
 
-def test_a_guess_on_gpus_that_a_job_may_not_use_does_not_mark_it() -> None:
-    found = forecast(
-        box(2, runs(1, "even", "U0", 40), runs(2, "other", "U1", 1000)),
-        [waits(3, "even", replace(WHOLE, allowed=(0,)))],
-    )
-    assert not found.jobs[3].rests_on_guess
-    assert upper(found)[3] == (60, 160)
+def test_a_job_without_an_estimate_counts_as_the_runs_of_all_jobs_if_there_are_enough() -> None:
+    other = runs(1, "other", "U0", 0)
+    found = forecast(box(1, other), [waits(2, "wide"), waits(3, "other")], pooled=TIMES.pooled())
+    # Of all 61 runs, the median takes 200 s, and nine of ten take at most 300 s.
+    assert times(found) == {1: (0, 200), 2: (200, 400), 3: (400, 600)}
+    assert upper(found) == {1: (0, 300), 2: (300, 600), 3: (600, 900)}
+    assert [job for job, one in found.jobs.items() if one.has_estimate] == [2]
+    assert learned(even=(100.0,) * 4).pooled() == Estimate()
 
 
 def test_a_timeout_bounds_the_upper_time_of_a_job_without_an_estimate() -> None:
@@ -137,7 +135,6 @@ def test_a_timeout_bounds_the_upper_time_of_a_job_without_an_estimate() -> None:
     assert times(found) == {1: (0, 600), 2: (600, 700)}
     assert upper(found) == {1: (0, 3000), 2: (3000, 3100)}
     assert not found.jobs[1].has_estimate
-    assert found.jobs[2].rests_on_guess
 
 
 def test_a_job_waits_for_the_ends_of_its_parents() -> None:
@@ -147,15 +144,6 @@ def test_a_job_waits_for_the_ends_of_its_parents() -> None:
     )
     assert times(found) == {1: (-40, 60), 2: (0, 200), 3: (200, 300), 4: (300, 400)}
     assert upper(found)[4] == (400, 500)
-
-
-def test_a_job_after_a_guess_is_marked_even_on_gpus_of_its_own() -> None:
-    found = forecast(
-        box(2, runs(1, "other", "U0", 0)),
-        [waits(2, "even", replace(WHOLE, allowed=(1,)), 1)],
-    )
-    assert times(found)[2] == (600, 700)
-    assert found.jobs[2].rests_on_guess
 
 
 def test_a_job_whose_parent_does_not_run_has_no_forecast() -> None:

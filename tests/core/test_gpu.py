@@ -7,8 +7,8 @@ import pytest
 from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample, without_impossible_values
 from gpu_scheduler.core.model.job_spec import Need
 from gpu_scheduler.core.scheduling.facts import Gpu
-from gpu_scheduler.core.scheduling.gpu_admission import GpuAvailability, obstacle
 from gpu_scheduler.core.scheduling.gpu_use import foreign_memory
+from gpu_scheduler.core.scheduling.placement import GpuAvailability, obstacle
 from gpu_scheduler.core.scheduling.settings import Limits
 from gpu_scheduler.views.gpu_text import obstacle_text
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_scheduler.core.model.gpu import LOST, UNLISTED, FaultKind, GpuFault, GpuSample
-from gpu_scheduler.core.scheduling.gpu_recovery import (
+from gpu_scheduler.core.scheduling.gpu_faults import (
     GpuChange,
     update_faults,
 )

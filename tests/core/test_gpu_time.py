@@ -9,7 +9,7 @@ import pytest
 from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.facts import Attempt, Facts
-from gpu_scheduler.core.scheduling.gpu_time import GpuTime, count_gpu_time
+from gpu_scheduler.core.scheduling.queue_history import GpuTime, count_gpu_time
 from tests.core.gpu_world import NOW, round_of, running
 from tests.core.queue_world import PAIR, stored, waiting
 
@@ -73,15 +73,10 @@ def test_nothing_is_counted_if_the_facts_do_not_tell_the_time() -> None:
 
 
 @pytest.mark.parametrize(
-    ("delivered_s", "idle_s", "exceeds"),
-    [(0.0, 0.0, False), (36_000.0, 3600.0, False), (36_000.0, 3600.5, True)],
+    ("delivered_s", "idle_s", "left_s"),
+    [(0.0, 0.0, 360.0), (36_000.0, 0.0, 3600.0), (36_000.0, 3600.0, 0.0), (36_000.0, 3600.5, -0.5)],
 )
-def test_the_budget_is_a_part_of_the_delivered_time(delivered_s: float, idle_s: float, exceeds: bool) -> None:
-    assert GpuTime(delivered_s, idle_s).exceeds(0.1) == exceeds
-
-
-def test_at_least_one_gpu_hour_counts_as_delivered() -> None:
-    assert not GpuTime(0.0, 360.0).exceeds(0.1)
-    assert not GpuTime(3500.0, 360.0).exceeds(0.1)
-    assert GpuTime(0.0, 360.5).exceeds(0.1)
-    assert GpuTime(0.0, 0.5).exceeds(0.0)
+def test_the_budget_is_a_part_of_the_delivered_time_of_which_at_least_one_gpu_hour_counts(
+    delivered_s: float, idle_s: float, left_s: float
+) -> None:
+    assert GpuTime(delivered_s, idle_s).budget_left_s(0.1) == pytest.approx(left_s)

@@ -13,7 +13,6 @@ from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.model.wait_reason import GpuObstacle, ObstacleKind
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.facts import Attempt, Gpu
-from gpu_scheduler.core.scheduling.gpu_admission import GpuAvailability, obstacle
 from gpu_scheduler.core.scheduling.gpu_use import (
     availability,
     display_memory,
@@ -24,6 +23,7 @@ from gpu_scheduler.core.scheduling.gpu_use import (
     unattributed_memory,
 )
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
+from gpu_scheduler.core.scheduling.placement import GpuAvailability, obstacle
 from gpu_scheduler.core.scheduling.plan import plan
 from gpu_scheduler.core.scheduling.settings import Limits, Settings
 from gpu_scheduler.views.gpu_text import obstacle_text

@@ -14,9 +14,9 @@ from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.facts import Attempt, Facts, PendingGroup, ReservedJob
 from gpu_scheduler.core.scheduling.forecast import WaitingJob, forecast
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
-from gpu_scheduler.core.scheduling.pending_queue import need_of
-from gpu_scheduler.core.scheduling.queue_placement import place_jobs, possible_preemption
-from gpu_scheduler.core.scheduling.queue_turns import queue_line
+from gpu_scheduler.core.scheduling.pending_queue import need_of, queue_line
+from gpu_scheduler.core.scheduling.queue_outlook import possible_preemption
+from gpu_scheduler.core.scheduling.queue_placement import place_jobs
 from tests.core.gpu_world import NOW, group, round_of
 from tests.core.queue_world import (
     HOUR,

@@ -20,13 +20,12 @@ from gpu_scheduler.core.scheduling.draining import is_drained
 from gpu_scheduler.core.scheduling.facts import Attempt, Facts, Gpu, PendingGroup, ReservedJob
 from gpu_scheduler.core.scheduling.forecast import WaitingJob, forecast
 from gpu_scheduler.core.scheduling.needs import LlmConfig, Requirement, ResourceSpec
-from gpu_scheduler.core.scheduling.overtakes import Overtakes, QueueStart
-from gpu_scheduler.core.scheduling.pending_queue import PendingQueue, need_of
+from gpu_scheduler.core.scheduling.pending_queue import need_of, queue_line
 from gpu_scheduler.core.scheduling.plan import plan
 from gpu_scheduler.core.scheduling.preemption import NoPreemption
-from gpu_scheduler.core.scheduling.queue_outlook import queue_outlook
-from gpu_scheduler.core.scheduling.queue_placement import judged_gpus, place_jobs, possible_preemption
-from gpu_scheduler.core.scheduling.queue_turns import queue_line
+from gpu_scheduler.core.scheduling.queue_history import Overtakes, QueueStart
+from gpu_scheduler.core.scheduling.queue_outlook import judged_gpus, possible_preemption, queue_outlook
+from gpu_scheduler.core.scheduling.queue_placement import place_jobs
 from gpu_scheduler.core.scheduling.run_times import RunTimes
 from gpu_scheduler.core.scheduling.settings import Settings
 from tests.core.gpu_world import NOW, facts, gpu, group, round_of
@@ -250,21 +249,6 @@ def test_a_start_without_a_gpu_does_not_wait_for_the_start_interval() -> None:
     assert starts(plan(spaced)) == {1: (), 2: ()}
 
 
-def test_the_queue_keeps_jobs_without_a_gpu_apart_when_it_changes() -> None:
-    situation = round_of(1)
-    queue = PendingQueue({HALF.key(): group(HALF, 1)})
-    queue.requests(situation)
-    both = queue.updated({CPU.key(): group(CPU, 2), WHOLE.key(): group(WHOLE, 3)})
-    assert [one.resources for one in both] == [HALF, WHOLE]
-    assert both.without_gpus == {CPU.key(): group(CPU, 2)}
-    assert both.requests(situation).requests.keys() == {HALF.key(), WHOLE.key()}
-    assert both.has_group(CPU.key())
-    assert both.group(CPU.key()) == group(CPU, 2)
-    gone = both.updated({CPU.key(): None, HALF.key(): None})
-    assert (len(gone), gone.without_gpus) == (1, {})
-    assert gone.requests(situation).requests.keys() == {WHOLE.key()}
-
-
 def test_a_job_that_gives_up_its_gpus_loses_its_reservations_and_starts() -> None:
     """`set JOB gpus=0` changes a job for which GPUs are reserved."""
     busy = (holder(1, "U0", runs="hour"),)
@@ -311,10 +295,7 @@ def test_a_forecast_starts_jobs_without_a_gpu_when_a_place_is_free() -> None:
     found = forecast(situation, jobs).jobs
     begun = {job_id: (one.start_at - NOW.wall) / HOUR for job_id, one in found.items() if job_id > 10}
     assert [begun[job_id] for job_id in (11, 12, 13)] == [0, 1, 1]
-    # Nothing is known about the job on the GPU, but that does not matter to them.
-    assert not any(found[job_id].rests_on_guess or found[job_id].gpus for job_id in (11, 12, 13))
-    guessed = [WaitingJob(waiting(11), CPU), *jobs[1:]]
-    assert forecast(situation, guessed).jobs[13].rests_on_guess
+    assert not any(found[job_id].gpus for job_id in (11, 12, 13))
 
 
 @pytest.mark.parametrize(

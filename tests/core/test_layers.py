@@ -69,7 +69,7 @@ MAY: Mapping[str, tuple[str, ...]] = {
     "health.doctor": (
         "core.model", "core.text", "core.command", "errors", "config", "system", "health",
         "store.attempt_folders", "store.backups", "store.data_dir", "store.database", "store.gpu_kind",
-        "store.inspection", "store.scheduler_lock", "store.state_file",
+        "store.inspection", "store.location", "store.scheduler_lock", "store.state_file",
         "claims", "gpus.probes", "gpus.selection", "attempts.job_logs", "executors.screen", "intake",
     ),
     "app": (

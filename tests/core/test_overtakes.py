@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_scheduler.core.scheduling.facts import QueuedJob
-from gpu_scheduler.core.scheduling.overtakes import LATE_S, REMEMBERED_STARTS, Overtakes, QueueStart
+from gpu_scheduler.core.scheduling.queue_history import LATE_S, REMEMBERED_STARTS, Overtakes, QueueStart
 
 JOB = QueuedJob(7, 200, 50, submitted_at=10_000.0, waiting_since=10_000.0)
 LATE = JOB.submitted_at + LATE_S
@@ -31,14 +31,13 @@ def test_a_job_is_overtaken_by_one_that_sorts_after_it_and_came_an_hour_later(
 ) -> None:
     counted = Overtakes([start])
     assert counted.count(JOB, JOB.waiting_since) == overtakes
-    assert counted.reaches(JOB, JOB.waiting_since, 1) == bool(overtakes)
+    assert counted.may_reach(JOB, JOB.submitted_at, 1) == bool(overtakes)
 
 
 @pytest.mark.parametrize(("since", "overtakes"), [(19_999.0, 1), (20_000.0, 1), (20_000.5, 0)])
 def test_only_starts_while_the_job_waits_for_gpus_count(since: float, overtakes: int) -> None:
     counted = Overtakes([QueueStart(200, 51, LATE, 20_000.0)])
     assert counted.count(JOB, since) == overtakes
-    assert counted.reaches(JOB, since, 1) == bool(overtakes)
 
 
 def test_a_job_that_starts_twice_overtakes_twice() -> None:
@@ -47,8 +46,8 @@ def test_a_job_that_starts_twice_overtakes_twice() -> None:
 
 
 def test_a_number_of_zero_overtakes_is_always_reached() -> None:
-    assert Overtakes().reaches(JOB, 0.0, 0)
-    assert not Overtakes().reaches(JOB, 0.0, 1)
+    assert Overtakes().may_reach(JOB, 0.0, 0)
+    assert not Overtakes().may_reach(JOB, 0.0, 1)
 
 
 def test_only_the_newest_starts_are_remembered() -> None:
@@ -73,6 +72,7 @@ def test_the_count_is_that_of_the_definition(starts: list[QueueStart], job: Queu
     )
     counted = Overtakes(starts)
     assert counted.count(job, job.waiting_since) == expected
-    assert counted.reaches(job, job.waiting_since, number) == (expected >= number)
+    assert counted.may_reach(job, job.submitted_at, number) or expected < number
+    assert counted.may_reach(job, job.submitted_at, number) == (counted.count(job, -1.0) >= number)
     parts = Overtakes(starts[:4]).with_starts(starts[4:9]).with_starts(starts[9:])
     assert parts.count(job, job.waiting_since) == expected

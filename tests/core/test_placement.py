@@ -9,8 +9,13 @@ from hypothesis import strategies as st
 from gpu_scheduler.core.model.gpu import GpuClaim
 from gpu_scheduler.core.model.job_spec import Need
 from gpu_scheduler.core.model.wait_reason import GpuObstacle, ObstacleKind, WaitKind, WaitReason
-from gpu_scheduler.core.scheduling.gpu_admission import GpuAvailability, foreign_use, obstacle, obstacle_kind
-from gpu_scheduler.core.scheduling.placement import place
+from gpu_scheduler.core.scheduling.placement import (
+    GpuAvailability,
+    foreign_use,
+    obstacle,
+    obstacle_kind,
+    place,
+)
 from gpu_scheduler.core.scheduling.settings import Limits
 from gpu_scheduler.views.gpu_text import obstacle_text
 from gpu_scheduler.views.wait_text import wait_text

@@ -104,7 +104,7 @@ def test_without_reservations_the_job_waits_until_no_small_job_runs() -> None:
 
 
 def test_idle_time_on_reserved_gpus_is_counted() -> None:
-    box = Box(facts(gpu(0), gpu(1), settings=Settings(aging=2), run_times=ExactTimes()))
+    box = Box(facts(gpu(0), gpu(1), settings=Settings(aging=2, idle_budget=1.0), run_times=ExactTimes()))
     with_small_jobs(box)
     box.play()
     # The reservation begins at 4700 s, with the second start. The second GPU is then idle for 10 s after

@@ -14,12 +14,14 @@ from gpu_scheduler.core.model.gpu import LOST, GpuClaim, GpuProcess
 from gpu_scheduler.core.model.job_spec import Need
 from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.scheduling.facts import Attempt, Facts, Gpu
-from gpu_scheduler.core.scheduling.gpu_admission import obstacle_kind
 from gpu_scheduler.core.scheduling.gpu_use import Vacancy, availability
+from gpu_scheduler.core.scheduling.placement import obstacle_kind
+from gpu_scheduler.core.scheduling.queue_history import GpuTime
 from gpu_scheduler.core.scheduling.queue_reservation import (
     ExpectedEnd,
     PlannedReservation,
     expected_ends,
+    may_begin,
     plan_reservation,
 )
 from gpu_scheduler.core.scheduling.run_times import Estimate
@@ -79,7 +81,7 @@ def test_the_expected_end_of_an_attempt(attempt: Attempt, in_s: float, is_known:
 
 def test_a_job_waits_for_the_end_of_the_job_on_its_gpu() -> None:
     found = planned(WHOLE, box(1, holder(1, runs="hour")))
-    assert found == PlannedReservation(("U0",), 3600.0, frozenset({1}), False)
+    assert found == PlannedReservation(("U0",), 3600.0, frozenset({1}), 0.0)
 
 
 def test_the_gpus_that_are_free_first_are_reserved_and_listed_by_index() -> None:
@@ -89,13 +91,13 @@ def test_the_gpus_that_are_free_first_are_reserved_and_listed_by_index() -> None
         holder(2, "U1", runs="two", age_s=600.0),
         holder(3, "U2", runs="hour"),
     )
-    assert planned(PAIR, situation) == PlannedReservation(("U1", "U2"), 6600.0, frozenset({2, 3}), False)
-    assert planned(WHOLE, situation) == PlannedReservation(("U2",), 3600.0, frozenset({3}), False)
+    assert planned(PAIR, situation) == PlannedReservation(("U1", "U2"), 6600.0, frozenset({2, 3}), 3000.0)
+    assert planned(WHOLE, situation) == PlannedReservation(("U2",), 3600.0, frozenset({3}), 0.0)
 
 
 def test_a_gpu_that_is_free_now_is_reserved_at_once() -> None:
     found = planned(PAIR, box(2, holder(1, "U1", runs="hour")))
-    assert found == PlannedReservation(("U0", "U1"), 3600.0, frozenset({1}), False)
+    assert found == PlannedReservation(("U0", "U1"), 3600.0, frozenset({1}), 3600.0)
 
 
 def test_of_gpus_that_are_free_at_the_same_time_the_emptiest_then_the_first_is_reserved() -> None:
@@ -114,8 +116,8 @@ def test_attempts_leave_a_gpu_in_the_order_of_their_ends_until_the_job_fits() ->
     here = [holder(n, share=250, runs="hour", age_s=age) for n, age in ((1, 0.0), (2, 900.0), (3, 1800.0))]
     situation = box(1, *here, holder(4, share=250, runs="two"))
     found = planned(HALF, situation)
-    assert found == PlannedReservation(("U0",), 2700.0, frozenset({2, 3}), False)
-    assert planned(WHOLE, situation) == PlannedReservation(("U0",), 7200.0, frozenset({1, 2, 3, 4}), False)
+    assert found == PlannedReservation(("U0",), 2700.0, frozenset({2, 3}), 225.0)
+    assert planned(WHOLE, situation) == PlannedReservation(("U0",), 7200.0, frozenset({1, 2, 3, 4}), 3375.0)
 
 
 def test_both_the_share_and_the_memory_must_suffice() -> None:
@@ -173,7 +175,7 @@ def test_a_quarantined_gpu_is_never_free() -> None:
 def test_a_job_waits_for_the_release_of_memory() -> None:
     released = holder(1, state=AttemptState.RELEASED, released_at=NOW.boot - 20.0)
     found = planned(WHOLE, box(1, released))
-    assert found == PlannedReservation(("U0",), 40.0, frozenset({1}), False)
+    assert found == PlannedReservation(("U0",), 40.0, frozenset({1}), 0.0)
 
 
 def test_only_the_allowed_gpus_are_reserved() -> None:
@@ -185,16 +187,61 @@ def test_only_the_allowed_gpus_are_reserved() -> None:
     assert planned(PAIR, situation, ()) is None
 
 
-def test_a_holder_without_an_estimate_counts_only_if_it_must_leave() -> None:
-    situation = box(2, holder(1, runs="hour"), holder(2, "U1"))
-    whole, pair = planned(WHOLE, situation), planned(PAIR, situation)
-    assert whole is not None
-    assert pair is not None
-    assert (whole.gpus, whole.has_unknown_holder) == (("U1",), True)  # an unknown job runs for 600 s
-    assert pair.has_unknown_holder
-    free = planned(WHOLE, box(2, holder(1)))
-    assert free is not None
-    assert not free.has_unknown_holder
+@pytest.mark.parametrize(
+    ("attempts", "cost_s"),
+    [
+        ((holder(1, runs="hour"),), 3600.0),  # the other GPU is free
+        ((holder(1, runs="two"),), 7200.0),
+        ((holder(1, runs="two"), holder(2, "U1", runs="two")), 0.0),
+        ((holder(1, runs="hour"), holder(2, "U1", runs="two")), 3600.0),  # free after an hour
+        ((holder(1, runs="two"), *(holder(n, "U1", share=300, runs="hour") for n in (2, 3))), 5040.0),
+        ((holder(1, runs="hour"), holder(2, "U1", runs="hour", share=250)), 2700.0),
+        ((holder(1, runs="hour"), holder(2, "U1", runs="hour", share=0, vram=12_288)), 1800.0),
+        ((holder(1, "U0", "U1", runs="two", share=500),), 7200.0),
+        ((holder(1),), 600.0),  # an unknown job runs for 600 s
+    ],
+)
+def test_a_reservation_costs_what_no_attempt_holds_of_its_gpus_until_the_expected_start(
+    attempts: tuple[Attempt, ...], cost_s: float
+) -> None:
+    found = planned(PAIR, box(2, *attempts))
+    assert found is not None
+    assert found.cost_s == pytest.approx(cost_s)
+
+
+@pytest.mark.parametrize(
+    ("cost_s", "left_s", "waited_s", "begins"),
+    [
+        (100.0, 100.0, 0.0, True),
+        (100.1, 100.0, 0.0, False),
+        (100.1, 100.0, 2002.0, True),
+        (100.1, 100.0, 2001.0, False),
+        (100.0, 0.0, 2000.0, True),
+        (100.0, -0.1, 1e9, False),
+        (0.0, 0.0, 0.0, True),
+        (0.0, -0.1, 0.0, False),
+        (1e9, math.inf, 0.0, True),
+    ],
+)
+def test_when_a_reservation_may_begin(cost_s: float, left_s: float, waited_s: float, begins: bool) -> None:
+    assert may_begin(cost_s, left_s, waited_s, 0.05) == begins
+
+
+SECONDS = st.floats(0, 1e9)
+BUDGETS = st.floats(0.001, 1)
+
+
+@given(SECONDS, SECONDS, SECONDS, SECONDS, BUDGETS)
+def test_a_job_that_waits_long_enough_gets_in_unless_the_budget_is_exceeded(
+    cost_s: float, delivered_s: float, idle_s: float, more_s: float, budget: float
+) -> None:
+    left_s = GpuTime(delivered_s, idle_s).budget_left_s(budget)
+    waited_s = 1.001 * cost_s / budget
+    assert may_begin(cost_s, left_s, waited_s, budget) == (left_s >= 0)
+    # A longer wait, more delivered and less idle time never close what was open.
+    if may_begin(cost_s, left_s, waited_s, budget):
+        later = GpuTime(delivered_s + more_s, idle_s).budget_left_s(budget)
+        assert may_begin(cost_s, later, waited_s + more_s, budget)
 
 
 def test_the_needs_of_other_reservations_are_left_out() -> None:

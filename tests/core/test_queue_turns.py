@@ -18,14 +18,14 @@ from gpu_scheduler.core.scheduling.facts import (
     ReservedJob,
 )
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
-from gpu_scheduler.core.scheduling.overtakes import Overtakes, QueueStart
-from gpu_scheduler.core.scheduling.queue_turns import (
+from gpu_scheduler.core.scheduling.pending_queue import (
     claimed_gpus,
     freed_by_hand,
     queue_line,
     queue_since,
     reserved_gpus,
 )
+from gpu_scheduler.core.scheduling.queue_history import Overtakes, QueueStart
 from tests.core.gpu_world import NOW, facts, gpu, running
 
 CLAIM = GpuClaim(None, 7, "ann")

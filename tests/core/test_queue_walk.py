@@ -15,13 +15,12 @@ from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.model.wait_reason import ObstacleKind
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.facts import AdoptedJob, Facts, Gpu, PendingGroup, ReservedJob
-from gpu_scheduler.core.scheduling.gpu_time import GpuTime
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
-from gpu_scheduler.core.scheduling.overtakes import Overtakes
 from gpu_scheduler.core.scheduling.pending_queue import need_of
 from gpu_scheduler.core.scheduling.plan import plan
-from gpu_scheduler.core.scheduling.queue_placement import judged_gpus, place_jobs, possible_preemption
-from gpu_scheduler.core.scheduling.queue_walk import waiting_since
+from gpu_scheduler.core.scheduling.queue_history import GpuTime, Overtakes
+from gpu_scheduler.core.scheduling.queue_outlook import judged_gpus, possible_preemption
+from gpu_scheduler.core.scheduling.queue_placement import place_jobs, waiting_since
 from gpu_scheduler.core.scheduling.settings import QueueOrder, Settings
 from tests.core.gpu_world import NOW, gpu, round_of
 from tests.core.queue_world import (
@@ -98,14 +97,11 @@ def test_gpus_are_reserved_for_a_job_that_has_been_overtaken_often_enough() -> N
         (0, 1, "hour", False),
         (1, 1, "hour", True),
         (0, 0, "hour", True),
-        (8, 8, "unknown", False),
-        (127, 8, "unknown", False),
-        (128, 8, "unknown", True),
-        (15, 1, "unknown", False),
-        (16, 1, "unknown", True),
+        (7, 8, "unknown", False),
+        (8, 8, "unknown", True),
     ],
 )
-def test_more_overtakes_are_needed_if_nothing_is_known_about_the_end_of_a_holder(
+def test_the_number_of_overtakes_decides_whatever_is_known_about_the_end_of_a_holder(
     overtakes: int, aging: int, runs: str, is_reserved: bool
 ) -> None:
     situation = queue(
@@ -305,9 +301,29 @@ def test_jobs_behind_the_job_use_the_gpus_that_are_not_reserved() -> None:
     assert starts(place_jobs(ended)) == {1: ("U2", "U3")}
 
 
-@pytest.mark.parametrize(("idle_s", "is_reserved"), [(1000.0, True), (1001.0, False)])
-def test_no_reservation_begins_while_the_idle_budget_is_exceeded(idle_s: float, is_reserved: bool) -> None:
-    situation = queue(jobs_of(PAIR, OLDEST), new(2), gpu_time=GpuTime(10_000.0, idle_s, NOW.wall))
+@pytest.mark.parametrize(
+    ("delivered_s", "idle_s", "waited_s", "is_reserved"),
+    [
+        # The free GPU will be idle for an hour: 3600 GPU-seconds. It fits into what is left of the budget.
+        (100_000.0, 1400.0, 2 * HOUR, True),
+        (100_000.0, 1401.0, 2 * HOUR, False),
+        # It does not, but it is at most 5 % of the time for which the job has waited for two GPUs.
+        (100_000.0, 1401.0, 10 * HOUR, True),
+        (100_000.0, 1401.0, 10 * HOUR - 1.0, False),
+        (100_000.0, 5000.0, 24 * HOUR, True),
+        (100_000.0, 5001.0, 24 * HOUR, False),
+        # In a new store, one GPU-hour counts as delivered.
+        (0.0, 0.0, 10 * HOUR, True),
+        (0.0, 180.0, 10 * HOUR, True),
+        (0.0, 180.1, 24 * HOUR, False),
+        (0.0, 0.0, 10 * HOUR - 1.0, False),
+    ],
+)
+def test_a_reservation_begins_if_its_cost_fits_into_the_idle_budget_or_the_job_has_waited_long(
+    delivered_s: float, idle_s: float, waited_s: float, is_reserved: bool
+) -> None:
+    job = waiting(1, since_s=waited_s)
+    situation = queue(jobs_of(PAIR, job), new(2), gpu_time=GpuTime(delivered_s, idle_s, NOW.wall))
     actions = place_jobs(situation)
     assert (reserved_for(actions) == 1) == is_reserved
     assert starts(actions) == ({} if is_reserved else {2: ("U1",)})
@@ -485,15 +501,19 @@ def test_a_job_before_the_job_preempts_others_on_reserved_gpus() -> None:
     assert any(isinstance(one, act.Reserve) for one in actions)
 
 
-def test_the_reservation_stays_behind_many_aged_jobs_with_unknown_holders() -> None:
+def test_the_reservation_stays_behind_many_aged_jobs_whose_reservations_would_cost_too_much() -> None:
     """So many that the round would plan no other reservation."""
     others = [jobs_of(ResourceSpec(share=501 + n, gpus=2, allowed=(0, 1)), waiting(n)) for n in range(1, 25)]
     last = waiting(50)
     held = stored(last, replace(PAIR, allowed=(1, 2)), "U1", "U2")
-    attempts = holder(1, age_s=9.0), holder(2, "U1", runs="hour"), holder(3, "U2", runs="hour")
+    attempts = (
+        holder(1, age_s=999 * HOUR),
+        holder(2, "U1", runs="hour", share=400),
+        holder(3, "U2", runs="hour"),
+    )
     situation = queue(
         *others, jobs_of(replace(PAIR, allowed=(1, 2)), last), gpus=3, attempts=attempts,
-        queue_reservation=held,
+        queue_reservation=held, gpu_time=GpuTime(counted_until=NOW.wall),
     )  # fmt: skip
     assert [one.job_id for one in reservations(place_jobs(situation))] == [50]
 

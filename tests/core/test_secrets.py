@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_scheduler.core.text.secrets import HIDDEN, masked, masked_json, masked_words
+from gpu_scheduler.core.text.secrets import HIDDEN, masked, masked_json, masked_values, masked_words
 
 HF, HEX = "hf_" + "aB3dE" * 6, "0123456789" * 4
 
@@ -116,6 +116,7 @@ def test_hides_secrets(text: str, shown: str) -> None:
         f"git checkout {HEX}",
         f"wandb sync --tag exp runs/{HEX[:39]}",
         "sk-learn-models-version-2024 hf_transfer disk-abcdefghijklmnopqrstuvwxyz task-0123456789abcdefghij",
+        "/data/sk-learn_experiments_2024/run.log hf_mistral7binstructv2 sk-learn-random_forest_500",
         "curl http://host:8080/x@y https://me@host/x http://[::1]:80/x@y",
         "env:KEY is not a variable; write env:KEY=VALUE with a KEY of letters",
         "the password is wrong: secret sauce",
@@ -175,3 +176,11 @@ def test_the_time_to_find_secrets_grows_linearly_with_the_text(text: str) -> Non
     began = time.process_time()
     masked(text)
     assert time.process_time() - began < 1.0
+
+
+def test_json_keeps_names_and_paths_as_programs_use_them() -> None:
+    kept = {"name": HF, "log": f"/logs/{HF}.log"}
+    job = {**kept, "reason": HF, "arguments": ["--password", "-S3"], "env": {"A": 1}}
+    assert masked_values(job) == {
+        **kept, "reason": HIDDEN, "arguments": ["--password", HIDDEN], "env": {"A": "1"}
+    }  # fmt: skip

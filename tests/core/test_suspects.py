@@ -19,11 +19,11 @@ from gpu_scheduler.core.model.wait_reason import WaitReason
 from gpu_scheduler.core.scheduling.actions import SetSuspicion, Start
 from gpu_scheduler.core.scheduling.draining import is_drained
 from gpu_scheduler.core.scheduling.facts import Attempt, Facts, PendingGroup, QueuedJob
+from gpu_scheduler.core.scheduling.gpu_faults import AttemptEnd, GpuHistory, find_suspects
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
 from gpu_scheduler.core.scheduling.plan import plan
 from gpu_scheduler.core.scheduling.run_times import RunTimeKey
 from gpu_scheduler.core.scheduling.settings import Settings
-from gpu_scheduler.core.scheduling.suspects import AttemptEnd, GpuHistory, find_suspects
 from tests.core.gpu_world import NOW, facts, gpu, running
 
 T = NOW.wall - 1000.0

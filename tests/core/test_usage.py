@@ -23,10 +23,10 @@ from gpu_scheduler.core.scheduling.actions import (
     Start,
 )
 from gpu_scheduler.core.scheduling.facts import Attempt, Facts, Gpu
+from gpu_scheduler.core.scheduling.gpu_use import attempt_memory, record_measurements
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
 from gpu_scheduler.core.scheduling.plan import plan
 from gpu_scheduler.core.scheduling.settings import Settings
-from gpu_scheduler.core.scheduling.usage import attempt_memory, record_measurements
 from gpu_scheduler.views.wait_text import wait_text
 from tests.core.gpu_world import facts, gpu, group, running
 

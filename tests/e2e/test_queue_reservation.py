@@ -19,7 +19,7 @@ HOLDER, LARGE, LATE = 1, 2, 3
 
 
 def let_hours_pass(store: Store) -> None:
-    """Moves what has happened so far two hours back, and records that the holder usually runs for a day."""
+    """Moves what has happened so far two hours back, and records that the holder usually runs for an hour."""
     job = store.job(HOLDER)
     assert job is not None
     with store.db.transaction() as db:
@@ -28,7 +28,7 @@ def let_hours_pass(store: Store) -> None:
         db.execute(
             "INSERT INTO run_time (workload_class, identity, at, seconds) SELECT ?, identity, created_at, ?"
             " FROM job WHERE id = ?",
-            (workload_class_of(job.spec), 24 * HOUR, HOLDER),
+            (workload_class_of(job.spec), HOUR, HOLDER),
         )
 
 
@@ -43,14 +43,14 @@ def kept_off(store: Store) -> set[int | None]:
 
 
 def test_the_next_scheduler_holds_the_reservation_of_one_that_was_killed(world: World) -> None:
-    world.start("--aging", "1")
+    world.start("--aging", "1", "--idle-budget", "1")
     world.run_ok("submit", "--gpus", "1", "--", "sleep", "600")
     world.wait_until(lambda jobs: jobs[HOLDER]["state"] == "running", "the holder runs")
     world.run_ok("submit", "--gpus", "4", "--", "true")
     world.end_scheduler(signal.SIGKILL)
     store = Store(DataDir.of(str(world.folder / world.state)))
     let_hours_pass(store)
-    world.start("--aging", "1")
+    world.start("--aging", "1", "--idle-budget", "1")
     world.run_ok("submit", "--gpus", "1", "--", "true")
     world.wait_finished(LATE)
     wait_for(lambda: queue_reservation(store), "a reservation")
@@ -61,7 +61,7 @@ def test_the_next_scheduler_holds_the_reservation_of_one_that_was_killed(world: 
     with store.db.transaction() as db:
         db.execute("DELETE FROM pending_group")
     world.run_ok("submit", "--gpus", "1", "--", "sleep", "601")
-    world.start("--aging", "1")
+    world.start("--aging", "1", "--idle-budget", "1")
     wait_for(lambda: kept_off(store) == {LARGE}, "a job waits because GPUs are reserved")
     assert queue_reservation(store) == before
     kinds = [event.kind for event in events_of_job(store, LARGE)]

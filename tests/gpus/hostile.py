@@ -19,7 +19,7 @@ import GPUtil  # noqa: F401 - otherwise each input would import it again
 from gpu_scheduler.core.model.gpu import ClaimedGpu, GpuSample, Snapshot
 from gpu_scheduler.core.model.units import Now
 from gpu_scheduler.core.scheduling.facts import Facts
-from gpu_scheduler.core.scheduling.gpu_recovery import update_faults
+from gpu_scheduler.core.scheduling.gpu_faults import update_faults
 from gpu_scheduler.core.scheduling.gpu_use import availability
 from gpu_scheduler.core.scheduling.needs import LlmConfig
 from gpu_scheduler.core.scheduling.settings import Settings

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sqlite3
 import time
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,7 +16,7 @@ from gpu_scheduler.attempts.job_logs import LogFolder
 from gpu_scheduler.core.model.finding import Finding
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.health.doctor import files
-from gpu_scheduler.store import backups
+from gpu_scheduler.store import backups, location
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.store import Store
 
@@ -85,6 +87,15 @@ def test_checks_a_store_while_its_scheduler_holds_the_lock(home: DataDir) -> Non
     finally:
         writer.close()
         store.close()
+
+
+def test_reports_a_copied_store(home: DataDir, tmp_path: Path) -> None:
+    with closing(Store(home, create=True)) as store:
+        location.adopt_folder(store)
+    shutil.copytree(home.folder, tmp_path / "copy" / home.folder.name)
+    found = files.scheduler(DataDir.of(str(tmp_path / "copy" / home.state_file.name)))
+    assert (found.grade, f"is a copy of {home.folder}" in found.message) == ("bad", True)
+    assert "start --fresh" in found.remedy
 
 
 def test_reports_a_log_folder_that_is_a_link(home: DataDir, tmp_path: Path) -> None:

@@ -24,7 +24,9 @@ GPUS = 4
 STEP_S, ARRIVALS = 1200.0, 18
 #: Maximum number of rounds after the last arrival.
 MAX_ROUNDS = 200
-SETTINGS_RESERVE = replace(SETTINGS, aging=1, launch_deadline_s=3000.0, preempt_at_priority=0)
+SETTINGS_RESERVE = replace(
+    SETTINGS, aging=1, idle_budget=1.0, launch_deadline_s=3000.0, preempt_at_priority=0
+)
 
 
 class SchedulerDied(BaseException):

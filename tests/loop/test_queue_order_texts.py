@@ -30,13 +30,13 @@ from tests.loop.rig import SETTINGS, Rig
 SLEEP = "exec sleep 60"
 #: A command that has never run.
 UNKNOWN = "exec sleep 61"
-RESERVE = replace(SETTINGS, aging=1)
+RESERVE = replace(SETTINGS, aging=1, idle_budget=2.0)
 
 
 @pytest.fixture
 def rig(tmp_path: Path) -> Iterator[Rig]:
     made = Rig(tmp_path, gpus=2, settings=RESERVE)
-    made.store.record_options(StartOptions(aging=1))
+    made.store.record_options(StartOptions(aging=1, idle_budget=2.0))
     yield made
     for row in made.store.active_attempts():
         sweep(made.store.data_dir.attempt_folder(row), row.token, term_s=0.0)
@@ -173,15 +173,23 @@ def test_why_shows_what_lets_a_job_use_reserved_gpus(rig: Rig) -> None:
 
 
 @pytest.mark.usefixtures("is_up")
-def test_why_shows_how_often_a_job_must_be_overtaken(rig: Rig) -> None:
+def test_why_shows_how_often_a_job_must_be_overtaken_and_what_its_reservation_would_cost(rig: Rig) -> None:
+    rig.loop.settings = replace(RESERVE, aging=2)
+    rig.store.record_options(StartOptions(aging=2))
     rig.runner_pid(rig.add_job(UNKNOWN, gpus=1))
     big = add_old_job(rig, gpus=2)
     assert findings(rig, big, Check.OVERTAKEN) == []
     overtake(rig)
     [found] = findings(rig, big, Check.OVERTAKEN)
-    # Nothing is known about the end of the job on GPU 0.
-    expected = "overtaken once; after 16, GPUs are reserved for it"
-    assert found.message == f"{expected}, because nothing is known about the end of a job on these GPUs"
+    assert found.message == "overtaken once; after 2, GPUs may be reserved for it"
+    rig.store.record_options(StartOptions(aging=1, idle_budget=0.01))
+    [found] = findings(rig, big, Check.OVERTAKEN)
+    # GPU 1 would be idle for the 600 s that the job on GPU 0 is guessed to take.
+    assert found.message == (
+        "overtaken once; no GPUs are reserved for it yet, because they would be idle for about 0.2 GPU hours:"
+        " more than the 0.0 GPU hours that are left for that (--idle-budget), and more than 1 % of the GPU"
+        " time for which it has waited"
+    )
     rig.store.record_options(StartOptions(queue_order=QueueOrder.BACKFILL))
     assert findings(rig, big, Check.OVERTAKEN) == []
 

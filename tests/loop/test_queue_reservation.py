@@ -23,7 +23,7 @@ from tests.loop.manual_clock import ManualClock
 from tests.loop.rig import SETTINGS, Rig
 
 HOUR = 3600.0
-RESERVING = replace(SETTINGS, aging=1, launch_deadline_s=30.0)
+RESERVING = replace(SETTINGS, aging=1, idle_budget=1.0, launch_deadline_s=30.0)
 
 
 class SchedulerDied(BaseException):
@@ -201,6 +201,7 @@ def test_the_gpus_become_free_if_the_job_leaves_the_queue(box: Box, verb: str) -
 
 def test_a_released_job_begins_to_wait_again(box: Box) -> None:
     box.ask("hold", box.large)
+    box.pass_time(1.0)
     box.ask("release", box.large)
     assert (box.reserved(), box.state(box.large)) == (None, "queued")
 

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from gpu_scheduler.core.jobsfile.reading import Reading
 from gpu_scheduler.core.jobsfile.references import find_cycles
-from gpu_scheduler.core.model.job_spec import UNRESOLVED, DependencyKind
+from gpu_scheduler.core.model.job_spec import UNRESOLVED, DependencyKind, ParentStatus, parent_status
 from gpu_scheduler.core.model.states import JobState, Outcome
-from gpu_scheduler.core.scheduling.dependencies import ParentStatus, parent_status
 from gpu_scheduler.store import accepted_lines
 from gpu_scheduler.store.dependencies import has_unsettled_dependencies
 from tests.loop.test_dependencies import Desk

@@ -758,7 +758,7 @@ def test_the_status_board_shows_new_wait_reasons_and_released_gpus_without_a_new
     row = harness.store.db.row("SELECT spec_key FROM job")
     assert row is not None
     reason = act.SetWaitReason(row["spec_key"], WaitReason(WaitKind.STORAGE, "the disk is full"))
-    for action, shown in ((act.ReleaseAllocation(attempt), "not tried yet"), (reason, "the disk is full")):
+    for action, shown in ((act.ReleaseAllocation(attempt), "not examined yet"), (reason, "the disk is full")):
         harness.clock.boot += 1.0
         harness.record(action)
         harness.reporter.action_recorded(action)
@@ -801,7 +801,7 @@ def test_the_status_board_shows_that_the_scheduler_stopped(harness: ReporterHarn
     harness.update()
     harness.reporter.close()
     assert "scheduler stopped" in harness.board.read_text()
-    assert "·    1  queued              echo left  not tried yet" in harness.board.read_text()
+    assert "·    1  queued              echo left  not examined yet" in harness.board.read_text()
 
 
 def test_the_status_board_shows_the_first_waiting_and_the_newest_finished_jobs(

@@ -10,12 +10,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpu_scheduler.core.jobsfile.references import find_cycles
-from gpu_scheduler.core.model.job_spec import Dependency, DependencyKind, JobSpec, Parent
+from gpu_scheduler.core.model.job_spec import (
+    Dependency,
+    DependencyKind,
+    JobSpec,
+    Parent,
+    ParentStatus,
+    parent_status,
+    status_of,
+)
 from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
 from gpu_scheduler.core.model.states import FAILED, JobState, Outcome
 from gpu_scheduler.core.model.units import Now
 from gpu_scheduler.core.scheduling import actions as act
-from gpu_scheduler.core.scheduling.dependencies import ParentStatus, parent_status, status_of
 from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.dependencies import (

@@ -56,6 +56,17 @@ def test_a_copy_is_refused_until_it_gets_its_own_id(tmp_path: Path) -> None:
     assert (is_copy(tmp_path / "a"), is_copy(tmp_path / "b")) == (False, False)
 
 
+def test_a_copy_with_its_own_id_has_no_folder_of_the_original(tmp_path: Path) -> None:
+    data_dir = made(tmp_path / "a")
+    with closing(Store(data_dir)) as store, store.db.transaction() as db:
+        db.execute("INSERT INTO jobs_file (path, cwd) VALUES (?, ?)", ("/jobs.txt", str(tmp_path / "a")))
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    adopted(tmp_path / "b", new_id=True)
+    for name, files in (("a", 1), ("b", 0)):
+        with closing(opened(tmp_path / name)) as store:
+            assert len(store.db.rows("SELECT * FROM jobs_file")) == files
+
+
 def test_a_copy_whose_original_is_removed_counts_as_moved(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -8,9 +8,15 @@ from pathlib import Path
 
 from gpu_scheduler.core.jobsfile.reading import Line
 from gpu_scheduler.core.jobsfile.references import find_cycles
-from gpu_scheduler.core.model.job_spec import UNRESOLVED, Dependency, DependencyKind, Parent
+from gpu_scheduler.core.model.job_spec import (
+    UNRESOLVED,
+    Dependency,
+    DependencyKind,
+    Parent,
+    ParentStatus,
+    status_of,
+)
 from gpu_scheduler.core.model.request_answer import AnswerCode
-from gpu_scheduler.core.scheduling.dependencies import ParentStatus, status_of
 from gpu_scheduler.store.accepted_lines import load
 from gpu_scheduler.store.dependencies import dependencies_of, parents_of
 from gpu_scheduler.store.requests import request_answer

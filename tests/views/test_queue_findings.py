@@ -9,14 +9,14 @@ import pytest
 from gpu_scheduler.core.model.finding import Check
 from gpu_scheduler.core.model.wait_reason import GpuObstacle, ObstacleKind
 from gpu_scheduler.core.scheduling.facts import QueuedJob, QueueReservation
-from gpu_scheduler.core.scheduling.gpu_admission import GpuAvailability
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
+from gpu_scheduler.core.scheduling.placement import GpuAvailability
 from gpu_scheduler.core.scheduling.queue_outlook import AwaitedEnd, EndBasis, QueueOutlook
 from gpu_scheduler.core.scheduling.run_times import Estimate, Prediction
 from gpu_scheduler.views import why as queue_findings
 
 NOW = 1_800_000_000.0
-OVERTAKEN = QueueOutlook(9, 8, False, True, False, None, None, (), (), Estimate())
+OVERTAKEN = QueueOutlook(9, 8, 7200.0, 36_000.0, True, None, None, (), (), Estimate())
 
 
 def messages(outlook: QueueOutlook) -> list[tuple[Check, str]]:
@@ -28,23 +28,24 @@ def messages(outlook: QueueOutlook) -> list[tuple[Check, str]]:
 @pytest.mark.parametrize(
     ("changes", "then"),
     [
-        ({"overtakes": 1}, "overtaken once; after 8, GPUs are reserved for it"),
+        ({"overtakes": 1}, "overtaken once; after 8, GPUs may be reserved for it"),
         (
-            {"needed": 128, "is_guess": True},
-            "overtaken 9 times; after 128, GPUs are reserved for it, because nothing is known about the end"
-            " of a job on these GPUs",
+            {"budget_left_s": 5400.0, "may_begin": False},
+            "overtaken 9 times; no GPUs are reserved for it yet, because they would be idle for about"
+            " 2.0 GPU hours: more than the 1.5 GPU hours that are left for that (--idle-budget), and more"
+            " than 10 % of the GPU time for which it has waited",
         ),
         (
-            {"first_job": 4, "is_over_budget": True},
+            {"first_job": 4, "may_begin": False},
             "overtaken 9 times; job 4, which is before it in the queue, has the reserved GPUs",
         ),
         (
-            {"is_possible": False, "is_over_budget": True},
+            {"cost_s": None, "budget_left_s": -1.0, "may_begin": False},
             "overtaken 9 times; no GPUs are reserved for it, because it is not known when enough of them will"
             " be free for it",
         ),
         (
-            {"is_over_budget": True},
+            {"budget_left_s": -1.0, "may_begin": False},
             "overtaken 9 times; no GPUs are reserved for it, because reserved GPUs were idle for more than"
             " 10 % of the GPU time that jobs got in the last 7 days (--idle-budget)",
         ),

@@ -25,6 +25,7 @@ def shown(text: str, name: str | None = None, **spec: object) -> JobView:
         (shown("python t.py --x 1", name="bert"), "bert"),
         (shown(LINE, script="/home/me/train.py", arguments=("--llm", "qwen")), "train.py --llm qwen"),
         (shown(LINE, script="/x/t.py", arguments=("--note", "two words")), "t.py --note 'two words'"),
+        (shown(LINE, script="/x/t.py", arguments=("--password", "-S3")), "t.py --password (hidden)"),
         (shown(LINE, script="/x/t.py"), "t.py"),
         (shown("evil \x1b[2J"), r"evil \x1b[2J"),
         (shown(LINE, script="/x/\x1b.py"), r"\x1b.py"),

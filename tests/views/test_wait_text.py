@@ -13,7 +13,7 @@ from gpu_scheduler.core.model.gpu import LOST, UNLISTED, FaultKind, GpuFault, Su
 from gpu_scheduler.core.model.job_spec import Need
 from gpu_scheduler.core.model.units import round_mib
 from gpu_scheduler.core.model.wait_reason import GpuObstacle, ObstacleKind, WaitKind, WaitReason
-from gpu_scheduler.core.scheduling.gpu_admission import GpuAvailability, obstacle
+from gpu_scheduler.core.scheduling.placement import GpuAvailability, obstacle
 from gpu_scheduler.core.scheduling.settings import Limits
 from gpu_scheduler.core.text.formatting import format_memory
 from gpu_scheduler.views.gpu_text import obstacle_remedy, obstacle_text

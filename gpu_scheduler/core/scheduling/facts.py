@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from operator import is_
-from typing import Any, TypeVar
 
 from gpu_scheduler.core.model.attempt_status import (
     AdoptedProcess,
@@ -24,34 +22,11 @@ from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.model.units import Now
 from gpu_scheduler.core.model.wait_reason import WaitReason
 from gpu_scheduler.core.scheduling.accounting import Allocation
-from gpu_scheduler.core.scheduling.gpu_time import GpuTime
+from gpu_scheduler.core.scheduling.gpu_faults import GpuHistory
 from gpu_scheduler.core.scheduling.needs import LlmConfig, ResourceSpec
-from gpu_scheduler.core.scheduling.overtakes import Overtakes
+from gpu_scheduler.core.scheduling.queue_history import GpuTime, Overtakes
 from gpu_scheduler.core.scheduling.run_times import RunTimeEstimates, RunTimeKey, RunTimes
 from gpu_scheduler.core.scheduling.settings import Settings
-from gpu_scheduler.core.scheduling.suspects import GpuHistory
-
-# Remembers what was computed from values that never change, as long as they are the same objects.
-#
-# In a playback, most GPUs and the attempts on them stay as they are for many rounds.
-
-
-_T = TypeVar("_T")
-
-
-class Remembered:
-    """The newest result of each computation."""
-
-    def __init__(self) -> None:
-        self._found: dict[tuple[str, ...], tuple[Sequence[object], Any]] = {}
-
-    def get(self, name: tuple[str, ...], values: Sequence[object], compute: Callable[[], _T]) -> _T:
-        """Returns what the computation with this name gives for these values."""
-        known = self._found.get(name)
-        if known is None or len(known[0]) != len(values) or not all(map(is_, known[0], values)):
-            known = self._found[name] = values, compute()
-        found: _T = known[1]
-        return found
 
 
 @dataclass(frozen=True)
@@ -276,16 +251,15 @@ class Facts:
 
     all_sampled: whether every managed GPU has been sampled. probe_error: why the GPUs cannot be read; None if
     they can. storage_issue: the problem with our own storage that blocks new starts; None if there is none.
-    pending_groups: the queued jobs that preempt no others, as a tuple or as a PendingQueue. unmanaged_gpus:
-    GPUs in the sample that this scheduler does not manage. learned_mib: the MiB that a job of each workload
-    class needs, if needs are learned. has_unsettled_dependencies: whether a job is to be skipped or queued
-    again because of its parents. cyclic_request: the id of the first request that sets dependencies, if its
-    job would wait for itself. adopted_jobs: the queued jobs that are running processes. interrupted: the jobs
+    pending_groups: the queued jobs that preempt no others. unmanaged_gpus: GPUs in the sample that this
+    scheduler does not manage. learned_mib: the MiB that a job of each workload class needs, if needs are
+    learned. has_unsettled_dependencies: whether a job is to be skipped or queued again because of its
+    parents. cyclic_request: the id of the first request that sets dependencies, if its job would wait for
+    itself. adopted_jobs: the queued jobs that are running processes. interrupted: the jobs
     that a recovery queues again; finished_count: the number of finished jobs that are not cleared. Both are
     read only if they are needed. overtakes: the newest starts; history: the newest ends on each GPU;
     run_times: estimates; queue_reservation: the one in the store; gpu_time: the GPU time of the last days,
-    None if it is not counted. remembered: what was computed from these values, for the facts that are derived
-    from these.
+    None if it is not counted.
     """
 
     now: Now
@@ -297,7 +271,7 @@ class Facts:
     probe_error: str | None = None
     storage_issue: str | None = None
     attempts: tuple[Attempt, ...] = ()
-    pending_groups: Sequence[PendingGroup] = ()
+    pending_groups: tuple[PendingGroup, ...] = ()
     adopted_jobs: tuple[AdoptedJob, ...] = ()
     reserved_jobs: tuple[ReservedJob, ...] = ()
     queue_reservation: QueueReservation | None = None
@@ -312,7 +286,6 @@ class Facts:
     cyclic_request: int | None = None
     interrupted: tuple[InterruptedJob, ...] = ()
     finished_count: int = 0
-    remembered: Remembered = field(default_factory=Remembered, compare=False, repr=False)
 
     def attempts_on(self, uuid: str) -> tuple[Attempt, ...]:
         """Returns the attempts that hold a GPU or await the release of their memory there."""

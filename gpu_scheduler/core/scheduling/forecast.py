@@ -1,9 +1,9 @@
 """Forecasts when the running jobs end, and when the waiting jobs start and end.
 
-The queue is played forward twice (`play`): once with the median length of each run, once with the
-upper estimate, within which nine of ten runs end. So the upper times are those of a queue in which every job
-takes long. A job without an estimate counts with a guess. Its times, and those of every job that starts on a
-GPU which it or a job after it has used, rest on that guess.
+The queue is played forward twice (`play`): once with the median length of each run, once with the upper
+estimate, within which nine of ten runs end. So the upper times are those of a queue in which every job takes
+long. A job without an estimate counts as the runs of all jobs do, or with a guess if there are too few. Jobs
+that are submitted later do not count.
 """
 
 from __future__ import annotations
@@ -11,10 +11,8 @@ from __future__ import annotations
 import heapq
 import math
 from bisect import bisect_left, insort
-from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import groupby
 
 from gpu_scheduler.core.model.attempt_status import AttemptStatus
 from gpu_scheduler.core.model.states import AttemptState
@@ -40,51 +38,32 @@ from gpu_scheduler.core.scheduling.facts import (
     QueueReservation,
     ReservedJob,
 )
-from gpu_scheduler.core.scheduling.gpu_time import PERIOD_HOURS, GpuTime, count_gpu_time
 from gpu_scheduler.core.scheduling.gpu_use import Vacancy
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
-from gpu_scheduler.core.scheduling.overtakes import QueueStart
-from gpu_scheduler.core.scheduling.pending_queue import allowed_gpus, queue_key
+from gpu_scheduler.core.scheduling.pending_queue import queue_key
+from gpu_scheduler.core.scheduling.queue_history import PERIOD_HOURS, GpuTime, QueueStart, count_gpu_time
 from gpu_scheduler.core.scheduling.queue_placement import place_jobs
-from gpu_scheduler.core.scheduling.queue_reservation import ExpectedEnd, expected_ends
+from gpu_scheduler.core.scheduling.queue_reservation import expected_ends
 from gpu_scheduler.core.scheduling.reconcile_attempt import departure_s
-from gpu_scheduler.core.scheduling.run_times import Estimate, RunTimeEstimates
+from gpu_scheduler.core.scheduling.run_times import UNKNOWN, Estimate, RunTimeEstimates, RunTimeKey
 
-# The GPU time of a playback, hour by hour.
+# The GPU time of a playback.
 
 
-class VirtualGpuTime:
-    """GPU time that is added to what was counted until `wall`, which counts as of that hour.
+class _GpuTimeByHour:
+    """GPU time that is added to what was counted until `wall`, which counts as of that hour."""
 
-    reserved_idle_s: all that was idle on reserved GPUs since then, in GPU-seconds.
-    """
-
-    def __init__(self, counted: GpuTime | None, wall: float) -> None:
-        before = counted or GpuTime()
-        self._hours = deque([(int(wall // 3600), before.delivered_s, before.reserved_idle_s)])
-        self._total = GpuTime(before.delivered_s, before.reserved_idle_s, wall)
-        self.reserved_idle_s = 0.0
-
-    def total(self) -> GpuTime:
-        """Returns the GPU time of the period that ends now."""
-        return self._total
+    def __init__(self, counted: GpuTime, wall: float) -> None:
+        self._hours = {int(wall // 3600): (counted.delivered_s, counted.reserved_idle_s)}
 
     def record(self, action: RecordGpuTime) -> GpuTime:
         """Adds GPU time, and returns that of the period that ends now."""
-        self.reserved_idle_s += action.reserved_idle_s
         hour = int(action.until // 3600)
-        delivered, idle = self._total.delivered_s, self._total.reserved_idle_s
-        if self._hours and self._hours[-1][0] == hour:
-            _, *before = self._hours.pop()
-        else:
-            before = [0.0, 0.0]
-        self._hours.append((hour, before[0] + action.delivered_s, before[1] + action.reserved_idle_s))
-        delivered, idle = delivered + action.delivered_s, idle + action.reserved_idle_s
-        while self._hours[0][0] <= hour - PERIOD_HOURS:
-            _, old_delivered, old_idle = self._hours.popleft()
-            delivered, idle = delivered - old_delivered, idle - old_idle
-        self._total = GpuTime(delivered, idle, action.until)
-        return self._total
+        delivered_s, idle_s = self._hours.get(hour, (0.0, 0.0))
+        self._hours[hour] = delivered_s + action.delivered_s, idle_s + action.reserved_idle_s
+        self._hours = {at: both for at, both in self._hours.items() if at > hour - PERIOD_HOURS}
+        delivered, idle = zip(*self._hours.values(), strict=True)
+        return GpuTime(sum(delivered), sum(idle), action.until)
 
 
 # The GPUs of a playback after an attempt has left them.
@@ -114,22 +93,19 @@ GROUP_SIZE = 64
 
 
 @dataclass
-class VirtualQueue:
-    """Waiting jobs by resource spec, each list in queue order."""
+class _WaitingJobs:
+    """Waiting jobs by resource spec, each list in queue order.
 
-    _jobs: dict[ResourceSpec, list[QueuedJob]] = field(default_factory=dict)
+    A group is made anew only if it has changed. With all of them made anew in each round, `plan` would take a
+    time that grows with the square of the number of jobs.
+    """
+
+    jobs: dict[ResourceSpec, list[QueuedJob]] = field(default_factory=dict)
     _groups: dict[ResourceSpec, PendingGroup] = field(default_factory=dict)
-
-    def __bool__(self) -> bool:
-        return bool(self._jobs)
-
-    def jobs(self) -> list[QueuedJob]:
-        """Returns all waiting jobs in queue order."""
-        return sorted((job for listed in self._jobs.values() for job in listed), key=queue_key)
 
     def groups(self) -> tuple[PendingGroup, ...]:
         """Returns the groups that a round reads."""
-        for resources, listed in self._jobs.items():
+        for resources, listed in self.jobs.items():
             if resources not in self._groups:
                 has_more = len(listed) > GROUP_SIZE
                 self._groups[resources] = PendingGroup(resources, tuple(listed[:GROUP_SIZE]), has_more)
@@ -137,16 +113,16 @@ class VirtualQueue:
 
     def add(self, job: QueuedJob, resources: ResourceSpec) -> None:
         """Adds a job at its place in the queue."""
-        insort(self._jobs.setdefault(resources, []), job, key=queue_key)
+        insort(self.jobs.setdefault(resources, []), job, key=queue_key)
         self._groups.pop(resources, None)
 
     def remove(self, job: QueuedJob, resources: ResourceSpec) -> None:
         """Removes a job. Raises KeyError if no job of its group waits."""
-        listed = self._jobs[resources]
+        listed = self.jobs[resources]
         del listed[bisect_left(listed, queue_key(job), key=queue_key)]
         self._groups.pop(resources, None)
         if not listed:
-            del self._jobs[resources]
+            del self.jobs[resources]
 
 
 # Plays the placement of jobs forward on a virtual clock, with given run times.
@@ -198,8 +174,11 @@ class Playback:
     ) -> None:
         self._duration_s = duration_s
         self._began = facts.now
-        self._gpu_time = VirtualGpuTime(facts.gpu_time, facts.now.wall)
-        self._queue = VirtualQueue()
+        counted = facts.gpu_time or GpuTime()
+        self._gpu_time = _GpuTimeByHour(counted, facts.now.wall)
+        #: The GPU-seconds that have been idle on GPUs reserved by queue order since the playback began.
+        self.reserved_idle_s = 0.0
+        self._queue = _WaitingJobs()
         self._jobs: dict[int, tuple[QueuedJob, ResourceSpec]] = {}
         self._attempts: dict[int, Attempt] = {one.attempt_id: one for one in facts.attempts}
         self._next_attempt = max(self._attempts, default=0) + 1
@@ -216,7 +195,7 @@ class Playback:
                 self._enqueue(job, group.resources)
         for reserved in facts.reserved_jobs:
             self._jobs[reserved.job.job_id] = reserved.job, reserved.resources
-        self.facts = replace(facts, gpu_time=self._gpu_time.total())
+        self.facts = replace(facts, gpu_time=replace(counted, counted_until=facts.now.wall))
 
     def submit(self, job: QueuedJob, resources: ResourceSpec, at: float) -> None:
         """Lets a job arrive at a time in wall seconds, which must not have passed."""
@@ -227,14 +206,9 @@ class Playback:
         self.facts = replace(self.facts, run_times=run_times)
 
     @property
-    def reserved_idle_s(self) -> float:
-        """The GPU-seconds that have been idle on GPUs reserved by queue order since the playback began."""
-        return self._gpu_time.reserved_idle_s
-
-    @property
     def waiting(self) -> list[QueuedJob]:
         """The jobs that wait now, in queue order."""
-        return self._queue.jobs()
+        return sorted((job for listed in self._queue.jobs.values() for job in listed), key=queue_key)
 
     @property
     def running(self) -> tuple[Attempt, ...]:
@@ -255,7 +229,7 @@ class Playback:
             if at == math.inf:
                 return
             now = self.facts.now.wall
-            if self._queue and self.facts.queue_reservation is not None:
+            if self._queue.jobs and self.facts.queue_reservation is not None:
                 at = min(at, now + ROUND_INTERVAL_S)
             self._advance(max(at, now))
             yield from self._ended()
@@ -270,6 +244,7 @@ class Playback:
         self.facts = replace(self.facts, now=now)
         for action in count_gpu_time(self.facts, allocations_change=True):
             assert isinstance(action, RecordGpuTime)
+            self.reserved_idle_s += action.reserved_idle_s
             self.facts = replace(self.facts, gpu_time=self._gpu_time.record(action))
 
     def _ended(self) -> Iterator[Run]:
@@ -286,7 +261,7 @@ class Playback:
     def _settle(self) -> Iterator[Run]:
         """Runs rounds until one changes nothing."""
         has_changed = True
-        while has_changed and (self._queue or self.facts.reserved_jobs):
+        while has_changed and (self._queue.jobs or self.facts.reserved_jobs):
             self.facts = self._current_facts()
             preempted: list[Run] = []
             has_changed = any([self._apply(action, preempted) for action in place_jobs(self.facts)])
@@ -385,78 +360,55 @@ class Playback:
 # Estimates how long the jobs of a forecast run: the median, and the upper estimate.
 
 
-#: The upper length of a run, as a multiple of the guessed one, if there is no upper estimate. It only lets
-#: the playback go on: what rests on it is not shown.
+#: The upper length of a run, as a multiple of the median one, if nothing is known about either.
 _GUESSED_SPREAD = 2.0
 
 
 @dataclass(frozen=True)
-class Length:
-    """The length of a run, or of its rest, in seconds. is_guess: whether nothing is known about it."""
-
-    seconds: float
-    is_guess: bool
-
-
-@dataclass(frozen=True)
 class Lengths:
-    """The lengths of the runs that will start, by job, and of the rests of attempts, by attempt."""
+    """The seconds of the runs that will start, by job, and of the rests of attempts, by attempt."""
 
-    jobs: Mapping[int, Length]
-    attempts: Mapping[int, Length]
+    jobs: Mapping[int, float]
+    attempts: Mapping[int, float]
 
 
 def expected_lengths(
-    facts: Facts, jobs: Iterable[QueuedJob], ending: Collection[int]
+    facts: Facts, jobs: Iterable[QueuedJob], ending: Collection[int], pooled: Estimate
 ) -> tuple[Lengths, Lengths]:
     """Returns the median and the upper lengths.
 
-    ending: the ids of attempts whose commands have ended already.
+    ending: the ids of attempts whose commands have ended already. pooled: see `forecast`.
     """
     ends = expected_ends(facts)
-    none = Length(0.0, is_guess=False), Length(0.0, is_guess=False)
-    new = {job.job_id: _lengths(facts.run_times.estimate(job.run_time)) for job in jobs}
-    left = {
-        one.attempt_id: none if one.attempt_id in ending else _lengths_left(one, ends[one.attempt_id], facts)
-        for one in facts.attempts
-    }
-    usual = Lengths({key: each[0] for key, each in new.items()}, {key: each[0] for key, each in left.items()})
-    upper = Lengths({key: each[1] for key, each in new.items()}, {key: each[1] for key, each in left.items()})
+    new = {job.job_id: _lengths(_estimate(job.run_time, facts, pooled), 0.0) for job in jobs}
+    left: dict[int, tuple[float, float]] = {}
+    for one in facts.attempts:
+        age_s = 0.0 if one.started_at is None else max(0.0, facts.now.wall - one.started_at)
+        if one.attempt_id in ending:
+            left[one.attempt_id] = 0.0, 0.0
+        elif one.remaining_s is not None or departure_s(one, facts.now, facts.settings) is not None:
+            left[one.attempt_id] = ends[one.attempt_id].in_s, ends[one.attempt_id].in_s
+        else:
+            left[one.attempt_id] = _lengths(_estimate(one.run_time, facts, pooled), age_s)
+    usual, upper = (
+        Lengths({key: each[n] for key, each in new.items()}, {key: each[n] for key, each in left.items()})
+        for n in (0, 1)
+    )
     return usual, upper
 
 
-def _lengths(estimate: Estimate) -> tuple[Length, Length]:
-    """Returns the median and the upper run time of a job that has not started."""
-    usual = Length(estimate.remaining_s(0.0), estimate.predicted_s is None)
-    return usual, _upper(usual, estimate.upper_s)
+def _estimate(key: RunTimeKey | None, facts: Facts, pooled: Estimate) -> Estimate:
+    own = facts.run_times.estimate(key)
+    return own if own.predicted_s is not None else replace(pooled, timeout_s=own.timeout_s)
 
 
-def _upper(usual: Length, upper_s: float) -> Length:
-    """Returns the upper time for a median. upper_s: the upper estimate, infinite if there is none."""
-    if upper_s < math.inf:
-        return Length(max(usual.seconds, upper_s), is_guess=False)
-    return Length(_GUESSED_SPREAD * usual.seconds, is_guess=True)
+def _lengths(estimate: Estimate, age_s: float) -> tuple[float, float]:
+    """Returns the median and the upper remaining time of a job that has run for age_s seconds."""
+    usual_s, upper_s = estimate.remaining_s(age_s), estimate.remaining_upper_s(age_s)
+    return usual_s, max(usual_s, upper_s) if upper_s < math.inf else _GUESSED_SPREAD * usual_s
 
 
-def _lengths_left(attempt: Attempt, end: ExpectedEnd, facts: Facts) -> tuple[Length, Length]:
-    """Returns the median and the upper time for which an attempt will still hold its GPUs.
-
-    The estimate from its progress counts as both.
-    """
-    usual = Length(end.in_s, not end.is_known)
-    leaves = departure_s(attempt, facts.now, facts.settings) is not None
-    if leaves or attempt.remaining_s is not None:
-        return usual, usual
-    age_s = 0.0 if attempt.started_at is None else max(0.0, facts.now.wall - attempt.started_at)
-    upper_s = facts.run_times.estimate(attempt.run_time).remaining_upper_s(age_s)
-    return usual, _upper(usual, upper_s)
-
-
-# Plays a queue forward, with dependencies and delays, and tells which starts rest on a guess.
-
-
-#: What stands for the GPUs of a job that uses none.
-_NO_GPU = ("",)
+# Plays a queue forward, with dependencies and delays.
 
 
 @dataclass(frozen=True)
@@ -477,12 +429,11 @@ class WaitingJob:
 class Played:
     """The runs of one playback, by job, each from its first start to its last end.
 
-    resting: the jobs whose starts rest on a guess. reasons: why the jobs wait that have not started although
-    they wait only for GPUs, by the key of their resources.
+    reasons: why the jobs wait that have not started although they wait only for GPUs, by the key of their
+    resources.
     """
 
     runs: Mapping[int, Run]
-    resting: frozenset[int]
     reasons: Mapping[str, WaitReason]
 
 
@@ -501,8 +452,8 @@ def play(facts: Facts, waiting: Sequence[WaitingJob], lengths: Lengths) -> Playe
     groups = tuple(PendingGroup(resources, tuple(jobs)) for resources, jobs in ready.items())
     box = Playback(
         replace(facts, pending_groups=groups),
-        lambda job: lengths.jobs[job.job_id].seconds if job.job_id in lengths.jobs else 0.0,
-        {attempt_id: now + one.seconds for attempt_id, one in lengths.attempts.items()},
+        lambda job: lengths.jobs.get(job.job_id, 0.0),
+        {attempt_id: now + seconds for attempt_id, seconds in lengths.attempts.items()},
     )
     for one in waiting:
         if not one.parents and one.not_before > now:
@@ -520,14 +471,7 @@ def play(facts: Facts, waiting: Sequence[WaitingJob], lengths: Lengths) -> Playe
             of.discard(run.job_id)
             if not of:
                 box.submit(replace(child.job, waiting_since=at), child.resources, at)
-    guesses = {
-        one.job_id
-        for one in facts.attempts
-        if one.attempt_id in active and lengths.attempts[one.attempt_id].is_guess
-    }
-    guesses |= {job_id for job_id, one in lengths.jobs.items() if one.is_guess}
-    reasons = _final_reasons(box)
-    return Played(runs, _resting_on_guesses(runs.values(), guesses, waiting, facts), reasons)
+    return Played(runs, _final_reasons(box))
 
 
 def _final_reasons(box: Playback) -> dict[str, WaitReason]:
@@ -537,51 +481,12 @@ def _final_reasons(box: Playback) -> dict[str, WaitReason]:
     return {one.spec_key: one.reason for one in place_jobs(box.facts) if isinstance(one, SetWaitReason)}
 
 
-def _resting_on_guesses(
-    runs: Iterable[Run], guesses: set[int], waiting: Sequence[WaitingJob], facts: Facts
-) -> frozenset[int]:
-    """Returns the jobs whose starts rest on a guess.
-
-    That is a job that starts later than now if a run whose length or start rests on a guess has begun before
-    on a GPU that the job may use, or if one of its parents is such a job. For jobs without a GPU, the other
-    such jobs count instead.
-    """
-    by_id = {one.job.job_id: one for one in waiting}
-    usable = {
-        one.resources: frozenset(gpu.uuid for gpu in allowed_gpus(one.resources, facts))
-        if one.resources.needs_gpus
-        else frozenset(_NO_GPU)
-        for one in waiting
-    }
-    now = facts.now.wall
-    resting: set[int] = set()
-    guessed_gpus: set[str] = set()
-    for at, group in groupby(sorted(runs, key=_start), key=_start):
-        together = list(group)
-        for run in together:
-            one = by_id.get(run.job_id)
-            if one is None or at <= now:
-                continue
-            uncertain = guesses | resting
-            if guessed_gpus & usable[one.resources] or any(parent in uncertain for parent in one.parents):
-                resting.add(run.job_id)
-        for run in together:
-            if run.job_id in guesses or run.job_id in resting:
-                guessed_gpus.update(run.gpus or _NO_GPU)
-    return frozenset(resting)
-
-
-def _start(run: Run) -> float:
-    return run.started_at
-
-
 @dataclass(frozen=True)
 class JobForecast:
     """The expected start and end of a job in wall seconds, and the UUIDs of its GPUs.
 
-    start_upper_at, end_upper_at: the times if every job takes its upper estimate; None if they would rest on
-    a guess. has_estimate: whether the run time of the job itself is more than a guess. rests_on_guess:
-    whether the start depends on a job whose run time is a guess.
+    start_upper_at, end_upper_at: the times if every job takes its upper estimate; None if the job then does
+    not start. has_estimate: whether earlier runs or its progress show how long the job takes.
     """
 
     start_at: float
@@ -590,7 +495,6 @@ class JobForecast:
     end_upper_at: float | None
     gpus: tuple[str, ...]
     has_estimate: bool
-    rests_on_guess: bool
 
 
 @dataclass(frozen=True)
@@ -608,21 +512,26 @@ class Forecast:
     idle_until: float | None = None
 
 
-def forecast(facts: Facts, waiting: Sequence[WaitingJob], ending: Collection[int] = ()) -> Forecast:
+def forecast(
+    facts: Facts, waiting: Sequence[WaitingJob], ending: Collection[int] = (), pooled: Estimate = UNKNOWN
+) -> Forecast:
     """Returns the forecast of the running jobs and of these waiting ones.
 
-    facts: pending groups do not count. ending: the ids of attempts whose commands have ended already.
+    facts: pending groups do not count. ending: the ids of attempts whose commands have ended already. pooled:
+    the estimate for a job about which nothing else is known. No decision of the playback is based on it,
+    because none of the scheduler is.
     """
     facts = _with_all_attempts(facts)
-    usual_lengths, upper_lengths = expected_lengths(facts, [one.job for one in waiting], ending)
+    usual_lengths, upper_lengths = expected_lengths(facts, [one.job for one in waiting], ending, pooled)
     usual, upper = play(facts, waiting, usual_lengths), play(facts, waiting, upper_lengths)
-    attempts = {one.job_id: one.attempt_id for one in facts.attempts if one.state.is_open}
-    found = {}
-    for job_id, run in usual.runs.items():
-        is_new = job_id in usual_lengths.jobs
-        key = job_id if is_new else attempts[job_id]
-        own, late = ((each.jobs if is_new else each.attempts)[key] for each in (usual_lengths, upper_lengths))
-        found[job_id] = _job_forecast(run, usual, upper, own, late)
+    ends = expected_ends(facts)
+    known = {one.job_id: ends[one.attempt_id].is_known for one in facts.attempts if one.state.is_open}
+    for one in waiting:
+        known[one.job.job_id] = facts.run_times.estimate(one.job.run_time).predicted_s is not None
+    found = {
+        job_id: _job_forecast(run, upper.runs.get(job_id), has_estimate=known[job_id])
+        for job_id, run in usual.runs.items()
+    }
     until = max((found[one.job.job_id].start_at for one in waiting if one.job.job_id in found), default=0.0)
     if until <= facts.now.wall:
         return Forecast(found, usual.reasons)
@@ -635,20 +544,11 @@ def _with_all_attempts(facts: Facts) -> Facts:
     return replace(facts, attempts=attempts, adopted_jobs=(), pending_groups=())
 
 
-def _job_forecast(run: Run, usual: Played, upper: Played, own: Length, late: Length) -> JobForecast:
-    """Returns the forecast of a job. own, late: the median and the upper length of its run."""
-    late_run = None if run.job_id in upper.resting else upper.runs.get(run.job_id)
-    start_upper = None if late_run is None else max(run.started_at, late_run.started_at)
-    end_upper = None if late_run is None or late.is_guess else max(run.ended_at, late_run.ended_at)
-    return JobForecast(
-        run.started_at,
-        run.ended_at,
-        start_upper,
-        end_upper,
-        run.gpus,
-        not own.is_guess,
-        run.job_id in usual.resting,
-    )
+def _job_forecast(run: Run, late: Run | None, *, has_estimate: bool) -> JobForecast:
+    """Returns the forecast of a job. late: its run if every job takes its upper estimate."""
+    start_upper = None if late is None else max(run.started_at, late.started_at)
+    end_upper = None if late is None else max(run.ended_at, late.ended_at)
+    return JobForecast(run.started_at, run.ended_at, start_upper, end_upper, run.gpus, has_estimate)
 
 
 def _idle_share(runs: Iterable[Run], facts: Facts, until: float) -> float | None:

@@ -28,10 +28,16 @@ from gpu_scheduler.core.scheduling.actions import (
 from gpu_scheduler.core.scheduling.adoption import watch_adopted
 from gpu_scheduler.core.scheduling.attempt_end import recover_interrupted
 from gpu_scheduler.core.scheduling.facts import Attempt, Facts
-from gpu_scheduler.core.scheduling.gpu_time import count_gpu_time
-from gpu_scheduler.core.scheduling.gpu_use import display_memory, unattributed_memory
+from gpu_scheduler.core.scheduling.gpu_faults import find_suspects
+from gpu_scheduler.core.scheduling.gpu_use import (
+    display_memory,
+    record_measurements,
+    unattributed_memory,
+    with_recorded_peaks,
+)
 from gpu_scheduler.core.scheduling.pending_queue import allowed_gpus
 from gpu_scheduler.core.scheduling.preemption import protection_left_s
+from gpu_scheduler.core.scheduling.queue_history import count_gpu_time
 from gpu_scheduler.core.scheduling.queue_placement import place_jobs, start_wait_s, with_start_interval
 from gpu_scheduler.core.scheduling.reconcile_attempt import (
     check_memory_release,
@@ -40,8 +46,6 @@ from gpu_scheduler.core.scheduling.reconcile_attempt import (
     release_allocation,
 )
 from gpu_scheduler.core.scheduling.retry import GpuInventory
-from gpu_scheduler.core.scheduling.suspects import find_suspects
-from gpu_scheduler.core.scheduling.usage import record_measurements, with_recorded_peaks
 
 # Detects misplaced processes: processes of a job on a GPU outside its allocation.
 #

@@ -1,4 +1,4 @@
-"""Explains what the rule of the queue order means for one waiting job: its overtakes and its reservation."""
+"""Tells what the next round does with one waiting job: its GPUs, its overtakes and its reservation."""
 
 from __future__ import annotations
 
@@ -6,19 +6,23 @@ from dataclasses import dataclass
 from enum import Enum
 
 from gpu_scheduler.core.model.job_spec import Need
+from gpu_scheduler.core.model.wait_reason import WaitReason
 from gpu_scheduler.core.scheduling.facts import Attempt, Facts, QueuedJob, QueueReservation
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
-from gpu_scheduler.core.scheduling.pending_queue import queue_key
-from gpu_scheduler.core.scheduling.queue_placement import gpus_for
+from gpu_scheduler.core.scheduling.pending_queue import GroupLimits, need_of, queue_key
+from gpu_scheduler.core.scheduling.placement import GpuAvailability
+from gpu_scheduler.core.scheduling.preemption import NoPreemption, Preemption, find_preemption, may_preempt
+from gpu_scheduler.core.scheduling.queue_placement import budget_left_s, keep_reserved_gpus, waiting_since
 from gpu_scheduler.core.scheduling.queue_reservation import (
     ExpectedEnd,
     PlannedReservation,
     attempts_to_leave,
     expected_ends,
+    may_begin,
     plan_reservation,
 )
-from gpu_scheduler.core.scheduling.queue_walk import UNKNOWN_END_FACTOR, waiting_since
-from gpu_scheduler.core.scheduling.reconcile_attempt import departure_s
+from gpu_scheduler.core.scheduling.reconcile_attempt import departure_s, leaving_attempts
+from gpu_scheduler.core.scheduling.retry import without_failed_gpus
 from gpu_scheduler.core.scheduling.round_allocations import RoundAllocations
 from gpu_scheduler.core.scheduling.run_times import Estimate, Prediction, RunTimes
 from gpu_scheduler.core.scheduling.settings import QueueOrder
@@ -54,19 +58,19 @@ class AwaitedEnd:
 class QueueOutlook:
     """The state of a waiting job with respect to the queue order.
 
-    overtakes: how often it has been overtaken; needed: after how many overtakes GPUs are reserved for it.
-    is_guess: whether nothing is known about the end of a job on these GPUs, so that more of them are needed.
-    is_possible: whether enough GPUs are expected to be free for it at some time. is_over_budget: whether
-    reserved GPUs have been idle for too long. first_job: the job before it in the queue that has the
-    reservation; None if there is none. reservation: its own; gpus: the indices of the reserved GPUs. awaited:
-    the jobs that must leave them. estimate: how long the job itself takes.
+    overtakes: how often it has been overtaken; needed: after how many overtakes GPUs may be reserved for it.
+    cost_s: the GPU-seconds for which they would be idle; None if it is not known when enough of them will be
+    free. budget_left_s: for how many GPU-seconds reserved GPUs may still be idle. may_begin: whether the cost
+    is small enough. first_job: the job before it in the queue that has the reservation; None if there is
+    none. reservation: its own; gpus: the indices of the reserved GPUs. awaited: the jobs that must leave
+    them. estimate: how long the job itself takes.
     """
 
     overtakes: int
     needed: int
-    is_guess: bool
-    is_possible: bool
-    is_over_budget: bool
+    cost_s: float | None
+    budget_left_s: float
+    may_begin: bool
     first_job: int | None
     reservation: QueueReservation | None
     gpus: tuple[int, ...]
@@ -81,7 +85,7 @@ def queue_outlook(
 
     run_times: those on which the estimates in the facts are based.
     """
-    settings, stored, told = facts.settings, facts.queue_reservation, facts.gpu_time
+    settings, stored = facts.settings, facts.queue_reservation
     if settings.queue_order is not QueueOrder.RESERVE or not need.count:
         return None
     gpus = gpus_for(job, facts)
@@ -89,15 +93,14 @@ def queue_outlook(
     planned = plan_reservation(need, resources.allowed, gpus.vacancies(), ends)
     own = stored if stored is not None and stored.job.job_id == job.job_id else None
     is_behind = own is None and stored is not None and queue_key(stored.job) < queue_key(job)
-    is_guess = planned is not None and planned.has_unknown_holder
+    since = waiting_since(job, resources, need, facts)
+    left_s, waited_s = budget_left_s(facts), need.count * (facts.now.wall - since)
     return QueueOutlook(
-        facts.overtakes.count(job, waiting_since(job, resources, need, facts))
-        if own is None
-        else own.overtakes,
-        settings.aging * (UNKNOWN_END_FACTOR if is_guess else 1),
-        is_guess,
-        planned is not None,
-        stored is None and told is not None and told.exceeds(settings.idle_budget),
+        facts.overtakes.count(job, since) if own is None else own.overtakes,
+        settings.aging,
+        None if planned is None else planned.cost_s,
+        left_s,
+        planned is not None and may_begin(planned.cost_s, left_s, waited_s, settings.idle_budget),
         stored.job.job_id if is_behind and stored is not None else None,
         own,
         () if own is None else tuple(sorted(gpu.index for gpu in facts.gpus if gpu.uuid in own.gpus)),
@@ -142,3 +145,43 @@ def _basis(attempt: Attempt, end: ExpectedEnd, facts: Facts) -> EndBasis:
     if attempt.remaining_s is not None:
         return EndBasis.PROGRESS
     return EndBasis.RUN_TIMES if end.is_known else EndBasis.GUESS
+
+
+def judged_gpus(
+    facts: Facts, need: Need, job: QueuedJob, allowed: tuple[int, ...] | None = None
+) -> list[GpuAvailability]:
+    """Returns each GPU as the next round judges it for a queued job with this need."""
+    views = gpus_for(job, facts).views(need, job.job_id, _upper_s(job, facts))
+    return without_failed_gpus(views, job, need, allowed, facts)
+
+
+def possible_preemption(
+    facts: Facts, need: Need, job: QueuedJob, resources: ResourceSpec
+) -> Preemption | NoPreemption | None:
+    """Returns whom the next round preempts for a queued job, or why nobody; None if it need or may not."""
+    if not may_preempt(job.priority, resources, facts.settings) or GroupLimits(facts).refusal(resources):
+        return None
+    gpus, upper_s = gpus_for(job, facts), _upper_s(job, facts)
+    answer = gpus.place(need, resources.allowed, upper_s)
+    if not isinstance(answer, WaitReason) or answer.is_infeasible:
+        return None
+    usable = gpus.preemptible(need, upper_s + facts.settings.preempt_grace_s)
+    return find_preemption(job, need, resources.allowed, facts, gpus.leaving, usable)
+
+
+def gpus_for(job: QueuedJob, facts: Facts) -> RoundAllocations:
+    """Returns the GPUs with the reservations that a queued job meets in the next round."""
+    gpus = RoundAllocations(facts, leaving_attempts(facts))
+    keep_reserved_gpus(facts, gpus)
+    stored = facts.queue_reservation
+    if stored is not None and queue_key(stored.job) < queue_key(job):
+        wanted = need_of(stored.resources, facts)
+        ends = expected_ends(gpus.facts)
+        planned = plan_reservation(wanted, stored.resources.allowed, gpus.vacancies(), ends)
+        if planned is not None:
+            gpus.reserve_in_order(stored.job.job_id, wanted, planned, stored.start_at, stored.overtakes)
+    return gpus
+
+
+def _upper_s(job: QueuedJob, facts: Facts) -> float:
+    return facts.run_times.estimate(job.run_time).upper_s

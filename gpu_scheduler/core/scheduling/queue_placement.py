@@ -1,4 +1,8 @@
-"""Places waiting jobs: first those that preempt others, then the rest of the queue in order.
+"""Places waiting jobs: first those that preempt others, then the rest of the queue in one walk, in order.
+
+A job that does not fit is overtaken by later ones that do (backfill). Once it has been overtaken too often,
+GPUs are reserved for it: the first such job gets the reservation, and only the jobs behind it must leave the
+reserved GPUs free for it. The order of the queue never changes. The rule is in docs/design.md, Queue order.
 
 The jobs without a GPU come last, so that they take no place of a group from the others. Nothing else connects
 both: whatever GPUs do, the former start, and the latter are placed as if there were no former.
@@ -6,34 +10,71 @@ both: whatever GPUs do, the former start, and the latter are placed as if there 
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from itertools import islice
+from heapq import heappop, heappush
 
 from gpu_scheduler.core.model.job_spec import Need
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
-from gpu_scheduler.core.scheduling.actions import Action, DropReservation, SetWaitReason, Start
-from gpu_scheduler.core.scheduling.facts import Facts, QueuedJob, ReservedJob
-from gpu_scheduler.core.scheduling.gpu_admission import GpuAvailability
+from gpu_scheduler.core.scheduling.actions import (
+    Action,
+    DropReservation,
+    SetQueueReservation,
+    SetWaitReason,
+    Start,
+)
+from gpu_scheduler.core.scheduling.facts import Facts, PendingGroup, QueuedJob, QueueReservation, ReservedJob
+from gpu_scheduler.core.scheduling.gpu_faults import is_due
 from gpu_scheduler.core.scheduling.gpu_use import availability_beside
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
-from gpu_scheduler.core.scheduling.pending_queue import GroupLimits, PendingQueue, need_of, queue_key
+from gpu_scheduler.core.scheduling.pending_queue import (
+    GroupLimits,
+    Request,
+    RequestKind,
+    allowed_gpus,
+    in_queue_order,
+    need_of,
+    queue_key,
+    request_of,
+)
 from gpu_scheduler.core.scheduling.placement import place
-from gpu_scheduler.core.scheduling.preemption import NoPreemption, Preemption, find_preemption, may_preempt
-from gpu_scheduler.core.scheduling.queue_reservation import expected_ends, plan_reservation
-from gpu_scheduler.core.scheduling.queue_walk import (
-    MAX_EXPLAINED,
-    QueueWalk,
-    groups_to_explain,
-    wait_reasons,
+from gpu_scheduler.core.scheduling.preemption import NoPreemption, find_preemption, may_preempt, preempt
+from gpu_scheduler.core.scheduling.queue_reservation import (
+    ExpectedEnd,
+    PlannedReservation,
+    expected_ends,
+    may_begin,
+    plan_reservation,
 )
 from gpu_scheduler.core.scheduling.reconcile_attempt import leaving_attempts
 from gpu_scheduler.core.scheduling.retry import has_tries_left, without_failed_gpus
 from gpu_scheduler.core.scheduling.round_allocations import RoundAllocations
-from gpu_scheduler.core.scheduling.suspects import is_due
+from gpu_scheduler.core.scheduling.settings import QueueOrder
 
-#: Number of groups, the first of the queue, in which a round looks for a job that tries a suspect GPU, or for
-#: one whose start waits for `--start-interval`.
+#: Maximum number of groups whose wait reasons a round determines, the first ones that do not fit.
+MAX_EXPLAINED = 128
+# With 10,000 different requests, a round takes 20 to 40 ms within these limits, and without the one
+#
+# - 1.1 s, if all jobs may preempt and that helps none;
+# - 360 ms, if 2,000 have been overtaken too often and the reservation of each would cost too much;
+# - 70 ms, and 300 ms the first time, if all have an estimate and reserved GPUs are idle;
+# - 100 ms, if a suspect GPU is due for a trial and no job has tries left.
+
+#: Maximum number of jobs for which a round looks for others to preempt.
+_MAX_PREEMPTING = 128
+#: Maximum number of different reservations that a round plans, besides that of the job in the store.
+_MAX_PLANS = 16
+#: Maximum number of jobs for which a round estimates whether they end before reserved GPUs are needed.
+_MAX_ESTIMATES = 512
+#: Number of groups, the first of the queue, in which a round looks for a job that tries a suspect GPU.
 _MAX_TRYING = 512
+#: The expected start of a job is shown as a multiple of this number of seconds, so that it rarely changes.
+_START_STEP_S = 300.0
+#: The reason of a group behind those that a round explains, in place of one that may be old.
+_NOT_TRIED = WaitReason(WaitKind.NOT_TRIED)
+#: More than the size of any request.
+_NO_SIZE = 1 << 62
 
 
 def place_jobs(facts: Facts) -> list[Action]:
@@ -42,48 +83,350 @@ def place_jobs(facts: Facts) -> list[Action]:
     The jobs that preempt others come first, on the GPUs that are reserved for them. At most one job of a
     round begins to preempt others, and at most one job has GPUs reserved by queue order.
     """
-    queue = PendingQueue.of(facts.pending_groups)
-    if not (queue or queue.without_gpus or facts.reserved_jobs or facts.queue_reservation):
+    if not (facts.pending_groups or facts.reserved_jobs or facts.queue_reservation):
         return []
     if facts.storage_issue is not None:
-        why_not = WaitReason(WaitKind.STORAGE, facts.storage_issue)
-        handles = [*groups_to_explain(queue, facts.now), *islice(queue.without_gpus, MAX_EXPLAINED)]
-        return wait_reasons(queue, dict.fromkeys(handles, why_not))
+        every = [*in_queue_order(facts.pending_groups), *_without_gpus(facts)]
+        return _all_wait(every, WaitReason(WaitKind.STORAGE, facts.storage_issue))
     limits = GroupLimits(facts)
-    return _place_on_gpus(facts, queue, limits) + _start_without_gpus(queue, limits)
+    return _place_on_gpus(facts, limits) + _start_without_gpus(facts, limits)
 
 
-def _place_on_gpus(facts: Facts, queue: PendingQueue, limits: GroupLimits) -> list[Action]:
+def _place_on_gpus(facts: Facts, limits: GroupLimits) -> list[Action]:
+    groups = in_queue_order(facts.pending_groups)
     if facts.probe_error is not None:
-        why_not = WaitReason(WaitKind.GPUS_UNREADABLE, facts.probe_error)
-        return wait_reasons(queue, dict.fromkeys(groups_to_explain(queue, facts.now), why_not))
+        return _all_wait(groups, WaitReason(WaitKind.GPUS_UNREADABLE, facts.probe_error))
     if not facts.all_sampled:
         return []
     gpus = RoundAllocations(facts, leaving_attempts(facts))
     actions = _place_reserved_jobs(facts, gpus, limits)
     has_started = any(isinstance(one, Start) for one in actions)
-    actions += QueueWalk(facts, gpus, limits, has_started=has_started).place()
+    actions += _Walk(facts, groups, gpus, limits, has_started=has_started).place()
     if any(isinstance(one, Start) for one in actions):
         return actions
-    return actions + _try_suspect(facts, queue, gpus, limits)
+    return actions + _try_suspect(facts, groups, gpus, limits)
 
 
-def _start_without_gpus(queue: PendingQueue, limits: GroupLimits) -> list[Action]:
+def _without_gpus(facts: Facts) -> list[PendingGroup]:
+    return [one for one in facts.pending_groups if not one.resources.needs_gpus]
+
+
+def _start_without_gpus(facts: Facts, limits: GroupLimits) -> list[Action]:
     """Starts the jobs that need no GPU, in queue order, as far as the limits allow."""
     actions: list[Action] = []
-    reasons: dict[str, WaitReason] = {}
-    groups = queue.without_gpus.items()
-    for _, handle, job in sorted((queue_key(job), handle, job) for handle, one in groups for job in one.jobs):
-        group = queue.group(handle)
+    reasons: dict[int, WaitReason] = {}
+    groups = _without_gpus(facts)
+    visits = ((queue_key(job), n, job) for n, group in enumerate(groups) for job in group.jobs)
+    for _, n, job in sorted(visits, key=lambda one: one[:2]):
+        group = groups[n]
         refusal = limits.refusal(group.resources)
         if refusal is not None:
-            reasons.setdefault(handle, refusal)
+            reasons.setdefault(n, refusal)
             continue
         actions.append(Start(job.job_id, (), 0, waiting_since=job.waiting_since))
         limits.take(group.resources)
         if group.has_more and job is group.jobs[-1]:
             break  # its next job, which this round has not read, may precede the rest
-    return actions + wait_reasons(queue, reasons)[:MAX_EXPLAINED]
+    return actions + _wait_reasons((groups[n], reason) for n, reason in reasons.items())
+
+
+def _all_wait(groups: list[PendingGroup], why: WaitReason) -> list[Action]:
+    """Returns the changes of the wait reasons if no job of these groups can start."""
+    first, others = groups[:MAX_EXPLAINED], groups[MAX_EXPLAINED:]
+    return _wait_reasons(
+        [*((one, why) for one in first), *((one, _NOT_TRIED) for one in others if one.reason)]
+    )
+
+
+def _wait_reasons(reasons: Iterable[tuple[PendingGroup, WaitReason]]) -> list[Action]:
+    """Returns the changes of the wait reasons."""
+    return [
+        SetWaitReason(group.resources.key(), reason) for group, reason in reasons if reason != group.reason
+    ]
+
+
+class _Walk:
+    """One walk through the queue. has_started: whether this round has already started a job.
+
+    It visits the first job of each group, and the next one if that may start, preempt others or get the
+    reservation. A walk only gives GPUs away. So for each kind of request, once one has been refused, those
+    that are at least as large are not tried.
+    """
+
+    def __init__(
+        self,
+        facts: Facts,
+        groups: list[PendingGroup],
+        gpus: RoundAllocations,
+        limits: GroupLimits,
+        *,
+        has_started: bool,
+    ) -> None:
+        self._facts = facts
+        self._groups = groups
+        self._gpus = gpus
+        self._limits = limits
+        self._actions: list[Action] = []
+        #: The next jobs of groups, by queue key: each with the index of its group and its own in the group.
+        self._next: list[tuple[tuple[int, int, int], int, int]] = []
+        #: The smallest size that was refused to a job that ends in time and to one that does not.
+        self._refused: dict[bool, dict[RequestKind, int]] = {True: {}, False: {}}
+        self._reasons: dict[int, WaitReason] = {}
+        self._has_started = has_started
+        self._has_preempted = False
+        self._is_over = False
+        #: Whether the job with the stored reservation has got GPUs in this walk.
+        self._is_served = False
+        self._budget_left_s = budget_left_s(facts)
+        self._may_reserve = facts.settings.queue_order is QueueOrder.RESERVE and self._budget_left_s >= 0
+        self._reservation = SetQueueReservation(None)
+        self._plans: dict[tuple[Need, tuple[int, ...] | None], PlannedReservation | None] = {}
+        self._ends: Mapping[int, ExpectedEnd] | None = None
+        self._preempting_left, self._estimates_left = _MAX_PREEMPTING, _MAX_ESTIMATES
+
+    def place(self) -> list[Action]:
+        """Returns the starts, at most one preemption, and the changes of the reservation and wait reasons."""
+        stored, after_all = self._facts.queue_reservation, len(self._groups)
+        if stored is not None and self._is_waiting(stored):
+            heappush(self._next, (queue_key(stored.job), after_all, 0))
+        for n, at in self._visits():
+            if stored is not None and n == after_all:
+                self._keep(stored)
+            else:
+                group = self._groups[n]
+                is_open = self._visit(n, group, group.jobs[at])
+                if is_open and at + 1 < len(group.jobs) and self._is_of_interest(group, group.jobs[at]):
+                    heappush(self._next, (queue_key(group.jobs[at + 1]), n, at + 1))
+            if self._is_over:
+                break
+        else:
+            self._actions += self._changed_reservation()
+        return self._actions + _wait_reasons((self._groups[n], one) for n, one in self._reasons.items())
+
+    def _is_waiting(self, stored: QueueReservation) -> bool:
+        """Returns whether the job with the reservation waits for GPUs, or will do so in a moment."""
+        job_id = stored.job.job_id
+        return stored.is_delayed or any(job.job_id == job_id for one in self._groups for job in one.jobs)
+
+    def _visits(self) -> Iterator[tuple[int, int]]:
+        """Yields the jobs to visit in queue order: the index of the group, and that of the job in it."""
+        for n, group in enumerate(self._groups):
+            while self._next and self._next[0] < (queue_key(group.jobs[0]), n, 0):
+                yield heappop(self._next)[1:]
+            yield n, 0
+        while self._next:
+            yield heappop(self._next)[1:]
+
+    def _is_of_interest(self, group: PendingGroup, job: QueuedJob) -> bool:
+        """Returns whether the walk visits the next job of a group after this one."""
+        facts = self._facts
+        return (
+            not self._is_refused(request_of(group, facts), ends_in_time=True)
+            or self._may_try_preemption(group, job)
+            or (
+                self._may_reserve and facts.overtakes.may_reach(job, group.submitted_at, facts.settings.aging)
+            )
+        )
+
+    def _is_refused(self, request: Request, *, ends_in_time: bool) -> bool:
+        return request.size >= self._refused[ends_in_time].get(request.kind, _NO_SIZE)
+
+    def _visit(self, n: int, group: PendingGroup, job: QueuedJob) -> bool:
+        """Starts a job if it fits. Otherwise, it may preempt others or get the reservation.
+
+        Returns whether other jobs of its group may start.
+        """
+        refusal = self._limits.refusal(group.resources)
+        if refusal is not None:
+            self._reasons.setdefault(n, refusal)
+            return False
+        request, refused = request_of(group, self._facts), None
+        if not self._is_refused(request, ends_in_time=True):
+            upper_s = self._upper_s(job)
+            if not self._is_refused(request, ends_in_time=self._gpus.ends_in_time(upper_s)):
+                answer = self._place(group, job, request, upper_s)
+                if not isinstance(answer, WaitReason):
+                    self._start(group, job, request.need, answer, upper_s)
+                    return True
+                refused = answer
+        if n not in self._reasons:
+            self._explain(n, group, job, request.need, refused)
+        if not self._preempt(group, job, request.need):
+            self._consider(group, job, request.need)
+        return True
+
+    def _place(
+        self, group: PendingGroup, job: QueuedJob, request: Request, upper_s: float
+    ) -> tuple[str, ...] | WaitReason:
+        """Returns the GPUs for a job, or why it waits. A job that has failed does not refuse other jobs."""
+        need, allowed = request.need, group.resources.allowed
+        answer = self._gpus.place(need, allowed, upper_s)
+        if isinstance(answer, WaitReason):
+            in_time = self._gpus.ends_in_time(upper_s)
+            self._refused[in_time][request.kind] = request.size
+            if not in_time and isinstance(self._gpus.place(need, allowed, 0.0), WaitReason):
+                self._refused[True][request.kind] = request.size
+        elif job.failed_on:
+            views = self._gpus.views(need, upper_s=upper_s)
+            views = without_failed_gpus(views, job, need, allowed, self._facts)
+            return place(need, allowed, views, self._facts.settings)
+        return answer
+
+    def _start(
+        self, group: PendingGroup, job: QueuedJob, need: Need, gpus: tuple[str, ...], upper_s: float
+    ) -> None:
+        start = self._gpus.start(job.job_id, gpus, need, upper_s)
+        self._actions.append(replace(start, waiting_since=job.waiting_since))
+        self._limits.take(group.resources)
+        self._has_started = True
+        self._note_served(job)
+        if group.has_more and job is group.jobs[-1]:
+            self._is_over = True  # the group's next job, which this round has not read, may precede the rest
+
+    def _note_served(self, job: QueuedJob) -> None:
+        stored = self._facts.queue_reservation
+        self._is_served = self._is_served or (stored is not None and stored.job.job_id == job.job_id)
+
+    def _explain(
+        self, n: int, group: PendingGroup, job: QueuedJob, need: Need, known: WaitReason | None
+    ) -> None:
+        """Notes why a job waits, if its group is one of the first."""
+        if len(self._reasons) >= MAX_EXPLAINED:
+            if group.reason is not None:
+                self._reasons[n] = _NOT_TRIED
+            return
+        reason = known or self._gpus.place(need, group.resources.allowed, self._upper_s(job))
+        if isinstance(reason, WaitReason):
+            self._reasons[n] = reason
+
+    def _upper_s(self, job: QueuedJob) -> float:
+        """Returns the seconds within which a job will have ended; infinite if unknown or of no interest."""
+        if not self._gpus.has_queue_reservation or self._estimates_left <= 0:
+            return math.inf
+        self._estimates_left -= 1
+        return self._facts.run_times.estimate(job.run_time).upper_s
+
+    def _may_try_preemption(self, group: PendingGroup, job: QueuedJob) -> bool:
+        is_open = self._preempting_left > 0 and not self._has_preempted
+        return is_open and may_preempt(job.priority, group.resources, self._facts.settings)
+
+    def _preempt(self, group: PendingGroup, job: QueuedJob, need: Need) -> bool:
+        """Preempts other jobs for a job that does not fit, if it may do so and if that helps."""
+        if not self._may_try_preemption(group, job):
+            return False
+        self._preempting_left -= 1
+        facts, gpus = self._facts, self._gpus
+        usable = gpus.preemptible(need, self._upper_s(job) + facts.settings.preempt_grace_s)
+        found = find_preemption(job, need, group.resources.allowed, facts, gpus.leaving, usable)
+        if isinstance(found, NoPreemption):
+            return False
+        gpus.reserve(job.job_id, found.gpus, need)
+        self._limits.take(group.resources)
+        self._actions += preempt(job.job_id, found, facts)
+        self._has_preempted = True
+        self._note_served(job)
+        self._plans.clear()
+        return True
+
+    def _consider(self, group: PendingGroup, job: QueuedJob, need: Need) -> None:
+        """Reserves GPUs for a job that does not fit, if it has been overtaken too often."""
+        facts, stored, settings = self._facts, self._facts.queue_reservation, self._facts.settings
+        # The last condition is cheap, and nearly always keeps a job off.
+        if not self._may_reserve or not facts.overtakes.may_reach(job, job.submitted_at, settings.aging):
+            return
+        if stored is not None and stored.job.job_id == job.job_id:
+            return  # it keeps its reservation, in the next step of the walk
+        if group.reason is not None and group.reason.kind is WaitKind.GROUP_FULL:
+            return  # it begins to wait for GPUs only now
+        since, planned = waiting_since(job, group.resources, need, facts), None
+        if not self._has_started:
+            planned = self._planned(need, group.resources.allowed)
+            waited_s = need.count * (facts.now.wall - since)
+            if planned is None or not may_begin(
+                planned.cost_s, self._budget_left_s, waited_s, settings.idle_budget
+            ):
+                return
+        overtakes = facts.overtakes.count(job, since)
+        if overtakes < settings.aging:
+            return
+        if planned is None:
+            self._is_over = True  # the next round knows when the jobs that this round starts will end
+        else:
+            self._reserve(job, group.resources, need, planned, overtakes)
+
+    def _keep(self, stored: QueueReservation) -> None:
+        """Keeps the stored reservation, unless its job has got GPUs or an earlier one takes over."""
+        resources = stored.resources
+        if self._is_served or not self._may_reserve or self._limits.refusal(resources) is not None:
+            return
+        if self._has_started:
+            self._is_over = True
+            return
+        need = need_of(resources, self._facts)
+        planned = self._plan(need, resources.allowed)
+        if planned is not None:
+            self._reserve(stored.job, resources, need, planned, stored.overtakes)
+
+    def _reserve(
+        self,
+        job: QueuedJob,
+        resources: ResourceSpec,
+        need: Need,
+        planned: PlannedReservation,
+        overtakes: int,
+    ) -> None:
+        start_at = math.ceil((self._facts.now.wall + planned.start_in_s) / _START_STEP_S) * _START_STEP_S
+        self._limits.take(resources)
+        self._gpus.reserve_in_order(job.job_id, need, planned, start_at, overtakes)
+        self._reservation = SetQueueReservation(job.job_id, planned.gpus, start_at, overtakes)
+        self._may_reserve = False
+
+    def _planned(self, need: Need, allowed: tuple[int, ...] | None) -> PlannedReservation | None:
+        if (need, allowed) not in self._plans:
+            if len(self._plans) >= _MAX_PLANS:
+                return None
+            self._plans[need, allowed] = self._plan(need, allowed)
+        return self._plans[need, allowed]
+
+    def _plan(self, need: Need, allowed: tuple[int, ...] | None) -> PlannedReservation | None:
+        if self._ends is None:
+            self._ends = expected_ends(self._gpus.facts)
+        return plan_reservation(need, allowed, self._gpus.vacancies(), self._ends)
+
+    def _changed_reservation(self) -> list[Action]:
+        stored, wanted = self._facts.queue_reservation, self._reservation
+        if stored is None:
+            return [] if wanted.job_id is None else [wanted]
+        kept = SetQueueReservation(stored.job.job_id, stored.gpus, stored.start_at, stored.overtakes)
+        return [] if wanted == kept else [wanted]
+
+
+def budget_left_s(facts: Facts) -> float:
+    """Returns for how many GPU-seconds reserved GPUs may still be idle; infinite if that is not counted.
+
+    If GPUs are reserved already, an earlier job may take over although the budget is exceeded.
+    """
+    if facts.gpu_time is None:
+        return math.inf
+    left_s = facts.gpu_time.budget_left_s(facts.settings.idle_budget)
+    return left_s if facts.queue_reservation is None else max(0.0, left_s)
+
+
+def waiting_since(job: QueuedJob, resources: ResourceSpec, need: Need, facts: Facts) -> float:
+    """Returns since when a job could have run but for other jobs, in wall seconds; infinite if it cannot.
+
+    That is since it was queued or its last parent finished, and since one of the GPUs that it may use is
+    managed, not paused, without a fault and not suspect: while all of them are paused, nothing can overtake
+    it there. A pause of some of them changes nothing about earlier overtakes.
+    """
+    usable = [
+        gpu.usable_since
+        for gpu in allowed_gpus(resources, facts)
+        if gpu.is_in_service and gpu.suspicion is None
+    ]
+    if len(usable) < need.count:
+        return math.inf
+    return max(job.waiting_since, min(usable))
 
 
 def start_wait_s(facts: Facts) -> float:
@@ -107,23 +450,22 @@ def with_start_interval(actions: list[Action], facts: Facts) -> list[Action]:
     if not wait_s:
         return kept  # the next round, which follows at once, says why the other jobs wait
     why = WaitReason(WaitKind.START_INTERVAL, f"{facts.settings.start_interval_s:g}")
-    groups = [
-        group
-        for group in islice(facts.pending_groups, _MAX_TRYING)
+    groups = {
+        group.resources.key(): group
+        for group in facts.pending_groups
         if not held.isdisjoint(job.job_id for job in group.jobs)
-    ]
-    keys = {group.resources.key(): group.reason for group in groups}
-    kept = [one for one in kept if not (isinstance(one, SetWaitReason) and one.spec_key in keys)]
-    return kept + [SetWaitReason(key, why) for key, reason in keys.items() if reason != why]
+    }
+    kept = [one for one in kept if not (isinstance(one, SetWaitReason) and one.spec_key in groups)]
+    return kept + _wait_reasons((group, why) for group in groups.values())
 
 
 def _try_suspect(
-    facts: Facts, queue: PendingQueue, gpus: RoundAllocations, limits: GroupLimits
+    facts: Facts, groups: list[PendingGroup], gpus: RoundAllocations, limits: GroupLimits
 ) -> list[Action]:
     """Starts a job with tries left, which found no other GPU, on a suspect GPU that is due for a trial."""
     for gpu in (one for one in facts.gpus if is_due(one, facts)):
         view = availability_beside(replace(gpu, suspicion=None), facts.attempts_on(gpu.uuid), facts.settings)
-        for group in islice(queue, _MAX_TRYING):
+        for group in groups[:_MAX_TRYING]:
             need = need_of(group.resources, facts)
             answer = place(need, group.resources.allowed, [view], facts.settings)
             if isinstance(answer, WaitReason) or limits.refusal(group.resources) is not None:
@@ -142,7 +484,7 @@ def _place_reserved_jobs(facts: Facts, gpus: RoundAllocations, limits: GroupLimi
     """
     actions: list[Action] = []
     # All of them are kept before the first job is placed, so that none takes what is reserved for another.
-    needs = _keep_reserved_gpus(facts, gpus)
+    needs = keep_reserved_gpus(facts, gpus)
     for reserved in sorted(facts.reserved_jobs, key=lambda one: queue_key(one.job)):
         job_id = reserved.job.job_id
         answer = gpus.place_reserved(job_id, needs[job_id], reserved.resources.allowed)
@@ -159,52 +501,12 @@ def _place_reserved_jobs(facts: Facts, gpus: RoundAllocations, limits: GroupLimi
     return actions
 
 
-def _keep_reserved_gpus(facts: Facts, gpus: RoundAllocations) -> dict[int, Need]:
+def keep_reserved_gpus(facts: Facts, gpus: RoundAllocations) -> dict[int, Need]:
     """Keeps the GPUs that are reserved, and returns the need of each job for which they are, by its id."""
     needs = {one.job.job_id: need_of(one.resources, facts) for one in facts.reserved_jobs}
     for reserved in facts.reserved_jobs:
         gpus.reserve(reserved.job.job_id, reserved.gpus, needs[reserved.job.job_id])
     return needs
-
-
-def judged_gpus(
-    facts: Facts, need: Need, job: QueuedJob, allowed: tuple[int, ...] | None = None
-) -> list[GpuAvailability]:
-    """Returns each GPU as the next round judges it for a queued job with this need."""
-    views = gpus_for(job, facts).views(need, job.job_id, _upper_s(job, facts))
-    return without_failed_gpus(views, job, need, allowed, facts)
-
-
-def possible_preemption(
-    facts: Facts, need: Need, job: QueuedJob, resources: ResourceSpec
-) -> Preemption | NoPreemption | None:
-    """Returns whom the next round preempts for a queued job, or why nobody; None if it need or may not."""
-    if not may_preempt(job.priority, resources, facts.settings) or GroupLimits(facts).refusal(resources):
-        return None
-    gpus, upper_s = gpus_for(job, facts), _upper_s(job, facts)
-    answer = gpus.place(need, resources.allowed, upper_s)
-    if not isinstance(answer, WaitReason) or answer.is_infeasible:
-        return None
-    usable = gpus.preemptible(need, upper_s + facts.settings.preempt_grace_s)
-    return find_preemption(job, need, resources.allowed, facts, gpus.leaving, usable)
-
-
-def gpus_for(job: QueuedJob, facts: Facts) -> RoundAllocations:
-    """Returns the GPUs with the reservations that a queued job meets in the next round."""
-    gpus = RoundAllocations(facts, leaving_attempts(facts))
-    _keep_reserved_gpus(facts, gpus)
-    stored = facts.queue_reservation
-    if stored is not None and queue_key(stored.job) < queue_key(job):
-        wanted = need_of(stored.resources, facts)
-        ends = expected_ends(gpus.facts)
-        planned = plan_reservation(wanted, stored.resources.allowed, gpus.vacancies(), ends)
-        if planned is not None:
-            gpus.reserve_in_order(stored.job.job_id, wanted, planned, stored.start_at, stored.overtakes)
-    return gpus
-
-
-def _upper_s(job: QueuedJob, facts: Facts) -> float:
-    return facts.run_times.estimate(job.run_time).upper_s
 
 
 def _is_awaited(reserved: ReservedJob, need: Need, facts: Facts, gpus: RoundAllocations) -> bool:

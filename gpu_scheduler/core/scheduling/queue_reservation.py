@@ -1,8 +1,8 @@
-"""Finds the GPUs to reserve for a waiting job, and when they will be free for it.
+"""Finds the GPUs to reserve for a waiting job, when they will be free for it, and what that costs.
 
 The end of each attempt is estimated. On each GPU, attempts are taken off both accounts in the order of their
 ends until the job fits. Nothing is ended for the job. Foreign memory stays, and a GPU that is paused, lost or
-quarantined is never free.
+quarantined is never free. Until they are free, these GPUs are idle as far as nothing is allocated on them.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gpu_scheduler.core.model.job_spec import Need
+from gpu_scheduler.core.model.units import WHOLE
 from gpu_scheduler.core.scheduling.facts import Attempt, Facts
 from gpu_scheduler.core.scheduling.gpu_use import Vacancy
 from gpu_scheduler.core.scheduling.reconcile_attempt import departure_s
@@ -34,14 +35,23 @@ class PlannedReservation:
     """The GPUs to reserve for a job, as sorted UUIDs.
 
     start_in_s: the seconds until all of them are expected to be free for it. leaving: the ids of the attempts
-    that are expected to have ended by then. has_unknown_holder: whether nothing is known about the end of an
-    attempt that must leave these GPUs first.
+    that are expected to have ended by then. cost_s: the GPU-seconds for which they will be idle until then,
+    unless jobs that end in time use them: the share that no attempt holds, which grows as attempts leave.
     """
 
     gpus: tuple[str, ...]
     start_in_s: float
     leaving: frozenset[int]
-    has_unknown_holder: bool
+    cost_s: float
+
+
+def may_begin(cost_s: float, budget_left_s: float, waited_s: float, idle_budget: float) -> bool:
+    """Returns whether a reservation may begin for a job that has been overtaken often enough.
+
+    Its cost must fit into what is left of the idle budget. If something is left, a cost of at most this part
+    of the time that the job has waited will do too. All times are in GPU-seconds.
+    """
+    return cost_s <= budget_left_s or (budget_left_s >= 0 and cost_s <= idle_budget * waited_s)
 
 
 def expected_ends(facts: Facts) -> dict[int, ExpectedEnd]:
@@ -69,24 +79,31 @@ def plan_reservation(
     Of GPUs that are free at the same time, it reserves those with the most free share, then those with the
     lowest index.
     """
-    found: list[tuple[float, int, int, Vacancy, frozenset[int]]] = []
+    found: list[tuple[float, int, int, Vacancy]] = []
     for gpu in gpus:
         if allowed is not None and gpu.index not in allowed:
             continue
         gone = attempts_to_leave(gpu, need, ends)
         if gone is not None:
             free_in_s = max((ends[one].in_s for one in gone), default=0.0)
-            found.append((free_in_s, gpu.without(()).allocated_share, gpu.index, gpu, gone))
+            found.append((free_in_s, gpu.without(()).allocated_share, gpu.index, gpu))
     if len(found) < need.count or not need.count:
         return None
     chosen = sorted(found, key=lambda one: one[:3])[: need.count]
     start_in_s = chosen[-1][0]
     return PlannedReservation(
-        tuple(sorted(gpu.uuid for *_, gpu, _ in chosen)),
+        tuple(sorted(gpu.uuid for *_, gpu in chosen)),
         start_in_s,
         frozenset(one for one, end in ends.items() if end.in_s <= start_in_s),
-        any(not ends[one].is_known for *_, gone in chosen for one in gone),
+        sum(_idle_s(gpu, start_in_s, ends) for *_, gpu in chosen),
     )
+
+
+def _idle_s(gpu: Vacancy, until_s: float, ends: Mapping[int, ExpectedEnd]) -> float:
+    """Returns the GPU-seconds until then that no attempt on a GPU uses, if nothing starts there."""
+    free = (WHOLE - gpu.without(()).allocated_share) * until_s
+    freed = sum(one.share * max(0.0, until_s - ends[key].in_s) for key, one in gpu.occupancies.items())
+    return max(0.0, free + freed) / WHOLE
 
 
 def attempts_to_leave(gpu: Vacancy, need: Need, ends: Mapping[int, ExpectedEnd]) -> frozenset[int] | None:

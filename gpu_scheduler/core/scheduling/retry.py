@@ -16,8 +16,7 @@ from gpu_scheduler.core.model.state_reason import FailureKind, NextKind, NextSte
 from gpu_scheduler.core.model.wait_reason import GpuObstacle, ObstacleKind, WaitReason
 from gpu_scheduler.core.scheduling.accounting import Allocation, allocated_mib
 from gpu_scheduler.core.scheduling.facts import Attempt, Facts, QueuedJob
-from gpu_scheduler.core.scheduling.gpu_admission import GpuAvailability
-from gpu_scheduler.core.scheduling.placement import place
+from gpu_scheduler.core.scheduling.placement import GpuAvailability, place
 from gpu_scheduler.core.scheduling.settings import Settings
 
 #: Factor by which the observed or declared memory is multiplied after a job ran out of GPU memory.

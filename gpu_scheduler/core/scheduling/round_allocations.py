@@ -21,9 +21,8 @@ from gpu_scheduler.core.model.wait_reason import GpuObstacle, ObstacleKind, Wait
 from gpu_scheduler.core.scheduling.actions import Start
 from gpu_scheduler.core.scheduling.adoption import unwatched_attempts
 from gpu_scheduler.core.scheduling.facts import Facts
-from gpu_scheduler.core.scheduling.gpu_admission import GpuAvailability, obstacle_kind, with_allocation
 from gpu_scheduler.core.scheduling.gpu_use import Vacancy, availability, unattributed_memory
-from gpu_scheduler.core.scheduling.placement import place
+from gpu_scheduler.core.scheduling.placement import GpuAvailability, obstacle_kind, place, with_allocation
 from gpu_scheduler.core.scheduling.queue_reservation import PlannedReservation
 
 
@@ -64,8 +63,6 @@ class RoundAllocations:
         self._queue: _QueueReservation | None = None
         self._queue_vacancies: dict[str, Vacancy] = {}
         self._beside: dict[str, dict[Need, bool]] = {}
-        #: What `place` returned since something was last given away or reserved, by all on which it depends.
-        self._answers: dict[tuple[Need, tuple[int, ...] | None, bool], tuple[str, ...] | WaitReason] = {}
 
     @property
     def facts(self) -> Facts:
@@ -84,10 +81,6 @@ class RoundAllocations:
         """
         return self._queue is None or upper_s <= self._queue.planned.start_in_s
 
-    def current(self) -> list[GpuAvailability]:
-        """Returns each GPU as it is now, without any reservation."""
-        return list(self._views.values())
-
     def place(
         self, need: Need, allowed: tuple[int, ...] | None, upper_s: float = math.inf
     ) -> tuple[str, ...] | WaitReason:
@@ -95,12 +88,7 @@ class RoundAllocations:
 
         upper_s: the seconds within which the job will have ended; infinite if unknown.
         """
-        ends_in_time = self._queue is not None and upper_s <= self._queue.planned.start_in_s
-        key = need, allowed, ends_in_time
-        if key not in self._answers:
-            views = self.views(need, upper_s=upper_s)
-            self._answers[key] = place(need, allowed, views, self._facts.settings)
-        return self._answers[key]
+        return place(need, allowed, self.views(need, upper_s=upper_s), self._facts.settings)
 
     def views(
         self, need: Need, job_id: int | None = None, upper_s: float = math.inf
@@ -206,7 +194,6 @@ class RoundAllocations:
             self._queue_vacancies.pop(uuid, None)
             self._beside.pop(uuid, None)
         self._vacancies.clear()
-        self._answers.clear()
         baseline = tuple(
             (uuid, unattributed_memory(gpu, self._facts.attempts, limits) or 0)
             for uuid, gpu in self._gpus.items()
@@ -219,7 +206,6 @@ class RoundAllocations:
         for uuid in self._gpus.keys() & set(uuids):
             self._reserved[uuid][job_id] = need
         self._vacancies.clear()
-        self._answers.clear()
         self._queue_vacancies.clear()
         self._beside.clear()
 
@@ -231,7 +217,6 @@ class RoundAllocations:
         start_at, overtakes: the values that the obstacles of other jobs show.
         """
         self._queue = _QueueReservation(job_id, need, planned, start_at, overtakes)
-        self._answers.clear()
         self._queue_vacancies.clear()
         self._beside.clear()
 
@@ -240,4 +225,3 @@ class RoundAllocations:
         for jobs in self._reserved.values():
             jobs.pop(job_id, None)
         self._vacancies.clear()
-        self._answers.clear()

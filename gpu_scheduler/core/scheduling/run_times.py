@@ -115,6 +115,10 @@ class Estimate:
         return left if self.timeout_s is None else min(left, max(0.0, self.timeout_s - age_s))
 
 
+#: The estimate of a job about which nothing is known.
+UNKNOWN = Estimate()
+
+
 class RunTimeEstimates(Protocol):
     """Estimates the run time of a job."""
 
@@ -200,6 +204,14 @@ class RunTimes:
         if predicted is None:
             return Estimate(timeout_s=key.timeout_s)
         return Estimate(predicted.seconds, self.classes[key.workload_class].ratios, key.timeout_s)
+
+    def pooled(self) -> Estimate:
+        """Returns the estimate from the runs of all classes, for a job about which nothing else is known."""
+        runs = sorted(seconds for one in self.classes.values() for _, seconds in one.runs)
+        if len(runs) < MIN_RUNS:
+            return Estimate()
+        middle = _middle(runs)
+        return Estimate(middle, tuple(seconds / middle for seconds in runs))
 
 
 def upper_quantile(values: Sequence[float]) -> float:

@@ -54,7 +54,7 @@ class Settings(Limits):
     that a job preempted for another one has to save its work.
 
     aging: the number of overtakes after which GPUs are reserved for a job. idle_budget: the part of the
-    delivered GPU time for which reserved GPUs may have been idle before a new reservation is made.
+    delivered GPU time, or of the time that a job has waited, for which reserved GPUs may be idle.
     suspect_after: the number of quick failures that make a GPU suspect; 0 for never. start_interval_s: the
     least time between the starts of two jobs that use GPUs. cpu_jobs: how many jobs without a GPU may run at
     the same time.
@@ -69,7 +69,7 @@ class Settings(Limits):
     preempt_grace_s: float = 60.0
     queue_order: QueueOrder = QueueOrder.RESERVE
     aging: int = 8
-    idle_budget: float = 0.10
+    idle_budget: float = 0.05
     suspect_after: int = 3
     start_interval_s: float = 0.0
     cpu_jobs: int = 1

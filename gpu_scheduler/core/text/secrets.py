@@ -85,7 +85,8 @@ _URL_PASSWORD = r"(?<=://)(?P<name>[^/\s:@\[]*:)(?:[^/\s]+|(?!\d{1,5}[/?#])[^\s\
 _WANDB = r"wandb[\w.-]{0,64}(?:\s+login(?:\s+--[\w-]+)*)?[\s=:]+[\"']?[0-9a-f]{40}(?!\w)"
 _WANDB_KEY = rf"(?i)(?P<name>{_WANDB.replace('[0-9a-f]', ')[0-9a-f]')}"
 _TOKEN = (
-    r"(?<![A-Za-z0-9_-])(?:hf_[A-Za-z0-9]{16,}|sk-(?:[A-Za-z0-9]+-){0,3}[A-Za-z0-9_]{16,}[\w-]*"
+    r"(?<![A-Za-z0-9_-])(?:hf_(?=[a-z0-9]*[A-Z])(?=[A-Za-z]*\d)[A-Za-z0-9]{16,}"
+    r"|sk-(?=[a-z0-9_-]*[A-Z])(?=[A-Za-z_-]*\d)(?:[A-Za-z0-9]+-){0,3}[A-Za-z0-9_]{16,}[\w-]*"
     r"|gh[oprsu]_[A-Za-z0-9]{16,}|github_pat_\w{16,}|glpat-[\w-]{16,}|xox[a-z]-[\w-]{10,}"
     r"|(?:gsk_|r8_|npm_|dop_v1_)[A-Za-z0-9]{30,}|(?:nvapi-|pypi-AgE)[\w-]{30,}|A[KS]IA[A-Z0-9]{12,}"
     r"|AIza[\w-]{30,}|eyJ[\w-]{8,}\.[\w-]{4,}\.[\w-]*"
@@ -125,6 +126,10 @@ def masked_words(words: Sequence[str]) -> list[str]:
     return masked_list
 
 
+#: The keys of names and paths in JSON.
+_IDENTIFIERS = frozenset({"name", "source", "file", "folder", "log", "state_file", "data_dir", "cwd"})
+
+
 def masked_json(value: Any, indent: int | None = None) -> str:
     """Returns a value as ASCII JSON with all secrets hidden; see `masked_values`."""
     return json.dumps(masked_values(value), indent=indent)
@@ -133,16 +138,17 @@ def masked_json(value: Any, indent: int | None = None) -> str:
 def masked_values(value: Any, key: str = "") -> Any:
     """Returns a JSON value with all secrets hidden.
 
-    key: the name of the value: "arguments" are the words of a command, "env" are variables.
+    key: the name of the value: "arguments" are the words of a command, "env" are variables. Names and paths
+    stay as they are, because programs use them.
     """
     if isinstance(value, str):
-        return masked(value)
+        return value if key in _IDENTIFIERS else masked(value)
     if isinstance(value, Mapping):
         if key == "env":
-            return hide_secrets(value.items())
+            return hide_secrets((name, str(one)) for name, one in value.items())
         return {name: masked_values(one, name) for name, one in value.items()}
     if isinstance(value, (list, tuple)):
-        return masked_words(value) if key == "arguments" else [masked_values(one) for one in value]
+        return masked_words(list(map(str, value))) if key == "arguments" else list(map(masked_values, value))
     return value
 
 

@@ -62,10 +62,6 @@ def _listen(questions: SimpleQueue[int]) -> None:
     os._exit(0)
 
 
-if __name__ == "__main__":
-    main()
-
-
 @dataclass(frozen=True)
 class ProbeFailure:
     """The reason why a query failed. remedy: advice for the user; "" if there is none."""

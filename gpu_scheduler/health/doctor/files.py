@@ -40,6 +40,7 @@ from gpu_scheduler.store.data_dir import DataDir, check_entries
 from gpu_scheduler.store.database import check_integrity, read_meta
 from gpu_scheduler.store.gpu_kind import recorded_gpus
 from gpu_scheduler.store.inspection import is_missing_or_empty, is_store_lost, unknown_attempt_folders
+from gpu_scheduler.store.location import FOLDER_KEY, copied_from, copy_refusal
 from gpu_scheduler.store.scheduler_lock import scheduler_pid
 from gpu_scheduler.system import safe_file
 from gpu_scheduler.system.filesystem import is_shared, kind_of
@@ -217,10 +218,14 @@ def llm_config(path: str | None, *, trust: bool = False) -> Finding:
 
 
 def scheduler(data_dir: DataDir) -> Finding:
-    """Returns the finding about the scheduler: whether it is running, or why it cannot run on this host."""
+    """Returns the finding about the scheduler: whether it is running, or why none can run here."""
     owner = data_dir.other_host()
     if owner is not None:
         message, _, remedy = data_dir.refusal(owner).partition("\n")
+        return bad(Check.SCHEDULER, message, remedy)
+    original = copied_from(data_dir, read_meta(data_dir.database, FOLDER_KEY))
+    if original is not None:
+        message, _, remedy = copy_refusal(data_dir, original).partition("\n")
         return bad(Check.SCHEDULER, message, remedy)
     pid = scheduler_pid(data_dir.lock)
     return ok(Check.SCHEDULER, "not running" if pid is None else f"running, {pid_text(pid)}")

@@ -41,7 +41,7 @@ CREATE INDEX job_unsuccessful ON job (outcome)
 
 -- The triggers keep unmet_parents and failed_parents up to date. The condition of the kind 'finished' is met by
 -- every finished parent, that of 'completed' by a parent with the outcome completed or ended
--- (core.scheduling.dependencies).
+-- (core.model.job_spec).
 CREATE TRIGGER dependency_inserted AFTER INSERT ON dependency BEGIN
     UPDATE job SET
         unmet_parents = unmet_parents + coalesce(
