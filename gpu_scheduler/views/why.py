@@ -303,7 +303,7 @@ def _then(outlook: QueueOutlook, idle_budget: float) -> str:
 
 
 def _gpu_hours(seconds: float) -> str:
-    return f"{seconds / 3600:.1f} GPU hours"
+    return f"{seconds / 3600:.{1 if seconds >= 3600 else 3}f} GPU hours"
 
 
 def _awaited_text(one: AwaitedEnd) -> str:

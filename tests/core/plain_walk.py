@@ -15,8 +15,8 @@ from gpu_scheduler.core.scheduling.queue_placement import _Walk, place_jobs
 class PlainWalk(_Walk):
     """Tries every job, whatever the jobs before it were refused."""
 
-    def _is_of_interest(self, group: PendingGroup, job: QueuedJob) -> bool:
-        del group, job
+    def _is_of_interest(self, n: int, group: PendingGroup, job: QueuedJob) -> bool:
+        del n, group, job
         return True
 
     def _is_refused(self, request: pending_queue.Request, *, ends_in_time: bool) -> bool:

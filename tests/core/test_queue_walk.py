@@ -548,3 +548,63 @@ def test_the_gpus_are_in_the_order_of_the_store_whatever_their_indices() -> None
     swapped = tuple(replace(one, index=1 - one.index) for one in waits.gpus)
     [made] = reservations(plan(replace(waits, gpus=swapped)))
     assert made.gpus == ("U0", "U1")
+
+
+def test_jobs_that_can_never_fit_do_not_keep_the_reservation_from_a_job_behind_them() -> None:
+    never = tuple(jobs_of(ResourceSpec(vram=900_000 + n), waiting(10 + n)) for n in range(600))
+    last = jobs_of(PAIR, waiting(900))
+    assert reserved_for(place_jobs(queue(*never, last))) == 900
+
+
+def test_jobs_whose_reservation_costs_too_much_do_not_keep_it_from_a_job_behind_them() -> None:
+    costly = tuple(
+        jobs_of(ResourceSpec(share=1000 - n, gpus=2), waiting(10 + n, ago_s=3.5 * HOUR)) for n in range(100)
+    )
+    last = jobs_of(WHOLE, waiting(900))
+    situation = queue(
+        *costly, last, attempts=(holder(1, "U0", runs="hour"), holder(2, "U1", runs="short")),
+        overtakes=50, gpu_time=GpuTime(0.0, 0.0, NOW.wall),
+    )  # fmt: skip
+    assert reserved_for(place_jobs(situation)) == 900
+
+
+def test_a_job_that_can_never_fit_does_not_end_a_round_that_starts_jobs() -> None:
+    aged = jobs_of(ResourceSpec(vram=900_000), waiting(1))
+    situation = queue(new(2, priority=100), aged, new(3), gpus=3, overtakes=50)
+    assert sorted(starts(place_jobs(situation))) == [2, 3]
+
+
+def test_many_jobs_of_a_group_that_preempting_does_not_help_leave_it_to_a_job_behind_them() -> None:
+    groups = [
+        PendingGroup(
+            ResourceSpec(share=1000 - n, gpus=2), tuple(waiting(10 + 64 * n + m, 100) for m in range(64))
+        )
+        for n in range(2)
+    ]
+    situation = queue(
+        *groups, jobs_of(WHOLE, waiting(500, 100)), settings=Settings(preempt_at_priority=100),
+        attempts=(holder(1, "U0", runs="long", priority=50), holder(2, "U1", runs="long", priority=300)),
+        overtakes=0,
+    )  # fmt: skip
+    assert [one.job_id for one in place_jobs(situation) if isinstance(one, act.Reserve)] == [500]
+
+
+def test_no_gpus_are_reserved_for_a_retried_job_where_it_has_failed() -> None:
+    failed = replace(waiting(1), failed_on=("U1",), fail_retries_used=1, waiting_since=NOW.wall - 20.0)
+    situation = replace(queue(jobs_of(WHOLE, failed), new(2)), overtakes=overtaken(50, ago_s=10.0))
+    actions = place_jobs(situation)
+    assert (reserved_for(actions), sorted(starts(actions))) == (None, [2])
+
+
+def test_a_job_that_can_never_fit_is_reported_wherever_it_is_in_the_queue() -> None:
+    explained = tuple(jobs_of(ResourceSpec(vram=20_000 + n), waiting(10 + n)) for n in range(130))
+    never = jobs_of(ResourceSpec(vram=900_000), waiting(900))
+    found = {
+        one.spec_key: one.reason
+        for one in place_jobs(queue(*explained, never, gpus=1))
+        if isinstance(one, act.SetWaitReason)
+    }
+    assert found[never.resources.key()].is_infeasible
+    known = replace(never, reason=found[never.resources.key()])
+    again = place_jobs(queue(*explained, known, gpus=1))
+    assert never.resources.key() not in {one.spec_key for one in again if isinstance(one, act.SetWaitReason)}

@@ -61,10 +61,10 @@ MAX_EXPLAINED = 128
 # - 70 ms, and 300 ms the first time, if all have an estimate and reserved GPUs are idle;
 # - 100 ms, if a suspect GPU is due for a trial and no job has tries left.
 
-#: Maximum number of jobs for which a round looks for others to preempt.
+#: Maximum number of groups for which a round looks for others to preempt.
 _MAX_PREEMPTING = 128
 #: Maximum number of different reservations that a round plans, besides that of the job in the store.
-_MAX_PLANS = 16
+_MAX_PLANS = 512
 #: Maximum number of jobs for which a round estimates whether they end before reserved GPUs are needed.
 _MAX_ESTIMATES = 512
 #: Number of groups, the first of the queue, in which a round looks for a job that tries a suspect GPU.
@@ -182,7 +182,10 @@ class _Walk:
         self._reservation = SetQueueReservation(None)
         self._plans: dict[tuple[Need, tuple[int, ...] | None], PlannedReservation | None] = {}
         self._ends: Mapping[int, ExpectedEnd] | None = None
-        self._preempting_left, self._estimates_left = _MAX_PREEMPTING, _MAX_ESTIMATES
+        #: The groups and priorities for which preempting others does not help.
+        self._not_helped: set[tuple[int, int]] = set()
+        self._plans_left, self._estimates_left = _MAX_PLANS, _MAX_ESTIMATES
+        self._examinations_left = {True: MAX_EXPLAINED, False: MAX_EXPLAINED}
 
     def place(self) -> list[Action]:
         """Returns the starts, at most one preemption, and the changes of the reservation and wait reasons."""
@@ -195,7 +198,7 @@ class _Walk:
             else:
                 group = self._groups[n]
                 is_open = self._visit(n, group, group.jobs[at])
-                if is_open and at + 1 < len(group.jobs) and self._is_of_interest(group, group.jobs[at]):
+                if is_open and at + 1 < len(group.jobs) and self._is_of_interest(n, group, group.jobs[at]):
                     heappush(self._next, (queue_key(group.jobs[at + 1]), n, at + 1))
             if self._is_over:
                 break
@@ -217,12 +220,12 @@ class _Walk:
         while self._next:
             yield heappop(self._next)[1:]
 
-    def _is_of_interest(self, group: PendingGroup, job: QueuedJob) -> bool:
+    def _is_of_interest(self, n: int, group: PendingGroup, job: QueuedJob) -> bool:
         """Returns whether the walk visits the next job of a group after this one."""
         facts = self._facts
         return (
             not self._is_refused(request_of(group, facts), ends_in_time=True)
-            or self._may_try_preemption(group, job)
+            or self._may_try_preemption(n, group, job)
             or (
                 self._may_reserve and facts.overtakes.may_reach(job, group.submitted_at, facts.settings.aging)
             )
@@ -238,39 +241,47 @@ class _Walk:
         """
         refusal = self._limits.refusal(group.resources)
         if refusal is not None:
-            self._reasons.setdefault(n, refusal)
+            if len(self._reasons) < MAX_EXPLAINED:
+                self._reasons.setdefault(n, refusal)
             return False
-        request, refused = request_of(group, self._facts), None
+        request, refused, has_failed_there = request_of(group, self._facts), None, False
         if not self._is_refused(request, ends_in_time=True):
             upper_s = self._upper_s(job)
             if not self._is_refused(request, ends_in_time=self._gpus.ends_in_time(upper_s)):
-                answer = self._place(group, job, request, upper_s)
+                answer = self._place(request, group.resources.allowed, upper_s)
+                if job.failed_on and not isinstance(answer, WaitReason):
+                    answer = self._place_elsewhere(job, request.need, group.resources.allowed, upper_s)
+                    has_failed_there = isinstance(answer, WaitReason)
                 if not isinstance(answer, WaitReason):
                     self._start(group, job, request.need, answer, upper_s)
                     return True
                 refused = answer
         if n not in self._reasons:
             self._explain(n, group, job, request.need, refused)
-        if not self._preempt(group, job, request.need):
+        # A job that fits only where it has failed neither preempts others nor gets the reservation.
+        if not has_failed_there and not self._preempt(n, group, job, request.need):
             self._consider(group, job, request.need)
         return True
 
     def _place(
-        self, group: PendingGroup, job: QueuedJob, request: Request, upper_s: float
+        self, request: Request, allowed: tuple[int, ...] | None, upper_s: float
     ) -> tuple[str, ...] | WaitReason:
-        """Returns the GPUs for a job, or why it waits. A job that has failed does not refuse other jobs."""
-        need, allowed = request.need, group.resources.allowed
-        answer = self._gpus.place(need, allowed, upper_s)
+        """Returns the GPUs for a request, or why it waits. Larger ones of its kind are then refused too."""
+        answer = self._gpus.place(request.need, allowed, upper_s)
         if isinstance(answer, WaitReason):
             in_time = self._gpus.ends_in_time(upper_s)
             self._refused[in_time][request.kind] = request.size
-            if not in_time and isinstance(self._gpus.place(need, allowed, 0.0), WaitReason):
+            if not in_time and isinstance(self._gpus.place(request.need, allowed, 0.0), WaitReason):
                 self._refused[True][request.kind] = request.size
-        elif job.failed_on:
-            views = self._gpus.views(need, upper_s=upper_s)
-            views = without_failed_gpus(views, job, need, allowed, self._facts)
-            return place(need, allowed, views, self._facts.settings)
         return answer
+
+    def _place_elsewhere(
+        self, job: QueuedJob, need: Need, allowed: tuple[int, ...] | None, upper_s: float
+    ) -> tuple[str, ...] | WaitReason:
+        """Returns the GPUs for a job on which it has not failed, or why it waits."""
+        views = self._gpus.views(need, upper_s=upper_s)
+        views = without_failed_gpus(views, job, need, allowed, self._facts)
+        return place(need, allowed, views, self._facts.settings)
 
     def _start(
         self, group: PendingGroup, job: QueuedJob, need: Need, gpus: tuple[str, ...], upper_s: float
@@ -279,6 +290,7 @@ class _Walk:
         self._actions.append(replace(start, waiting_since=job.waiting_since))
         self._limits.take(group.resources)
         self._has_started = True
+        self._plans.clear()
         self._note_served(job)
         if group.has_more and job is group.jobs[-1]:
             self._is_over = True  # the group's next job, which this round has not read, may precede the rest
@@ -290,14 +302,22 @@ class _Walk:
     def _explain(
         self, n: int, group: PendingGroup, job: QueuedJob, need: Need, known: WaitReason | None
     ) -> None:
-        """Notes why a job waits, if its group is one of the first."""
-        if len(self._reasons) >= MAX_EXPLAINED:
-            if group.reason is not None:
-                self._reasons[n] = _NOT_TRIED
+        """Notes why the jobs of a group wait, if it is one of the first; of the others, which never fit."""
+        if len(self._reasons) < MAX_EXPLAINED:
+            reason = known or self._gpus.place(need, group.resources.allowed, self._upper_s(job))
+            if isinstance(reason, WaitReason):
+                self._reasons[n] = reason
             return
-        reason = known or self._gpus.place(need, group.resources.allowed, self._upper_s(job))
-        if isinstance(reason, WaitReason):
-            self._reasons[n] = reason
+        is_new = group.reason is None
+        if is_new or (group.reason is not None and group.reason.is_infeasible):
+            if self._examinations_left[is_new] <= 0:
+                return
+            self._examinations_left[is_new] -= 1
+            reason = known or self._gpus.place(need, group.resources.allowed)
+            if isinstance(reason, WaitReason) and reason.is_infeasible:
+                self._reasons[n] = reason
+                return
+        self._reasons[n] = _NOT_TRIED
 
     def _upper_s(self, job: QueuedJob) -> float:
         """Returns the seconds within which a job will have ended; infinite if unknown or of no interest."""
@@ -306,19 +326,23 @@ class _Walk:
         self._estimates_left -= 1
         return self._facts.run_times.estimate(job.run_time).upper_s
 
-    def _may_try_preemption(self, group: PendingGroup, job: QueuedJob) -> bool:
-        is_open = self._preempting_left > 0 and not self._has_preempted
-        return is_open and may_preempt(job.priority, group.resources, self._facts.settings)
+    def _may_try_preemption(self, n: int, group: PendingGroup, job: QueuedJob) -> bool:
+        return (
+            not self._has_preempted
+            and len(self._not_helped) < _MAX_PREEMPTING
+            and (n, job.priority) not in self._not_helped
+            and may_preempt(job.priority, group.resources, self._facts.settings)
+        )
 
-    def _preempt(self, group: PendingGroup, job: QueuedJob, need: Need) -> bool:
+    def _preempt(self, n: int, group: PendingGroup, job: QueuedJob, need: Need) -> bool:
         """Preempts other jobs for a job that does not fit, if it may do so and if that helps."""
-        if not self._may_try_preemption(group, job):
+        if not self._may_try_preemption(n, group, job):
             return False
-        self._preempting_left -= 1
         facts, gpus = self._facts, self._gpus
         usable = gpus.preemptible(need, self._upper_s(job) + facts.settings.preempt_grace_s)
         found = find_preemption(job, need, group.resources.allowed, facts, gpus.leaving, usable)
         if isinstance(found, NoPreemption):
+            self._not_helped.add((n, job.priority))
             return False
         gpus.reserve(job.job_id, found.gpus, need)
         self._limits.take(group.resources)
@@ -338,20 +362,22 @@ class _Walk:
             return  # it keeps its reservation, in the next step of the walk
         if group.reason is not None and group.reason.kind is WaitKind.GROUP_FULL:
             return  # it begins to wait for GPUs only now
-        since, planned = waiting_since(job, group.resources, need, facts), None
-        if not self._has_started:
-            planned = self._planned(need, group.resources.allowed)
-            waited_s = need.count * (facts.now.wall - since)
-            if planned is None or not may_begin(
-                planned.cost_s, self._budget_left_s, waited_s, settings.idle_budget
-            ):
-                return
+        since = waiting_since(job, group.resources, need, facts)
         overtakes = facts.overtakes.count(job, since)
         if overtakes < settings.aging:
             return
-        if planned is None:
+        answer = self._gpus.place(need, group.resources.allowed)
+        if isinstance(answer, WaitReason) and answer.is_infeasible:
+            return
+        planned = self._planned(need, group.resources.allowed)
+        waited_s = need.count * (facts.now.wall - since)
+        if planned is not None and not may_begin(
+            planned.cost_s, self._budget_left_s, waited_s, settings.idle_budget
+        ):
+            return
+        if self._has_started:
             self._is_over = True  # the next round knows when the jobs that this round starts will end
-        else:
+        elif planned is not None:
             self._reserve(job, group.resources, need, planned, overtakes)
 
     def _keep(self, stored: QueueReservation) -> None:
@@ -383,8 +409,9 @@ class _Walk:
 
     def _planned(self, need: Need, allowed: tuple[int, ...] | None) -> PlannedReservation | None:
         if (need, allowed) not in self._plans:
-            if len(self._plans) >= _MAX_PLANS:
+            if self._plans_left <= 0:
                 return None
+            self._plans_left -= 1
             self._plans[need, allowed] = self._plan(need, allowed)
         return self._plans[need, allowed]
 
