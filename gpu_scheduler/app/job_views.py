@@ -17,7 +17,7 @@ from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.health.storage import LOG_FOLDER_KEY, find_issues, unusable_file_issue
 from gpu_scheduler.store.dependencies import ancestor_that_needs_user, children, failed_ancestors, parents_of
 from gpu_scheduler.store.jobs_files import LineLocation, line_of
-from gpu_scheduler.store.location import original_of_copy
+from gpu_scheduler.store.moved_or_copied import original_of_copy
 from gpu_scheduler.store.pending_groups import queue_reservation_record, victims_by_job, wait_reasons
 from gpu_scheduler.store.records import ActiveAttemptRecord, JobRecord
 from gpu_scheduler.store.requests import open_requests

@@ -34,7 +34,7 @@ from gpu_scheduler.redis_queue.records import (
     parse_record,
     record_or_problem,
 )
-from gpu_scheduler.store.location import recorded_location
+from gpu_scheduler.store.moved_or_copied import recorded_location
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.store.taken_items import (
     TakenItem,

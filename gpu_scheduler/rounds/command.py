@@ -34,7 +34,7 @@ from gpu_scheduler.runner.process_scan import shows_own_pids
 from gpu_scheduler.store import state_file
 from gpu_scheduler.store.database import damaged_error
 from gpu_scheduler.store.inspection import inspect_store
-from gpu_scheduler.store.location import recorded_location
+from gpu_scheduler.store.moved_or_copied import recorded_location
 from gpu_scheduler.store.requests import open_requests
 from gpu_scheduler.store.scheduler_lock import no_scheduler_starts, scheduler_pid, supports_lock
 from gpu_scheduler.store.store import Store

@@ -24,7 +24,7 @@ from gpu_scheduler.core.model.gpu import format_ranges
 from gpu_scheduler.core.scheduling.reconcile_attempt import restore, supersede
 from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.errors import SchedulerError
-from gpu_scheduler.store import attempt_folders, inspection, location
+from gpu_scheduler.store import attempt_folders, inspection, moved_or_copied
 from gpu_scheduler.store.attempt_folders import (
     AttemptFolder,
     Origin,
@@ -430,10 +430,10 @@ class _AttemptImport:
 
         The data directory may have been moved or copied since then.
         """
-        if location.recorded_location(self._store) is None:
+        if moved_or_copied.recorded_location(self._store) is None:
             places = [(o.created_at, o.data_dir) for _, o in new if o.data_dir is not None]
             if places:
-                location.assume_folder(self._store, max(places)[1])
+                moved_or_copied.assume_folder(self._store, max(places)[1])
 
 
 def _created_at(folder: AttemptFolder, origin: Origin) -> float:
@@ -460,13 +460,13 @@ def in_own_folder(store: Store, *, fresh: bool) -> Iterator[None]:
     SchedulerError.
     """
     if not fresh:
-        location.refuse_copy(store)
-        location.adopt_folder(store)
+        moved_or_copied.refuse_copy(store)
+        moved_or_copied.adopt_folder(store)
         yield
         return
-    original = location.original_of_copy(store)
+    original = moved_or_copied.original_of_copy(store)
     if original is not None:
-        location.refuse_hard_link(store, original)
+        moved_or_copied.refuse_hard_link(store, original)
     with jobs_forgotten(store, copied=original is not None):
-        location.adopt_folder(store, new_id=original is not None)
+        moved_or_copied.adopt_folder(store, new_id=original is not None)
         yield

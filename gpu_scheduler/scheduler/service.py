@@ -29,7 +29,7 @@ from gpu_scheduler.scheduler.start_checks import (
     check_store,
     claim_folder_of,
 )
-from gpu_scheduler.store import location
+from gpu_scheduler.store import moved_or_copied
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.database import damaged_error, is_damage, newest_schema_version
 from gpu_scheduler.store.inspection import inspect_store
@@ -146,7 +146,7 @@ def count_jobs_to_forget(home: DataDir, *, take_over: bool = False) -> int:
         with closing(Store(home, create=True)) as store:
             # If the schema is older, `start` checks the jobs after it has upgraded the store.
             is_upgraded = store.db.schema_version == newest_schema_version()
-            if is_upgraded and location.original_of_copy(store) is None:
+            if is_upgraded and moved_or_copied.original_of_copy(store) is None:
                 refuse_active(store)
             return job_count(store)
     except sqlite3.OperationalError as error:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from gpu_scheduler.core.jobsfile.reading import attributes_to_json
 from gpu_scheduler.core.model.event import AttemptDetails, EventKind
 from gpu_scheduler.core.model.job_spec import JobSpec
-from gpu_scheduler.store import location
+from gpu_scheduler.store import moved_or_copied
 from gpu_scheduler.store.attempt_folders import AttemptFolder, Origin, list_attempt_folders, unknown_to_store
 from gpu_scheduler.store.backups import (
     Backup,
@@ -91,7 +91,7 @@ def inspect_store(data_dir: DataDir, *, thorough: bool = True) -> StoreCondition
     try:
         extent = highest_ids(data_dir.database)
         with closing(connect_read_only(data_dir.database)) as db:
-            owner = location.owner_elsewhere(db, data_dir)
+            owner = moved_or_copied.owner_elsewhere(db, data_dir)
             if is_development_schema(db):
                 folders = tuple(list_attempt_folders(data_dir))
                 return StoreCondition("development", "", owner, extent, folders, (), found, backed_up)

@@ -15,7 +15,7 @@ from gpu_scheduler.core.model.event import EventKind, JobsForgotten
 from gpu_scheduler.errors import SchedulerError, UsageError
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.database import insert
-from gpu_scheduler.store.location import adopt_folder
+from gpu_scheduler.store.moved_or_copied import adopt_folder
 from gpu_scheduler.store.scheduler_lock import no_scheduler_starts
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.store.taken_items import keep_statuses

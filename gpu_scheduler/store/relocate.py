@@ -12,7 +12,7 @@ from dataclasses import replace
 from gpu_scheduler.core.jobsfile.job_line import ParsedJob, parse_line
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.states import WAITING
-from gpu_scheduler.store.location import is_same_file
+from gpu_scheduler.store.moved_or_copied import is_same_file
 from gpu_scheduler.store.store import Store
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gpu_scheduler.store.database import insert
-from gpu_scheduler.store.location import recorded_location
+from gpu_scheduler.store.moved_or_copied import recorded_location
 from gpu_scheduler.store.requests import add_request, open_requests
 from gpu_scheduler.store.store import Store
 

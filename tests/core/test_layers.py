@@ -18,7 +18,7 @@ STORE = tuple(
     f"store.{name}"
     for name in (
         "accepted_lines", "attempt_history", "data_dir", "database", "dependencies", "events",
-        "gpu_kind", "job_lists", "jobs_files", "location", "new_store", "pending_groups",
+        "gpu_kind", "job_lists", "jobs_files", "moved_or_copied", "new_store", "pending_groups",
         "records", "requests", "scheduler_lock", "state_file", "store", "submissions", "taken_items",
     )
 )  # fmt: skip
@@ -69,7 +69,7 @@ MAY: Mapping[str, tuple[str, ...]] = {
     "health.doctor": (
         "core.model", "core.text", "core.command", "errors", "config", "system", "health",
         "store.attempt_folders", "store.backups", "store.data_dir", "store.database", "store.gpu_kind",
-        "store.inspection", "store.location", "store.scheduler_lock", "store.state_file",
+        "store.inspection", "store.moved_or_copied", "store.scheduler_lock", "store.state_file",
         "claims", "gpus.probes", "gpus.selection", "attempts.job_logs", "executors.screen", "intake",
     ),
     "app": (
@@ -100,7 +100,7 @@ MAY: Mapping[str, tuple[str, ...]] = {
         "store.submissions", "system", "runner.folder", "runner.record_lock",
     ),
     "redis_queue": (
-        "app", "core.text", "core.model", *TOP, "store.location", "store.store", "store.taken_items",
+        "app", "core.text", "core.model", *TOP, "store.moved_or_copied", "store.store", "store.taken_items",
     ),
     "client": ("app", "views", "core.text", *TOP, "web.operations", "web.streams"),
     "mcp_server": ("client", "core.text", "errors"),

@@ -16,7 +16,7 @@ from gpu_scheduler.attempts.job_logs import LogFolder
 from gpu_scheduler.core.model.finding import Finding
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.health.doctor import files
-from gpu_scheduler.store import backups, location
+from gpu_scheduler.store import backups, moved_or_copied
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.store import Store
 
@@ -91,7 +91,7 @@ def test_checks_a_store_while_its_scheduler_holds_the_lock(home: DataDir) -> Non
 
 def test_reports_a_copied_store(home: DataDir, tmp_path: Path) -> None:
     with closing(Store(home, create=True)) as store:
-        location.adopt_folder(store)
+        moved_or_copied.adopt_folder(store)
     shutil.copytree(home.folder, tmp_path / "copy" / home.folder.name)
     found = files.scheduler(DataDir.of(str(tmp_path / "copy" / home.state_file.name)))
     assert (found.grade, f"is a copy of {home.folder}" in found.message) == ("bad", True)

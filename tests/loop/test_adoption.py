@@ -28,7 +28,7 @@ from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.runner.folder import boot_id
 from gpu_scheduler.runner.process_scan import ticks_of
 from gpu_scheduler.scheduler.restore import in_own_folder
-from gpu_scheduler.store import location
+from gpu_scheduler.store import moved_or_copied
 from gpu_scheduler.store.job_lists import state_counts
 from gpu_scheduler.store.requests import add_request, request_answer
 from gpu_scheduler.views import why
@@ -356,7 +356,7 @@ def test_a_copied_store_leaves_an_adopted_process_to_the_original(
 ) -> None:
     processes = [start(), start()]
     job = [adopt(rig, identity(process)) for process in processes][-1]
-    location.adopt_folder(rig.store)
+    moved_or_copied.adopt_folder(rig.store)
     rig.loop.recorder.record([RecordStop(job, StopRequest("cancelled", 5.0))], rig.clock.now())
     shutil.copytree(tmp_path, tmp_path / "copy")
     copy = Rig(tmp_path / "copy")

@@ -27,7 +27,7 @@ from gpu_scheduler.executors.local import DirectExecutor
 from gpu_scheduler.intake.jobs_file_watcher import JobsFileWatcher
 from gpu_scheduler.scheduler.restore import jobs_forgotten, open_store, refuse_unrecorded
 from gpu_scheduler.scheduler.service import count_jobs_to_forget
-from gpu_scheduler.store import attempt_folders, backups, location
+from gpu_scheduler.store import attempt_folders, backups, moved_or_copied
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.inspection import inspect_store
 from gpu_scheduler.store.job_lists import state_counts
@@ -272,7 +272,7 @@ def test_restore_adds_the_attempts_found_in_folders_to_those_in_a_backup(
     assert desk.trace().count("waited") == 1
     assert f"restored from {desk.data_dir.backups}/scheduler-1.db" in caplog.text
     assert f"2 attempts were added to the store from their folders: jobs {waits}, {new}" in caplog.text
-    assert location.original_of_copy(desk.rig.store) is None
+    assert moved_or_copied.original_of_copy(desk.rig.store) is None
 
 
 def test_start_refuses_an_older_database_and_restores_the_newest_backup(desk: RestoredStore) -> None:
@@ -524,14 +524,14 @@ def test_restore_names_a_folder_whose_attempt_cannot_be_identified(desk: Restore
 
 @pytest.mark.parametrize("backed_up", [False, True])
 def test_restore_replaces_a_database_copied_from_another_folder(desk: RestoredStore, backed_up: bool) -> None:
-    location.adopt_folder(desk.rig.store)
+    moved_or_copied.adopt_folder(desk.rig.store)
     ended = desk.ended("true")
     if backed_up:
         desk.backup()
     lives = desk.running()
     (desk.folder / "other").mkdir()
     other = Rig(desk.folder / "other", executor=Quick())
-    location.adopt_folder(other.store)
+    moved_or_copied.adopt_folder(other.store)
     for _ in range(3):
         other.tick_until_ended(other.add_job("exit 3"))
     other.store.close()
@@ -546,7 +546,7 @@ def test_restore_replaces_a_database_copied_from_another_folder(desk: RestoredSt
     desk.restore()
     assert desk.rig.job(ended).outcome == "completed"
     assert {row.job_id for row in desk.rig.store.active_attempts()} == {lives}
-    assert location.original_of_copy(desk.rig.store) is None
+    assert moved_or_copied.original_of_copy(desk.rig.store) is None
     desk.rig.tick()
     assert desk.rig.job(lives).state == "running"
 
@@ -565,7 +565,7 @@ def test_attempt_folders_left_by_a_fresh_start_do_not_prevent_a_start(desk: Rest
 
 
 def test_a_copied_data_directory_counts_as_a_copy_even_without_its_database(desk: RestoredStore) -> None:
-    location.adopt_folder(desk.rig.store)
+    moved_or_copied.adopt_folder(desk.rig.store)
     job = desk.running()
     desk.close()
     copy = desk.folder / "copy"
@@ -575,7 +575,7 @@ def test_a_copied_data_directory_counts_as_a_copy_even_without_its_database(desk
     with pytest.raises(SchedulerError, match=f"job {job} is still running"):
         open_store(data_dir, StartOptions())
     store = open_store(data_dir, StartOptions(restore=True, jobs_file=""))
-    assert location.original_of_copy(store) == str(desk.data_dir.folder)
+    assert moved_or_copied.original_of_copy(store) == str(desk.data_dir.folder)
     store.close()
     desk.rig = Rig(desk.folder, executor=Quick())
     desk.rig.tick()

@@ -10,7 +10,7 @@ import pytest
 from gpu_scheduler.core.jobsfile.job_line import ParsedJob, parse_line
 from gpu_scheduler.core.jobsfile.reading import Line, line_from_result
 from gpu_scheduler.core.model.job_spec import JobSpec
-from gpu_scheduler.store import accepted_lines, location
+from gpu_scheduler.store import accepted_lines, moved_or_copied
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.job_lists import newest_job_facts
 from gpu_scheduler.store.jobs_files import JobsFileRecord, jobs_files
@@ -27,7 +27,7 @@ def old(tmp_path: Path) -> Path:
     for name in ("jobs.txt", "t.py"):
         (folder / name).touch()
     store = Store(DataDir.of(str(folder / "s.json")), create=True)
-    location.adopt_folder(store)
+    moved_or_copied.adopt_folder(store)
     path = str(folder / "jobs.txt")
     spec = JobSpec("csv", "0,t.py,,,", str(folder), script=str(folder / "t.py"))
     job = store.insert_job(spec, f"file:{path}")
@@ -48,7 +48,7 @@ def test_lines_keep_their_jobs_after_their_folder_is_moved(tmp_path: Path, old: 
         shutil.copytree(old, new)
         shutil.rmtree(old)
     store = Store(DataDir.of(str(new / "s.json")))
-    location.adopt_folder(store)
+    moved_or_copied.adopt_folder(store)
     first, second = store.job(1), store.job(2)
     assert first is not None
     assert second is not None
@@ -76,7 +76,7 @@ def test_lines_run_in_the_folder_of_their_moved_file_whatever_is_at_the_old_path
     if left == "hidden files":
         (old / ".git").touch()
     store = Store(DataDir.of(str(new / "s.json")))
-    location.adopt_folder(store)
+    moved_or_copied.adopt_folder(store)
     assert jobs_files(store) == [JobsFileRecord(f"{new}/jobs.txt", str(new), None)]
     [row] = accepted_lines.load(store, f"{new}/jobs.txt")
     assert row.job_id == 1
@@ -92,7 +92,7 @@ def test_a_moved_reading_replaces_an_older_reading_of_the_same_path(tmp_path: Pa
     path, raws = f"{new}/jobs.txt", ["echo another\n"]
     accepted_lines.working_folder(store, path, str(new))
     accepted_lines.save(store, path, (), (line(raws, 0, str(new), store),))
-    location.adopt_folder(store)
+    moved_or_copied.adopt_folder(store)
     assert jobs_files(store) == [JobsFileRecord(path, str(new), None)]
     assert [row.job_id for row in accepted_lines.load(store, path)] == [1]
     store.close()
@@ -103,7 +103,7 @@ def test_moving_only_the_data_directory_changes_no_path(tmp_path: Path, old: Pat
     new.mkdir()
     (old / "s.d").rename(new / "s.d")
     store = Store(DataDir.of(str(new / "s.json")))
-    location.adopt_folder(store)
+    moved_or_copied.adopt_folder(store)
     assert jobs_files(store) == [JobsFileRecord(f"{old}/jobs.txt", str(old), None)]
     store.close()
 
@@ -128,7 +128,7 @@ def test_a_line_with_an_absolute_path_does_not_count_as_changed(tmp_path: Path, 
     for name in ("jobs.txt", "t.py", "sub/t.py"):
         (old / name).touch()
     store = Store(DataDir.of(str(old / "s.json")), create=True)
-    location.adopt_folder(store)
+    moved_or_copied.adopt_folder(store)
     path, read = str(old / "jobs.txt"), [raw.format(old) for raw in ABSOLUTE]
     accepted_lines.working_folder(store, path, str(old))
     accepted_lines.save(store, path, (), tuple(line(read, n, str(old), store) for n in range(len(read))))
@@ -136,7 +136,7 @@ def test_a_line_with_an_absolute_path_does_not_count_as_changed(tmp_path: Path, 
     store.close()
     old.rename(new)
     store = Store(DataDir.of(str(new / "s.json")))
-    location.adopt_folder(store)
+    moved_or_copied.adopt_folder(store)
 
     # The text of the file has not changed, so nothing needs to be done.
     reading = accepted_lines.load(store, f"{new}/jobs.txt")

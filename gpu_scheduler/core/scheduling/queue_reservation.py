@@ -1,4 +1,4 @@
-"""Finds the GPUs to reserve for a waiting job, when they will be free for it, and what that costs.
+"""Finds the GPUs to reserve for an overtaken job, when they will be free for it, and what that costs.
 
 The end of each attempt is estimated. On each GPU, attempts are taken off both accounts in the order of their
 ends until the job fits. Nothing is ended for the job. Foreign memory stays, and a GPU that is paused, lost or

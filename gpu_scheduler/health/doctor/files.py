@@ -40,7 +40,7 @@ from gpu_scheduler.store.data_dir import DataDir, check_entries
 from gpu_scheduler.store.database import check_integrity, read_meta
 from gpu_scheduler.store.gpu_kind import recorded_gpus
 from gpu_scheduler.store.inspection import is_missing_or_empty, is_store_lost, unknown_attempt_folders
-from gpu_scheduler.store.location import FOLDER_KEY, copied_from, copy_refusal
+from gpu_scheduler.store.moved_or_copied import FOLDER_KEY, copied_from, copy_refusal
 from gpu_scheduler.store.scheduler_lock import scheduler_pid
 from gpu_scheduler.system import safe_file
 from gpu_scheduler.system.filesystem import is_shared, kind_of

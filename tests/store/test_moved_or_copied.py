@@ -12,7 +12,7 @@ import pytest
 
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.scheduler.restore import in_own_folder
-from gpu_scheduler.store import location
+from gpu_scheduler.store import moved_or_copied
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.store import Store
 
@@ -22,7 +22,7 @@ def made(folder: Path) -> DataDir:
     folder.mkdir()
     data_dir = DataDir.of(str(folder / "s.json"))
     store = Store(data_dir, create=True)
-    location.adopt_folder(store)
+    moved_or_copied.adopt_folder(store)
     store.close()
     return data_dir
 
@@ -33,13 +33,13 @@ def opened(folder: Path) -> Store:
 
 def is_copy(folder: Path) -> bool:
     with closing(opened(folder)) as store:
-        return location.original_of_copy(store) is not None
+        return moved_or_copied.original_of_copy(store) is not None
 
 
 def adopted(folder: Path, *, new_id: bool = False) -> str:
     """Records the folder of the store in it, as `start` does, and returns its id."""
     with closing(opened(folder)) as store:
-        location.adopt_folder(store, new_id=new_id)
+        moved_or_copied.adopt_folder(store, new_id=new_id)
     return (folder / "s.d" / "id").read_text()
 
 
@@ -51,7 +51,7 @@ def test_a_copy_is_refused_until_it_gets_its_own_id(tmp_path: Path) -> None:
         closing(opened(tmp_path / "b")) as store,
         pytest.raises(SchedulerError, match=f"copy of {tmp_path}/a/s.d.*\n.*--fresh"),
     ):
-        location.refuse_copy(store)
+        moved_or_copied.refuse_copy(store)
     assert adopted(tmp_path / "b", new_id=True) != adopted(tmp_path / "a")
     assert (is_copy(tmp_path / "a"), is_copy(tmp_path / "b")) == (False, False)
 
@@ -131,10 +131,10 @@ def test_recognizes_a_folder_restored_at_its_path(tmp_path: Path) -> None:
 def test_reads_a_location_with_the_inode_that_earlier_versions_recorded(tmp_path: Path) -> None:
     folder = made(tmp_path / "a").folder
     with closing(opened(tmp_path / "a")) as store:
-        known = location.recorded_location(store)
+        known = moved_or_copied.recorded_location(store)
         assert known is not None
         store.db.set_meta("folder", json.dumps({**known._asdict(), "inode": folder.stat().st_ino}))
-        assert location.recorded_location(store) == known
+        assert moved_or_copied.recorded_location(store) == known
 
 
 def test_recreates_a_missing_id_file(tmp_path: Path) -> None:
