@@ -186,9 +186,9 @@ def test_why_shows_how_often_a_job_must_be_overtaken_and_what_its_reservation_wo
     [found] = findings(rig, big, Check.OVERTAKEN)
     # GPU 1 would be idle for the 600 s that the job on GPU 0 is guessed to take.
     assert found.message == (
-        "overtaken once; no GPUs are reserved for it yet, because they would be idle for about 0.2 GPU hours:"
-        " more than the 0.0 GPU hours that are left for that (--idle-budget), and more than 1 % of the GPU"
-        " time for which it has waited"
+        "overtaken once; no GPUs are reserved for it yet, because they would be idle for about 0.167 GPU"
+        " hours: more than the 0.010 GPU hours that are left for that (--idle-budget), and more than 1 % of"
+        " the GPU time for which it has waited"
     )
     rig.store.record_options(StartOptions(queue_order=QueueOrder.BACKFILL))
     assert findings(rig, big, Check.OVERTAKEN) == []
