@@ -197,9 +197,11 @@ class _Walk:
                 self._keep(stored)
             else:
                 group = self._groups[n]
-                is_open = self._visit(n, group, group.jobs[at])
-                if is_open and at + 1 < len(group.jobs) and self._is_of_interest(n, group, group.jobs[at]):
-                    heappush(self._next, (queue_key(group.jobs[at + 1]), n, at + 1))
+                after = (
+                    self._next_of_interest(n, group, at) if self._visit(n, group, group.jobs[at]) else None
+                )
+                if after is not None:
+                    heappush(self._next, (queue_key(group.jobs[after]), n, after))
             if self._is_over:
                 break
         else:
@@ -220,8 +222,15 @@ class _Walk:
         while self._next:
             yield heappop(self._next)[1:]
 
+    def _next_of_interest(self, n: int, group: PendingGroup, at: int) -> int | None:
+        """Returns the index of the job of a group that the walk visits after this one; None if there is none."""
+        later = range(at + 1, len(group.jobs))
+        if not may_preempt(0, group.resources, self._facts.settings):
+            later = later[:1]  # jobs that preempt no others differ in nothing that makes a later one matter
+        return next((one for one in later if self._is_of_interest(n, group, group.jobs[one])), None)
+
     def _is_of_interest(self, n: int, group: PendingGroup, job: QueuedJob) -> bool:
-        """Returns whether the walk visits the next job of a group after this one."""
+        """Returns whether the walk visits this job of a group after the one before it."""
         facts = self._facts
         return (
             not self._is_refused(request_of(group, facts), ends_in_time=True)
