@@ -168,7 +168,7 @@ def test_a_start_with_another_lock_folder_warns_while_jobs_run(world: World) -> 
     )
     assert world.output().count(warning) == 1
     (world.folder / "go").touch()
-    world.wait_finished(1)
+    world.wait_until(lambda jobs: jobs[1]["outcome"] and jobs[1]["recorded"], "the recorded end of the job")
     world.env["GPU_SCHEDULER_LOCK_DIR"] = os.path.dirname(world.env["GPU_SCHEDULER_LOCK_DIR"])
     world.end_scheduler()
     world.start("--simulate", "1")

@@ -197,11 +197,8 @@ class _Walk:
                 self._keep(stored)
             else:
                 group = self._groups[n]
-                after = (
-                    self._next_of_interest(n, group, at) if self._visit(n, group, group.jobs[at]) else None
-                )
-                if after is not None:
-                    heappush(self._next, (queue_key(group.jobs[after]), n, after))
+                if self._visit(n, group, group.jobs[at]):
+                    self._visit_later(n, group, at)
             if self._is_over:
                 break
         else:
@@ -222,12 +219,14 @@ class _Walk:
         while self._next:
             yield heappop(self._next)[1:]
 
-    def _next_of_interest(self, n: int, group: PendingGroup, at: int) -> int | None:
-        """Returns the index of the job of a group that the walk visits after this one; None if there is none."""
+    def _visit_later(self, n: int, group: PendingGroup, at: int) -> None:
+        """Lets the walk visit the next job of a group after this one that is of interest, if there is one."""
         later = range(at + 1, len(group.jobs))
         if not may_preempt(0, group.resources, self._facts.settings):
-            later = later[:1]  # jobs that preempt no others differ in nothing that makes a later one matter
-        return next((one for one in later if self._is_of_interest(n, group, group.jobs[one])), None)
+            later = later[:1]  # none of them preempts others, so if the next one is of no interest, none is
+        after = next((one for one in later if self._is_of_interest(n, group, group.jobs[one])), None)
+        if after is not None:
+            heappush(self._next, (queue_key(group.jobs[after]), n, after))
 
     def _is_of_interest(self, n: int, group: PendingGroup, job: QueuedJob) -> bool:
         """Returns whether the walk visits this job of a group after the one before it."""
