@@ -9,9 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from gpu_scheduler.core.model.units import WHOLE
+
+if TYPE_CHECKING:
+    from gpu_scheduler.core.model.job_spec import Need
+    from gpu_scheduler.core.scheduling.settings import Limits
 
 #: Memory, in MiB, that a driver may use without any process. The default of `--margin` leaves the same amount
 #: free.
@@ -121,3 +125,8 @@ def judge_declaration(
     if by_share or not completed or len(known) < len(peaks):
         return None
     return DeclarationAccuracy("within" if peak >= budget * (1 - tolerance) else "over", percent, budget)
+
+
+def could_fit(need: Need, total_mib: int | None, limits: Limits) -> bool:
+    """Returns whether an empty GPU of this size could run the job. An unknown size (None) is large enough."""
+    return need.vram is None or total_mib is None or need.vram + limits.margin_mib <= total_mib

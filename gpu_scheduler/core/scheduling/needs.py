@@ -21,7 +21,6 @@ from gpu_scheduler.core.text import strict_json
 
 if TYPE_CHECKING:
     from gpu_scheduler.core.model.job_spec import JobSpec
-    from gpu_scheduler.core.scheduling.settings import Limits
 
 
 _NOTHING_LEARNED: Mapping[str, int] = {}
@@ -217,11 +216,6 @@ def _declared_need(share: int | None, gpus: int | None, vram: int | None, exclus
     if share is not None and share > WHOLE:
         return Need(math.ceil(share / WHOLE), WHOLE, exclusive=exclusive)
     return Need(gpus or 1, share or 0, vram=vram, exclusive=exclusive)
-
-
-def could_fit(need: Need, total_mib: int | None, limits: Limits) -> bool:
-    """Returns whether an empty GPU of this size could run the job. An unknown size (None) is large enough."""
-    return need.vram is None or total_mib is None or need.vram + limits.margin_mib <= total_mib
 
 
 # Learns the GPU memory of a job from the peaks of earlier runs of its workload class (`start --learn`).

@@ -9,8 +9,9 @@ from typing import NamedTuple
 
 from gpu_scheduler.core.model.job_spec import Need
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
+from gpu_scheduler.core.scheduling.accounting import could_fit
 from gpu_scheduler.core.scheduling.facts import Facts, Gpu, PendingGroup, QueuedJob
-from gpu_scheduler.core.scheduling.needs import ResourceSpec, could_fit, resolve
+from gpu_scheduler.core.scheduling.needs import ResourceSpec, resolve
 from gpu_scheduler.core.scheduling.placement import claim_size
 
 # Orders waiting jobs by priority and queue position. Everything that reads the queue uses this order.

@@ -12,8 +12,13 @@ from typing import TYPE_CHECKING
 
 from gpu_scheduler.core.model.units import MAX_MIB, WHOLE, round_mib
 from gpu_scheduler.core.model.wait_reason import GpuObstacle, ObstacleKind, WaitKind, WaitReason
-from gpu_scheduler.core.scheduling.accounting import Allocation, allocated_mib, allocated_share, declared_mib
-from gpu_scheduler.core.scheduling.needs import could_fit
+from gpu_scheduler.core.scheduling.accounting import (
+    Allocation,
+    allocated_mib,
+    allocated_share,
+    could_fit,
+    declared_mib,
+)
 
 if TYPE_CHECKING:
     from gpu_scheduler.core.model.gpu import GpuClaim
