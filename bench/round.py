@@ -12,8 +12,9 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from gpu_scheduler.attempts.executor import Executors
 from gpu_scheduler.clock import Clock

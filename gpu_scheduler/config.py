@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal
+
+from msgspec import field
 
 from gpu_scheduler.core.scheduling.settings import QueueOrder, Settings
 
@@ -35,8 +36,7 @@ def _half_the_cores() -> int:
     return max(1, len(os.sched_getaffinity(0)) // 2)
 
 
-@dataclass(frozen=True, kw_only=True)
-class StartOptions(Settings):
+class StartOptions(Settings, frozen=True, kw_only=True):
     """The options of one `start`, with intervals in seconds and memory in MiB.
 
     Settings describes the options that affect scheduling decisions. poll_s: time between two GPU samples.
@@ -81,8 +81,12 @@ class StartOptions(Settings):
     allowed_host: tuple[str, ...] = ()
     tls_cert: str | None = None
     tls_key: str | None = None
-    redis: str | None = field(default=None, repr=False)
+    redis: str | None = None
     requeue_silent_after: float | None = None
+
+    def __repr__(self) -> str:  # the URL may contain a password
+        shown = (f"{name}={getattr(self, name)!r}" for name in self.__struct_fields__ if name != "redis")
+        return f"StartOptions({', '.join(shown)})"
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> StartOptions:
@@ -91,8 +95,7 @@ class StartOptions(Settings):
         An option whose value is None or missing gets its default. Other names are ignored. The queue order
         may be given as text, and the allowed hosts as a list, as they are recorded.
         """
-        names = (one.name for one in fields(cls))
-        given = {name: values[name] for name in names if values.get(name) is not None}
+        given = {name: values[name] for name in cls.__struct_fields__ if values.get(name) is not None}
         if "queue_order" in given:
             given["queue_order"] = QueueOrder(given["queue_order"])
         if "allowed_host" in given:

@@ -115,8 +115,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--seeds", type=int, nargs="+", default=[1], help="of generated traces and of learned estimates"
     )
-    parser.add_argument("--aging", type=int, default=Settings.aging)
-    parser.add_argument("--idle-budget", type=float, default=Settings.idle_budget)
+    parser.add_argument("--aging", type=int, default=Settings().aging)
+    parser.add_argument("--idle-budget", type=float, default=Settings().idle_budget)
     parser.add_argument("--write", action="store_true", help="print the generated trace as CSV instead")
     return parser
 

@@ -7,8 +7,10 @@ import re
 import shlex
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from gpu_scheduler.app.control import ADOPT
 from gpu_scheduler.app.location import Location
@@ -130,8 +132,7 @@ _PROBLEMS = {
 }
 
 
-@dataclass(frozen=True)
-class Adoption:
+class Adoption(Struct, frozen=True):
     """The process to adopt, and the attributes of its job.
 
     attributes: texts by attribute, such as the name of the job. vram: the memory that it needs on each GPU,
@@ -147,8 +148,7 @@ class Adoption:
     simulate: str | None = None
 
 
-@dataclass(frozen=True)
-class AdoptedJob:
+class AdoptedJob(Struct, frozen=True):
     """A job that is an adopted process.
 
     text: its command, or the title that hides it unless can_start. gpus: the indices of its GPUs. log: the

@@ -5,8 +5,9 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from gpu_scheduler.app.job_refs import job_record, named_jobs
 from gpu_scheduler.app.line_note import Note, NoteKind
@@ -41,8 +42,7 @@ _MAX_RETRIED = 5
 _RANGE = re.compile(r"[0-9]+-[0-9]+", re.ASCII)
 
 
-@dataclass(frozen=True)
-class NamedParents:
+class NamedParents(Struct, frozen=True):
     """The dependencies of a job. notes: the parents because of which the job will be skipped."""
 
     dependencies: tuple[Dependency, ...]
@@ -89,8 +89,7 @@ def _parent_notes(store: Store, kind: DependencyKind, parents: Iterable[JobRecor
     yield Note(NoteKind.PARENT_FAILED, data)
 
 
-@dataclass(frozen=True)
-class AttributeChange:
+class AttributeChange(Struct, frozen=True):
     """One change. args: the arguments of its request; notes: the new parents that make the job skipped."""
 
     args: dict[str, Any]

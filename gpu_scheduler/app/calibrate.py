@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from gpu_scheduler import config
 from gpu_scheduler.app.location import Location
@@ -22,8 +23,7 @@ from gpu_scheduler.store.attempt_history import RunTimesReader, workload_classes
 from gpu_scheduler.store.store import Store
 
 
-@dataclass(frozen=True)
-class CalibrationView:
+class CalibrationView(Struct, frozen=True):
     """The result of `calibrate`.
 
     path: the path of llm_config.json; entries: the new entry of each model that has enough data; tolerance:

@@ -13,9 +13,11 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from gpu_scheduler.app.machine_gpus import GpuSource, claim_folder, surrounding_claims, uuids_of, with_claims
 from gpu_scheduler.claims.gpu_claims import (
@@ -129,8 +131,7 @@ _FREQUENT_S, _FREQUENT_EVERY_S = 10.0, 1.0
 _LEAST_SAMPLE_S = 2.0
 
 
-@dataclass(frozen=True)
-class GpuRequest:
+class GpuRequest(Struct, frozen=True):
     """The GPUs that a command needs, and how to wait for them.
 
     poll_s: seconds between two samples of the GPUs; timeout_s: seconds after which to give up, None means
@@ -143,8 +144,7 @@ class GpuRequest:
     claim: bool = True
 
 
-@dataclass(frozen=True)
-class FoundGpus:
+class FoundGpus(Struct, frozen=True):
     """GPUs that meet the criteria, by index.
 
     is_inside: whether they belong to the job or process that started this process, so no claim was taken.
@@ -157,15 +157,13 @@ class FoundGpus:
     surrounding: Mapping[str, GpuClaim] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class TimedOut:
+class TimedOut(Struct, frozen=True):
     """Not enough GPUs met the criteria in time."""
 
     seconds: float
 
 
-@dataclass(frozen=True)
-class Impossible:
+class Impossible(Struct, frozen=True):
     """The reason why a request can never be met.
 
     reason: None if CUDA_VISIBLE_DEVICES allows no GPU. visible_note: which GPUs CUDA_VISIBLE_DEVICES allows;
@@ -176,8 +174,7 @@ class Impossible:
     visible_note: str | None = None
 
 
-@dataclass(frozen=True)
-class Shortfall:
+class Shortfall(Struct, frozen=True):
     """The reasons why too few GPUs are eligible now. visible_note: as in Impossible.
 
     turn_problem: why there are no turns on some GPU, as a sentence about its turn file; "" if there are.
@@ -373,8 +370,7 @@ class NotExecutedKind(str, Enum):
     REFUSED = "refused"
 
 
-@dataclass(frozen=True)
-class NotExecuted:
+class NotExecuted(Struct, frozen=True):
     """The reason why a command cannot be executed.
 
     reason: the message of the system. kind: SHELL_SYNTAX if there is no such program and the text is probably

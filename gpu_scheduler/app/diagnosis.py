@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gpu_scheduler.app import job_views
 from gpu_scheduler.app.gpu_views import foreign_claims, read_locks
@@ -72,8 +74,7 @@ if TYPE_CHECKING:
 _RECENT_S = 10.0
 
 
-@dataclass(frozen=True)
-class OomCase:
+class OomCase(Struct, frozen=True):
     """The GPUs of a job when it ran out of memory.
 
     gpu_count: the number of its GPUs; had_gpus_alone: whether no other process used them; at_limit: whether
@@ -160,8 +161,7 @@ _MAX_JOBS_NAMED = 5
 _NEARBY_LINES = 3
 
 
-@dataclass(frozen=True)
-class PlacementFacts:
+class PlacementFacts(Struct, frozen=True):
     """The GPUs as they are now, and as placement judges them.
 
     judged: the same GPUs; those that only a reservation for another job closes, as they will be then.
@@ -182,8 +182,7 @@ class PlacementFacts:
     sampled_at: float | None
 
 
-@dataclass(frozen=True)
-class LineFacts:
+class LineFacts(Struct, frozen=True):
     """The facts about a job's line.
 
     location: where the line is, None if it was removed; nearby: the malformed lines around it; malformed:
@@ -195,8 +194,7 @@ class LineFacts:
     malformed: int
 
 
-@dataclass(frozen=True)
-class WaitingFacts:
+class WaitingFacts(Struct, frozen=True):
     """The facts about a job that waits.
 
     environment: findings about its folder, environment and script; ahead: the number of queued jobs before it
@@ -213,8 +211,7 @@ class WaitingFacts:
     line: LineFacts
 
 
-@dataclass(frozen=True)
-class Diagnosis:
+class Diagnosis(Struct, frozen=True):
     """The facts that explain the state of a job at `now` (seconds since 1970).
 
     scheduler_pid: None if no scheduler is running; waiting: set only for a job that waits; oom: set only for
@@ -241,8 +238,7 @@ class Diagnosis:
         return _has_failed(self.job)
 
 
-@dataclass(frozen=True)
-class _Inspection:
+class _Inspection(Struct, frozen=True):
     """One job with its records.
 
     attempts: all active attempts of all jobs, in their current state; foreign: the claims of other programs.

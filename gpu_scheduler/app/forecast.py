@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gpu_scheduler.app.gpu_views import foreign_claims, read_locks
 from gpu_scheduler.app.job_views import context_of, health_issues_of, job_view, with_progress
@@ -40,8 +42,7 @@ _LEAVING = ("cancel", "hold")
 _BEHIND = 1 << 60
 
 
-@dataclass(frozen=True)
-class ForecastJob:
+class ForecastJob(Struct, frozen=True):
     """A running or waiting job. forecast: None if it has none; gpus: the indices of its expected GPUs."""
 
     job: JobView
@@ -49,8 +50,7 @@ class ForecastJob:
     gpus: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True)
-class ForecastView:
+class ForecastView(Struct, frozen=True):
     """The forecast at `now` (seconds since 1970): first the running jobs, then the waiting ones in order.
 
     scheduler_pid: None if no scheduler is running. idle_share: the part of the GPU time until idle_until,
@@ -69,8 +69,7 @@ class ForecastView:
     pooled: Estimate = UNKNOWN
 
 
-@dataclass(frozen=True)
-class _Queue:
+class _Queue(Struct, frozen=True):
     """The queue at one moment.
 
     jobs: the running, queued and held ones; ending: the ids of attempts whose commands have ended, although

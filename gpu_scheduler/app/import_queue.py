@@ -14,11 +14,12 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from itertools import chain, count
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from gpu_scheduler.app.line_note import LineNote, Note, NoteKind
 from gpu_scheduler.app.location import Location
@@ -45,8 +46,7 @@ _MAX_NAME_CHARACTERS = 64
 _MAX_PROBLEMS = 20
 
 
-@dataclass(frozen=True)
-class ImportReport:
+class ImportReport(Struct, frozen=True):
     """The result of an import.
 
     made: the imported jobs; only ids if an earlier import of the file inserted them. notes: those of each
@@ -157,8 +157,7 @@ def _rename(path: str, data: bytes) -> tuple[str | None, str | None]:
 # Parses the file. Nothing outside its text is consulted.
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(Struct, frozen=True):
     """A job of a `queue.json`. number: its position in the file, from 1; given: its keys that are not null.
 
     Only `id`, `name` and `status` have been checked unless the job is pending.
@@ -285,8 +284,7 @@ def _problem(key: str, value: object) -> str | None:
 # Finds the parents of the pending jobs.
 
 
-@dataclass(frozen=True)
-class Parents:
+class Parents(Struct, frozen=True):
     """The parents of the pending jobs, as positions in the file.
 
     waits_for: the pending parents of each pending job, with parents before their children and otherwise in

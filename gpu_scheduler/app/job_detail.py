@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from gpu_scheduler.app.job_refs import JobRef, job_record, resolve_job
 from gpu_scheduler.app.job_views import (
@@ -40,8 +41,7 @@ if TYPE_CHECKING:
 _JOB_COMMAND_START = re.compile(r"exec 3>&-(?: 4>&-)?\nexec ")
 
 
-@dataclass(frozen=True)
-class AttemptView:
+class AttemptView(Struct, frozen=True):
     """One attempt.
 
     command: the job's own command in command.sh, None if it cannot be found; gpus: the indices of its GPUs;
@@ -57,8 +57,7 @@ class AttemptView:
     declaration_accuracy: DeclarationAccuracy | None
 
 
-@dataclass(frozen=True)
-class JobRunTime:
+class JobRunTime(Struct, frozen=True):
     """How long a job is expected to run in all, from its start.
 
     median_s: the median of earlier runs; upper_s: the seconds within which nine of ten such jobs end. The
@@ -72,8 +71,7 @@ class JobRunTime:
     is_of_identity: bool
 
 
-@dataclass(frozen=True)
-class JobDetail:
+class JobDetail(Struct, frozen=True):
     """The details of one job at `now`.
 
     line: the current position of its line; tolerance: the fraction by which an accurate declaration may be

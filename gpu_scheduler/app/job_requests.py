@@ -7,10 +7,12 @@ answer per job. A request that can only be refused is not even recorded; all oth
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from itertools import chain
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gpu_scheduler.app.control import ALL_JOBS, COMMAND_LINE, Answer, AnswerKind, Control, control, unanswered
 from gpu_scheduler.app.job_refs import JobRef, job_record, resolve_job, resolve_jobs
@@ -30,8 +32,7 @@ if TYPE_CHECKING:
     from gpu_scheduler.app.line_note import Note
 
 
-@dataclass(frozen=True)
-class SetResult:
+class SetResult(Struct, frozen=True):
     """The answers to changes of jobs. notes: the new parents because of which they will be skipped."""
 
     answers: tuple[Answer, ...]

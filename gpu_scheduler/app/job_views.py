@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from gpu_scheduler.app.status_report import JobView
 from gpu_scheduler.app.store_access import requested_verbs
@@ -38,8 +40,7 @@ if TYPE_CHECKING:
 _PARENTS = WaitReason(WaitKind.PARENTS)
 
 
-@dataclass(frozen=True)
-class OpenStop:
+class OpenStop(Struct, frozen=True):
     """A request to stop an attempt. ends_at: the end of the grace period, in seconds since boot, if known."""
 
     request: StopRequest
@@ -58,8 +59,7 @@ def open_stops(attempts: Iterable[Attempt], now: Now) -> dict[int, OpenStop]:
     return stops
 
 
-@dataclass(frozen=True)
-class ViewContext:
+class ViewContext(Struct, frozen=True):
     """The data, besides a job's own records, on which the view of a job depends.
 
     wait_reasons: why the jobs of each spec key wait; default_wait: why all other jobs wait; parents: the
@@ -416,8 +416,7 @@ def _observe_open(store: Store, attempts: Collection[ActiveAttemptRecord]) -> di
 _MAX_NAMED = 5
 
 
-@dataclass(frozen=True)
-class DependencyFacts:
+class DependencyFacts(Struct, frozen=True):
     """The facts about a job's dependencies, besides its parents.
 
     children: the first jobs that depend on it; child_count: the number of all these jobs. blocker: the

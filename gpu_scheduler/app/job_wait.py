@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from gpu_scheduler.app.job_refs import JobRef, job_record, resolve_jobs
 from gpu_scheduler.app.job_views import blocking_ancestor, context_of, job_view
@@ -30,8 +31,7 @@ _REOPEN_S = 30.0
 _MAX_BLOCKERS = 20
 
 
-@dataclass(frozen=True)
-class AwaitedJob:
+class AwaitedJob(Struct, frozen=True):
     """A job that a command waits for.
 
     has_ended: whether it has ended for good. blocker: the job because of which it cannot start unless the

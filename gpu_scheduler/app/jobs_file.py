@@ -9,8 +9,10 @@ import fcntl
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gpu_scheduler.app.line_note import LineNote, Note, NoteKind
 from gpu_scheduler.app.location import Location
@@ -50,16 +52,14 @@ from gpu_scheduler.store.jobs_files import MalformedLineRecord, newest_job_of
 from gpu_scheduler.system.safe_file import FileProblem
 
 
-@dataclass(frozen=True)
-class NewLine(NewWork):
+class NewLine(NewWork, frozen=True):
     """The values of a line. priority: None means the normal one."""
 
     arguments: str = ""
     priority: int | None = None
 
 
-@dataclass(frozen=True)
-class AddedLine:
+class AddedLine(Struct, frozen=True):
     """A line that was appended, or that could be.
 
     warnings: why its job may not run as intended. notes: what the line means without saying it.
@@ -248,8 +248,7 @@ def _open_locked(path: str) -> int:
 # Previews the effect of each line.
 
 
-@dataclass(frozen=True)
-class LintView:
+class LintView(Struct, frozen=True):
     """The preview of a jobs file. path: the path that the user gave; cwd: the folder in which lines run."""
 
     path: str

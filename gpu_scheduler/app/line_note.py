@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import Enum
+
+from msgspec import Struct
 
 from gpu_scheduler.core.model.job_spec import Need
 
@@ -32,16 +33,14 @@ class NoteKind(str, Enum):
     NOT_WATCHED = "not_watched"  # path, scheduler_pid, watched: the jobs file that the scheduler watches
 
 
-@dataclass(frozen=True)
-class Note:
+class Note(Struct, frozen=True):
     """A note about a line, with the data that belongs to its kind."""
 
     kind: NoteKind
     data: Mapping[str, object]
 
 
-@dataclass(frozen=True)
-class UnmetNeed:
+class UnmetNeed(Struct, frozen=True):
     """A job's need that the current GPUs cannot meet.
 
     usable: the number of GPUs that the job may use if there are too few; None if there are enough, but they

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import Enum
+
+from msgspec import Struct
 
 from gpu_scheduler import config
 from gpu_scheduler.runner.folder import TOKEN
@@ -20,8 +21,7 @@ Verdict = Enum("Verdict", ["CLEAR", "FOUND", "IDLE", "IDLE_REFUSED", "SEVERAL", 
 _CHOSEN = (Verdict.CLEAR, Verdict.FOUND, Verdict.IDLE)
 
 
-@dataclass(frozen=True)
-class Location:
+class Location(Struct, frozen=True):
     """A scheduler's state file and data directory.
 
     data_dir: None means beside the state file. runs_rounds: whether a change may run rounds in this process

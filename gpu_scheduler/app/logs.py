@@ -8,9 +8,10 @@ import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from enum import Enum
 from typing import Literal
+
+from msgspec import Struct
 
 from gpu_scheduler.app.job_refs import JobRef, job_record, resolve_job
 from gpu_scheduler.app.location import Location
@@ -72,8 +73,7 @@ def _session_pid(session: str) -> str:
 _ELSEWHERE = ", and its output does not go to a file"
 
 
-@dataclass(frozen=True)
-class AttachTarget:
+class AttachTarget(Struct, frozen=True):
     """The session of a running job.
 
     program: the path of Screen; environment: the variables with which Screen finds the session.
@@ -241,8 +241,7 @@ def _log_path(store: Store, attempt: AttemptRecord) -> str:
 SessionState = Literal["attached", "detached", "starting", "unlisted", "closed", "unknown"]
 
 
-@dataclass(frozen=True)
-class SessionView:
+class SessionView(Struct, frozen=True):
     """The Screen session of a running job.
 
     started_at: when its attempt started, in seconds since 1970; screen_dir: the SCREENDIR that is needed to
@@ -266,8 +265,7 @@ class SessionView:
         return f"{where}screen {'-x' if self.state == 'attached' else '-r'} {self.session}"
 
 
-@dataclass(frozen=True)
-class SessionsView:
+class SessionsView(Struct, frozen=True):
     """All sessions.
 
     without_session: the number of running jobs without a session; notes: reasons why Screen did not answer.

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.claims.gpu_claims import (
@@ -27,8 +29,7 @@ from gpu_scheduler.store.scheduler_lock import scheduler_pid
 # Few modules are imported here, so that the probe reads the GPUs while the command imports the others.
 
 
-@dataclass(frozen=True)
-class GpuSource:
+class GpuSource(Struct, frozen=True):
     """The GPUs of this machine or simulated ones. The caller closes the probe.
 
     simulation: the folder in which simulated jobs write their usage; None for real GPUs.

@@ -12,9 +12,11 @@ import re
 import shlex
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
+
+from msgspec import Struct, field
+from msgspec.structs import asdict, replace
 
 from gpu_scheduler.app.line_note import LineNote, Note, NoteKind, UnmetNeed
 from gpu_scheduler.app.location import Location
@@ -41,8 +43,7 @@ from gpu_scheduler.store.jobs_files import find_jobs_file
 from gpu_scheduler.system import safe_file
 
 
-@dataclass(frozen=True)
-class RecordedSetting:
+class RecordedSetting(Struct, frozen=True):
     """The GPUs and the scheduler of a store. Without a readable store, all values are the defaults.
 
     known_gpus: the indices of the GPUs, None if unknown; cwd: the folder in which the lines of the jobs file
@@ -91,8 +92,7 @@ GPU_IDS_PLACEHOLDER = "IDS"
 _PYTHON = re.compile(r"(?:\S*/)?python[0-9.]*")
 
 
-@dataclass(frozen=True)
-class PreviewContext:
+class PreviewContext(Struct, frozen=True):
     """The machine and the options against which a line is checked.
 
     known_gpus: the indices of the existing GPUs, None if unknown; conda_sh: the file that defines `conda`,
@@ -111,8 +111,7 @@ class PreviewContext:
     shell: JobShell | None = None
 
 
-@dataclass(frozen=True)
-class Preview:
+class Preview(Struct, frozen=True):
     """The preview of a well-formed line.
 
     conda: the environment that the job activates, None if it activates none; duplicate_of: the number of the
@@ -232,8 +231,7 @@ _MAX_TEXT = 64 * 1024 * 1024
 AttributeValues = Mapping[str, str | bool | Sequence[str]]
 
 
-@dataclass(frozen=True)
-class NewWork:
+class NewWork(Struct, frozen=True):
     """The script with its arguments, or the words of a command, of a new job, and its attributes."""
 
     script: str | None = None
@@ -254,7 +252,7 @@ def expand_grid(new: _New, items: Sequence[str], *, is_zip: bool) -> list[_New]:
         return [new]
     try:
         found = compose.combinations(items, is_zip=is_zip)
-        values = {**vars(new), "attributes": {k: v for k, v in new.attributes.items() if k != "name"}}
+        values = {**asdict(new), "attributes": {k: v for k, v in new.attributes.items() if k != "name"}}
         if len(found) * len(str(values)) > _MAX_TEXT:
             raise ValueError(f"the {len(found):,} jobs are too long; put long texts into a script")
         jobs = [replace(new, **one) for one in compose.filled(values, found)]

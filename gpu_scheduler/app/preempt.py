@@ -13,8 +13,10 @@ import secrets
 import shlex
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
 from enum import Enum
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gpu_scheduler.app.control import COMMAND_LINE, STOP_MARGIN_S, Answer, Control, control
 from gpu_scheduler.app.job_refs import JobRef, job_record, resolve_job
@@ -58,8 +60,7 @@ class PreemptEnd(str, Enum):
     PENDING = "pending"
 
 
-@dataclass(frozen=True)
-class PreemptWait:
+class PreemptWait(Struct, frozen=True):
     """The preemption that the command waits for.
 
     pid: that of the job's command; None if it is not known. is_repeated: whether the job is being preempted
@@ -72,8 +73,7 @@ class PreemptWait:
     is_repeated: bool = False
 
 
-@dataclass(frozen=True)
-class PreemptReport:
+class PreemptReport(Struct, frozen=True):
     """The result of a preemption.
 
     refusal: why the job cannot be preempted. job: the job afterwards, in its observed state. outcome,
@@ -263,8 +263,7 @@ class _Preemption:
         return replace(progress, checkpoint=checkpoint)
 
 
-@dataclass(frozen=True)
-class ResumeResult:
+class ResumeResult(Struct, frozen=True):
     """The answer to the request, with the job as it was before.
 
     checkpoint: the one from which the job resumes; None if the request was refused at once. min_vram_mib: the

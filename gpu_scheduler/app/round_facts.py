@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from enum import Enum
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gpu_scheduler.claims.gpu_claims import ForeignClaims
 from gpu_scheduler.clock import Clock
@@ -45,8 +47,7 @@ class NeedSource(str, Enum):
     DEFAULT = "default_requirement"
 
 
-@dataclass(frozen=True)
-class CurrentNeed:
+class CurrentNeed(Struct, frozen=True):
     """A job's current need, the source of that need, and what the job's line requests."""
 
     need: Need

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gpu_scheduler.app import gpu_views
 from gpu_scheduler.app.gpu_views import foreign_claims, read_locks
@@ -42,8 +44,7 @@ if TYPE_CHECKING:
 _TAIL_BYTES = 4096
 
 
-@dataclass(frozen=True)
-class StatusQuery:
+class StatusQuery(Struct, frozen=True):
     """The jobs that a status report lists.
 
     max_queued: the maximum number of queued jobs, and of held jobs (None means all); max_finished: the
@@ -81,8 +82,7 @@ def status(
         return _with_last_lines(report) if query.last_lines else report
 
 
-@dataclass(frozen=True)
-class ProgressReport:
+class ProgressReport(Struct, frozen=True):
     """The jobs whose progress was asked for, at `now` (seconds since 1970)."""
 
     now: float
@@ -119,8 +119,7 @@ def job_progress(location: Location, job: JobRef) -> ProgressReport:
         return ProgressReport(now, with_progress(store, [view], now))
 
 
-@dataclass(frozen=True)
-class JobPage:
+class JobPage(Struct, frozen=True):
     """Some of the jobs, the newest first. next: the cursor of the next page; None if this is the last."""
 
     jobs: tuple[JobView, ...]

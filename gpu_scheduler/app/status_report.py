@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from gpu_scheduler.core.model.finding import HealthIssue
 from gpu_scheduler.core.model.states import ACTIVE, FAILED, JobState, Outcome
@@ -34,8 +36,7 @@ LOST, PAUSED, SUSPECT, CLAIMED, BUSY, RESERVED, AVAILABLE = (
 )
 
 
-@dataclass(frozen=True)
-class GpuView:
+class GpuView(Struct, frozen=True):
     """A managed GPU.
 
     share: the allocated thousandths; jobs: the ids of the jobs to which the GPU is allocated; allocated_mib:
@@ -140,8 +141,7 @@ class JobView(NamedTuple):
         return None if self.attempt is None else self.attempt.vram_declared
 
 
-@dataclass(frozen=True)
-class StatusReport:
+class StatusReport(Struct, frozen=True):
     """The contents of `status` at `now` (seconds since 1970).
 
     pid: the scheduler's pid, None if no scheduler is running; counts: the number of all jobs in each recorded

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct, field
 
 from gpu_scheduler.app.control import STOP_MARGIN_S, Control, control
 from gpu_scheduler.app.location import Location
@@ -21,8 +22,7 @@ from gpu_scheduler.store.store import Store
 END_TIMEOUT_S = 15.0
 
 
-@dataclass(frozen=True)
-class StopWait:
+class StopWait(Struct, frozen=True):
     """The scheduler and the jobs whose end `stop` awaits.
 
     scheduler_pid: None if no scheduler is running; jobs: the jobs that `stop` cancels; grace_s: the seconds
@@ -34,8 +34,7 @@ class StopWait:
     grace_s: float
 
 
-@dataclass(frozen=True)
-class RecordedEnd:
+class RecordedEnd(Struct, frozen=True):
     """The end of a job as the scheduler recorded it."""
 
     outcome: Outcome
@@ -43,8 +42,7 @@ class RecordedEnd:
     signal: int | None
 
 
-@dataclass(frozen=True)
-class StopReport:
+class StopReport(Struct, frozen=True):
     """The result of `stop`.
 
     scheduler_pid: the pid of the scheduler that ended, None if no scheduler was running; running: the jobs

@@ -139,6 +139,6 @@ def requested_verbs(store: Store) -> dict[int, list[str]]:
 def _verb_with_value(request: Request) -> str:
     if request.verb != "set":
         return request.verb
-    from gpu_scheduler.core.jobsfile.compose import format_change
+    from gpu_scheduler.core.jobsfile.attributes import format_change
 
     return format_change(request.args["name"], request.args["value"])

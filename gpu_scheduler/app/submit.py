@@ -6,9 +6,11 @@ import os
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import TypeVar
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from gpu_scheduler.app.attribute_changes import resolve_parents
 from gpu_scheduler.app.control import SUBMIT
@@ -50,15 +52,13 @@ _Result = TypeVar("_Result")
 _ENVIRONMENTS = frozenset({"conda", "venv"})
 
 
-@dataclass(frozen=True)
-class NewJob(NewWork):
+class NewJob(NewWork, frozen=True):
     """The values of a job. python: the interpreter for a script; None means that of its environment."""
 
     python: str | None = None
 
 
-@dataclass(frozen=True)
-class Submission:
+class Submission(Struct, frozen=True):
     """Jobs that were checked and, if they have ids, submitted.
 
     venv: the virtual environment that was found above their folder, if they use it. warnings: why they may
@@ -202,8 +202,7 @@ def _check_values(new: NewJob) -> None:
         raise UsageError(f"--{empty}: the value is empty; give a value, or leave out the option")
 
 
-@dataclass(frozen=True)
-class _Command:
+class _Command(Struct, frozen=True):
     """The shell text and the attributes of a job. venv: the virtual environment that was found for it."""
 
     text: str

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
+
+from msgspec import Struct
 
 from gpu_scheduler.core.model.attempt_status import AttemptStatus, RunnerIdentity, StopRequest
 
@@ -16,8 +17,7 @@ class LaunchError(Exception):
     """A failure to launch an attempt. The text gives the reason and the remedy."""
 
 
-@dataclass(frozen=True)
-class AttemptRef:
+class AttemptRef(Struct, frozen=True):
     """Identifies one attempt to its executor.
 
     token: the random mark by which an executor recognises the attempt. folder: the attempt folder, which

@@ -8,9 +8,11 @@ import os
 import signal
 import stat
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gpu_scheduler.attempts.job_logs import read_tail
 from gpu_scheduler.attempts.sweep import recorded_command
@@ -108,8 +110,7 @@ def write_file(folder: Path, name: str, data: bytes) -> None:
 # Parses the files of an attempt folder strictly. Each parser returns either a value or a problem.
 
 
-@dataclass(frozen=True)
-class ClaimFile:
+class ClaimFile(Struct, frozen=True):
     """The contents of the file `claim`. void: whether no runner has run the attempt and none ever will."""
 
     void: bool

@@ -6,9 +6,10 @@ import errno
 import json
 import os
 import stat
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+
+from msgspec import Struct
 
 from gpu_scheduler.runner.folder import SHORTAGE, fields_of
 from gpu_scheduler.store.records import AttemptRecord
@@ -24,8 +25,7 @@ from gpu_scheduler.system.safe_file import check_folder_status
 DEFAULT_FOLDER = Path("/tmp/gpu_scheduler_logs")
 
 
-@dataclass(frozen=True)
-class LogFolder:
+class LogFolder(Struct, frozen=True):
     """The candidate folders for job logs, in order of preference, and the uid that must own them.
 
     paths: either one path, the folder of `--log-dir`, or two: the default folder and a folder named after the

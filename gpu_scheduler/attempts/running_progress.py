@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from gpu_scheduler.attempts.job_logs import current_log, log_of_process
 from gpu_scheduler.clock import Clock

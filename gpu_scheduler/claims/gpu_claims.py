@@ -14,9 +14,11 @@ import errno
 import os
 import stat
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from gpu_scheduler.core.model.gpu import UNKNOWN_UUID_PREFIX, GpuClaim
 from gpu_scheduler.runner.folder import SHORTAGE, START
@@ -177,8 +179,7 @@ def is_runner(command: Sequence[str]) -> bool:
 # scheduler itself or a process from which it descends holds.
 
 
-@dataclass(frozen=True)
-class ForeignClaims:
+class ForeignClaims(Struct, frozen=True):
     """The foreign claims on GPUs, by UUID.
 
     claims: only for GPUs that have any. problems: why some GPUs cannot be claimed: this user
@@ -189,8 +190,7 @@ class ForeignClaims:
     problems: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class LockReading:
+class LockReading(Struct, frozen=True):
     """The locks on GPUs at one moment, by UUID.
 
     problems: why some GPUs cannot be claimed, as in ForeignClaims.

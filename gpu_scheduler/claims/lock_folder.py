@@ -12,8 +12,9 @@ import shlex
 import stat
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from gpu_scheduler.errors import UsageError
 from gpu_scheduler.system.filesystem import is_shared, kind_of
@@ -28,8 +29,7 @@ _EMPTIED = ("/tmp", "/dev/shm", "/run")
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
-@dataclass(frozen=True)
-class FolderProblem:
+class FolderProblem(Struct, frozen=True):
     """The reason why a folder cannot hold lock files, as a predicate such as "is on nfs4", and the remedy."""
 
     text: str
@@ -240,8 +240,7 @@ def prepare_simulated_folder(folder: Path, simulation: str) -> Path:
     return inner
 
 
-@dataclass(frozen=True)
-class ClaimFolder:
+class ClaimFolder(Struct, frozen=True):
     """The folder that contains the lock files of one scheduler's GPUs.
 
     shared: the lock folder. path: the folder with the lock files, which is in the lock folder if the GPUs are

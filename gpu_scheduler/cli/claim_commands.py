@@ -130,7 +130,7 @@ class _WaitReport:
         self._printed: Mapping[int, object] = {}
 
     def __call__(self, found: WaitReasons) -> None:
-        from dataclasses import replace
+        from msgspec.structs import replace
 
         from gpu_scheduler.views.gpu_choice import ineligibility_text, wait_text
 

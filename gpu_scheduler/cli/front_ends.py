@@ -7,8 +7,9 @@ import shlex
 import sys
 import time
 from argparse import Namespace
-from dataclasses import asdict
 from pathlib import Path
+
+from msgspec.structs import asdict
 
 from gpu_scheduler.cli.program import location_of, print_done, print_message
 from gpu_scheduler.errors import UsageError
@@ -20,11 +21,11 @@ _ACTION_OF = {"read_only": "create", "logs": "create", "days": "create", "json":
 
 def serve(options: Namespace) -> int:
     """Serves the API until SIGTERM or Ctrl-C. Returns 0."""
-    from dataclasses import fields, replace
+    from msgspec.structs import replace
 
     from gpu_scheduler.web.server import ServeOptions, run
 
-    chosen = ServeOptions(**{one.name: getattr(options, one.name) for one in fields(ServeOptions)})
+    chosen = ServeOptions(**{name: getattr(options, name) for name in ServeOptions.__struct_fields__})
     # A server records changes and never runs rounds: its threads would hold the scheduler's lock.
     run(replace(location_of(options), runs_rounds=False), chosen, print_message)
     return 0

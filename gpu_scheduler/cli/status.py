@@ -5,8 +5,9 @@ from __future__ import annotations
 import gc
 import sys
 from argparse import Namespace
-from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from gpu_scheduler.app import status as app
 from gpu_scheduler.app.status import StatusQuery

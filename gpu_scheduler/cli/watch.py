@@ -9,9 +9,10 @@ import sys
 import termios
 import time
 from argparse import Namespace
-from dataclasses import replace
 from types import FrameType
 from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
 
 from gpu_scheduler.app.job_views import new_reader
 from gpu_scheduler.cli.program import location_of, no_store_message, stdout_screen

@@ -11,9 +11,10 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
+
+from msgspec import Struct
 
 from gpu_scheduler.app.location import Location, QueueUse, find_queue
 from gpu_scheduler.client.transports import HttpTransport, StoreTransport, Transport
@@ -25,8 +26,7 @@ from gpu_scheduler.web.operations import MAX_PAGE, Json
 _LOOK_S = 30.0
 
 
-@dataclass(frozen=True)
-class Result:
+class Result(Struct, frozen=True):
     """How a job ended. outcome: "completed", "failed", "timed_out", "cancelled", "ended" or "skipped"."""
 
     outcome: str
@@ -39,12 +39,14 @@ class Result:
         return self.outcome == "completed"
 
 
-@dataclass(frozen=True)
-class Job:
+class Job(Struct, frozen=True):
     """A job of a queue. Every method asks the queue, and raises ClientError."""
 
     id: int
-    _client: Client = field(repr=False)
+    _client: Client
+
+    def __repr__(self) -> str:
+        return f"Job(id={self.id})"
 
     def info(self) -> Json:
         """Returns the job as an element of "jobs" in docs/json.md."""

@@ -6,7 +6,8 @@ import logging
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.config import NO_GPUS

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cache
 from types import MappingProxyType
 from typing import TypeVar
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from gpu_scheduler.core.model.gpu import LOAD_SAMPLES, UNKNOWN_UUID_PREFIX, GpuSample, Snapshot
 from gpu_scheduler.core.scheduling.facts import Attempt, Gpu
@@ -43,8 +45,7 @@ _SAME_START_S = 0.005
 _REAL_GPU_PREFIXES = ("GPU-", "MIG-", UNKNOWN_UUID_PREFIX)
 
 
-@dataclass(frozen=True)
-class Ownership:
+class Ownership(Struct, frozen=True):
     """The owners of the processes in one sample of a GPU.
 
     owners: the attempt of each process by pid, None if the process is foreign. starts: the known start times
@@ -57,8 +58,7 @@ class Ownership:
     unmatched: bool = False
 
 
-@dataclass(frozen=True)
-class _KnownProcess:
+class _KnownProcess(Struct, frozen=True):
     """The process with a listed pid. token: the token of its attempt; None if the process is foreign."""
 
     process: Process

@@ -10,8 +10,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from gpu_scheduler.attempts.job_logs import user_name
 from gpu_scheduler.core.model.finding import Check, Finding, ok, warn
@@ -22,8 +23,7 @@ SYSTEMD_RUNTIME = Path("/run/systemd/system")
 _FIRST_USER_UID = 1000
 
 
-@dataclass(frozen=True)
-class LogindSettings:
+class LogindSettings(Struct, frozen=True):
     """The settings of logind for a user.
 
     kills: whether KillUserProcesses applies to the user; scope: where this process runs: "session" for a

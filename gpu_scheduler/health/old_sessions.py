@@ -8,9 +8,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import PurePosixPath
+
+from msgspec import Struct
 
 from gpu_scheduler.core.text.formatting import format_duration
 from gpu_scheduler.system.procfs import Proc
@@ -24,8 +25,7 @@ REMEDY = (
 )
 
 
-@dataclass(frozen=True)
-class OldSession:
+class OldSession(Struct, frozen=True):
     """A live session.
 
     name: Screen's `PID.NAME`; gpus: the GPUs in that name; started_at: seconds since 1970.

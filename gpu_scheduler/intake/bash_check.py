@@ -11,8 +11,9 @@ import os
 import re
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
+
+from msgspec import Struct
 
 from gpu_scheduler.core.jobsfile.attributes import find_block_end
 from gpu_scheduler.core.jobsfile.job_line import Malformed, looks_like_csv
@@ -38,8 +39,7 @@ _FUNCTION, _END = "BASH_FUNC_", "%%"
 _MESSAGE_PREFIX = re.compile(r"^bash: (?:-c: )?(?:line \d+: |warning: )*")
 
 
-@dataclass(frozen=True)
-class Refusal:
+class Refusal(Struct, frozen=True):
     """The reason why bash rejects a command.
 
     unfinished: whether more lines could complete the command. False for an open quote, because quoted text

@@ -10,9 +10,11 @@ import logging
 import math
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from gpu_scheduler.core.jobsfile import debounce, diff
 from gpu_scheduler.core.jobsfile.diff import AcceptedLines
@@ -44,8 +46,7 @@ from gpu_scheduler.system.shortages import describe_shortage, shortage_of
 # last reading, and the reader remembers only the file's content and the time of the last change.
 
 
-@dataclass(frozen=True)
-class Poll:
+class Poll(Struct, frozen=True):
     """The result of one poll of the file.
 
     accepted   the lines that count now, for `ReadingDiff`; None if nothing changes.

@@ -8,9 +8,10 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from gpu_scheduler.config import LLM_CONFIG, StartOptions
 from gpu_scheduler.core.scheduling.needs import LlmConfig, parse_llm_config
@@ -78,8 +79,7 @@ class LlmConfigFile:
             log.warning("%s was removed; the last valid version remains in use", self.path)
 
 
-@dataclass(frozen=True)
-class LlmConfigText:
+class LlmConfigText(Struct, frozen=True):
     """The text of llm_config.json as it was read, "{}" if it does not exist, with the configuration in it."""
 
     path: Path

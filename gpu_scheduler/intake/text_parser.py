@@ -9,7 +9,9 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from gpu_scheduler.core.jobsfile import references, shell_syntax
 from gpu_scheduler.core.jobsfile.job_line import LineResult, Malformed, ParsedJob, parse_line
@@ -24,8 +26,7 @@ _UTF8_FORM = "text in UTF-8; save the file as UTF-8"
 _MAX_REMEMBERED = 10_000
 
 
-@dataclass(frozen=True)
-class ParsedText:
+class ParsedText(Struct, frozen=True):
     """A parsed text.
 
     lines: the lines that are jobs or mistakes; references: the names of the lines and those that they wait

@@ -12,9 +12,11 @@ import re
 import stat
 import time
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gpu_scheduler.core.command.shell_words import program_folder
 from gpu_scheduler.core.model.attempt_status import Checkpoint, Progress, ProgressUnit
@@ -305,8 +307,7 @@ PROGRESS_FILE = "progress"
 _MAX_FILE_BYTES = 16 * 1024
 
 
-@dataclass(frozen=True)
-class ReportedProgress:
+class ReportedProgress(Struct, frozen=True):
     """The progress that a job reports. Values are None if they are missing.
 
     at: when it was written, in wall seconds.
@@ -383,8 +384,7 @@ def _path(value: dict[str, Any]) -> str | None:
 SCAN_INTERVAL_S = 15.0
 
 
-@dataclass(frozen=True)
-class ProgressSource:
+class ProgressSource(Struct, frozen=True):
     """Where the progress of an attempt can be read.
 
     key: the id of the attempt. log, progress_file: paths, None if there are none. since_wall: when the first

@@ -14,9 +14,11 @@ import socket
 import time
 from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gpu_scheduler.app.forecast import items_to_start
 from gpu_scheduler.app.location import Location
@@ -100,8 +102,7 @@ def _record_now(item: TakenItem) -> str:
     return record.with_status(item.status, item.gpus, item.pid).to_json()
 
 
-@dataclass(frozen=True)
-class _Candidate:
+class _Candidate(Struct, frozen=True):
     """An item that may be taken. text, arguments, place: its record, arguments and score as read."""
 
     text: bytes

@@ -10,9 +10,11 @@ import time
 import uuid
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
+
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from gpu_scheduler.config import REDIS_URL_VARIABLE
 from gpu_scheduler.core.text.secrets import HIDDEN, hidden_password
@@ -50,8 +52,7 @@ _TLS_OPTIONS = (
 _BATCH = 500
 
 
-@dataclass(frozen=True)
-class Times:
+class Times(Struct, frozen=True):
     """The times of the protocol in seconds (docs/redis.md), divided by one factor for tests."""
 
     look: float = 1.0
@@ -68,7 +69,7 @@ class Times:
     def scaled(cls) -> Times:
         """Returns the times divided by GPU_SCHEDULER_REDIS_TIME_SCALE."""
         scale = float(os.environ.get("GPU_SCHEDULER_REDIS_TIME_SCALE", "1"))
-        return cls(**{name: seconds / scale for name, seconds in vars(cls()).items()})
+        return cls(**{name: seconds / scale for name, seconds in asdict(cls()).items()})
 
 
 def encoded(text: str) -> bytes:

@@ -8,8 +8,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import asdict, replace
 
 from gpu_scheduler.core.text import strict_json
 
@@ -29,8 +31,7 @@ class RecordError(ValueError):
     """Raised for a text that is no record. Its message says why."""
 
 
-@dataclass(frozen=True)
-class Record:
+class Record(Struct, frozen=True):
     """An item of the queue, with the fields of the source document in their order."""
 
     model_script: str
@@ -57,8 +58,7 @@ class Record:
         return replace(self, status=status, assigned_gpus=tuple(gpus), pid=pid)
 
 
-@dataclass(frozen=True)
-class Arguments:
+class Arguments(Struct, frozen=True):
     """The arguments, the folder and the variables of a script, which `redis-submit` adds to its record."""
 
     args: tuple[str, ...] = ()
@@ -73,7 +73,7 @@ class Arguments:
 def parse_record(text: bytes, job_id: str) -> Record:
     """Returns the record of an item. Raises RecordError."""
     values = _object(text, "the record")
-    names = set(Record.__dataclass_fields__)
+    names = set(Record.__struct_fields__)
     if wrong := sorted(names ^ values.keys()):
         kind = "missing" if wrong[0] in names else "unknown"
         raise RecordError(f"field {wrong[0][:40]!r} is {kind}")

@@ -13,9 +13,10 @@ import os
 import stat
 from collections import Counter
 from collections.abc import Callable, Sequence, Set
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+
+from msgspec import Struct
 
 from gpu_scheduler.app.job_views import ViewContext, job_view
 from gpu_scheduler.app.status_report import JobView
@@ -337,8 +338,7 @@ def _declaration_text(attempt: AttemptRecord | None, uuid: str) -> str:
     return f"; declared {mib} by {share_text(attempt.share, None)}"
 
 
-@dataclass
-class _Output:
+class _Output(Struct):
     """The state of an output.
 
     problem: why the last write failed, None if it succeeded; retry_at: when the next retry is

@@ -12,9 +12,10 @@ import os
 import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
+
+from msgspec.structs import replace
 
 from gpu_scheduler.attempts.executor import LOCAL_EXECUTORS, Executors
 from gpu_scheduler.attempts.observe import attempts_without_processes

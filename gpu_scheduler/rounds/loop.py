@@ -10,8 +10,9 @@ import signal
 import sqlite3
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from gpu_scheduler.attempts.executor import AttemptRef, Executor, Executors, LaunchError
 from gpu_scheduler.attempts.observe import attempt_ref, observe_attempt, runner_pids

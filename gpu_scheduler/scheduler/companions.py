@@ -15,8 +15,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
+
+from msgspec import Struct, field
 
 from gpu_scheduler.config import REDIS_URL_VARIABLE, StartOptions
 from gpu_scheduler.reporting.log_setup import open_main_log
@@ -39,8 +40,7 @@ _PROGRAM = (
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
-@dataclass(frozen=True)
-class Companion:
+class Companion(Struct, frozen=True):
     """A command to keep running. It must end within 5 s of SIGTERM, and of the end of its standard input.
 
     env: variables, such as secrets, that only this command gets.

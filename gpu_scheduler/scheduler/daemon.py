@@ -10,9 +10,10 @@ import os
 import signal
 import sqlite3
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from gpu_scheduler.attempts.executor import LOCAL_EXECUTORS, Executors
 from gpu_scheduler.attempts.job_logs import LogFolder

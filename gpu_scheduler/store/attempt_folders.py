@@ -12,9 +12,10 @@ import os
 import re
 import sqlite3
 from collections.abc import Collection, Container, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from gpu_scheduler.core.model.attempt_status import AdoptedProcess
 from gpu_scheduler.core.model.job_spec import JobSpec
@@ -34,8 +35,7 @@ _ALLOCATION_FIELDS = ("gpu", "share", "vram", "whole", "budget_mib", "baseline_m
 _JOB_FIELDS = ("source", "priority", "min_vram_mib", "oom_retries_used", "fail_retries_used")
 
 
-@dataclass(frozen=True)
-class AttemptFolder:
+class AttemptFolder(Struct, frozen=True):
     """A folder below `runs/` that is named like an attempt folder.
 
     number: the attempt number; token_prefix: the first 8 characters of the token.
@@ -47,8 +47,7 @@ class AttemptFolder:
     path: Path
 
 
-@dataclass(frozen=True)
-class Origin:
+class Origin(Struct, frozen=True):
     """The origin of an attempt, as recorded in its spec.json.
 
     data_dir: the data directory in which the attempt was created. job: values from the job's row, by column.

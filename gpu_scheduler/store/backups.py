@@ -10,8 +10,9 @@ import re
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.store.data_dir import DataDir
@@ -24,8 +25,7 @@ _NAME = re.compile(r"scheduler-([1-9][0-9]{0,8})\.db")
 _TEMPORARY = ".scheduler.db.new"
 
 
-@dataclass(frozen=True)
-class HighestIds:
+class HighestIds(Struct, frozen=True):
     """The highest job id and attempt id that a store has assigned. They never decrease."""
 
     jobs: int = 0
@@ -36,8 +36,7 @@ class HighestIds:
         return self.jobs >= others.jobs and self.attempts >= others.attempts
 
 
-@dataclass(frozen=True)
-class Backup:
+class Backup(Struct, frozen=True):
     """A backup. number: a serial number, which increases even if the clock is set back."""
 
     path: Path

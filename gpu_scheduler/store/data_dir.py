@@ -12,10 +12,12 @@ import shlex
 import stat
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from gpu_scheduler.core.text import strict_json
 from gpu_scheduler.errors import SchedulerError
@@ -45,8 +47,7 @@ if TYPE_CHECKING:
 _OTHERS_BITS = stat.S_IRWXG | stat.S_IRWXO
 
 
-@dataclass(frozen=True)
-class ExposedPath:
+class ExposedPath(Struct, frozen=True):
     """A folder or file to which other users could write until now. mode: its previous permissions."""
 
     path: Path
@@ -212,8 +213,7 @@ def _check_entry(path: Path, status: os.stat_result, allowed: frozenset[int]) ->
 _MACHINE_ID = ("/etc/machine-id", "/var/lib/dbus/machine-id")
 
 
-@dataclass(frozen=True)
-class Host:
+class Host(Struct, frozen=True):
     """A host.
 
     name: its host name; machine: a digest of its machine-id, or None if it has no machine-id; data_dir: the
@@ -307,8 +307,7 @@ JOB_FOLDER_NAME = r"[1-9][0-9]{0,17}"
 ATTEMPT_FOLDER_NAME = r"([1-9][0-9]{0,8})-([0-9a-f]{8})"
 
 
-@dataclass(frozen=True)
-class DataDir:
+class DataDir(Struct, frozen=True, dict=True):
     """The data directory of a state file.
 
     is_fallback  whether the directory is on a local disk instead of beside the state file, because the state

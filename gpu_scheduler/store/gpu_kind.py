@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from gpu_scheduler.core.model.gpu import is_simulated
 from gpu_scheduler.core.model.job_spec import JobSpec
@@ -23,8 +24,7 @@ _NEWEST_REAL_MEASUREMENT = "measured_on_real_gpus"
 _NEWEST_REAL_RUN_TIME = "newest_real_run_time"
 
 
-@dataclass(frozen=True)
-class RecordedGpus:
+class RecordedGpus(Struct, frozen=True):
     """The kind of GPUs and the number of jobs in a store. simulated: None if the store has no GPUs."""
 
     simulated: bool | None

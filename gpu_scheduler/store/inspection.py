@@ -8,9 +8,10 @@ import sqlite3
 import time
 from collections.abc import Iterable
 from contextlib import closing
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
+
+from msgspec import Struct, field
 
 from gpu_scheduler.core.jobsfile.reading import attributes_to_json
 from gpu_scheduler.core.model.event import AttemptDetails, EventKind
@@ -35,8 +36,7 @@ from gpu_scheduler.store.write_attempts import insert_allocations
 DatabaseState = Literal["missing", "empty", "damaged", "development", "whole"]
 
 
-@dataclass(frozen=True)
-class StoreCondition:
+class StoreCondition(Struct, frozen=True):
     """The condition of a store.
 
     damage              why the database counts as damaged; empty if it does not.

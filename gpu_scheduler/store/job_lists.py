@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from gpu_scheduler.core.model.attempt_status import Checkpoint
 from gpu_scheduler.core.model.job_spec import DEFAULT_STOP_SIGNAL, JobSpec, is_pattern
@@ -247,8 +248,7 @@ def interrupted_jobs(store: Store) -> list[InterruptedJob]:
     return [InterruptedJob(job_id, used, *_checkpoint(*saved)) for job_id, used, *saved in rows]
 
 
-@dataclass(frozen=True)
-class JobFilter:
+class JobFilter(Struct, frozen=True):
     """Selects jobs that match every value that is given.
 
     states, outcomes: match one of these. name: a name, a group or a pattern. source: the exact source.

@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from msgspec import Struct
 
 from gpu_scheduler.core.model.gpu import GpuProcess, Suspicion
 from gpu_scheduler.core.model.state_reason import StateReason
@@ -107,8 +108,7 @@ class JobRecord(NamedTuple):
         return JobSpec.from_json(self.spec_json)
 
 
-@dataclass(frozen=True)
-class AllocationRecord(Allocation):
+class AllocationRecord(Allocation, frozen=True):
     """An attempt's allocation on one GPU, and the observed use of that GPU.
 
     budget_mib: the memory that was declared or learned, in MiB; None if nothing was declared or learned, or
@@ -125,8 +125,7 @@ class AllocationRecord(Allocation):
     overuse_logged: bool = False
 
 
-@dataclass(frozen=True)
-class AttemptRecord:
+class AttemptRecord(Struct, frozen=True):
     """An attempt of a job.
 
     number: 1, 2, … within its job; learned: whether its vram was learned; assumed: whether its share and vram
@@ -270,8 +269,7 @@ class AttemptRecord:
         return next(one for one in self.allocations if one.gpu == gpu)
 
 
-@dataclass(frozen=True)
-class ActiveAttemptRecord(AttemptRecord):
+class ActiveAttemptRecord(AttemptRecord, frozen=True):
     """An attempt that is open, holds GPUs or awaits memory release, with some fields of its job.
 
     stop_request: the open request to stop it. priority, checkpoint, preempt_signal: those of its job.
@@ -293,8 +291,7 @@ class ActiveAttemptRecord(AttemptRecord):
     source_missing: bool
 
 
-@dataclass(frozen=True)
-class GpuRecord:
+class GpuRecord(Struct, frozen=True):
     """A GPU with the values of its newest sample.
 
     processes: None if they are not available. loads: the last load samples in percent, newest last;
@@ -339,7 +336,7 @@ STOP_REQUEST_COLUMN = (
     " AS stop_request"
 )
 #: The columns of a GPU.
-GPU_COLUMNS = ", ".join(one.name for one in fields(GpuRecord)).replace("index", 'idx AS "index"')
+GPU_COLUMNS = ", ".join(GpuRecord.__struct_fields__).replace("index", 'idx AS "index"')
 #: The columns of an attempt. Its allocations and misplaced processes are JSON lists, so one query is enough.
 ATTEMPT_COLUMNS = """
     attempt.*,
@@ -384,8 +381,7 @@ def _records(
 ) -> list[_Record]:
     """Builds records from rows whose columns are the fields of the record.
 
-    converters: the functions that convert values other than NULL, by field. The constructor is bypassed,
-    because calling it would take several times as long.
+    converters: the functions that convert values other than NULL, by field.
     """
     names = rows[0].keys() if rows else []
     found = []
@@ -394,9 +390,7 @@ def _records(
         for name, convert in converters.items():
             if values[name] is not None:
                 values[name] = convert(values[name])
-        record = object.__new__(kind)
-        record.__dict__.update(values)
-        found.append(record)
+        found.append(kind(**values))
     return found
 
 

@@ -17,8 +17,9 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
 from pathlib import Path
+
+from msgspec.structs import asdict
 
 from gpu_scheduler.core.text import strict_json
 from gpu_scheduler.errors import NotOwnerError, SchedulerError

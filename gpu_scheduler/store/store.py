@@ -11,9 +11,10 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from msgspec.structs import asdict
 
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.errors import SchedulerError

@@ -6,7 +6,9 @@ import hashlib
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from gpu_scheduler.config import REDIS_URL_VARIABLE
 from gpu_scheduler.errors import SchedulerError
@@ -61,8 +63,7 @@ class KeyReusedError(SchedulerError):
     """Raised for a key that belongs to a submission of other jobs."""
 
 
-@dataclass(frozen=True)
-class SubmissionKey:
+class SubmissionKey(Struct, frozen=True):
     """The key that a caller chose for a submission. digest: that of what is submitted."""
 
     caller: str
@@ -96,4 +97,4 @@ def record_submission(store: Store, key: SubmissionKey, job_id: int, answer: str
     now = time.time()
     with store.db.transaction() as db:
         db.execute("DELETE FROM submission_key WHERE made_at <= ?", (now - _KEPT_S,))
-        insert(db, "submission_key", **vars(key), job_id=job_id, answer=answer, made_at=now)
+        insert(db, "submission_key", **asdict(key), job_id=job_id, answer=answer, made_at=now)

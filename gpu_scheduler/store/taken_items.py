@@ -7,8 +7,9 @@ import os
 import sqlite3
 import time
 from collections.abc import Collection
-from dataclasses import dataclass
 from typing import Literal
+
+from msgspec import Struct
 
 from gpu_scheduler.store.database import insert
 from gpu_scheduler.store.moved_or_copied import recorded_location
@@ -46,8 +47,7 @@ _ITEMS = f"""
 _UNFINISHED = "SELECT id FROM job WHERE state <> 'finished'"
 
 
-@dataclass(frozen=True)
-class TakenItem:
+class TakenItem(Struct, frozen=True):
     """An item, with the values of its claim and the state of its job.
 
     record, arguments: the texts of its record and of its arguments when it was claimed; written: the status

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
 
 from gpu_scheduler.core.model.attempt_status import Checkpoint
 from gpu_scheduler.core.model.event import (
@@ -36,8 +37,7 @@ if TYPE_CHECKING:
 # The transaction in which the writer records the actions of one round and adds events.
 
 
-@dataclass(frozen=True)
-class WriteContext:
+class WriteContext(Struct, frozen=True, dict=True):
     """An open transaction. now: the time of the round; executor: the executor of new attempts."""
 
     store: Store

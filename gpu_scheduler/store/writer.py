@@ -7,6 +7,8 @@ import sqlite3
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
+from msgspec.structs import asdict
+
 from gpu_scheduler.core.model.event import EventKind, GpusChanged, GpuSuspected
 from gpu_scheduler.core.model.gpu import FaultKind, GpuFault, GpuSample
 from gpu_scheduler.core.model.units import Now
@@ -47,7 +49,7 @@ def set_suspicion(context: WriteContext, action: act.SetSuspicion) -> None:
     if found is None:
         context.add_event(EventKind.SUSPICION_ENDED, details=GpusChanged(gpus))
     else:
-        context.add_event(EventKind.SUSPECTED, details=GpuSuspected(gpus, vars(found)))
+        context.add_event(EventKind.SUSPECTED, details=GpuSuspected(gpus, asdict(found)))
 
 
 def record_gpu_time(context: WriteContext, action: act.RecordGpuTime) -> None:
@@ -268,7 +270,7 @@ class StoreWriter:
 def _update(context: WriteContext, action: Any) -> None:
     """Records an action with its statement in `_UPDATES`."""
     values = {
-        name: json.dumps(value) if isinstance(value, tuple) else value for name, value in vars(action).items()
+        name: json.dumps(one) if isinstance(one, tuple) else one for name, one in asdict(action).items()
     }
     context.db.execute(_UPDATES[type(action)], {**values, "boot": context.now.boot, "wall": context.now.wall})
     if type(action) in _ATTEMPT_EVENTS:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 _MOUNTINFO = "/proc/self/mountinfo"
 _OCTAL = re.compile(rb"\\([0-7]{3})")
@@ -22,8 +23,7 @@ _SHARED_KINDS = frozenset({
 _LOCAL_FUSE_KINDS = frozenset({"fuse.fuse-overlayfs"})
 
 
-@dataclass(frozen=True)
-class Mount:
+class Mount(Struct, frozen=True):
     """A mount that mountinfo lists. device: "major:minor"; kind: the file system type."""
 
     device: str

@@ -10,9 +10,10 @@ import os
 import stat
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property, lru_cache
+
+from msgspec import Struct
 
 from gpu_scheduler.runner.folder import boot_id, fields_of, has_ended, read_proc, stat_fields
 from gpu_scheduler.runner.process_scan import token_in
@@ -26,8 +27,7 @@ INITIAL_PID_NAMESPACE = "pid:[4026531836]"
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
-@dataclass(frozen=True)
-class Process:
+class Process(Struct, frozen=True):
     """The values in /proc/PID/stat. start: clock ticks since boot. ended: whether the process is a zombie."""
 
     pid: int
@@ -198,8 +198,7 @@ class ProcessProblem(Enum):
     UNREADABLE = "unreadable"
 
 
-@dataclass(frozen=True)
-class RunningProcess:
+class RunningProcess(Struct, frozen=True):
     """A process of this user.
 
     start_ticks: its start in kernel ticks since the boot that boot_id identifies; started_at: the same in
@@ -215,8 +214,11 @@ class RunningProcess:
     arguments: tuple[str, ...]
     executable: str
     cwd: str
-    environment: Mapping[str, str] = field(repr=False)  # it may contain secrets
+    environment: Mapping[str, str]
     log: str | None = None
+
+    def __repr__(self) -> str:  # the environment may contain secrets
+        return f"RunningProcess(pid={self.pid}, arguments={self.arguments!r})"
 
 
 def read_running_process(pid: int) -> RunningProcess | ProcessProblem:

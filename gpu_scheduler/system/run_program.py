@@ -8,7 +8,8 @@ import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 #: Default number of seconds that a program may take, and maximum number of bytes to read from its output.
 TIMEOUT_S = 5.0
@@ -16,8 +17,7 @@ MAX_OUTPUT_BYTES = 1 << 20
 _POLL_INTERVAL_S = 0.05
 
 
-@dataclass(frozen=True)
-class ProgramResult:
+class ProgramResult(Struct, frozen=True):
     """The result of running a program.
 
     exit_code: None if the program could not be started or did not end in time; `problem` then gives the

@@ -11,10 +11,11 @@ import errno
 import os
 import stat
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
 from pathlib import Path
+
+from msgspec import Struct
 
 #: The size limit for JSON files (the state file, llm_config.json and the file with the name of a host).
 MAX_JSON_BYTES = 16 * 1024 * 1024
@@ -55,8 +56,7 @@ _REMEDIES = {
 }
 
 
-@dataclass(frozen=True)
-class FileProblem:
+class FileProblem(Struct, frozen=True):
     """The problem with an unusable file or folder. detail: the limit, uid or error in the kind's text."""
 
     kind: ProblemKind
@@ -83,8 +83,7 @@ class FileProblem:
         return OSError(_ERRNOS.get(self.kind, errno.EINVAL), str(self), str(path))
 
 
-@dataclass(frozen=True)
-class Content:
+class Content(Struct, frozen=True):
     """The content of a file. status: the file's status before the first byte was read."""
 
     data: bytes

@@ -8,8 +8,10 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
 from datetime import datetime
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gpu_scheduler.core.model.event import (
     AttemptDetails,
@@ -123,8 +125,7 @@ _PAUSE_CAUSES = {
 }
 
 
-@dataclass(frozen=True)
-class EventMessage:
+class EventMessage(Struct, frozen=True):
     """The log line of an event.
 
     subject: "job 3", or "" for an event that concerns no job; log_suffix: text that only the log shows.

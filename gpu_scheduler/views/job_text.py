@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from signal import Signals
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import asdict
+
 from gpu_scheduler.core.model.state_reason import FailureKind, NextKind, NextStep, ReasonKind, StateReason
 from gpu_scheduler.core.model.states import ACTIVE, Outcome
 from gpu_scheduler.core.model.units import share_text
@@ -358,7 +360,7 @@ def progress_object(shown: JobProgress | None) -> dict[str, Any] | None:
         "unit": None if progress is None else progress.unit.value,
         "eta_s": None if shown.remaining_s is None else round(shown.remaining_s, 1),
         "finish_at": shown.finish_at,
-        "checkpoint": None if checkpoint is None else vars(checkpoint),
+        "checkpoint": None if checkpoint is None else asdict(checkpoint),
     }
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from gpu_scheduler.core.model.states import JobState, Outcome
 
@@ -133,8 +134,7 @@ def _is_narrow(text: str) -> bool:
 _MAX_ALIGNED_WIDTH = 60
 
 
-@dataclass(frozen=True)
-class Viewport:
+class Viewport(Struct, frozen=True):
     """The size of the output. width, rows: None = unlimited, as for a pipe."""
 
     width: int | None = None
@@ -166,8 +166,7 @@ class Column(NamedTuple):
     is_flexible: bool = False
 
 
-@dataclass(frozen=True)
-class TableRow:
+class TableRow(Struct, frozen=True):
     """A row of a table.
 
     is_spanning: from the second column on, the cells follow one another and ignore the columns; count: the
@@ -180,8 +179,7 @@ class TableRow:
     detail_lines: Sequence[str] = ()
 
 
-@dataclass(frozen=True)
-class CappedList:
+class CappedList(Struct, frozen=True):
     """A list that may be shortened.
 
     total: the number of items, including those without an entry; command: the command that shows all items.

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from msgspec.structs import asdict
+
 from gpu_scheduler.app.status_report import GpuView, JobView, StatusReport
 from gpu_scheduler.core.model.units import WHOLE
 from gpu_scheduler.core.text.secrets import masked_json
@@ -29,7 +31,7 @@ def gpu_object(gpu: GpuView) -> dict[str, Any]:
         "exclusive_process": record.exclusive,
         "load_percent": record.load_percent,
         "fault": None if record.fault is None else str(record.fault),
-        "suspicion": doubt and {**vars(doubt), "trial_at": doubt.trial_at},
+        "suspicion": doubt and {**asdict(doubt), "trial_at": doubt.trial_at},
         "sampled_at": record.sampled_at,
         "jobs": list(gpu.jobs),
         "reserved_for": list(gpu.reserved_for),
@@ -90,7 +92,7 @@ def to_json(report: StatusReport) -> str:
         f'"jobs": {_json_array(map(job_object, report.jobs))}',
         f'"malformed": {_json_array(malformed)}',
         f'"jobs_files": {_json_array(files)}',
-        f'"health_issues": {_json_array(map(vars, report.health_issues))}',
+        f'"health_issues": {_json_array(map(asdict, report.health_issues))}',
     ]
     return "{\n" + ",\n".join(parts) + "\n}\n"
 

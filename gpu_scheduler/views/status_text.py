@@ -5,8 +5,9 @@ from __future__ import annotations
 import posixpath
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from itertools import zip_longest
+
+from msgspec.structs import replace
 
 from gpu_scheduler.app.status_report import JobView, StatusReport
 from gpu_scheduler.core.model.states import ACTIVE, WAITING, JobState, Outcome

@@ -6,8 +6,9 @@ import json
 import posixpath
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from gpu_scheduler.app import status_report
 from gpu_scheduler.app.status_report import GpuView, JobView

@@ -8,7 +8,8 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from gpu_scheduler.core.model.event import AttemptEnded, Event, EventKind, JobEnded
 from gpu_scheduler.core.text.formatting import safe_text
@@ -45,8 +46,7 @@ _MIN_TITLE = 12
 _SHORT_TITLE = 24
 
 
-@dataclass(frozen=True)
-class Terminal:
+class Terminal(Struct, frozen=True):
     """The terminal on which the lines are printed."""
 
     columns: int = 80

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import posixpath
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import replace
 from itertools import dropwhile
+
+from msgspec.structs import replace
 
 from gpu_scheduler.app.diagnosis import Diagnosis, PlacementFacts, WaitingFacts
 from gpu_scheduler.app.job_views import DependencyFacts

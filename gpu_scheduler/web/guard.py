@@ -14,10 +14,10 @@ import re
 import time
 from collections import Counter, deque
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from http import HTTPStatus
 from urllib.parse import unquote
 
+from msgspec import Struct
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -44,8 +44,7 @@ _HEADERS = (
 )
 
 
-@dataclass(frozen=True)
-class Caller:
+class Caller(Struct, frozen=True):
     """Who makes a request. name: "local", or the name of the token."""
 
     name: str

@@ -14,8 +14,9 @@ import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any, TypeVar
+
+from msgspec import Struct
 
 from gpu_scheduler import __version__
 from gpu_scheduler.app import gpu_requests, job_requests
@@ -75,8 +76,7 @@ _Made = TypeVar("_Made")
 MAX_PAGE = 200
 
 
-@dataclass(frozen=True)
-class Context:
+class Context(Struct, frozen=True):
     """A queue and who uses it.
 
     cwd: the absolute folder of relative paths. source: recorded with jobs and requests, such as "api:NAME".

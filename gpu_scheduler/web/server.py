@@ -8,10 +8,11 @@ import logging
 import os
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass
 from errno import EADDRINUSE
 from importlib import import_module
 from pathlib import Path
+
+from msgspec import Struct
 
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.core.text.formatting import pid_text
@@ -23,8 +24,7 @@ from gpu_scheduler.system.safe_file import name_of_user
 _GRACE_S, _HANGING_S = 3, 5
 
 
-@dataclass(frozen=True)
-class ServeOptions:
+class ServeOptions(Struct, frozen=True):
     """The options of `serve`. until_eof: the server ends at the end of the file of this descriptor."""
 
     host: str

@@ -11,9 +11,10 @@ import stat
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
+
+from msgspec import Struct
 
 from gpu_scheduler.app.events import read_events
 from gpu_scheduler.app.location import Location
@@ -131,8 +132,7 @@ def _without_command(event: Event) -> str:
     return json.dumps({key: one for key, one in values.items() if key not in ("command", "reason", "log")})
 
 
-@dataclass
-class Log:
+class Log(Struct):
     """An open log. The caller closes `file`. is_over: whether it is complete."""
 
     file: FileIO

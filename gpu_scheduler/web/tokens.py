@@ -16,8 +16,10 @@ import secrets
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from gpu_scheduler.errors import SchedulerError, UsageError
 from gpu_scheduler.system import safe_file
@@ -31,8 +33,7 @@ _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
 _OPEN = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
-@dataclass(frozen=True)
-class Token:
+class Token(Struct, frozen=True):
     """A token, without its secret.
 
     digest: the SHA-256 of the secret. created, expires: seconds since 1970; None means that it never expires.

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import product
 from typing import Any, get_args
 
 import pytest
+from msgspec.structs import replace
 
 from gpu_scheduler.app.job_views import ViewContext, job_view, runs_as_recorded
 from gpu_scheduler.app.status_report import JobView

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import asdict
 
 from gpu_scheduler.cli.parser import GROUPS, parse
 from gpu_scheduler.config import StartOptions
@@ -91,7 +91,7 @@ def test_so_many_overtakes_as_the_largest_aging_needs_can_be_counted() -> None:
 
 
 def test_every_tested_option_of_start_differs_from_its_default() -> None:
-    same = [name for name, value in vars(StartOptions()).items() if getattr(_ALL_CHANGED, name) == value]
+    same = [name for name, value in asdict(StartOptions()).items() if getattr(_ALL_CHANGED, name) == value]
     assert same == [*_WITHOUT_OPTION, "keep_history", "restore"]
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from gpu_scheduler.attempts.folder import observe
 from gpu_scheduler.clock import Clock

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from gpu_scheduler.core.model.attempt_status import AttemptStatus
 from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample
@@ -37,7 +37,7 @@ def gpu(
         foreign_loads=(0.0,),
         foreign_load_at=999.0,
     )
-    return replace(base, **values)  # type: ignore[arg-type]
+    return replace(base, **values)
 
 
 def running(attempt_id: int = 9, *uuids: str, **values: object) -> Attempt:
@@ -55,7 +55,7 @@ def running(attempt_id: int = 9, *uuids: str, **values: object) -> Attempt:
         status=AttemptStatus(claim="live", pid=5),
         measured_at=999.0,
     )
-    attempt = replace(base, **values)  # type: ignore[arg-type]
+    attempt = replace(base, **values)
     if "budgets" in values or not (attempt.share or attempt.vram):
         return attempt
     return replace(
@@ -65,13 +65,13 @@ def running(attempt_id: int = 9, *uuids: str, **values: object) -> Attempt:
 
 def facts(*gpus: Gpu, attempts: tuple[Attempt, ...] = (), **values: object) -> Facts:
     """Returns the facts of a round with these GPUs and attempts."""
-    return replace(Facts(NOW, Settings(), LlmConfig(), gpus, attempts=attempts), **values)  # type: ignore[arg-type]
+    return replace(Facts(NOW, Settings(), LlmConfig(), gpus, attempts=attempts), **values)
 
 
 def round_of(gpus: int, *groups: PendingGroup, **values: object) -> Facts:
     """Returns the facts of a round with `gpus` idle GPUs and these waiting jobs."""
     base = facts(*map(gpu, range(gpus)), pending_groups=groups)
-    return replace(base, **values)  # type: ignore[arg-type]
+    return replace(base, **values)
 
 
 def group(

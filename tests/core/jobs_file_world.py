@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gpu_scheduler.core.jobsfile import debounce
 from gpu_scheduler.core.jobsfile.diff import (
@@ -27,8 +29,7 @@ from gpu_scheduler.core.model.states import ACTIVE, WAITING, JobState, Outcome
 from gpu_scheduler.core.model.wait_reason import WaitReason
 
 
-@dataclass
-class Job:
+class Job(Struct):
     """The stored values of a job."""
 
     spec: JobSpec

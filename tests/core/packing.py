@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from fractions import Fraction
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gpu_scheduler.core.model.attempt_status import AttemptStatus
 from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample
@@ -60,8 +63,7 @@ class ForeignProcessPlan:
         return self.uses[min(tick - self.comes, len(self.uses) - 1)] if self.lives(tick) else None
 
 
-@dataclass(frozen=True)
-class Scene:
+class Scene(Struct, frozen=True):
     """Everything that happens in one run of the model.
 
     `unattributed_mib` applies to every GPU. `sampled` says which ticks have a sample. `loads` and `paused`

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import replace
 
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gpu_scheduler.core.model.gpu import LOST, GpuClaim, GpuFault, GpuProcess, GpuSample
 from gpu_scheduler.core.model.job_spec import Need

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gpu_scheduler.core.model.attempt_status import AttemptStatus
 from gpu_scheduler.core.model.job_spec import Need
@@ -30,8 +33,7 @@ BEGIN = 1_700_000_100.0
 MARGIN_MIB = 512
 
 
-@dataclass(frozen=True)
-class PlannedJob:
+class PlannedJob(Struct, frozen=True):
     """A job that arrives and runs for a number of steps."""
 
     resources: ResourceSpec

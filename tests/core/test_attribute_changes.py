@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from gpu_scheduler.core.jobsfile.attributes import ATTRIBUTES
+from gpu_scheduler.core.jobsfile.attributes import ATTRIBUTES, format_change
 from gpu_scheduler.core.jobsfile.compose import (
     CHANGEABLE,
     check_changes,
-    format_change,
     parse_changes,
 )
 from gpu_scheduler.core.model.job_spec import COMPARED_ATTRIBUTES, JobSpec

@@ -9,12 +9,12 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gpu_scheduler.core.command.build import AttemptCommand, build_command, find_conda_sh, ports_for
 from gpu_scheduler.core.command.shell_words import format_cuda_ids, rewrite_arguments, rewrite_command

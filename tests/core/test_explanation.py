@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gpu_scheduler.app.diagnosis import OomCase
 from gpu_scheduler.core.failure.cuda_oom import is_fragmented

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gpu_scheduler.core.model.gpu import LOST, UNLISTED, FaultKind, GpuFault, GpuSample
 from gpu_scheduler.core.scheduling.gpu_faults import (

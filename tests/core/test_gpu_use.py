@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from gpu_scheduler.core.model.gpu import GpuClaim, GpuProcess, GpuSample
 from gpu_scheduler.core.model.job_spec import Need
@@ -415,7 +415,7 @@ def test_foreign_load_excludes_the_processes_of_our_jobs(
     ids=["a pid of another namespace", "a process that is not listed"],
 )
 def test_foreign_load_is_unknown_if_the_load_cannot_be_attributed(untold: dict[str, object]) -> None:
-    one = replace(loaded_gpu(95.0, None, (THEIRS,)), **untold)  # type: ignore[arg-type]
+    one = replace(loaded_gpu(95.0, None, (THEIRS,)), **untold)
     assert foreign_load(one, (), LIMITS) == 95.0
     assert foreign_load(one, (running(1, vram=1000),), LIMITS) is None
     assert foreign_load(Gpu("U0", 0), (), LIMITS) is None

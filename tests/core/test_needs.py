@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gpu_scheduler.core.model.job_spec import JobSpec, Need
 from gpu_scheduler.core.model.units import format_share, parse_share
@@ -133,7 +133,7 @@ def test_a_job_has_a_workload_class_only_if_it_declares_no_need() -> None:
     model = ResourceSpec.of(replace(plain, command="python train.py --llm b"), learn_needs=True)
     assert (model.llm, model.workload_class) == ("b", '["train.py", "b"]')
     for declaration in ({"vram": 5}, {"share": 5}, {"gpus": 1}, {"torchrun": 1}):
-        assert ResourceSpec.of(replace(plain, **declaration), learn_needs=True).workload_class is None  # type: ignore[arg-type]
+        assert ResourceSpec.of(replace(plain, **declaration), learn_needs=True).workload_class is None
     assert ResourceSpec.of(plain, 5, learn_needs=True).workload_class == WORKLOAD_CLASS
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from gpu_scheduler.core.model.attempt_status import AttemptStatus, StopRequest
 from gpu_scheduler.core.model.gpu import LOST, GpuClaim, GpuProcess, GpuSample
@@ -345,7 +344,7 @@ def test_every_job_waits_while_there_is_a_storage_issue() -> None:
 
 def gpu_of_size(index: int, total: int | None, **values: object) -> Gpu:
     sample = GpuSample(f"U{index}", index, "GPU", total, 0, 0.0, ())
-    return replace(gpu(index), sample=sample, **values)  # type: ignore[arg-type]
+    return replace(gpu(index), sample=sample, **values)
 
 
 def test_a_drain_does_not_wait_for_a_job_larger_than_every_gpu() -> None:

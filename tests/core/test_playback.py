@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gpu_scheduler.core.model.gpu import GpuProcess
 from gpu_scheduler.core.model.job_spec import JobSpec
@@ -45,7 +44,7 @@ class Box:
     ) -> None:
         wall = NOW.wall + at
         self.durations[job_id] = duration
-        spec = replace(ResourceSpec(share=1000, gpus=gpus), **resources)  # type: ignore[arg-type]
+        spec = replace(ResourceSpec(share=1000, gpus=gpus), **resources)
         job = QueuedJob(job_id, priority, job_id, wall, wall, RunTimeKey(str(duration), SPEC_JSON))
         self.playback.submit(job, spec, wall)
 
@@ -212,4 +211,4 @@ def test_no_gpu_is_overfull_and_every_decision_is_that_of_plan(
                 if uuid in one.gpus and one.started_at <= run.started_at < one.ended_at
             ]
             assert sum(share for share, _ in beside) <= 1000
-            assert sum(vram for _, vram in beside) <= TOTAL - Settings.margin_mib
+            assert sum(vram for _, vram in beside) <= TOTAL - Settings().margin_mib

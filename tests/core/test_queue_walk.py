@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from gpu_scheduler.core.model.attempt_status import AdoptedProcess, StopRequest
 from gpu_scheduler.core.model.gpu import LOST, GpuClaim, GpuProcess

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from gpu_scheduler.core.model.attempt_status import (
     AttemptResult,
@@ -255,7 +254,7 @@ RESULT = AttemptResult(None, 0, None, True, None, (), 960.0, 990.0)
 def test_an_attempt_has_ended_if_the_store_will_soon_have_its_end(
     status: AttemptStatus, values: dict[str, object], expected: bool
 ) -> None:
-    assert has_ended(replace(running(status=status), **values), NOW) is expected  # type: ignore[arg-type]
+    assert has_ended(replace(running(status=status), **values), NOW) is expected
 
 
 def test_a_clear_of_all_answers_with_the_number_of_finished_jobs() -> None:

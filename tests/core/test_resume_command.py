@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gpu_scheduler.core.command.shell_words import stands_in, with_checkpoint
 from gpu_scheduler.core.model.job_spec import JobSpec

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gpu_scheduler.core.failure.explanation import explain_failure
 from gpu_scheduler.core.model.attempt_status import AttemptResult, AttemptStatus, FailureContext, StopRequest
@@ -41,7 +40,7 @@ INVENTORY = GpuInventory({"U0": TOTAL, "U1": TOTAL}, TOTAL - 512)
 def failed(tail: str = OOM, oom: int | None = 3, fail: int | None = None, **values: object) -> Attempt:
     """Returns an attempt that declared 4 GiB and failed with this log."""
     base = running(vram=4096, failure_context=FailureContext(tail, (), oom, fail))
-    return replace(base, **values)  # type: ignore[arg-type]
+    return replace(base, **values)
 
 
 def decide(attempt: Attempt, settings: Settings, inventory: GpuInventory) -> tuple[NextStep, ...]:
@@ -87,7 +86,7 @@ def test_an_oom_retry_gets_more_memory_than_declared_and_observed() -> None:
 def test_an_oom_retry_increases_the_larger_of_peak_and_declaration(
     values: dict[str, object], raised: int
 ) -> None:
-    assert raised_to(replace(failed(), **values), INVENTORY) == raised  # type: ignore[arg-type]
+    assert raised_to(replace(failed(), **values), INVENTORY) == raised
 
 
 def test_an_oom_retry_keeps_the_need_if_neither_declaration_nor_peak_is_known() -> None:
@@ -180,7 +179,7 @@ def test_does_not_retry_a_cancelled_job_or_a_job_without_its_line(
 ) -> None:
     attempt = failed(tail, fail=5)
     assert retry(attempt, SETTINGS, INVENTORY)
-    assert decide(replace(attempt, **values), SETTINGS, INVENTORY) == ()  # type: ignore[arg-type]
+    assert decide(replace(attempt, **values), SETTINGS, INVENTORY) == ()
 
 
 def finish_of(attempt: Attempt, *gpus: Gpu, code: int = 1, **values: object) -> FinishAttempt:
@@ -254,7 +253,7 @@ def test_a_failed_launch_does_not_use_up_a_retry() -> None:
 
 def gpu_of_size(index: int, total: int | None, **values: object) -> Gpu:
     sample = GpuSample(f"U{index}", index, "GPU", total, 0, 0.0, ())
-    return replace(gpu(index), sample=sample, **values)  # type: ignore[arg-type]
+    return replace(gpu(index), sample=sample, **values)
 
 
 @pytest.mark.parametrize(

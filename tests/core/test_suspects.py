@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gpu_scheduler.core.failure.explanation import explain_failure
 from gpu_scheduler.core.model.attempt_status import AttemptResult, FailureContext
@@ -197,7 +197,7 @@ def test_the_waits_between_trials_double_until_one_passes() -> None:
 def queued(job: int, retries: int, used: int = 0, **values: object) -> PendingGroup:
     spec = RunTimeKey("", f'{{"kind": "command", "text": "", "cwd": "/", "fail_retries": {retries}}}')
     entry = QueuedJob(job, 200, job, T, T, spec, used)
-    return PendingGroup(ALL, (replace(entry, **values),))  # type: ignore[arg-type]
+    return PendingGroup(ALL, (replace(entry, **values),))
 
 
 def starts(situation: Facts) -> dict[int, tuple[str, ...]]:

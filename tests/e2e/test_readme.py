@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import asdict
 
 from gpu_scheduler import config
 from gpu_scheduler.cli import parser as command_list
@@ -274,7 +275,7 @@ def test_documents_the_options_of_start_with_their_defaults() -> None:
     assert defaults == config.StartOptions()
     by_option = {
         f"--{re.sub('_(s|mib)$', '', name).replace('_', '-')}": value
-        for name, value in vars(defaults).items()
+        for name, value in asdict(defaults).items()
         if name in given and name not in ("state_file", "data_dir")  # Every command has these options.
     }
     assert set(rows) == {*by_option, "--daemon", "--watch", "--yes", "--sim"}

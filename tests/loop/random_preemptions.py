@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from gpu_scheduler.store.pending_groups import reserved_jobs
 from gpu_scheduler.store.requests import add_request

@@ -8,8 +8,9 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.store.attempt_history import skip_gpu_time
@@ -107,7 +108,7 @@ class OrderedQueue:
         if dice.random() < 0.1:
             spec = replace(spec, command=f"run {runs} {dice.random()}")
         job = self._rig.store.insert_job(
-            replace(spec, **values),  # type: ignore[arg-type]
+            replace(spec, **values),
             "test", self._clock.now().wall,
         )  # fmt: skip
         self._runs[job] = runs

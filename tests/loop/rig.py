@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from gpu_scheduler.attempts.executor import Executor, Executors
 from gpu_scheduler.attempts.job_logs import LogFolder
@@ -91,7 +92,7 @@ class Rig:
     def add_job(self, command: str, **values: object) -> int:
         """Inserts a job that runs a shell command; returns its id."""
         spec = JobSpec("command", command, str(self.folder), command=command)
-        return self.store.insert_job(replace(spec, **values), "test")  # type: ignore[arg-type]
+        return self.store.insert_job(replace(spec, **values), "test")
 
     def tick(self) -> Facts:
         """Runs rounds until nothing is left to do, and returns the last facts."""

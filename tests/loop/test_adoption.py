@@ -8,11 +8,11 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 import pytest
+from msgspec.structs import replace
 
 from gpu_scheduler.app.diagnosis import diagnose
 from gpu_scheduler.app.location import Location
@@ -73,13 +73,13 @@ def identity(process: Process, *gpus: str, **changes: object) -> AdoptedProcess:
     ticks = ticks_of(process.pid)
     assert ticks is not None
     found = AdoptedProcess(process.pid, ticks, boot_id(), 1000.5, gpus or ("U0",))
-    return replace(found, **changes)  # type: ignore[arg-type]
+    return replace(found, **changes)
 
 
 def adopt(rig: Rig, process: AdoptedProcess, **values: object) -> int:
     """Inserts a job that is this process and that a retry would start as `echo again`."""
     spec = JobSpec("command", "echo again", str(rig.folder), command="echo again", gpus=1)
-    return rig.store.insert_job(replace(spec, **values), "adopt", adopted=process)  # type: ignore[arg-type]
+    return rig.store.insert_job(replace(spec, **values), "adopt", adopted=process)
 
 
 def runner_of(rig: Rig, job: int, attempt: int) -> RunnerIdentity:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from gpu_scheduler.attempts import observe
 from gpu_scheduler.attempts.job_logs import read_tail
@@ -96,7 +96,7 @@ def test_reads_the_log_of_a_failed_job_only_once_and_reads_no_other_logs(
 def test_the_reason_of_a_failed_job_explains_remapped_gpu_numbers(
     rig: Rig, gpu: int, default: str, own: str | None, cuda: str | None, advised: bool
 ) -> None:
-    rig.store.record_options(replace(StartOptions(), cuda_ids=default))  # type: ignore[arg-type]
+    rig.store.record_options(replace(StartOptions(), cuda_ids=default))
     job = rig.add_job("echo 'RuntimeError: CUDA error: invalid device ordinal'; : --cuda 0; exit 1",
                   allowed=(gpu,), cuda_ids=own, cuda=cuda)  # fmt: skip
     reason = words(rig.tick_until_ended(job).reason)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from gpu_scheduler.app.diagnosis import diagnose
 from gpu_scheduler.app.job_views import context_of, job_view

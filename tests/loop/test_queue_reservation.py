@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from gpu_scheduler.core.model.event import EventKind
 from gpu_scheduler.core.model.gpu import GOOD_SAMPLES_NEEDED, LOST, GpuProcess, GpuSample, Snapshot

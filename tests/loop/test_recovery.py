@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from gpu_scheduler.attempts.folder import observe
 from gpu_scheduler.core.model.job_spec import Dependency, DependencyKind, JobSpec

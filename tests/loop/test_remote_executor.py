@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from gpu_scheduler.attempts.observe import runner_pids
 from gpu_scheduler.core.scheduling.settings import Settings

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import asdict
 
 from gpu_scheduler.attempts.executor import AttemptRef
 from gpu_scheduler.attempts.folder import observe
@@ -118,7 +119,12 @@ class RestoredStore:
             path.unlink()
 
     def start(self, **options: Any) -> Store:
-        options = {**vars(SETTINGS), "state_file": str(self.data_dir.state_file), "jobs_file": "", **options}
+        options = {
+            **asdict(SETTINGS),
+            "state_file": str(self.data_dir.state_file),
+            "jobs_file": "",
+            **options,
+        }
         return open_store(self.data_dir, StartOptions(**options))
 
     def restore(self, **options: Any) -> None:

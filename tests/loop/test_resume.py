@@ -6,10 +6,10 @@ import json
 import shlex
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from gpu_scheduler.core.model.attempt_status import Checkpoint
 from gpu_scheduler.core.model.job_spec import JobSpec

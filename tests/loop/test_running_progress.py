@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from subprocess import Popen
 
 import pytest
+from msgspec.structs import replace
 
 from gpu_scheduler.attempts import running_progress
 from gpu_scheduler.attempts.job_logs import current_log

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.model.gpu import LOST, UNLISTED, FaultKind, GpuFault, GpuSample, Snapshot

@@ -8,10 +8,11 @@ follows each answer.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cache
 from itertools import product
 from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from gpu_scheduler.core.model.attempt_status import AttemptResult, AttemptStatus, ClaimState, SavedWork
 from gpu_scheduler.core.model.states import AttemptState

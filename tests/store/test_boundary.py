@@ -5,10 +5,10 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
-from dataclasses import is_dataclass
 from pathlib import Path
 
 import pytest
+from msgspec import StructMeta
 
 import gpu_scheduler
 from gpu_scheduler.core.model.request import Request
@@ -36,7 +36,7 @@ def test_sql_and_database_rows_stay_inside_the_store() -> None:
 
 
 def test_records_have_no_column_names_as_keys() -> None:
-    types = [one for one in vars(records).values() if is_dataclass(one) or hasattr(one, "_fields")]
+    types = [one for one in vars(records).values() if isinstance(one, StructMeta) or hasattr(one, "_fields")]
     assert len(types) > 5
     keyed = [one for one in (*types, Request, QueuedJob) if hasattr(one, "__getitem__")]
     # Named tuples are allowed, because they accept only numbers as keys.

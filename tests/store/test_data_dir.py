@@ -7,11 +7,11 @@ import json
 import os
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.errors import SchedulerError

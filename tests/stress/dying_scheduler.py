@@ -12,8 +12,9 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from gpu_scheduler.config import StartOptions
 from gpu_scheduler.core.jobsfile import debounce

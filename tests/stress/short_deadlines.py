@@ -6,8 +6,9 @@ Usage: python -m tests.stress.short_deadlines COMMAND…, with the same argument
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from gpu_scheduler.config import StartOptions
 from gpu_scheduler.scheduler import service

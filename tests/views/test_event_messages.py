@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import re
-from dataclasses import fields, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gpu_scheduler.core.model.event import (
     AttemptDetails,
@@ -391,4 +391,4 @@ def test_the_documentation_lists_exactly_the_keys_of_each_kind_of_event() -> Non
         "`forgotten`": JobsForgotten,
     }
     for title, type_ in types.items():
-        assert documented[title] == {one.name for one in fields(type_)}, title
+        assert documented[title] == set(type_.__struct_fields__), title

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from gpu_scheduler.core.model.finding import Check
 from gpu_scheduler.core.model.wait_reason import GpuObstacle, ObstacleKind
@@ -55,7 +54,7 @@ def messages(outlook: QueueOutlook) -> list[tuple[Check, str]]:
 def test_an_overtaken_job_without_a_reservation_is_told_what_it_waits_for(
     changes: dict[str, object], then: str
 ) -> None:
-    assert messages(replace(OVERTAKEN, **changes)) == [(Check.OVERTAKEN, then)]  # type: ignore[arg-type]
+    assert messages(replace(OVERTAKEN, **changes)) == [(Check.OVERTAKEN, then)]
 
 
 def test_a_job_that_was_never_overtaken_has_no_finding() -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gpu_scheduler.core.model.gpu import LOST, UNLISTED, FaultKind, GpuFault, Suspicion
 from gpu_scheduler.core.model.job_spec import Need

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import uvicorn
+from msgspec.structs import replace
 from starlette.testclient import TestClient
 from starlette.types import ASGIApp, Receive, Scope, Send
 

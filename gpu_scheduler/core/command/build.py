@@ -13,7 +13,8 @@ import posixpath
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from gpu_scheduler.core.command.shell_words import format_cuda_ids, rewrite_arguments, rewrite_command
 from gpu_scheduler.core.model.job_spec import CudaIds, CudaMode, JobSpec
@@ -173,8 +174,7 @@ unset -f exit
 """
 
 
-@dataclass(frozen=True)
-class JobEnvironment:
+class JobEnvironment(Struct, frozen=True):
     """A job's conda or virtual environment; if both are None, the job runs in the scheduler's environment.
 
     conda_sh: the file that defines `conda`; None if there is no conda.
@@ -302,8 +302,7 @@ record() {
 """
 
 
-@dataclass(frozen=True)
-class AttemptCommand:
+class AttemptCommand(Struct, frozen=True):
     """The command of an attempt.
 
     env: all environment variables; command_sh: the content of that file; display_text: the job's own command,

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from gpu_scheduler.core.model.gpu import format_gpu_list
 
@@ -35,8 +36,7 @@ _SESSION = re.compile(r"^[ \t]+(?P<name>[0-9]+\.\S+)[ \t].*\((?P<state>[^()]*)\)
 _FOLDER = re.compile(r"(?:[Ss]ockets? (?:found )?in) (/.*?)\.?\s*$")
 
 
-@dataclass(frozen=True)
-class SessionList:
+class SessionList(Struct, frozen=True):
     """The sessions in the output of `screen -ls`, without those that Screen itself marks as dead.
 
     folder: the socket folder; None if the output does not name it. attached: for each session, by its

@@ -9,8 +9,10 @@ import posixpath
 import re
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from itertools import zip_longest
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gpu_scheduler.core.model.job_spec import CudaIds, CudaMode, JobSpec
 
@@ -18,8 +20,7 @@ _WHITESPACE = " \t\n"
 _OPERATORS = "|&;()<>`"
 
 
-@dataclass(frozen=True)
-class ShellWord:
+class ShellWord(Struct, frozen=True):
     """A word in a shell text, with its position. unquoted: the word without its quotes."""
 
     start: int
@@ -115,8 +116,7 @@ _CLEAR_WORD = re.compile(
 )
 
 
-@dataclass(frozen=True)
-class SimpleCommand:
+class SimpleCommand(Struct, frozen=True):
     """A part of a shell text between operators, with its words but without redirections."""
 
     words: tuple[ShellWord, ...]
@@ -188,8 +188,7 @@ def find_script_end(command: str, *, shell_scripts: bool = False) -> int | None:
     return place.end if is_clear(command, place) else None
 
 
-@dataclass(frozen=True)
-class _ScriptFinder:
+class _ScriptFinder(Struct, frozen=True):
     """Finds the script of a simple command. is_alone: whether no other part of the shell text can run one."""
 
     shell_scripts: bool

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 from signal import SIGABRT, SIGBUS, SIGFPE, SIGHUP, SIGILL, SIGINT, SIGKILL, SIGSEGV, SIGTERM
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from gpu_scheduler.core.model.state_reason import FailureKind
 from gpu_scheduler.core.text.job_output import ESCAPE
@@ -173,8 +174,7 @@ _ROOT_CAUSE = "Root Cause (first observed failure)"
 _SUMMARY_FIELD = re.compile(r"\s+(rank|exitcode|traceback)\s*: (.*)")
 
 
-@dataclass(frozen=True)
-class Traceback:
+class Traceback(Struct, frozen=True):
     """The end of one traceback.
 
     text: the error; index: the index of the error's line; rank: the process that printed it; is_chained:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
+
+from msgspec import Struct
 
 from gpu_scheduler.core.model import job_spec
 from gpu_scheduler.core.model.gpu import format_gpu_list, parse_gpu_list
@@ -96,8 +97,7 @@ def _parse_resume_flag(key: str, text: str) -> str:
     return option
 
 
-@dataclass(frozen=True)
-class Attribute:
+class Attribute(Struct, frozen=True):
     """An attribute of a job.
 
     key        the name in a block and, after `--`, the option.
@@ -240,8 +240,7 @@ class BadAttribute(ValueError):
         self.accepted = accepted
 
 
-@dataclass(frozen=True)
-class AttributeBlock:
+class AttributeBlock(Struct, frozen=True):
     """A parsed block.
 
     values: the attributes, by the names of the JobSpec fields, with paths as written in the file; rest: the
@@ -393,6 +392,11 @@ def format_attribute(name: str, value: Any) -> str:
     if value is True or key == "command":  # a command is long, and may contain a secret
         return key
     return f"{key}={_OF_FIELD[name].format(value)}"
+
+
+def format_change(name: str, value: Any) -> str:
+    """Formats the new value of a field of JobSpec as `parse_changes` accepts it: "vram=18G", "vram="."""
+    return f"{key_of(name)}=" if is_unset(value) else format_attribute(name, value)
 
 
 def check_conflicts(values: dict[str, Any]) -> None:

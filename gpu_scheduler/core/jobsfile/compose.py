@@ -13,18 +13,17 @@ import posixpath
 import re
 import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
 from itertools import product
 from math import prod
 from typing import Any
+
+from msgspec.structs import replace
 
 from gpu_scheduler.core.jobsfile.attributes import (
     ATTRIBUTES,
     NAMED,
     Attribute,
     check_conflicts,
-    format_attribute,
-    is_unset,
     key_of,
     parse_item,
     unknown_attribute,
@@ -176,11 +175,6 @@ def check_changes(spec: JobSpec, changes: Mapping[str, Any]) -> None:
     if spec.torchrun is not None and (changed.gpus is not None or changed.share is not None):
         raise ValueError("the job runs torchrun on a fixed number of GPUs; gpus and share cannot be set")
     check_cuda_option(changed)
-
-
-def format_change(name: str, value: Any) -> str:
-    """Formats the new value of a field of JobSpec as `parse_changes` accepts it: "vram=18G", "vram="."""
-    return f"{key_of(name)}=" if is_unset(value) else format_attribute(name, value)
 
 
 # Expands a sweep, such as `--grid lr=0.1,0.01 --grid seed=1..3`, into a job for each combination of values.

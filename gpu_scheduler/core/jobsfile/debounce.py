@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gpu_scheduler.core.jobsfile.attributes import FLAGS
 from gpu_scheduler.core.jobsfile.diff import AcceptedLines, LinePairs, find_typos, match_lines
@@ -101,8 +103,7 @@ REMOVED_DELAY_S = 10.0
 WRITER_RECHECK_S = 1.0
 
 
-@dataclass(frozen=True)
-class CurrentLines:
+class CurrentLines(Struct, frozen=True):
     """The current lines of the file, without comments and blank lines.
 
     unchanged_since: the monotonic time since which the file has been present and unchanged; open_for_writing:
@@ -114,8 +115,7 @@ class CurrentLines:
     open_for_writing: bool = False
 
 
-@dataclass(frozen=True)
-class AcceptDecision:
+class AcceptDecision(Struct, frozen=True):
     """The result of `decide_accepted`.
 
     accepted: the lines that count now; None if nothing changes. waits: for each job that must not start, the

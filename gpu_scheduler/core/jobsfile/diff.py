@@ -9,10 +9,11 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from operator import attrgetter
 from typing import Any
+
+from msgspec import Struct
 
 from gpu_scheduler.core.jobsfile.attributes import FLAGS, find_block_end, format_attribute
 from gpu_scheduler.core.jobsfile.reading import Line, Reading
@@ -219,8 +220,7 @@ def _removal_rank(line: Line, jobs: Mapping[int, JobFact]) -> tuple[int, int]:
     return rank, -(line.job_id or 0)
 
 
-@dataclass(frozen=True)
-class NewJob:
+class NewJob(Struct, frozen=True):
     """Inserts a job for line `index` of the reading. duplicate_of: the newest job with the same text."""
 
     index: int
@@ -234,31 +234,27 @@ class NewJob:
         return f"line {self.number}: job {job_id}, with the same text as {self.duplicate_of}"
 
 
-@dataclass(frozen=True)
-class BindLine:
+class BindLine(Struct, frozen=True):
     """Assigns line `index` to an existing job."""
 
     index: int
     job_id: int
 
 
-@dataclass(frozen=True)
-class RequeueFinished:
+class RequeueFinished(Struct, frozen=True):
     """Queues the finished job of line `index` again, with the line's attributes (`hold` holds the job)."""
 
     index: int
     job: JobFact
 
 
-@dataclass(frozen=True)
-class LineRemoved:
+class LineRemoved(Struct, frozen=True):
     """Cancels a waiting job whose line was removed."""
 
     job_id: int
 
 
-@dataclass(frozen=True)
-class AttributeChanged:
+class AttributeChanged(Struct, frozen=True):
     """Changes an attribute of a waiting or finished job. value: None if the line does not set it."""
 
     job_id: int
@@ -266,8 +262,7 @@ class AttributeChanged:
     value: Any
 
 
-@dataclass(frozen=True)
-class CancelRunning:
+class CancelRunning(Struct, frozen=True):
     """Cancels a job with an open attempt, because `cancel` was added to its line."""
 
     job_id: int
@@ -276,8 +271,7 @@ class CancelRunning:
 DiffAction = NewJob | BindLine | RequeueFinished | LineRemoved | AttributeChanged | CancelRunning
 
 
-@dataclass(frozen=True)
-class AcceptedLines:
+class AcceptedLines(Struct, frozen=True):
     """The lines that count now, each with its index in the last reading."""
 
     lines: tuple[Line, ...]

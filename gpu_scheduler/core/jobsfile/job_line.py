@@ -8,9 +8,10 @@ from __future__ import annotations
 import itertools
 import posixpath
 import re
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
+
+from msgspec import Struct
 
 from gpu_scheduler.core.command.shell_words import rewrite_command
 from gpu_scheduler.core.jobsfile import attributes, shell_syntax
@@ -55,8 +56,7 @@ class UnquotedCommas(ValueError):
         self.suggestions = lines
 
 
-@dataclass(frozen=True)
-class CsvLine:
+class CsvLine(Struct, frozen=True):
     """The fields of a line; empty fields are None or (). note: a remark to log about an ambiguity.
 
     torchrun_processes: the number of processes that torchrun starts, each with its own GPU; None means that
@@ -73,8 +73,7 @@ class CsvLine:
     torchrun_processes: int | None = None
 
 
-@dataclass(frozen=True)
-class _Fields:
+class _Fields(Struct, frozen=True):
     """The raw fields of a line.
 
     leading: the fields before the arguments; execution_type: the last of them if the line has six columns;
@@ -315,8 +314,7 @@ def quote_field(field: str) -> str:
 MAX_LINE_BYTES = 64 * 1024
 
 
-@dataclass(frozen=True)
-class ParsedJob:
+class ParsedJob(Struct, frozen=True):
     """A parsed job.
 
     notes: remarks to log about the line; needs_bash_check: whether `bash -n` may find an error in the line.
@@ -327,8 +325,7 @@ class ParsedJob:
     needs_bash_check: bool = False
 
 
-@dataclass(frozen=True)
-class Malformed:
+class Malformed(Struct, frozen=True):
     """A malformed line, with the reason and the accepted form.
 
     unfinished: whether the line may continue on the next line.
@@ -342,8 +339,7 @@ class Malformed:
 LineResult = ParsedJob | Malformed | None
 
 
-@dataclass(frozen=True)
-class _PathContext:
+class _PathContext(Struct, frozen=True):
     cwd: str
     home: str
     known_gpus: frozenset[int] | None

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
+
+from msgspec import Struct
 
 from gpu_scheduler.core.command.shell_words import ShellWord, shell_words, simple_commands
 from gpu_scheduler.core.jobsfile.attributes import parse_conda
@@ -17,8 +18,7 @@ from gpu_scheduler.core.jobsfile.shell_syntax import BUILTINS, RESERVED, cuda_ov
 from gpu_scheduler.core.model.job_spec import JobSpec
 
 
-@dataclass(frozen=True)
-class JobShell:
+class JobShell(Struct, frozen=True):
     """The bash that runs a command.
 
     can_find: takes a name and the working folder, and returns whether a program with that name is on the

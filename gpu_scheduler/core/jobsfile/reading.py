@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
+
+from msgspec import Struct, field
 
 from gpu_scheduler.core.jobsfile.attributes import is_unset
 from gpu_scheduler.core.jobsfile.job_line import Malformed, ParsedJob
@@ -38,8 +39,7 @@ def attributes_from_json(text: str) -> Mapping[str, Any]:
     return given_attributes(json.loads(text))
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
+class Line(Struct, frozen=True):
     """A line that defines a job or is malformed. It has slots because a reading can have 100,000 lines.
 
     number      the line number, from 1, counting every line of the file.

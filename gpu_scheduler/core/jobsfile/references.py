@@ -9,9 +9,10 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cache
 from typing import TypeVar
+
+from msgspec import Struct, field
 
 from gpu_scheduler.core.jobsfile.reading import Line, Reading
 from gpu_scheduler.core.model import job_spec
@@ -59,8 +60,7 @@ ACCEPTED_FORM = (
 _NAME_ITEM = re.compile(rf"\[(?:[^\]]*[ \t])?name=({job_spec.NAME})")
 
 
-@dataclass(frozen=True)
-class TextReferences:
+class TextReferences(Struct, frozen=True):
     """The names in a text, with their groups as in `core.model.job_spec`.
 
     names: those of its well-formed lines, with the number of these lines; referenced: those that its lines

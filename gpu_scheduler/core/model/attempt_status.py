@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from enum import Enum
 from typing import ClassVar, Literal, NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gpu_scheduler.core.model.job_spec import DEFAULT_STOP_SIGNAL
 from gpu_scheduler.core.model.state_reason import FailureKind
@@ -31,8 +33,7 @@ class RunnerIdentity(NamedTuple):
     boot_id: str
 
 
-@dataclass(frozen=True)
-class StopRequest:
+class StopRequest(Struct, frozen=True):
     """A request to stop an attempt. The file `stop` contains all of it except the last two fields.
 
     cause: "cancelled", "preempted" or "timed_out". grace_s: seconds between the signal and the action that
@@ -81,8 +82,7 @@ class StopRequest:
         )
 
 
-@dataclass(frozen=True)
-class AttemptResult:
+class AttemptResult(Struct, frozen=True):
     """The end of an attempt, as written in the file `result`.
 
     cause: None if the command ended by itself; otherwise "cancelled", "preempted", "timed_out" or "machine".
@@ -115,8 +115,7 @@ class AttemptResult:
     verdict: str | None = None
 
 
-@dataclass(frozen=True)
-class FailureContext:
+class FailureContext(Struct, frozen=True):
     """The context of a failed command or launch, from which the failure is explained.
 
     log_tail: the end of its log. cuda_ids: the GPU ids that `--cuda` passed to the command, if they differ
@@ -134,8 +133,7 @@ class FailureContext:
     pipe_programs: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class AttemptStatus:
+class AttemptStatus(Struct, frozen=True):
     """The status of an attempt at one moment.
 
     anomalies: unexpected contents of its folder, as phrases. window_open: whether the Screen window of a live
@@ -173,8 +171,7 @@ class AttemptStatus:
 # A process that was started elsewhere and that a job has adopted.
 
 
-@dataclass(frozen=True)
-class AdoptedProcess(StoredValue):
+class AdoptedProcess(StoredValue, frozen=True):
     """An adopted process, identified by its pid, its start in kernel ticks since boot, and the boot.
 
     started_at: its start in wall seconds. gpus: the UUIDs of the GPUs that it uses. log: the path of the file
@@ -199,8 +196,7 @@ class AdoptedProcess(StoredValue):
 # A checkpoint: the state that a job has saved, from which it can resume.
 
 
-@dataclass(frozen=True)
-class Checkpoint(StoredValue):
+class Checkpoint(StoredValue, frozen=True):
     """A complete checkpoint.
 
     path: the absolute path of its file or folder. step: the step at which it was saved; None if unknown.
@@ -230,8 +226,7 @@ class Checkpoint(StoredValue):
         return may_be_newer and (self.saved_at or 0.0) > (other.saved_at or 0.0)
 
 
-@dataclass(frozen=True)
-class SavedWork:
+class SavedWork(Struct, frozen=True):
     """The work that an ended attempt has left.
 
     checkpoint: the newest complete checkpoint of its job; None if there is none. is_complete: whether its
@@ -258,8 +253,7 @@ class ProgressUnit(Enum):
     CHECKPOINT = "checkpoint"
 
 
-@dataclass(frozen=True)
-class Progress:
+class Progress(Struct, frozen=True):
     """How far a job is.
 
     current: the number of units that are done; total: the number of all units, None if unknown. at: when the

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
 from enum import Enum
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
+
+from msgspec import Struct, field
+from msgspec.structs import asdict
 
 from gpu_scheduler.core.model.state_reason import StateReason
 from gpu_scheduler.core.model.wait_reason import WaitReason
@@ -45,8 +47,7 @@ class EventKind(str, Enum):
         return self.value
 
 
-@dataclass(frozen=True)
-class EventDetails:
+class EventDetails(Struct, frozen=True):
     """The details of an event. Its field names are the keys in the store and in JSON (docs/json.md).
 
     GPUs are given as indices, memory in MiB, and shares in thousandths.
@@ -54,18 +55,16 @@ class EventDetails:
 
     def data(self) -> dict[str, Any]:
         """Returns the details by key."""
-        return dict(vars(self))
+        return asdict(self)
 
 
-@dataclass(frozen=True)
-class AttemptDetails(EventDetails):
+class AttemptDetails(EventDetails, frozen=True):
     """An event of an attempt. attempt: the number of the attempt."""
 
     attempt: int
 
 
-@dataclass(frozen=True)
-class AttemptStarted(AttemptDetails):
+class AttemptStarted(AttemptDetails, frozen=True):
     """An attempt was given GPUs.
 
     vram: memory on each GPU; exclusive: whether no other job may share the GPUs; learned: whether vram was
@@ -86,8 +85,7 @@ class AttemptStarted(AttemptDetails):
     watched_pid: int | None = None
 
 
-@dataclass(frozen=True)
-class AttemptEnded(AttemptDetails):
+class AttemptEnded(AttemptDetails, frozen=True):
     """An attempt ended, and its job finished, was queued again or was held.
 
     seconds: the run time; None if the command never ran. peaks: the peak memory use on each of `gpus`.
@@ -112,8 +110,7 @@ class AttemptEnded(AttemptDetails):
     min_vram: int | None = None
 
 
-@dataclass(frozen=True)
-class StopStarted(EventDetails):
+class StopStarted(EventDetails, frozen=True):
     """An attempt is being stopped.
 
     cause: "cancelled", "preempted" or "timed_out". preemptor: the job for which it is preempted; None if the
@@ -125,15 +122,13 @@ class StopStarted(EventDetails):
     preemptor: int | None = None
 
 
-@dataclass(frozen=True)
-class JobEnded(EventDetails):
+class JobEnded(EventDetails, frozen=True):
     """A waiting job finished, so the event belongs to no attempt."""
 
     outcome: str
 
 
-@dataclass(frozen=True)
-class Overuse(AttemptDetails):
+class Overuse(AttemptDetails, frozen=True):
     """A job uses more memory than it declared.
 
     share: the declared share, which corresponds to the memory in `declared`; None if memory was declared.
@@ -145,8 +140,7 @@ class Overuse(AttemptDetails):
     share: int | None = None
 
 
-@dataclass(frozen=True)
-class MisplacedProcess(AttemptDetails):
+class MisplacedProcess(AttemptDetails, frozen=True):
     """A process uses a GPU that was not allocated to its job. allocated: the GPUs that were allocated."""
 
     gpu: int
@@ -154,24 +148,21 @@ class MisplacedProcess(AttemptDetails):
     allocated: Sequence[int] = ()
 
 
-@dataclass(frozen=True)
-class GpusChanged(EventDetails):
+class GpusChanged(EventDetails, frozen=True):
     """GPUs were paused or resumed. cause: None if a command did this."""
 
     gpus: Sequence[int]
     cause: PauseCause | None = None
 
 
-@dataclass(frozen=True)
-class GpuSuspected(EventDetails):
+class GpuSuspected(EventDetails, frozen=True):
     """A GPU is suspect, or stays so after a trial. suspicion: the fields of its Suspicion."""
 
     gpus: Sequence[int]
     suspicion: Mapping[str, Any]
 
 
-@dataclass(frozen=True)
-class GpusReserved(EventDetails):
+class GpusReserved(EventDetails, frozen=True):
     """GPUs were reserved for a job.
 
     victims: the jobs that are preempted for it; if there are none, GPUs are reserved by queue order.
@@ -184,8 +175,7 @@ class GpusReserved(EventDetails):
     overtakes: int | None = None
 
 
-@dataclass(frozen=True)
-class ReservationDropped(EventDetails):
+class ReservationDropped(EventDetails, frozen=True):
     """GPUs are no longer reserved for a job, which has not started on them.
 
     overtakes: how often it had been overtaken; None if they were reserved because it preempted others.
@@ -194,15 +184,13 @@ class ReservationDropped(EventDetails):
     overtakes: int | None = None
 
 
-@dataclass(frozen=True)
-class JobsForgotten(EventDetails):
+class JobsForgotten(EventDetails, frozen=True):
     """`start --fresh` removed this many jobs."""
 
     jobs: int
 
 
-@dataclass(frozen=True)
-class Event:
+class Event(Struct, frozen=True, dict=True):
     """One event.
 
     id: increases with every event; at: the time, in wall seconds; kind: the value of an EventKind, or a kind
@@ -253,6 +241,6 @@ class Event:
         if type_ is None:
             return None
         try:
-            return type_(**{one.name: self.data[one.name] for one in fields(type_) if one.name in self.data})
+            return type_(**{name: self.data[name] for name in type_.__struct_fields__ if name in self.data})
         except TypeError:
             return None

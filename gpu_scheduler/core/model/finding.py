@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 from typing import Literal
+
+from msgspec import Struct
 
 # A health issue: a problem with a location that the scheduler writes to, and its remedy.
 
@@ -22,8 +23,7 @@ class HealthSubject(str, Enum):
         return self.value
 
 
-@dataclass(frozen=True)
-class HealthIssue:
+class HealthIssue(Struct, frozen=True):
     """A problem with one location.
 
     problem: a predicate, such as "is on a full disk"; blocks_starts: whether the problem keeps all jobs from
@@ -110,8 +110,7 @@ class Check(str, Enum):
         return self.value
 
 
-@dataclass(frozen=True)
-class Finding:
+class Finding(Struct, frozen=True):
     """The result of one check.
 
     grade: "bad" if something will not work; "warn" if something may go wrong, or goes wrong in some cases.

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
 from enum import Enum
 from functools import lru_cache
 from typing import ClassVar
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gpu_scheduler.core.model.stored_value import StoredValue
 
@@ -28,8 +30,7 @@ def is_simulated(uuid: str) -> bool:
     return uuid.startswith(SIMULATED_UUID_PREFIX)
 
 
-@dataclass(frozen=True)
-class GpuProcess:
+class GpuProcess(Struct, frozen=True):
     """A process that a probe listed on a GPU. load_percent: the load that it causes in percent."""
 
     pid: int
@@ -38,8 +39,7 @@ class GpuProcess:
     load_percent: float | None = None
 
 
-@dataclass(frozen=True)
-class GpuSample:
+class GpuSample(Struct, frozen=True):
     """The state of one GPU at one moment.
 
     `fault` is None for a GPU that answered; otherwise the other values may be incomplete. `processes` is None
@@ -59,8 +59,7 @@ class GpuSample:
     unified: bool = False
 
 
-@dataclass(frozen=True)
-class Suspicion(StoredValue):
+class Suspicion(StoredValue, frozen=True):
     """The suspicion that a GPU makes jobs fail, so that it accepts no new ones.
 
     jobs: those that failed on it, the last of them at `since` (wall seconds). error: the device error that
@@ -87,8 +86,7 @@ class Suspicion(StoredValue):
         return Suspicion((*self.jobs, job_id), ended_at, error or self.error, self.failed_trials + 1)
 
 
-@dataclass(frozen=True)
-class Snapshot:
+class Snapshot(Struct, frozen=True):
     """One result of a probe: every GPU, in PCI order, at `taken_at` (seconds since boot), and a note."""
 
     taken_at: float
@@ -129,8 +127,7 @@ class FaultKind(str, Enum):
     UNKNOWN = "unknown"
 
 
-@dataclass(frozen=True)
-class GpuFault(StoredValue):
+class GpuFault(StoredValue, frozen=True):
     """A fault.
 
     cause: for QUERY_FAILED and UNREADABLE, the reported cause; good_samples: for RECOVERING, the number of
@@ -182,8 +179,7 @@ _PHRASES = {
 # The claim of a program on a GPU's memory (docs/design.md, GPU claims).
 
 
-@dataclass(frozen=True)
-class GpuClaim(StoredValue):
+class GpuClaim(StoredValue, frozen=True):
     """A claim that one process holds on one GPU.
 
     mib: the claimed memory in MiB; None means the whole GPU. pid: the process; 0 if it is in another pid
@@ -205,8 +201,7 @@ class GpuClaim(StoredValue):
 # A sample of a GPU, together with the claims on it.
 
 
-@dataclass(frozen=True)
-class ClaimedGpu:
+class ClaimedGpu(Struct, frozen=True):
     """A GPU and the claims of other programs on it.
 
     claims_problem: why the GPU cannot be claimed; "" if it can.
@@ -240,8 +235,7 @@ class ClaimedGpu:
 # The GPUs that a command of `run` or `wait` needs.
 
 
-@dataclass(frozen=True)
-class GpuCriteria:
+class GpuCriteria(Struct, frozen=True):
     """The number of GPUs to choose, and the conditions that each of them must meet.
 
     claim_mib: the memory to claim on each GPU, in MiB; None means the whole GPU. min_free_mib: the memory

@@ -9,12 +9,13 @@ import hashlib
 import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
 from enum import Enum
 from fnmatch import fnmatchcase
 from functools import cached_property
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
+
+from msgspec import Struct
 
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.text.quoting import mask_quoted, split_words
@@ -33,8 +34,7 @@ _OF_IDENTITY = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class JobSpec:
+class JobSpec(Struct, frozen=True, dict=True):
     """A job as the user specified it.
 
     kind       "csv" runs `python -u script arguments`; "command" runs `bash -o pipefail -c command`. A
@@ -200,7 +200,7 @@ class JobSpec:
 
 #: Created only once, because `json.dumps` with options creates a new encoder at every call.
 _JSON = json.JSONEncoder(ensure_ascii=False)
-_FIELDS = tuple(field.name for field in fields(JobSpec))
+_FIELDS = JobSpec.__struct_fields__
 #: Attributes that are compared one by one between readings; they are not part of the identity.
 COMPARED_ATTRIBUTES = tuple(name for name in _FIELDS if name not in _OF_IDENTITY)
 
@@ -308,8 +308,7 @@ def parse_priority(text: str) -> int:
 # The GPU need of a job.
 
 
-@dataclass(frozen=True)
-class Need:
+class Need(Struct, frozen=True):
     """The need of a job on each of `count` distinct GPUs: `share` thousandths, `vram` MiB, or both.
 
     A count of 0 means that the job needs no GPU. A share of 0 or a vram of None means that it was not
@@ -364,8 +363,7 @@ def references(attributes: Mapping[str, Any]) -> Iterator[tuple[DependencyKind, 
     return ((kind, one) for name, kind in REFERENCES.items() for one in attributes.get(name, ()))
 
 
-@dataclass(frozen=True)
-class Dependency:
+class Dependency(Struct, frozen=True):
     """One parent of a job. reference: the id or name that the user gave; a name may mean several jobs."""
 
     parent_id: int

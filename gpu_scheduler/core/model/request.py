@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any, Literal
+
+from msgspec import Struct, field
 
 from gpu_scheduler.core.model.attempt_status import Checkpoint, StopRequest
 from gpu_scheduler.core.model.job_spec import DEFAULT_STOP_SIGNAL
@@ -18,8 +19,7 @@ QUEUEING = frozenset({"retry", "requeue", "resume_job"})
 PauseCause = Literal["state_file_edited", "state_file_removed"]
 
 
-@dataclass(frozen=True)
-class Request:
+class Request(Struct, frozen=True):
     """A request from a front end (docs/design.md, Store and requests).
 
     target: a job id or the UUID of a GPU, as text; "" for the scheduler itself or for all jobs. args, by
@@ -40,8 +40,7 @@ class Request:
     args: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class JobFact:
+class JobFact(Struct, frozen=True):
     """The state of a job that a request or a line of a jobs file is about.
 
     failed_parent: the first of its parents that failed; None if there is none. open_stop: the open request to
@@ -78,8 +77,7 @@ class JobFact:
         return self.state is JobState.HELD and self.held_by == Outcome.INTERRUPTED.value
 
 
-@dataclass(frozen=True)
-class InterruptedJob:
+class InterruptedJob(Struct, frozen=True):
     """A job that is held because its last attempt was interrupted.
 
     recoveries: how many times the scheduler itself has queued it again since the user last did. checkpoint:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import Enum
 from typing import ClassVar
 
@@ -64,8 +63,7 @@ REFUSALS = frozenset({
 })  # fmt: skip
 
 
-@dataclass(frozen=True)
-class RequestAnswer(StoredValue):
+class RequestAnswer(StoredValue, frozen=True):
     """An answer: its code, and the data that belongs to this code.
 
     state, accepted              WRONG_STATE: the job's state, and the states in which the request is possible

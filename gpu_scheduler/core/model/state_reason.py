@@ -6,7 +6,6 @@ reason come from the user, a program or the runner, and no decision depends on t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 from typing import ClassVar, Literal
 
@@ -146,8 +145,7 @@ class NextKind(str, Enum):
     START_OVER = "start_over"
 
 
-@dataclass(frozen=True)
-class NextStep(StoredValue):
+class NextStep(StoredValue, frozen=True):
     """One step that follows an attempt.
 
     number, of: the retry's number and the number of allowed retries; wait_s: seconds until the retry;
@@ -173,8 +171,7 @@ class NextStep(StoredValue):
         return self.kind in (NextKind.OOM_RETRY, NextKind.RETRY)
 
 
-@dataclass(frozen=True)
-class StateReason(StoredValue):
+class StateReason(StoredValue, frozen=True):
     """The reason why a job or an attempt is in its state.
 
     failure: the cause of a failed command or launch; None if unknown. exit_code, signal: how the command

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import fields
 from functools import lru_cache
 from typing import Any, ClassVar, TypeVar
+
+from msgspec import Struct
 
 T = TypeVar("T", bound="StoredValue")
 
 
-class StoredValue:
-    """Base class of frozen dataclasses that are stored as JSON, without fields that have default values."""
+class StoredValue(Struct, frozen=True):
+    """Base class of values that are stored as JSON, without fields that have default values."""
 
     #: The functions that build fields from JSON, by the name of the field. Other fields have the same value
     #: in JSON.
@@ -59,6 +60,8 @@ _READ: Callable[[Any, str], Any] = lru_cache(maxsize=4096)(_read)
 
 
 def _given_fields(value: Any) -> dict[str, Any]:
-    """Returns the fields of a dataclass that differ from their defaults."""
-    values = {one.name: (getattr(value, one.name), one.default) for one in fields(value)}
-    return {name: given for name, (given, default) in values.items() if given != default}
+    """Returns the fields of a value that differ from their defaults."""
+    names, defaults = value.__struct_fields__, value.__struct_defaults__
+    known = dict(zip(names[len(names) - len(defaults) :], defaults, strict=True))
+    values = {name: getattr(value, name) for name in names}
+    return {name: one for name, one in values.items() if name not in known or one != known[name]}

@@ -7,12 +7,12 @@ one GPU exactly.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from decimal import Decimal
 
+from msgspec import Struct
 
-@dataclass(frozen=True)
-class Now:
+
+class Now(Struct, frozen=True):
     """The current time, read from two clocks.
 
     wall: seconds since 1970, for display; boot: seconds since boot (CLOCK_BOOTTIME), for every deadline;

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
-from gpu_scheduler.core.model.gpu import Suspicion
+from gpu_scheduler.core.model.gpu import GpuClaim, GpuFault, Suspicion
+from gpu_scheduler.core.model.job_spec import Need
 from gpu_scheduler.core.model.stored_value import StoredValue
-
-if TYPE_CHECKING:
-    from gpu_scheduler.core.model.gpu import GpuClaim, GpuFault
-    from gpu_scheduler.core.model.job_spec import Need
-
 
 # The reason why one GPU cannot accept a job.
 
@@ -44,20 +39,11 @@ class ObstacleKind(str, Enum):
     CLAIMS_UNKNOWN = "claims unknown"
 
 
-def _fault(values: dict[str, Any]) -> GpuFault:
-    from gpu_scheduler.core.model.gpu import GpuFault
-
-    return GpuFault.from_values(values)
-
-
 def _claims(listed: Iterable[dict[str, Any]]) -> tuple[GpuClaim, ...]:
-    from gpu_scheduler.core.model.gpu import GpuClaim
-
     return tuple(GpuClaim.from_values(values) for values in listed)
 
 
-@dataclass(frozen=True)
-class GpuObstacle(StoredValue):
+class GpuObstacle(StoredValue, frozen=True):
     """The obstacle on one GPU. gpu: the index of the GPU.
 
     job_id               QUARANTINED: the job that held the GPU; RESERVED: the job for which it is kept;
@@ -95,7 +81,7 @@ class GpuObstacle(StoredValue):
     overtakes: int | None = None
 
     _BUILD: ClassVar = {
-        "kind": ObstacleKind, "pids": tuple, "fault": _fault, "claims": _claims,
+        "kind": ObstacleKind, "pids": tuple, "fault": GpuFault.from_values, "claims": _claims,
         "suspicion": Suspicion.from_values,
     }  # fmt: skip
 
@@ -144,21 +130,11 @@ class WaitKind(str, Enum):
     UNKNOWN = "unknown"
 
 
-# The next two functions import their classes only when they are called, so that commands that show no such
-# reason stay fast.
-def _need(values: dict[str, Any]) -> Need:
-    from gpu_scheduler.core.model.job_spec import Need
-
-    return Need(**values)
-
-
 def _obstacles(listed: Iterable[dict[str, Any]]) -> tuple[GpuObstacle, ...]:
-
     return tuple(GpuObstacle.from_values(values) for values in listed)
 
 
-@dataclass(frozen=True)
-class WaitReason(StoredValue):
+class WaitReason(StoredValue, frozen=True):
     """One reason, with the data of its kind.
 
     cause          STORAGE, GPUS_UNREADABLE: the problem; HELD: "user", "line" or the outcome of the attempt
@@ -209,7 +185,8 @@ class WaitReason(StoredValue):
     max_running: int = 0
 
     _BUILD: ClassVar = {
-        "kind": WaitKind, "need": _need, "obstacles": _obstacles, "victims": tuple, "reserved": tuple,
+        "kind": WaitKind, "need": lambda values: Need(**values), "obstacles": _obstacles, "victims": tuple,
+        "reserved": tuple,
     }  # fmt: skip
 
     @property

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
+
+from msgspec import Struct
 
 from gpu_scheduler.core.model.attempt_status import Checkpoint, Progress
 
@@ -18,8 +19,7 @@ _NEAR_BEGINNING = 0.05
 _UNEVEN = 1.5
 
 
-@dataclass(frozen=True)
-class JobProgress:
+class JobProgress(Struct, frozen=True):
     """The progress of a job at one moment, as far as it is known.
 
     progress: None if nothing shows it. checkpoint: the newest complete checkpoint, None if there is none.

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from gpu_scheduler.core.model.job_spec import JobSpec
 
@@ -19,8 +20,7 @@ _EPOCHS = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class RunOptions:
+class RunOptions(Struct, frozen=True):
     """The values that the options of a command give. Values that are missing or not positive are None.
 
     max_steps, epochs: how many there are; max_steps takes precedence, as in the Hugging Face Trainer.

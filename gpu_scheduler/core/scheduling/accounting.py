@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
+
+from msgspec import Struct
 
 from gpu_scheduler.core.model.units import WHOLE
 
@@ -22,8 +23,7 @@ if TYPE_CHECKING:
 DRIVER_MIB = 512
 
 
-@dataclass(frozen=True)
-class Allocation:
+class Allocation(Struct, frozen=True):
     """The allocation of an attempt on one GPU.
 
     share: the declared thousandths; 0 if none were declared. vram: the declared MiB; None if none were
@@ -82,8 +82,7 @@ def allocated_share(allocation: Allocation, total_mib: int | None, spike_buffer:
 # Determines how accurate a memory declaration was, once its attempt has ended (docs/placement.md).
 
 
-@dataclass(frozen=True)
-class DeclarationAccuracy:
+class DeclarationAccuracy(Struct, frozen=True):
     """The accuracy of a declaration on the GPU with the largest ratio of peak to declaration.
 
     percent: how far the peak is from the declaration, negative if it is below; mib: the memory declared on

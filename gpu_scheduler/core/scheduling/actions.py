@@ -5,8 +5,9 @@ All actions of a round are recorded in one transaction and then performed. Some 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
 
 from gpu_scheduler.core.model.state_reason import StateReason
 from gpu_scheduler.core.model.states import JobState, Outcome
@@ -20,19 +21,17 @@ if TYPE_CHECKING:
     from gpu_scheduler.core.model.wait_reason import WaitReason
 
 
-class Action:
+class Action(Struct, frozen=True):
     """One decision of a round."""
 
 
-@dataclass(frozen=True)
-class AttemptAction(Action):
+class AttemptAction(Action, frozen=True):
     """A decision about an attempt. Some of these actions have no other fields."""
 
     attempt_id: int
 
 
-@dataclass(frozen=True)
-class Start(Action):
+class Start(Action, frozen=True):
     """Opens an attempt of a queued job on these GPUs and launches it.
 
     share: thousandths of each GPU; 0 if none were declared. vram: MiB on each GPU. whole: whether our other
@@ -51,15 +50,14 @@ class Start(Action):
     learned: bool = False
     assumed: bool = False
     process: AdoptedProcess | None = None
-    waiting_since: float = field(default=0.0, compare=False)
+    waiting_since: float = 0.0
 
 
-class Relaunch(AttemptAction):
+class Relaunch(AttemptAction, frozen=True):
     """Launches the same attempt again, because no runner claimed it before its deadline."""
 
 
-@dataclass(frozen=True)
-class VoidClaim(AttemptAction):
+class VoidClaim(AttemptAction, frozen=True):
     """Links a `void` claim, so that the attempt can never run.
 
     The next round observes whether a runner claimed the attempt first. gives_up: whether the scheduler gives
@@ -69,12 +67,11 @@ class VoidClaim(AttemptAction):
     gives_up: bool = False
 
 
-class ResetLaunchCount(AttemptAction):
+class ResetLaunchCount(AttemptAction, frozen=True):
     """Resets the launch count of an attempt whose launches were not claimed while starts were blocked."""
 
 
-@dataclass(frozen=True)
-class Transition(Action):
+class Transition(Action, frozen=True):
     """Changes the state of a job with an open attempt to running or stopping."""
 
     job_id: int
@@ -82,47 +79,43 @@ class Transition(Action):
     state: JobState
 
 
-@dataclass(frozen=True)
-class RequestStop(AttemptAction):
+class RequestStop(AttemptAction, frozen=True):
     """Writes `stop` and wakes the runner."""
 
     stop: StopRequest
 
 
-class WakeRunner(AttemptAction):
+class WakeRunner(AttemptAction, frozen=True):
     """Signals the runner again, because `stop` has been written but the attempt has not ended."""
 
 
-class KillRunner(AttemptAction):
+class KillRunner(AttemptAction, frozen=True):
     """Kills a runner that did not exit within the grace period plus 10 s."""
 
 
-@dataclass(frozen=True)
-class RecordRunner(AttemptAction):
+class RecordRunner(AttemptAction, frozen=True):
     """Records the runner process that the claim names. start_ticks: its start time in ticks since boot."""
 
     pid: int
     start_ticks: int
 
 
-class RecordRunnerDeath(AttemptAction):
+class RecordRunnerDeath(AttemptAction, frozen=True):
     """Records that the runner died without a result. The attempt's processes then have 60 s to exit."""
 
 
-@dataclass(frozen=True)
-class RecordMisplacedProcess(AttemptAction):
+class RecordMisplacedProcess(AttemptAction, frozen=True):
     """Records, once per attempt and GPU, a process on a GPU that is not allocated to its attempt."""
 
     uuid: str
     pid: int
 
 
-class RecordWindowClosed(AttemptAction):
+class RecordWindowClosed(AttemptAction, frozen=True):
     """Records, once, that the Screen window of this attempt was closed while its job continues."""
 
 
-@dataclass(frozen=True)
-class RecordUsage(Action):
+class RecordUsage(Action, frozen=True):
     """Records the resource use of a running attempt in one sample.
 
     sampled_at: when the sample was taken, in seconds since boot. usage: for each GPU of the attempt, its
@@ -136,8 +129,7 @@ class RecordUsage(Action):
     usage: tuple[tuple[str, int | None, float | None], ...]
 
 
-@dataclass(frozen=True)
-class RecordOveruse(AttemptAction):
+class RecordOveruse(AttemptAction, frozen=True):
     """Records, once per attempt and GPU, that an attempt uses more memory on a GPU than it declared.
 
     share: the declared share in thousandths, which amounts to declared_mib; None if vram was declared.
@@ -149,8 +141,7 @@ class RecordOveruse(AttemptAction):
     share: int | None = None
 
 
-@dataclass(frozen=True)
-class RecordForeignLoad(Action):
+class RecordForeignLoad(Action, frozen=True):
     """Records the load of foreign processes on one GPU in the last samples.
 
     loads: percent in each sample, the newest last; None if unknown. sampled_at: the time of the newest
@@ -162,8 +153,7 @@ class RecordForeignLoad(Action):
     sampled_at: float | None
 
 
-@dataclass(frozen=True)
-class RecordForeignPeaks(Action):
+class RecordForeignPeaks(Action, frozen=True):
     """Records the peak memory use of each living foreign process on one GPU.
 
     peaks: (pid, start time, MiB) for each process.
@@ -173,15 +163,13 @@ class RecordForeignPeaks(Action):
     peaks: tuple[tuple[int, float, int], ...]
 
 
-@dataclass(frozen=True)
-class Sweep(AttemptAction):
+class Sweep(AttemptAction, frozen=True):
     """Signals every process that carries the attempt's token. kill: SIGKILL instead of SIGTERM."""
 
     kill: bool
 
 
-@dataclass(frozen=True)
-class FinishAttempt(Action):
+class FinishAttempt(Action, frozen=True):
     """Records the end of an attempt and moves its job to `state`.
 
     not_before: the earliest time, in seconds since boot, at which a requeued job may start. launch_failures,
@@ -217,16 +205,15 @@ class FinishAttempt(Action):
     keeps_stop: bool = False
 
 
-class ReleaseAllocation(AttemptAction):
+class ReleaseAllocation(AttemptAction, frozen=True):
     """Releases the allocation of an ended attempt that has no processes left."""
 
 
-class RecordMemoryReleased(AttemptAction):
+class RecordMemoryReleased(AttemptAction, frozen=True):
     """Records that the memory of the attempt's GPUs is free again, or that the wait for it (60 s) is over."""
 
 
-@dataclass(frozen=True)
-class FinishJob(Action):
+class FinishJob(Action, frozen=True):
     """Finishes a waiting job, which has no open attempt."""
 
     job_id: int
@@ -234,8 +221,7 @@ class FinishJob(Action):
     reason: StateReason | None
 
 
-@dataclass(frozen=True)
-class HoldJob(Action):
+class HoldJob(Action, frozen=True):
     """Holds a queued job. by: "user", "line" or the outcome that is the cause. It is no longer adopted."""
 
     job_id: int
@@ -243,8 +229,7 @@ class HoldJob(Action):
     reason: StateReason
 
 
-@dataclass(frozen=True)
-class RequeueJob(Action):
+class RequeueJob(Action, frozen=True):
     """Queues a held or finished job again and resets its count of failed launches.
 
     recoveries: how many times the scheduler itself has queued it again, including this time; 0 if the user
@@ -261,20 +246,17 @@ class RequeueJob(Action):
     min_vram_mib: int | None = None
 
 
-@dataclass(frozen=True)
-class ClearJob(Action):
+class ClearJob(Action, frozen=True):
     """Takes a finished job out of the lists."""
 
     job_id: int
 
 
-@dataclass(frozen=True)
-class ClearFinished(Action):
+class ClearFinished(Action, frozen=True):
     """Takes all finished jobs out of the lists."""
 
 
-@dataclass(frozen=True)
-class RecordStop(Action):
+class RecordStop(Action, frozen=True):
     """Records a request to stop the open attempt of a job.
 
     The request stays open until the end of the attempt is recorded or the runner withdraws the request.
@@ -284,16 +266,14 @@ class RecordStop(Action):
     stop: StopRequest
 
 
-@dataclass(frozen=True)
-class ClearStop(AttemptAction):
+class ClearStop(AttemptAction, frozen=True):
     """Clears the open preemption of this id, and no other request, because the runner has withdrawn it."""
 
     job_id: int
     stop_id: str
 
 
-@dataclass(frozen=True)
-class Reserve(Action):
+class Reserve(Action, frozen=True):
     """Reserves GPUs for a queued job for which attempts are preempted.
 
     The reservation lasts until the job starts or leaves the queue, or until it is dropped.
@@ -305,15 +285,13 @@ class Reserve(Action):
     victims: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class DropReservation(Action):
+class DropReservation(Action, frozen=True):
     """Drops the reservation of a job that cannot start although all its victims have left."""
 
     job_id: int
 
 
-@dataclass(frozen=True)
-class SetAttribute(Action):
+class SetAttribute(Action, frozen=True):
     """Changes one attribute (a name in job_spec.COMPARED_ATTRIBUTES) of a waiting or finished job."""
 
     job_id: int
@@ -321,16 +299,14 @@ class SetAttribute(Action):
     value: Any
 
 
-@dataclass(frozen=True)
-class SetConfirmed(Action):
+class SetConfirmed(Action, frozen=True):
     """Lets a job from a Redis queue start, or keeps one that has never been started from starting."""
 
     job_id: int
     confirmed: bool
 
 
-@dataclass(frozen=True)
-class SetDependencies(Action):
+class SetDependencies(Action, frozen=True):
     """Replaces the dependencies of one kind of a job, which must not make it wait for itself."""
 
     job_id: int
@@ -338,19 +314,17 @@ class SetDependencies(Action):
     dependencies: tuple[Dependency, ...]
 
 
-class SettleDependencies(Action):
+class SettleDependencies(Action, frozen=True):
     """Skips the queued jobs with a failed parent, and queues the skipped jobs that have none any more."""
 
 
-@dataclass(frozen=True)
-class SetQueuePositions(Action):
+class SetQueuePositions(Action, frozen=True):
     """Sets the queue positions of waiting jobs. positions: pairs (job id, position)."""
 
     positions: tuple[tuple[int, int], ...]
 
 
-@dataclass(frozen=True)
-class SetPaused(Action):
+class SetPaused(Action, frozen=True):
     """Pauses or resumes a GPU. cause: None if a command requested it."""
 
     uuid: str
@@ -358,24 +332,21 @@ class SetPaused(Action):
     cause: PauseCause | None = None
 
 
-@dataclass(frozen=True)
-class SetSuspicion(Action):
+class SetSuspicion(Action, frozen=True):
     """Records that a GPU is suspect, or no longer is. Only what is shown depends on the record."""
 
     uuid: str
     suspicion: Suspicion | None
 
 
-@dataclass(frozen=True)
-class SetWaitReason(Action):
+class SetWaitReason(Action, frozen=True):
     """Sets the reason why the jobs with one resource spec wait."""
 
     spec_key: str
     reason: WaitReason
 
 
-@dataclass(frozen=True)
-class SetQueueReservation(Action):
+class SetQueueReservation(Action, frozen=True):
     """Reserves GPUs by queue order for a queued job, and for no other job.
 
     job_id: None if for no job. gpus: sorted UUIDs. start_at: the expected start in wall seconds. overtakes:
@@ -388,8 +359,7 @@ class SetQueueReservation(Action):
     overtakes: int = 0
 
 
-@dataclass(frozen=True)
-class RecordGpuTime(Action):
+class RecordGpuTime(Action, frozen=True):
     """Adds GPU-seconds to those of the current hour.
 
     delivered_s: allocated to attempts; reserved_idle_s: not allocated, on GPUs reserved by queue order.
@@ -401,14 +371,12 @@ class RecordGpuTime(Action):
     until: float
 
 
-@dataclass(frozen=True)
-class AnswerRequest(Action):
+class AnswerRequest(Action, frozen=True):
     """Answers a request: what was done, or why the request was refused."""
 
     request_id: int
     answer: RequestAnswer
 
 
-@dataclass(frozen=True)
-class EndScheduler(Action):
+class EndScheduler(Action, frozen=True):
     """Ends the scheduler, because a front end requested it."""

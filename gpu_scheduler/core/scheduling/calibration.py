@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
 from enum import Enum
 from statistics import median
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gpu_scheduler.core.model.units import WHOLE, format_mib, parse_share
 from gpu_scheduler.core.scheduling.accounting import with_spike_buffer
@@ -31,8 +33,7 @@ class NoSuggestion(str, Enum):
     AS_SUGGESTED = "as_suggested"
 
 
-@dataclass(frozen=True)
-class CalibrationRules:
+class CalibrationRules(Struct, frozen=True):
     """The parameters of suggestions.
 
     spike_buffer: fraction to add to a peak; tolerance: fraction by which a peak may deviate from its
@@ -46,8 +47,7 @@ class CalibrationRules:
     totals_mib: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True)
-class Advice:
+class Advice(Struct, frozen=True):
     """The suggestion for a workload class.
 
     current_entry: the model's entry in llm_config.json, as JSON; suggested_entry: the replacement for it;
@@ -157,8 +157,7 @@ def suggested_entries(
 # Summarises how long the jobs of each workload class ran, and how good the estimates were.
 
 
-@dataclass(frozen=True)
-class RunTimeSummary:
+class RunTimeSummary(Struct, frozen=True):
     """The completed runs of one program with one model, or without a model (llm is None).
 
     commands: the number of different identities. upper_ratio: the multiple of its estimate within which nine

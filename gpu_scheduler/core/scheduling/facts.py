@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from functools import cached_property
+
+from msgspec import Struct, field
 
 from gpu_scheduler.core.model.attempt_status import (
     AdoptedProcess,
@@ -29,8 +30,7 @@ from gpu_scheduler.core.scheduling.run_times import RunTimeEstimates, RunTimeKey
 from gpu_scheduler.core.scheduling.settings import Settings
 
 
-@dataclass(frozen=True)
-class QueuedJob:
+class QueuedJob(Struct, frozen=True):
     """A job that may start now, ordered by priority and then by queue position, lowest first.
 
     submitted_at: when it was submitted; waiting_since: when it last began to wait for GPUs, both in wall
@@ -48,8 +48,7 @@ class QueuedJob:
     failed_on: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class PendingGroup:
+class PendingGroup(Struct, frozen=True, dict=True):
     """The first waiting jobs with the same resource spec, in order. has_more: whether more jobs follow."""
 
     resources: ResourceSpec
@@ -63,8 +62,7 @@ class PendingGroup:
         return min(job.submitted_at for job in self.jobs)
 
 
-@dataclass(frozen=True)
-class AdoptedJob:
+class AdoptedJob(Struct, frozen=True):
     """A queued job that is a running process, which no runner watches.
 
     is_due: whether a runner may be started now; False for a moment after the last one has died. stop_cause:
@@ -78,8 +76,7 @@ class AdoptedJob:
     stop_cause: str | None = None
 
 
-@dataclass(frozen=True)
-class ReservedJob:
+class ReservedJob(Struct, frozen=True):
     """A queued job for which attempts were preempted, and the UUIDs of the GPUs that are reserved for it.
 
     may_start: False while something other than GPUs, such as its line, keeps it from starting.
@@ -91,8 +88,7 @@ class ReservedJob:
     may_start: bool = True
 
 
-@dataclass(frozen=True)
-class QueueReservation:
+class QueueReservation(Struct, frozen=True):
     """The reservation by queue order, for a job that has been overtaken too often.
 
     gpus: sorted UUIDs. start_at: when the job is expected to start, in wall seconds, as it is shown.
@@ -108,8 +104,7 @@ class QueueReservation:
     is_delayed: bool = False
 
 
-@dataclass(frozen=True)
-class Attempt:
+class Attempt(Struct, frozen=True):
     """An attempt that holds GPUs or awaits their memory release, as described by the store and by its folder.
 
     Times are in seconds since the boot that `boot_id` identifies. stop_request: the open request to stop it,
@@ -205,8 +200,7 @@ class Attempt:
         return Allocation(self.share, self.vram, self.whole, self.peaks.get(uuid))
 
 
-@dataclass(frozen=True)
-class Gpu:
+class Gpu(Struct, frozen=True):
     """A GPU, as described by the store and the last sample.
 
     mean_load: mean load over the last samples, in percent. owners: for each process in the sample, the
@@ -245,8 +239,7 @@ class Gpu:
         return not self.paused and (self.sample is None or self.sample.fault is None)
 
 
-@dataclass(frozen=True)
-class Facts:
+class Facts(Struct, frozen=True):
     """The input of one round.
 
     all_sampled: whether every managed GPU has been sampled. probe_error: why the GPUs cannot be read; None if

@@ -12,7 +12,9 @@ import heapq
 import math
 from bisect import bisect_left, insort
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from gpu_scheduler.core.model.attempt_status import AttemptStatus
 from gpu_scheduler.core.model.states import AttemptState
@@ -92,8 +94,7 @@ def without_attempt(gpu: Gpu, attempt: Attempt, facts: Facts) -> Gpu:
 GROUP_SIZE = 64
 
 
-@dataclass
-class _WaitingJobs:
+class _WaitingJobs(Struct):
     """Waiting jobs by resource spec, each list in queue order.
 
     A group is made anew only if it has changed. With all of them made anew in each round, `plan` would take a
@@ -144,8 +145,7 @@ ROUND_INTERVAL_S = 300.0
 _RUNS = AttemptStatus(claim="live")
 
 
-@dataclass(frozen=True)
-class Run:
+class Run(Struct, frozen=True):
     """One run of a job, with the id of its attempt and the UUIDs of its GPUs; times in wall seconds.
 
     ended_at: infinite if the run does not end. is_preempted: whether the job was queued again.
@@ -364,8 +364,7 @@ class Playback:
 _GUESSED_SPREAD = 2.0
 
 
-@dataclass(frozen=True)
-class Lengths:
+class Lengths(Struct, frozen=True):
     """The seconds of the runs that will start, by job, and of the rests of attempts, by attempt."""
 
     jobs: Mapping[int, float]
@@ -411,8 +410,7 @@ def _lengths(estimate: Estimate, age_s: float) -> tuple[float, float]:
 # Plays a queue forward, with dependencies and delays.
 
 
-@dataclass(frozen=True)
-class WaitingJob:
+class WaitingJob(Struct, frozen=True):
     """A job that will start without the help of a user.
 
     parents: the unfinished jobs for which it waits. not_before: the earliest start in wall seconds, after a
@@ -425,8 +423,7 @@ class WaitingJob:
     not_before: float = 0.0
 
 
-@dataclass(frozen=True)
-class Played:
+class Played(Struct, frozen=True):
     """The runs of one playback, by job, each from its first start to its last end.
 
     reasons: why the jobs wait that have not started although they wait only for GPUs, by the key of their
@@ -481,8 +478,7 @@ def _final_reasons(box: Playback) -> dict[str, WaitReason]:
     return {one.spec_key: one.reason for one in place_jobs(box.facts) if isinstance(one, SetWaitReason)}
 
 
-@dataclass(frozen=True)
-class JobForecast:
+class JobForecast(Struct, frozen=True):
     """The expected start and end of a job in wall seconds, and the UUIDs of its GPUs.
 
     start_upper_at, end_upper_at: the times if every job takes its upper estimate; None if the job then does
@@ -497,8 +493,7 @@ class JobForecast:
     has_estimate: bool
 
 
-@dataclass(frozen=True)
-class Forecast:
+class Forecast(Struct, frozen=True):
     """The forecast of each job that will end, by its id.
 
     reasons: why the other jobs that wait only for GPUs do not start, by their resources. idle_share: the part

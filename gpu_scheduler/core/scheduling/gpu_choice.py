@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
 from enum import Enum
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gpu_scheduler.core.model.gpu import ClaimedGpu, GpuClaim, GpuCriteria, GpuFault, GpuSample
 
@@ -27,8 +29,7 @@ class IneligibilityKind(str, Enum):
     LOAD_UNKNOWN = "load unknown"
 
 
-@dataclass(frozen=True)
-class Ineligibility:
+class Ineligibility(Struct, frozen=True):
     """The reason why a GPU is not eligible now. gpu: the index of the GPU.
 
     fault            FAULT: the fault of the GPU
@@ -47,8 +48,7 @@ class Ineligibility:
     load_percent: float | None = None
 
 
-@dataclass(frozen=True)
-class GpuChoice:
+class GpuChoice(Struct, frozen=True):
     """The eligible GPUs, best first, and the reasons why the other GPUs are not eligible, by index."""
 
     eligible: tuple[ClaimedGpu, ...]
@@ -63,8 +63,7 @@ class ImpossibilityKind(str, Enum):
     TOO_LITTLE_MEMORY = "too little memory"
 
 
-@dataclass(frozen=True)
-class Impossibility:
+class Impossibility(Struct, frozen=True):
     """The reason why a request can never be met.
 
     gpus: the indices of the GPUs that the request allows; for NO_SUCH_GPU, of all GPUs that may be used.

@@ -8,9 +8,11 @@ the same way on others.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gpu_scheduler.core.failure.explanation import blamed_gpus
 from gpu_scheduler.core.model.gpu import (
@@ -205,8 +207,7 @@ def _running(facts: Facts) -> list[tuple[tuple[str, ...], int, float]]:
 # as lost or recovered because of it.
 
 
-@dataclass(frozen=True)
-class GpuChange:
+class GpuChange(Struct, frozen=True):
     """A GPU that is lost, or available again (`recovered`), according to this sample."""
 
     gpu: GpuSample

@@ -6,7 +6,9 @@ The rules are in docs/design.md, Accounting. `placement` decides whether a GPU c
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gpu_scheduler.core.model.gpu import LOAD_SAMPLES, GpuProcess
 from gpu_scheduler.core.model.job_spec import Need
@@ -295,8 +297,7 @@ def unavailability(gpu: Gpu, here: Sequence[Attempt]) -> GpuObstacle | None:
 # allocations, the memory that their processes use becomes free.
 
 
-@dataclass(frozen=True)
-class Occupancy:
+class Occupancy(Struct, frozen=True):
     """The part of one GPU that an attempt takes up. share: thousandths; the other values are in MiB.
 
     allocated_mib: the memory that the accounting allocates to it; used_mib: the memory that its processes

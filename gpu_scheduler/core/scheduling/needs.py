@@ -10,9 +10,11 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from gpu_scheduler.core.model.job_spec import Need, group_of
 from gpu_scheduler.core.model.units import WHOLE, parse_mib, parse_share
@@ -26,8 +28,7 @@ if TYPE_CHECKING:
 _NOTHING_LEARNED: Mapping[str, int] = {}
 
 
-@dataclass(frozen=True)
-class ResourceSpec:
+class ResourceSpec(Struct, frozen=True):
     """The GPU resources that a line requests. None means not stated.
 
     share: thousandths. gpus: 0 for a job that needs no GPU. allowed: GPU indices. vram: MiB on each GPU.
@@ -107,8 +108,7 @@ def workload_class_key(program: str, llm: str | None) -> str:
     return json.dumps([program, llm], ensure_ascii=False)
 
 
-@dataclass(frozen=True)
-class Requirement:
+class Requirement(Struct, frozen=True):
     """An entry of llm_config.json.
 
     share: thousandths, which may exceed 1000; gpus: the number of GPUs; vram: MiB on each GPU.
@@ -119,8 +119,7 @@ class Requirement:
     vram: int | None = None
 
 
-@dataclass(frozen=True)
-class LlmConfig:
+class LlmConfig(Struct, frozen=True):
     """The contents of llm_config.json: a requirement for each model, and a default for all other jobs."""
 
     default: Requirement = Requirement()
@@ -228,8 +227,7 @@ def _declared_need(share: int | None, gpus: int | None, vram: int | None, exclus
 QUANTILE = 0.95
 
 
-@dataclass(frozen=True)
-class WorkloadClass:
+class WorkloadClass(Struct, frozen=True):
     """The completed runs of one program with one model, or without a model (llm is None).
 
     declared_mib: the declaration of the newest run; None if it declared no memory. gpus: the smallest number

@@ -7,9 +7,12 @@ Placement.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from msgspec import Struct
+from msgspec.structs import replace
+
+from gpu_scheduler.core.model.gpu import GpuClaim
 from gpu_scheduler.core.model.units import MAX_MIB, WHOLE, round_mib
 from gpu_scheduler.core.model.wait_reason import GpuObstacle, ObstacleKind, WaitKind, WaitReason
 from gpu_scheduler.core.scheduling.accounting import (
@@ -21,7 +24,6 @@ from gpu_scheduler.core.scheduling.accounting import (
 )
 
 if TYPE_CHECKING:
-    from gpu_scheduler.core.model.gpu import GpuClaim
     from gpu_scheduler.core.model.job_spec import Need
     from gpu_scheduler.core.scheduling.settings import Limits
 
@@ -78,8 +80,7 @@ def capped_claim(allocation: Allocation, earlier: Iterable[Allocation], total_mi
 _OWN_USE = (ObstacleKind.BUSY, ObstacleKind.EXCLUSIVE, ObstacleKind.SHARE, ObstacleKind.MEMORY)
 
 
-@dataclass(frozen=True)
-class GpuAvailability:
+class GpuAvailability(Struct, frozen=True):
     """The availability of one managed GPU for placement.
 
     allocated_share      thousandths allocated to our attempts

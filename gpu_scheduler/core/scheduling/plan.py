@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.scheduling import requests

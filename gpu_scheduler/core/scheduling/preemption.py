@@ -10,10 +10,11 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from itertools import combinations
 from math import comb
+
+from msgspec import Struct
 
 from gpu_scheduler.core.model.attempt_status import StopRequest
 from gpu_scheduler.core.model.job_spec import Need
@@ -38,8 +39,7 @@ MAX_TRIALS = 800
 MAX_STEPS = 4000
 
 
-@dataclass(frozen=True)
-class Candidate:
+class Candidate(Struct, frozen=True):
     """An attempt that may be preempted.
 
     priority: that of its job, lower numbers first. lost_work_s: seconds of work that it would lose.
@@ -198,8 +198,7 @@ class _Search:
 PROTECTION_S = 60.0
 
 
-@dataclass(frozen=True)
-class Preemption:
+class Preemption(Struct, frozen=True):
     """The ids of the attempts to preempt, and the UUIDs of the GPUs that the job then gets, by index."""
 
     victims: tuple[int, ...]

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from heapq import heappush, heappushpop
 from typing import TYPE_CHECKING, NamedTuple
+
+from msgspec import Struct
 
 from gpu_scheduler.core.model.units import WHOLE
 from gpu_scheduler.core.scheduling.accounting import allocated_share
@@ -113,8 +114,7 @@ _INTERVAL_S = 60.0
 _MIN_DELIVERED_S = 3600.0
 
 
-@dataclass(frozen=True)
-class GpuTime:
+class GpuTime(Struct, frozen=True):
     """GPU-seconds in the last PERIOD_HOURS.
 
     delivered_s: allocated to attempts; a half of a GPU counts half. reserved_idle_s: not allocated, on GPUs

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
+
+from msgspec import Struct
 
 from gpu_scheduler.core.model.job_spec import Need
 from gpu_scheduler.core.model.wait_reason import WaitReason
@@ -37,8 +38,7 @@ class EndBasis(Enum):
     GUESS = "guess"
 
 
-@dataclass(frozen=True)
-class AwaitedEnd:
+class AwaitedEnd(Struct, frozen=True):
     """A running job that must leave reserved GPUs first.
 
     gpus: the indices of these GPUs. in_s: the seconds until its expected end. age_s: for how long it has run.
@@ -54,8 +54,7 @@ class AwaitedEnd:
     timeout_s: float | None
 
 
-@dataclass(frozen=True)
-class QueueOutlook:
+class QueueOutlook(Struct, frozen=True):
     """The state of a waiting job with respect to the queue order.
 
     overtakes: how often it has been overtaken; needed: after how many overtakes GPUs may be reserved for it.

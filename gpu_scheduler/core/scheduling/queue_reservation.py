@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from gpu_scheduler.core.model.job_spec import Need
 from gpu_scheduler.core.model.units import WHOLE
@@ -19,8 +20,7 @@ from gpu_scheduler.core.scheduling.gpu_use import Vacancy
 from gpu_scheduler.core.scheduling.reconcile_attempt import departure_s
 
 
-@dataclass(frozen=True)
-class ExpectedEnd:
+class ExpectedEnd(Struct, frozen=True):
     """When an attempt is expected to leave its GPUs.
 
     in_s: seconds from now; infinite if it may never leave. is_known: whether that is more than a guess.
@@ -30,8 +30,7 @@ class ExpectedEnd:
     is_known: bool
 
 
-@dataclass(frozen=True)
-class PlannedReservation:
+class PlannedReservation(Struct, frozen=True):
     """The GPUs to reserve for a job, as sorted UUIDs.
 
     start_in_s: the seconds until all of them are expected to be free for it. leaving: the ids of the attempts

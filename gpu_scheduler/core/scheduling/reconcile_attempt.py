@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from gpu_scheduler.core.model.attempt_status import StopRequest
 from gpu_scheduler.core.model.state_reason import NextKind, NextStep, ReasonKind, StateReason

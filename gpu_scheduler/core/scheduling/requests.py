@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
-from gpu_scheduler.core.jobsfile.attributes import FLAGS, RESTART_FIELDS, format_attribute, is_unset, key_of
-from gpu_scheduler.core.jobsfile.compose import format_change
+from msgspec.structs import replace
+
+from gpu_scheduler.core.jobsfile.attributes import (
+    FLAGS,
+    RESTART_FIELDS,
+    format_attribute,
+    format_change,
+    is_unset,
+    key_of,
+)
 from gpu_scheduler.core.model.attempt_status import Checkpoint, StopRequest
 from gpu_scheduler.core.model.job_spec import REFERENCES, Dependency
 from gpu_scheduler.core.model.request import QUEUEING, JobFact, Request

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from gpu_scheduler.core.model.job_spec import Need
 from gpu_scheduler.core.model.state_reason import FailureKind, NextKind, NextStep
@@ -27,8 +29,7 @@ FIRST_WAIT_S, MAX_WAIT_S = 10.0, 600.0
 ELSEWHERE_S = 300.0
 
 
-@dataclass(frozen=True)
-class GpuInventory:
+class GpuInventory(Struct, frozen=True):
     """The memory of the GPUs that a job may use, in MiB.
 
     totals_mib: the memory size of each GPU, by UUID; available_mib: the most memory that one job can get on

@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gpu_scheduler.core.model.job_spec import Need
 from gpu_scheduler.core.model.wait_reason import GpuObstacle, ObstacleKind, WaitReason
@@ -26,16 +28,14 @@ from gpu_scheduler.core.scheduling.placement import GpuAvailability, obstacle_ki
 from gpu_scheduler.core.scheduling.queue_reservation import PlannedReservation
 
 
-@dataclass(frozen=True)
-class _Given:
+class _Given(Struct, frozen=True):
     """A part of a GPU that this round has given to a job, which will have ended within upper_s seconds."""
 
     need: Need
     upper_s: float
 
 
-@dataclass(frozen=True)
-class _QueueReservation:
+class _QueueReservation(Struct, frozen=True):
     """The reservation by queue order; see `RoundAllocations.reserve_in_order`."""
 
     job_id: int

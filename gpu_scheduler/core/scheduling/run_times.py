@@ -8,10 +8,11 @@ from __future__ import annotations
 import math
 from bisect import bisect_right, insort
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
 from statistics import median
 from typing import Protocol
+
+from msgspec import Struct, field
 
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.scheduling.needs import workload_class_of
@@ -26,8 +27,7 @@ _ASSUMED_SPREAD = 2.0
 _MIN_EXCEEDED_S, _MIN_UNKNOWN_S = 60.0, 600.0
 
 
-@dataclass(frozen=True)
-class RunTimeKey:
+class RunTimeKey(Struct, frozen=True, dict=True):
     """Identifies the runs from which the run time of a job is estimated.
 
     spec_json: the JobSpec of the job as JSON. It is parsed only when an estimate is needed, because most jobs
@@ -35,7 +35,7 @@ class RunTimeKey:
     """
 
     identity: str
-    spec_json: str = field(repr=False)
+    spec_json: str
 
     @cached_property
     def _spec(self) -> JobSpec:
@@ -57,8 +57,7 @@ class RunTimeKey:
         return self._spec.fail_retries
 
 
-@dataclass(frozen=True)
-class Estimate:
+class Estimate(Struct, frozen=True):
     """How long a job runs, in seconds.
 
     predicted_s: the median of the earlier runs; None if there are too few. ratios: sorted ratios of actual to
@@ -126,8 +125,7 @@ class RunTimeEstimates(Protocol):
         """Returns the estimate for the job with this key; without a key, that of an unknown job."""
 
 
-@dataclass(frozen=True)
-class Prediction:
+class Prediction(Struct, frozen=True):
     """The median run time of earlier runs, from which a job's own is predicted.
 
     runs: the number of these runs. is_of_identity: whether they had the identity of the job; otherwise, they
@@ -139,8 +137,7 @@ class Prediction:
     is_of_identity: bool
 
 
-@dataclass(frozen=True)
-class ClassRunTimes:
+class ClassRunTimes(Struct, frozen=True, dict=True):
     """The completed runs of a workload class, oldest first: the identity and the seconds of each.
 
     The rest is computed when it is first needed, because a round needs few classes.
@@ -185,8 +182,7 @@ class ClassRunTimes:
         return same
 
 
-@dataclass(frozen=True)
-class RunTimes:
+class RunTimes(Struct, frozen=True):
     """The completed runs of all workload classes, by the key of the class."""
 
     classes: Mapping[str, ClassRunTimes] = field(default_factory=dict)

@@ -5,12 +5,12 @@ Times are in seconds and memory is in MiB. A fraction of 0.1 means 10 percent.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 
+from msgspec import Struct
 
-@dataclass(frozen=True)
-class Limits:
+
+class Limits(Struct, frozen=True):
     """The thresholds that decide whether a GPU accepts one more job.
 
     mem_threshold, load_threshold: fraction of a GPU's memory or load at or above which foreign use keeps jobs
@@ -38,8 +38,7 @@ class QueueOrder(str, Enum):
         return self.value
 
 
-@dataclass(frozen=True)
-class Settings(Limits):
+class Settings(Limits, frozen=True):
     """The limits and the other options that decisions depend on.
 
     exclusive: whether each GPU runs at most one of our jobs; tolerance: the fraction by which memory use may

@@ -7,8 +7,9 @@ it through `gpus.probes.probe_client`. An unknown value is None, never zero.
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from typing import Protocol
+
+from msgspec.structs import replace
 
 from gpu_scheduler.config import ProbeKind
 from gpu_scheduler.core.model.gpu import GpuSample

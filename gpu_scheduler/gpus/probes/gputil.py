@@ -13,8 +13,9 @@ import subprocess
 import time
 import warnings
 from collections.abc import Collection
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from gpu_scheduler.core.model.gpu import (
     LOST,

@@ -12,9 +12,10 @@ import os
 import signal
 import threading
 import time
-from dataclasses import asdict, dataclass
 from queue import SimpleQueue
 from typing import Any, get_args
+
+from msgspec import Struct, to_builtins
 
 from gpu_scheduler.config import ProbeKind
 from gpu_scheduler.core.model.gpu import GpuFault, GpuProcess, GpuSample, Snapshot
@@ -62,8 +63,7 @@ def _listen(questions: SimpleQueue[int]) -> None:
     os._exit(0)
 
 
-@dataclass(frozen=True)
-class ProbeFailure:
+class ProbeFailure(Struct, frozen=True):
     """The reason why a query failed. remedy: advice for the user; "" if there is none."""
 
     text: str
@@ -72,7 +72,7 @@ class ProbeFailure:
 
 def encode(number: int, answer: Snapshot | ProbeFailure) -> bytes:
     """Returns the answer to query `number` as one line that ends with a newline."""
-    return json.dumps({"number": number, **asdict(answer)}).encode() + b"\n"
+    return json.dumps({"number": number, **to_builtins(answer)}).encode() + b"\n"
 
 
 def decode(line: bytes) -> tuple[int, Snapshot | ProbeFailure]:

@@ -8,8 +8,9 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from gpu_scheduler.core.model.gpu import (
     LOST,
@@ -39,8 +40,7 @@ FOLDER_VARIABLE = "GPU_SCHEDULER_SIM"
 _FILE = re.compile(r"([0-9]{1,10})-([0-9]{1,20})\.json(\.[0-9]+\.part)?")
 
 
-@dataclass(frozen=True)
-class ProcessUsage:
+class ProcessUsage(Struct, frozen=True):
     """The usage of one living process: MiB by GPU index, and its load in percent."""
 
     pid: int
