@@ -10,7 +10,7 @@ import os
 import sys
 from importlib.util import find_spec
 
-NEEDED = ("GPUtil", "inotify_simple", "pynvml", "rich", "rich_argparse")
+NEEDED = ("GPUtil", "inotify_simple", "msgspec", "pynvml", "rich", "rich_argparse")
 HERE = os.path.dirname(os.path.realpath(__file__))
 USAGE, INTERRUPTED = 2, 130
 

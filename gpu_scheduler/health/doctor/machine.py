@@ -110,6 +110,7 @@ PACKAGES = {
     "rich": "rich",
     "rich_argparse": "rich-argparse",
     "shtab": "shtab",
+    "msgspec": "msgspec",
     **({"setuptools": "setuptools"} if sys.version_info >= (3, 12) else {}),
 }
 _MAX_ENVIRONMENTS = 12
