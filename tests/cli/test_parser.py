@@ -11,7 +11,7 @@ import pytest
 
 from gpu_scheduler.cli.parser import GROUPS, parse
 from gpu_scheduler.config import StartOptions
-from gpu_scheduler.core.scheduling.queue_history import REMEMBERED_STARTS
+from gpu_scheduler.core.scheduling.history import REMEMBERED_STARTS
 from gpu_scheduler.core.scheduling.settings import QueueOrder
 from gpu_scheduler.errors import UsageError
 
