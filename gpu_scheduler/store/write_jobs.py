@@ -7,7 +7,7 @@ import sqlite3
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gpu_scheduler.core.model.attempt_status import Checkpoint
 from gpu_scheduler.core.model.event import (
@@ -27,11 +27,7 @@ from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.store import dependencies
 from gpu_scheduler.store.database import insert
-from gpu_scheduler.store.dependencies import insert_dependencies
-
-if TYPE_CHECKING:
-    from gpu_scheduler.store.store import Store
-
+from gpu_scheduler.store.store import Store, insert_dependencies
 
 # The transaction in which the writer records the actions of one round and adds events.
 
