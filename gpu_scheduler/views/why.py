@@ -31,6 +31,7 @@ from gpu_scheduler.core.text.formatting import (
     limit_length,
     memory_text,
     safe_text,
+    times_text,
     without_repetition,
 )
 from gpu_scheduler.core.text.secrets import masked_json
@@ -55,7 +56,6 @@ from gpu_scheduler.views.wait_text import (
     parent_objects,
     parent_text,
     reserved_gpus_text,
-    times_text,
     wait_text,
 )
 
