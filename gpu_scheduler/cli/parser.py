@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import takewhile
 from typing import Any, NamedTuple, NoReturn
 
-from gpu_scheduler import __version__, config
+from gpu_scheduler import config
 from gpu_scheduler.cli import arguments, redis_commands
 from gpu_scheduler.cli.program import PROGRAM, invocation
 from gpu_scheduler.cli.values import path
@@ -446,9 +446,8 @@ def build_parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
         f"`{PROGRAM} COMMAND --help` describes the options of a command.",
     )
     _help(parser)
-    parser.add_argument(
-        "--version", action="version", version=f"{PROGRAM} {__version__}", help="Print the version and exit"
-    )
+    version = f"{PROGRAM} {config.VERSION}"
+    parser.add_argument("--version", action="version", version=version, help="Print the version and exit")
     _add_location_options(parser)
     # Because prog is given, argparse does not format a usage line, which would load the help formatter.
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, prog=PROGRAM)
