@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from gpu_scheduler.cli.parser import GROUPS, parse
+from gpu_scheduler.cli.commands import GROUPS
+from gpu_scheduler.cli.parser import parse
 from gpu_scheduler.config import StartOptions
 from gpu_scheduler.core.scheduling.history import REMEMBERED_STARTS
 from gpu_scheduler.core.scheduling.settings import QueueOrder
