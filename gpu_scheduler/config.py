@@ -16,6 +16,9 @@ from gpu_scheduler.core.scheduling.settings import QueueOrder, Settings
 if TYPE_CHECKING:
     from gpu_scheduler.core.model.job_spec import CudaIds
 
+#: The version of this program.
+VERSION = "0.1.0"
+
 ProbeKind = Literal["auto", "nvml", "gputil", "simulated"]
 
 #: Default file names, which are the same as in the older scheduler (docs/migrating.md).

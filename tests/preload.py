@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 
 import gpu_scheduler.scheduler.service
-from gpu_scheduler.cli.parser import COMMANDS
+from gpu_scheduler.cli.commands import COMMANDS
 
 __all__ = ["gpu_scheduler"]
 

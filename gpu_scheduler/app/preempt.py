@@ -31,7 +31,7 @@ from gpu_scheduler.attempts.sweep import recorded_command
 from gpu_scheduler.core.command.shell_words import CHECKPOINT_VARIABLE, DEFAULT_RESUME_FLAG, with_checkpoint
 from gpu_scheduler.core.model.attempt_status import Checkpoint, ProgressUnit, StopRequest
 from gpu_scheduler.core.model.job_spec import DEFAULT_STOP_SIGNAL, JobSpec
-from gpu_scheduler.core.model.request_answer import ACCEPTED_STATES, AnswerCode, RequestAnswer, wrong_state
+from gpu_scheduler.core.model.request_answer import AnswerCode, RequestAnswer, refusal_to_resume, wrong_state
 from gpu_scheduler.core.model.states import ACTIVE, AttemptState, JobState, Outcome
 from gpu_scheduler.core.progress.eta import JobProgress
 from gpu_scheduler.core.progress.run_options import output_option, step_in
@@ -318,14 +318,9 @@ def preempted_jobs(location: Location, numbers: Collection[int]) -> list[int]:
 
 def _refusal_to_resume(store: Store, job: JobRecord, *, completed: bool) -> RequestAnswer | None:
     """Returns why the job cannot be resumed, before its checkpoint is looked for."""
-    why = early_refusal(store, "resume_job", job.id, {})
-    if why is None and job.state not in ACCEPTED_STATES["resume_job"]:
-        return wrong_state("resume_job", job.state)
-    if why is None and job.outcome is Outcome.COMPLETED and not completed:
-        return RequestAnswer(AnswerCode.ALREADY_COMPLETED)
-    if why is None and job.failed_parents and job.state is JobState.FINISHED:
-        return RequestAnswer(AnswerCode.PARENT_FAILED, parent=failed_ancestors(store, job.id, 1)[0])
-    return why
+    parent = next(iter(failed_ancestors(store, job.id, 1)), None) if job.failed_parents else None
+    refusal = refusal_to_resume(job.state, job.outcome, parent, completed=completed)
+    return early_refusal(store, "resume_job", job.id, {}) or refusal
 
 
 def _newest(store: Store, job: JobRecord, attempts: Sequence[AttemptRecord]) -> Checkpoint:

@@ -54,7 +54,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: Sequence[str]) -> int:
-    from gpu_scheduler.cli.parser import COMMANDS, function_name, parse
+    from gpu_scheduler.cli.commands import COMMANDS, function_name
+    from gpu_scheduler.cli.parser import parse
     from gpu_scheduler.cli.program import choose_location
 
     try:

@@ -1,4 +1,4 @@
-"""`redis-agent`, `redis-submit` and `redis-queue`: the commands for a queue in Redis, and their arguments."""
+"""`redis-agent`, `redis-submit` and `redis-queue`: the commands for a queue in Redis."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import os
 from argparse import Namespace
 from typing import TYPE_CHECKING, Any
 
-from gpu_scheduler.cli import values
-from gpu_scheduler.cli.arguments import redis_url, shared_options
+from gpu_scheduler.cli.arguments import redis_submit_options
 from gpu_scheduler.cli.program import location_of, print_done, print_message
 from gpu_scheduler.config import REDIS_URL_VARIABLE
 from gpu_scheduler.errors import SchedulerError, UsageError
@@ -18,42 +17,6 @@ if TYPE_CHECKING:
 
 _HANGING_S = 5.0
 _SUBMIT_OPTIONS = ("--gpu-memory-mb", "--num-gpus", "--priority", "--env", "--redis")
-
-
-def submit_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the arguments of `redis-submit`."""
-    option = parser.add_argument
-    _submit_options(parser)
-    option("script", metavar="SCRIPT", help="Script to run; a relative path is that of this folder")
-    option("arguments", metavar="ARG", nargs=argparse.REMAINDER,
-           help="Options as above, then the arguments of the script")  # fmt: skip
-
-
-def _submit_options(parser: argparse.ArgumentParser) -> None:
-    """Declares the options of `redis-submit`, which may also follow the script."""
-    option = parser.add_argument
-    option("--gpu-memory-mb", metavar="M", type=values.integer(0, 1 << 30), default=None,
-           help="Memory that it needs on each of its GPUs, in MiB (required)")  # fmt: skip
-    option("--num-gpus", metavar="N", type=values.integer(0, 1024), default=1,
-           help="Number of its GPUs (default: %(default)s)")  # fmt: skip
-    option("--priority", metavar="P", type=values.priority, default=200,
-           help="A number, or CRITICAL (0), HIGH (100), NORMAL (200) or LOW (300)")  # fmt: skip
-    option("--env", metavar="NAME=VALUE", type=values.variable, action="append",
-           help="Variable of the job; may be repeated")  # fmt: skip
-    redis_url(parser)
-
-
-def queue_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the arguments of `redis-queue`."""
-    actions = ("cancel", "requeue", "retry", "accept-loss")
-    parser.add_argument("action", metavar="|".join(actions), nargs="?", choices=actions,
-                        help="cancel: end the items or take them out of the queue; requeue: give what a"
-                        " machine holds to another one, although it may then run twice; retry: queue ended"
-                        " items again; accept-loss: no longer wait for machines that are away since Redis was"
-                        " restarted")  # fmt: skip
-    parser.add_argument("ids", metavar="ID", nargs="*", help="Ids of the items")
-    redis_url(parser)
-    shared_options(parser, "--json")
 
 
 def _queue_of(options: Namespace) -> Queue:
@@ -101,7 +64,7 @@ def redis_submit(options: Namespace) -> int:
     while count < len(words) and words[count].partition("=")[0] in _SUBMIT_OPTIONS:
         count += 1 if "=" in words[count] else 2
     after_script = argparse.ArgumentParser(prog="redis-submit", allow_abbrev=False)
-    _submit_options(after_script)
+    redis_submit_options(after_script)
     after_script.parse_args(words[:count], options)
     options.arguments = words[count:]
     if options.gpu_memory_mb is None:

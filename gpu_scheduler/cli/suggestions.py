@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from shutil import which
 
-from gpu_scheduler.cli.parser import COMMANDS
+from gpu_scheduler.cli.commands import COMMANDS
 from gpu_scheduler.core.jobsfile import attributes
 from gpu_scheduler.core.jobsfile.compose import sbatch_options
 from gpu_scheduler.core.jobsfile.shell_syntax import SHELL_ENDINGS

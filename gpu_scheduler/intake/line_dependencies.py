@@ -18,12 +18,11 @@ from gpu_scheduler.store.dependencies import (
     dependencies_of,
     dependent_jobs_of_file,
     edges_above,
-    insert_dependencies,
     remove_dependencies,
     unresolved_jobs_of_file,
 )
 from gpu_scheduler.store.job_lists import job_exists, newest_jobs_meant
-from gpu_scheduler.store.store import Store
+from gpu_scheduler.store.store import Store, insert_dependencies
 
 
 class ReferenceIndex:

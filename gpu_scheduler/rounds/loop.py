@@ -26,10 +26,9 @@ from gpu_scheduler.core.model.units import Now
 from gpu_scheduler.core.model.wait_reason import WaitReason
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.facts import AdoptedJob, Attempt, Facts, Gpu
-from gpu_scheduler.core.scheduling.gpu_faults import GpuHistory
+from gpu_scheduler.core.scheduling.history import GpuHistory, Overtakes
 from gpu_scheduler.core.scheduling.needs import LlmConfig, ResourceSpec
 from gpu_scheduler.core.scheduling.plan import plan
-from gpu_scheduler.core.scheduling.queue_history import Overtakes
 from gpu_scheduler.core.scheduling.reconcile_attempt import needs_process_scan
 from gpu_scheduler.core.scheduling.run_times import RunTimes
 from gpu_scheduler.core.scheduling.settings import QueueOrder, Settings

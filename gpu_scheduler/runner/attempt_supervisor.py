@@ -45,7 +45,7 @@ _MAX_NAMES, _CLOSED_PIPE = 3, 128 + 13
 class AttemptSupervisor(ABC):
     """Supervises the processes of one attempt, from the claim to the result.
 
-    Subclasses supervise a command (`supervise`) or a process that was started elsewhere (`watch`).
+    Subclasses in `supervise` supervise a command, or a process that was started elsewhere.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The runner: claims an attempt, starts its command once, and publishes the result.
+"""The runner: claims an attempt, starts its command once or watches its process, and publishes the result.
 
 The order of these steps is part of the protocol. Only the runner supervises the attempt's processes, and it
 uses nothing but the attempt folder. Modules that are slow to import are imported after the command has
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from .leftovers import Leftovers
+    from .watch import Descendants
 
 pending_signals.block()
 
@@ -79,11 +80,8 @@ def _claim(path: str) -> AttemptSupervisor | int:
 
 
 def _supervisor(path: str, folder: int, spec: dict[str, Any]) -> AttemptSupervisor:
-    if spec.get("watch") is None:
-        return CommandSupervisor(path, folder, spec)
-    from .watch import WatchSupervisor
-
-    return WatchSupervisor(folder, spec)
+    is_command = spec.get("watch") is None
+    return CommandSupervisor(path, folder, spec) if is_command else WatchSupervisor(folder, spec)
 
 
 def _write_traceback(path: str) -> None:
@@ -137,3 +135,35 @@ class CommandSupervisor(AttemptSupervisor):
             return None  # out of file descriptors; the scheduler will end the attempt's processes
         asked = None if self._cause is None else command.group
         return Leftovers(spec["token"], recorded, spec["term_grace_s"], since, asked)
+
+
+class WatchSupervisor(AttemptSupervisor):
+    """Supervises one attempt that watches a process, from the claim to the result."""
+
+    def __init__(self, folder: int, spec: dict[str, Any]) -> None:
+        from .watch import WatchedProcess
+
+        poller = Poller()
+        self._process = WatchedProcess(spec["watch"], poller)
+        # The log is the process's own file.
+        super().__init__(folder, spec, poller, LogWriter(None), self._process)
+
+    def _begin(self) -> bool:
+        # The process already uses its GPUs, so it is watched even if they cannot be claimed. A `stop` that
+        # exists already is read as soon as the process is watched.
+        self._claim_gpus()
+        self._signals.listen()
+        self._process.watch()
+        return True
+
+    def _shut_down(self) -> None:
+        """Ends this watcher, unless it carries out a request to stop."""
+        if self._termination.cause is None:
+            self._result.discard()
+            os._exit(0)
+
+    def _find_leftovers(self, since: float) -> Descendants | None:
+        """Returns the descendants that a stopped process has left; None if it was not stopped."""
+        from .watch import Descendants
+
+        return Descendants(self._process) if self._termination.cause is not None else None

@@ -1,4 +1,4 @@
-"""Supervises an attempt whose process was started elsewhere: starts nothing, and waits for its end.
+"""Watches a process that was started elsewhere, which is then the attempt: signals it, and sees its end.
 
 The process is signalled only for a request to stop, which is carried out as for a command. The process group
 is never signalled, because it may be that of the user's shell. A pidfd shows the end of the process and
@@ -15,9 +15,8 @@ import select
 import time
 
 from . import pending_signals
-from .attempt_supervisor import AttemptSupervisor
 from .folder import boot_id, fields_of, has_ended, is_alive, try_read_proc
-from .output import LogWriter, Poller
+from .output import Poller
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -185,34 +184,6 @@ def _status_in_pidfd(fd: int) -> int | None:
     if not info[0] & _WITH_EXIT_CODE:
         return None
     return int.from_bytes(info[_EXIT_CODE_AT : _EXIT_CODE_AT + 4], "little", signed=True)
-
-
-class WatchSupervisor(AttemptSupervisor):
-    """Supervises one attempt that watches a process, from the claim to the result."""
-
-    def __init__(self, folder: int, spec: dict[str, Any]) -> None:
-        poller = Poller()
-        self._process = WatchedProcess(spec["watch"], poller)
-        # The log is the process's own file.
-        super().__init__(folder, spec, poller, LogWriter(None), self._process)
-
-    def _begin(self) -> bool:
-        # The process already uses its GPUs, so it is watched even if they cannot be claimed. A `stop` that
-        # exists already is read as soon as the process is watched.
-        self._claim_gpus()
-        self._signals.listen()
-        self._process.watch()
-        return True
-
-    def _shut_down(self) -> None:
-        """Ends this watcher, unless it carries out a request to stop."""
-        if self._termination.cause is None:
-            self._result.discard()
-            os._exit(0)
-
-    def _find_leftovers(self, since: float) -> Descendants | None:
-        """Returns the descendants that a stopped process has left; None if it was not stopped."""
-        return Descendants(self._process) if self._termination.cause is not None else None
 
 
 class Descendants:

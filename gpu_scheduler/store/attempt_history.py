@@ -13,15 +13,17 @@ from itertools import groupby
 
 from gpu_scheduler.core.model.states import Outcome
 from gpu_scheduler.core.scheduling.actions import Action, FinishAttempt
-from gpu_scheduler.core.scheduling.gpu_faults import REMEMBERED_ENDS, AttemptEnd, GpuHistory
-from gpu_scheduler.core.scheduling.needs import WorkloadClass, learned_needs, quantile, workload_class_of
-from gpu_scheduler.core.scheduling.queue_history import (
+from gpu_scheduler.core.scheduling.history import (
     PERIOD_HOURS,
+    REMEMBERED_ENDS,
     REMEMBERED_STARTS,
+    AttemptEnd,
+    GpuHistory,
     GpuTime,
     Overtakes,
     QueueStart,
 )
+from gpu_scheduler.core.scheduling.needs import WorkloadClass, learned_needs, quantile, workload_class_of
 from gpu_scheduler.core.scheduling.run_times import ClassRunTimes, RunTimes
 from gpu_scheduler.store.database import insert
 from gpu_scheduler.store.records import ATTEMPT_COLUMNS, AttemptRecord, JobRecord, attempt_records

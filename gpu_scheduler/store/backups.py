@@ -1,6 +1,7 @@
 """Makes, checks and restores backups of the store in `X.d/backups`, and keeps the last three.
 
-This module also checks whether a database is intact and reads the highest ids that it has assigned.
+This module also checks whether a database is intact or was lost, and reads the highest ids that it has
+assigned.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from pathlib import Path
 from msgspec import Struct
 
 from gpu_scheduler.errors import SchedulerError
+from gpu_scheduler.store.attempt_folders import list_attempt_folders
 from gpu_scheduler.store.data_dir import DataDir
-from gpu_scheduler.store.database import connect_read_only, is_development_schema
+from gpu_scheduler.store.database import connect_read_only, is_development_schema, is_missing_or_empty
 from gpu_scheduler.system.safe_file import sync
 
 #: Number of backups to keep.
@@ -61,6 +63,16 @@ def list_backups(data_dir: DataDir) -> list[Backup]:
     except (FileNotFoundError, NotADirectoryError):
         return []
     return sorted(found, key=lambda backup: -backup.number)
+
+
+def is_store_lost(data_dir: DataDir) -> bool:
+    """Returns whether the store is missing although one existed. Readers make only this check."""
+    if not is_missing_or_empty(data_dir.database):
+        return False
+    try:
+        return bool(list_backups(data_dir)) or any(list_attempt_folders(data_dir))
+    except OSError:
+        return False
 
 
 def make_backup(db: sqlite3.Connection, data_dir: DataDir) -> Backup:

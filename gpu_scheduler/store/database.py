@@ -53,6 +53,20 @@ def read_meta(path: Path, key: str) -> str | None:
     return next((row["value"] for row in rows if row["key"] == key), None)
 
 
+def is_missing_or_empty(database: Path) -> bool:
+    """Returns whether the database is missing or has no jobs table; False if it cannot be read."""
+    try:
+        if os.stat(database).st_size == 0:
+            return True
+    except FileNotFoundError:
+        return True
+    try:
+        with closing(connect_read_only(database)) as db:
+            return not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'job'").fetchone()
+    except sqlite3.Error:
+        return False
+
+
 def check_integrity(path: Path, timeout_s: float) -> tuple[int, str | None]:
     """Returns a database's schema version and the damage found within the time limit (None if none).
 

@@ -118,14 +118,6 @@ def remove_dependencies(
     )
 
 
-def insert_dependencies(db: sqlite3.Connection, job_id: int, wanted: Iterable[Dependency]) -> None:
-    """Inserts dependencies. Of several with the same parent and kind, the first one counts."""
-    db.executemany(
-        "INSERT OR IGNORE INTO dependency (job_id, parent_id, kind, reference) VALUES (?, ?, ?, ?)",
-        [(job_id, one.parent_id, one.kind.value, one.reference) for one in wanted],
-    )
-
-
 # Finds, among the jobs that a job waits for directly or indirectly, those that need the user.
 
 

@@ -8,7 +8,6 @@ import sqlite3
 import time
 from collections.abc import Iterable
 from contextlib import closing
-from pathlib import Path
 from typing import Any, Literal
 
 from msgspec import Struct, field
@@ -27,7 +26,7 @@ from gpu_scheduler.store.backups import (
     list_backups,
 )
 from gpu_scheduler.store.data_dir import DataDir
-from gpu_scheduler.store.database import connect_read_only, insert, is_development_schema
+from gpu_scheduler.store.database import connect_read_only, insert, is_development_schema, is_missing_or_empty
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.store.submissions import add_environment
 from gpu_scheduler.store.write_attempts import insert_allocations
@@ -128,30 +127,6 @@ def _newest_backup_ids(found: Iterable[Backup]) -> HighestIds:
 
 def _finished_job_ids(db: sqlite3.Connection) -> frozenset[int]:
     return frozenset(row[0] for row in db.execute("SELECT id FROM job WHERE state = 'finished'"))
-
-
-def is_missing_or_empty(database: Path) -> bool:
-    """Returns whether the database is missing or has no jobs table; False if it cannot be read."""
-    try:
-        if os.stat(database).st_size == 0:
-            return True
-    except FileNotFoundError:
-        return True
-    try:
-        with closing(connect_read_only(database)) as db:
-            return not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'job'").fetchone()
-    except sqlite3.Error:
-        return False
-
-
-def is_store_lost(data_dir: DataDir) -> bool:
-    """Returns whether the store is missing although one existed. Readers make only this check."""
-    if not is_missing_or_empty(data_dir.database):
-        return False
-    try:
-        return bool(list_backups(data_dir)) or any(list_attempt_folders(data_dir))
-    except OSError:
-        return False
 
 
 # Restores missing attempts to the store from their attempt folders, in the caller's transaction.

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.store import Store
+from gpu_scheduler.system.filesystem import is_same_file
 from gpu_scheduler.system.safe_file import Content, read, replace_file
 
 #: The key in the table `meta` of the data directory as recorded in the store.
@@ -117,14 +118,6 @@ def owner_elsewhere(db: sqlite3.Connection, data_dir: DataDir) -> str | None:
     row = db.execute("SELECT value FROM meta WHERE key = ?", (FOLDER_KEY,)).fetchone()
     known = None if row is None else _parse(row[0])
     return None if known is None or _read_id(data_dir.folder) in (None, known.id) else known.path
-
-
-def is_same_file(one: str | Path, other: str | Path) -> bool:
-    """Returns whether both paths exist and lead to the same file."""
-    try:
-        return os.path.samefile(one, other)
-    except OSError:
-        return False
 
 
 def _follow_move(store: Store, before: str) -> None:

@@ -13,8 +13,8 @@ from msgspec.structs import replace
 from gpu_scheduler.core.jobsfile.job_line import ParsedJob, parse_line
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.states import WAITING
-from gpu_scheduler.store.moved_or_copied import is_same_file
 from gpu_scheduler.store.store import Store
+from gpu_scheduler.system.filesystem import is_same_file
 
 
 class Relocation:

@@ -171,10 +171,7 @@ class Store:
             )  # fmt: skip
             job_id = cursor.lastrowid
             assert job_id is not None
-            if dependencies:
-                from gpu_scheduler.store.dependencies import insert_dependencies
-
-                insert_dependencies(db, job_id, dependencies)
+            insert_dependencies(db, job_id, dependencies)
         return job_id
 
     def job(self, job_id: int) -> JobRecord | None:
@@ -275,6 +272,14 @@ class Store:
         return row is not None
 
 
+def insert_dependencies(db: sqlite3.Connection, job_id: int, wanted: Iterable[Dependency]) -> None:
+    """Inserts dependencies. Of several with the same parent and kind, the first one counts."""
+    db.executemany(
+        "INSERT OR IGNORE INTO dependency (job_id, parent_id, kind, reference) VALUES (?, ?, ?, ?)",
+        [(job_id, one.parent_id, one.kind.value, one.reference) for one in wanted],
+    )
+
+
 def _shown_redis(options: StartOptions) -> dict[str, str]:
     if options.redis is None:
         return {}
@@ -298,7 +303,7 @@ def _refuse_lost_store(data_dir: DataDir) -> None:
     except OSError:
         pass
     if os.path.exists(data_dir.folder):
-        from gpu_scheduler.store.inspection import is_store_lost
+        from gpu_scheduler.store.backups import is_store_lost
 
         if is_store_lost(data_dir):
             raise SchedulerError(

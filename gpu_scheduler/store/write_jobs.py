@@ -6,7 +6,7 @@ import json
 import sqlite3
 from collections.abc import Iterable, Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from msgspec import Struct
 
@@ -28,11 +28,7 @@ from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.store import dependencies
 from gpu_scheduler.store.database import insert
-from gpu_scheduler.store.dependencies import insert_dependencies
-
-if TYPE_CHECKING:
-    from gpu_scheduler.store.store import Store
-
+from gpu_scheduler.store.store import Store, insert_dependencies
 
 # The transaction in which the writer records the actions of one round and adds events.
 

@@ -14,7 +14,7 @@ from gpu_scheduler.core.model.gpu import FaultKind, GpuFault, GpuSample
 from gpu_scheduler.core.model.units import Now
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.core.scheduling import actions as act
-from gpu_scheduler.core.scheduling.queue_history import PERIOD_HOURS
+from gpu_scheduler.core.scheduling.history import PERIOD_HOURS
 from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.store import write_attempts, write_jobs
 from gpu_scheduler.store.attempt_history import COUNTED_UNTIL_KEY

@@ -1,4 +1,4 @@
-"""Determines the file system type of a path and whether a store is safe on it.
+"""Determines the file system type of a path and whether a store is safe on it, and compares paths.
 
 A database needs locks and shared memory, which a network file system does not share reliably between hosts.
 """
@@ -86,3 +86,11 @@ def is_shared(kind: str | None) -> bool:
     if kind is None or kind in _LOCAL_FUSE_KINDS:
         return False
     return kind in _SHARED_KINDS or kind == "fuse" or kind.startswith("fuse.")
+
+
+def is_same_file(one: str | os.PathLike[str], other: str | os.PathLike[str]) -> bool:
+    """Returns whether both paths exist and lead to the same file."""
+    try:
+        return os.path.samefile(one, other)
+    except OSError:
+        return False

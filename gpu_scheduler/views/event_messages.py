@@ -33,10 +33,10 @@ from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
 from gpu_scheduler.core.model.units import WHOLE, format_share, share_text
 from gpu_scheduler.core.model.wait_reason import WaitReason
 from gpu_scheduler.core.scheduling.accounting import judge_declaration
-from gpu_scheduler.core.text.formatting import count_noun, format_jobs, safe_text
+from gpu_scheduler.core.text.formatting import count_noun, format_jobs, safe_text, times_text
 from gpu_scheduler.core.text.secrets import masked_json
 from gpu_scheduler.views.job_text import origin_text, reason_text
-from gpu_scheduler.views.wait_text import infeasibility_text, stop_cause_text, wait_text
+from gpu_scheduler.views.wait_text import infeasibility_text, own_reservation_text, stop_cause_text, wait_text
 
 # Describes the resource use of an ended attempt and the accuracy of its declaration.
 
@@ -252,8 +252,6 @@ def _fixed_message(event: Event, details: EventDetails | None) -> EventMessage |
 
 
 def _reservation_text(event: Event, reserved: GpusReserved, start_at: float) -> str:
-    from gpu_scheduler.views.wait_text import own_reservation_text, times_text
-
     own = own_reservation_text(reserved.gpus, start_at, event.at)
     return f"has been overtaken {times_text(reserved.overtakes or 0)}; {own}"
 

@@ -10,8 +10,7 @@ from gpu_scheduler.core.model.units import format_share
 from gpu_scheduler.core.model.wait_reason import GpuObstacle, ObstacleKind
 from gpu_scheduler.core.text.formatting import format_jobs, format_memory, safe_text
 from gpu_scheduler.store.records import GpuRecord
-from gpu_scheduler.views.job_text import finish_text
-from gpu_scheduler.views.wait_text import reserved_text
+from gpu_scheduler.views.job_text import finish_text, reserved_text
 
 # Formats the claims of programs on the memory of a GPU.
 

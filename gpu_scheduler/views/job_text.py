@@ -13,7 +13,7 @@ from msgspec.structs import asdict
 from gpu_scheduler.core.model.state_reason import FailureKind, NextKind, NextStep, ReasonKind, StateReason
 from gpu_scheduler.core.model.states import ACTIVE, Outcome
 from gpu_scheduler.core.model.units import share_text
-from gpu_scheduler.core.text.formatting import format_eta, format_memory
+from gpu_scheduler.core.text.formatting import format_eta, format_memory, times_text
 
 if TYPE_CHECKING:
     from gpu_scheduler.app.job_detail import AttemptView
@@ -346,6 +346,16 @@ def finish_text(at: float, now: float) -> str:
     if time.strftime("%Y-%j", then) == time.strftime("%Y-%j", time.localtime(now)):
         return time.strftime("%H:%M", then)
     return time.strftime("%a %H:%M" if 0 <= at - now < 6 * 86400 else "%Y-%m-%d %H:%M", then)
+
+
+def reserved_text(job_id: int, start_at: float, overtakes: int | None, now: float) -> str:
+    """Formats for whom a GPU is reserved, as a phrase that follows the name of the GPU.
+
+    Example: "reserved for job 7 from about 14:20 (it has been overtaken 9 times)".
+    now: in seconds since 1970.
+    """
+    why = "" if overtakes is None else f" (it has been overtaken {times_text(overtakes)})"
+    return f"reserved for job {job_id} from about {finish_text(start_at, now)}{why}"
 
 
 def progress_object(shown: JobProgress | None) -> dict[str, Any] | None:

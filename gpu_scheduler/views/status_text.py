@@ -7,8 +7,6 @@ import time
 from collections.abc import Iterable, Iterator
 from itertools import zip_longest
 
-from msgspec.structs import replace
-
 from gpu_scheduler.app.status_report import JobView, StatusReport
 from gpu_scheduler.core.model.states import ACTIVE, WAITING, JobState, Outcome
 from gpu_scheduler.core.model.units import format_share
@@ -106,8 +104,8 @@ def _job_lists(report: StatusReport, *, show_all: bool, verbose: bool) -> Iterat
 
 
 def _table_row(job: JobView, now: float, *, verbose: bool) -> TableRow:
-    entry = ROW_BUILDERS[job.record.state](job, now)
-    return replace(entry, detail_lines=detail_lines(job)) if verbose else entry
+    cells = ROW_BUILDERS[job.record.state](job, now)
+    return TableRow(cells, detail_lines=detail_lines(job) if verbose else ())
 
 
 def _allot(lists: list[CappedList], rows: int | None, head: int) -> tuple[list[int], bool]:
@@ -302,12 +300,14 @@ def _count(report: StatusReport, states: Iterable[JobState]) -> int:
 
 def _row(job: JobView, now: float) -> TableRow:
     """Returns the job's row as in `status`, plus a named job's command and a running job's memory."""
-    *cells, what, last = ROW_BUILDERS[job.record.state](job, now).cells
+    cells = ROW_BUILDERS[job.record.state](job, now)
     if job.record.name:
-        what = Cell(f"{what.text}: {title_of(None, job.record.text, job.record.spec_json)}")
+        what = f"{cells.what.text}: {title_of(None, job.record.text, job.record.spec_json)}"
+        cells = cells._replace(what=Cell(what))
     if job.record.state in ACTIVE and not job_reason_text(job):
-        last = Cell("; ".join(filter(None, [short_text(job.progress), _memory_text(job)])))
-    return TableRow((*cells, what, last))
+        last = "; ".join(filter(None, [short_text(job.progress), _memory_text(job)]))
+        cells = cells._replace(last=Cell(last))
+    return TableRow(cells)
 
 
 def _mark(job: JobView) -> str:

@@ -6,7 +6,7 @@ import json
 import posixpath
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec.structs import replace
 
@@ -39,7 +39,13 @@ from gpu_scheduler.views.layout import (
     TableRow,
     of_outcome,
 )
-from gpu_scheduler.views.wait_text import job_reason_text, need_text, stop_text, unmet_parents_text
+from gpu_scheduler.views.wait_text import (
+    job_reason_text,
+    need_text,
+    reserved_gpus_text,
+    stop_text,
+    unmet_parents_text,
+)
 
 if TYPE_CHECKING:
     from gpu_scheduler.core.model.job_spec import Need
@@ -107,10 +113,21 @@ COLUMNS = (
 _MAX_COMPARED = 100
 
 #: Builds the row of a job; the second argument is the time of the report, in seconds since 1970.
-RowBuilder = Callable[[JobView, float], TableRow]
+RowBuilder = Callable[[JobView, float], "JobCells"]
 
 
-def running_row(job: JobView, now: float) -> TableRow:
+class JobCells(NamedTuple):
+    """The cells of the row of a job, in the order of COLUMNS."""
+
+    job: Cell
+    state: Cell
+    gpus: Cell
+    time: Cell
+    what: Cell
+    last: Cell
+
+
+def running_row(job: JobView, now: float) -> JobCells:
     """Returns the row of a job with an open attempt, with its progress and its last output line."""
     took = "" if job.started_at is None else format_elapsed(now - job.started_at)
     progress, output = short_text(job.progress), _one_line(job.last_line)
@@ -122,15 +139,15 @@ def running_row(job: JobView, now: float) -> TableRow:
     last = Cell("; ".join(parts), keep_end=not (progress or stopped))
     if not parts:
         last = Cell(_one_line(job_reason_text(job)), YELLOW)
-    return _table_row(job, _state_cell(job), took, last)
+    return _cells(job, _state_cell(job), took, last)
 
 
-def queued_row(job: JobView, _: float) -> TableRow:
+def queued_row(job: JobView, _: float) -> JobCells:
     """Returns the row of a queued job, with the reason why it waits."""
-    return _table_row(job, _state_cell(job), "", _reason_cell(job))
+    return _cells(job, _state_cell(job), "", _reason_cell(job))
 
 
-def held_row(job: JobView, _: float) -> TableRow:
+def held_row(job: JobView, _: float) -> JobCells:
     """Returns the row of a held job. An interrupted job is shown as such, with its run time."""
     is_interrupted = job.record.is_interrupted
     state = Cell(Outcome.INTERRUPTED.value, YELLOW) if is_interrupted else _state_cell(job)
@@ -140,10 +157,10 @@ def held_row(job: JobView, _: float) -> TableRow:
     attempt, took = job.attempt, ""
     if job.record.held_by and attempt is not None and None not in (attempt.started_at, attempt.ended_at):
         took = format_elapsed((attempt.ended_at or 0) - (attempt.started_at or 0))
-    return _table_row(job, state, took, Cell(why, YELLOW))
+    return _cells(job, state, took, Cell(why, YELLOW))
 
 
-def finished_row(job: JobView, now: float) -> TableRow:
+def finished_row(job: JobView, now: float) -> JobCells:
     """Returns the row of a finished job, with its outcome, run time, and reason or age."""
     took = ""
     if job.started_at is not None and job.record.finished_at is not None:
@@ -158,7 +175,7 @@ def finished_row(job: JobView, now: float) -> TableRow:
         about = Cell(format_age(job.record.finished_at, now), FAINT)
     if job.record.cleared_at is not None:
         about = about._replace(text=f"{about.text}; cleared")
-    return _table_row(job, Cell(outcome.replace("_", " "), colour), took, about)
+    return _cells(job, Cell(outcome.replace("_", " "), colour), took, about)
 
 
 def queued_rows(jobs: Iterable[JobView], now: float) -> list[TableRow]:
@@ -166,7 +183,7 @@ def queued_rows(jobs: Iterable[JobView], now: float) -> list[TableRow]:
     groups: dict[tuple[str | None, bool], list[JobView]] = {}
     for job in jobs:
         groups.setdefault((job_reason_text(job), job.infeasible), []).append(job)
-    return [queued_row(group[0], now) if len(group) == 1 else _group_row(group) for group in groups.values()]
+    return [_group_row(one) if one[1:] else TableRow(queued_row(one[0], now)) for one in groups.values()]
 
 
 def detail_lines(job: JobView) -> list[str]:
@@ -186,8 +203,8 @@ def _state_cell(job: JobView) -> Cell:
     return Cell(job.record.state.value, OF_STATE.get(job.record.state.value, ""))
 
 
-def _table_row(job: JobView, state: Cell, time: str, last: Cell) -> TableRow:
-    cells = (
+def _cells(job: JobView, state: Cell, time: str, last: Cell) -> JobCells:
+    return JobCells(
         Cell(str(job.record.id)),
         state,
         Cell(format_ranges(job.gpus) or ("-" if job.record.state in ACTIVE else "")),
@@ -195,17 +212,14 @@ def _table_row(job: JobView, state: Cell, time: str, last: Cell) -> TableRow:
         Cell(title(job)),
         last,
     )
-    return TableRow(cells)
 
 
 def _group_row(jobs: Sequence[JobView]) -> TableRow:
     first = jobs[0]
     what = common_prefix([title(job) for job in jobs[:_MAX_COMPARED]])
     about = f" ({what})" if what else ""
-    wait = _group_wait_text(first)
-    why = (
-        Cell(wait, YELLOW) if wait else Cell(f"wait, {_reason_cell(first).text}", _reason_cell(first).colour)
-    )
+    wait, reason = _group_wait_text(first), _reason_cell(first)
+    why = Cell(wait, YELLOW) if wait else reason._replace(text=f"wait, {reason.text}")
     ids = format_ranges([job.record.id for job in jobs])
     cells = (Cell(f"{len(jobs):,} jobs "), why, Cell(f": {ids}{about}{_reservation_text(first)}"))
     return TableRow(cells, is_spanning=True, count=len(jobs))
@@ -224,9 +238,6 @@ def _reservation_text(job: JobView) -> str:
     """Returns the reserved GPUs that the job cannot use, for the end of a line; "" if there are none."""
     if job.wait is None or job.infeasible or job.wait.need is None or not job.wait.obstacles:
         return ""
-    # This import is here to keep `status` fast if the reason lists no GPU.
-    from gpu_scheduler.views.wait_text import reserved_gpus_text
-
     reserved = reserved_gpus_text(job.wait.obstacles, job.as_of)
     return f"; {reserved}" if reserved else ""
 

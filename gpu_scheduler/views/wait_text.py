@@ -14,8 +14,8 @@ from gpu_scheduler.core.model.state_reason import StateReason
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.model.units import WHOLE, format_share
 from gpu_scheduler.core.model.wait_reason import GpuObstacle, ObstacleKind, WaitKind, WaitReason
-from gpu_scheduler.core.text.formatting import and_more, count_noun, format_jobs, format_memory
-from gpu_scheduler.views.job_text import finish_text, parent_end_text, reason_text
+from gpu_scheduler.core.text.formatting import and_more, count_noun, format_jobs, format_memory, times_text
+from gpu_scheduler.views.job_text import finish_text, parent_end_text, reason_text, reserved_text
 
 if TYPE_CHECKING:
     from gpu_scheduler.app.round_facts import CurrentNeed
@@ -158,21 +158,6 @@ def stop_text(stop: StopRequest, left_s: float | None) -> str:
 def gpus_are(indices: Sequence[int]) -> str:
     """Formats GPUs as a subject with its verb: "GPU 2 is", "GPUs 0-7 are"."""
     return f"GPU{'' if len(indices) == 1 else 's'} {format_gpu_list(indices)} {_be(len(indices))}"
-
-
-def times_text(count: int) -> str:
-    """Formats how often something happened: "once", "9 times"."""
-    return "once" if count == 1 else f"{count} times"
-
-
-def reserved_text(job_id: int, start_at: float, overtakes: int | None, now: float) -> str:
-    """Formats for whom a GPU is reserved, as a phrase that follows the name of the GPU.
-
-    Example: "reserved for job 7 from about 14:20 (it has been overtaken 9 times)".
-    now: in seconds since 1970.
-    """
-    why = "" if overtakes is None else f" (it has been overtaken {times_text(overtakes)})"
-    return f"reserved for job {job_id} from about {finish_text(start_at, now)}{why}"
 
 
 def own_reservation_text(gpus: Sequence[int], start_at: float, now: float) -> str:

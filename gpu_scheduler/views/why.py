@@ -32,6 +32,7 @@ from gpu_scheduler.core.text.formatting import (
     limit_length,
     memory_text,
     safe_text,
+    times_text,
     without_repetition,
 )
 from gpu_scheduler.core.text.secrets import masked_json
@@ -56,7 +57,6 @@ from gpu_scheduler.views.wait_text import (
     parent_objects,
     parent_text,
     reserved_gpus_text,
-    times_text,
     wait_text,
 )
 

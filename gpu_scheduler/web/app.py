@@ -22,9 +22,9 @@ from starlette.background import BackgroundTask
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.routing import Match
 
-from gpu_scheduler import __version__
 from gpu_scheduler.app.machine_gpus import GpuSource, open_source, simulation_of_scheduler
 from gpu_scheduler.app.store_access import scheduler_is_running
+from gpu_scheduler.config import VERSION
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.web import operations, streams
@@ -272,7 +272,7 @@ def create_app(context: Context) -> FastAPI:
     `app.state.close` ends the process that reads the GPUs, as the end of this process does.
     """
     app = FastAPI(
-        title="GPU Job Scheduler", version=__version__, docs_url=None, redoc_url=None,
+        title="GPU Job Scheduler", version=VERSION, docs_url=None, redoc_url=None,
         openapi_url="/api/v1/openapi.json", redirect_slashes=False,
     )  # fmt: skip
     pages, machine = _Pages(context), _MachineGpus(context)

@@ -18,7 +18,6 @@ from typing import Any, TypeVar
 
 from msgspec import Struct
 
-from gpu_scheduler import __version__
 from gpu_scheduler.app import gpu_requests, job_requests
 from gpu_scheduler.app.control import ALL_JOBS, GRACE_S, Answer, AnswerKind
 from gpu_scheduler.app.diagnosis import diagnose
@@ -49,6 +48,7 @@ from gpu_scheduler.app.submit import (
     insert_jobs,
     insert_once,
 )
+from gpu_scheduler.config import VERSION
 from gpu_scheduler.core.jobsfile.attributes import ATTRIBUTES
 from gpu_scheduler.core.model.job_spec import JobSpec, parse_job_ref
 from gpu_scheduler.core.model.states import ACTIVE, WAITING, JobState, Outcome
@@ -196,7 +196,7 @@ def health(context: Context) -> Json:
     report = _report(context, StatusQuery(max_queued=0, max_finished=0))
     found = _loaded(status_json.to_json(report))
     kept = {key: found[key] for key in ("scheduler", "now", "counts", "health_issues", "jobs_files")}
-    return {**kept, "malformed_count": len(found["malformed"]), "version": __version__}
+    return {**kept, "malformed_count": len(found["malformed"]), "version": VERSION}
 
 
 def preview(context: Context, **given: Any) -> Json:

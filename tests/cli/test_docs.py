@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gpu_scheduler.cli.parser import COMMANDS
+from gpu_scheduler.cli.commands import COMMANDS
 from gpu_scheduler.core.model.states import ATTEMPT_TRANSITIONS, TRANSITIONS, AttemptState, JobState, Outcome
 from tools.docs import PAGES
 

@@ -18,7 +18,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_scheduler.cli.parser import COMMANDS, first_word_index, parse
+from gpu_scheduler.cli.commands import COMMANDS
+from gpu_scheduler.cli.parser import first_word_index, parse
 from gpu_scheduler.config import StartOptions
 from gpu_scheduler.errors import UsageError
 from gpu_scheduler.scheduler import background, service

@@ -13,7 +13,7 @@ import pytest
 
 from gpu_scheduler import __version__
 from gpu_scheduler.cli import status
-from gpu_scheduler.cli.parser import COMMANDS, function_name
+from gpu_scheduler.cli.commands import COMMANDS, function_name
 from gpu_scheduler.errors import GpuStateError, SchedulerError, UsageError
 from tests.cli.desk import Desk
 

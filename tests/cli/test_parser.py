@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from msgspec.structs import asdict
 
-from gpu_scheduler.cli.parser import GROUPS, parse
+from gpu_scheduler.cli.commands import GROUPS
+from gpu_scheduler.cli.parser import parse
 from gpu_scheduler.config import StartOptions
-from gpu_scheduler.core.scheduling.queue_history import REMEMBERED_STARTS
+from gpu_scheduler.core.scheduling.history import REMEMBERED_STARTS
 from gpu_scheduler.core.scheduling.settings import QueueOrder
 from gpu_scheduler.errors import UsageError
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.cli.parser import COMMANDS, parse
+from gpu_scheduler.cli.commands import COMMANDS
+from gpu_scheduler.cli.parser import parse
 from gpu_scheduler.cli.program import PROGRAM
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.errors import UsageError

@@ -19,9 +19,9 @@ from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.model.units import Now
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.facts import Attempt, Facts, PendingGroup, QueuedJob, QueueReservation
+from gpu_scheduler.core.scheduling.history import Overtakes, QueueStart
 from gpu_scheduler.core.scheduling.needs import LlmConfig, ResourceSpec
 from gpu_scheduler.core.scheduling.pending_queue import need_of, queue_key
-from gpu_scheduler.core.scheduling.queue_history import Overtakes, QueueStart
 from gpu_scheduler.core.scheduling.queue_placement import place_jobs
 from gpu_scheduler.core.scheduling.run_times import RunTimeEstimates, RunTimes
 from gpu_scheduler.core.scheduling.settings import Settings

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.facts import Attempt, PendingGroup, QueuedJob, QueueReservation
+from gpu_scheduler.core.scheduling.history import Overtakes, QueueStart
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
-from gpu_scheduler.core.scheduling.queue_history import Overtakes, QueueStart
 from gpu_scheduler.core.scheduling.run_times import MIN_RUNS, Estimate, RunTimeKey
 from tests.core.gpu_world import NOW, running
 

@@ -46,22 +46,22 @@ def test_repeating_a_command_creates_and_reports_a_new_job() -> None:
     assert "line 2: job 2, with the same text as job 1 (running)" in w.messages
 
 
-@pytest.mark.parametrize(
-    ("outcome", "after"),
-    [(Outcome.COMPLETED, "completed"), (Outcome.FAILED, "queued"), (Outcome.CANCELLED, "queued")],
-)
-def test_adding_a_csv_line_again_reruns_its_job_unless_it_completed(outcome: Outcome, after: str) -> None:
+@pytest.mark.parametrize("outcome", sorted(set(Outcome) - {Outcome.SKIPPED}))  # a skipped job needs its line
+@pytest.mark.parametrize("block", ["", "[cancel] "])
+def test_adding_a_csv_line_again_reruns_its_job_unless_it_completed_or_is_cancelled(
+    block: str, outcome: Outcome
+) -> None:
     w = world("0,a.py\n")
     w.end(1, outcome)
     w.save("", wait=11)
     assert w.states() == {1: str(outcome)}
-    w.save("0,a.py\n")
-    assert w.states() == {1: after}
+    w.save(f"{block}0,a.py\n")
+    reruns = outcome is not Outcome.COMPLETED and not block
+    assert w.states() == {1: "queued" if reruns else str(outcome)}
     assert w.reading[0].job_id == 1
-    if outcome is Outcome.COMPLETED:
-        assert "line 1: completed as job 1; `retry 1` runs it again" in w.messages
-    else:
-        assert f"line 1: job 1 ({outcome}) is queued again" in w.messages
+    shown = outcome.replace("_", " ")
+    message = f"job 1 ({shown}) is queued again" if reruns else f"{shown} as job 1; `retry 1` runs it again"
+    assert f"line 1: {message}" in w.messages
 
 
 def test_repeating_the_csv_line_of_a_failed_job_queues_it_again() -> None:

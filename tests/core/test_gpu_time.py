@@ -8,7 +8,8 @@ from msgspec.structs import replace
 from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.facts import Attempt, Facts
-from gpu_scheduler.core.scheduling.queue_history import GpuTime, count_gpu_time
+from gpu_scheduler.core.scheduling.history import GpuTime
+from gpu_scheduler.core.scheduling.queue_reservation import count_gpu_time
 from tests.core.gpu_world import NOW, round_of, running
 from tests.core.queue_world import PAIR, stored, waiting
 

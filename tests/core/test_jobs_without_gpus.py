@@ -19,11 +19,11 @@ from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.draining import is_drained
 from gpu_scheduler.core.scheduling.facts import Attempt, Facts, Gpu, PendingGroup, ReservedJob
 from gpu_scheduler.core.scheduling.forecast import WaitingJob, forecast
+from gpu_scheduler.core.scheduling.history import Overtakes, QueueStart
 from gpu_scheduler.core.scheduling.needs import LlmConfig, Requirement, ResourceSpec
 from gpu_scheduler.core.scheduling.pending_queue import need_of, queue_line
 from gpu_scheduler.core.scheduling.plan import plan
 from gpu_scheduler.core.scheduling.preemption import NoPreemption
-from gpu_scheduler.core.scheduling.queue_history import Overtakes, QueueStart
 from gpu_scheduler.core.scheduling.queue_outlook import judged_gpus, possible_preemption, queue_outlook
 from gpu_scheduler.core.scheduling.queue_placement import place_jobs
 from gpu_scheduler.core.scheduling.run_times import RunTimes

@@ -16,10 +16,10 @@ from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.draining import is_drained
 from gpu_scheduler.core.scheduling.facts import Attempt, Gpu
 from gpu_scheduler.core.scheduling.gpu_use import availability, foreign_memory
+from gpu_scheduler.core.scheduling.history import Overtakes, QueueStart
 from gpu_scheduler.core.scheduling.needs import LlmConfig, Requirement, ResourceSpec
 from gpu_scheduler.core.scheduling.pending_queue import need_of
 from gpu_scheduler.core.scheduling.plan import next_deadline, plan
-from gpu_scheduler.core.scheduling.queue_history import Overtakes, QueueStart
 from gpu_scheduler.core.scheduling.settings import Limits, Settings
 from gpu_scheduler.views.wait_text import wait_text
 from tests.core.gpu_world import NOW, facts, gpu, group, round_of, running

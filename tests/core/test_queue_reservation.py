@@ -15,8 +15,8 @@ from gpu_scheduler.core.model.job_spec import Need
 from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.scheduling.facts import Attempt, Facts, Gpu
 from gpu_scheduler.core.scheduling.gpu_use import Vacancy, availability
+from gpu_scheduler.core.scheduling.history import GpuTime
 from gpu_scheduler.core.scheduling.placement import obstacle_kind
-from gpu_scheduler.core.scheduling.queue_history import GpuTime
 from gpu_scheduler.core.scheduling.queue_reservation import (
     ExpectedEnd,
     PlannedReservation,

@@ -17,6 +17,7 @@ from gpu_scheduler.core.scheduling.facts import (
     QueueReservation,
     ReservedJob,
 )
+from gpu_scheduler.core.scheduling.history import Overtakes, QueueStart
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
 from gpu_scheduler.core.scheduling.pending_queue import (
     claimed_gpus,
@@ -25,7 +26,6 @@ from gpu_scheduler.core.scheduling.pending_queue import (
     queue_since,
     reserved_gpus,
 )
-from gpu_scheduler.core.scheduling.queue_history import Overtakes, QueueStart
 from tests.core.gpu_world import NOW, facts, gpu, running
 
 CLAIM = GpuClaim(None, 7, "ann")

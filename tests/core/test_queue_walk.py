@@ -15,10 +15,10 @@ from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.model.wait_reason import ObstacleKind
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.facts import AdoptedJob, Facts, Gpu, PendingGroup, ReservedJob
+from gpu_scheduler.core.scheduling.history import GpuTime, Overtakes
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
 from gpu_scheduler.core.scheduling.pending_queue import need_of
 from gpu_scheduler.core.scheduling.plan import plan
-from gpu_scheduler.core.scheduling.queue_history import GpuTime, Overtakes
 from gpu_scheduler.core.scheduling.queue_outlook import judged_gpus, possible_preemption
 from gpu_scheduler.core.scheduling.queue_placement import place_jobs, waiting_since
 from gpu_scheduler.core.scheduling.settings import QueueOrder, Settings
@@ -124,7 +124,7 @@ def test_a_batch_is_packed_without_reservations(ago_s: float, overtakes: int) ->
     """The starting jobs were submitted an hour ago."""
     late = overtaken(8, ago_s=10.0, submitted_ago_s=HOUR)
     job = waiting(1, ago_s=ago_s)
-    assert late.count(job, job.waiting_since) == overtakes
+    assert late.count(job.place, job.submitted_at, job.waiting_since) == overtakes
     actions = place_jobs(replace(queue(jobs_of(PAIR, job), new(2)), overtakes=late))
     assert (reserved_for(actions) == 1) == bool(overtakes)
 

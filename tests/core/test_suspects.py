@@ -19,7 +19,8 @@ from gpu_scheduler.core.model.wait_reason import WaitReason
 from gpu_scheduler.core.scheduling.actions import SetSuspicion, Start
 from gpu_scheduler.core.scheduling.draining import is_drained
 from gpu_scheduler.core.scheduling.facts import Attempt, Facts, PendingGroup, QueuedJob
-from gpu_scheduler.core.scheduling.gpu_faults import AttemptEnd, GpuHistory, find_suspects
+from gpu_scheduler.core.scheduling.gpu_faults import find_suspects
+from gpu_scheduler.core.scheduling.history import AttemptEnd, GpuHistory
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
 from gpu_scheduler.core.scheduling.plan import plan
 from gpu_scheduler.core.scheduling.run_times import RunTimeKey

@@ -21,7 +21,7 @@ import pytest
 from msgspec.structs import asdict
 
 from gpu_scheduler import config
-from gpu_scheduler.cli import parser as command_list
+from gpu_scheduler.cli import commands as command_list
 from gpu_scheduler.cli.parser import parse
 from gpu_scheduler.core.jobsfile.attributes import KNOWN_ATTRIBUTES
 from gpu_scheduler.core.jobsfile.job_line import ParsedJob, parse_line

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from gpu_scheduler.config import ProbeKind
-from gpu_scheduler.gpus.probes import Probe, make_probe, simulated
+from gpu_scheduler.gpus.probes import Probe, simulated
+from gpu_scheduler.gpus.probes.probe_server import make_probe
 
 FAKES = Path(__file__).parent
 

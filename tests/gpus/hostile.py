@@ -23,10 +23,10 @@ from gpu_scheduler.core.scheduling.gpu_faults import update_faults
 from gpu_scheduler.core.scheduling.gpu_use import availability
 from gpu_scheduler.core.scheduling.needs import LlmConfig
 from gpu_scheduler.core.scheduling.settings import Settings
-from gpu_scheduler.gpus.probes import AutoProbe, Probe, gputil
+from gpu_scheduler.gpus.probes import Probe, gputil
 from gpu_scheduler.gpus.probes.gputil import GputilProbe
 from gpu_scheduler.gpus.probes.nvml import NvmlProbe
-from gpu_scheduler.gpus.probes.probe_server import decode, encode, take_sample
+from gpu_scheduler.gpus.probes.probe_server import AutoProbe, decode, encode, take_sample
 from gpu_scheduler.gpus.watch import GpuWatch
 from gpu_scheduler.health.doctor.machine import _gpu as finding
 from gpu_scheduler.store.data_dir import DataDir

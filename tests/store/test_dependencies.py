@@ -28,14 +28,13 @@ from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.dependencies import (
     children,
     has_unsettled_dependencies,
-    insert_dependencies,
     is_ancestor,
     parents_of,
     remove_dependencies,
 )
 from gpu_scheduler.store.job_lists import find_job_fact
 from gpu_scheduler.store.pending_groups import startable_jobs, wait_reason_by_spec
-from gpu_scheduler.store.store import Store
+from gpu_scheduler.store.store import Store, insert_dependencies
 from gpu_scheduler.store.writer import StoreWriter
 
 NOW = Now(1000.0, 100.0, "boot")

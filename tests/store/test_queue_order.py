@@ -14,8 +14,8 @@ from gpu_scheduler.core.model.state_reason import FailureKind, ReasonKind, State
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.model.units import Now
 from gpu_scheduler.core.scheduling import actions as act
-from gpu_scheduler.core.scheduling import gpu_faults
-from gpu_scheduler.core.scheduling.queue_history import GpuTime, QueueStart
+from gpu_scheduler.core.scheduling import history
+from gpu_scheduler.core.scheduling.history import GpuTime, QueueStart
 from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.store import attempt_history
 from gpu_scheduler.store.attempt_history import GpuHistoryReader, QueueStartsReader, gpu_time, skip_gpu_time
@@ -236,7 +236,7 @@ def test_the_history_of_a_gpu_has_its_newest_ends_without_those_of_adopted_proce
     sample(store, ("U0", None), after_s=0.0, manage=True)
     reader = GpuHistoryReader(store)
     assert reader.history().ends == []
-    for module in (gpu_faults, attempt_history):
+    for module in (history, attempt_history):
         monkeypatch.setattr(module, "REMEMBERED_ENDS", 3)
     jobs = [add(store) for _ in range(5)]
     for after_s, job in enumerate(jobs):
@@ -248,8 +248,8 @@ def test_the_history_of_a_gpu_has_its_newest_ends_without_those_of_adopted_proce
         )  # fmt: skip
         record(store, ended, after_s=after_s)
         reader.accept([ended])
-    for history in (reader.history(), GpuHistoryReader(store).history()):
-        assert [one.job_id for one in history.ends] == [jobs[1], jobs[2], jobs[4]]
+    for found in (reader.history(), GpuHistoryReader(store).history()):
+        assert [one.job_id for one in found.ends] == [jobs[1], jobs[2], jobs[4]]
 
 
 def test_a_retried_job_names_the_gpus_on_which_it_has_just_failed(store: Store) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from enum import Enum
 from operator import attrgetter
 from typing import Any
 
@@ -17,37 +16,9 @@ from msgspec import Struct
 
 from gpu_scheduler.core.jobsfile.attributes import FLAGS, find_block_end, format_attribute
 from gpu_scheduler.core.jobsfile.reading import Line, Reading
-from gpu_scheduler.core.model.job_spec import Kind
 from gpu_scheduler.core.model.request import JobFact
 from gpu_scheduler.core.model.states import ACTIVE, JobState, Outcome
 from gpu_scheduler.core.text.quoting import BLANK, find_comment
-
-# Decides whether a job that is submitted again becomes a new job, runs again, or is kept.
-
-
-class Resubmission(Enum):
-    """The effect of submitting a job again.
-
-    KEPT means that the existing job is left unchanged and nothing is queued.
-    """
-
-    NEW = "new"
-    REQUEUED = "requeued"
-    KEPT = "kept"
-
-
-def decide_resubmission(kind: Kind, newest: JobFact | None, cancel: bool) -> Resubmission:
-    """Returns the effect of submitting a job that may have been submitted before.
-
-    A command creates a new job each time; a CSV line has one job, which runs again only if it ended without
-    success. newest: the newest job with the same identity, if any; cancel: whether the line also cancels the
-    job.
-    """
-    if kind == "command" or newest is None:
-        return Resubmission.NEW
-    unsuccessful = newest.state is JobState.FINISHED and newest.outcome is not Outcome.COMPLETED
-    return Resubmission.REQUEUED if unsuccessful and not cancel else Resubmission.KEPT
-
 
 # Matches the lines of the current file with the lines of the last reading.
 
@@ -397,19 +368,19 @@ class ReadingDiff:
                 self._diff_attributes(line, self._jobs.get(job_id), old)
             return
         job = self._newest.get(line.identity) or (self._jobs.get(job_id) if job_id is not None else None)
-        effect = decide_resubmission("csv", job, bool(line.attributes.get("cancel")))
         if job is None:
             self.actions.append(NewJob(index, line.number))
             return
         new = new or line
         self._job_ids[index] = job.job_id
-        if effect is Resubmission.REQUEUED:
+        is_finished = job.state is JobState.FINISHED
+        if is_finished and job.outcome is not Outcome.COMPLETED and not line.attributes.get("cancel"):
             self.actions.append(RequeueFinished(index, job))
             of = "" if new.attributes == line.attributes else f", with the attributes of line {line.number}"
             self.messages.append(f"line {new.number}: {_job_label(job)} is queued again{of}")
             return
         self.actions.append(BindLine(index, job.job_id))
-        if job.state is JobState.FINISHED:
+        if is_finished:
             self.messages.append(
                 f"line {new.number}: {_state_of(job)} as job {job.job_id}; `retry {job.job_id}` runs it again"
             )

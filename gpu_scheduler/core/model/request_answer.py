@@ -137,6 +137,19 @@ def not_interrupted(state: JobState) -> RequestAnswer:
     return RequestAnswer(AnswerCode.NOT_INTERRUPTED, state=state)
 
 
+def refusal_to_resume(
+    state: JobState, outcome: Outcome | None, failed_parent: int | None, *, completed: bool
+) -> RequestAnswer | None:
+    """Returns why a job cannot be resumed; None if it can. completed: whether it may have completed."""
+    if state not in ACCEPTED_STATES["resume_job"]:
+        return wrong_state("resume_job", state)
+    if failed_parent is not None and state is JobState.FINISHED:
+        return RequestAnswer(AnswerCode.PARENT_FAILED, parent=failed_parent)
+    if outcome is Outcome.COMPLETED and not completed:
+        return RequestAnswer(AnswerCode.ALREADY_COMPLETED)
+    return None
+
+
 def unfinished_work(held_by: str | None) -> RequestAnswer:
     """Returns the answer to a release of a job that was interrupted or preempted."""
     return RequestAnswer(AnswerCode.UNFINISHED_WORK, outcome=Outcome(held_by))

@@ -23,9 +23,8 @@ from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.model.units import Now
 from gpu_scheduler.core.model.wait_reason import WaitReason
 from gpu_scheduler.core.scheduling.accounting import Allocation
-from gpu_scheduler.core.scheduling.gpu_faults import GpuHistory
+from gpu_scheduler.core.scheduling.history import GpuHistory, GpuTime, Overtakes
 from gpu_scheduler.core.scheduling.needs import LlmConfig, ResourceSpec
-from gpu_scheduler.core.scheduling.queue_history import GpuTime, Overtakes
 from gpu_scheduler.core.scheduling.run_times import RunTimeEstimates, RunTimeKey, RunTimes
 from gpu_scheduler.core.scheduling.settings import Settings
 
@@ -46,6 +45,11 @@ class QueuedJob(Struct, frozen=True):
     run_time: RunTimeKey | None = None
     fail_retries_used: int = 0
     failed_on: tuple[str, ...] = ()
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Its place in the queue: its priority and position."""
+        return self.priority, self.position
 
 
 class PendingGroup(Struct, frozen=True, dict=True):

@@ -41,11 +41,11 @@ from gpu_scheduler.core.scheduling.facts import (
     ReservedJob,
 )
 from gpu_scheduler.core.scheduling.gpu_use import Vacancy
+from gpu_scheduler.core.scheduling.history import PERIOD_HOURS, GpuTime, QueueStart
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
 from gpu_scheduler.core.scheduling.pending_queue import queue_key
-from gpu_scheduler.core.scheduling.queue_history import PERIOD_HOURS, GpuTime, QueueStart, count_gpu_time
 from gpu_scheduler.core.scheduling.queue_placement import place_jobs
-from gpu_scheduler.core.scheduling.queue_reservation import expected_ends
+from gpu_scheduler.core.scheduling.queue_reservation import count_gpu_time, expected_ends
 from gpu_scheduler.core.scheduling.reconcile_attempt import departure_s
 from gpu_scheduler.core.scheduling.run_times import UNKNOWN, Estimate, RunTimeEstimates, RunTimeKey
 

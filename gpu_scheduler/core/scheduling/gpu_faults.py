@@ -8,13 +8,10 @@ the same way on others.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gpu_scheduler.core.failure.explanation import blamed_gpus
 from gpu_scheduler.core.model.gpu import (
     GOOD_SAMPLES_NEEDED,
     UNKNOWN_UUID_PREFIX,
@@ -24,137 +21,15 @@ from gpu_scheduler.core.model.gpu import (
     GpuSample,
     Suspicion,
 )
-from gpu_scheduler.core.model.state_reason import DEVICE_FAILURES, StateReason
 from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.scheduling.actions import Action, SetSuspicion
-
-if TYPE_CHECKING:
-    from gpu_scheduler.core.scheduling.facts import Facts, Gpu
-
+from gpu_scheduler.core.scheduling.facts import Facts, Gpu
+from gpu_scheduler.core.scheduling.history import QUICK_S, AttemptEnd
 
 #: Seconds within which failures on one GPU count together, and after which a job that tries it has passed.
 WINDOW_S = 60.0
-#: A failure within this many seconds of the start is quick; a job that runs longer shows that others can run.
-QUICK_S = 10.0
 #: Number of jobs whose device errors put a GPU aside.
 DEVICE_ERRORS = 2
-#: Number of ends that are remembered for each GPU.
-REMEMBERED_ENDS = 64
-
-
-class AttemptEnd(NamedTuple):
-    """The end of an attempt that ran on these GPUs; failure: why its command failed, or None. Wall times."""
-
-    ended_at: float
-    attempt_id: int
-    job_id: int
-    gpus: tuple[str, ...]
-    created_at: float
-    started_at: float
-    has_completed: bool
-    failure: StateReason | None
-
-    @property
-    def device_error(self) -> str | None:
-        """The error of the GPU that the command reported, if that is why it failed."""
-        failure = self.failure
-        return failure.error if failure and failure.failure in DEVICE_FAILURES else None
-
-    @property
-    def is_quick(self) -> bool:
-        """True if it ended soon after its start."""
-        return self.ended_at - self.started_at <= QUICK_S
-
-
-class GpuHistory:
-    """The newest ends on each GPU, in the order of their times."""
-
-    def __init__(self, ends: Iterable[AttemptEnd] = ()) -> None:
-        found: dict[str, list[AttemptEnd]] = {}
-        for end in sorted(ends, key=lambda end: end[:2]):
-            for uuid in end.gpus:
-                found.setdefault(uuid, []).append(end)
-        self._on_gpu = {uuid: on_gpu[-REMEMBERED_ENDS:] for uuid, on_gpu in found.items()}
-        self.ends = list({one.attempt_id: one for kept in self._on_gpu.values() for one in kept}.values())
-        self._well = [one for one in self.ends if one.has_completed or not (one.is_quick or one.failure)]
-
-    @cached_property
-    def _counted(self) -> dict[str, set[int]]:
-        """The ids of the failed attempts that count against each GPU."""
-        failed = [
-            (end, (end.job_id, why.failure, why.exit_code, why.signal), blamed_gpus(why, end.gpus))
-            for end in self.ends
-            if (why := end.failure) is not None
-        ]
-        places: dict[object, set[str]] = {}
-        for end, way, _ in failed:
-            places[way] = places.get(way, set(end.gpus)) & set(end.gpus)
-        counted: dict[str, set[int]] = {}
-        for end, way, blamed in failed:
-            if end.is_quick or end.device_error is not None:
-                for uuid in places[way].intersection(blamed):
-                    counted.setdefault(uuid, set()).add(end.attempt_id)
-        return counted
-
-    def suspicion(self, gpu: Gpu, facts: Facts) -> Suspicion | None:
-        """Returns the suspicion against a GPU, from what happened there since it was last resumed."""
-        counted = self._counted.get(gpu.uuid, ())
-        found: Suspicion | None = None
-        recent: list[AttemptEnd] = []
-        for end in self._on_gpu[gpu.uuid] if counted else ():
-            if end.ended_at <= gpu.usable_since:
-                continue
-            has_failed = end.attempt_id in counted
-            has_lasted = end.ended_at - end.started_at >= WINDOW_S and not has_failed
-            if found is not None and found.awaits is None:
-                if has_failed and end.created_at >= found.trial_at:
-                    found = found.after_trial(end.job_id, end.ended_at, end.device_error)
-                elif end.created_at > found.since and (end.has_completed or has_lasted):
-                    found, recent = None, []
-            elif has_failed:
-                begin = end.ended_at - WINDOW_S
-                recent = [one for one in recent if one.ended_at > begin and one.job_id != end.job_id]
-                recent.append(end)
-                found = self._judge(gpu.uuid, recent, facts)
-            elif end.has_completed:
-                found, recent = None, [one for one in recent if one.device_error is not None]
-        if found is not None and found.awaits is None:
-            for uuids, _, started_at in _running(facts):
-                if gpu.uuid in uuids and found.since < started_at <= facts.now.wall - WINDOW_S:
-                    return None
-        return found
-
-    def _judge(self, uuid: str, recent: Sequence[AttemptEnd], facts: Facts) -> Suspicion | None:
-        """Returns the suspicion that follows from the failures of different jobs within a minute."""
-        errors = [one for one in recent if one.device_error is not None]
-        if len(errors) >= DEVICE_ERRORS:
-            jobs = tuple(one.job_id for one in errors)
-            return Suspicion(jobs, errors[-1].ended_at, errors[-1].device_error)
-        quick = [one for one in recent if one.is_quick][-facts.settings.suspect_after :]
-        if len(quick) < facts.settings.suspect_after:
-            return None
-        doubt = Suspicion(tuple(one.job_id for one in quick), quick[-1].ended_at)
-        begin, until = doubt.since - WINDOW_S, quick[0].ended_at + WINDOW_S
-        well: set[str] = set()
-        for one in self._well:
-            if one.ended_at >= begin and min(one.ended_at, one.started_at + QUICK_S) <= until:
-                well.update(one.gpus)
-        awaited = []
-        for uuids, job_id, since in _running(facts):
-            if since + QUICK_S <= min(until, facts.now.wall):
-                well.update(uuids)
-            elif since <= doubt.since and facts.now.wall <= until and uuid not in uuids:
-                awaited.append((since, job_id))
-        failing = {
-            on
-            for on, counted in self._counted.items()
-            if any(end.attempt_id in counted and begin <= end.ended_at <= until for end in self._on_gpu[on])
-        }
-        others = failing - well - {uuid}
-        well.discard(uuid)
-        if well and len(others) < max(1, len(well) - 1):  # otherwise the jobs are to blame
-            return doubt
-        return replace(doubt, awaits=min(awaited)[1]) if awaited else None
 
 
 def find_suspects(facts: Facts) -> tuple[Facts, list[Action]]:
@@ -163,7 +38,7 @@ def find_suspects(facts: Facts) -> tuple[Facts, list[Action]]:
     Only device errors make the last usable GPU suspect, so that wrong commands never stop everything.
     """
     judged = facts.gpus if facts.settings.suspect_after else ()
-    found = {gpu.uuid: one for gpu in judged if (one := facts.history.suspicion(gpu, facts)) is not None}
+    found = {gpu.uuid: one for gpu in judged if (one := _suspicion(gpu, facts)) is not None}
     if not found and all(gpu.suspicion is None for gpu in facts.gpus):
         return facts, []
     quick = sorted((one.since, uuid) for uuid, one in found.items() if one.error is None)
@@ -180,6 +55,68 @@ def find_suspects(facts: Facts) -> tuple[Facts, list[Action]]:
         gpus = tuple(replace(gpu, suspicion=found.get(gpu.uuid)) for gpu in facts.gpus)
         facts = replace(facts, gpus=gpus)
     return facts, [SetSuspicion(uuid, shown.get(uuid)) for uuid in changed]
+
+
+def _suspicion(gpu: Gpu, facts: Facts) -> Suspicion | None:
+    """Returns the suspicion against a GPU, from what happened there since it was last resumed."""
+    counted = facts.history.counted.get(gpu.uuid, ())
+    found: Suspicion | None = None
+    recent: list[AttemptEnd] = []
+    for end in facts.history.on_gpu[gpu.uuid] if counted else ():
+        if end.ended_at <= gpu.usable_since:
+            continue
+        has_failed = end.attempt_id in counted
+        has_lasted = end.ended_at - end.started_at >= WINDOW_S and not has_failed
+        if found is not None and found.awaits is None:
+            if has_failed and end.created_at >= found.trial_at:
+                found = found.after_trial(end.job_id, end.ended_at, end.device_error)
+            elif end.created_at > found.since and (end.has_completed or has_lasted):
+                found, recent = None, []
+        elif has_failed:
+            begin = end.ended_at - WINDOW_S
+            recent = [one for one in recent if one.ended_at > begin and one.job_id != end.job_id]
+            recent.append(end)
+            found = _judge(gpu.uuid, recent, facts)
+        elif end.has_completed:
+            found, recent = None, [one for one in recent if one.device_error is not None]
+    if found is not None and found.awaits is None:
+        for uuids, _, started_at in _running(facts):
+            if gpu.uuid in uuids and found.since < started_at <= facts.now.wall - WINDOW_S:
+                return None
+    return found
+
+
+def _judge(uuid: str, recent: Sequence[AttemptEnd], facts: Facts) -> Suspicion | None:
+    """Returns the suspicion that follows from the failures of different jobs within a minute."""
+    errors = [one for one in recent if one.device_error is not None]
+    if len(errors) >= DEVICE_ERRORS:
+        jobs = tuple(one.job_id for one in errors)
+        return Suspicion(jobs, errors[-1].ended_at, errors[-1].device_error)
+    quick = [one for one in recent if one.is_quick][-facts.settings.suspect_after :]
+    if len(quick) < facts.settings.suspect_after:
+        return None
+    history, doubt = facts.history, Suspicion(tuple(one.job_id for one in quick), quick[-1].ended_at)
+    begin, until = doubt.since - WINDOW_S, quick[0].ended_at + WINDOW_S
+    well: set[str] = set()
+    for one in history.well:
+        if one.ended_at >= begin and min(one.ended_at, one.started_at + QUICK_S) <= until:
+            well.update(one.gpus)
+    awaited = []
+    for uuids, job_id, since in _running(facts):
+        if since + QUICK_S <= min(until, facts.now.wall):
+            well.update(uuids)
+        elif since <= doubt.since and facts.now.wall <= until and uuid not in uuids:
+            awaited.append((since, job_id))
+    failing = {
+        on
+        for on, counted in history.counted.items()
+        if any(end.attempt_id in counted and begin <= end.ended_at <= until for end in history.on_gpu[on])
+    }
+    others = failing - well - {uuid}
+    well.discard(uuid)
+    if well and len(others) < max(1, len(well) - 1):  # otherwise the jobs are to blame
+        return doubt
+    return replace(doubt, awaits=min(awaited)[1]) if awaited else None
 
 
 def is_due(gpu: Gpu, facts: Facts) -> bool:

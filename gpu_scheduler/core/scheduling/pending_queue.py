@@ -20,7 +20,7 @@ from gpu_scheduler.core.scheduling.placement import claim_size
 
 def queue_key(job: QueuedJob) -> tuple[int, int, int]:
     """Returns the key by which waiting jobs are sorted."""
-    return job.priority, job.position, job.job_id
+    return *job.place, job.job_id
 
 
 def in_queue_order(groups: Iterable[PendingGroup]) -> list[PendingGroup]:

@@ -38,8 +38,8 @@ from gpu_scheduler.core.scheduling.gpu_use import (
 )
 from gpu_scheduler.core.scheduling.pending_queue import allowed_gpus
 from gpu_scheduler.core.scheduling.preemption import protection_left_s
-from gpu_scheduler.core.scheduling.queue_history import count_gpu_time
 from gpu_scheduler.core.scheduling.queue_placement import place_jobs, start_wait_s, with_start_interval
+from gpu_scheduler.core.scheduling.queue_reservation import count_gpu_time
 from gpu_scheduler.core.scheduling.reconcile_attempt import (
     check_memory_release,
     has_ended,

@@ -95,7 +95,7 @@ def queue_outlook(
     since = waiting_since(job, resources, need, facts)
     left_s, waited_s = budget_left_s(facts), need.count * (facts.now.wall - since)
     return QueueOutlook(
-        facts.overtakes.count(job, since) if own is None else own.overtakes,
+        facts.overtakes.count(job.place, job.submitted_at, since) if own is None else own.overtakes,
         settings.aging,
         None if planned is None else planned.cost_s,
         left_s,

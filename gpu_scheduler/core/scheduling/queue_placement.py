@@ -231,14 +231,16 @@ class _Walk:
 
     def _is_of_interest(self, n: int, group: PendingGroup, job: QueuedJob) -> bool:
         """Returns whether the walk visits this job of a group after the one before it."""
-        facts = self._facts
         return (
-            not self._is_refused(request_of(group, facts), ends_in_time=True)
+            not self._is_refused(request_of(group, self._facts), ends_in_time=True)
             or self._may_try_preemption(n, group, job)
-            or (
-                self._may_reserve and facts.overtakes.may_reach(job, group.submitted_at, facts.settings.aging)
-            )
+            or self._may_get_reservation(job, group.submitted_at)
         )
+
+    def _may_get_reservation(self, job: QueuedJob, submitted_at: float) -> bool:
+        """Returns whether a job may get a reservation. This is cheap, and nearly always keeps it off."""
+        aging = self._facts.settings.aging
+        return self._may_reserve and self._facts.overtakes.may_reach(job.place, submitted_at, aging)
 
     def _is_refused(self, request: Request, *, ends_in_time: bool) -> bool:
         return request.size >= self._refused[ends_in_time].get(request.kind, _NO_SIZE)
@@ -364,15 +366,14 @@ class _Walk:
     def _consider(self, group: PendingGroup, job: QueuedJob, need: Need) -> None:
         """Reserves GPUs for a job that does not fit, if it has been overtaken too often."""
         facts, stored, settings = self._facts, self._facts.queue_reservation, self._facts.settings
-        # The last condition is cheap, and nearly always keeps a job off.
-        if not self._may_reserve or not facts.overtakes.may_reach(job, job.submitted_at, settings.aging):
+        if not self._may_get_reservation(job, job.submitted_at):
             return
         if stored is not None and stored.job.job_id == job.job_id:
             return  # it keeps its reservation, in the next step of the walk
         if group.reason is not None and group.reason.kind is WaitKind.GROUP_FULL:
             return  # it begins to wait for GPUs only now
         since = waiting_since(job, group.resources, need, facts)
-        overtakes = facts.overtakes.count(job, since)
+        overtakes = facts.overtakes.count(job.place, job.submitted_at, since)
         if overtakes < settings.aging:
             return
         answer = self._gpus.place(need, group.resources.allowed)

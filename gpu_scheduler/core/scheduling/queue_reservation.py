@@ -15,7 +15,9 @@ from msgspec import Struct
 
 from gpu_scheduler.core.model.job_spec import Need
 from gpu_scheduler.core.model.units import WHOLE
-from gpu_scheduler.core.scheduling.facts import Attempt, Facts
+from gpu_scheduler.core.scheduling.accounting import allocated_share
+from gpu_scheduler.core.scheduling.actions import Action, RecordGpuTime
+from gpu_scheduler.core.scheduling.facts import Attempt, Facts, Gpu
 from gpu_scheduler.core.scheduling.gpu_use import Vacancy
 from gpu_scheduler.core.scheduling.reconcile_attempt import departure_s
 
@@ -113,3 +115,39 @@ def attempts_to_leave(gpu: Vacancy, need: Need, ends: Mapping[int, ExpectedEnd])
     # The more attempts have left, the more jobs fit.
     number = bisect_left(range(len(here) + 1), True, key=lambda left: gpu.accepts(need, here[:left]))
     return frozenset(here[:number]) if number <= len(here) else None
+
+
+# Counts the GPU time that attempts got, and that a reservation by queue order kept idle.
+
+
+#: GPU time is recorded at least this often, in seconds, and whenever allocations change.
+_INTERVAL_S = 60.0
+
+
+def count_gpu_time(facts: Facts, *, allocations_change: bool) -> list[Action]:
+    """Records the GPU time since it was last counted, if allocations change now or enough time has passed.
+
+    While nothing is allocated or reserved, nothing needs to be recorded until an allocation changes.
+    """
+    counted = facts.gpu_time
+    if counted is None:
+        return []
+    now = facts.now.wall
+    if counted.counted_until is None or now < counted.counted_until:
+        return [RecordGpuTime(0.0, 0.0, now)]  # begin to count; the clock may have been set back
+    seconds = now - counted.counted_until
+    if seconds < _INTERVAL_S and not (allocations_change and seconds > 0):
+        return []
+    reserved = () if facts.queue_reservation is None else facts.queue_reservation.gpus
+    shares = {gpu.uuid: min(WHOLE, _allocated_share(gpu, facts)) for gpu in facts.gpus}
+    delivered = sum(shares.values())
+    idle = sum(WHOLE - share for uuid, share in shares.items() if uuid in reserved)
+    if not (delivered or idle or allocations_change):
+        return []
+    return [RecordGpuTime(seconds * delivered / WHOLE, seconds * idle / WHOLE, now)]
+
+
+def _allocated_share(gpu: Gpu, facts: Facts) -> int:
+    total, spike = gpu.sample.total_mib if gpu.sample else None, facts.settings.spike_buffer
+    holders = [one for one in facts.attempts if gpu.uuid in one.gpus and one.state.holds_gpus]
+    return sum(allocated_share(one.allocation(gpu.uuid), total, spike) for one in holders)

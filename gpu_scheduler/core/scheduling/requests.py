@@ -22,6 +22,7 @@ from gpu_scheduler.core.model.request_answer import (
     AnswerCode,
     RequestAnswer,
     not_interrupted,
+    refusal_to_resume,
     unfinished_work,
     wrong_state,
 )
@@ -108,12 +109,10 @@ def _retry_unless_skipped(job: JobFact, args: Any, settings: Settings) -> Action
 
 
 def _resume(job: JobFact, args: Any, settings: Settings) -> ActionsAndAnswer:
-    if job.state not in (JobState.HELD, JobState.FINISHED):
-        return _refusal("resume_job", job)
-    if job.failed_parent is not None and job.state is JobState.FINISHED:
-        return [], RequestAnswer(AnswerCode.PARENT_FAILED, parent=job.failed_parent)
-    if job.outcome is Outcome.COMPLETED and not args.get("completed"):
-        return [], RequestAnswer(AnswerCode.ALREADY_COMPLETED)
+    completed = bool(args.get("completed"))
+    refusal = refusal_to_resume(job.state, job.outcome, job.failed_parent, completed=completed)
+    if refusal is not None:
+        return [], refusal
     checkpoint = Checkpoint.from_values(args["checkpoint"])
     reason = StateReason(ReasonKind.RESUMED_BY_USER, subject=checkpoint.path)
     requeue = RequeueJob(job.job_id, reason, checkpoint=checkpoint, min_vram_mib=args.get("min_vram_mib"))

@@ -134,6 +134,11 @@ def count_noun(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
+def times_text(count: int) -> str:
+    """Formats how often something happened: "once", "9 times"."""
+    return "once" if count == 1 else f"{count} times"
+
+
 def format_jobs(job_ids: Iterable[int]) -> str:
     """Formats the ids of jobs: "job 3", "jobs 3, 4"."""
     listed = [str(job_id) for job_id in job_ids]

@@ -19,7 +19,7 @@ from msgspec import Struct, to_builtins
 
 from gpu_scheduler.config import ProbeKind
 from gpu_scheduler.core.model.gpu import GpuFault, GpuProcess, GpuSample, Snapshot
-from gpu_scheduler.gpus.probes import Probe, as_probe_error, make_probe
+from gpu_scheduler.gpus.probes import DRIVER_REMEDY, Probe, ProbeError, as_probe_error
 
 
 def main() -> None:
@@ -38,6 +38,60 @@ def main() -> None:
     while True:
         number = questions.get()
         os.write(answers, encode(number, take_sample(probe)))
+
+
+def make_probe(kind: ProbeKind, simulate: str | None = None, sim_dir: str | None = None) -> Probe:
+    """Returns a probe of this kind. Does not read any GPU yet, and imports only what the kind needs.
+
+    simulate  the text of `--simulate`, such as "4" or "2:24G,2:80G". It overrides `kind`.
+    sim_dir   the folder in which simulated jobs write their usage, or None if there is no usage.
+
+    Raises ValueError, with the accepted forms, for an invalid `simulate`.
+    """
+    if simulate is not None or kind == "simulated":
+        from gpu_scheduler.gpus.probes.simulated import SimulatedProbe, parse_simulate
+
+        return SimulatedProbe(parse_simulate(simulate if simulate is not None else "4"), sim_dir)
+    if kind == "nvml":
+        from gpu_scheduler.gpus.probes.nvml import NvmlProbe
+
+        return NvmlProbe()
+    if kind == "gputil":
+        from gpu_scheduler.gpus.probes.gputil import GputilProbe
+
+        return GputilProbe()
+    return AutoProbe()
+
+
+class AutoProbe:
+    """A probe that uses NVML if it works, otherwise GPUtil. Tries both in this order at each sample.
+
+    note: why NVML was not used for the newest sample; "" if it was.
+    """
+
+    def __init__(self) -> None:
+        self._probes = make_probe("nvml"), make_probe("gputil")
+        self.note = ""
+
+    def sample(self) -> tuple[GpuSample, ...]:
+        """Returns a sample of every GPU; see Probe.sample."""
+        errors: list[ProbeError] = []
+        samples: tuple[GpuSample, ...] | None = None
+        for probe in self._probes:
+            try:
+                samples = probe.sample()
+            except Exception as error:  # noqa: BLE001 - a library that fails in any way must not hide the GPUs
+                errors.append(as_probe_error(error))
+                continue
+            if samples:
+                instead = "the GPUs are read with nvidia-smi instead of NVML, so their processes are unknown"
+                self.note = f"{errors[0]}; {instead}" if errors else ""
+                return samples
+        if samples is not None:
+            return samples
+        # Installing the driver is the general remedy, so a specific one comes first.
+        remedies = [error.remedy for error in errors if error.remedy != DRIVER_REMEDY]
+        raise ProbeError("; ".join(map(str, errors)), (*remedies, DRIVER_REMEDY)[0])
 
 
 def take_sample(probe: Probe) -> Snapshot | ProbeFailure:

@@ -35,11 +35,11 @@ from gpu_scheduler.health.storage import find_issues
 from gpu_scheduler.intake.jobs_file_content import JobsFile
 from gpu_scheduler.intake.llm_config import LlmConfigFile
 from gpu_scheduler.store import state_file as statefile
-from gpu_scheduler.store.backups import list_backups
+from gpu_scheduler.store.backups import is_store_lost, list_backups
 from gpu_scheduler.store.data_dir import DataDir, check_entries
-from gpu_scheduler.store.database import check_integrity, read_meta
+from gpu_scheduler.store.database import check_integrity, is_missing_or_empty, read_meta
 from gpu_scheduler.store.gpu_kind import recorded_gpus
-from gpu_scheduler.store.inspection import is_missing_or_empty, is_store_lost, unknown_attempt_folders
+from gpu_scheduler.store.inspection import unknown_attempt_folders
 from gpu_scheduler.store.moved_or_copied import FOLDER_KEY, copied_from, copy_refusal
 from gpu_scheduler.store.scheduler_lock import scheduler_pid
 from gpu_scheduler.system import safe_file

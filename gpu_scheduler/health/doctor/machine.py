@@ -14,8 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
-from gpu_scheduler import __version__
-from gpu_scheduler.config import ProbeKind
+from gpu_scheduler.config import VERSION, ProbeKind
 from gpu_scheduler.core.command.sessions import parse_session_list
 from gpu_scheduler.core.model.finding import Check, Finding, bad, ok, warn
 from gpu_scheduler.core.model.gpu import GpuSample
@@ -131,7 +130,7 @@ def packages(wanted: Mapping[str, str] = PACKAGES) -> Finding:
     if missing:
         return bad(Check.PACKAGES, f"missing: {', '.join(missing)}", "run `make install` or `pip install .`")
     found = ", ".join(f"{package} {_package_version(package)}" for package in wanted.values())
-    return ok(Check.PACKAGES, f"gpu-scheduler {__version__}; {found}")
+    return ok(Check.PACKAGES, f"gpu-scheduler {VERSION}; {found}")
 
 
 def _package_version(package: str) -> str:

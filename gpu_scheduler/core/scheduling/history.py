@@ -1,4 +1,4 @@
-"""Keeps the history on which the queue order depends: the newest starts, and the GPU time of the last days.
+"""Keeps the history that a round needs: the newest starts, the newest ends on each GPU, and the GPU time.
 
 A waiting job is overtaken when a job that sorts after it, and that was submitted at least LATE_S after it,
 starts while it waits for GPUs. Jobs submitted together therefore never overtake each other, so that a batch
@@ -8,20 +8,15 @@ is packed as well as without this count.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from heapq import heappush, heappushpop
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from msgspec import Struct
 
-from gpu_scheduler.core.model.units import WHOLE
-from gpu_scheduler.core.scheduling.accounting import allocated_share
-from gpu_scheduler.core.scheduling.actions import Action, RecordGpuTime
-
-if TYPE_CHECKING:
-    from gpu_scheduler.core.scheduling.facts import Facts, Gpu, QueuedJob
-
+from gpu_scheduler.core.failure.explanation import blamed_gpus
+from gpu_scheduler.core.model.state_reason import DEVICE_FAILURES, StateReason
 
 #: Seconds by which a job must have been submitted later to count.
 LATE_S = 3600.0
@@ -56,13 +51,16 @@ class Overtakes:
         changed.__dict__["_newest_submission"] = max(self._newest_submission, newest)
         return changed
 
-    def count(self, job: QueuedJob, since: float) -> int:
-        """Returns how often a job has been overtaken since a time in wall seconds."""
-        first = bisect_right(self._keys, (job.priority, job.position))
-        late = job.submitted_at + LATE_S
+    def count(self, place: tuple[int, int], submitted_at: float, since: float) -> int:
+        """Returns how often a job has been overtaken since a time in wall seconds.
+
+        place: its priority and position. submitted_at: when it was submitted, in wall seconds.
+        """
+        first = bisect_right(self._keys, place)
+        late = submitted_at + LATE_S
         return sum(one.submitted_at >= late and one.started_at >= since for one in self._by_key[first:])
 
-    def may_reach(self, job: QueuedJob, submitted_at: float, number: int) -> bool:
+    def may_reach(self, place: tuple[int, int], submitted_at: float, number: int) -> bool:
         """Returns whether `number` starts overtook a job, or one behind it that was submitted at this time.
 
         It does not matter how long these jobs have been waiting, so the answer may be yes where it is no. For
@@ -72,7 +70,7 @@ class Overtakes:
             return True
         if self._newest_submission < submitted_at + LATE_S:
             return False
-        first = bisect_right(self._keys, (job.priority, job.position))
+        first = bisect_right(self._keys, place)
         return self._latest(number)[first] >= submitted_at + LATE_S
 
     @cached_property
@@ -102,13 +100,78 @@ class Overtakes:
         return self._thresholds[number]
 
 
+# The ends of attempts on each GPU, from which its suspicion is derived.
+
+
+#: A failure within this many seconds of the start is quick; a job that runs longer shows that others can run.
+QUICK_S = 10.0
+#: Number of ends that are remembered for each GPU.
+REMEMBERED_ENDS = 64
+
+
+class AttemptEnd(NamedTuple):
+    """The end of an attempt that ran on these GPUs; failure: why its command failed, or None. Wall times."""
+
+    ended_at: float
+    attempt_id: int
+    job_id: int
+    gpus: tuple[str, ...]
+    created_at: float
+    started_at: float
+    has_completed: bool
+    failure: StateReason | None
+
+    @property
+    def device_error(self) -> str | None:
+        """The error of the GPU that the command reported, if that is why it failed."""
+        failure = self.failure
+        return failure.error if failure and failure.failure in DEVICE_FAILURES else None
+
+    @property
+    def is_quick(self) -> bool:
+        """True if it ended soon after its start."""
+        return self.ended_at - self.started_at <= QUICK_S
+
+
+class GpuHistory:
+    """The newest ends on each GPU, in the order of their times.
+
+    on_gpu: those on each GPU, by UUID. ends: all of them. well: those that show that jobs can run.
+    """
+
+    def __init__(self, ends: Iterable[AttemptEnd] = ()) -> None:
+        found: dict[str, list[AttemptEnd]] = {}
+        for end in sorted(ends, key=lambda end: end[:2]):
+            for uuid in end.gpus:
+                found.setdefault(uuid, []).append(end)
+        self.on_gpu = {uuid: on_gpu[-REMEMBERED_ENDS:] for uuid, on_gpu in found.items()}
+        self.ends = list({one.attempt_id: one for kept in self.on_gpu.values() for one in kept}.values())
+        self.well = [one for one in self.ends if one.has_completed or not (one.is_quick or one.failure)]
+
+    @cached_property
+    def counted(self) -> dict[str, set[int]]:
+        """The ids of the failed attempts that count against each GPU."""
+        failed = [
+            (end, (end.job_id, why.failure, why.exit_code, why.signal), blamed_gpus(why, end.gpus))
+            for end in self.ends
+            if (why := end.failure) is not None
+        ]
+        places: dict[object, set[str]] = {}
+        for end, way, _ in failed:
+            places[way] = places.get(way, set(end.gpus)) & set(end.gpus)
+        counted: dict[str, set[int]] = {}
+        for end, way, blamed in failed:
+            if end.is_quick or end.device_error is not None:
+                for uuid in places[way].intersection(blamed):
+                    counted.setdefault(uuid, set()).add(end.attempt_id)
+        return counted
+
+
 # Counts the GPU time that attempts got, and that a reservation by queue order kept idle.
 
 
 #: The period over which idle time is compared with delivered time, in hours.
 PERIOD_HOURS = 168
-#: GPU time is recorded at least this often, in seconds, and whenever allocations change.
-_INTERVAL_S = 60.0
 #: At least this much time counts as delivered, in GPU-seconds: in a new store, a few idle seconds would
 #: otherwise exceed any fraction of what was delivered so far.
 _MIN_DELIVERED_S = 3600.0
@@ -132,32 +195,3 @@ class GpuTime(Struct, frozen=True):
         idle_budget: a fraction of the delivered time. At least one GPU-hour counts as delivered.
         """
         return idle_budget * max(self.delivered_s, _MIN_DELIVERED_S) - self.reserved_idle_s
-
-
-def count_gpu_time(facts: Facts, *, allocations_change: bool) -> list[Action]:
-    """Records the GPU time since it was last counted, if allocations change now or enough time has passed.
-
-    While nothing is allocated or reserved, nothing needs to be recorded until an allocation changes.
-    """
-    counted = facts.gpu_time
-    if counted is None:
-        return []
-    now = facts.now.wall
-    if counted.counted_until is None or now < counted.counted_until:
-        return [RecordGpuTime(0.0, 0.0, now)]  # begin to count; the clock may have been set back
-    seconds = now - counted.counted_until
-    if seconds < _INTERVAL_S and not (allocations_change and seconds > 0):
-        return []
-    reserved = () if facts.queue_reservation is None else facts.queue_reservation.gpus
-    shares = {gpu.uuid: min(WHOLE, _allocated_share(gpu, facts)) for gpu in facts.gpus}
-    delivered = sum(shares.values())
-    idle = sum(WHOLE - share for uuid, share in shares.items() if uuid in reserved)
-    if not (delivered or idle or allocations_change):
-        return []
-    return [RecordGpuTime(seconds * delivered / WHOLE, seconds * idle / WHOLE, now)]
-
-
-def _allocated_share(gpu: Gpu, facts: Facts) -> int:
-    total, spike = gpu.sample.total_mib if gpu.sample else None, facts.settings.spike_buffer
-    holders = [one for one in facts.attempts if gpu.uuid in one.gpus and one.state.holds_gpus]
-    return sum(allocated_share(one.allocation(gpu.uuid), total, spike) for one in holders)
