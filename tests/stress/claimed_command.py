@@ -1,6 +1,6 @@
 """A command that uses claimed GPU memory, with as few imports as possible.
 
-    python -I -S claimed_command.py TRACE NUMBER SECONDS CODE USED TOTAL SIM LOCKS
+    python -I claimed_command.py TRACE NUMBER SECONDS CODE USED TOTAL SIM LOCKS
 
 It uses USED MiB on each GPU in CUDA_VISIBLE_DEVICES; each GPU has TOTAL MiB. It writes one line to TRACE when
 it starts and another when it ends, each with the MiB that its holder has locked in the folder LOCKS at that

@@ -31,7 +31,7 @@ from gpu_scheduler.runner.folder import living_fields
 #
 # The file of a process counts only while the process is alive. Its name contains the pid and the start time,
 # so that a later process with the same pid does not inherit the usage. GPUs are identified only by their
-# index. This module imports only the standard library.
+# index.
 
 
 #: The environment variable with the path of the simulation's folder, for simulated jobs.
