@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from gpu_scheduler.app.stop import StopReport, StopWait
 
 #: The end of a job that a command was to end without a scheduler, and that has not ended in time.
-NOT_ENDED = "not ended yet; the next `start` continues to end it"
+NOT_ENDED = "not ended yet; the next `start` ends it"
 
 
 def answer_text(answer: Answer, data_dir: str) -> str:
