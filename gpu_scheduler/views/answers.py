@@ -79,9 +79,10 @@ def _reply_text(reply: RequestAnswer, job_id: int, data_dir: str) -> str:
     if reply.code is AnswerCode.WRONG_STATE:
         wanted = " or ".join(map(str, reply.accepted))
         if reply.verb == "set":  # the request of several commands
-            is_finished = reply.state is JobState.FINISHED
-            again = f"; `retry {job_id} --set KEY=VALUE` changes it and queues it again" if is_finished else ""
-            return f"{job} is {reply.state}; only a job that is {wanted} can be changed{again}"
+            text = f"{job} is {reply.state}; only a job that is {wanted} can be changed"
+            if reply.state is not JobState.FINISHED:
+                return text
+            return f"{text}; `retry {job_id} --set KEY=VALUE` changes it and queues it again"
         if reply.verb == "hold" and reply.state is JobState.HELD:
             return f"{job} is already held; `why {job_id}` shows how it can be queued again"
         if reply.verb == "resume_job":

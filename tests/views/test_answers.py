@@ -70,7 +70,10 @@ def test_the_answer_for_a_job_that_has_not_ended_names_who_ends_it_and_what_expl
             "job 3 is finished; only a job that is held or queued can be changed; `retry 3 --set KEY=VALUE`"
             " changes it and queues it again",
         ),
-        (wrong_state("hold", JobState.HELD), "job 3 is already held; `why 3` shows how it can be queued again"),
+        (
+            wrong_state("hold", JobState.HELD),
+            "job 3 is already held; `why 3` shows how it can be queued again",
+        ),
         (
             RequestAnswer(AnswerCode.CYCLE),
             "job 3 would wait for itself; its dependencies were not changed",
