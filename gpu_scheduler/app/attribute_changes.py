@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import posixpath
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -105,9 +104,8 @@ def attribute_changes(store: Store, job_id: int, items: Iterable[str]) -> list[A
     job = job_record(store, job_id)
     line = line_of(store, job_id)
     if line is not None:
-        file = posixpath.basename(line.path)
         raise SchedulerError(
-            f"job {job_id} has a line in a jobs file; edit line {line.number} of {file} instead: {line.path}"
+            f"job {job_id} has a line in a jobs file; edit line {line.number} of {line.path} instead"
         )
     try:
         changes = parse_changes(items, frozenset(store.gpu_indices().values()) or None)

@@ -339,7 +339,7 @@ def _newest(store: Store, job: JobRecord, attempts: Sequence[AttemptRecord]) -> 
 def why_no_checkpoint(spec: JobSpec) -> str:
     """Returns why no complete checkpoint of a job that has run was found."""
     if spec.checkpoints is not None:
-        return f"nothing matches checkpoints={spec.checkpoints}"
+        return f"none matches checkpoints={spec.checkpoints}"
     option, folder = output_option(spec)
     if folder is not None:
         return f"none was found in its {option} {folder}"

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from gpu_scheduler.app.stop import StopReport, StopWait
 
 #: The end of a job that a command was to end without a scheduler, and that has not ended in time.
-NOT_ENDED = "not ended yet; the next `start` continues to end it"
+NOT_ENDED = "not ended yet; the next `start` ends it"
 
 
 def answer_text(answer: Answer, data_dir: str) -> str:
@@ -79,9 +79,12 @@ def _reply_text(reply: RequestAnswer, job_id: int, data_dir: str) -> str:
     if reply.code is AnswerCode.WRONG_STATE:
         wanted = " or ".join(map(str, reply.accepted))
         if reply.verb == "set":  # the request of several commands
-            return f"{job} is {reply.state}; only a job that is {wanted} can be changed"
+            text = f"{job} is {reply.state}; only a job that is {wanted} can be changed"
+            if reply.state is not JobState.FINISHED:
+                return text
+            return f"{text}; `retry {job_id} --set KEY=VALUE` changes it and queues it again"
         if reply.verb == "hold" and reply.state is JobState.HELD:
-            return f"{job} is held already, not queued; `why {job_id}` names what queues it"
+            return f"{job} is already held; `why {job_id}` shows how it can be queued again"
         if reply.verb == "resume_job":
             return f"{job} is {reply.state}; `resume --job` needs a job that is {wanted}"
         remedy = ""

@@ -166,7 +166,7 @@ def test_an_interrupted_job_is_not_released(desk: Desk, up: bool) -> None:
 def test_a_killed_job_counts_as_held_for_hold_and_priority(desk: Desk, up: bool) -> None:
     job = desk.run_job(WAIT)
     kill_attempts(desk.folders)
-    refused = f"gpu-scheduler: job {job} is held already, not queued; `why {job}` names what queues it\n"
+    refused = f"gpu-scheduler: job {job} is already held; `why {job}` shows how it can be queued again\n"
     with desk.scheduler() if up else nullcontext():
         assert desk.run("hold", job) == (1, "", refused)
         assert desk.run("priority", job, 3) == (0, f"job {job}: priority=3 set\n", "")

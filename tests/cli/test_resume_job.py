@@ -114,7 +114,7 @@ def test_a_named_checkpoint_is_found_in_the_current_folder_or_in_that_of_the_job
         (COMMAND, {}, "none was found in its --output_dir outputs"),
         ("python train.py", {}, "its command has no --output_dir, and it has no attribute checkpoints="),
         ("python train.py --output-dir outputs", {}, "none was found in its --output-dir outputs"),
-        ("python train.py", {"checkpoints": "*.pt"}, "nothing matches checkpoints=*.pt"),
+        ("python train.py", {"checkpoints": "*.pt"}, "none matches checkpoints=*.pt"),
     ],
 )
 def test_a_job_without_a_checkpoint_is_refused_with_what_to_do(

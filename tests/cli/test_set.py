@@ -168,7 +168,7 @@ def test_set_names_the_line_of_a_job_that_has_one(desk: Desk) -> None:
         )
     code, out, err = desk.run("set", job, "vram=1G")
     assert (code, out) == (1, "")
-    assert f"job {job} has a line in a jobs file; edit line 4 of jobs.txt instead: /home/me/jobs.txt" in err
+    assert f"job {job} has a line in a jobs file; edit line 4 of /home/me/jobs.txt instead" in err
     assert desk.requests() == []
 
 
@@ -178,7 +178,8 @@ def test_set_refuses_a_job_that_does_not_wait(desk: Desk) -> None:
     code, out, err = desk.run("set", job, "vram=1G")
     assert (code, out) == (1, "")
     assert err == (
-        f"gpu-scheduler: job {job} is finished; only a job that is held or queued can be changed\n"
+        f"gpu-scheduler: job {job} is finished; only a job that is held or queued can be changed;"
+        f" `retry {job} --set KEY=VALUE` changes it and queues it again\n"
     )
     with desk.scheduler():
         assert desk.run("set", job, "vram=1G", "priority=3") == (1, "", err)
@@ -189,7 +190,10 @@ def test_set_refuses_a_job_that_does_not_wait(desk: Desk) -> None:
 def test_set_makes_no_change_of_a_finished_job_if_it_cannot_make_all(desk: Desk, up: bool) -> None:
     job = desk.job("python old.py")
     desk.record(act.FinishJob(job, Outcome.FAILED, None))
-    refused = f"gpu-scheduler: job {job} is finished; only a job that is held or queued can be changed\n"
+    refused = (
+        f"gpu-scheduler: job {job} is finished; only a job that is held or queued can be changed;"
+        f" `retry {job} --set KEY=VALUE` changes it and queues it again\n"
+    )
     with desk.scheduler() if up else nullcontext():
         assert desk.run("set", job, "command=python new.py", "vram=1G") == (1, "", refused)
     row = desk.store.job(job)
@@ -294,5 +298,5 @@ def test_retry_with_a_wrong_change_or_of_a_job_with_a_line_requests_nothing(desk
             (other,),
         )
     code, _, err = desk.run("retry", "--failed", "--set", "vram=1G")
-    assert (code, "edit line 4 of jobs.txt instead" in err) == (1, True)
+    assert (code, "edit line 4 of /home/me/jobs.txt instead" in err) == (1, True)
     assert desk.requests() == []

@@ -60,7 +60,7 @@ def test_a_command_only_records_its_request_where_it_may_run_no_rounds(
     assert (code, err) == (1, f"gpu-scheduler: {pending}")
     code, out, err = desk.run("stop", "--jobs")
     assert (code, err) == (1, "")
-    assert out.endswith(f"job {running}: not ended yet; the next `start` continues to end it\n")
+    assert out.endswith(f"job {running}: not ended yet; the next `start` ends it\n")
     assert desk.requests() == [
         ("hold", str(queued)),
         ("pause", "SIM-1"),
@@ -127,7 +127,7 @@ def test_a_cancel_fails_if_the_processes_outlive_its_wait(
     job = desk.run_without_runner()
     monkeypatch.setattr(control, "GRACE_S", 0.0)
     monkeypatch.setattr(control, "STOP_MARGIN_S", 0.1)
-    left = f"job {job}: not ended yet; the next `start` continues to end it; see `why {job}`\n"
+    left = f"job {job}: not ended yet; the next `start` ends it; see `why {job}`\n"
     assert desk.run("cancel", job, "--grace", "0") == (1, left, "")
     assert processes_of(desk.folders)
     assert desk.requests() == [("cancel", str(job))]
@@ -136,7 +136,7 @@ def test_a_cancel_fails_if_the_processes_outlive_its_wait(
 def test_a_job_on_a_remote_executor_is_left_to_the_next_start(desk: Desk) -> None:
     job = desk.run_job(SLEEP)
     desk.store.db.connection.execute("UPDATE attempt SET executor = 'elsewhere'")
-    left = "not ended yet; the next `start` continues to end it"
+    left = "not ended yet; the next `start` ends it"
     assert desk.run("cancel", job)[:2] == (1, f"job {job}: {left}; see `why {job}`\n")
     code, out, _ = desk.run("stop", "--jobs")
     assert (code, out.splitlines()[-1]) == (1, f"job {job}: {left}")
@@ -161,7 +161,7 @@ def adopted(desk: Desk) -> Iterator[subprocess.Popen[bytes]]:
 def test_requests_for_an_adopted_process_that_nobody_watches_stay_open(
     desk: Desk, adopted: subprocess.Popen[bytes]
 ) -> None:
-    left = "job 1: not ended yet; the next `start` continues to end it; see `why 1`\n"
+    left = "job 1: not ended yet; the next `start` ends it; see `why 1`\n"
     assert desk.run("cancel", 1) == (1, left, "")
     code, out, err = desk.run("preempt", 1)
     assert (code, out) == (1, "")

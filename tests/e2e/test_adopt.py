@@ -194,7 +194,7 @@ def test_a_cancel_that_no_watcher_can_carry_out_waits_for_the_next_scheduler(
     done = world.cli("cancel", "1")
     assert (done.returncode, done.stdout) == (
         1,
-        "job 1: not ended yet; the next `start` continues to end it; see `why 1`\n",
+        "job 1: not ended yet; the next `start` ends it; see `why 1`\n",
     )
     assert training.poll() is None
     world.start()

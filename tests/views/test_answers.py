@@ -49,7 +49,7 @@ def test_a_refusal_names_the_job_states_in_which_the_request_is_accepted(verb: s
 
 def test_the_answer_for_a_job_that_has_not_ended_names_who_ends_it_and_what_explains_it() -> None:
     answer = Answer(3, AnswerKind.NOT_ENDED, RequestAnswer(AnswerCode.STOPPING))
-    assert answer_text(answer, "/s.d") == ("not ended yet; the next `start` continues to end it; see `why 3`")
+    assert answer_text(answer, "/s.d") == ("not ended yet; the next `start` ends it; see `why 3`")
     assert answer.has_failed
 
 
@@ -64,6 +64,15 @@ def test_the_answer_for_a_job_that_has_not_ended_names_who_ends_it_and_what_expl
         (
             wrong_state("set", JobState.RUNNING),
             "job 3 is running; only a job that is held or queued can be changed",
+        ),
+        (
+            wrong_state("set", JobState.FINISHED),
+            "job 3 is finished; only a job that is held or queued can be changed; `retry 3 --set KEY=VALUE`"
+            " changes it and queues it again",
+        ),
+        (
+            wrong_state("hold", JobState.HELD),
+            "job 3 is already held; `why 3` shows how it can be queued again",
         ),
         (
             RequestAnswer(AnswerCode.CYCLE),

@@ -338,7 +338,7 @@ def test_changes_are_answered_by_a_scheduler(api: Api, desk: Desk) -> None:
     assert held.headers["X-Scheduler"] == "up"
     assert [(one["job"], one["code"]) for one in held.json()["answers"]] == [(job, "held") for job in jobs]
     assert again.status_code == 409
-    assert "is held already" in again.json()["detail"]
+    assert "is already held" in again.json()["detail"]
     assert [one["text"] for one in high.json()["answers"]] == ["priority=5 set"] * 2
     assert [one["code"] for one in gone.json()["answers"]] == ["cancelled"] * 3
     assert [row["by"] for row in desk.store.db.rows("SELECT DISTINCT by FROM request")] == ["api:local"]
