@@ -210,7 +210,7 @@ def test_threads_share_a_client(desk: Desk) -> None:
 
 
 def test_a_job_that_a_scheduler_may_retry_has_not_ended(desk: Desk) -> None:
-    desk.world.start()
+    desk.world.start(module="tests.e2e.short_waits")
     job = desk.client().submit(command="[ -e tried ] || { touch tried; exit 1; }", fail_retries=1)
     assert job.result(60).ok
     assert job.info()["attempts"] == 2
