@@ -42,9 +42,13 @@ def free_port() -> int:
 
 
 class Box:
-    """The folder of a queue, with a token. `close` ends what the test has started."""
+    """The folder of a queue, with a token. `close` ends what the test has started.
 
-    def __init__(self, folder: Path) -> None:
+    If `is_warm` is set, commands are forked from a process that has already imported the program.
+    """
+
+    def __init__(self, folder: Path, *, is_warm: bool = True) -> None:
+        self._is_warm = is_warm
         self.folder = folder
         self.home = DataDir.of(str(folder / STATE))
         self.output = folder / "output"
@@ -64,7 +68,7 @@ class Box:
 
     def cli(self, *words: str, python: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
         """Runs a command to its end. python: options of the interpreter in place of `-m gpu_scheduler`."""
-        if not python:
+        if self._is_warm and not python:
             return warm.run("gpu_scheduler", (*words, "--state-file", STATE), self.folder, self.env)
         return subprocess.run(
             self.argv(*words, python=python), cwd=self.folder, env=self.env, capture_output=True, text=True,
@@ -77,7 +81,7 @@ class Box:
         """Starts a command as `cli` does; its output goes to the file `output`. prefix: words before it."""
         process: subprocess.Popen[bytes] | warm.Process
         with open(self.output, "ab") as out:
-            if not (python or prefix or given):
+            if self._is_warm and not (python or prefix or given):
                 words, number = (*words, "--state-file", STATE), out.fileno()
                 process = warm.Process("gpu_scheduler", words, self.folder, self.env, number, number)
                 self.processes.append(process)
