@@ -390,7 +390,6 @@ def test_a_running_job_is_preempted(api: Api, desk: Desk) -> None:
     job = desk.run_job("sleep 60")
     with desk.scheduler():
         reply = api().post("/api/v1/preempt", json={"jobs": [job], "grace_s": 5.0})
-        print(reply.json())
         assert reply.json()["answers"][0]["code"] in ("ended", "pending"), reply.json()
         desk.wait_until_processes_end()
 
