@@ -24,4 +24,4 @@ def wait_for(
             return seen
         now = time.monotonic()
         assert now < end, f"{description or 'condition'} not met within {timeout_s} s; last seen: {seen!r}"
-        time.sleep(max(every_s, 2 * (now - began)))
+        time.sleep(max(every_s, 4 * (now - began)))

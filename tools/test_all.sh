@@ -36,7 +36,7 @@ for version in 3.10 3.11 3.12 3.13; do
         continue
     fi
     output=$(mktemp)
-    if "$venv/bin/python" -m pytest -n 3 --dist worksteal -q -p no:cacheprovider "$@" 2>&1 | tee "$output"; then
+    if "$venv/bin/python" -m pytest -n 4 --dist worksteal -q -p no:cacheprovider "$@" 2>&1 | tee "$output"; then
         word=passed
     else
         word=FAILED

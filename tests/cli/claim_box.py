@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from gpu_scheduler.config import ProbeKind
+from tests import warm
 from tests.fakes.machine import FakeGpu, FakeMachine
 from tests.waiting import wait_for
 
@@ -102,6 +103,10 @@ class Box:
 
         text: its stdin. below: the words of a program that runs the command, which follows these words.
         """
+        if not text and not below:
+            given = self.words(command, *options)[2:]
+            done = warm.run("scheduler", given, self.folder, {**os.environ, **(env or {})}, TIMEOUT_S)
+            return done.returncode, done.stdout, done.stderr
         done = subprocess.run(
             [*below, *self.words(command, *options)],
             input=text,

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from gpu_scheduler.attempts.folder import kill_runner, observe
+from gpu_scheduler.config import StartOptions
 from gpu_scheduler.core.model.states import Outcome
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.errors import SchedulerError
@@ -144,6 +145,7 @@ def test_cancel_kills_a_job_that_ignores_sigterm_after_the_grace_period(desk: De
 def test_cancel_ends_the_processes_of_a_job_whose_runner_died(
     desk: Desk, environment: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    desk.store.record_options(StartOptions(grace_s=0.2))
     monkeypatch.setattr(restore, "RUNNER_EXIT_S", 0.1)
     script = "trap '' TERM HUP; echo $$ > pid; while :; do sleep 0.02; done"
     job = desk.run_job(f"exec {environment} sh -c {shlex.quote(script)}")

@@ -13,6 +13,7 @@ import pytest
 
 from gpu_scheduler.app import control
 from gpu_scheduler.attempts.sweep import processes_of
+from gpu_scheduler.config import StartOptions
 from gpu_scheduler.core.model.states import Outcome
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.executors.local import DirectExecutor
@@ -102,6 +103,7 @@ def test_the_rounds_of_a_command_start_no_job(desk: Desk) -> None:
 def test_what_a_dead_runner_has_left_is_ended_within_the_grace_of_the_command(
     desk: Desk, words: tuple[str, ...]
 ) -> None:
+    desk.store.record_options(StartOptions(grace_s=0.2))
     job = desk.run_without_runner()
     code, out, err = desk.run(*words)
     assert (code, out.splitlines()[-1], err) == (0, f"job {job}: cancelled", "")

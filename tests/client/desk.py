@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import signal
 import socket
-import subprocess
-import sys
 import urllib.error
 import urllib.request
 from pathlib import Path
 
 from gpu_scheduler.client import Client
+from tests import warm
 from tests.e2e.world import World
 from tests.waiting import wait_for
 
@@ -25,7 +24,7 @@ class Desk:
         self.folder = folder
         self.world = World(folder)
         self.port = free_port() if kind == "http" else 0
-        self._server: subprocess.Popen[bytes] | None = None
+        self._server: warm.Process | None = None
         self.start_server()
 
     def client(self) -> Client:
@@ -39,9 +38,7 @@ class Desk:
         if self.kind == "store":
             return
         words = [str(self.port), str(self.folder), str(self.folder / STATE)]
-        self._server = subprocess.Popen(
-            [sys.executable, "-m", "tests.client.api_process", *words], env=self.world.env, cwd=self.folder
-        )
+        self._server = warm.Process("tests.client.api_process", words, self.folder, self.world.env, 1, 2)
 
         def is_up() -> bool:
             try:
@@ -50,7 +47,7 @@ class Desk:
             except urllib.error.URLError:
                 return False
 
-        wait_for(is_up, "the server's first answer", every_s=0.05)
+        wait_for(is_up, "the server's first answer")
 
     def kill_server(self) -> None:
         """Kills the server, if there is one."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -120,34 +121,34 @@ def test_events_continue_after_the_given_one(desk: Desk) -> None:
     assert next(client.events(after=10**9)) == {"event": "reset"}
 
 
-@pytest.mark.parametrize(
-    ("call", "status", "text"),
-    [
-        (lambda client: client.submit("no_such.py"), 422, "no_such.py"),
-        (lambda client: client.submit(), 422, "either a script or a command"),
-        (lambda client: client.submit(command="echo a\necho b"), 422, "line break"),
-        (lambda client: client.submit(command="true", memory=3), 422, "memory"),
-        (lambda client: client.submit(command="true", after=[99]), 422, "99"),
-        (lambda client: client.submit(command="true", env={"CUDA_VISIBLE_DEVICES": "0"}), 422, "CUDA_VIS"),
-        (lambda client: client.map(command="true", grid={"lr": [1]}), 422, "lr"),
-        (lambda client: client.map(command="{a}", grid={"a": ["'\""]}), 422, "quotes"),
-        (lambda client: client.job(99), 404, "99"),
-        (lambda client: client.job("nobody"), 404, "nobody"),
-        (lambda client: client.wait([99]), 404, "99"),
-        (lambda client: client.cancel("nobody"), 404, "nobody"),
-        (lambda client: client.cancel(), 422, "jobs"),
-        (lambda client: client.jobs(state=["lost"]), 422, "tate"),
-    ],
-)  # fmt: skip
-def test_errors_are_one_class(desk: Desk, call: object, status: int, text: str) -> None:
-    assert callable(call)
+#: Calls that are refused, with the status and a part of the text of the error.
+ERRORS: Sequence[tuple[Callable[[Client], object], int, str]] = [
+    (lambda client: client.submit("no_such.py"), 422, "no_such.py"),
+    (lambda client: client.submit(), 422, "either a script or a command"),
+    (lambda client: client.submit(command="echo a\necho b"), 422, "line break"),
+    (lambda client: client.submit(command="true", memory=3), 422, "memory"),
+    (lambda client: client.submit(command="true", after=[99]), 422, "99"),
+    (lambda client: client.submit(command="true", env={"CUDA_VISIBLE_DEVICES": "0"}), 422, "CUDA_VIS"),
+    (lambda client: client.map(command="true", grid={"lr": [1]}), 422, "lr"),
+    (lambda client: client.map(command="{a}", grid={"a": ["'\""]}), 422, "quotes"),
+    (lambda client: client.job(99), 404, "99"),
+    (lambda client: client.job("nobody"), 404, "nobody"),
+    (lambda client: client.wait([99]), 404, "99"),
+    (lambda client: client.cancel("nobody"), 404, "nobody"),
+    (lambda client: client.cancel(), 422, "jobs"),
+    (lambda client: client.jobs(state=["lost"]), 422, "tate"),
+]  # fmt: skip
+
+
+def test_errors_are_one_class(desk: Desk) -> None:
     client = desk.client()
     client.submit(command="true", hold=True)
-    with pytest.raises(SchedulerError) as raised:
-        call(client)
-    assert isinstance(raised.value, ClientError)
-    assert raised.value.status == status
-    assert text in str(raised.value)
+    for call, status, text in ERRORS:
+        with pytest.raises(SchedulerError) as raised:
+            call(client)
+        assert isinstance(raised.value, ClientError)
+        assert raised.value.status == status, text
+        assert text in str(raised.value)
     assert len(client.jobs()) == 1
 
 
@@ -210,7 +211,7 @@ def test_threads_share_a_client(desk: Desk) -> None:
 
 
 def test_a_job_that_a_scheduler_may_retry_has_not_ended(desk: Desk) -> None:
-    desk.world.start()
+    desk.world.start(module="tests.e2e.short_waits")
     job = desk.client().submit(command="[ -e tried ] || { touch tried; exit 1; }", fail_retries=1)
     assert job.result(60).ok
     assert job.info()["attempts"] == 2

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from tempfile import gettempdir
 
 import pytest
 
@@ -179,6 +180,6 @@ def test_start_refuses_a_lock_folder_that_is_not_safe(world: World) -> None:
     world.env["GPU_SCHEDULER_LOCK_DIR"] = str(world.folder / "locks")
     done = world.cli("start", "--simulate", "1")
     assert done.returncode == 2
-    assert "is in /tmp, which the system empties" in done.stderr
+    assert f"is in {gettempdir()}, which the system empties" in done.stderr
     assert "set GPU_SCHEDULER_LOCK_DIR to a folder on a local disk" in done.stderr
     assert not (world.folder / "gpu_scheduler_state.d").exists()

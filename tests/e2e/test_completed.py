@@ -52,7 +52,7 @@ def test_a_script_that_only_starts_work_fails_once_and_names_it(world: World) ->
     world.append("[share=0.5 background=wait] bash wait.sh")
     assert "bash start.sh" in world.run_ok("lint", "jobs.txt")
     assert world.run_ok("lint", "jobs.txt").count("start.sh contains `&` without `wait`") == 1
-    world.start(*START)
+    world.start(*START, module="tests.e2e.short_waits")
     jobs = world.wait_finished(1, 2, 3)
     assert [jobs[n]["outcome"] for n in (1, 2, 3)] == ["failed", "completed", "failed"]
     assert [jobs[n]["exit_code"] for n in (1, 2, 3)] == [0, 0, 5]

@@ -15,7 +15,7 @@ _LINE = "case $CUDA_VISIBLE_DEVICES in {bad}|SIM-{bad}) {fails};; esac; sleep 0.
 def run(world: World, *options: str, fails: str = "exit 1", bad: object = BAD) -> dict[int, dict[str, Any]]:
     """Runs 20 jobs, which fail on the bad GPU, to their ends."""
     world.append(*(_LINE.format(bad=bad, fails=fails, number=number) for number in JOBS))
-    world.start(*options)
+    world.start(*options, module="tests.e2e.short_waits")
     return world.wait_finished(*JOBS, timeout_s=120)
 
 

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 from contextlib import ExitStack
 from pathlib import Path
+from tempfile import gettempdir
 
 import pytest
 
@@ -142,7 +143,8 @@ def test_a_job_does_not_start_without_a_usable_lock_folder(
     ended = rig.tick_until_ended(job)
     assert ended.reason is not None
     assert ended.reason.kind is ReasonKind.LAUNCH_FAILED
-    assert "is in /tmp, which the system empties; set GPU_SCHEDULER_LOCK_DIR to" in caplog.text
+    text = f"is in {gettempdir()}, which the system empties; set GPU_SCHEDULER_LOCK_DIR to"
+    assert text in caplog.text
 
 
 def test_a_job_waits_while_another_program_claims_the_gpu(tmp_path: Path) -> None:

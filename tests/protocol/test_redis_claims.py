@@ -18,7 +18,10 @@ from tests.protocol.redis_claims import (
 #: Those whose searches take less than three seconds.
 _QUICK = REDIS_SCENARIOS[:2]
 #: Controls that visit most states of their scenarios.
-_SLOW = ("cancelled_given_back", "giving_back_waits", "answers_first", "write_back_compares")
+_SLOW = (
+    "cancelled_given_back", "giving_back_waits", "answers_first", "write_back_compares", "waits_for_boxes",
+    "confirm_waits",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("scenario", _QUICK, ids=lambda one: one.name)

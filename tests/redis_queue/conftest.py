@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -23,6 +22,7 @@ from gpu_scheduler.errors import SchedulerError  # noqa: E402
 from gpu_scheduler.store.data_dir import DataDir  # noqa: E402
 from gpu_scheduler.store.store import Store  # noqa: E402
 from gpu_scheduler.store.taken_items import TakenItem, box_id  # noqa: E402
+from tests import warm  # noqa: E402
 from tests.redis_queue.source_document import SourceQueue  # noqa: E402
 from tests.stress.harness import environment  # noqa: E402
 from tests.waiting import wait_for  # noqa: E402
@@ -121,7 +121,7 @@ class Box:
             **environment(), "GPU_SCHEDULER_REDIS_TIME_SCALE": str(SCALE), "RUNS": str(runs),
             "BOX": folder.name,
         }  # fmt: skip
-        self.processes: list[subprocess.Popen[bytes]] = []
+        self.processes: list[warm.Process] = []
         self.script("job.py", "")
 
     def script(self, name: str, code: str) -> None:
@@ -130,35 +130,29 @@ class Box:
         trace += " file=open(os.environ['RUNS'], 'a'))"
         (self.folder / name).write_text(f"import os, sys, time, pathlib\n{trace}\n{code}\n")
 
-    def begin(self, *words: str) -> subprocess.Popen[bytes]:
+    def begin(self, *words: str) -> warm.Process:
+        words = (*words, "--state-file", "state.json")
         with open(self.folder / "output", "ab") as out:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "gpu_scheduler", *words, "--state-file", "state.json"],
-                cwd=self.folder, env=self.env, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
-            )  # fmt: skip
+            process = warm.Process("gpu_scheduler", words, self.folder, self.env, out.fileno(), out.fileno())
         self.processes.append(process)
         return process
 
-    def start(self, *words: str, gpus: str = "2") -> subprocess.Popen[bytes]:
+    def start(self, *words: str, gpus: str = "2") -> warm.Process:
         """Starts a scheduler with its agent."""
         return self.begin("start", "--simulate", gpus, "--log-dir", "logs", "--redis", self.url, *words)
 
-    def start_scheduler(self, gpus: str = "2") -> subprocess.Popen[bytes]:
+    def start_scheduler(self, gpus: str = "2") -> warm.Process:
         """Starts a scheduler without an agent."""
         return self.begin("start", "--simulate", gpus, "--log-dir", "logs")
 
-    def agent(self, *words: str) -> subprocess.Popen[bytes]:
+    def agent(self, *words: str) -> warm.Process:
         """Starts an agent alone."""
         return self.begin("redis-agent", "--redis", self.url, *words)
 
     def cli(self, *words: str) -> subprocess.CompletedProcess[str]:
         """Runs a command to its end."""
-        return subprocess.run(
-            [sys.executable, "-m", "gpu_scheduler", *words],
-            cwd=self.folder, env={**self.env, "GPU_SCHEDULER_STATE_FILE": "state.json"},
-            capture_output=True, text=True, timeout=60, check=False,
-            stdin=subprocess.DEVNULL,
-        )  # fmt: skip
+        env = {**self.env, "GPU_SCHEDULER_STATE_FILE": "state.json"}
+        return warm.run("gpu_scheduler", words, self.folder, env)
 
     def log(self) -> str:
         """Returns the main log."""

@@ -86,6 +86,7 @@ def test_redis_submit_passes_arguments_folder_and_variables(boxes: Boxes, queue:
 
 def test_bad_items_are_set_aside_and_never_in_the_way(boxes: Boxes, queue: SourceQueue) -> None:
     box = boxes()
+    box.env["GPU_SCHEDULER_REDIS_TIME_SCALE"] = "60"  # an item without a record is set aside after 10 s
     bad: dict[str, Any] = {
         "pickle": pickle.dumps({"a": 1}), "list": b"[1]", "huge": b"x" * 1_000_000, "empty": b"{}",
     }  # fmt: skip

@@ -14,6 +14,7 @@ from gpu_scheduler.app.store_access import requested_verbs
 from gpu_scheduler.redis_queue.queue import Queue
 from tests.processes import stop_between_writes
 from tests.redis_queue.conftest import (
+    SCALE,
     WAIT,
     Box,
     Boxes,
@@ -30,12 +31,14 @@ from tests.waiting import wait_for
 
 
 def listing(box: Box) -> dict[str, Any]:
-    """Returns what `redis-queue` knows."""
+    """Returns what `redis-queue` knows, with the times that the boxes use."""
     queue = Queue(box.url)
-    try:
-        return queue.listing()
-    finally:
-        queue.redis.close()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GPU_SCHEDULER_REDIS_TIME_SCALE", str(SCALE))
+        try:
+            return queue.listing()
+        finally:
+            queue.redis.close()
 
 
 def beats_besides(queue: SourceQueue, box: bytes) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -47,10 +48,11 @@ def test_an_item_is_run_by_the_scheduler_that_takes_it_and_read_by_all(
     boxes: Boxes, queue: SourceQueue, source: SourceScheduler, submit: Callable[..., str]
 ) -> None:
     box = boxes()
-    items = []
+    items, began = [], time.time() - 14
     for number in range(14):
         box.script(f"job{number}.py", WAIT)
-        items.append(submit(box, f"job{number}.py"))
+        # The score of an item is too coarse for two times within a millisecond.
+        items.append(submit(box, f"job{number}.py", created_at=began + number))
     assert [one["job_id"] for one in queue.peek(50)] == items
     assert [source.round(), source.round(), source.round()] == [*items[:2], None]
     assert sorted(queue.waiting()) == sorted(items[2:])

@@ -80,7 +80,7 @@ class _Service:
 
     def __init__(self, order: Order) -> None:
         self._stage = Stage(order.folder, command=scheduler(order.folder, program=program_for(order)))
-        self._box = Box(order.folder)
+        self._box = Box(order.folder, is_warm=False)
         self._box.create_token()
         self._answers, self._is_control = order.folder / "answers", order.is_control
         self._answers.touch()

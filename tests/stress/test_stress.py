@@ -26,6 +26,8 @@ SLOW_CONTROLS = (
     "jobs that wait for each other",
     "GPUs shared with run",
     "preemptions that meet other events",
+    "posts repeated after kills",
+    "boxes on Redis, killed and cut off",
 )
 
 

@@ -388,9 +388,10 @@ def test_gpus_are_paused_and_resumed(api: Api, desk: Desk) -> None:
 
 def test_a_running_job_is_preempted(api: Api, desk: Desk) -> None:
     job = desk.run_job("sleep 60")
-    reply = api().post("/api/v1/preempt", json={"jobs": [job], "grace_s": 5.0})
-    assert reply.json()["answers"][0]["code"] in ("ended", "pending"), reply.json()
-    desk.wait_until_processes_end()
+    with desk.scheduler():
+        reply = api().post("/api/v1/preempt", json={"jobs": [job], "grace_s": 5.0})
+        assert reply.json()["answers"][0]["code"] in ("ended", "pending"), reply.json()
+        desk.wait_until_processes_end()
 
 
 # Rights.

@@ -11,6 +11,7 @@ import json
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -158,8 +159,9 @@ def operations(app: FastAPI) -> Iterator[tuple[str, str]]:
         yield from ((method, path) for method in METHODS)
 
 
-def every(app: str) -> list[Ask]:
-    return [Ask(method, path) for method, path in operations(APPLICATIONS[app]())]
+@lru_cache
+def every(app: str) -> tuple[Ask, ...]:
+    return tuple(Ask(method, path) for method, path in operations(APPLICATIONS[app]()))
 
 
 def cross_site(name: str, value: str) -> Callable[[Ask], Ask]:

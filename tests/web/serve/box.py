@@ -18,6 +18,7 @@ from urllib.request import Request, urlopen
 from gpu_scheduler.runner.record_lock import conflicting_lock
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.scheduler_lock import scheduler_pid
+from tests import warm
 from tests.stress.harness import environment
 from tests.waiting import wait_for
 
@@ -41,15 +42,19 @@ def free_port() -> int:
 
 
 class Box:
-    """The folder of a queue, with a token. `close` ends what the test has started."""
+    """The folder of a queue, with a token. `close` ends what the test has started.
 
-    def __init__(self, folder: Path) -> None:
+    If `is_warm` is set, commands are forked from a process that has already imported the program.
+    """
+
+    def __init__(self, folder: Path, *, is_warm: bool = True) -> None:
+        self._is_warm = is_warm
         self.folder = folder
         self.home = DataDir.of(str(folder / STATE))
         self.output = folder / "output"
         self.port = free_port()
         self.env = environment()
-        self.processes: list[subprocess.Popen[bytes]] = []
+        self.processes: list[subprocess.Popen[bytes] | warm.Process] = []
         self.token = ""
 
     def create_token(self) -> None:
@@ -63,6 +68,8 @@ class Box:
 
     def cli(self, *words: str, python: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
         """Runs a command to its end. python: options of the interpreter in place of `-m gpu_scheduler`."""
+        if self._is_warm and not python:
+            return warm.run("gpu_scheduler", (*words, "--state-file", STATE), self.folder, self.env)
         return subprocess.run(
             self.argv(*words, python=python), cwd=self.folder, env=self.env, capture_output=True, text=True,
             timeout=60, check=False, stdin=subprocess.DEVNULL,
@@ -70,9 +77,15 @@ class Box:
 
     def begin(
         self, *words: str, python: Sequence[str] = (), prefix: Sequence[str] = (), **given: Any
-    ) -> subprocess.Popen[bytes]:
+    ) -> subprocess.Popen[bytes] | warm.Process:
         """Starts a command as `cli` does; its output goes to the file `output`. prefix: words before it."""
+        process: subprocess.Popen[bytes] | warm.Process
         with open(self.output, "ab") as out:
+            if self._is_warm and not (python or prefix or given):
+                words, number = (*words, "--state-file", STATE), out.fileno()
+                process = warm.Process("gpu_scheduler", words, self.folder, self.env, number, number)
+                self.processes.append(process)
+                return process
             process = subprocess.Popen(
                 [*prefix, *self.argv(*words, python=python)], cwd=self.folder, env=self.env,
                 stdin=subprocess.DEVNULL, stdout=out, stderr=out, **given,
@@ -80,14 +93,14 @@ class Box:
         self.processes.append(process)
         return process
 
-    def serve(self, *words: str, **given: Any) -> subprocess.Popen[bytes]:
+    def serve(self, *words: str, **given: Any) -> subprocess.Popen[bytes] | warm.Process:
         """Starts `serve` and waits until it answers."""
         process = self.begin("serve", "--port", str(self.port), *AS_ROOT, *words, **given)
         wait_for(lambda: self.health() or process.poll() is not None, "an answer of `serve`")
         assert process.poll() is None, self.output.read_text()
         return process
 
-    def start(self, *words: str, **given: Any) -> subprocess.Popen[bytes]:
+    def start(self, *words: str, **given: Any) -> subprocess.Popen[bytes] | warm.Process:
         """Starts a scheduler with `--serve`."""
         return self.begin("start", "--simulate", "2", "--log-dir", "logs", "--serve",
                           f"127.0.0.1:{self.port}", *AS_ROOT, *words, **given)  # fmt: skip

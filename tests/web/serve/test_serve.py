@@ -88,7 +88,7 @@ def test_a_signal_ends_serve_within_seconds_with_code_0(
 
 
 def test_a_signal_during_the_imports_ends_serve_with_code_0(box: Box) -> None:
-    process = box.begin("serve", "--port", str(box.port), *AS_ROOT)
+    process = box.begin("serve", "--port", str(box.port), *AS_ROOT, python=("-m", "gpu_scheduler"))
 
     def catches_signals() -> bool:
         with open(f"/proc/{process.pid}/status") as status:

@@ -1,0 +1,12 @@
+"""Runs the command line, but tries a failed job again after one second instead of ten."""
+
+from __future__ import annotations
+
+import sys
+
+from gpu_scheduler.cli import main
+from gpu_scheduler.core.scheduling import retry
+
+if __name__ == "__main__":
+    retry.FIRST_WAIT_S = 1.0
+    sys.exit(main(sys.argv[1:]))
