@@ -100,7 +100,7 @@ def test_the_rounds_of_a_command_start_no_job(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("words", [("cancel", "1", "--grace", "0.2"), ("stop", "--jobs", "--grace", "0.2")])
-def test_what_a_dead_runner_has_left_is_ended_within_the_grace_of_the_command(
+def test_the_processes_that_a_dead_runner_left_have_ended_when_the_command_returns(
     desk: Desk, words: tuple[str, ...]
 ) -> None:
     desk.store.record_options(StartOptions(grace_s=0.2))
