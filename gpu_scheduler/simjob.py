@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from gpu_scheduler.gpus.probes import simulated
+from gpu_scheduler.system import simulated_usage
 
 STEPS_PER_S = 5
 
@@ -28,7 +28,7 @@ class OutOfMemory(Exception):
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the job; returns 1 if a GPU is out of memory, 130 after Ctrl-C, otherwise the value of --exit."""
     options = _parser().parse_args(argv)
-    folder = os.environ.get(simulated.FOLDER_VARIABLE)
+    folder = os.environ.get(simulated_usage.FOLDER_VARIABLE)
     gpus = visible_gpus(options.gpus or os.environ.get("CUDA_VISIBLE_DEVICES"))
     where = f"GPU{'' if len(gpus) == 1 else 's'} {', '.join(map(str, gpus))}"
     print(f"simjob {os.getpid()}: {options.vram} MiB on {where}", flush=True)
@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     finally:
         if folder is not None:
-            simulated.remove_usage(folder)
+            simulated_usage.remove_usage(folder)
     print(f"simjob {os.getpid()}: done", flush=True)
     return int(options.exit)
 
@@ -124,12 +124,12 @@ def _ramp(folder: str | None, gpus: Sequence[int], vram: int, ramp_s: float, loa
 
 
 def _allocate(folder: str, gpus: Sequence[int], current_mib: int, target_mib: int, load: float) -> None:
-    with simulated.locked(folder):
+    with simulated_usage.locked(folder):
         for gpu in gpus:
-            free = simulated.free_mib(folder, gpu)
+            free = simulated_usage.free_mib(folder, gpu)
             if free is not None and target_mib - current_mib > free:
                 raise OutOfMemory(oom_message(gpu, target_mib - current_mib, free))
-        simulated.write_usage(folder, {gpu: target_mib for gpu in gpus}, load)
+        simulated_usage.write_usage(folder, {gpu: target_mib for gpu in gpus}, load)
 
 
 def _sleep(seconds: float) -> None:

@@ -39,11 +39,11 @@ from gpu_scheduler.core.scheduling.gpu_choice import (
 )
 from gpu_scheduler.errors import GpuStateError
 from gpu_scheduler.gpus.probes.probe_client import LateAnswerError
-from gpu_scheduler.gpus.probes.simulated import FOLDER_VARIABLE
 from gpu_scheduler.gpus.selection import restrict_to_visible
 from gpu_scheduler.runner.folder import TOKEN
 from gpu_scheduler.runner.gpu_lock import Refusal, Wanted, claim_gpus
 from gpu_scheduler.system.shortages import reraise_shortage
+from gpu_scheduler.system.simulated_usage import FOLDER_VARIABLE
 
 # Waits until claims on GPUs or turns change, by watching the processes that hold them.
 

@@ -21,8 +21,9 @@ from gpu_scheduler.config import ProbeKind
 from gpu_scheduler.core.model.gpu import ClaimedGpu, GpuClaim, GpuSample
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.gpus.probes.probe_client import ProbeClient
-from gpu_scheduler.gpus.probes.simulated import FOLDER_VARIABLE, check_simulate
+from gpu_scheduler.gpus.probes.simulated import check_simulate
 from gpu_scheduler.store.scheduler_lock import scheduler_pid
+from gpu_scheduler.system.simulated_usage import FOLDER_VARIABLE
 
 # Starts the probe for the commands that use GPUs without a scheduler.
 #

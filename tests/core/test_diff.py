@@ -64,9 +64,10 @@ def test_adding_a_csv_line_again_reruns_its_job_unless_it_completed_or_is_cancel
     assert f"line 1: {message}" in w.messages
 
 
-def test_repeating_the_csv_line_of_a_failed_job_queues_it_again() -> None:
+@pytest.mark.parametrize("outcome", [Outcome.FAILED, Outcome.SKIPPED])
+def test_repeating_the_csv_line_of_a_job_without_success_queues_it_again(outcome: Outcome) -> None:
     w = world("0,a.py\n")
-    w.end(1, Outcome.FAILED)
+    w.end(1, outcome)
     w.append("0,a.py\n")
     assert w.states() == {1: "queued"}
     assert [line.job_id for line in w.reading] == [1, None]

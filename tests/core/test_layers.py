@@ -51,7 +51,7 @@ MAY: Mapping[str, tuple[str, ...]] = {
     "system": ("errors", "runner.folder", "runner.process_scan", "runner.record_lock"),
     "claims": ("core.model", "errors", "system", "runner.folder", "runner.gpu_lock", "runner.record_lock"),
     "store": (*CORE, *TOP, "system", "runner.folder", "runner.record_lock"),
-    "gpus.probes": ("core.model", "errors", "config", "runner.folder"),
+    "gpus.probes": ("core.model", "errors", "config", "runner.folder", "system.simulated_usage"),
     "gpus": (*CORE, *TOP, "system", "runner.membership", "gpus.probes", "store"),
     "progress": ("core.model", "core.text", "core.progress", "core.command.shell_words"),
     "attempts": (
@@ -115,7 +115,7 @@ MAY: Mapping[str, tuple[str, ...]] = {
     "cli.start": (
         "scheduler.service", "scheduler.background", "gpus.probes.simulated", "health.logind",
     ),
-    "simjob": ("gpus.probes.simulated",),
+    "simjob": ("system.simulated_usage",),
     "clock": ("core.model",),
     "errors": (),
     "config": ("core.scheduling.settings", "core.model.job_spec"),

@@ -85,7 +85,8 @@ def compiled(value: Any, depth: int = 0) -> Iterator[re.Pattern[Any]]:
 
 
 def _fields(value: Any) -> Iterable[str]:
-    return (*getattr(value, "__dict__", ()), *getattr(type(value), "__struct_fields__", ()))
+    names = (*getattr(type(value), "__slots__", ()), *getattr(type(value), "__struct_fields__", ()))
+    return (*getattr(value, "__dict__", ()), *names)
 
 
 def uses() -> list[Use]:

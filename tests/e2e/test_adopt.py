@@ -22,7 +22,7 @@ Process = subprocess.Popen[bytes]
 #: A training run that reports 8000 MiB on a simulated GPU, and its progress in its log, until `go` exists.
 TRAIN = """
 import os, sys, time
-from gpu_scheduler.gpus.probes.simulated import write_usage
+from gpu_scheduler.system.simulated_usage import write_usage
 write_usage(os.environ["GPU_SCHEDULER_SIM"], {int(os.environ["CUDA_VISIBLE_DEVICES"]): 8000}, 90.0)
 print("Step 30/100", flush=True)
 while not os.path.exists("go"): time.sleep(0.01)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from gpu_scheduler.gpus.probes.simulated import start_ticks
+from gpu_scheduler.system.simulated_usage import start_ticks
 from tests import warm
 from tests.e2e.world import World
 from tests.waiting import wait_for

@@ -17,8 +17,8 @@ import pytest
 
 from gpu_scheduler.core.jobsfile.job_line import ParsedJob, parse_line
 from gpu_scheduler.core.scheduling.needs import ResourceSpec, parse_llm_config, resolve
-from gpu_scheduler.gpus.probes import simulated
 from gpu_scheduler.gpus.probes.simulated import SimulatedProbe
+from gpu_scheduler.system import simulated_usage
 
 ROOT = Path(__file__).parents[2]
 
@@ -182,7 +182,7 @@ def test_examples_use_and_release_simulated_memory(name: str, tmp_path: Path) ->
             "--mode",
             "m",
         ],
-        env={**os.environ, simulated.FOLDER_VARIABLE: str(tmp_path), "CUDA_VISIBLE_DEVICES": "1"},
+        env={**os.environ, simulated_usage.FOLDER_VARIABLE: str(tmp_path), "CUDA_VISIBLE_DEVICES": "1"},
         stdout=subprocess.PIPE,
         text=True,
     ) as job:
@@ -200,7 +200,7 @@ def test_examples_use_and_release_simulated_memory(name: str, tmp_path: Path) ->
 
 
 def test_outside_a_simulation_the_examples_only_print(tmp_path: Path) -> None:
-    env = {key: value for key, value in os.environ.items() if key != simulated.FOLDER_VARIABLE}
+    env = {key: value for key, value in os.environ.items() if key != simulated_usage.FOLDER_VARIABLE}
     done = subprocess.run(
         [sys.executable, ROOT / "examples" / "eval.py", "--samples", "4", "--step", "0"],
         env=env,

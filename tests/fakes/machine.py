@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from gpu_scheduler.config import ProbeKind
-from gpu_scheduler.gpus.probes import Probe, simulated
+from gpu_scheduler.gpus.probes import Probe
 from gpu_scheduler.gpus.probes.probe_server import make_probe
+from gpu_scheduler.system import simulated_usage
 
 FAKES = Path(__file__).parent
 
@@ -106,7 +107,7 @@ class FakeMachine:
             uses = {str(i): mib for i, card in enumerate(cards) for p, mib in card.compute if p == pid}
             load = max(card.load or 0 for card in cards if pid in dict(card.compute))
             text = json.dumps({"pid": pid, "gpus": uses, "load": load})
-            (self.folder / f"{pid}-{simulated.start_ticks(pid)}.json").write_text(text)
+            (self.folder / f"{pid}-{simulated_usage.start_ticks(pid)}.json").write_text(text)
 
 
 def _smi_line(index: int, gpu: FakeGpu) -> str:

@@ -17,10 +17,10 @@ import pytest
 from gpu_scheduler.attempts.sweep import processes_of
 from gpu_scheduler.core.model.gpu import FaultKind, GpuFault, GpuProcess, GpuSample, Snapshot
 from gpu_scheduler.errors import GpuStateError
-from gpu_scheduler.gpus.probes import simulated
 from gpu_scheduler.gpus.probes.probe_client import ProbeClient, ProbeProcess, UnreadableError
 from gpu_scheduler.gpus.probes.probe_server import ProbeFailure, decode, encode
 from gpu_scheduler.runner.folder import TOKEN
+from gpu_scheduler.system import simulated_usage
 from tests.fakes.machine import FakeGpu, FakeMachine
 from tests.gpus.wait import until
 
@@ -105,8 +105,8 @@ def test_hanging_query_is_killed_and_a_later_query_works(hanging: FakeMachine) -
         assert isinstance(reply, ProbeFailure)
         assert "no answer from the GPU driver within 5 s" in reply.text
         assert (probe.queried_at, probe.pid, probe.expire(now=999.0)) == (None, None, None)
-        until(lambda: simulated.start_ticks(smi) is None)
-        until(lambda: simulated.start_ticks(first) is None)
+        until(lambda: simulated_usage.start_ticks(smi) is None)
+        until(lambda: simulated_usage.start_ticks(first) is None)
         (hanging.folder / "hang").unlink()
         probe.query()
         assert isinstance(answer(probe), Snapshot)
@@ -125,7 +125,7 @@ def test_at_most_three_unkillable_query_processes_are_left_behind(
             left.add(hung_pid(hanging))
             (hanging.folder / "hanging").unlink()
             assert probe.expire(now=105.0) is not None
-        assert all(simulated.start_ticks(pid) is not None for pid in left)
+        assert all(simulated_usage.start_ticks(pid) is not None for pid in left)
         for _ in range(2):
             probe.query()
             reply = probe.read()
@@ -133,7 +133,7 @@ def test_at_most_three_unkillable_query_processes_are_left_behind(
             assert reply.text == "3 earlier queries still hang in the driver"
         assert (len(left), (hanging.folder / "hanging").exists()) == (3, False)
         (hanging.folder / "hang").unlink()
-        until(lambda: all(simulated.start_ticks(pid) is None for pid in left))
+        until(lambda: all(simulated_usage.start_ticks(pid) is None for pid in left))
         probe.query()
         assert isinstance(answer(probe), Snapshot)
 
@@ -224,7 +224,7 @@ def test_close_ends_the_process(tmp_path: Path) -> None:
     assert pid is not None
     probe.close()
     # On a loaded machine, a killed process may outlive the 0.2 s for which `close` waits.
-    until(lambda: simulated.start_ticks(pid) is None)
+    until(lambda: simulated_usage.start_ticks(pid) is None)
     probe.close()
 
 
@@ -264,9 +264,9 @@ def test_probe_processes_end_when_their_client_is_killed(hang: bool, hanging: Fa
         left = [int(asker.stdout.readline())]
         if hang:
             left.append(hung_pid(hanging))
-        assert all(simulated.start_ticks(pid) is not None for pid in left)
+        assert all(simulated_usage.start_ticks(pid) is not None for pid in left)
         asker.kill()
-    until(lambda: all(simulated.start_ticks(pid) is None for pid in left))
+    until(lambda: all(simulated_usage.start_ticks(pid) is None for pid in left))
 
 
 def test_decoding_an_encoded_answer_restores_it() -> None:

@@ -15,9 +15,11 @@ from hypothesis import strategies as st
 
 from gpu_scheduler import simjob
 from gpu_scheduler.core.model.gpu import LOST
-from gpu_scheduler.gpus.probes import simulated
 from gpu_scheduler.gpus.probes.simulated import SimulatedProbe, parse_simulate
+from gpu_scheduler.system import simulated_usage
 from tests.gpus.wait import until
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(
@@ -66,7 +68,7 @@ def test_process_loads_are_reported_unless_a_file_withholds_them(tmp_path: Path)
         return [{process.pid: process.load_percent for process in gpu.processes or ()} for gpu in gpus]
 
     assert reported() == [loads, {os.getpid(): 70.0}]
-    simulated.write_json(str(tmp_path / "withheld.json"), {"0": "process loads"})
+    simulated_usage.write_json(str(tmp_path / "withheld.json"), {"0": "process loads"})
     assert reported() == [dict.fromkeys(loads), {os.getpid(): 70.0}]
 
 
@@ -88,7 +90,7 @@ def test_usage_of_dead_processes_is_ignored_and_removed(tmp_path: Path) -> None:
         assert probe.sample()[0].used_mib == 500
         assert not other_life.exists()
         child.kill()
-        until(lambda: simulated.start_ticks(child.pid) is None)
+        until(lambda: simulated_usage.start_ticks(child.pid) is None)
         # The process stays a zombie until Popen collects it, but its memory is already free.
         assert probe.sample()[0].used_mib == 0
         assert not mine.exists()
@@ -175,7 +177,7 @@ def test_simjob_runs_out_of_memory_on_a_full_gpu(tmp_path: Path) -> None:
 
 
 def test_simjob_fails_with_the_requested_exit_code_or_an_oom(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(simulated.FOLDER_VARIABLE, raising=False)
+    monkeypatch.delenv(simulated_usage.FOLDER_VARIABLE, raising=False)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert simjob.main(["--hold", "0", "--exit", "3"]) == 3
     assert simjob.main(["--hold", "0", "--oom"]) == 1
@@ -188,15 +190,17 @@ def test_simjob_rejects_invalid_gpu_ids(variable: str) -> None:
 
 
 def plant(folder: Path, pid: int, gpus: dict[str, int], load: float) -> Path:
-    file = folder / f"{pid}-{simulated.start_ticks(pid)}.json"
+    file = folder / f"{pid}-{simulated_usage.start_ticks(pid)}.json"
     file.write_text(json.dumps({"pid": pid, "gpus": gpus, "load": load}))
     return file
 
 
 def start_simjob(folder: Path, gpus: str, *arguments: str) -> subprocess.Popen[str]:
+    """Starts a simulated job with the standard library alone, since jobs run under any Python."""
     return subprocess.Popen(
-        [sys.executable, "-m", "gpu_scheduler.simjob", *arguments],
-        env={**os.environ, simulated.FOLDER_VARIABLE: str(folder), "CUDA_VISIBLE_DEVICES": gpus},
+        [sys.executable, "-S", "-m", "gpu_scheduler.simjob", *arguments],
+        cwd=ROOT,
+        env={**os.environ, simulated_usage.FOLDER_VARIABLE: str(folder), "CUDA_VISIBLE_DEVICES": gpus},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

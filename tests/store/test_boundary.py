@@ -6,9 +6,10 @@ import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from msgspec import StructMeta
+from msgspec import Struct
 
 import gpu_scheduler
 from gpu_scheduler.core.model.request import Request
@@ -36,7 +37,8 @@ def test_sql_and_database_rows_stay_inside_the_store() -> None:
 
 
 def test_records_have_no_column_names_as_keys() -> None:
-    types = [one for one in vars(records).values() if isinstance(one, StructMeta) or hasattr(one, "_fields")]
+    kinds: list[type] = [one for one in vars(records).values() if isinstance(one, type)]
+    types: list[Any] = [one for one in kinds if issubclass(one, Struct) or hasattr(one, "_fields")]
     assert len(types) > 5
     keyed = [one for one in (*types, Request, QueuedJob) if hasattr(one, "__getitem__")]
     # Named tuples are allowed, because they accept only numbers as keys.

@@ -1,6 +1,6 @@
 """A command that uses claimed GPU memory, with as few imports as possible.
 
-    python -I claimed_command.py TRACE NUMBER SECONDS CODE USED TOTAL SIM LOCKS
+    python -I -S claimed_command.py TRACE NUMBER SECONDS CODE USED TOTAL SIM LOCKS
 
 It uses USED MiB on each GPU in CUDA_VISIBLE_DEVICES; each GPU has TOTAL MiB. It writes one line to TRACE when
 it starts and another when it ends, each with the MiB that its holder has locked in the folder LOCKS at that
@@ -50,10 +50,10 @@ def main(
 
     write("start", str(holder))
     if int(used):
-        from gpu_scheduler.gpus.probes import simulated
+        from gpu_scheduler.system import simulated_usage
 
-        with simulated.locked(sim):
-            simulated.write_usage(sim, {int(gpu): int(used) for gpu in gpus.split(",")}, 10)
+        with simulated_usage.locked(sim):
+            simulated_usage.write_usage(sim, {int(gpu): int(used) for gpu in gpus.split(",")}, 10)
     time.sleep(float(seconds))
     write("end", code)
     return int(code)

@@ -16,7 +16,7 @@ import sys
 import time
 from pathlib import Path
 
-from gpu_scheduler.gpus.probes import simulated
+from gpu_scheduler.system import simulated_usage
 
 _EVERY_S = 0.2
 _MARGIN_MIB = 512
@@ -26,7 +26,7 @@ _LINE = re.compile(r"\[vram=(\d+)G\] (.+)")
 def main(jobs_file: Path, sim: Path, gpus: int, total_mib: int) -> None:
     """Runs the lines of the jobs file until this process is killed."""
     sim.mkdir(parents=True, exist_ok=True)
-    simulated.write_json(str(sim / "cards.json"), {str(gpu): total_mib for gpu in range(gpus)})
+    simulated_usage.write_json(str(sim / "cards.json"), {str(gpu): total_mib for gpu in range(gpus)})
     print("ready", flush=True)
     children: list[subprocess.Popen[bytes]] = []
     free: list[int] = []
@@ -34,7 +34,7 @@ def main(jobs_file: Path, sim: Path, gpus: int, total_mib: int) -> None:
     while True:
         if time.monotonic() >= looked_at + _EVERY_S:
             looked_at = time.monotonic()
-            uses = simulated.read_usages(str(sim))
+            uses = simulated_usage.read_usages(str(sim))
             free = [total_mib - sum(use.gpus.get(gpu, 0) for use in uses) for gpu in range(gpus)]
         for line in jobs_file.read_text().splitlines()[len(children) :]:
             found = _LINE.fullmatch(line)
@@ -46,7 +46,7 @@ def main(jobs_file: Path, sim: Path, gpus: int, total_mib: int) -> None:
             free[fits[0]] -= needs
             env = {
                 **os.environ,
-                simulated.FOLDER_VARIABLE: str(sim),
+                simulated_usage.FOLDER_VARIABLE: str(sim),
                 "CUDA_VISIBLE_DEVICES": str(fits[0]),
             }
             children.append(subprocess.Popen(["bash", "-c", found[2]], env=env, start_new_session=True))

@@ -17,8 +17,8 @@ import time
 from pathlib import Path
 
 from gpu_scheduler.claims.gpu_claims import read_gpu_locks
-from gpu_scheduler.gpus.probes import simulated
 from gpu_scheduler.runner.gpu_lock import free_ranges
+from gpu_scheduler.system import simulated_usage
 
 _POLL_S = 0.05
 
@@ -28,7 +28,7 @@ def main(
 ) -> None:
     """Waits until `count` of these GPUs have `mib` MiB, and executes the command."""
     while True:
-        uses = simulated.read_usages(sim)
+        uses = simulated_usage.read_usages(sim)
         free = {}
         for gpu in gpus:
             used = sum(use.gpus.get(gpu, 0) for use in uses)

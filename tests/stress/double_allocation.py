@@ -17,8 +17,8 @@ import sys
 import time
 from pathlib import Path
 
-from gpu_scheduler.gpus.probes import simulated
 from gpu_scheduler.store.store import Store
+from gpu_scheduler.system import simulated_usage
 from tests.stress import memory_judge as judging
 from tests.stress.harness import Stage, pause, program_for, scheduler
 from tests.stress.memory_judge import ForeignProcess, Watcher
@@ -126,7 +126,7 @@ class _Rounds:
             used = dice.choice((declared, dice.randint(50, declared), dice.randint(50, declared // 3)))
             ramp, hold = dice.choice((0, 0, 0, 0.1, 0.2, 0.6)), dice.choice((0, 0, 0.05, 0.1, 0.3, 0.6))
             words = f"{declared} {used} {ramp} {hold} {self.codes[number]} {dice.choice(('asks', 'takes'))}"
-            job = f"{sys.executable} -I {_USE} job {self._stage.trace} {number} {words}"
+            job = f"{sys.executable} -I -S {_USE} job {self._stage.trace} {number} {words}"
             lines.append(f"[vram={gib}G] {job}")
         self._stage.append(lines)
 
@@ -211,9 +211,9 @@ class _ForeignProcesses:
             return
         gpu = self._dice.choice(free)
         process = subprocess.Popen(
-            [sys.executable, "-I", str(_USE), "other", *map(str, (gpu, peak_mib, peak_mib // 5))],
+            [sys.executable, "-I", "-S", str(_USE), "other", *map(str, (gpu, peak_mib, peak_mib // 5))],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-            env={simulated.FOLDER_VARIABLE: str(self._sim)},
+            env={simulated_usage.FOLDER_VARIABLE: str(self._sim)},
         )  # fmt: skip
         assert process.stdin is not None
         assert process.stdout is not None

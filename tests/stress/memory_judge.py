@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpu_scheduler.gpus.probes import simulated
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.store import Store
+from gpu_scheduler.system import simulated_usage
 from tests.stress.trace import number_of
 
 #: Seconds by which two clocks may differ.
@@ -45,7 +45,7 @@ class ForeignProcess(Span):
 
     def lives(self) -> bool:
         """Returns whether the process still holds its memory."""
-        return self.end == math.inf and simulated.start_ticks(self.pid) is not None
+        return self.end == math.inf and simulated_usage.start_ticks(self.pid) is not None
 
 
 def overcommitments(spans: Iterable[Span], total_mib: int) -> list[str]:
@@ -185,8 +185,8 @@ class Watcher(threading.Thread):
 
     def _check_gpus(self) -> None:
         # The lock prevents changes of memory use while the uses are added up.
-        with simulated.locked(self._sim):
-            uses = simulated.read_usages(self._sim)
+        with simulated_usage.locked(self._sim):
+            uses = simulated_usage.read_usages(self._sim)
         used: dict[int, int] = {}
         for use in uses:
             for gpu, mib in use.gpus.items():

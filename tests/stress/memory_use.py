@@ -1,4 +1,4 @@
-"""A process that uses memory on simulated GPUs, with as few imports as possible: python -I memory_use.py …
+"""A process that uses memory on simulated GPUs, with as few imports as possible: python -I -S memory_use.py …
 
     job TRACE NUMBER DECLARED USED RAMP HOLD CODE asks|takes    a job, on the GPU that it was given
     other GPU PEAK LOW                                          a foreign process, controlled by its stdin
@@ -21,7 +21,7 @@ import time
 # An isolated interpreter does not have the checkout on its path.
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
-from gpu_scheduler.gpus.probes import simulated
+from gpu_scheduler.system import simulated_usage
 
 #: Seconds between two steps of a ramp.
 _STEP_S = 0.04
@@ -35,11 +35,11 @@ class _Full(Exception):
 
 def _take(folder: str, gpu: int, has: int, wants: int, *, asks: bool = True) -> int:
     """Changes the memory use of this process to `wants` MiB. Raises _Full if the GPU has too little."""
-    with simulated.locked(folder):
-        free = simulated.free_mib(folder, gpu)
+    with simulated_usage.locked(folder):
+        free = simulated_usage.free_mib(folder, gpu)
         if asks and free is not None and wants - has > free:
             raise _Full
-        simulated.write_usage(folder, {gpu: wants}, _LOAD)
+        simulated_usage.write_usage(folder, {gpu: wants}, _LOAD)
     return wants
 
 
@@ -55,7 +55,7 @@ def _job(folder: str, trace: str, number: str, declared: str, *words: str) -> in
         time.sleep(hold_s)
     except _Full:
         code, end = 1, " oom"
-    simulated.remove_usage(folder)
+    simulated_usage.remove_usage(folder)
     _write_trace(trace, f"{number} end {code} {gpu} {declared}", end)
     return code
 
@@ -77,12 +77,12 @@ def _foreign_process(folder: str, gpu: int, peak: int, low: int) -> int:
     except _Full:
         return 1
     finally:
-        simulated.remove_usage(folder)
+        simulated_usage.remove_usage(folder)
     return 0
 
 
 if __name__ == "__main__":
-    sim = os.environ[simulated.FOLDER_VARIABLE]
+    sim = os.environ[simulated_usage.FOLDER_VARIABLE]
     if sys.argv[1] == "job":
         sys.exit(_job(sim, *sys.argv[2:]))
     sys.exit(_foreign_process(sim, *map(int, sys.argv[2:])))

@@ -35,7 +35,7 @@ class Box:
         """Returns the command that uses GPU memory (tests.stress.claimed_command)."""
         script = str(Path(__file__).with_name("claimed_command.py"))
         words = (self.trace, number, f"{seconds:.3f}", code, used_mib, self.total_mib, self.sim)
-        return [sys.executable, "-I", script, *map(str, words), str(self.locks) if claims else "-"]
+        return [sys.executable, "-I", "-S", script, *map(str, words), str(self.locks) if claims else "-"]
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,9 @@ from gpu_scheduler.app.store_access import ANSWER_TIMEOUT_S
 from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.scheduling import actions as act
-from gpu_scheduler.gpus.probes.simulated import FOLDER_VARIABLE
 from gpu_scheduler.store.data_dir import DataDir, Host
 from gpu_scheduler.store.taken_items import TakenItem, add_item
+from gpu_scheduler.system.simulated_usage import FOLDER_VARIABLE
 from gpu_scheduler.web import app as app_module
 from gpu_scheduler.web import operations, streams
 from tests.cli.desk import Desk

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.gpus.probes.simulated import FOLDER_VARIABLE
+from gpu_scheduler.system.simulated_usage import FOLDER_VARIABLE
 from tests.cli.desk import Desk
 
 #: A value may be right in form and wrong on this machine, such as the path of a script.
