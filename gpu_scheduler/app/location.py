@@ -72,6 +72,9 @@ def find_queue(
     # A folder on a network disk has a host file if its store is on a local disk of another host.
     has_store = os.path.lexists(home.folder) or os.path.lexists(home.host_file)
     running = [] if has_store and scheduler_pid(home.lock) is not None else running_schedulers()
+    folders = {os.path.realpath(Location(*one[:2]).resolve().folder) for one in running}
+    if os.path.realpath(home.folder) in folders:  # its scheduler has started just now
+        running = []
     verdict = judge(use, has_store=has_store, running=len(running))
     if verdict is Verdict.FOUND:
         location = Location(*running[0][:2])

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from gpu_scheduler.app.location import Location, QueueUse, Verdict, find_queue
 from gpu_scheduler.cli.parser import parse
 from gpu_scheduler.cli.program import choose_location, invocation
 from gpu_scheduler.config import StartOptions
@@ -206,3 +207,17 @@ def test_submit_says_where_the_first_scheduler_must_be_started(desk: Desk) -> No
     assert f"the job waits until `start` in {desk.path}\n" in err
     err = desk.run("submit", "--state-file", "x y.json", "--data-dir", "d", "--", "true")[2]
     assert f"the job waits until `start --state-file 'x y.json' --data-dir d` in {desk.path}\n" in err
+
+
+def test_a_scheduler_of_this_folder_that_starts_after_the_first_look_is_its_queue(
+    desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gpu_scheduler.store import scheduler_lock as registry
+
+    looks = iter([None])  # the lock was still free at the first look
+    real = registry.scheduler_pid
+    with ExitStack() as stack:
+        stack.enter_context(running(desk, "deaf"))
+        stack.enter_context(second_queue(tmp_path / "other"))
+        monkeypatch.setattr(registry, "scheduler_pid", lambda lock: next(looks, real(lock)))
+        assert find_queue(QueueUse.ADD_JOBS, None, None, {}) == (Verdict.CLEAR, Location(), [])
