@@ -6,8 +6,9 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from gpu_scheduler.app.status_report import GpuView, JobView
+from gpu_scheduler.core.model.attempt import Allocation, Attempt
 from gpu_scheduler.core.model.states import AttemptState, JobState, Outcome
-from gpu_scheduler.store.records import AllocationRecord, AttemptRecord, GpuRecord, JobRecord
+from gpu_scheduler.store.records import GpuRecord, JobRecord
 
 
 def job_record(**values: Any) -> JobRecord:
@@ -40,16 +41,14 @@ def attempt_record(
     peaks: Mapping[str, int] | None = None,
     overused: Collection[str] = (),
     **values: Any,
-) -> AttemptRecord:
+) -> Attempt:
     """Returns attempt 11, which is open and the first attempt of job 3.
 
     budgets: declared MiB by GPU (None = nothing declared); outcome: given as text.
     """
     budgets, peaks = budgets or {}, peaks or {}
     allocations = tuple(
-        AllocationRecord(
-            share, vram, whole, peaks.get(gpu), gpu, budgets.get(gpu), overuse_logged=gpu in overused
-        )
+        Allocation(share, vram, whole, peaks.get(gpu), gpu, budgets.get(gpu), overuse_logged=gpu in overused)
         for gpu in gpus
     )
     fields: dict[str, Any] = {
@@ -66,7 +65,7 @@ def attempt_record(
         "follows_preemption": False,
         "queue_priority": 200, "queue_position": 1, "submitted_at": None, **values,
     }  # fmt: skip
-    return AttemptRecord(**{**fields, "outcome": fields["outcome"] and Outcome(fields["outcome"])})
+    return Attempt(**{**fields, "outcome": fields["outcome"] and Outcome(fields["outcome"])})
 
 
 def _attempt_state(values: Mapping[str, Any]) -> AttemptState:

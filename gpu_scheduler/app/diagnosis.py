@@ -33,13 +33,14 @@ from gpu_scheduler.claims.gpu_claims import ForeignClaims
 from gpu_scheduler.core.command.build import environment_of
 from gpu_scheduler.core.failure.cuda_oom import is_fragmented
 from gpu_scheduler.core.failure.log_end import rendered_lines
+from gpu_scheduler.core.model.attempt import ActiveAttempt, Attempt
 from gpu_scheduler.core.model.event import Event, EventKind
 from gpu_scheduler.core.model.finding import Finding, HealthIssue
 from gpu_scheduler.core.model.job_spec import JobSpec, Need
 from gpu_scheduler.core.model.state_reason import FailureKind
 from gpu_scheduler.core.model.states import FAILED, WAITING, AttemptState, JobState
 from gpu_scheduler.core.model.units import Now
-from gpu_scheduler.core.scheduling.facts import Attempt, Facts
+from gpu_scheduler.core.scheduling.facts import Facts
 from gpu_scheduler.core.scheduling.gpu_use import availability
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
 from gpu_scheduler.core.scheduling.placement import GpuAvailability, counts_as_idle
@@ -59,7 +60,7 @@ from gpu_scheduler.store.events import events_of_job
 from gpu_scheduler.store.job_lists import jobs_ahead_of
 from gpu_scheduler.store.jobs_files import LineLocation, MalformedLineRecord, line_of, malformed_lines
 from gpu_scheduler.store.pending_groups import queued_job_of
-from gpu_scheduler.store.records import AttemptRecord, GpuRecord, JobRecord
+from gpu_scheduler.store.records import GpuRecord, JobRecord
 from gpu_scheduler.store.store import Store
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ class OomCase(Struct, frozen=True):
     is_fragmented: bool = False
 
 
-def oom_case(store: Store, attempt: AttemptRecord, spec: JobSpec, ended_at: float) -> OomCase:
+def oom_case(store: Store, attempt: Attempt, spec: JobSpec, ended_at: float) -> OomCase:
     """Returns the facts about the attempt that ran out of memory; ended_at is in seconds since 1970."""
     limits, managed = store.recorded_options(), store.gpus()
     allowed = [gpu for gpu in managed if spec.allowed is None or gpu.index in spec.allowed]
@@ -106,7 +107,7 @@ def oom_case(store: Store, attempt: AttemptRecord, spec: JobSpec, ended_at: floa
     )
 
 
-def _is_at_limit(attempt: AttemptRecord, allowed: Sequence[GpuRecord], limits: Limits) -> bool:
+def _is_at_limit(attempt: Attempt, allowed: Sequence[GpuRecord], limits: Limits) -> bool:
     """Returns whether the attempt declared as much memory per GPU as that many allowed GPUs can provide."""
     sizes = sorted((gpu.total_mib for gpu in allowed if gpu.total_mib), reverse=True)
     count = len(attempt.gpus)
@@ -115,7 +116,7 @@ def _is_at_limit(attempt: AttemptRecord, allowed: Sequence[GpuRecord], limits: L
     return attempt.vram >= sizes[count - 1] - limits.margin_mib - limits.idle_threshold_mib
 
 
-def _has_neighbors(store: Store, attempt: AttemptRecord, ended_at: float) -> bool:
+def _has_neighbors(store: Store, attempt: Attempt, ended_at: float) -> bool:
     """Returns whether another job was on the attempt's GPUs when it ended.
 
     A job that had ended before the attempt began does not count.
@@ -143,7 +144,7 @@ def with_progress_of_attempts(facts: Facts, store: Store) -> Facts:
 def _progress(facts: Facts, store: Store) -> dict[int, JobProgress]:
     """Returns the progress of the running attempts, by attempt id."""
     reader, found = ProgressReader(), {}
-    running = {one.attempt_id for one in facts.attempts if one.state is AttemptState.RUNNING}
+    running = {one.id for one in facts.attempts if one.state is AttemptState.RUNNING}
     for record in store.active_attempts():
         job = store.job(record.job_id) if record.id in running else None
         if job is not None:
@@ -246,9 +247,9 @@ class _Inspection(Struct, frozen=True):
 
     store: Store
     record: JobRecord
-    attempt: AttemptRecord | None
+    attempt: Attempt | None
     view: JobView
-    attempts: tuple[Attempt, ...]
+    attempts: tuple[ActiveAttempt, ...]
     dependencies: DependencyFacts
     foreign: ForeignClaims
     now: Now

@@ -120,7 +120,7 @@ def _read_queue(store: Store, pid: int | None, limit: int | None) -> _Queue:
         facts,
         [job for job in jobs if job.record.state is not JobState.FINISHED],
         [one for one in waiting if one.job.job_id not in leaving],
-        [one.attempt_id for one in attempts if one.state.is_open and one.job_id not in running],
+        [one.id for one in attempts if one.state.is_open and one.job_id not in running],
         context.indices,
         count - len(queued),
     )

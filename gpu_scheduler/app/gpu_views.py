@@ -18,16 +18,17 @@ from gpu_scheduler.claims.gpu_claims import (
     turn_claim,
 )
 from gpu_scheduler.claims.turns import keeper
+from gpu_scheduler.core.model.attempt import Attempt
 from gpu_scheduler.core.model.job_spec import Need
 from gpu_scheduler.core.model.units import WHOLE
 from gpu_scheduler.core.scheduling.accounting import allocated_mib, allocated_share
 from gpu_scheduler.core.scheduling.placement import GpuAvailability, foreign_use
 from gpu_scheduler.core.scheduling.settings import Limits
-from gpu_scheduler.store.records import AttemptRecord, GpuRecord
+from gpu_scheduler.store.records import GpuRecord
 from gpu_scheduler.store.store import Store
 
 if TYPE_CHECKING:
-    from gpu_scheduler.core.scheduling.facts import Attempt
+    from gpu_scheduler.core.model.attempt import ActiveAttempt
 
 
 # Reads the claims of other programs on the managed GPUs, in the lock folder that the scheduler recorded.
@@ -40,7 +41,7 @@ def read_locks(store: Store) -> LockReading:
 
 
 def foreign_claims(
-    store: Store, before: LockReading, attempts: Iterable[Attempt], scheduler_pid: int | None
+    store: Store, before: LockReading, attempts: Iterable[ActiveAttempt], scheduler_pid: int | None
 ) -> ForeignClaims:
     """Returns the claims of other programs, and the GPUs that they keep for jobs without a claim.
 
@@ -56,7 +57,7 @@ def foreign_claims(
 
 
 def _foreign_claims(
-    store: Store, before: LockReading, attempts: Iterable[Attempt], scheduler_pid: int | None
+    store: Store, before: LockReading, attempts: Iterable[ActiveAttempt], scheduler_pid: int | None
 ) -> ForeignClaims:
     if not before.locks:
         return ForeignClaims(problems=before.problems)
@@ -87,7 +88,7 @@ _UNDECLARED = Need(1, WHOLE)
 
 def gpu_views(
     gpus: Iterable[GpuRecord],
-    attempts: Iterable[AttemptRecord],
+    attempts: Iterable[Attempt],
     paused: Mapping[str, bool],
     limits: Limits = _DEFAULT_LIMITS,
     foreign: ForeignClaims = _NO_CLAIMS,
@@ -99,7 +100,7 @@ def gpu_views(
     all pending requests are applied; limits: the scheduler's limits; foreign: the claims of other programs;
     reserved: the ids of the jobs for which each reserved GPU is reserved, by UUID.
     """
-    holders: dict[str, list[AttemptRecord]] = {}
+    holders: dict[str, list[Attempt]] = {}
     for attempt in attempts:
         if attempt.state.holds_gpus:
             for uuid in attempt.gpus:
@@ -118,7 +119,7 @@ def _with_reservation(view: GpuView, jobs: tuple[int, ...]) -> GpuView:
 
 
 def _gpu_view(
-    gpu: GpuRecord, holders: list[AttemptRecord], paused: bool, limits: Limits, foreign: ForeignClaims
+    gpu: GpuRecord, holders: list[Attempt], paused: bool, limits: Limits, foreign: ForeignClaims
 ) -> GpuView:
     total = gpu.total_mib
     allocations = [attempt.allocation_on(gpu.uuid) for attempt in holders]

@@ -24,6 +24,7 @@ from gpu_scheduler.app.location import Location
 from gpu_scheduler.app.round_facts import CurrentNeed, current_need
 from gpu_scheduler.app.status_report import JobView
 from gpu_scheduler.app.store_access import open_store, scheduler_pid_of
+from gpu_scheduler.core.model.attempt import Attempt
 from gpu_scheduler.core.model.event import Event
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.scheduling.accounting import DeclarationAccuracy, judge_declaration
@@ -31,7 +32,7 @@ from gpu_scheduler.core.scheduling.run_times import RunTimeKey, RunTimes
 from gpu_scheduler.store.attempt_history import class_run_times
 from gpu_scheduler.store.events import events_of_job
 from gpu_scheduler.store.jobs_files import LineLocation, line_of
-from gpu_scheduler.store.records import AttemptRecord, JobRecord
+from gpu_scheduler.store.records import JobRecord
 from gpu_scheduler.store.store import Store
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ class AttemptView(Struct, frozen=True):
     peaks: peak MiB by GPU index; declaration_accuracy: None until the attempt's end is recorded.
     """
 
-    attempt: AttemptRecord
+    attempt: Attempt
     gpus: tuple[int, ...]
     folder: str
     command: str | None
@@ -127,9 +128,7 @@ def _run_time(store: Store, job: JobRecord) -> JobRunTime | None:
     return JobRunTime(median_s, upper_s, predicted.runs, predicted.is_of_identity)
 
 
-def _attempt_view(
-    store: Store, attempt: AttemptRecord, context: ViewContext, tolerance: float
-) -> AttemptView:
+def _attempt_view(store: Store, attempt: Attempt, context: ViewContext, tolerance: float) -> AttemptView:
     folder = store.data_dir.attempt_folder(attempt)
     return AttemptView(
         attempt=attempt,
@@ -142,7 +141,7 @@ def _attempt_view(
     )
 
 
-def _declaration_accuracy(attempt: AttemptRecord, tolerance: float) -> DeclarationAccuracy | None:
+def _declaration_accuracy(attempt: Attempt, tolerance: float) -> DeclarationAccuracy | None:
     """Returns how accurate an attempt's declaration was; None until the attempt's end is recorded."""
     if attempt.state.is_open:
         return None

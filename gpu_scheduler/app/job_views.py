@@ -13,6 +13,7 @@ from gpu_scheduler.app.status_report import JobView
 from gpu_scheduler.app.store_access import requested_verbs
 from gpu_scheduler.attempts.job_logs import LogFolder
 from gpu_scheduler.clock import Clock
+from gpu_scheduler.core.model.attempt import ActiveAttempt
 from gpu_scheduler.core.model.finding import HealthIssue, HealthSubject
 from gpu_scheduler.core.model.states import ACTIVE, WAITING, AttemptState, JobState
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
@@ -21,20 +22,19 @@ from gpu_scheduler.store.dependencies import ancestor_that_needs_user, children,
 from gpu_scheduler.store.jobs_files import LineLocation, line_of
 from gpu_scheduler.store.moved_or_copied import original_of_copy
 from gpu_scheduler.store.pending_groups import queue_reservation_record, victims_by_job, wait_reasons
-from gpu_scheduler.store.records import ActiveAttemptRecord, JobRecord
+from gpu_scheduler.store.records import JobRecord
 from gpu_scheduler.store.requests import open_requests
 from gpu_scheduler.store.store import Store
 
 if TYPE_CHECKING:
     from gpu_scheduler.app.status_report import AttemptWarning
+    from gpu_scheduler.core.model.attempt import ActiveAttempt, Attempt
     from gpu_scheduler.core.model.attempt_status import AttemptStatus, StopRequest
     from gpu_scheduler.core.model.job_spec import Parent
     from gpu_scheduler.core.model.units import Now
     from gpu_scheduler.core.scheduling.actions import FinishAttempt
-    from gpu_scheduler.core.scheduling.facts import Attempt
     from gpu_scheduler.progress.job_progress import ProgressReader
     from gpu_scheduler.store.pending_groups import QueueReservationRecord
-    from gpu_scheduler.store.records import AttemptRecord
 
 
 _PARENTS = WaitReason(WaitKind.PARENTS)
@@ -47,14 +47,14 @@ class OpenStop(Struct, frozen=True):
     ends_at: float | None
 
 
-def open_stops(attempts: Iterable[Attempt], now: Now) -> dict[int, OpenStop]:
+def open_stops(attempts: Iterable[ActiveAttempt], now: Now) -> dict[int, OpenStop]:
     """Returns the requests to stop these attempts that are open, by job id."""
     stops = {}
     for attempt in attempts:
         request = attempt.open_stop or attempt.status.stop
         if request is not None and attempt.state.is_open:
-            is_known = attempt.stopping_at is not None and attempt.boot_id == now.boot_id
-            ends_at = (attempt.stopping_at or 0.0) + request.grace_s if is_known else None
+            is_known = attempt.stopping_boot is not None and attempt.boot_id == now.boot_id
+            ends_at = (attempt.stopping_boot or 0.0) + request.grace_s if is_known else None
             stops[attempt.job_id] = OpenStop(request, ends_at)
     return stops
 
@@ -78,7 +78,7 @@ class ViewContext(Struct, frozen=True):
     indices: Mapping[str, int] = field(default_factory=dict)
     open_requests: Mapping[int, str] = field(default_factory=dict)
     is_recovery_requested: bool = False
-    open_attempts: Mapping[int, Attempt] = field(default_factory=dict)
+    open_attempts: Mapping[int, ActiveAttempt] = field(default_factory=dict)
     victims: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     reservation: QueueReservationRecord | None = None
     stops: Mapping[int, OpenStop] = field(default_factory=dict)
@@ -87,7 +87,7 @@ class ViewContext(Struct, frozen=True):
     is_scheduler_up: bool = True
 
 
-def job_view(job: JobRecord, attempt: AttemptRecord | None, context: ViewContext) -> JobView:
+def job_view(job: JobRecord, attempt: Attempt | None, context: ViewContext) -> JobView:
     """Returns the view of a job in its current state, even if the store does not have that state yet."""
     recorded, wait = job, _wait_reason(job, attempt, context)
     is_in_queue = job.state is JobState.QUEUED and not job.unmet_parents
@@ -138,7 +138,7 @@ def observed_job(store: Store, job: JobRecord) -> JobRecord:
     return job_view(job, attempt, context).record
 
 
-def _start_delay(attempt: AttemptRecord) -> WaitReason | None:
+def _start_delay(attempt: Attempt) -> WaitReason | None:
     """Returns why an attempt with allocated GPUs has no runner yet; None while the delay is normal."""
     launches = attempt.launch_count
     if launches == 0:
@@ -147,7 +147,7 @@ def _start_delay(attempt: AttemptRecord) -> WaitReason | None:
 
 
 def warnings(
-    attempt: AttemptRecord, indices: Mapping[str, int], fact: Attempt | None = None
+    attempt: Attempt, indices: Mapping[str, int], fact: ActiveAttempt | None = None
 ) -> tuple[AttemptWarning, ...]:
     """Returns the warnings about an attempt.
 
@@ -174,12 +174,12 @@ def warnings(
     return tuple(found)
 
 
-def peaks_by_index(attempt: AttemptRecord, indices: Mapping[str, int]) -> dict[int, int]:
+def peaks_by_index(attempt: Attempt, indices: Mapping[str, int]) -> dict[int, int]:
     """Returns the peak memory use of an attempt in MiB, by GPU index."""
     return {indices.get(uuid, -1): mib for uuid, mib in sorted(attempt.peaks.items())}
 
 
-def gpu_indices(attempt: AttemptRecord, indices: Mapping[str, int]) -> tuple[int, ...]:
+def gpu_indices(attempt: Attempt, indices: Mapping[str, int]) -> tuple[int, ...]:
     """Returns the indices of an attempt's GPUs."""
     return tuple(sorted(indices.get(uuid, -1) for uuid in attempt.gpus))
 
@@ -191,7 +191,7 @@ def _retry_is_due(job: JobRecord, context: ViewContext) -> bool:
     return due and job.state is JobState.QUEUED
 
 
-def _wait_reason(job: JobRecord, attempt: AttemptRecord | None, context: ViewContext) -> WaitReason | None:
+def _wait_reason(job: JobRecord, attempt: Attempt | None, context: ViewContext) -> WaitReason | None:
     """Returns why a job waits; None if it neither waits nor has a pending request.
 
     Of several reasons, the first one that the user can change counts. A job that waits for other jobs is not
@@ -250,7 +250,7 @@ def _due_in_s(wait: WaitReason | None, context: ViewContext) -> float | None:
     return wait.due_at - context.now.boot
 
 
-def _with_status(attempt: AttemptRecord, status: AttemptStatus) -> AttemptRecord:
+def _with_status(attempt: Attempt, status: AttemptStatus) -> Attempt:
     """Returns an open attempt with the session and the log path that are recorded in its folder."""
     closed = attempt.window_closed or status.window_open is False
     session, log = None if closed else status.session or attempt.session, attempt.log or status.log
@@ -260,8 +260,8 @@ def _with_status(attempt: AttemptRecord, status: AttemptStatus) -> AttemptRecord
 
 
 def _with_next_round(
-    job: JobRecord, attempt: AttemptRecord, fact: Attempt, context: ViewContext
-) -> tuple[JobRecord, AttemptRecord]:
+    job: JobRecord, attempt: Attempt, fact: ActiveAttempt, context: ViewContext
+) -> tuple[JobRecord, Attempt]:
     """Returns the job and the attempt with the changes that the next round would record."""
     if runs_as_recorded(fact):
         return job, attempt
@@ -274,7 +274,7 @@ def _with_next_round(
     # No process is left of an earlier boot.
     is_unknown = has_unknown_runner(fact) and fact.boot_id == context.now.boot_id
     survivors = None if is_unknown else ()
-    for action in reconcile(replace(fact, survivors=survivors), context.now, settings):
+    for action in reconcile(fact.seen(survivors=survivors), context.now, settings):
         if isinstance(action, Transition):
             return job._replace(state=action.state), attempt
         if isinstance(action, FinishAttempt):
@@ -293,7 +293,7 @@ def _with_next_round(
     return job, attempt
 
 
-def _ended_attempt(attempt: AttemptRecord, action: FinishAttempt) -> AttemptRecord:
+def _ended_attempt(attempt: Attempt, action: FinishAttempt) -> Attempt:
     started_at = action.started_at or attempt.started_at
     if action.job_outcome is None:  # the outcome is not shown until it is recorded
         return replace(attempt, started_at=started_at, session=None)
@@ -309,7 +309,7 @@ def _ended_attempt(attempt: AttemptRecord, action: FinishAttempt) -> AttemptReco
     )
 
 
-def runs_as_recorded(attempt: Attempt) -> bool:
+def runs_as_recorded(attempt: ActiveAttempt) -> bool:
     """Returns whether an attempt simply continues, so that `reconcile` changes no state.
 
     If so, a command need not import the rules, which would take longer than the rest of `status`.
@@ -349,7 +349,7 @@ def _copy_issues(store: Store) -> Iterator[HealthIssue]:
 
 
 def context_of(
-    store: Store, job_ids: Iterable[int], active: Iterable[ActiveAttemptRecord], *, is_up: bool
+    store: Store, job_ids: Iterable[int], active: Iterable[ActiveAttempt], *, is_up: bool
 ) -> ViewContext:
     """Returns the context for the views of these jobs.
 
@@ -401,7 +401,7 @@ def _with_unrecorded_ends(store: Store, context: ViewContext) -> Mapping[int, tu
     return {job_id: tuple(map(current, parents)) for job_id, parents in context.parents.items()}
 
 
-def _observe_open(store: Store, attempts: Collection[ActiveAttemptRecord]) -> dict[int, Attempt]:
+def _observe_open(store: Store, attempts: Collection[ActiveAttempt]) -> dict[int, ActiveAttempt]:
     if not attempts:
         return {}
     from gpu_scheduler.attempts.observe import observe_attempt

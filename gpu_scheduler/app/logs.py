@@ -19,12 +19,13 @@ from gpu_scheduler.app.store_access import open_store, scheduler_pid_of
 from gpu_scheduler.attempts.job_logs import current_log
 from gpu_scheduler.attempts.observe import read_status, readable_status
 from gpu_scheduler.core.command.sessions import SessionList, parse_session_list
+from gpu_scheduler.core.model.attempt import Attempt
 from gpu_scheduler.core.model.attempt_status import AttemptStatus
 from gpu_scheduler.core.model.state_reason import StateReason
 from gpu_scheduler.core.model.states import ACTIVE, WAITING, JobState
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.store.job_lists import open_jobs
-from gpu_scheduler.store.records import AttemptRecord, JobRecord
+from gpu_scheduler.store.records import JobRecord
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.system.run_program import run_program
 
@@ -115,7 +116,7 @@ class NoLogError(SchedulerError):
 class JobLog:
     """The log of an attempt."""
 
-    def __init__(self, store: Store, attempt: AttemptRecord, *, single_attempt: bool) -> None:
+    def __init__(self, store: Store, attempt: Attempt, *, single_attempt: bool) -> None:
         self._store = store
         self._attempt = attempt
         self._single_attempt = single_attempt
@@ -200,7 +201,7 @@ def _open_session(job_id: int, status: AttemptStatus) -> str:
     return status.session
 
 
-def _selected_attempt(store: Store, job_id: int, number: int | None) -> AttemptRecord:
+def _selected_attempt(store: Store, job_id: int, number: int | None) -> Attempt:
     """Returns the attempt with that number; for None, the latest attempt."""
     job = job_record(store, job_id)
     attempts = {attempt.number: attempt for attempt in store.attempts(job_id)}
@@ -216,12 +217,12 @@ def _selected_attempt(store: Store, job_id: int, number: int | None) -> AttemptR
     return attempt
 
 
-def _is_over(store: Store, attempt: AttemptRecord) -> bool:
+def _is_over(store: Store, attempt: Attempt) -> bool:
     newest = store.newest_attempts([attempt.job_id])[attempt.job_id]
     return newest.id != attempt.id or not newest.state.is_open or readable_status(store, attempt).is_over
 
 
-def _log_path(store: Store, attempt: AttemptRecord) -> str:
+def _log_path(store: Store, attempt: Attempt) -> str:
     path = current_log(attempt) or readable_status(store, attempt).log
     if path is None and attempt.watched_pid is not None:
         adopted = f"job {attempt.job_id} is process {attempt.watched_pid}, which was adopted{_ELSEWHERE}"
@@ -297,7 +298,7 @@ def screens(location: Location) -> SessionsView:
     return SessionsView(time.time(), sessions, len(running) - len(ours), tuple(sorted(problems)))
 
 
-def _observe_running(store: Store, attempt: AttemptRecord) -> AttemptStatus | None:
+def _observe_running(store: Store, attempt: Attempt) -> AttemptStatus | None:
     """Returns the status of an attempt; None if the attempt is over."""
     if not attempt.state.is_open:
         return None
@@ -308,7 +309,7 @@ def _observe_running(store: Store, attempt: AttemptRecord) -> AttemptStatus | No
     return None if status.is_over else status
 
 
-def _session_name(attempt: AttemptRecord, status: AttemptStatus) -> str | None:
+def _session_name(attempt: Attempt, status: AttemptStatus) -> str | None:
     """Returns the session's name. Before the runner claims the attempt, the name lacks its leading pid."""
     name = status.session or attempt.session
     return name if status.claim != "live" else status.session
@@ -322,7 +323,7 @@ def _session_lists(names: Iterable[str]) -> dict[str | None, SessionList | str]:
 
 def _session_view(
     job: JobRecord,
-    attempt: AttemptRecord,
+    attempt: Attempt,
     status: AttemptStatus,
     indices: Mapping[str, int],
     lists: Mapping[str | None, SessionList | str],

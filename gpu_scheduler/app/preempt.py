@@ -29,6 +29,7 @@ from gpu_scheduler.attempts.observe import readable_status
 from gpu_scheduler.attempts.running_progress import newest_checkpoint, progress_source
 from gpu_scheduler.attempts.sweep import recorded_command
 from gpu_scheduler.core.command.shell_words import CHECKPOINT_VARIABLE, DEFAULT_RESUME_FLAG, with_checkpoint
+from gpu_scheduler.core.model.attempt import ActiveAttempt, Attempt
 from gpu_scheduler.core.model.attempt_status import Checkpoint, ProgressUnit, StopRequest
 from gpu_scheduler.core.model.job_spec import DEFAULT_STOP_SIGNAL, JobSpec
 from gpu_scheduler.core.model.request_answer import AnswerCode, RequestAnswer, refusal_to_resume, wrong_state
@@ -40,7 +41,7 @@ from gpu_scheduler.errors import SchedulerError, UsageError
 from gpu_scheduler.progress.job_progress import ProgressReader
 from gpu_scheduler.store.dependencies import failed_ancestors
 from gpu_scheduler.store.jobs_files import line_of
-from gpu_scheduler.store.records import ActiveAttemptRecord, AttemptRecord, JobRecord
+from gpu_scheduler.store.records import JobRecord
 from gpu_scheduler.store.requests import add_request, request_answer, withdraw_request
 from gpu_scheduler.store.store import Store
 
@@ -146,7 +147,7 @@ def preempt(
         return _Preemption(store_control, attempt, effective, request).wait(max_wait_s)
 
 
-def _open_attempt(store: Store, job_id: int) -> ActiveAttemptRecord | None:
+def _open_attempt(store: Store, job_id: int) -> ActiveAttempt | None:
     found = (one for one in store.active_attempts() if one.job_id == job_id and one.state.is_open)
     return next(found, None)
 
@@ -165,7 +166,7 @@ def _refusal_to_preempt(job: JobRecord) -> RequestAnswer | None:
     return RequestAnswer(AnswerCode.BEING_CANCELLED) if is_cancelled else None
 
 
-def _command_pid(store: Store, attempt: ActiveAttemptRecord) -> int | None:
+def _command_pid(store: Store, attempt: ActiveAttempt) -> int | None:
     if attempt.watched_pid is not None:
         return attempt.watched_pid
     command = recorded_command(store.data_dir.attempt_folder(attempt), attempt.token)
@@ -184,9 +185,7 @@ def _lost_steps(found: JobProgress) -> float | None:
 class _Preemption:
     """One preemption that this command has requested. request: the id of the request in the store."""
 
-    def __init__(
-        self, store_control: Control, attempt: AttemptRecord, stop: StopRequest, request: int
-    ) -> None:
+    def __init__(self, store_control: Control, attempt: Attempt, stop: StopRequest, request: int) -> None:
         self._control, self._store = store_control, store_control.store
         self._attempt, self._stop, self._request = attempt, stop, request
         self._end: PreemptEnd | None = None
@@ -255,7 +254,7 @@ class _Preemption:
             ended_at=attempt.ended_at,
         )
 
-    def _progress(self, job: JobRecord, attempt: AttemptRecord) -> JobProgress:
+    def _progress(self, job: JobRecord, attempt: Attempt) -> JobProgress:
         store = self._store
         progress = ProgressReader().read(progress_source(store, job.spec, attempt), time.time())
         # `resume --job` continues with this checkpoint, which may be the one that the attempt started with.
@@ -323,7 +322,7 @@ def _refusal_to_resume(store: Store, job: JobRecord, *, completed: bool) -> Requ
     return early_refusal(store, "resume_job", job.id, {}) or refusal
 
 
-def _newest(store: Store, job: JobRecord, attempts: Sequence[AttemptRecord]) -> Checkpoint:
+def _newest(store: Store, job: JobRecord, attempts: Sequence[Attempt]) -> Checkpoint:
     """Returns the newest complete checkpoint of the job. Raises SchedulerError if there is none."""
     found = newest_checkpoint(store, job.spec, attempts) if attempts else None
     if found is not None:
@@ -381,7 +380,7 @@ def _check_place(job: JobRecord, checkpoint: Checkpoint, *, has_line: bool) -> N
     )
 
 
-def needed_mib(job: JobRecord, attempts: Sequence[AttemptRecord]) -> int | None:
+def needed_mib(job: JobRecord, attempts: Sequence[Attempt]) -> int | None:
     """Returns the memory that the job needs on each GPU, in MiB; None if its declaration counts.
 
     It is the peak of the attempts that declared nothing or exceeded their declaration.
@@ -391,7 +390,7 @@ def needed_mib(job: JobRecord, attempts: Sequence[AttemptRecord]) -> int | None:
     return max(most, job.min_vram_mib or 0) if most else None
 
 
-def _is_peak_its_need(attempt: AttemptRecord) -> bool:
+def _is_peak_its_need(attempt: Attempt) -> bool:
     budgets = attempt.budgets
     if not budgets:
         return True

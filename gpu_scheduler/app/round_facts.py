@@ -10,10 +10,11 @@ from msgspec.structs import replace
 
 from gpu_scheduler.claims.gpu_claims import ForeignClaims
 from gpu_scheduler.clock import Clock
+from gpu_scheduler.core.model.attempt import ActiveAttempt
 from gpu_scheduler.core.model.gpu import GpuSample, Snapshot
 from gpu_scheduler.core.model.job_spec import JobSpec, Need
 from gpu_scheduler.core.model.units import Now
-from gpu_scheduler.core.scheduling.facts import Attempt, Facts, Gpu
+from gpu_scheduler.core.scheduling.facts import Facts, Gpu
 from gpu_scheduler.core.scheduling.needs import LlmConfig, ResourceSpec
 from gpu_scheduler.core.scheduling.pending_queue import need_of
 from gpu_scheduler.core.scheduling.settings import Settings
@@ -107,7 +108,7 @@ def _source(job: JobRecord, is_learned: bool) -> NeedSource:
 def stored_facts(
     records: Sequence[GpuRecord],
     paused: Mapping[str, bool],
-    attempts: Sequence[Attempt],
+    attempts: Sequence[ActiveAttempt],
     settings: Settings,
     now: Now,
     foreign: ForeignClaims,
@@ -122,7 +123,7 @@ def stored_facts(
     for ago in reversed(range(max((len(gpu.loads) for gpu in sampled), default=1) or 1)):
         samples = [_sample(gpu, ago) for gpu in sampled if ago < max(1, len(gpu.loads))]
         watch.accept_sample(Snapshot(now.boot, tuple(samples)))
-    tokens = {attempt.token: attempt.attempt_id for attempt in attempts}
+    tokens = {attempt.token: attempt.id for attempt in attempts}
     managed = {gpu.uuid: (gpu.index, paused.get(gpu.uuid, False)) for gpu in records}
     by_uuid = {gpu.uuid: gpu for gpu in records}
     gpus = tuple(
@@ -151,7 +152,7 @@ def _sample(gpu: GpuRecord, samples_back: int) -> GpuSample:
     )
 
 
-def round_facts(store: Store, attempts: Sequence[Attempt], now: Now, foreign: ForeignClaims) -> Facts:
+def round_facts(store: Store, attempts: Sequence[ActiveAttempt], now: Now, foreign: ForeignClaims) -> Facts:
     """Returns the facts of the next round, without the waiting jobs.
 
     attempts: all active attempts; foreign: the claims of other programs.

@@ -13,13 +13,14 @@ from gpu_scheduler.core.model.states import ACTIVE, FAILED, JobState, Outcome
 from gpu_scheduler.core.model.wait_reason import WaitReason
 
 if TYPE_CHECKING:
+    from gpu_scheduler.core.model.attempt import Attempt
     from gpu_scheduler.core.model.attempt_status import StopRequest
     from gpu_scheduler.core.model.event import MisplacedProcess, Overuse
     from gpu_scheduler.core.model.gpu import GpuClaim
     from gpu_scheduler.core.model.job_spec import Parent
     from gpu_scheduler.core.progress.eta import JobProgress
     from gpu_scheduler.store.jobs_files import JobsFileRecord, MalformedLineRecord
-    from gpu_scheduler.store.records import AttemptRecord, GpuRecord, JobRecord
+    from gpu_scheduler.store.records import GpuRecord, JobRecord
 
     #: A warning about an attempt; a plain string describes unexpected contents of its folder.
     AttemptWarning = Overuse | MisplacedProcess | str
@@ -76,7 +77,7 @@ class JobView(NamedTuple):
     """
 
     record: JobRecord
-    attempt: AttemptRecord | None = None
+    attempt: Attempt | None = None
     is_recorded: bool = True
     wait: WaitReason | None = None
     due_in_s: float | None = None

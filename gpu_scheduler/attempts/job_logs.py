@@ -11,8 +11,8 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from gpu_scheduler.core.model.attempt import Attempt
 from gpu_scheduler.runner.folder import SHORTAGE, fields_of
-from gpu_scheduler.store.records import AttemptRecord
 from gpu_scheduler.system.procfs import output_file
 from gpu_scheduler.system.safe_file import check_folder_status
 
@@ -138,7 +138,7 @@ TAIL_BYTES = 64 * 1024
 _LONG_LINE_BYTES = 4 * 1024
 
 
-def current_log(attempt: AttemptRecord) -> str | None:
+def current_log(attempt: Attempt) -> str | None:
     """Returns the path of an attempt's log. That of an adopted process may have been renamed or deleted."""
     if attempt.log is None or attempt.watched_pid is None or attempt.watched_ticks is None:
         return attempt.log

@@ -19,6 +19,7 @@ from gpu_scheduler.config import DATA_DIR_VARIABLE, STATE_FILE_VARIABLE, StartOp
 from gpu_scheduler.core.command.build import GIVEN_PORT, build_command, find_conda_sh, ports_for
 from gpu_scheduler.core.command.sessions import session_name
 from gpu_scheduler.core.command.shell_words import CHECKPOINT_VARIABLE, with_checkpoint
+from gpu_scheduler.core.model.attempt import Attempt
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.scheduling.placement import BEYOND_MIB, capped_claim, claimable_total
 from gpu_scheduler.core.text.formatting import safe_text
@@ -26,7 +27,7 @@ from gpu_scheduler.progress.job_progress import PROGRESS_FILE
 from gpu_scheduler.runner.spec import read_spec
 from gpu_scheduler.store import attempt_folders
 from gpu_scheduler.store.jobs_files import find_jobs_file
-from gpu_scheduler.store.records import AttemptRecord, JobRecord
+from gpu_scheduler.store.records import JobRecord
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.store.submissions import environment_of_job
 from gpu_scheduler.store.writer import StoreWriter
@@ -34,7 +35,7 @@ from gpu_scheduler.store.writer import StoreWriter
 # Determines the claims on GPUs that the runner of an attempt holds (docs/design.md, GPU claims).
 
 
-def requested_claims(store: Store, attempt: AttemptRecord, folder: ClaimFolder) -> dict[str, object] | None:
+def requested_claims(store: Store, attempt: Attempt, folder: ClaimFolder) -> dict[str, object] | None:
     """Returns the value of `gpu_claims` in spec.json; None if the attempt claims nothing.
 
     GPUs whose UUID is unknown are left out, and so are GPUs that a process claims entirely from which this
@@ -133,7 +134,7 @@ class Launcher:
             problem = f"the lock folder {error.folder} {error.problem.text}; {error.problem.remedy}"
             raise LaunchError(f"job {job.id} cannot be launched: {problem}") from error
 
-    def _prepare(self, attempt: AttemptRecord, job: JobRecord, executor: Executor) -> None:
+    def _prepare(self, attempt: Attempt, job: JobRecord, executor: Executor) -> None:
         when = datetime.now()
         if attempt.watched_pid is not None:
             # The process writes its log itself, if it has one.
@@ -148,7 +149,7 @@ class Launcher:
             raise
 
     def _write_folder(
-        self, attempt: AttemptRecord, job: JobRecord, executor: Executor, log: str | None, when: datetime
+        self, attempt: Attempt, job: JobRecord, executor: Executor, log: str | None, when: datetime
     ) -> None:
         options = self._options
         spec = _resumed_spec(attempt, job)
@@ -194,7 +195,7 @@ class Launcher:
             command.command_sh,
         )  # fmt: skip
 
-    def _variables(self, attempt: AttemptRecord) -> Mapping[str, str]:
+    def _variables(self, attempt: Attempt) -> Mapping[str, str]:
         """Returns the variables that the scheduler adds to the environment of an attempt."""
         folder = self._store.data_dir.attempt_folder(attempt)
         added = {**self._extra, PROGRESS_VARIABLE: str(folder / PROGRESS_FILE)}
@@ -202,7 +203,7 @@ class Launcher:
             added[CHECKPOINT_VARIABLE] = attempt.resumed_from.path
         return added
 
-    def _port_for(self, attempt: AttemptRecord) -> int | None:
+    def _port_for(self, attempt: Attempt) -> int | None:
         """Returns a port that is free now and that no other active attempt has; None if there is none."""
         if self._ports is None:
             self._ports = dict(self._ports_in_folders())
@@ -257,7 +258,7 @@ class Launcher:
         return None if jobs_file is None else jobs_file.cwd
 
 
-def _resumed_spec(attempt: AttemptRecord, job: JobRecord) -> JobSpec:
+def _resumed_spec(attempt: Attempt, job: JobRecord) -> JobSpec:
     """Returns what the attempt runs: the job, with the path of the checkpoint from which it resumes, if any.
 
     Raises LaunchError if the checkpoint is gone, or if the command has no place for it any more.
@@ -277,7 +278,7 @@ def _resumed_spec(attempt: AttemptRecord, job: JobRecord) -> JobSpec:
     return spec
 
 
-def _watched_process(attempt: AttemptRecord) -> dict[str, object] | None:
+def _watched_process(attempt: Attempt) -> dict[str, object] | None:
     """Returns the value of `watch` in spec.json; None if the runner starts the command."""
     if attempt.watched_pid is None:
         return None

@@ -12,13 +12,10 @@ from gpu_scheduler.attempts.job_logs import read_tail
 from gpu_scheduler.attempts.sweep import processes_of
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.failure.explanation import is_failure
+from gpu_scheduler.core.model.attempt import ActiveAttempt, Attempt, Observed
 from gpu_scheduler.core.model.attempt_status import AttemptStatus, FailureContext
-from gpu_scheduler.core.model.job_spec import DEFAULT_STOP_SIGNAL, JobSpec
-from gpu_scheduler.core.scheduling.facts import Attempt
-from gpu_scheduler.core.scheduling.needs import ResourceSpec
-from gpu_scheduler.core.scheduling.run_times import RunTimeKey
+from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.errors import SchedulerError
-from gpu_scheduler.store.records import ActiveAttemptRecord, AttemptRecord
 from gpu_scheduler.store.store import Store
 
 _GPU_IDS_PLACEHOLDER = "THE-GPU-IDS"
@@ -30,7 +27,7 @@ def _observe_folder(attempt: AttemptRef) -> AttemptStatus:
     return observe(attempt.folder, attempt.token, attempt.runner)
 
 
-def attempt_ref(store: Store, attempt: AttemptRecord | Attempt) -> AttemptRef:
+def attempt_ref(store: Store, attempt: Attempt | ActiveAttempt) -> AttemptRef:
     """Returns the reference by which an executor identifies an attempt."""
     folder = store.data_dir.attempt_folder(attempt)
     return AttemptRef(attempt.job_id, attempt.number, attempt.token, folder, attempt.runner, attempt.executor)
@@ -38,15 +35,15 @@ def attempt_ref(store: Store, attempt: AttemptRecord | Attempt) -> AttemptRef:
 
 def observe_attempt(
     store: Store,
-    record: ActiveAttemptRecord,
+    record: ActiveAttempt,
     observe_one: Callable[[AttemptRef], AttemptStatus] = _observe_folder,
-) -> Attempt:
+) -> ActiveAttempt:
     """Returns an active attempt with its current status. Does not observe an attempt that has ended.
 
     observe_one: the `observe` method of the attempt's executor.
     """
     if not record.state.is_open:
-        return attempt_from_record(record, AttemptStatus())
+        return record
     try:
         status = observe_one(attempt_ref(store, record))
     except OSError as error:
@@ -64,7 +61,8 @@ def observe_attempt(
         context = FailureContext(claimed_gpu=store.gpu_indices().get(result.claimed_gpu))
     elif result is not None and is_failure(result):
         context = failure_context_of(store, record, status)
-    return replace(attempt_from_record(record, status, context), saved_work=saved_work)
+    seen = Observed(status, failure_context=context, saved_work=saved_work)
+    return replace(record, observed=seen)
 
 
 def _has_completed(status: AttemptStatus) -> bool:
@@ -77,7 +75,7 @@ def _has_completed(status: AttemptStatus) -> bool:
     return result is not None and result.cause is None and result.exit_code == 0 and not is_asked
 
 
-def runner_pids(attempts: Iterable[Attempt]) -> frozenset[int]:
+def runner_pids(attempts: Iterable[ActiveAttempt]) -> frozenset[int]:
     """Returns the pids of the runners of these attempts, and of adopted processes that have their GPUs alone.
 
     Leaves out attempts whose end is recorded, and those of remote executors, whose pids belong to another
@@ -110,7 +108,7 @@ def attempts_without_processes(store: Store) -> frozenset[int]:
     return frozenset(record.id for record in held if not _processes(store, record, alive))
 
 
-def _processes(store: Store, record: ActiveAttemptRecord, alive: Mapping[str, Collection[int]]) -> set[int]:
+def _processes(store: Store, record: ActiveAttempt, alive: Mapping[str, Collection[int]]) -> set[int]:
     pids = set(alive.get(record.token, ()))
     if pids and record.state.is_open:
         try:
@@ -122,12 +120,12 @@ def _processes(store: Store, record: ActiveAttemptRecord, alive: Mapping[str, Co
     return pids
 
 
-def read_status(store: Store, record: AttemptRecord) -> AttemptStatus:
+def read_status(store: Store, record: Attempt) -> AttemptStatus:
     """Reads the status of an attempt on this machine. Raises OSError."""
     return _observe_folder(attempt_ref(store, record))
 
 
-def readable_status(store: Store, record: AttemptRecord) -> AttemptStatus:
+def readable_status(store: Store, record: Attempt) -> AttemptStatus:
     """Reads the status of an attempt like `read_status`. Raises SchedulerError, which names the folder."""
     try:
         return read_status(store, record)
@@ -136,61 +134,7 @@ def readable_status(store: Store, record: AttemptRecord) -> AttemptStatus:
         raise SchedulerError(f"job {record.job_id}: {folder} cannot be read: {error.strerror}") from None
 
 
-def attempt_from_record(
-    record: ActiveAttemptRecord, status: AttemptStatus, failure_context: FailureContext | None = None
-) -> Attempt:
-    """Combines an attempt's row in the store with the status read from its folder."""
-    return Attempt(
-        attempt_id=record.id,
-        job_id=record.job_id,
-        token=record.token,
-        boot_id=record.boot_id,
-        state=record.state,
-        executor=record.executor,
-        number=record.number,
-        gpus=record.gpus,
-        share=record.share,
-        vram=record.vram,
-        whole=record.whole,
-        budgets=record.budgets,
-        peaks=record.peaks,
-        measured_at=record.measured_boot,
-        overused_gpus=record.overused_gpus,
-        resources=ResourceSpec.from_key(record.spec_key),
-        oom_retries_used=record.oom_retries_used,
-        fail_retries_used=record.fail_retries_used,
-        baseline_mib=record.baseline_mib,
-        status=status,
-        failure_context=failure_context,
-        launch_count=record.launch_count,
-        launch_deadline=record.launch_deadline_boot,
-        launch_error=record.launch_error,
-        stopping_at=record.stopping_boot,
-        signalled_at=record.signalled_boot,
-        runner_died_at=record.runner_died_boot,
-        swept_at=record.swept_boot,
-        released_at=record.released_boot,
-        run_time=RunTimeKey(record.identity, record.spec_json),
-        stop_request=record.stop_request,
-        launch_failures=record.launch_failures,
-        recoveries=record.recoveries,
-        source_missing=record.source_missing,
-        misplaced_gpus=tuple(gpu for gpu, _ in record.misplaced),
-        window_closed_recorded=record.window_closed,
-        runner=record.runner,
-        priority=record.priority,
-        started_at=record.started_at,
-        resumed_from=record.resumed_from,
-        known_checkpoint=record.checkpoint,
-        watched_pid=record.watched_pid,
-        watched_ticks=record.watched_ticks,
-        preempted_for=record.preempted_for,
-        follows_preemption=record.follows_preemption,
-        preempt_signal=record.preempt_signal or DEFAULT_STOP_SIGNAL,
-    )
-
-
-def failure_context_of(store: Store, attempt: AttemptRecord, status: AttemptStatus) -> FailureContext:
+def failure_context_of(store: Store, attempt: Attempt, status: AttemptStatus) -> FailureContext:
     """Returns the failure context of an attempt whose result reports a failure."""
     job = store.job(attempt.job_id)
     assert job is not None
@@ -204,7 +148,7 @@ def failure_context_of(store: Store, attempt: AttemptRecord, status: AttemptStat
     )
 
 
-def _misleading_gpu_ids(store: Store, attempt: AttemptRecord, spec: JobSpec) -> tuple[int, ...]:
+def _misleading_gpu_ids(store: Store, attempt: Attempt, spec: JobSpec) -> tuple[int, ...]:
     """Returns the physical GPU ids in the command's arguments, if the command sees its GPUs under other ids.
 
     Returns an empty tuple if the ids agree or if the command has none in its arguments.

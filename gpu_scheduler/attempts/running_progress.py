@@ -10,22 +10,22 @@ from msgspec.structs import replace
 from gpu_scheduler.attempts.job_logs import current_log, log_of_process
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.command.shell_words import has_place, stands_in
+from gpu_scheduler.core.model.attempt import ActiveAttempt, Attempt
 from gpu_scheduler.core.model.attempt_status import AttemptStatus, Checkpoint, SavedWork
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.model.units import Now
 from gpu_scheduler.core.progress.eta import JobProgress
-from gpu_scheduler.core.scheduling.facts import Attempt
 from gpu_scheduler.progress.job_progress import PROGRESS_FILE, ProgressReader, ProgressSource, find_checkpoint
 from gpu_scheduler.runner.folder import boot_id, is_alive
-from gpu_scheduler.store.records import AttemptRecord, JobRecord
+from gpu_scheduler.store.records import JobRecord
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.system.deadline import start_thread, within
 
 # Names the places where the progress of an attempt can be read.
 
 
-def progress_source(store: Store, spec: JobSpec, attempt: AttemptRecord) -> ProgressSource:
+def progress_source(store: Store, spec: JobSpec, attempt: Attempt) -> ProgressSource:
     """Returns where to read the progress of an attempt. spec: that of its job."""
     return ProgressSource(
         attempt.id,
@@ -50,12 +50,12 @@ def adopted_source(job: JobRecord) -> ProgressSource | None:
     return ProgressSource(-job.id, job.spec, log, None, one.started_at, one.started_at)
 
 
-def start_of(attempt: AttemptRecord) -> float:
+def start_of(attempt: Attempt) -> float:
     """Returns when an attempt began, in wall seconds. An adopted process started before its attempt."""
     return min(attempt.created_at, attempt.started_at or attempt.created_at)
 
 
-def _since(store: Store, attempt: AttemptRecord) -> float:
+def _since(store: Store, attempt: Attempt) -> float:
     """Returns when the first attempt of a job began, in wall seconds; older checkpoints are of other runs.
 
     Of an attempt that resumed from a checkpoint, only its own count, because the user may have chosen an
@@ -91,7 +91,7 @@ class RunningProgress:
         self._has_waited = False
         self._is_closing = False
 
-    def read(self, attempts: Iterable[AttemptRecord]) -> Mapping[int, JobProgress]:
+    def read(self, attempts: Iterable[Attempt]) -> Mapping[int, JobProgress]:
         """Returns what was last read, by attempt id, and asks for a new reading if one is due.
 
         Attempts that have not started, and those of which nothing has been read yet, are missing.
@@ -106,7 +106,7 @@ class RunningProgress:
             known = self._known if now < self._read_at + _OUTDATED_S else {}
         return {key: known[key] for key in sources if key in known}
 
-    def read_now(self, attempts: Sequence[AttemptRecord]) -> Mapping[int, JobProgress]:
+    def read_now(self, attempts: Sequence[Attempt]) -> Mapping[int, JobProgress]:
         """Returns the same as `read`. The first call waits for the reading, at most 2 s.
 
         A scheduler that has just started thus decides on the same facts as the one before it.
@@ -125,7 +125,7 @@ class RunningProgress:
             self._is_closing = True
             self._changed.notify_all()
 
-    def _sources_of(self, attempts: Iterable[AttemptRecord]) -> dict[int, ProgressSource]:
+    def _sources_of(self, attempts: Iterable[Attempt]) -> dict[int, ProgressSource]:
         """Returns where to read the progress of the started attempts, by attempt id."""
         sources: dict[int, ProgressSource] = {}
         for attempt in attempts:
@@ -175,21 +175,21 @@ class RunningProgress:
 
 
 def with_remaining_times(
-    attempts: Iterable[Attempt], known: Mapping[int, JobProgress], now: Now
-) -> tuple[Attempt, ...]:
+    attempts: Iterable[ActiveAttempt], known: Mapping[int, JobProgress], now: Now
+) -> tuple[ActiveAttempt, ...]:
     """Returns the attempts, the running ones with the time until they finish, if their progress shows it.
 
     known: the progress by attempt id.
     """
 
-    def remaining_s(attempt: Attempt) -> float | None:
-        progress = known.get(attempt.attempt_id)
+    def remaining_s(attempt: ActiveAttempt) -> float | None:
+        progress = known.get(attempt.id)
         if progress is None or progress.finish_at is None or attempt.state is not AttemptState.RUNNING:
             return None
         left = progress.finish_at - now.wall
         return left if left > 0 else None
 
-    return tuple(replace(one, remaining_s=remaining_s(one)) if known else one for one in attempts)
+    return tuple(one.seen(remaining_s=remaining_s(one)) if known else one for one in attempts)
 
 
 # Finds the work that an attempt has left at its end: the newest checkpoint, and whether it was complete.
@@ -199,7 +199,7 @@ def with_remaining_times(
 MAX_SEARCH_S = 2.0
 
 
-def saved_work_of(store: Store, attempt: AttemptRecord, status: AttemptStatus) -> SavedWork:
+def saved_work_of(store: Store, attempt: Attempt, status: AttemptStatus) -> SavedWork:
     """Returns the work that an attempt which has ended has left. status: as observed in its folder."""
     job = store.job(attempt.job_id)
     assert job is not None
@@ -212,7 +212,7 @@ def saved_work_of(store: Store, attempt: AttemptRecord, status: AttemptStatus) -
     )
 
 
-def newest_checkpoint(store: Store, spec: JobSpec, attempts: Sequence[AttemptRecord]) -> Checkpoint | None:
+def newest_checkpoint(store: Store, spec: JobSpec, attempts: Sequence[Attempt]) -> Checkpoint | None:
     """Returns the newest complete checkpoint of a job; None if there is none. attempts: all, oldest first.
 
     If the last attempt resumed from a checkpoint, only those that were saved since then are newer than it,
@@ -228,22 +228,22 @@ def newest_checkpoint(store: Store, spec: JobSpec, attempts: Sequence[AttemptRec
     return found or last.resumed_from
 
 
-def with_saved_times(store: Store, attempts: Iterable[Attempt]) -> tuple[Attempt, ...]:
+def with_saved_times(store: Store, attempts: Iterable[ActiveAttempt]) -> tuple[ActiveAttempt, ...]:
     """Returns the attempts, the running ones with the time at which they saved their newest checkpoint."""
     return tuple(
-        replace(one, saved_at=_saved_at(store, one)) if one.state is AttemptState.RUNNING else one
+        one.seen(saved_at=_saved_at(store, one)) if one.state is AttemptState.RUNNING else one
         for one in attempts
     )
 
 
-def _saved_at(store: Store, attempt: Attempt) -> float | None:
+def _saved_at(store: Store, attempt: ActiveAttempt) -> float | None:
     job = store.job(attempt.job_id)
     assert job is not None
     checkpoint = newest_checkpoint(store, job.spec, store.attempts(job.id))
     return None if checkpoint is None else checkpoint.saved_at
 
 
-def _is_complete(store: Store, spec: JobSpec, attempt: AttemptRecord, status: AttemptStatus) -> bool | None:
+def _is_complete(store: Store, spec: JobSpec, attempt: Attempt, status: AttemptStatus) -> bool | None:
     """Returns whether an attempt that was asked to save its work, and exited with code 0, had reached N of N.
 
     None if its progress is not known, or if the question does not arise.

@@ -12,8 +12,9 @@ from typing import TypeVar
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from gpu_scheduler.core.model.attempt import ActiveAttempt
 from gpu_scheduler.core.model.gpu import LOAD_SAMPLES, UNKNOWN_UUID_PREFIX, GpuSample, Snapshot
-from gpu_scheduler.core.scheduling.facts import Attempt, Gpu
+from gpu_scheduler.core.scheduling.facts import Gpu
 from gpu_scheduler.runner import membership
 from gpu_scheduler.runner.membership import Membership, RecordedCommand
 from gpu_scheduler.store.records import GpuRecord
@@ -414,7 +415,7 @@ class GpuWatch:
         return tuple(sorted(gpus, key=lambda gpu: gpu.index))
 
 
-def watched_processes(attempts: Iterable[Attempt]) -> dict[tuple[int, int], str]:
+def watched_processes(attempts: Iterable[ActiveAttempt]) -> dict[tuple[int, int], str]:
     """Returns the tokens of the open attempts that watch a process, by its pid and start in ticks."""
     return {
         (attempt.watched_pid, attempt.watched_ticks): attempt.token

@@ -23,6 +23,7 @@ from gpu_scheduler.app.status_report import JobView
 from gpu_scheduler.attempts.job_logs import LogFolder
 from gpu_scheduler.attempts.running_progress import RunningProgress
 from gpu_scheduler.clock import Clock
+from gpu_scheduler.core.model.attempt import Attempt
 from gpu_scheduler.core.model.event import AttemptEnded, Event, EventKind
 from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
 from gpu_scheduler.core.model.states import ACTIVE, JobState, Outcome
@@ -47,7 +48,6 @@ from gpu_scheduler.store.dependencies import parents_of
 from gpu_scheduler.store.job_lists import jobs_of_file, open_jobs, state_counts
 from gpu_scheduler.store.jobs_files import malformed_lines
 from gpu_scheduler.store.pending_groups import wait_reasons
-from gpu_scheduler.store.records import AttemptRecord
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.views.event_messages import message_of, more_changes_text, to_json
 from gpu_scheduler.views.job_findings import unfinished_text
@@ -328,7 +328,7 @@ class EventReporter:
             part.problem = problem
 
 
-def _declaration_text(attempt: AttemptRecord | None, uuid: str) -> str:
+def _declaration_text(attempt: Attempt | None, uuid: str) -> str:
     """Returns what an attempt declared for a GPU, as text to append to its memory use on that GPU."""
     if attempt is None or uuid not in attempt.budgets:
         return ""

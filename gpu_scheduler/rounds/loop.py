@@ -20,12 +20,13 @@ from gpu_scheduler.attempts.running_progress import RunningProgress, with_remain
 from gpu_scheduler.attempts.sweep import processes_of, recorded_command, sweep_once
 from gpu_scheduler.claims.gpu_claims import LockReading, read_locks_of
 from gpu_scheduler.clock import Clock
+from gpu_scheduler.core.model.attempt import ActiveAttempt
 from gpu_scheduler.core.model.gpu import GpuClaim
 from gpu_scheduler.core.model.request import JobFact, Request
 from gpu_scheduler.core.model.units import Now
 from gpu_scheduler.core.model.wait_reason import WaitReason
 from gpu_scheduler.core.scheduling import actions as act
-from gpu_scheduler.core.scheduling.facts import AdoptedJob, Attempt, Facts, Gpu
+from gpu_scheduler.core.scheduling.facts import AdoptedJob, Facts, Gpu
 from gpu_scheduler.core.scheduling.history import GpuHistory, Overtakes
 from gpu_scheduler.core.scheduling.needs import LlmConfig, ResourceSpec
 from gpu_scheduler.core.scheduling.plan import plan
@@ -47,7 +48,7 @@ from gpu_scheduler.store.dependencies import has_unsettled_dependencies, is_ance
 from gpu_scheduler.store.job_lists import find_job_fact, interrupted_jobs, jobs_to_watch, listed_count
 from gpu_scheduler.store.pending_groups import queue_reservation, reserved_jobs
 from gpu_scheduler.store.pending_groups_reader import PendingGroupsReader
-from gpu_scheduler.store.records import ActiveAttemptRecord, GpuRecord
+from gpu_scheduler.store.records import GpuRecord
 from gpu_scheduler.store.requests import open_requests
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.store.writer import StoreWriter
@@ -130,12 +131,12 @@ def read_facts(
 def _gpus(
     watch: GpuWatch,
     managed: Sequence[GpuRecord],
-    attempts: Sequence[Attempt],
+    attempts: Sequence[ActiveAttempt],
     refs: Mapping[str, AttemptRef],
     locks: LockReading,
 ) -> tuple[tuple[Gpu, ...], tuple[Gpu, ...]]:
     """Returns the managed GPUs, with the claims of other programs, and the other GPUs in the sample."""
-    tokens = {attempt.token: attempt.attempt_id for attempt in attempts}
+    tokens = {attempt.token: attempt.id for attempt in attempts}
 
     def command_of(token: str) -> RecordedCommand | None:
         return recorded_command(refs[token].folder, token)
@@ -160,11 +161,11 @@ def _gpus(
 def _attempts(
     store: Store,
     executors: Executors,
-    records: Sequence[ActiveAttemptRecord],
+    records: Sequence[ActiveAttempt],
     refs: Mapping[str, AttemptRef],
     now: Now,
-) -> tuple[Attempt, ...]:
-    def observe(record: ActiveAttemptRecord) -> Attempt:
+) -> tuple[ActiveAttempt, ...]:
+    def observe(record: ActiveAttempt) -> ActiveAttempt:
         return observe_attempt(store, record, executors.observe)
 
     attempts = [observe(record) for record in records]
@@ -178,12 +179,12 @@ def _attempts(
     ]
     alive = processes_of(local, unsupervised) if local else {}
 
-    def with_survivors(record: ActiveAttemptRecord, attempt: Attempt) -> Attempt:
+    def with_survivors(record: ActiveAttempt, attempt: ActiveAttempt) -> ActiveAttempt:
         survivors = alive.get(attempt.token, ())
         if not survivors and attempt.state.is_open and attempt.status.claim != "dead":
             # Observe again, because the runner may have published its result before the scan.
             attempt = observe(record)
-        return replace(attempt, survivors=survivors)
+        return attempt.seen(survivors=survivors)
 
     return tuple(
         with_survivors(record, attempt) if attempt.token in wanted else attempt
@@ -420,7 +421,7 @@ class Loop:
             self.recorder.record_launch_error(attempt_id, str(error))
 
     def _perform_on_attempt(self, action: act.AttemptAction, facts: Facts) -> None:
-        attempt = next(one for one in facts.attempts if one.attempt_id == action.attempt_id)
+        attempt = next(one for one in facts.attempts if one.id == action.attempt_id)
         ref = attempt_ref(self.store, attempt)
         executor = self._executors.of(ref)
         if isinstance(action, act.VoidClaim):

@@ -13,8 +13,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from msgspec.structs import replace
-
 from gpu_scheduler.attempts.executor import LOCAL_EXECUTORS, AttemptRef
 from gpu_scheduler.attempts.folder import observe, void_claim
 from gpu_scheduler.attempts.observe import attempt_ref, observe_attempt
@@ -403,7 +401,7 @@ class _AttemptImport:
         folders = {record.token: data_dir.attempt_folder(record) for record in records}
         alive = processes_of(folders, folders) if folders else {}
         for record in records:
-            attempt = replace(observe_attempt(self._store, record), survivors=alive.get(record.token, ()))
+            attempt = observe_attempt(self._store, record).seen(survivors=alive.get(record.token, ()))
             self._writer.record(supersede(attempt, self._now, self._settings), self._now)
 
     def _import_turn(self, turn: int) -> None:
@@ -420,8 +418,8 @@ class _AttemptImport:
                 tokens[origin.token] = turn == len(found) - 1
         for record in self._store.active_attempts():
             if record.token in tokens:
-                attempt = replace(
-                    observe_attempt(self._store, record), survivors=self._alive.get(record.token, ())
+                attempt = observe_attempt(self._store, record).seen(
+                    survivors=self._alive.get(record.token, ())
                 )
                 decide = restore if tokens[record.token] else supersede
                 self._writer.record(decide(attempt, self._now, self._settings), self._now)

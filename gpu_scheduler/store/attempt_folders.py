@@ -17,11 +17,12 @@ from typing import Any
 
 from msgspec import Struct
 
+from gpu_scheduler.core.model.attempt import Allocation, Attempt
 from gpu_scheduler.core.model.attempt_status import AdoptedProcess
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.text import strict_json
 from gpu_scheduler.store.data_dir import ATTEMPT_FOLDER_NAME, JOB_FOLDER_NAME, DataDir
-from gpu_scheduler.store.records import AllocationRecord, AttemptRecord, JobRecord
+from gpu_scheduler.store.records import JobRecord
 from gpu_scheduler.system.safe_file import read_json_bytes
 
 #: The key of the origin in spec.json. The runner does not read it.
@@ -69,7 +70,7 @@ class Origin(Struct, frozen=True):
     environment: Mapping[str, str] | None = None
     learned: bool = False
     assumed: bool = False
-    allocations: tuple[AllocationRecord, ...] = ()
+    allocations: tuple[Allocation, ...] = ()
     job: Mapping[str, Any] | None = None
     adopted: AdoptedProcess | None = None
 
@@ -131,7 +132,7 @@ def may_have_launched(folder: AttemptFolder) -> bool:
 
 
 def origin_object(
-    attempt: AttemptRecord,
+    attempt: Attempt,
     job: JobRecord,
     data_dir: DataDir,
     source_cwd: str | None,
@@ -213,8 +214,7 @@ def _parse_origin(folder: AttemptFolder, content: Any) -> Origin | None:
         learned=bool(attempt["learned"]),
         assumed=bool(attempt["assumed"]),
         allocations=tuple(
-            AllocationRecord(**{name: one[name] for name in _ALLOCATION_FIELDS})
-            for one in attempt["allocations"]
+            Allocation(**{name: one[name] for name in _ALLOCATION_FIELDS}) for one in attempt["allocations"]
         ),
         job={name: job[name] for name in _JOB_FIELDS},
         adopted=AdoptedProcess.from_values(more["adopted"]) if more.get("adopted") else None,

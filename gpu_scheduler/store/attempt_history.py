@@ -11,6 +11,7 @@ import sqlite3
 from collections.abc import Iterable
 from itertools import groupby
 
+from gpu_scheduler.core.model.attempt import Attempt
 from gpu_scheduler.core.model.states import Outcome
 from gpu_scheduler.core.scheduling.actions import Action, FinishAttempt
 from gpu_scheduler.core.scheduling.history import (
@@ -26,7 +27,7 @@ from gpu_scheduler.core.scheduling.history import (
 from gpu_scheduler.core.scheduling.needs import WorkloadClass, learned_needs, quantile, workload_class_of
 from gpu_scheduler.core.scheduling.run_times import ClassRunTimes, RunTimes
 from gpu_scheduler.store.database import insert
-from gpu_scheduler.store.records import ATTEMPT_COLUMNS, AttemptRecord, JobRecord, attempt_records
+from gpu_scheduler.store.records import ATTEMPT_COLUMNS, JobRecord, attempt_records
 from gpu_scheduler.store.store import Store
 
 #: The key in the table `meta` of the time in wall seconds until which GPU time has been counted.
@@ -95,7 +96,7 @@ class GpuHistoryReader:
         return [_end(one) for one in attempt_records(rows)]
 
 
-def _end(one: AttemptRecord) -> AttemptEnd:
+def _end(one: Attempt) -> AttemptEnd:
     assert one.started_at is not None
     assert one.ended_at is not None
     return AttemptEnd(
@@ -151,7 +152,7 @@ def workload_classes(store: Store) -> list[WorkloadClass]:
     return found
 
 
-def record_measurement(db: sqlite3.Connection, attempt: AttemptRecord, job: JobRecord, time: float) -> None:
+def record_measurement(db: sqlite3.Connection, attempt: Attempt, job: JobRecord, time: float) -> None:
     """Records the measured usage of an ended attempt for its workload class. time: in wall seconds."""
     peak = max(attempt.peaks.values(), default=0)
     if not peak or attempt.outcome is None:
@@ -195,7 +196,7 @@ class LearnedNeedsReader:
         return self._needs
 
 
-def record_run_time(db: sqlite3.Connection, attempt: AttemptRecord, job: JobRecord, time: float) -> None:
+def record_run_time(db: sqlite3.Connection, attempt: Attempt, job: JobRecord, time: float) -> None:
     """Records the run time of an ended attempt if it completed and has done all the work of its job.
 
     job: as before the end of the attempt. time: in wall seconds. If an earlier attempt left a checkpoint, the

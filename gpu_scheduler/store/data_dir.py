@@ -34,8 +34,7 @@ from gpu_scheduler.system.safe_file import (
 )
 
 if TYPE_CHECKING:
-    from gpu_scheduler.core.scheduling.facts import Attempt
-    from gpu_scheduler.store.records import AttemptRecord
+    from gpu_scheduler.core.model.attempt import ActiveAttempt, Attempt
 
 
 # Keeps the data directory and its content private to the user and free of links.
@@ -402,7 +401,7 @@ class DataDir(Struct, frozen=True, dict=True):
         """The main log, beside the state file."""
         return self.state_file.parent / "gpu_scheduler.log"
 
-    def attempt_folder(self, attempt: AttemptRecord | Attempt) -> Path:
+    def attempt_folder(self, attempt: Attempt | ActiveAttempt) -> Path:
         """Returns the folder of an attempt. JOB_FOLDER_NAME and ATTEMPT_FOLDER_NAME match its path."""
         return self.runs / f"{attempt.job_id}/{attempt.number}-{attempt.token[:8]}"
 

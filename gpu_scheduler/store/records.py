@@ -13,17 +13,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from msgspec import Struct
 
+from gpu_scheduler.core.model.attempt import ActiveAttempt, Allocation, Attempt
 from gpu_scheduler.core.model.gpu import GpuProcess, Suspicion
 from gpu_scheduler.core.model.state_reason import StateReason
 from gpu_scheduler.core.model.states import AttemptState, JobState, Outcome
 from gpu_scheduler.core.model.wait_reason import WaitReason
-from gpu_scheduler.core.scheduling.accounting import Allocation
 
 if TYPE_CHECKING:
     from gpu_scheduler.core.model.attempt_status import (
         AdoptedProcess,
         Checkpoint,
-        RunnerIdentity,
         StopRequest,
     )
     from gpu_scheduler.core.model.gpu import GpuFault
@@ -108,189 +107,6 @@ class JobRecord(NamedTuple):
         return JobSpec.from_json(self.spec_json)
 
 
-class AllocationRecord(Allocation, frozen=True):
-    """An attempt's allocation on one GPU, and the observed use of that GPU.
-
-    budget_mib: the memory that was declared or learned, in MiB; None if nothing was declared or learned, or
-    if the size of the GPU is unknown. baseline_mib: the unattributed memory at the start of the attempt.
-    load_sum: the sum of the load samples in percent; load_samples: their number. overuse_logged: whether
-    overuse was reported.
-    """
-
-    gpu: str = ""
-    budget_mib: int | None = None
-    baseline_mib: int | None = None
-    load_sum: float = 0.0
-    load_samples: int = 0
-    overuse_logged: bool = False
-
-
-class AttemptRecord(Struct, frozen=True):
-    """An attempt of a job.
-
-    number: 1, 2, … within its job; learned: whether its vram was learned; assumed: whether its share and vram
-    are defaults, because none were declared. misplaced: the GPUs that it uses outside its allocation,
-    each with the pid of one process there. measured_boot: the time of the newest sample in its allocations.
-
-    launch_count: the number of launches that count towards the limit; launch_deadline_boot: the time at which
-    it is launched again unless a runner has claimed it; executor: the name of the executor that launches it;
-    runner: the process that its claim names; outcome: None while the attempt is open; window_closed: whether
-    the closing of its Screen window was reported. resumed_from: the checkpoint with which it started.
-    watched_pid, watched_ticks: the adopted process that its runner watches and its start in kernel ticks
-    since boot; None if the runner starts the command. preempted_for: the job for which it is or was
-    preempted. follows_preemption: whether the last attempt that ran was preempted. queue_priority,
-    queue_position, submitted_at: those of its job when it started; None for a watcher.
-    """
-
-    id: int
-    job_id: int
-    number: int
-    token: str
-    boot_id: str
-    state: AttemptState
-    executor: str
-    allocations: tuple[AllocationRecord, ...]
-    learned: bool
-    assumed: bool
-    launch_count: int
-    launch_deadline_boot: float
-    launch_error: str | None
-    runner_pid: int | None
-    runner_start_ticks: int | None
-    stopping_boot: float | None
-    signalled_boot: float | None
-    swept_boot: float | None
-    runner_died_boot: float | None
-    released_boot: float | None
-    measured_boot: float | None
-    misplaced: tuple[tuple[str, int], ...]
-    outcome: Outcome | None
-    exit_code: int | None
-    signal: int | None
-    reason: StateReason | None
-    survivors: tuple[int, ...]
-    log: str | None
-    session: str | None
-    window_closed: bool
-    created_at: float
-    started_at: float | None
-    ended_at: float | None
-    resumed_from: Checkpoint | None
-    watched_pid: int | None
-    watched_ticks: int | None
-    preempted_for: int | None
-    follows_preemption: bool
-    queue_priority: int | None
-    queue_position: int | None
-    submitted_at: float | None
-
-    @property
-    def runner(self) -> RunnerIdentity | None:
-        """The runner process that its claim names; None if it is not known yet."""
-        if self.runner_pid is None or self.runner_start_ticks is None:
-            return None
-        from gpu_scheduler.core.model.attempt_status import RunnerIdentity
-
-        return RunnerIdentity(self.runner_pid, self.runner_start_ticks, self.boot_id)
-
-    @property
-    def gpus(self) -> tuple[str, ...]:
-        """The UUIDs of its GPUs."""
-        return tuple(one.gpu for one in self.allocations)
-
-    @property
-    def share(self) -> int:
-        """The share of each of its GPUs in thousandths; 0 if it has no share."""
-        return self.allocations[0].share if self.allocations else 0
-
-    @property
-    def vram(self) -> int | None:
-        """The memory on each of its GPUs in MiB; None if no amount was declared."""
-        return self.allocations[0].vram if self.allocations else None
-
-    @property
-    def whole(self) -> bool:
-        """True if no other job of this scheduler may run on its GPUs."""
-        return bool(self.allocations) and self.allocations[0].whole
-
-    @property
-    def has_budget(self) -> bool:
-        """True if its share or vram was declared or learned, not assumed."""
-        return not self.assumed and bool(self.share or self.vram)
-
-    @property
-    def vram_declared(self) -> int | None:
-        """The memory on each of its GPUs that was declared or learned, in MiB; None if there was none."""
-        return self.vram if self.has_budget else None
-
-    @property
-    def share_declared(self) -> int | None:
-        """The declared share of each of its GPUs in thousandths; None if no share was declared."""
-        return (self.share or None) if self.has_budget else None
-
-    @property
-    def budgets(self) -> dict[str, int | None]:
-        """The memory declared or learned for each GPU in MiB, by UUID; empty if there was none.
-
-        The value is None for a GPU of unknown size.
-        """
-        return {one.gpu: one.budget_mib for one in self.allocations} if self.has_budget else {}
-
-    @property
-    def peaks(self) -> dict[str, int]:
-        """The highest observed memory use on each GPU in MiB, by UUID."""
-        return {one.gpu: one.peak_mib for one in self.allocations if one.peak_mib is not None}
-
-    @property
-    def baseline_mib(self) -> dict[str, int]:
-        """The unattributed memory on each GPU at the start of the attempt in MiB, by UUID."""
-        return {one.gpu: one.baseline_mib for one in self.allocations if one.baseline_mib is not None}
-
-    @property
-    def overused_gpus(self) -> tuple[str, ...]:
-        """The GPUs on which overuse was reported."""
-        return tuple(one.gpu for one in self.allocations if one.overuse_logged)
-
-    @property
-    def run_time_s(self) -> float | None:
-        """The seconds from its start to its end; None if it has not started or not ended."""
-        if self.started_at is None or self.ended_at is None:
-            return None
-        return max(0.0, self.ended_at - self.started_at)  # the clock may have been set back
-
-    @property
-    def mean_load(self) -> float | None:
-        """The mean load of its GPUs over all samples, in percent; None if there is no sample."""
-        samples = sum(one.load_samples for one in self.allocations)
-        return sum(one.load_sum for one in self.allocations) / samples if samples else None
-
-    def allocation_on(self, gpu: str) -> AllocationRecord:
-        """Returns its allocation on one of its GPUs."""
-        return next(one for one in self.allocations if one.gpu == gpu)
-
-
-class ActiveAttemptRecord(AttemptRecord, frozen=True):
-    """An attempt that is open, holds GPUs or awaits memory release, with some fields of its job.
-
-    stop_request: the open request to stop it. priority, checkpoint, preempt_signal: those of its job.
-    source_missing: whether the job came from a jobs file that no longer has a line for it. spec_json: its
-    JobSpec as JSON.
-    """
-
-    stop_request: StopRequest | None
-    priority: int
-    checkpoint: Checkpoint | None
-    preempt_signal: str | None
-    launch_failures: int
-    spec_key: str
-    oom_retries_used: int
-    fail_retries_used: int
-    recoveries: int
-    identity: str
-    spec_json: str
-    source_missing: bool
-
-
 class GpuRecord(Struct, frozen=True):
     """A GPU with the values of its newest sample.
 
@@ -361,14 +177,14 @@ def job_records(rows: Sequence[sqlite3.Row]) -> list[JobRecord]:
     return found
 
 
-def attempt_records(rows: Sequence[sqlite3.Row]) -> list[AttemptRecord]:
+def attempt_records(rows: Sequence[sqlite3.Row]) -> list[Attempt]:
     """Builds attempt records from rows that have ATTEMPT_COLUMNS."""
-    return _records(AttemptRecord, rows, _ATTEMPT_FIELDS)
+    return _records(Attempt, rows, _ATTEMPT_FIELDS)
 
 
-def active_attempt_record(row: sqlite3.Row) -> ActiveAttemptRecord:
+def active_attempt_record(row: sqlite3.Row) -> ActiveAttempt:
     """Builds the record of an active attempt from a row with ATTEMPT_COLUMNS and some columns of its job."""
-    return _records(ActiveAttemptRecord, [row], _ACTIVE_ATTEMPT_FIELDS)[0]
+    return _records(ActiveAttempt, [row], _ACTIVE_ATTEMPT_FIELDS)[0]
 
 
 def gpu_record(row: sqlite3.Row) -> GpuRecord:
@@ -394,11 +210,9 @@ def _records(
     return found
 
 
-def _allocations(listed: str) -> tuple[AllocationRecord, ...]:
+def _allocations(listed: str) -> tuple[Allocation, ...]:
     return tuple(
-        AllocationRecord(
-            share, vram, bool(whole), peak, gpu, budget, baseline, load_sum, samples, bool(logged)
-        )
+        Allocation(share, vram, bool(whole), peak, gpu, budget, baseline, load_sum, samples, bool(logged))
         for gpu, share, vram, whole, peak, budget, baseline, load_sum, samples, logged in json.loads(listed)
     )
 

@@ -25,11 +25,12 @@ if TYPE_CHECKING:
     import sqlite3
 
     from gpu_scheduler.config import StartOptions
+    from gpu_scheduler.core.model.attempt import ActiveAttempt, Attempt
     from gpu_scheduler.core.model.attempt_status import AdoptedProcess
     from gpu_scheduler.core.model.job_spec import Dependency, JobSpec
     from gpu_scheduler.core.model.state_reason import StateReason
     from gpu_scheduler.core.model.wait_reason import WaitReason
-    from gpu_scheduler.store.records import ActiveAttemptRecord, AttemptRecord, GpuRecord, JobRecord
+    from gpu_scheduler.store.records import GpuRecord, JobRecord
 
 #: Key in `meta` for the options of the newest scheduler.
 _OPTIONS_KEY = "started_with"
@@ -69,7 +70,7 @@ class Store:
             data_dir.create()
         self.data_dir = data_dir
         self._learning: bool | None = None
-        self._active_attempts: RecordCache[ActiveAttemptRecord] = RecordCache()
+        self._active_attempts: RecordCache[ActiveAttempt] = RecordCache()
         self._gpus: RecordCache[GpuRecord] = RecordCache()
         owner = None if create else data_dir.other_host()
         if owner is not None:
@@ -181,17 +182,17 @@ class Store:
         found = job_records(self.db.rows(f"SELECT {JOB_COLUMNS} FROM job WHERE id = ?", job_id))
         return found[0] if found else None
 
-    def attempt(self, attempt_id: int) -> AttemptRecord | None:
+    def attempt(self, attempt_id: int) -> Attempt | None:
         """Returns an attempt, or None if it does not exist."""
         return next(iter(self._attempts("id = ?", attempt_id)), None)
 
-    def _attempts(self, where: str, *values: object) -> list[AttemptRecord]:
+    def _attempts(self, where: str, *values: object) -> list[Attempt]:
         from gpu_scheduler.store.records import ATTEMPT_COLUMNS, attempt_records
 
         rows = self.db.rows(f"SELECT {ATTEMPT_COLUMNS} FROM attempt WHERE {where}", *values)
         return attempt_records(rows)
 
-    def attempt_with_job(self, attempt_id: int) -> tuple[AttemptRecord, JobRecord]:
+    def attempt_with_job(self, attempt_id: int) -> tuple[Attempt, JobRecord]:
         """Returns an attempt, which must exist, and its job."""
         attempt = self.attempt(attempt_id)
         assert attempt is not None
@@ -199,17 +200,13 @@ class Store:
         assert job is not None
         return attempt, job
 
-    def attempts(self, job_id: int) -> list[AttemptRecord]:
+    def attempts(self, job_id: int) -> list[Attempt]:
         """Returns the attempts of a job, oldest first."""
         return self._attempts("job_id = ? ORDER BY number", job_id)
 
-    def active_attempts(self) -> list[ActiveAttemptRecord]:
+    def active_attempts(self) -> list[ActiveAttempt]:
         """Returns the attempts that are open, hold GPUs or await memory release, oldest first."""
-        from gpu_scheduler.store.records import (
-            ATTEMPT_COLUMNS,
-            STOP_REQUEST_COLUMN,
-            active_attempt_record,
-        )
+        from gpu_scheduler.store.records import ATTEMPT_COLUMNS, STOP_REQUEST_COLUMN, active_attempt_record
 
         rows = self.db.rows(
             f"SELECT {ATTEMPT_COLUMNS}, {STOP_REQUEST_COLUMN}, job.priority, job.checkpoint,"
@@ -248,7 +245,7 @@ class Store:
         finally:
             self.db.connection.execute("COMMIT")
 
-    def newest_attempts(self, job_ids: Iterable[int]) -> dict[int, AttemptRecord]:
+    def newest_attempts(self, job_ids: Iterable[int]) -> dict[int, Attempt]:
         """Returns the newest attempt of each of these jobs that has one, by job id."""
         found = self._attempts(
             "job_id IN (SELECT value FROM json_each(?))"
@@ -261,7 +258,7 @@ class Store:
         """Returns the indices of all known GPUs, managed or not, by UUID."""
         return {row["uuid"]: row["idx"] for row in self.db.rows("SELECT uuid, idx FROM gpu")}
 
-    def was_gpu_shared(self, attempt: AttemptRecord, since: float, until: float) -> bool:
+    def was_gpu_shared(self, attempt: Attempt, since: float, until: float) -> bool:
         """Returns whether another job's attempt held one of this attempt's GPUs from `since` to `until`."""
         row = self.db.row(
             "SELECT 1 FROM attempt WHERE job_id <> ? AND created_at < ? AND coalesce(ended_at, 9e99) > ?"

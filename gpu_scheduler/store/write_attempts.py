@@ -8,6 +8,7 @@ import sqlite3
 from collections.abc import Iterable
 from typing import Any
 
+from gpu_scheduler.core.model.attempt import Allocation, Attempt
 from gpu_scheduler.core.model.attempt_status import Checkpoint
 from gpu_scheduler.core.model.event import (
     AttemptEnded,
@@ -25,10 +26,10 @@ from gpu_scheduler.core.model.states import (
     states_before,
 )
 from gpu_scheduler.core.scheduling import actions as act
-from gpu_scheduler.core.scheduling.accounting import Allocation, declared_mib
+from gpu_scheduler.core.scheduling.accounting import declared_mib
 from gpu_scheduler.store.attempt_history import record_measurement, record_run_time
 from gpu_scheduler.store.database import insert
-from gpu_scheduler.store.records import AllocationRecord, AttemptRecord, JobRecord
+from gpu_scheduler.store.records import JobRecord
 from gpu_scheduler.store.write_jobs import (
     NO_STOP,
     WriteContext,
@@ -93,18 +94,16 @@ def _watched(action: act.Start) -> dict[str, Any]:
     }
 
 
-def _allocations(context: WriteContext, action: act.Start) -> Iterable[AllocationRecord]:
+def _allocations(context: WriteContext, action: act.Start) -> Iterable[Allocation]:
     declares = not action.assumed and bool(action.share or action.vram)
     baseline = dict(action.baseline_mib)
     charge = Allocation(action.share, action.vram, action.whole)
     for gpu in action.gpus:
         budget = declared_mib(charge, context.gpu_total_mib(gpu)) if declares else None
-        yield AllocationRecord(action.share, action.vram, action.whole, None, gpu, budget, baseline.get(gpu))
+        yield Allocation(action.share, action.vram, action.whole, None, gpu, budget, baseline.get(gpu))
 
 
-def insert_allocations(
-    db: sqlite3.Connection, attempt_id: int, allocations: Iterable[AllocationRecord]
-) -> None:
+def insert_allocations(db: sqlite3.Connection, attempt_id: int, allocations: Iterable[Allocation]) -> None:
     """Inserts the allocations of a new attempt, in this order."""
     db.executemany(
         "INSERT INTO allocation (attempt_id, ordinal, gpu, share, vram, whole, budget_mib, baseline_mib)"
@@ -235,7 +234,7 @@ def _resumption(action: act.FinishAttempt, job: JobRecord) -> dict[str, Any]:
     return {"checkpoint": known, "resume_from": checkpoint_json(action.resume_from)}
 
 
-def _details_of_end(context: WriteContext, attempt: AttemptRecord, action: act.FinishAttempt) -> AttemptEnded:
+def _details_of_end(context: WriteContext, attempt: Attempt, action: act.FinishAttempt) -> AttemptEnded:
     has_budget = attempt.has_budget
     return AttemptEnded(
         attempt.number,
@@ -285,7 +284,7 @@ def _change_state(
         raise IllegalTransitionError(subject, attempt.state, state, context.job_history(attempt.job_id))
 
 
-def _attempt(context: WriteContext, attempt_id: int) -> AttemptRecord:
+def _attempt(context: WriteContext, attempt_id: int) -> Attempt:
     attempt = context.store.attempt(attempt_id)
     assert attempt is not None
     return attempt

@@ -27,8 +27,9 @@ from gpu_scheduler.views.wait_text import current_need_text, job_reason_text, pa
 
 if TYPE_CHECKING:
     from gpu_scheduler.app.job_detail import AttemptView, JobDetail
+    from gpu_scheduler.core.model.attempt import Attempt
     from gpu_scheduler.core.model.job_spec import JobSpec
-    from gpu_scheduler.store.records import AttemptRecord, JobRecord
+    from gpu_scheduler.store.records import JobRecord
 
 _LABEL_WIDTH = 14
 
@@ -91,7 +92,7 @@ def _attempt_object(view: AttemptView, tolerance: float) -> dict[str, Any]:
     }
 
 
-def _reason_text(attempt: AttemptRecord) -> str | None:
+def _reason_text(attempt: Attempt) -> str | None:
     return attempt.launch_error if attempt.reason is None else reason_text(attempt.reason)
 
 

@@ -6,13 +6,13 @@ import pytest
 
 from gpu_scheduler.app.gpu_views import gpu_views
 from gpu_scheduler.claims.gpu_claims import ForeignClaims
+from gpu_scheduler.core.model.attempt import Attempt
 from gpu_scheduler.core.model.gpu import LOST, GpuClaim, GpuProcess
 from gpu_scheduler.core.scheduling.settings import Limits
-from gpu_scheduler.store.records import AttemptRecord
 from tests.records import attempt_record, gpu_record
 
 
-def held(share: int, job_id: int = 3, **values: Any) -> AttemptRecord:
+def held(share: int, job_id: int = 3, **values: Any) -> Attempt:
     return attempt_record(["A"], share=share, job_id=job_id, **values)
 
 
@@ -39,7 +39,7 @@ def held(share: int, job_id: int = 3, **values: Any) -> AttemptRecord:
     ],
 )
 def test_a_gpu_view_contains_the_state_the_allocated_share_and_the_jobs(
-    row: dict[str, Any], holders: list[AttemptRecord], paused: bool, state: str, share: int
+    row: dict[str, Any], holders: list[Attempt], paused: bool, state: str, share: int
 ) -> None:
     (view,) = gpu_views([gpu_record(**row)], holders, {"A": paused})
     assert (view.state, view.share) == (state, share)
@@ -62,7 +62,7 @@ def test_a_gpu_view_contains_the_state_the_allocated_share_and_the_jobs(
 )
 def test_a_gpu_without_our_jobs_is_claimed_if_another_program_claims_it_or_may_claim_it(
     row: dict[str, Any],
-    holders: list[AttemptRecord],
+    holders: list[Attempt],
     paused: bool,
     state: str,
     foreign: ForeignClaims,
@@ -87,7 +87,7 @@ def test_a_gpu_without_our_jobs_is_claimed_if_another_program_claims_it_or_may_c
     ],
 )
 def test_a_gpu_view_sums_the_memory_allocated_to_its_jobs(
-    row: dict[str, Any], holders: list[AttemptRecord], allocated: int | None, by_memory: bool, share: int
+    row: dict[str, Any], holders: list[Attempt], allocated: int | None, by_memory: bool, share: int
 ) -> None:
     (view,) = gpu_views([gpu_record(**row)], holders, {})
     assert (view.allocated_mib, view.has_declared_memory, view.share) == (allocated, by_memory, share)

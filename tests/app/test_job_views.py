@@ -6,7 +6,6 @@ from itertools import product
 from typing import Any, get_args
 
 import pytest
-from msgspec.structs import replace
 
 from gpu_scheduler.app.job_views import ViewContext, job_view, runs_as_recorded
 from gpu_scheduler.app.status_report import JobView
@@ -23,12 +22,12 @@ from gpu_scheduler.core.model.states import AttemptState, JobState
 from gpu_scheduler.core.model.units import Now
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.core.scheduling.actions import FinishAttempt, Transition
-from gpu_scheduler.core.scheduling.facts import Attempt
 from gpu_scheduler.core.scheduling.reconcile_attempt import reconcile
 from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.views import tables
 from gpu_scheduler.views.job_text import job_warnings
 from gpu_scheduler.views.wait_text import job_reason_text
+from tests.attempts import make_attempt, replace
 from tests.reasons import worded, words
 from tests.records import attempt_record, job_record
 
@@ -43,8 +42,10 @@ def context(**values: Any) -> ViewContext:
 
 
 def view_as(recorded: str, status: AttemptStatus, failure_context: FailureContext | None = None) -> JobView:
-    fact = Attempt(11, 3, "t", "boot", AttemptState(recorded), status=status, failure_context=failure_context)
-    fact = replace(fact, launch_deadline=NOW.boot + 100)
+    fact = make_attempt(
+        11, 3, "t", "boot", AttemptState(recorded), status=status, failure_context=failure_context
+    )
+    fact = replace(fact, launch_deadline_boot=NOW.boot + 100)
     return job_view(job_record(state=recorded), attempt_record(), context(open_attempts={11: fact}))
 
 
@@ -178,7 +179,7 @@ def test_a_job_is_infeasible_only_once_it_is_compared_with_the_gpus(
 )
 def test_a_job_view_shows_why_a_starting_job_is_delayed(launches: int, reason: str | None) -> None:
     last = attempt_record(launch_count=launches)
-    fact = Attempt(11, 3, "t", "boot", AttemptState.STARTING, launch_deadline=NOW.boot + 100)
+    fact = make_attempt(11, 3, "t", "boot", AttemptState.STARTING, launch_deadline_boot=NOW.boot + 100)
     view = job_view(job_record(state="starting"), last, context(open_attempts={11: fact}))
     assert (
         view.record.state,
@@ -239,7 +240,7 @@ def test_a_job_view_shows_a_job_that_ran_before_a_reboot_as_interrupted(
     claim: Any, window_open: bool | None
 ) -> None:
     status = AttemptStatus(claim, window_open=window_open, folder_complete=True)
-    before = Attempt(11, 3, "t", "an earlier boot", AttemptState.RUNNING, status=status)
+    before = make_attempt(11, 3, "t", "an earlier boot", AttemptState.RUNNING, status=status)
     view = job_view(job_record(state="running"), attempt_record(), context(open_attempts={11: before}))
     assert (view.record.state, view.record.held_by, view.is_recorded) == ("held", "interrupted", False)
     cells = tables.held_row(view, NOW.wall)
@@ -339,7 +340,7 @@ def test_an_attempt_counts_as_running_as_recorded_only_if_reconciling_would_chan
         (None, StopRequest("user", 9.0)),
     ):
         status = AttemptStatus(claim, stop=stop, result=ended)
-        attempt = Attempt(11, 3, "t", "boot", state, status=status, stop_request=cancel, survivors=())
+        attempt = make_attempt(11, 3, "t", "boot", state, status=status, stop_request=cancel, survivors=())
         if runs_as_recorded(attempt):
             kept += 1
             actions = reconcile(attempt, NOW, Settings())

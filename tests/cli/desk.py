@@ -18,6 +18,7 @@ from gpu_scheduler.attempts.sweep import processes_of, sweep
 from gpu_scheduler.cli import main
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.command.build import REPORT_START
+from gpu_scheduler.core.model.attempt import Attempt
 from gpu_scheduler.core.model.gpu import GpuSample
 from gpu_scheduler.core.model.job_spec import Dependency, DependencyKind, JobSpec
 from gpu_scheduler.core.model.states import JobState
@@ -25,7 +26,6 @@ from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.executors.local import DirectExecutor
 from gpu_scheduler.store.data_dir import DataDir
-from gpu_scheduler.store.records import AttemptRecord
 from gpu_scheduler.store.requests import open_requests
 from gpu_scheduler.store.scheduler_lock import scheduler_pid
 from gpu_scheduler.store.store import Store
@@ -75,7 +75,7 @@ class Desk:
         )
         return self.store.insert_job(spec, "cli", dependencies=wanted)
 
-    def attempt(self, job_id: int, gpu: str = "SIM-0", vram: int | None = None) -> AttemptRecord:
+    def attempt(self, job_id: int, gpu: str = "SIM-0", vram: int | None = None) -> Attempt:
         """Opens an attempt for a queued job and returns it. Does not create the attempt folder."""
         opened = self.record(act.Start(job_id, (gpu,), 500, vram=vram))
         row = self.store.attempt(opened[job_id])
@@ -83,7 +83,7 @@ class Desk:
         self.folders[row.token] = self.folder(row)
         return row
 
-    def folder(self, row: AttemptRecord) -> Path:
+    def folder(self, row: Attempt) -> Path:
         """Returns the folder of an attempt."""
         return self.data_dir.attempt_folder(row)
 

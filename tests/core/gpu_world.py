@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from msgspec.structs import replace
-
+from gpu_scheduler.core.model.attempt import ActiveAttempt
 from gpu_scheduler.core.model.attempt_status import AttemptStatus
 from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample
 from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.model.units import Now
 from gpu_scheduler.core.model.wait_reason import WaitReason
 from gpu_scheduler.core.scheduling.accounting import declared_mib
-from gpu_scheduler.core.scheduling.facts import Attempt, Facts, Gpu, PendingGroup, QueuedJob
+from gpu_scheduler.core.scheduling.facts import Facts, Gpu, PendingGroup, QueuedJob
 from gpu_scheduler.core.scheduling.needs import LlmConfig, ResourceSpec
 from gpu_scheduler.core.scheduling.settings import Settings
+from tests.attempts import make_attempt, replace
 
 TOTAL = 24_576
 NOW = Now(1_700_000_000.0, 1000.0, "boot")
@@ -40,12 +40,12 @@ def gpu(
     return replace(base, **values)
 
 
-def running(attempt_id: int = 9, *uuids: str, **values: object) -> Attempt:
+def running(attempt_id: int = 9, *uuids: str, **values: object) -> ActiveAttempt:
     """Returns an attempt that runs on these GPUs, by default on U0. Its newest sample is already recorded.
 
     Its share or vram counts as declared unless `budgets` are given.
     """
-    base = Attempt(
+    base = make_attempt(
         attempt_id,
         10 * attempt_id,
         f"t{attempt_id}",
@@ -53,17 +53,17 @@ def running(attempt_id: int = 9, *uuids: str, **values: object) -> Attempt:
         AttemptState.RUNNING,
         uuids or ("U0",),
         status=AttemptStatus(claim="live", pid=5),
-        measured_at=999.0,
+        measured_boot=999.0,
     )
     attempt = replace(base, **values)
     if "budgets" in values or not (attempt.share or attempt.vram):
         return attempt
     return replace(
-        attempt, budgets={uuid: declared_mib(attempt.allocation(uuid), TOTAL) for uuid in attempt.gpus}
+        attempt, budgets={uuid: declared_mib(attempt.allocation_on(uuid), TOTAL) for uuid in attempt.gpus}
     )
 
 
-def facts(*gpus: Gpu, attempts: tuple[Attempt, ...] = (), **values: object) -> Facts:
+def facts(*gpus: Gpu, attempts: tuple[ActiveAttempt, ...] = (), **values: object) -> Facts:
     """Returns the facts of a round with these GPUs and attempts."""
     return replace(Facts(NOW, Settings(), LlmConfig(), gpus, attempts=attempts), **values)
 

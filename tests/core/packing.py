@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 
 from msgspec import Struct
-from msgspec.structs import replace
 
+from gpu_scheduler.core.model.attempt import ActiveAttempt, Allocation
 from gpu_scheduler.core.model.attempt_status import AttemptStatus
 from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample
 from gpu_scheduler.core.model.job_spec import Need
@@ -21,12 +21,13 @@ from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.model.units import Now
 from gpu_scheduler.core.model.wait_reason import WaitReason
 from gpu_scheduler.core.scheduling import actions as act
-from gpu_scheduler.core.scheduling.accounting import Allocation, declared_mib
-from gpu_scheduler.core.scheduling.facts import Attempt, Facts, Gpu, PendingGroup, QueuedJob
+from gpu_scheduler.core.scheduling.accounting import declared_mib
+from gpu_scheduler.core.scheduling.facts import Facts, Gpu, PendingGroup, QueuedJob
 from gpu_scheduler.core.scheduling.needs import LlmConfig, ResourceSpec
 from gpu_scheduler.core.scheduling.pending_queue import need_of
 from gpu_scheduler.core.scheduling.plan import plan
 from gpu_scheduler.core.scheduling.settings import Settings
+from tests.attempts import make_attempt, replace
 
 MARGIN, IDLE, SPIKE, TOLERANCE = 512, 200, Fraction(1, 10), Fraction(1, 10)
 #: The length of one tick of the model, in seconds.
@@ -85,7 +86,7 @@ class Running:
     """A running job and the tick in which it started."""
 
     job: JobPlan
-    attempt: Attempt
+    attempt: ActiveAttempt
     since: int
 
 
@@ -125,7 +126,7 @@ class Machine:
             for one in self.running.values():
                 if one.attempt.state.is_open and self.tick >= one.since + one.job.runs:
                     one.attempt = replace(
-                        one.attempt, state=AttemptState.RELEASED, survivors=(), released_at=self.now.boot
+                        one.attempt, state=AttemptState.RELEASED, survivors=(), released_boot=self.now.boot
                     )
             if sampled or not self.tick:
                 self.sample()
@@ -169,7 +170,7 @@ class Machine:
             for one in self.running.values():
                 use = self.usage(one, index)
                 if use is not None:
-                    attempt_id = one.attempt.attempt_id
+                    attempt_id = one.attempt.id
                     processes.append(GpuProcess(1000 + attempt_id, use, load_percent=97.0))
                     owners[1000 + attempt_id] = attempt_id
                     self.peaks[attempt_id, index] = max(use, self.peaks.get((attempt_id, index), 0))
@@ -222,7 +223,7 @@ class Machine:
                 for uuid, mib, _ in action.usage:
                     if mib is not None:
                         peaks[uuid] = max(mib, peaks.get(uuid, 0))
-                one.attempt = replace(one.attempt, peaks=peaks, measured_at=action.sampled_at)
+                one.attempt = replace(one.attempt, peaks=peaks, measured_boot=action.sampled_at)
             elif isinstance(action, act.RecordOveruse):
                 one = self.running[action.attempt_id]
                 one.attempt = replace(one.attempt, overused_gpus=(*one.attempt.overused_gpus, action.uuid))
@@ -243,7 +244,7 @@ class Machine:
     def start(self, action: act.Start) -> None:
         self.starts += 1
         job = self.queued.pop(action.job_id)
-        attempt = Attempt(
+        attempt = make_attempt(
             self.starts,
             action.job_id,
             f"t{self.starts}",
@@ -256,7 +257,7 @@ class Machine:
             self.declared(action),
             status=AttemptStatus(claim="live", pid=5),
             baseline_mib=dict(action.baseline_mib),
-            launch_deadline=self.now.boot + self.settings.launch_deadline_s,
+            launch_deadline_boot=self.now.boot + self.settings.launch_deadline_s,
         )
         self.running[self.starts] = Running(job, attempt, self.tick)
 
@@ -272,18 +273,18 @@ class Machine:
     def need(self, job: JobPlan) -> Need:
         return need_of(job.resources, Facts(self.now, self.settings, LlmConfig()))
 
-    def declared_on(self, attempt: Attempt, index: int) -> int | None:
+    def declared_on(self, attempt: ActiveAttempt, index: int) -> int | None:
         """Returns the MiB that the attempt's job declared, or None.
 
         A declared vram counts first, otherwise the share of the GPU (all of it if the attempt has the whole
         GPU).
         """
-        ask = self.running[attempt.attempt_id].job.resources
+        ask = self.running[attempt.id].job.resources
         if ask.vram is not None or ask.share is None:
             return ask.vram
         return (1000 if attempt.whole else min(1000, ask.share)) * self.scene.totals[index] // 1000
 
-    def budget(self, attempt: Attempt | act.Start, index: int) -> int:
+    def budget(self, attempt: ActiveAttempt | act.Start, index: int) -> int:
         """Returns how many MiB an allocation counts as.
 
         Computes them from the samples by the rules in docs/design.md, Accounting.
@@ -291,13 +292,13 @@ class Machine:
         total = self.scene.totals[index]
         if attempt.whole:
             return total
-        peak = self.peaks.get((attempt.attempt_id, index), 0) if isinstance(attempt, Attempt) else 0
+        peak = self.peaks.get((attempt.id, index), 0) if isinstance(attempt, ActiveAttempt) else 0
         buffered = math.ceil(peak * (1 + SPIKE))
         if attempt.vram is not None:
             return buffered if peak > attempt.vram else attempt.vram
         return max(attempt.share * total // 1000, buffered)
 
-    def share(self, attempt: Attempt | act.Start, index: int) -> int:
+    def share(self, attempt: ActiveAttempt | act.Start, index: int) -> int:
         if attempt.whole:
             return 1000
         part = Fraction(1000 * self.budget(attempt, index), self.scene.totals[index])
@@ -332,7 +333,7 @@ class Machine:
         old = [a for a in here if a.job_id not in new]
         others = [p for p in sample.processes if p.pid < 1000 and not p.graphics_only]
         foreign = sum(process.used_mib or 0 for process in others)
-        if self.scene.paused[self.tick][index] or any(a.released_at is not None for a in here):
+        if self.scene.paused[self.tick][index] or any(a.released_boot is not None for a in here):
             return False
         loads = self.foreign_loads[index][-3:]
         if foreign > IDLE and sum(loads) >= 80 * len(loads):
@@ -379,8 +380,8 @@ class Machine:
         for one in self.running.values():
             attempt = one.attempt
             for uuid in attempt.gpus if attempt.state.is_open else ():
-                peak = self.peaks.get((attempt.attempt_id, int(uuid[1:])), 0)
+                peak = self.peaks.get((attempt.id, int(uuid[1:])), 0)
                 assert attempt.peaks.get(uuid, 0) == peak
                 declared = self.declared_on(attempt, int(uuid[1:]))
                 over = declared is not None and peak > declared * (1 + TOLERANCE)
-                assert self.overuse_records[attempt.attempt_id, uuid] == over
+                assert self.overuse_records[attempt.id, uuid] == over

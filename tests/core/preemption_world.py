@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from hypothesis import strategies as st
-from msgspec.structs import replace
 
+from gpu_scheduler.core.model.attempt import ActiveAttempt
 from gpu_scheduler.core.model.gpu import LOST, GpuClaim, GpuFault, GpuProcess, GpuSample
 from gpu_scheduler.core.model.job_spec import Need
-from gpu_scheduler.core.scheduling.facts import Attempt, Facts, Gpu
+from gpu_scheduler.core.scheduling.facts import Facts, Gpu
+from tests.attempts import replace
 from tests.core.gpu_world import facts, gpu, running
 
 FLAG = st.sampled_from([False, False, False, True])
@@ -49,11 +50,11 @@ def situations(draw: st.DrawFn, most_gpus: int = 3, most_attempts: int = 5) -> F
 
 
 @st.composite
-def _gpus(draw: st.DrawFn, index: int, attempts: list[Attempt]) -> Gpu:
+def _gpus(draw: st.DrawFn, index: int, attempts: list[ActiveAttempt]) -> Gpu:
     here = [one for one in attempts if f"U{index}" in one.gpus]
     uses = st.sampled_from([0, 300, 2000, 9000])
-    processes = [GpuProcess(1000 + one.attempt_id, draw(uses)) for one in here]
-    owners: dict[int, int | None] = {1000 + one.attempt_id: one.attempt_id for one in here}
+    processes = [GpuProcess(1000 + one.id, draw(uses)) for one in here]
+    owners: dict[int, int | None] = {1000 + one.id: one.id for one in here}
     if draw(FLAG):
         processes.append(GpuProcess(7, draw(st.sampled_from([100, 3000, 21_000]))))
     fault: GpuFault | None = LOST if draw(FLAG) and draw(FLAG) else None
@@ -69,7 +70,7 @@ def without_attempts(situation: Facts, gone: Collection[int]) -> Facts:
     """Returns the facts after these attempts have ended, with the memory of their processes freed."""
     return replace(
         situation,
-        attempts=tuple(one for one in situation.attempts if one.attempt_id not in gone),
+        attempts=tuple(one for one in situation.attempts if one.id not in gone),
         gpus=tuple(replace(one, sample=_sample_without(one, gone)) for one in situation.gpus),
     )
 

@@ -11,20 +11,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from msgspec import Struct
-from msgspec.structs import replace
 
+from gpu_scheduler.core.model.attempt import ActiveAttempt
 from gpu_scheduler.core.model.attempt_status import AttemptStatus
 from gpu_scheduler.core.model.job_spec import Need
 from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.model.units import Now
 from gpu_scheduler.core.scheduling import actions as act
-from gpu_scheduler.core.scheduling.facts import Attempt, Facts, PendingGroup, QueuedJob, QueueReservation
+from gpu_scheduler.core.scheduling.facts import Facts, PendingGroup, QueuedJob, QueueReservation
 from gpu_scheduler.core.scheduling.history import Overtakes, QueueStart
 from gpu_scheduler.core.scheduling.needs import LlmConfig, ResourceSpec
 from gpu_scheduler.core.scheduling.pending_queue import need_of, queue_key
 from gpu_scheduler.core.scheduling.queue_placement import place_jobs
 from gpu_scheduler.core.scheduling.run_times import RunTimeEstimates, RunTimes
 from gpu_scheduler.core.scheduling.settings import Settings
+from tests.attempts import make_attempt, replace
 from tests.core.gpu_world import TOTAL, gpu
 from tests.core.queue_world import key_of
 
@@ -72,7 +73,7 @@ class Player:
     reserved: QueueReservation | None = None
     promises: list[Promise] = field(default_factory=list)
     begun: list[QueueStart] = field(default_factory=list)
-    _running: dict[int, Attempt] = field(default_factory=dict)
+    _running: dict[int, ActiveAttempt] = field(default_factory=dict)
     _queued: dict[int, QueuedJob] = field(default_factory=dict)
 
     def play(self) -> None:
@@ -164,7 +165,7 @@ class Player:
             self._check_fit(int(uuid[1:]), need, planned.resources)
         self.started[job.job_id] = self.step
         self.begun.append(QueueStart(job.priority, job.position, job.submitted_at, self.now.wall))
-        self._running[job.job_id] = Attempt(
+        self._running[job.job_id] = make_attempt(
             job.job_id, job.job_id, f"t{job.job_id}", "boot", AttemptState.RUNNING, action.gpus,
             action.share, action.vram, action.whole, resources=planned.resources, priority=job.priority,
             status=AttemptStatus(claim="live"), started_at=self.now.wall, run_time=job.run_time,

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from gpu_scheduler.core.model.attempt import ActiveAttempt
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.scheduling import actions as act
-from gpu_scheduler.core.scheduling.facts import Attempt, PendingGroup, QueuedJob, QueueReservation
+from gpu_scheduler.core.scheduling.facts import PendingGroup, QueuedJob, QueueReservation
 from gpu_scheduler.core.scheduling.history import Overtakes, QueueStart
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
 from gpu_scheduler.core.scheduling.run_times import MIN_RUNS, Estimate, RunTimeKey
@@ -58,7 +59,7 @@ def jobs_of(resources: ResourceSpec, *jobs: QueuedJob) -> PendingGroup:
 
 def holder(
     attempt_id: int, *uuids: str, runs: str = "unknown", age_s: float = 0.0, **values: object
-) -> Attempt:
+) -> ActiveAttempt:
     """Returns an attempt that has run for `age_s` on these GPUs; all of each by default."""
     started = NOW.wall - age_s
     given = {"share": 1000} if "vram" not in values else {}

@@ -6,12 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_scheduler.core.scheduling.accounting import (
-    Allocation,
-    allocated_mib,
-    allocated_share,
-    with_spike_buffer,
-)
+from gpu_scheduler.core.model.attempt import Allocation
+from gpu_scheduler.core.scheduling.accounting import allocated_mib, allocated_share, with_spike_buffer
 
 TOTAL, SPIKE = 24_000, 0.10
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
+from gpu_scheduler.core.model.attempt import ActiveAttempt
 from gpu_scheduler.core.model.attempt_status import (
     AdoptedProcess,
     AttemptResult,
@@ -20,11 +20,12 @@ from gpu_scheduler.core.model.request import JobFact, Request
 from gpu_scheduler.core.model.states import AttemptState, JobState, Outcome
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.draining import is_drained, job_exit_code
-from gpu_scheduler.core.scheduling.facts import AdoptedJob, Attempt, Facts
+from gpu_scheduler.core.scheduling.facts import AdoptedJob, Facts
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
 from gpu_scheduler.core.scheduling.plan import plan
 from gpu_scheduler.core.scheduling.reconcile_attempt import has_ended, reconcile
 from gpu_scheduler.core.scheduling.settings import Settings
+from tests.attempts import replace
 from tests.core.gpu_world import NOW, facts, gpu, group, running
 from tests.reasons import words
 
@@ -128,7 +129,7 @@ def test_unlisted_memory_of_the_process_is_not_part_of_the_baseline(
     assert start.baseline_mib == (("U0", baseline),)
 
 
-def end_of(attempt: Attempt, settings: Settings = SETTINGS) -> act.FinishAttempt:
+def end_of(attempt: ActiveAttempt, settings: Settings = SETTINGS) -> act.FinishAttempt:
     end = reconcile(attempt, NOW, settings)[0]
     assert isinstance(end, act.FinishAttempt)
     return end
@@ -216,7 +217,9 @@ def test_a_preempted_process_is_no_longer_adopted(next_state: JobState) -> None:
 
 
 def test_a_cancel_waits_for_the_watcher_instead_of_voiding_its_claim() -> None:
-    starting = replace(WATCHING, state=AttemptState.STARTING, stop_request=CANCEL, launch_deadline=1010.0)
+    starting = replace(
+        WATCHING, state=AttemptState.STARTING, stop_request=CANCEL, launch_deadline_boot=1010.0
+    )
     assert reconcile(replace(starting, status=AttemptStatus()), NOW, Settings()) == []
     live = replace(starting, status=AttemptStatus(claim="live"))
     assert act.RequestStop(1, CANCEL) in reconcile(live, NOW, Settings())

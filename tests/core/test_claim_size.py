@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpu_scheduler.core.model.attempt import Allocation
 from gpu_scheduler.core.model.job_spec import Need
-from gpu_scheduler.core.scheduling.accounting import Allocation, allocated_mib, allocated_share
+from gpu_scheduler.core.scheduling.accounting import allocated_mib, allocated_share
 from gpu_scheduler.core.scheduling.placement import (
     GpuAvailability,
     capped_claim,

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import pytest
-from msgspec.structs import replace
 
+from gpu_scheduler.core.model.attempt import ActiveAttempt
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.model.wait_reason import WaitKind
-from gpu_scheduler.core.scheduling.facts import Attempt, Facts, QueuedJob
+from gpu_scheduler.core.scheduling.facts import Facts, QueuedJob
 from gpu_scheduler.core.scheduling.forecast import Forecast, WaitingJob, forecast
 from gpu_scheduler.core.scheduling.needs import ResourceSpec, workload_class_of
 from gpu_scheduler.core.scheduling.run_times import ClassRunTimes, Estimate, RunTimeKey, RunTimes
+from tests.attempts import replace
 from tests.core.gpu_world import gpu, round_of, running
 
 WHOLE, TWO = ResourceSpec(share=1000), ResourceSpec(gpus=2, share=1000)
@@ -43,7 +44,7 @@ def waits(job_id: int, program: str, resources: ResourceSpec = WHOLE, *parents: 
     return WaitingJob(QueuedJob(job_id, 200, job_id, run_time=key(program)), resources, parents)
 
 
-def runs(job_id: int, program: str, uuid: str, age_s: float, left_s: float | None = None) -> Attempt:
+def runs(job_id: int, program: str, uuid: str, age_s: float, left_s: float | None = None) -> ActiveAttempt:
     """Returns an attempt on a whole GPU that has run for age_s seconds. left_s: as its progress shows."""
     attempt = running(job_id, uuid, share=1000)
     return replace(attempt, job_id=job_id, started_at=NOW - age_s, run_time=key(program), remaining_s=left_s)
@@ -52,7 +53,7 @@ def runs(job_id: int, program: str, uuid: str, age_s: float, left_s: float | Non
 NOW = round_of(1).now.wall
 
 
-def box(gpus: int, *attempts: Attempt) -> Facts:
+def box(gpus: int, *attempts: ActiveAttempt) -> Facts:
     return replace(round_of(gpus, attempts=attempts), run_times=TIMES)
 
 
@@ -166,13 +167,13 @@ def test_a_job_that_never_fits_has_a_reason_instead_of_a_forecast() -> None:
 
 def test_an_attempt_whose_command_has_ended_leaves_now() -> None:
     facts = box(1, runs(1, "even", "U0", 40))
-    found = forecast(facts, [waits(2, "even")], ending=[facts.attempts[0].attempt_id])
+    found = forecast(facts, [waits(2, "even")], ending=[facts.attempts[0].id])
     assert times(found) == {1: (-40, 0), 2: (0, 100)}
 
 
 def test_the_earlier_attempt_of_a_job_that_waits_again_is_not_taken_for_its_next_run() -> None:
     released = replace(running(1, "U0", share=1000), state=AttemptState.RELEASED)
-    facts = box(1, replace(released, job_id=2, released_at=None))
+    facts = box(1, replace(released, job_id=2, released_boot=None))
     found = forecast(facts, [waits(2, "even"), waits(3, "even", WHOLE, 2)])
     assert times(found) == {2: (60, 160), 3: (160, 260)}
 

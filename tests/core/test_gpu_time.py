@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import pytest
-from msgspec.structs import replace
 
+from gpu_scheduler.core.model.attempt import ActiveAttempt
 from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.scheduling import actions as act
-from gpu_scheduler.core.scheduling.facts import Attempt, Facts
+from gpu_scheduler.core.scheduling.facts import Facts
 from gpu_scheduler.core.scheduling.history import GpuTime
 from gpu_scheduler.core.scheduling.queue_reservation import count_gpu_time
+from tests.attempts import replace
 from tests.core.gpu_world import NOW, round_of, running
 from tests.core.queue_world import PAIR, stored, waiting
 
 RESERVED = stored(waiting(1), PAIR, "U1", "U2")
 
 
-def counted(*attempts: Attempt, since_s: float = 100.0, **values: object) -> Facts:
+def counted(*attempts: ActiveAttempt, since_s: float = 100.0, **values: object) -> Facts:
     """Returns the facts of a round on three GPUs, whose time was last counted `since_s` ago."""
     told = GpuTime(0.0, 0.0, NOW.wall - since_s)
     return round_of(3, attempts=attempts, **{"gpu_time": told, **values})
@@ -32,12 +33,12 @@ def counted(*attempts: Attempt, since_s: float = 100.0, **values: object) -> Fac
         ((running(1, "U1", vram=12_288),), 50.0, 150.0),
         ((running(1, "U1", share=700), running(2, "U1", vram=20_000)), 100.0, 100.0),  # more than one GPU
         ((running(1, "U1", share=1000, state=AttemptState.ENDED),), 100.0, 100.0),
-        ((running(1, "U1", share=1000, state=AttemptState.RELEASED, released_at=999.0),), 0.0, 200.0),
+        ((running(1, "U1", share=1000, state=AttemptState.RELEASED, released_boot=999.0),), 0.0, 200.0),
         ((running(1, "gone", share=1000),), 0.0, 200.0),
     ],
 )
 def test_gpu_time_is_counted_by_share(
-    attempts: tuple[Attempt, ...], delivered_s: float, idle_s: float
+    attempts: tuple[ActiveAttempt, ...], delivered_s: float, idle_s: float
 ) -> None:
     [recorded] = count_gpu_time(counted(*attempts, queue_reservation=RESERVED), allocations_change=False)
     assert recorded == act.RecordGpuTime(delivered_s, idle_s, NOW.wall)

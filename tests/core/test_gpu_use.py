@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 
 import pytest
-from msgspec.structs import replace
 
+from gpu_scheduler.core.model.attempt import ActiveAttempt
 from gpu_scheduler.core.model.gpu import GpuClaim, GpuProcess, GpuSample
 from gpu_scheduler.core.model.job_spec import Need
 from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.model.wait_reason import GpuObstacle, ObstacleKind
 from gpu_scheduler.core.scheduling import actions as act
-from gpu_scheduler.core.scheduling.facts import Attempt, Gpu
+from gpu_scheduler.core.scheduling.facts import Gpu
 from gpu_scheduler.core.scheduling.gpu_use import (
     availability,
     display_memory,
@@ -28,17 +28,18 @@ from gpu_scheduler.core.scheduling.plan import plan
 from gpu_scheduler.core.scheduling.settings import Limits, Settings
 from gpu_scheduler.views.gpu_text import obstacle_text
 from gpu_scheduler.views.wait_text import wait_text
+from tests.attempts import replace
 from tests.core.gpu_world import TOTAL, facts, gpu, group, running
 
 LIMITS = Limits()
 ALONE, HALF, WHOLE = ResourceSpec(is_command=True), ResourceSpec(share=500), ResourceSpec(share=1000)
 
 
-def available(one: Gpu, *attempts: Attempt) -> GpuAvailability:
+def available(one: Gpu, *attempts: ActiveAttempt) -> GpuAvailability:
     return availability(one, facts(one, attempts=attempts))
 
 
-def start_or_reason(one: Gpu, resources: ResourceSpec, *attempts: Attempt) -> act.Start | str:
+def start_or_reason(one: Gpu, resources: ResourceSpec, *attempts: ActiveAttempt) -> act.Start | str:
     """Records the sample.
 
     Then returns the start of a job with this resource spec, or the text of why it waits.
@@ -85,7 +86,7 @@ def test_an_attempts_peak_counts_only_on_the_gpu_where_it_occurred() -> None:
 
 
 def test_a_gpu_is_unavailable_after_its_release_until_its_memory_is_free() -> None:
-    released = running(1, vram=5000, state=AttemptState.RELEASED, released_at=999.5)
+    released = running(1, vram=5000, state=AttemptState.RELEASED, released_boot=999.5)
     found = available(gpu(0), released)
     assert (found.allocated_share, found.committed_mib, found.occupied, found.unavailable) == (
         0,
@@ -178,7 +179,9 @@ def test_without_a_process_list_foreign_memory_is_the_total_minus_our_own(one: G
     assert available(one, ours).committed_mib == 6000 + 3300
     assert foreign_memory(one, (replace(ours, vram=8500),), LIMITS) == 1000
     assert available(one, replace(ours, vram=8500)).committed_mib == 8500 + 1100
-    assert foreign_memory(one, (replace(ours, state=AttemptState.RELEASED, released_at=5.0),), LIMITS) == 9000
+    assert (
+        foreign_memory(one, (replace(ours, state=AttemptState.RELEASED, released_boot=5.0),), LIMITS) == 9000
+    )
 
 
 def test_without_a_process_list_a_jobs_own_load_does_not_block_the_other_half_of_its_gpu() -> None:
@@ -252,7 +255,7 @@ def test_a_gpu_with_unified_memory_is_idle_if_the_driver_lists_no_foreign_proces
 
 
 def test_a_job_on_unified_memory_is_released_whatever_memory_the_machine_uses() -> None:
-    ended = running(1, share=1000, state=AttemptState.RELEASED, released_at=998.0, baseline_mib={"U0": 0})
+    ended = running(1, share=1000, state=AttemptState.RELEASED, released_boot=998.0, baseline_mib={"U0": 0})
     assert act.RecordMemoryReleased(1) in plan(facts(unified(12_000), attempts=(ended,)))
     assert act.RecordMemoryReleased(1) not in plan(facts(gpu(0, 12_000), attempts=(ended,)))
 
@@ -400,7 +403,7 @@ def test_foreign_load_excludes_the_processes_of_our_jobs(
     one, ours = loaded_gpu(95.0, 5600 if processes is None else None, processes, owners={7: 1}), running(1)
     assert foreign_load(one, (ours,), LIMITS) == with_ours
     assert foreign_load(replace(one, owners={}), (), LIMITS) == without_ours
-    released = replace(ours, state=AttemptState.RELEASED, released_at=999.5)
+    released = replace(ours, state=AttemptState.RELEASED, released_boot=999.5)
     assert foreign_load(one, (released,), LIMITS) == with_ours
     # The job is allocated another GPU, so its process is foreign on this one.
     assert foreign_load(one, (replace(ours, gpus=("U1",)),), LIMITS) == without_ours
@@ -452,7 +455,7 @@ def test_does_not_start_two_jobs_that_together_exceed_the_free_memory() -> None:
 
 
 def test_an_allocation_counts_before_the_driver_lists_its_process() -> None:
-    started = running(1, vram=14_336, measured_at=None, launch_deadline=2000.0)
+    started = running(1, vram=14_336, measured_boot=None, launch_deadline_boot=2000.0)
     [wait] = plan(facts(gpu(0), attempts=(started,), pending_groups=(group(ResourceSpec(vram=14_336), 2),)))
     assert isinstance(wait, act.SetWaitReason)
 

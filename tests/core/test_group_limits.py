@@ -5,18 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
+from gpu_scheduler.core.model.attempt import ActiveAttempt
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.core.scheduling import actions as act
-from gpu_scheduler.core.scheduling.facts import Attempt, Facts, PendingGroup, ReservedJob
+from gpu_scheduler.core.scheduling.facts import Facts, PendingGroup, ReservedJob
 from gpu_scheduler.core.scheduling.forecast import WaitingJob, forecast
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
 from gpu_scheduler.core.scheduling.pending_queue import need_of, queue_line
 from gpu_scheduler.core.scheduling.queue_outlook import possible_preemption
 from gpu_scheduler.core.scheduling.queue_placement import place_jobs
+from tests.attempts import replace
 from tests.core.gpu_world import NOW, group, round_of
 from tests.core.queue_world import (
     HOUR,
@@ -37,7 +38,7 @@ FULL = WaitReason(WaitKind.GROUP_FULL, "train", running=3, max_running=3)
 TIMES = GivenTimes({"hour": exactly(HOUR)})
 
 
-def member(attempt_id: int, resources: ResourceSpec = TRAIN, **values: Any) -> Attempt:
+def member(attempt_id: int, resources: ResourceSpec = TRAIN, **values: Any) -> ActiveAttempt:
     """Returns an attempt of a job of the group, which ends in an hour."""
     return holder(attempt_id, runs="hour", **{"share": 100, "resources": resources, **values})
 

@@ -7,17 +7,17 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from msgspec.structs import replace
 
 from gpu_scheduler.core.command.build import build_command, display_command
 from gpu_scheduler.core.command.sessions import session_name
+from gpu_scheduler.core.model.attempt import ActiveAttempt
 from gpu_scheduler.core.model.gpu import LOST, GpuClaim, Suspicion
 from gpu_scheduler.core.model.job_spec import JobSpec, Need
 from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.draining import is_drained
-from gpu_scheduler.core.scheduling.facts import Attempt, Facts, Gpu, PendingGroup, ReservedJob
+from gpu_scheduler.core.scheduling.facts import Facts, Gpu, PendingGroup, ReservedJob
 from gpu_scheduler.core.scheduling.forecast import WaitingJob, forecast
 from gpu_scheduler.core.scheduling.history import Overtakes, QueueStart
 from gpu_scheduler.core.scheduling.needs import LlmConfig, Requirement, ResourceSpec
@@ -28,6 +28,7 @@ from gpu_scheduler.core.scheduling.queue_outlook import judged_gpus, possible_pr
 from gpu_scheduler.core.scheduling.queue_placement import place_jobs
 from gpu_scheduler.core.scheduling.run_times import RunTimes
 from gpu_scheduler.core.scheduling.settings import Settings
+from tests.attempts import replace
 from tests.core.gpu_world import NOW, facts, gpu, group, round_of
 from tests.core.preemption_world import situations
 from tests.core.queue_world import (
@@ -57,7 +58,7 @@ def spec(**values: Any) -> JobSpec:
     return JobSpec("command", command, "/", **{"command": command, "gpus": 0, **values})
 
 
-def on_cpu(attempt_id: int, **values: Any) -> Attempt:
+def on_cpu(attempt_id: int, **values: Any) -> ActiveAttempt:
     """Returns an attempt without a GPU, which ends in an hour."""
     return replace(holder(attempt_id, runs="hour", share=0, resources=CPU, **values), gpus=())
 

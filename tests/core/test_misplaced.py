@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import pytest
-from msgspec.structs import replace
 
+from gpu_scheduler.core.model.attempt import ActiveAttempt
 from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample
 from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.scheduling.actions import RecordForeignPeaks, RecordMisplacedProcess
-from gpu_scheduler.core.scheduling.facts import Attempt, Facts, Gpu
+from gpu_scheduler.core.scheduling.facts import Facts, Gpu
 from gpu_scheduler.core.scheduling.plan import misplaced_processes, plan
+from tests.attempts import replace
 from tests.core.gpu_world import facts, gpu, running
 
 RUNNING = running(1, "U0", share=1000)
 
 
-def observed(*gpus: Gpu, attempt: Attempt = RUNNING, others: tuple[Gpu, ...] = ()) -> Facts:
+def observed(*gpus: Gpu, attempt: ActiveAttempt = RUNNING, others: tuple[Gpu, ...] = ()) -> Facts:
     return facts(*gpus, attempts=(attempt,), unmanaged_gpus=others)
 
 
@@ -53,9 +54,9 @@ def test_reports_misplaced_processes_on_every_gpu_including_unmanaged_ones() -> 
         (used(2, GpuProcess(71, 300, graphics_only=True), owners={71: 1}), RUNNING),
         (replace(HERE, sample=GpuSample("U2", 2, "GPU", 24576, 300, 0.0, None)), RUNNING),
         (replace(HERE, sample=None), RUNNING),
-        (HERE, replace(RUNNING, state=AttemptState.RELEASED, released_at=1.0)),
+        (HERE, replace(RUNNING, state=AttemptState.RELEASED, released_boot=1.0)),
     ],
     ids=["its own", "foreign", "unknown", "a display", "no list", "no sample", "ended"],
 )
-def test_ignores_processes_that_are_not_misplaced(sampled: Gpu, attempt: Attempt) -> None:
+def test_ignores_processes_that_are_not_misplaced(sampled: Gpu, attempt: ActiveAttempt) -> None:
     assert misplaced_processes(observed(sampled, attempt=attempt)) == []

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
+from gpu_scheduler.core.model.attempt import ActiveAttempt
 from gpu_scheduler.core.model.attempt_status import (
     AttemptResult,
     AttemptStatus,
@@ -19,19 +19,20 @@ from gpu_scheduler.core.model.request_answer import AnswerCode
 from gpu_scheduler.core.model.states import AttemptState, JobState, Outcome
 from gpu_scheduler.core.model.units import Now
 from gpu_scheduler.core.scheduling import actions as act
-from gpu_scheduler.core.scheduling.facts import Attempt, Facts
+from gpu_scheduler.core.scheduling.facts import Facts
 from gpu_scheduler.core.scheduling.needs import LlmConfig
 from gpu_scheduler.core.scheduling.reconcile_attempt import reconcile
 from gpu_scheduler.core.scheduling.requests import answer_requests
 from gpu_scheduler.core.scheduling.settings import Settings
+from tests.attempts import make_attempt, replace
 
 NOW = Now(1000.0, 5000.0, "boot")
 SETTINGS = Settings()
 FIRST = StopRequest("preempted", 60.0, "withdraw", "first")
 SECOND = StopRequest("preempted", 60.0, "withdraw", "second")
 CANCEL = StopRequest("cancelled", 3.0)
-LIVE = Attempt(
-    1, 7, "t" * 32, "boot", AttemptState.STOPPING, ("U0",), 500, stop_request=FIRST, stopping_at=990.0
+LIVE = make_attempt(
+    1, 7, "t" * 32, "boot", AttemptState.STOPPING, ("U0",), 500, stop_request=FIRST, stopping_boot=990.0
 )
 
 
@@ -44,7 +45,7 @@ def result(**values: Any) -> AttemptStatus:
     return AttemptStatus(claim="dead", result=replace(ended, **values))
 
 
-def end_of(attempt: Attempt) -> act.FinishAttempt:
+def end_of(attempt: ActiveAttempt) -> act.FinishAttempt:
     [end] = (one for one in reconcile(attempt, NOW, SETTINGS) if isinstance(one, act.FinishAttempt))
     return end
 
@@ -73,7 +74,7 @@ def test_a_runner_that_died_after_a_withdrawal_leaves_an_interrupted_job() -> No
 
 
 def test_a_stop_of_a_weaker_cause_does_not_replace_the_file_of_a_cancel() -> None:
-    by_hand = replace(LIVE, status=live(stop=CANCEL), signalled_at=900.0)
+    by_hand = replace(LIVE, status=live(stop=CANCEL), signalled_boot=900.0)
     assert not any(isinstance(one, act.RequestStop) for one in reconcile(by_hand, NOW, SETTINGS))
 
 
@@ -130,7 +131,7 @@ def test_a_preempted_job_is_held_or_queued_again_as_its_preemption_says() -> Non
 
 def test_the_end_of_an_attempt_records_the_newest_checkpoint_of_its_job() -> None:
     old, new = Checkpoint("/out/checkpoint-100", 100), Checkpoint("/out/checkpoint-200", 200)
-    attempt = replace(LIVE, status=result(), known_checkpoint=old)
+    attempt = replace(LIVE, status=result(), checkpoint=old)
     assert end_of(attempt).checkpoint == old
     assert end_of(replace(attempt, saved_work=SavedWork(new))).checkpoint == new
 
@@ -153,14 +154,14 @@ def test_a_checkpoint_is_newer_if_the_job_has_progressed(
 
 def test_a_checkpoint_saved_again_at_the_same_path_is_progress_only_of_a_job_that_resumed() -> None:
     old, new = Checkpoint("last.ckpt", None, 10.0), Checkpoint("last.ckpt", None, 20.0)
-    attempt = replace(LIVE, status=live(), known_checkpoint=old, saved_work=SavedWork(new), recoveries=2)
+    attempt = replace(LIVE, status=live(), checkpoint=old, saved_work=SavedWork(new), recoveries=2)
     dead = replace(attempt, status=replace(attempt.status, claim="dead"), survivors=())
     assert end_of(dead).recoveries == 2
     assert end_of(replace(dead, resumed_from=old)).recoveries == 0
     assert end_of(replace(dead, resumed_from=old, saved_work=SavedWork(old))).recoveries == 2
 
 
-def preempted(job: JobFact, attempt: Attempt = LIVE, **args: Any) -> list[act.Action]:
+def preempted(job: JobFact, attempt: ActiveAttempt = LIVE, **args: Any) -> list[act.Action]:
     made = {"stop_id": "second", "grace_s": 30.0, "on_timeout": "withdraw", **args}
     requests = (Request(1, "preempt", "7", made),)
     return answer_requests(

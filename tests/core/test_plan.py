@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from msgspec.structs import replace
 
+from gpu_scheduler.core.model.attempt import ActiveAttempt
 from gpu_scheduler.core.model.attempt_status import AttemptStatus, StopRequest
 from gpu_scheduler.core.model.gpu import LOST, GpuClaim, GpuProcess, GpuSample
 from gpu_scheduler.core.model.job_spec import Need
@@ -14,7 +14,7 @@ from gpu_scheduler.core.model.states import AttemptState, JobState, Outcome
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.draining import is_drained
-from gpu_scheduler.core.scheduling.facts import Attempt, Gpu
+from gpu_scheduler.core.scheduling.facts import Gpu
 from gpu_scheduler.core.scheduling.gpu_use import availability, foreign_memory
 from gpu_scheduler.core.scheduling.history import Overtakes, QueueStart
 from gpu_scheduler.core.scheduling.needs import LlmConfig, Requirement, ResourceSpec
@@ -22,13 +22,14 @@ from gpu_scheduler.core.scheduling.pending_queue import need_of
 from gpu_scheduler.core.scheduling.plan import next_deadline, plan
 from gpu_scheduler.core.scheduling.settings import Limits, Settings
 from gpu_scheduler.views.wait_text import wait_text
+from tests.attempts import replace
 from tests.core.gpu_world import NOW, facts, gpu, group, round_of, running
 
 LIMITS = Limits()
 HALF, WHOLE, TWO = ResourceSpec(share=500), ResourceSpec(share=1000), ResourceSpec(gpus=2, share=1000)
 
 
-def whole(uuid: str, **values: object) -> Attempt:
+def whole(uuid: str, **values: object) -> ActiveAttempt:
     return running(9, uuid, **{"share": 1000, **values})
 
 
@@ -102,7 +103,7 @@ def test_starts_jobs_queued_behind_a_blocked_group_of_jobs() -> None:
     ("attempts", "started"), [((), {1}), ((running(9, share=50),), {1}), ((running(9, share=80),), set())]
 )
 def test_the_jobs_of_one_round_share_the_memory_that_other_programs_leave(
-    attempts: tuple[Attempt, ...], started: set[int]
+    attempts: tuple[ActiveAttempt, ...], started: set[int]
 ) -> None:
     claimed = gpu(0, claims=(GpuClaim(16_576, 8),))  # leaves 8000 MiB
     two = group(ResourceSpec(share=250), 1, 2)  # each claims 6144 MiB
@@ -118,7 +119,7 @@ def test_every_job_waits_while_the_gpus_cannot_be_read() -> None:
 
 
 def test_memory_release_does_not_wait_for_an_unmanaged_gpu() -> None:
-    ended = whole("gone", state=AttemptState.RELEASED, released_at=999.5)
+    ended = whole("gone", state=AttemptState.RELEASED, released_boot=999.5)
     assert plan(round_of(1, attempts=(ended,))) == [act.RecordMemoryReleased(9)]
 
 
@@ -136,7 +137,7 @@ def test_records_a_wait_reason_only_when_it_changes() -> None:
 
 
 def test_a_gpu_accepts_no_jobs_until_its_ended_attempt_has_released_it() -> None:
-    ended = whole("U0", state=AttemptState.ENDED, survivors=(77,), swept_at=999.5, signalled_at=999.5)
+    ended = whole("U0", state=AttemptState.ENDED, survivors=(77,), swept_boot=999.5, signalled_boot=999.5)
     wait = next(
         a
         for a in plan(round_of(1, group(HALF, (1, 0)), attempts=(ended,)))
@@ -144,14 +145,14 @@ def test_a_gpu_accepts_no_jobs_until_its_ended_attempt_has_released_it() -> None
     )
     assert "quarantined: job 90 left process 77" in wait_text(wait.reason)
     # The sample was taken before the release.
-    released = replace(ended, state=AttemptState.RELEASED, released_at=999.5)
+    released = replace(ended, state=AttemptState.RELEASED, released_boot=999.5)
     wait = next(
         a
         for a in plan(round_of(1, group(HALF, (1, 0)), attempts=(released,)))
         if isinstance(a, act.SetWaitReason)
     )
     assert "awaiting memory release" in wait_text(wait.reason)
-    cool = replace(released, released_at=998.0)
+    cool = replace(released, released_boot=998.0)
     actions = plan(round_of(1, group(HALF, (1, 0)), attempts=(cool,)))
     assert actions[0] == act.RecordMemoryReleased(9)
     assert starts(actions) == {1: ("U0",)}
@@ -229,7 +230,7 @@ def test_a_second_request_for_a_job_waits_for_the_next_round() -> None:
 
 
 def test_a_cancel_is_recorded_before_its_attempt_is_reconciled() -> None:
-    late = whole("U0", state=AttemptState.STARTING, status=AttemptStatus(), launch_deadline=0.0)
+    late = whole("U0", state=AttemptState.STARTING, status=AttemptStatus(), launch_deadline_boot=0.0)
     assert plan(round_of(1, attempts=(late,))) == [act.Relaunch(9)]
     wish = (Request(1, "cancel", "90"),)
     actions = plan(round_of(1, attempts=(late,), requests=wish, jobs={90: JobFact(90, JobState.STARTING)}))
@@ -241,10 +242,10 @@ def test_stop_with_jobs_cancels_running_jobs_and_starts_no_more() -> None:
     asked = round_of(2, group(HALF, (1, 0)), attempts=(whole("U0"),), requests=stop)
     assert plan(asked) == [act.RecordStop(90, StopRequest("cancelled", 2.0))]
     stop_request = StopRequest("cancelled", 2.0)
-    dying = whole("U0", stop_request=stop_request, signalled_at=999.9, state=AttemptState.STOPPING)
+    dying = whole("U0", stop_request=stop_request, signalled_boot=999.9, state=AttemptState.STOPPING)
     told = replace(dying, status=AttemptStatus(claim="live", stop=StopRequest("cancelled", 2.0)))
     assert plan(replace(asked, attempts=(told,))) == []
-    gone = whole("U0", state=AttemptState.RELEASED, released_at=998.0)
+    gone = whole("U0", state=AttemptState.RELEASED, released_boot=998.0)
     assert [type(a).__name__ for a in plan(replace(asked, attempts=(gone,)))] == [
         "EndScheduler",
         "AnswerRequest",
@@ -300,7 +301,7 @@ def wait_reason_on(one: Gpu) -> str:
 
 def test_a_released_attempt_has_no_allocation() -> None:
     shown = availability(
-        gpu(0), round_of(1, attempts=(whole("U0", state=AttemptState.RELEASED, released_at=990.0),))
+        gpu(0), round_of(1, attempts=(whole("U0", state=AttemptState.RELEASED, released_boot=990.0),))
     )
     assert shown.allocated_share == 0
 

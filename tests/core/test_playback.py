@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from msgspec.structs import replace
 
 from gpu_scheduler.core.model.gpu import GpuProcess
 from gpu_scheduler.core.model.job_spec import JobSpec
@@ -18,6 +17,7 @@ from gpu_scheduler.core.scheduling.plan import plan
 from gpu_scheduler.core.scheduling.queue_placement import place_jobs
 from gpu_scheduler.core.scheduling.run_times import Estimate, RunTimeKey
 from gpu_scheduler.core.scheduling.settings import QueueOrder, Settings
+from tests.attempts import replace
 from tests.core.gpu_world import NOW, TOTAL, facts, gpu, group, running
 
 SPEC_JSON = JobSpec("command", "train", "/w", command="train").to_json()
@@ -118,7 +118,7 @@ def test_running_attempts_end_when_they_are_said_to() -> None:
     box.submit(2, 0, 10, gpus=2)
     assert box.times() == {70: (0, 60), 1: (60, 70)}
     assert [job.job_id for job in box.playback.waiting] == [2]
-    assert [one.attempt_id for one in box.playback.running] == [8]
+    assert [one.id for one in box.playback.running] == [8]
 
 
 def test_the_memory_of_an_attempt_is_free_when_it_ends() -> None:

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from msgspec.structs import replace
 
+from gpu_scheduler.core.model.attempt import ActiveAttempt
 from gpu_scheduler.core.model.attempt_status import AttemptStatus, StopRequest
 from gpu_scheduler.core.model.gpu import LOST, GpuClaim, GpuProcess
 from gpu_scheduler.core.model.job_spec import Need
 from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.model.wait_reason import WaitReason
-from gpu_scheduler.core.scheduling.facts import Attempt, Facts, Gpu, QueuedJob
+from gpu_scheduler.core.scheduling.facts import Facts, Gpu, QueuedJob
 from gpu_scheduler.core.scheduling.gpu_use import Vacancy, availability
 from gpu_scheduler.core.scheduling.placement import place
 from gpu_scheduler.core.scheduling.plan import next_deadline
@@ -28,6 +28,7 @@ from gpu_scheduler.core.scheduling.preemption import (
     find_preemption,
 )
 from gpu_scheduler.core.scheduling.reconcile_attempt import leaving_attempts
+from tests.attempts import replace
 from tests.core.gpu_world import NOW, facts, gpu, running
 from tests.core.preemption_world import needs, situations, without_attempts
 
@@ -38,11 +39,11 @@ def candidate(attempt_id: int, priority: int = 200, lost_work_s: float = 60.0) -
     return Candidate(attempt_id, priority, lost_work_s)
 
 
-def on(attempt_id: int, *gpus: int, share: int = 1000, **values: object) -> Attempt:
+def on(attempt_id: int, *gpus: int, share: int = 1000, **values: object) -> ActiveAttempt:
     return running(attempt_id, *(f"U{index}" for index in gpus), share=share, **values)
 
 
-def full(count: int, *attempts: Attempt) -> Facts:
+def full(count: int, *attempts: ActiveAttempt) -> Facts:
     return facts(*map(gpu, range(count)), attempts=attempts)
 
 
@@ -175,7 +176,7 @@ def test_a_search_beyond_its_budget_finds_a_set_without_spare_victims(gpus: int)
         for at, size in enumerate(sizes)
     ]
     situation, need = full(gpus, *attempts), Need(gpus // 2, vram=14_000)
-    found = chosen(need, situation, *(candidate(one.attempt_id, 200, one.attempt_id % 7) for one in attempts))
+    found = chosen(need, situation, *(candidate(one.id, 200, one.id % 7) for one in attempts))
     assert found is not None
     assert fits(need, None, without_attempts(situation, found.victims)) is not None
     for one in found.victims:
@@ -225,7 +226,7 @@ def test_the_choice_is_as_good_as_the_best_of_all_sets(
     situation: Facts, need: Need, allowed: tuple[int, ...] | None, drawn: list[tuple[int, float, bool]]
 ) -> None:
     candidates = [
-        Candidate(attempt.attempt_id, priority, lost)
+        Candidate(attempt.id, priority, lost)
         for attempt, (priority, lost, may) in zip(situation.attempts, drawn, strict=False)
         if may
     ]
@@ -283,7 +284,7 @@ def test_a_round_takes_place_when_a_job_may_be_preempted_again() -> None:
     [
         ({"state": AttemptState.RELEASED}, True),
         ({"state": AttemptState.ENDED, "survivors": (7,)}, True),
-        ({"state": AttemptState.ENDED, "survivors": (7,), "swept_at": 10.0, "signalled_at": 20.0}, False),
+        ({"state": AttemptState.ENDED, "survivors": (7,), "swept_boot": 10.0, "signalled_boot": 20.0}, False),
         ({"state": AttemptState.ORPHANED}, True),
         ({"state": AttemptState.STOPPING, "stop_request": StopRequest("cancelled", 10.0)}, True),
         (
@@ -299,7 +300,7 @@ def test_a_round_takes_place_when_a_job_may_be_preempted_again() -> None:
             {
                 "state": AttemptState.STOPPING,
                 "stop_request": StopRequest("cancelled", 100.0),
-                "stopping_at": NOW.boot - 50.0,
+                "stopping_boot": NOW.boot - 50.0,
             },
             True,
         ),
@@ -307,7 +308,7 @@ def test_a_round_takes_place_when_a_job_may_be_preempted_again() -> None:
             {
                 "state": AttemptState.STOPPING,
                 "stop_request": StopRequest("cancelled", 10.0),
-                "stopping_at": NOW.boot - 50.0,
+                "stopping_boot": NOW.boot - 50.0,
             },
             False,
         ),

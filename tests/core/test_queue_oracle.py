@@ -7,19 +7,20 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
-from msgspec.structs import replace
 
+from gpu_scheduler.core.model.attempt import ActiveAttempt
 from gpu_scheduler.core.model.gpu import GpuClaim, GpuProcess
 from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling import queue_placement
-from gpu_scheduler.core.scheduling.facts import Attempt, Facts, Gpu, PendingGroup, QueuedJob, ReservedJob
+from gpu_scheduler.core.scheduling.facts import Facts, Gpu, PendingGroup, QueuedJob, ReservedJob
 from gpu_scheduler.core.scheduling.needs import LlmConfig, Requirement, ResourceSpec
 from gpu_scheduler.core.scheduling.pending_queue import request_of
 from gpu_scheduler.core.scheduling.queue_placement import place_jobs
 from gpu_scheduler.core.scheduling.round_allocations import RoundAllocations
 from gpu_scheduler.core.scheduling.settings import QueueOrder, Settings
+from tests.attempts import replace
 from tests.core.gpu_world import facts as facts_of
 from tests.core.gpu_world import gpu, round_of
 from tests.core.plain_walk import place_plainly
@@ -71,7 +72,7 @@ STATES = st.sampled_from((AttemptState.RUNNING, AttemptState.RUNNING, AttemptSta
 
 
 @st.composite
-def attempts_on(draw: st.DrawFn, attempt_id: int, gpus: int) -> Attempt:
+def attempts_on(draw: st.DrawFn, attempt_id: int, gpus: int) -> ActiveAttempt:
     uuids = draw(st.sets(st.integers(0, gpus - 1), min_size=1, max_size=2))
     return holder(
         attempt_id, *(f"U{n}" for n in sorted(uuids)), runs=draw(RUNS),

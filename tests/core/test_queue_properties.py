@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
-from msgspec.structs import replace
 
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
 from gpu_scheduler.core.scheduling.run_times import Estimate
 from gpu_scheduler.core.scheduling.settings import QueueOrder, Settings
+from tests.attempts import replace
 from tests.core.queue_player import STEP_S, PlannedJob, Player
 from tests.core.queue_world import GivenTimes, exactly
 

@@ -7,13 +7,13 @@ import math
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from msgspec.structs import replace
 
+from gpu_scheduler.core.model.attempt import ActiveAttempt
 from gpu_scheduler.core.model.attempt_status import AttemptStatus, StopRequest
 from gpu_scheduler.core.model.gpu import LOST, GpuClaim, GpuProcess
 from gpu_scheduler.core.model.job_spec import Need
 from gpu_scheduler.core.model.states import AttemptState
-from gpu_scheduler.core.scheduling.facts import Attempt, Facts, Gpu
+from gpu_scheduler.core.scheduling.facts import Facts, Gpu
 from gpu_scheduler.core.scheduling.gpu_use import Vacancy, availability
 from gpu_scheduler.core.scheduling.history import GpuTime
 from gpu_scheduler.core.scheduling.placement import obstacle_kind
@@ -25,6 +25,7 @@ from gpu_scheduler.core.scheduling.queue_reservation import (
     plan_reservation,
 )
 from gpu_scheduler.core.scheduling.run_times import Estimate
+from tests.attempts import replace
 from tests.core.gpu_world import NOW, facts, gpu
 from tests.core.preemption_world import needs, situations, without_attempts
 from tests.core.queue_world import GivenTimes, exactly, holder
@@ -41,12 +42,12 @@ def planned(
     return plan_reservation(need, allowed, gpus, expected_ends(situation))
 
 
-def box(count: int, *attempts: Attempt, **values: object) -> Facts:
+def box(count: int, *attempts: ActiveAttempt, **values: object) -> Facts:
     """Returns the facts about `count` GPUs with these attempts."""
     return facts(*map(gpu, range(count)), attempts=attempts, **{"run_times": TIMES, **values})
 
 
-def of_gpus(*gpus: Gpu, attempts: tuple[Attempt, ...] = ()) -> Facts:
+def of_gpus(*gpus: Gpu, attempts: tuple[ActiveAttempt, ...] = ()) -> Facts:
     """Returns the facts about these GPUs and attempts."""
     return facts(*gpus, attempts=attempts, run_times=TIMES)
 
@@ -64,18 +65,20 @@ def of_gpus(*gpus: Gpu, attempts: tuple[Attempt, ...] = ()) -> Facts:
         (holder(1, runs="limited", age_s=500.0), 400.0, False),
         (holder(1, runs="limited", age_s=500.0, remaining_s=9000.0), 400.0, True),
         (holder(1, runs="limited", age_s=2000.0, remaining_s=9000.0), 0.0, True),
-        (holder(1, runs="hour", state=AttemptState.RELEASED, released_at=NOW.boot - 20.0), 40.0, True),
-        (holder(1, runs="hour", state=AttemptState.ENDED, swept_at=NOW.boot - 4.0), 6.0, True),
-        (holder(1, runs="hour", state=AttemptState.ENDED, swept_at=NOW.boot - 900.0), math.inf, True),
+        (holder(1, runs="hour", state=AttemptState.RELEASED, released_boot=NOW.boot - 20.0), 40.0, True),
+        (holder(1, runs="hour", state=AttemptState.ENDED, swept_boot=NOW.boot - 4.0), 6.0, True),
+        (holder(1, runs="hour", state=AttemptState.ENDED, swept_boot=NOW.boot - 900.0), math.inf, True),
         (
-            holder(1, runs="hour", stop_request=StopRequest("cancelled", 30.0), stopping_at=NOW.boot - 10.0),
+            holder(
+                1, runs="hour", stop_request=StopRequest("cancelled", 30.0), stopping_boot=NOW.boot - 10.0
+            ),
             20.0,
             True,
         ),
         (holder(1, runs="hour", status=AttemptStatus(claim="unlocked")), 3600.0, True),
     ],
 )
-def test_the_expected_end_of_an_attempt(attempt: Attempt, in_s: float, is_known: bool) -> None:
+def test_the_expected_end_of_an_attempt(attempt: ActiveAttempt, in_s: float, is_known: bool) -> None:
     assert expected_ends(box(1, attempt)) == {1: ExpectedEnd(in_s, is_known)}
 
 
@@ -168,12 +171,12 @@ def test_a_gpu_that_accepts_no_jobs_is_never_free(closed: Gpu) -> None:
 
 
 def test_a_quarantined_gpu_is_never_free() -> None:
-    stuck = holder(1, state=AttemptState.ENDED, survivors=(77,), swept_at=0.0, signalled_at=0.0)
+    stuck = holder(1, state=AttemptState.ENDED, survivors=(77,), swept_boot=0.0, signalled_boot=0.0)
     assert planned(WHOLE, box(1, stuck)) is None
 
 
 def test_a_job_waits_for_the_release_of_memory() -> None:
-    released = holder(1, state=AttemptState.RELEASED, released_at=NOW.boot - 20.0)
+    released = holder(1, state=AttemptState.RELEASED, released_boot=NOW.boot - 20.0)
     found = planned(WHOLE, box(1, released))
     assert found == PlannedReservation(("U0",), 40.0, frozenset({1}), 0.0)
 
@@ -202,7 +205,7 @@ def test_only_the_allowed_gpus_are_reserved() -> None:
     ],
 )
 def test_a_reservation_costs_what_no_attempt_holds_of_its_gpus_until_the_expected_start(
-    attempts: tuple[Attempt, ...], cost_s: float
+    attempts: tuple[ActiveAttempt, ...], cost_s: float
 ) -> None:
     found = planned(PAIR, box(2, *attempts))
     assert found is not None
@@ -263,9 +266,7 @@ def test_a_gpu_is_free_at_the_first_end_after_which_it_accepts_the_job(
     situation: Facts, need: Need, ends_in: list[float]
 ) -> None:
     """Compares the reservation with a search through all ends on each GPU."""
-    ends = {
-        one.attempt_id: ExpectedEnd(ends_in[one.attempt_id - 1], is_known=True) for one in situation.attempts
-    }
+    ends = {one.id: ExpectedEnd(ends_in[one.id - 1], is_known=True) for one in situation.attempts}
     free_in: list[float] = []
     for one in situation.gpus:
         times = sorted({0.0, *(end.in_s for end in ends.values() if end.in_s < math.inf)})

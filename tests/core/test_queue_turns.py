@@ -5,18 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
 from gpu_scheduler.core.model.attempt_status import StopRequest
 from gpu_scheduler.core.model.gpu import LOST, GpuClaim
 from gpu_scheduler.core.model.states import AttemptState
-from gpu_scheduler.core.scheduling.facts import (
-    Facts,
-    PendingGroup,
-    QueuedJob,
-    QueueReservation,
-    ReservedJob,
-)
+from gpu_scheduler.core.scheduling.facts import Facts, PendingGroup, QueuedJob, QueueReservation, ReservedJob
 from gpu_scheduler.core.scheduling.history import Overtakes, QueueStart
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
 from gpu_scheduler.core.scheduling.pending_queue import (
@@ -26,6 +19,7 @@ from gpu_scheduler.core.scheduling.pending_queue import (
     queue_since,
     reserved_gpus,
 )
+from tests.attempts import replace
 from tests.core.gpu_world import NOW, facts, gpu, running
 
 CLAIM = GpuClaim(None, 7, "ann")

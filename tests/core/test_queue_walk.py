@@ -6,7 +6,6 @@ import math
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
 from gpu_scheduler.core.model.attempt_status import AdoptedProcess, StopRequest
 from gpu_scheduler.core.model.gpu import LOST, GpuClaim, GpuProcess
@@ -22,6 +21,7 @@ from gpu_scheduler.core.scheduling.plan import plan
 from gpu_scheduler.core.scheduling.queue_outlook import judged_gpus, possible_preemption
 from gpu_scheduler.core.scheduling.queue_placement import place_jobs, waiting_since
 from gpu_scheduler.core.scheduling.settings import QueueOrder, Settings
+from tests.attempts import replace
 from tests.core.gpu_world import NOW, gpu, round_of
 from tests.core.queue_world import (
     HALF,

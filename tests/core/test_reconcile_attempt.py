@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from msgspec.structs import replace
 
+from gpu_scheduler.core.model.attempt import ActiveAttempt
 from gpu_scheduler.core.model.attempt_status import (
     AttemptResult,
     AttemptStatus,
@@ -16,7 +16,6 @@ from gpu_scheduler.core.model.state_reason import FailureKind
 from gpu_scheduler.core.model.states import AttemptState, JobState, Outcome
 from gpu_scheduler.core.model.units import Now
 from gpu_scheduler.core.scheduling import actions as act
-from gpu_scheduler.core.scheduling.facts import Attempt
 from gpu_scheduler.core.scheduling.reconcile_attempt import (
     check_memory_release,
     needs_process_scan,
@@ -24,11 +23,12 @@ from gpu_scheduler.core.scheduling.reconcile_attempt import (
     release_allocation,
 )
 from gpu_scheduler.core.scheduling.settings import Settings
+from tests.attempts import make_attempt, replace
 from tests.reasons import words
 
 NOW = Now(1_700_000_000.0, 1000.0, "boot")
 SETTINGS = Settings()
-OPEN = Attempt(1, 7, "t" * 32, "boot", AttemptState.RUNNING, ("U0",), 500, launch_deadline=1010.0)
+OPEN = make_attempt(1, 7, "t" * 32, "boot", AttemptState.RUNNING, ("U0",), 500, launch_deadline_boot=1010.0)
 STARTING = replace(OPEN, state=AttemptState.STARTING)
 RESULT = AttemptResult(None, 0, None, True, None, (), 1.0, 2.0)
 CANCEL = StopRequest("cancelled", 3.0)
@@ -44,7 +44,7 @@ def only_action(actions: list[act.Action]) -> act.Action:
     return actions[0]
 
 
-def finished(attempt: Attempt, settings: Settings = SETTINGS) -> act.FinishAttempt:
+def finished(attempt: ActiveAttempt, settings: Settings = SETTINGS) -> act.FinishAttempt:
     action = only_action(reconcile(attempt, NOW, settings))
     assert isinstance(action, act.FinishAttempt)
     return action
@@ -77,7 +77,7 @@ def test_the_result_file_decides_the_outcome_of_an_attempt(
 
 
 def test_an_unreadable_attempt_folder_changes_nothing() -> None:
-    blind = replace(OPEN, status=status(claim="unknown"), stop_request=CANCEL, launch_deadline=0.0)
+    blind = replace(OPEN, status=status(claim="unknown"), stop_request=CANCEL, launch_deadline_boot=0.0)
     assert reconcile(blind, NOW, SETTINGS) == []
     assert not needs_process_scan(blind, NOW)
 
@@ -88,7 +88,7 @@ def test_a_runner_process_that_lost_its_lock_does_not_count_as_dead(
     state: AttemptState, cancel: StopRequest | None
 ) -> None:
     sighting = status(claim="unlocked", pid=5, stop=StopRequest("cancelled", 0.0))
-    attempt = replace(OPEN, state=state, stop_request=cancel, status=sighting, launch_deadline=0.0)
+    attempt = replace(OPEN, state=state, stop_request=cancel, status=sighting, launch_deadline_boot=0.0)
     assert reconcile(attempt, NOW, SETTINGS) == []
     assert not needs_process_scan(attempt, NOW)
     assert finished(replace(attempt, status=replace(sighting, result=RESULT))).outcome is Outcome.COMPLETED
@@ -131,13 +131,13 @@ def test_a_stop_request_before_the_claim_voids_the_claim() -> None:
 
 def test_voiding_a_claim_is_attempted_once_a_second() -> None:
     wanted = replace(STARTING, stop_request=CANCEL)
-    overdue = replace(STARTING, launch_count=3, launch_deadline=0.0)
+    overdue = replace(STARTING, launch_count=3, launch_deadline_boot=0.0)
     for attempt in (wanted, overdue):
-        assert reconcile(replace(attempt, signalled_at=999.5), NOW, SETTINGS) == []
-        assert reconcile(replace(attempt, signalled_at=999.0), NOW, SETTINGS) == [
+        assert reconcile(replace(attempt, signalled_boot=999.5), NOW, SETTINGS) == []
+        assert reconcile(replace(attempt, signalled_boot=999.0), NOW, SETTINGS) == [
             act.VoidClaim(1, gives_up=attempt is overdue)
         ]
-    of_another_boot = replace(wanted, boot_id="another", signalled_at=90_000.0)
+    of_another_boot = replace(wanted, boot_id="another", signalled_boot=90_000.0)
     assert reconcile(of_another_boot, NOW, SETTINGS) == [act.VoidClaim(1)]
 
 
@@ -153,14 +153,14 @@ def test_a_cancel_writes_the_stop_file_then_sends_sigterm_and_finally_kills_the_
         act.Transition(7, 1, JobState.STOPPING),
         act.RequestStop(1, StopRequest("cancelled", 3.0)),
     ]
-    stopping = replace(live, state=AttemptState.STOPPING, stopping_at=995.0)
+    stopping = replace(live, state=AttemptState.STOPPING, stopping_boot=995.0)
     assert reconcile(stopping, NOW, SETTINGS) == [act.RequestStop(1, StopRequest("cancelled", 3.0))]
     notified = replace(
-        stopping, status=status(claim="live", stop=StopRequest("cancelled", 3.0)), signalled_at=999.5
+        stopping, status=status(claim="live", stop=StopRequest("cancelled", 3.0)), signalled_boot=999.5
     )
     assert reconcile(notified, NOW, SETTINGS) == []
-    assert reconcile(replace(notified, signalled_at=998.0), NOW, SETTINGS) == [act.WakeRunner(1)]
-    late = replace(notified, signalled_at=998.0, stopping_at=1000.0 - 13.0)
+    assert reconcile(replace(notified, signalled_boot=998.0), NOW, SETTINGS) == [act.WakeRunner(1)]
+    late = replace(notified, signalled_boot=998.0, stopping_boot=1000.0 - 13.0)
     assert reconcile(late, NOW, SETTINGS) == [act.KillRunner(1)]
 
 
@@ -178,11 +178,11 @@ def test_sweeps_the_processes_of_a_dead_runner_and_interrupts_its_job() -> None:
     left = replace(dead, survivors=(44,))
     assert reconcile(left, NOW, SETTINGS) == [act.RecordRunnerDeath(1), act.Sweep(1, kill=False)]
     swept = replace(
-        left, state=AttemptState.ORPHANED, runner_died_at=985.0, swept_at=985.0, signalled_at=998.0
+        left, state=AttemptState.ORPHANED, runner_died_boot=985.0, swept_boot=985.0, signalled_boot=998.0
     )
     assert reconcile(swept, NOW, SETTINGS) == [act.Sweep(1, kill=True)]
-    assert reconcile(replace(swept, signalled_at=999.5), NOW, SETTINGS) == []
-    end = finished(replace(swept, runner_died_at=939.0))
+    assert reconcile(replace(swept, signalled_boot=999.5), NOW, SETTINGS) == []
+    end = finished(replace(swept, runner_died_boot=939.0))
     assert (end.outcome, end.state, end.survivors) == (Outcome.INTERRUPTED, JobState.HELD, (44,))
     assert "44" in words(end.reason)
     interrupted = finished(replace(dead, survivors=()))
@@ -194,18 +194,24 @@ def test_sweeps_the_processes_of_a_dead_runner_and_interrupts_its_job() -> None:
 
 def test_records_surviving_processes_only_after_sigkill() -> None:
     late = replace(
-        OPEN, status=status(claim="dead"), survivors=(44,), state=AttemptState.ORPHANED, runner_died_at=900.0
+        OPEN,
+        status=status(claim="dead"),
+        survivors=(44,),
+        state=AttemptState.ORPHANED,
+        runner_died_boot=900.0,
     )
     # The scheduler ended after it had sent SIGTERM.
-    assert reconcile(replace(late, swept_at=900.0, signalled_at=900.0), NOW, SETTINGS) == [
+    assert reconcile(replace(late, swept_boot=900.0, signalled_boot=900.0), NOW, SETTINGS) == [
         act.Sweep(1, kill=True)
     ]
     # The grace period of the cancel is longer than 60 s.
-    patient = replace(late, stop_request=StopRequest("cancelled", 300.0), swept_at=900.0, signalled_at=900.0)
+    patient = replace(
+        late, stop_request=StopRequest("cancelled", 300.0), swept_boot=900.0, signalled_boot=900.0
+    )
     assert reconcile(patient, NOW, SETTINGS) == []
     # The SIGKILL has just been sent.
-    assert reconcile(replace(late, swept_at=900.0, signalled_at=999.9), NOW, SETTINGS) == []
-    assert finished(replace(late, swept_at=900.0, signalled_at=998.0)).survivors == (44,)
+    assert reconcile(replace(late, swept_boot=900.0, signalled_boot=999.9), NOW, SETTINGS) == []
+    assert finished(replace(late, swept_boot=900.0, signalled_boot=998.0)).survivors == (44,)
 
 
 def test_an_attempt_stopped_before_its_runner_died_keeps_the_cause_of_the_stop() -> None:
@@ -220,7 +226,7 @@ def test_an_attempt_stopped_before_its_runner_died_keeps_the_cause_of_the_stop()
 @pytest.mark.parametrize("state", [AttemptState.RUNNING, AttemptState.STOPPING])
 def test_an_attempt_whose_folder_was_removed_is_not_relaunched(state: AttemptState) -> None:
     removed = status(folder_exists=False, folder_complete=False)
-    lost = replace(OPEN, state=state, launch_deadline=0.0, status=removed)
+    lost = replace(OPEN, state=state, launch_deadline_boot=0.0, status=removed)
     assert needs_process_scan(lost, NOW)
     assert reconcile(replace(lost, survivors=(44,)), NOW, SETTINGS) == [
         act.RecordRunnerDeath(1),
@@ -258,7 +264,7 @@ def test_a_runner_whose_claim_was_removed_continues_and_can_be_stopped() -> None
         act.Transition(7, 1, JobState.STOPPING),
         act.RequestStop(1, StopRequest("cancelled", 3.0)),
     ]
-    late = replace(running, state=AttemptState.STOPPING, stop_request=CANCEL, stopping_at=900.0)
+    late = replace(running, state=AttemptState.STOPPING, stop_request=CANCEL, stopping_boot=900.0)
     late = replace(late, status=replace(running.status, stop=StopRequest("cancelled", 3.0)))
     assert reconcile(late, NOW, SETTINGS) == [act.KillRunner(1)]
 
@@ -285,7 +291,7 @@ INVALID = status(claim="invalid", damage="the file claim is a folder")
 def test_an_attempt_with_an_unknown_runner_stays_open_while_it_has_processes(
     sighting: AttemptStatus, state: AttemptState
 ) -> None:
-    attempt = replace(OPEN, state=state, status=sighting, launch_deadline=0.0)
+    attempt = replace(OPEN, state=state, status=sighting, launch_deadline_boot=0.0)
     assert needs_process_scan(attempt, NOW)
     assert reconcile(attempt, NOW, SETTINGS) == []
     assert reconcile(replace(attempt, survivors=(44,)), NOW, SETTINGS) == [], (
@@ -298,21 +304,23 @@ def test_an_attempt_with_an_unknown_runner_stays_open_while_it_has_processes(
 
 
 def test_cancelling_an_attempt_with_an_unknown_runner_sweeps_its_processes() -> None:
-    attempt = replace(STARTING, status=INVALID, survivors=(44,), stop_request=CANCEL, launch_deadline=0.0)
+    attempt = replace(
+        STARTING, status=INVALID, survivors=(44,), stop_request=CANCEL, launch_deadline_boot=0.0
+    )
     moved = act.Transition(7, 1, JobState.STOPPING)
     assert reconcile(attempt, NOW, SETTINGS) == [moved, act.RequestStop(1, StopRequest("cancelled", 3.0))]
-    assert reconcile(replace(attempt, signalled_at=999.9), NOW, SETTINGS) == [moved]
+    assert reconcile(replace(attempt, signalled_boot=999.9), NOW, SETTINGS) == [moved]
     notified = replace(
         attempt, state=AttemptState.STOPPING, status=replace(INVALID, stop=StopRequest("cancelled", 3.0))
     )
     assert reconcile(notified, NOW, SETTINGS) == [act.Sweep(1, kill=False)]
-    assert reconcile(replace(notified, swept_at=990.0), NOW, SETTINGS) == [act.Sweep(1, kill=True)]
+    assert reconcile(replace(notified, swept_boot=990.0), NOW, SETTINGS) == [act.Sweep(1, kill=True)]
     end = finished(replace(notified, survivors=()))
     assert (end.outcome, end.job_outcome) == (Outcome.CANCELLED, Outcome.CANCELLED)
 
 
 def test_an_attempt_with_an_invalid_claim_is_not_relaunched() -> None:
-    overdue = replace(STARTING, status=INVALID, launch_deadline=0.0, survivors=(44,))
+    overdue = replace(STARTING, status=INVALID, launch_deadline_boot=0.0, survivors=(44,))
     assert reconcile(overdue, NOW, SETTINGS) == []
     end = finished(replace(overdue, survivors=()))
     assert end.state is JobState.HELD
@@ -320,9 +328,9 @@ def test_an_attempt_with_an_invalid_claim_is_not_relaunched() -> None:
 
 
 def test_does_not_relaunch_an_attempt_that_has_a_process() -> None:
-    overdue = replace(STARTING, launch_deadline=0.0, launch_count=1)
+    overdue = replace(STARTING, launch_deadline_boot=0.0, launch_count=1)
     assert needs_process_scan(overdue, NOW)
-    assert not needs_process_scan(replace(overdue, launch_deadline=1010.0), NOW)
+    assert not needs_process_scan(replace(overdue, launch_deadline_boot=1010.0), NOW)
     assert not needs_process_scan(replace(overdue, status=INCOMPLETE), NOW)
     assert reconcile(replace(overdue, survivors=(44,)), NOW, SETTINGS) == []
     assert reconcile(replace(overdue, survivors=()), NOW, SETTINGS) == [act.Relaunch(1)]
@@ -330,15 +338,15 @@ def test_does_not_relaunch_an_attempt_that_has_a_process() -> None:
 
 def test_a_second_cancel_with_a_shorter_grace_period_replaces_the_stop_request() -> None:
     slow = StopRequest("cancelled", 60.0)
-    live = replace(OPEN, state=AttemptState.STOPPING, stopping_at=999.0, stop_request=CANCEL)
-    notified = replace(live, status=status(claim="live", stop=slow), signalled_at=998.0)
+    live = replace(OPEN, state=AttemptState.STOPPING, stopping_boot=999.0, stop_request=CANCEL)
+    notified = replace(live, status=status(claim="live", stop=slow), signalled_boot=998.0)
     assert reconcile(notified, NOW, SETTINGS) == [act.RequestStop(1, StopRequest("cancelled", 3.0))]
     longer = replace(notified, stop_request=StopRequest("cancelled", 90.0))
     assert reconcile(longer, NOW, SETTINGS) == [act.WakeRunner(1)]
 
 
 def test_an_attempt_of_an_earlier_boot_is_not_relaunched() -> None:
-    end = finished(replace(STARTING, boot_id="another", launch_deadline=0.0))
+    end = finished(replace(STARTING, boot_id="another", launch_deadline_boot=0.0))
     assert (end.outcome, end.state) == (Outcome.INTERRUPTED, JobState.HELD)
 
 
@@ -346,7 +354,7 @@ def test_relaunches_an_unclaimed_attempt_at_most_twice() -> None:
     early = replace(OPEN, state=AttemptState.STARTING)
     assert reconcile(early, NOW, SETTINGS) == []
     assert reconcile(replace(early, status=INCOMPLETE), NOW, SETTINGS) == [act.Relaunch(1)]
-    late = replace(early, launch_deadline=999.0)
+    late = replace(early, launch_deadline_boot=999.0)
     assert reconcile(late, NOW, SETTINGS) == [act.Relaunch(1)]
     assert reconcile(replace(late, launch_count=2), NOW, SETTINGS) == [act.Relaunch(1)]
     assert reconcile(replace(late, launch_count=3), NOW, SETTINGS) == [act.VoidClaim(1, gives_up=True)]
@@ -447,7 +455,7 @@ def test_releases_an_allocation_only_when_no_process_of_the_attempt_is_left() ->
     assert release_allocation(ended, NOW, SETTINGS) == []
     assert release_allocation(replace(ended, survivors=(9,)), NOW, SETTINGS) == [act.Sweep(1, kill=False)]
     assert release_allocation(replace(ended, survivors=()), NOW, SETTINGS) == [act.ReleaseAllocation(1)]
-    assert not needs_process_scan(replace(ended, state=AttemptState.RELEASED, released_at=990.0), NOW)
+    assert not needs_process_scan(replace(ended, state=AttemptState.RELEASED, released_boot=990.0), NOW)
 
 
 @pytest.mark.parametrize(
@@ -464,26 +472,26 @@ def test_releases_an_allocation_only_when_no_process_of_the_attempt_is_left() ->
 def test_a_released_gpu_is_not_used_until_its_memory_is_free(
     sampled_at: float | None, mib: int | None, cool: bool
 ) -> None:
-    attempt = replace(OPEN, state=AttemptState.RELEASED, released_at=990.0, baseline_mib={"U0": 100})
+    attempt = replace(OPEN, state=AttemptState.RELEASED, released_boot=990.0, baseline_mib={"U0": 100})
     assert bool(check_memory_release(attempt, [(sampled_at, mib)], NOW, SETTINGS)) == cool
-    late = replace(attempt, released_at=930.0)
+    late = replace(attempt, released_boot=930.0)
     assert check_memory_release(late, [(sampled_at, mib)], NOW, SETTINGS) == [act.RecordMemoryReleased(1)]
 
 
 def test_a_preempted_runner_that_may_withdraw_is_not_killed_when_it_is_late() -> None:
     stop = StopRequest("preempted", 1.0, "withdraw")
     late = replace(
-        OPEN, state=AttemptState.STOPPING, stopping_at=900.0, status=status(claim="live", stop=stop)
+        OPEN, state=AttemptState.STOPPING, stopping_boot=900.0, status=status(claim="live", stop=stop)
     )
     assert reconcile(late, NOW, SETTINGS) == [act.WakeRunner(1)]
 
 
 def test_a_sweep_sends_sigkill_only_after_the_grace_period() -> None:
-    left = replace(OPEN, state=AttemptState.ENDED, survivors=(9,), swept_at=995.0, signalled_at=995.0)
+    left = replace(OPEN, state=AttemptState.ENDED, survivors=(9,), swept_boot=995.0, signalled_boot=995.0)
     assert release_allocation(left, NOW, SETTINGS) == []  # The default grace period of 10 s is not over.
     # The cancel's own grace period of 3 s is over.
     assert release_allocation(replace(left, stop_request=CANCEL), NOW, SETTINGS) == [act.Sweep(1, kill=True)]
-    assert release_allocation(replace(left, swept_at=989.0), NOW, SETTINGS) == [act.Sweep(1, kill=True)]
+    assert release_allocation(replace(left, swept_boot=989.0), NOW, SETTINGS) == [act.Sweep(1, kill=True)]
 
 
 @pytest.mark.parametrize(
@@ -498,7 +506,7 @@ def test_a_sweep_sends_sigkill_only_after_the_grace_period() -> None:
         ),
     ],
 )
-def test_a_cancelled_job_ends_as_cancelled_however_its_attempt_ends(attempt: Attempt) -> None:
+def test_a_cancelled_job_ends_as_cancelled_however_its_attempt_ends(attempt: ActiveAttempt) -> None:
     end = finished(attempt)
     assert (end.state, end.job_outcome) == (JobState.FINISHED, Outcome.CANCELLED)
 
@@ -526,18 +534,18 @@ def test_reports_a_machine_shutdown_and_surviving_processes() -> None:
 
 
 def test_does_not_wait_for_memory_used_before_a_reboot() -> None:
-    ended = replace(OPEN, state=AttemptState.RELEASED, released_at=999.0, boot_id="another")
+    ended = replace(OPEN, state=AttemptState.RELEASED, released_boot=999.0, boot_id="another")
     assert check_memory_release(ended, [(None, None)], NOW, SETTINGS) == [act.RecordMemoryReleased(1)]
 
 
 def test_memory_release_tolerates_memory_that_the_driver_keeps() -> None:
-    ended = replace(OPEN, state=AttemptState.RELEASED, released_at=990.0, baseline_mib={"U0": 100})
+    ended = replace(OPEN, state=AttemptState.RELEASED, released_boot=990.0, baseline_mib={"U0": 100})
     assert check_memory_release(ended, [(991.0, 612)], NOW, SETTINGS) == [act.RecordMemoryReleased(1)]
     assert check_memory_release(ended, [(991.0, 613)], NOW, SETTINGS) == []
 
 
 def test_does_not_relaunch_an_attempt_while_starts_are_blocked() -> None:
-    late = replace(STARTING, launch_deadline=999.0)
+    late = replace(STARTING, launch_deadline_boot=999.0)
     assert reconcile(late, NOW, SETTINGS) == [act.Relaunch(1)]
     assert reconcile(late, NOW, SETTINGS, starts_blocked=True) == []
     used_up = replace(late, launch_count=SETTINGS.max_launches)
@@ -564,7 +572,7 @@ def test_does_not_relaunch_an_attempt_whose_command_began() -> None:
         OPEN,
         state=AttemptState.STARTING,
         status=status(claim="none", command_began=True),
-        launch_deadline=0.0,
+        launch_deadline_boot=0.0,
     )
     assert needs_process_scan(begun, NOW)
     assert reconcile(replace(begun, survivors=(77,)), NOW, SETTINGS) == []

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from msgspec.structs import replace
 
+from gpu_scheduler.core.model.attempt import ActiveAttempt
 from gpu_scheduler.core.model.attempt_status import (
     AttemptResult,
     AttemptStatus,
@@ -18,10 +18,11 @@ from gpu_scheduler.core.model.state_reason import NextKind, ReasonKind, StateRea
 from gpu_scheduler.core.model.states import AttemptState, JobState, Outcome
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.attempt_end import MAX_RECOVERIES, recover_interrupted
-from gpu_scheduler.core.scheduling.facts import Attempt, Facts
+from gpu_scheduler.core.scheduling.facts import Facts
 from gpu_scheduler.core.scheduling.plan import plan
 from gpu_scheduler.core.scheduling.reconcile_attempt import has_ended, reconcile
 from gpu_scheduler.core.scheduling.settings import Settings
+from tests.attempts import replace
 from tests.core.gpu_world import NOW, facts, gpu, running
 from tests.reasons import words
 
@@ -31,7 +32,9 @@ BY_USER = StateReason(ReasonKind.RECOVERED)
 DEAD = running(status=AttemptStatus(claim="dead"), survivors=(), job_id=7)
 
 
-def round_with(*requests: tuple[str, str], attempts: tuple[Attempt, ...] = (), **values: object) -> Facts:
+def round_with(
+    *requests: tuple[str, str], attempts: tuple[ActiveAttempt, ...] = (), **values: object
+) -> Facts:
     made = tuple(Request(n, verb, target) for n, (verb, target) in enumerate(requests, 1))
     return facts(gpu(0), attempts=attempts, requests=made, **values)
 
@@ -166,7 +169,7 @@ SAVED = Checkpoint("/w/out/checkpoint-150", 150.0)
 def test_recoveries_are_counted_anew_after_progress(
     known: Checkpoint | None, saved: Checkpoint | None, expected: int
 ) -> None:
-    dead = replace(DEAD, recoveries=2, known_checkpoint=known, saved_work=SavedWork(saved))
+    dead = replace(DEAD, recoveries=2, checkpoint=known, saved_work=SavedWork(saved))
     [end] = reconcile(dead, NOW, RECOVER)
     assert isinstance(end, act.FinishAttempt)
     assert (end.recoveries, end.checkpoint) == (expected, saved)

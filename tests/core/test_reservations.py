@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from msgspec.structs import replace
-
+from gpu_scheduler.core.model.attempt import ActiveAttempt
 from gpu_scheduler.core.model.attempt_status import StopRequest
 from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.scheduling import actions as act
-from gpu_scheduler.core.scheduling.facts import Attempt, Facts, QueuedJob, ReservedJob
+from gpu_scheduler.core.scheduling.facts import Facts, QueuedJob, ReservedJob
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
 from gpu_scheduler.core.scheduling.plan import plan
 from gpu_scheduler.core.scheduling.queue_placement import place_jobs
 from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.views.wait_text import wait_text
+from tests.attempts import replace
 from tests.core.gpu_world import NOW, group, round_of, running
 
 HALF, WHOLE = ResourceSpec(share=500), ResourceSpec(share=1000)
@@ -26,7 +26,7 @@ def starts(actions: list[act.Action]) -> dict[int, tuple[str, ...]]:
     return {one.job_id: one.gpus for one in actions if isinstance(one, act.Start)}
 
 
-def low(attempt_id: int, *uuids: str, **values: object) -> Attempt:
+def low(attempt_id: int, *uuids: str, **values: object) -> ActiveAttempt:
     return running(attempt_id, *uuids, **{"share": 1000, "priority": 300, "started_at": 0.0, **values})
 
 
@@ -104,7 +104,7 @@ def test_a_job_does_not_take_what_is_reserved_for_another_job_with_a_reservation
         ReservedJob(QueuedJob(9, 100, 1), replace(half, gpus=2), ("U0", "U1")),
         ReservedJob(QueuedJob(5, 50, 2), WHOLE, ("U2",)),
     )
-    of_5 = replace(LEAVING, attempt_id=2, gpus=("U2",), preempted_for=5)
+    of_5 = replace(LEAVING, id=2, gpus=("U2",), preempted_for=5)
     attempts = (replace(LEAVING, gpus=("U1",)), running(3, "U0", share=500))
     situation = round_of(3, group(HALF, 7), reserved_jobs=reserved, attempts=(*attempts, of_5))
     assert starts(place_jobs(situation)) == {}
@@ -129,9 +129,9 @@ def test_a_small_job_starts_beside_a_leaving_attempt_if_it_also_fits_beside_the_
     assert starts(place_jobs(situation)) == {2: ("U0",)}
 
 
-def killed(signalled_s_ago: float, **values: object) -> Attempt:
+def killed(signalled_s_ago: float, **values: object) -> ActiveAttempt:
     """Returns an attempt on GPU 0 whose process outlives SIGKILL, which it has got for minutes."""
-    values |= {"survivors": (77,), "swept_at": 100.0, "signalled_at": NOW.boot - signalled_s_ago}
+    values |= {"survivors": (77,), "swept_boot": 100.0, "signalled_boot": NOW.boot - signalled_s_ago}
     return low(1, "U0", state=AttemptState.ENDED, **values)
 
 
@@ -151,7 +151,7 @@ def test_a_reservation_ends_if_the_processes_of_a_victim_cannot_be_killed() -> N
 
 
 def test_a_reservation_waits_for_processes_that_have_just_got_sigkill() -> None:
-    dying = replace(killed(0.5, preempted_for=9), swept_at=NOW.boot - Settings().grace_s - 1.0)
+    dying = replace(killed(0.5, preempted_for=9), swept_boot=NOW.boot - Settings().grace_s - 1.0)
     assert plan(round_of(1, reserved_jobs=(RESERVED,), attempts=(dying,))) == []
 
 

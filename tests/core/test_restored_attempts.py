@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from msgspec.structs import replace
 
+from gpu_scheduler.core.model.attempt import ActiveAttempt
 from gpu_scheduler.core.model.attempt_status import AttemptResult, AttemptStatus, FailureContext
 from gpu_scheduler.core.model.states import AttemptState, JobState, Outcome
 from gpu_scheduler.core.model.units import Now
@@ -14,13 +14,13 @@ from gpu_scheduler.core.scheduling.actions import (
     ReleaseAllocation,
     Transition,
 )
-from gpu_scheduler.core.scheduling.facts import Attempt
 from gpu_scheduler.core.scheduling.reconcile_attempt import restore, supersede
 from gpu_scheduler.core.scheduling.settings import Settings
+from tests.attempts import make_attempt, replace
 from tests.reasons import words
 
 NOW = Now(1.8e9, 1000.0, "boot")
-OPEN = Attempt(7, 3, "t" * 32, "boot", AttemptState.STARTING, survivors=())
+OPEN = make_attempt(7, 3, "t" * 32, "boot", AttemptState.STARTING, survivors=())
 
 
 def result(**values: object) -> AttemptResult:
@@ -28,7 +28,7 @@ def result(**values: object) -> AttemptResult:
     return AttemptResult(**{**end, "started_at": 1.0, "ended_at": 2.0, **values})  # type: ignore[arg-type]
 
 
-def attempt_with(claim: str, end: AttemptResult | None = None, **values: object) -> Attempt:
+def attempt_with(claim: str, end: AttemptResult | None = None, **values: object) -> ActiveAttempt:
     return replace(OPEN, status=AttemptStatus(claim, result=end), **values)  # type: ignore[arg-type]
 
 
@@ -53,7 +53,7 @@ def attempt_with(claim: str, end: AttemptResult | None = None, **values: object)
     ],
 )  # fmt: skip
 def test_finishes_a_restored_attempt_without_processes(
-    attempt: Attempt, outcome: str, state: str, job_outcome: str | None
+    attempt: ActiveAttempt, outcome: str, state: str, job_outcome: str | None
 ) -> None:
     close, *rest = restore(attempt, NOW, Settings())
     assert isinstance(close, FinishAttempt)
@@ -81,7 +81,7 @@ def test_finishes_a_restored_attempt_without_processes(
         pytest.param(attempt_with("unknown"), [], id="unreadable folder"),
     ],
 )
-def test_a_restored_attempt_with_processes_stays_open(attempt: Attempt, actions: list[object]) -> None:
+def test_a_restored_attempt_with_processes_stays_open(attempt: ActiveAttempt, actions: list[object]) -> None:
     assert restore(attempt, NOW, Settings()) == actions
     [close, *_] = supersede(attempt, NOW, Settings())
     assert isinstance(close, FinishAttempt)

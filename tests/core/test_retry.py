@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from msgspec.structs import replace
 
 from gpu_scheduler.core.failure.explanation import explain_failure
+from gpu_scheduler.core.model.attempt import ActiveAttempt
 from gpu_scheduler.core.model.attempt_status import AttemptResult, AttemptStatus, FailureContext, StopRequest
 from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample
 from gpu_scheduler.core.model.state_reason import NextKind, NextStep
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.scheduling.accounting import could_fit
 from gpu_scheduler.core.scheduling.actions import FinishAttempt, ReleaseAllocation
-from gpu_scheduler.core.scheduling.facts import Attempt, Facts, Gpu
+from gpu_scheduler.core.scheduling.facts import Facts, Gpu
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
 from gpu_scheduler.core.scheduling.pending_queue import need_of
 from gpu_scheduler.core.scheduling.plan import plan
@@ -25,6 +25,7 @@ from gpu_scheduler.core.scheduling.retry import (
     decide_retry,
 )
 from gpu_scheduler.core.scheduling.settings import Limits, Settings
+from tests.attempts import replace
 from tests.core.gpu_world import NOW, TOTAL, facts, gpu, running
 from tests.reasons import words
 
@@ -37,25 +38,25 @@ SETTINGS = Settings()
 INVENTORY = GpuInventory({"U0": TOTAL, "U1": TOTAL}, TOTAL - 512)
 
 
-def failed(tail: str = OOM, oom: int | None = 3, fail: int | None = None, **values: object) -> Attempt:
+def failed(tail: str = OOM, oom: int | None = 3, fail: int | None = None, **values: object) -> ActiveAttempt:
     """Returns an attempt that declared 4 GiB and failed with this log."""
     base = running(vram=4096, failure_context=FailureContext(tail, (), oom, fail))
     return replace(base, **values)
 
 
-def decide(attempt: Attempt, settings: Settings, inventory: GpuInventory) -> tuple[NextStep, ...]:
+def decide(attempt: ActiveAttempt, settings: Settings, inventory: GpuInventory) -> tuple[NextStep, ...]:
     """Returns the next step after a command that exited with 1."""
     result = AttemptResult(None, 1, None, True, None, (), 1.0, 2.0)
-    failure = explain_failure(result, attempt.failure_context).failure
+    failure = explain_failure(result, attempt.observed.failure_context).failure
     return decide_retry(attempt, failure, settings, inventory)
 
 
-def retry(attempt: Attempt, settings: Settings, inventory: GpuInventory) -> NextStep | None:
+def retry(attempt: ActiveAttempt, settings: Settings, inventory: GpuInventory) -> NextStep | None:
     """Returns the retry of a command that exited with 1, or None if it is not retried."""
     return next((step for step in decide(attempt, settings, inventory) if step.is_retry), None)
 
 
-def raised_to(attempt: Attempt, inventory: GpuInventory) -> int | None:
+def raised_to(attempt: ActiveAttempt, inventory: GpuInventory) -> int | None:
     """Returns how much memory the retry after an OOM gets, in MiB."""
     [step] = decide(attempt, SETTINGS, inventory)
     assert step.kind is NextKind.OOM_RETRY
@@ -182,7 +183,7 @@ def test_does_not_retry_a_cancelled_job_or_a_job_without_its_line(
     assert decide(replace(attempt, **values), SETTINGS, INVENTORY) == ()
 
 
-def finish_of(attempt: Attempt, *gpus: Gpu, code: int = 1, **values: object) -> FinishAttempt:
+def finish_of(attempt: ActiveAttempt, *gpus: Gpu, code: int = 1, **values: object) -> FinishAttempt:
     """Returns the action with which `plan` finishes this attempt, whose command exited with `code`."""
     result = AttemptResult(None, code, None, True, None, (), 1.0, 2.0)
     done = replace(attempt, status=AttemptStatus("dead", result=result), survivors=())
@@ -294,7 +295,7 @@ def gpu_of_size(index: int, total: int | None, **values: object) -> Gpu:
     ],
 )
 def test_the_memory_of_an_oom_retry_is_limited_by_the_gpus_that_the_job_may_use(
-    attempt: Attempt, gpus: tuple[Gpu, ...], raised: int
+    attempt: ActiveAttempt, gpus: tuple[Gpu, ...], raised: int
 ) -> None:
     held = tuple(
         replace(one, foreign_peaks={(1, 0.0): 60} if one.sample and one.sample.used_mib else {})
@@ -317,7 +318,9 @@ def test_an_oom_retry_raises_declared_or_observed_memory_by_a_quarter() -> None:
 def test_the_sample_of_the_round_in_which_a_job_ends_counts_for_its_retry() -> None:
     last = gpu(0, None, (GpuProcess(7, 9000),), owners={7: 9})
     result = AttemptResult(None, 1, None, True, None, (), 1.0, 2.0)
-    done = replace(failed(peaks={"U0": 8000}), status=AttemptStatus("dead", result=result), measured_at=998.0)
+    done = replace(
+        failed(peaks={"U0": 8000}), status=AttemptStatus("dead", result=result), measured_boot=998.0
+    )
     [end] = [action for action in plan(facts(last, attempts=(done,))) if isinstance(action, FinishAttempt)]
     assert end.min_vram_mib == 11_250
 

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import pytest
-from msgspec.structs import replace
 
+from gpu_scheduler.core.model.attempt import ActiveAttempt
 from gpu_scheduler.core.model.attempt_status import AttemptStatus
 from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.model.units import Now
 from gpu_scheduler.core.scheduling.actions import RecordWindowClosed
-from gpu_scheduler.core.scheduling.facts import Attempt, Facts
+from gpu_scheduler.core.scheduling.facts import Facts
 from gpu_scheduler.core.scheduling.needs import LlmConfig
 from gpu_scheduler.core.scheduling.plan import plan
 from gpu_scheduler.core.scheduling.settings import Settings
+from tests.attempts import make_attempt, replace
 
-CLOSED = Attempt(
+CLOSED = make_attempt(
     1, 7, "t", "boot", AttemptState.RUNNING, ("U0",), 1000,
-    status=AttemptStatus("live", 5, "5.gpujob_0_x_7", window_open=False), measured_at=1.0,
+    status=AttemptStatus("live", 5, "5.gpujob_0_x_7", window_open=False), measured_boot=1.0,
 )  # fmt: skip
 OPEN, UNKNOWN = (
     replace(CLOSED, status=replace(CLOSED.status, window_open=window)) for window in (True, None)
@@ -27,12 +28,14 @@ OPEN, UNKNOWN = (
     ("attempt", "noted"),
     [
         (CLOSED, [RecordWindowClosed(1)]),
-        (replace(CLOSED, window_closed_recorded=True), []),
+        (replace(CLOSED, window_closed=True), []),
         (OPEN, []),
         (UNKNOWN, []),
-        (replace(CLOSED, state=AttemptState.RELEASED, released_at=1.0), []),
+        (replace(CLOSED, state=AttemptState.RELEASED, released_boot=1.0), []),
     ],
 )
-def test_a_closed_screen_window_is_recorded_once(attempt: Attempt, noted: list[RecordWindowClosed]) -> None:
+def test_a_closed_screen_window_is_recorded_once(
+    attempt: ActiveAttempt, noted: list[RecordWindowClosed]
+) -> None:
     facts = Facts(Now(0.0, 10.0, "boot"), Settings(), LlmConfig(), attempts=(attempt,))
     assert [action for action in plan(facts) if isinstance(action, RecordWindowClosed)] == noted

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from msgspec.structs import replace
 
 from gpu_scheduler.core.failure.explanation import explain_failure
+from gpu_scheduler.core.model.attempt import ActiveAttempt
 from gpu_scheduler.core.model.attempt_status import AttemptResult, FailureContext
 from gpu_scheduler.core.model.gpu import Suspicion
 from gpu_scheduler.core.model.state_reason import DEVICE_FAILURES, FailureKind, ReasonKind, StateReason
@@ -18,13 +18,14 @@ from gpu_scheduler.core.model.units import Now
 from gpu_scheduler.core.model.wait_reason import WaitReason
 from gpu_scheduler.core.scheduling.actions import SetSuspicion, Start
 from gpu_scheduler.core.scheduling.draining import is_drained
-from gpu_scheduler.core.scheduling.facts import Attempt, Facts, PendingGroup, QueuedJob
+from gpu_scheduler.core.scheduling.facts import Facts, PendingGroup, QueuedJob
 from gpu_scheduler.core.scheduling.gpu_faults import find_suspects
 from gpu_scheduler.core.scheduling.history import AttemptEnd, GpuHistory
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
 from gpu_scheduler.core.scheduling.plan import plan
 from gpu_scheduler.core.scheduling.run_times import RunTimeKey
 from gpu_scheduler.core.scheduling.settings import Settings
+from tests.attempts import replace
 from tests.core.gpu_world import NOW, facts, gpu, running
 
 T = NOW.wall - 1000.0
@@ -41,7 +42,9 @@ def end(
     return AttemptEnd(T + at, 100 * job + number, job, gpus, start, start, failure is None, failure)
 
 
-def at(seconds: float, *ends: AttemptEnd, attempts: tuple[Attempt, ...] = (), **values: object) -> Facts:
+def at(
+    seconds: float, *ends: AttemptEnd, attempts: tuple[ActiveAttempt, ...] = (), **values: object
+) -> Facts:
     """Returns the facts of a round, with GPUs 0 to 3."""
     now = Now(T + seconds, 1000.0, "boot")
     return facts(*map(gpu, range(4)), attempts=attempts, now=now, history=GpuHistory(ends), **values)

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from msgspec.structs import replace
 
+from gpu_scheduler.core.model.attempt import ActiveAttempt
 from gpu_scheduler.core.model.attempt_status import AttemptResult, AttemptStatus
 from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample
 from gpu_scheduler.core.model.states import AttemptState
@@ -22,35 +22,38 @@ from gpu_scheduler.core.scheduling.actions import (
     SetWaitReason,
     Start,
 )
-from gpu_scheduler.core.scheduling.facts import Attempt, Facts, Gpu
+from gpu_scheduler.core.scheduling.facts import Facts, Gpu
 from gpu_scheduler.core.scheduling.gpu_use import attempt_memory, record_measurements
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
 from gpu_scheduler.core.scheduling.plan import plan
 from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.views.wait_text import wait_text
+from tests.attempts import replace
 from tests.core.gpu_world import facts, gpu, group, running
 
 OURS = gpu(0, None, (GpuProcess(7, 5000), GpuProcess(8, 300), GpuProcess(6, 1)), owners={7: 9, 8: 9, 6: None})
 OURS = replace(OURS, foreign_peaks={(6, 0.0): 1})
-NEW = running(vram=6000, measured_at=None)
+NEW = running(vram=6000, measured_boot=None)
 
 
 def test_adds_up_the_memory_of_an_attempts_processes_once_per_sample() -> None:
     assert record_measurements(facts(OURS, attempts=(NEW,))) == [
         RecordUsage(90, 9, 999.0, (("U0", 5300, 0.0),))
     ]
-    assert record_measurements(facts(OURS, attempts=(replace(NEW, measured_at=998.9),))) != []
-    assert record_measurements(facts(OURS, attempts=(replace(NEW, measured_at=999.0),))) == []
-    assert record_measurements(facts(OURS, attempts=(replace(NEW, measured_at=999.1),))) == []
+    assert record_measurements(facts(OURS, attempts=(replace(NEW, measured_boot=998.9),))) != []
+    assert record_measurements(facts(OURS, attempts=(replace(NEW, measured_boot=999.0),))) == []
+    assert record_measurements(facts(OURS, attempts=(replace(NEW, measured_boot=999.1),))) == []
 
 
 def test_ignores_a_sample_taken_before_the_launch() -> None:
     # The deadline is 10 s after the launch, so the launch was at 999.
-    assert record_measurements(facts(OURS, attempts=(replace(NEW, launch_deadline=1009.0),))) != []
-    assert record_measurements(facts(OURS, attempts=(replace(NEW, launch_deadline=1009.1),))) == []
+    assert record_measurements(facts(OURS, attempts=(replace(NEW, launch_deadline_boot=1009.0),))) != []
+    assert record_measurements(facts(OURS, attempts=(replace(NEW, launch_deadline_boot=1009.1),))) == []
     sooner = Settings(launch_deadline_s=10.2)
     assert (
-        record_measurements(facts(OURS, attempts=(replace(NEW, launch_deadline=1009.1),), settings=sooner))
+        record_measurements(
+            facts(OURS, attempts=(replace(NEW, launch_deadline_boot=1009.1),), settings=sooner)
+        )
         != []
     )
 
@@ -65,7 +68,7 @@ def test_ignores_a_sample_taken_before_the_launch() -> None:
         (replace(NEW, gpus=("gone",)), False),
     ],
 )
-def test_measures_only_running_attempts(attempt: Attempt, noted: bool) -> None:
+def test_measures_only_running_attempts(attempt: ActiveAttempt, noted: bool) -> None:
     notes = record_measurements(facts(OURS, attempts=(attempt,)))
     assert any(isinstance(note, RecordUsage) for note in notes) == noted
 
@@ -125,7 +128,7 @@ def test_records_no_measurements_without_a_sample() -> None:
 def test_records_memory_overuse_only_above_the_tolerance(
     declared: int | None, tolerance: float, reported: bool
 ) -> None:
-    attempt = running(vram=declared, share=0 if declared else 250, measured_at=None)
+    attempt = running(vram=declared, share=0 if declared else 250, measured_boot=None)
     notes = record_measurements(facts(OURS, attempts=(attempt,), settings=Settings(tolerance=tolerance)))
     assert notes[1:] == ([RecordOveruse(9, "U0", 5300, declared)] if reported and declared else [])
 
@@ -154,14 +157,14 @@ def test_records_overuse_above_the_memory_that_a_declared_share_stands_for(
     used: int, share: int, values: dict[str, Any], reported: int | None
 ) -> None:
     one = gpu(0, None, (GpuProcess(7, used),), owners={7: 9})
-    notes = record_measurements(facts(one, attempts=(running(share=share, measured_at=None, **values),)))
+    notes = record_measurements(facts(one, attempts=(running(share=share, measured_boot=None, **values),)))
     of_share = None if "vram" in values else share
     assert notes[1:] == ([] if reported is None else [RecordOveruse(9, "U0", used, reported, of_share)])
 
 
 def test_judges_the_memory_use_of_a_share_by_the_size_of_each_gpu() -> None:
     small, large = (gpu(n, None, (GpuProcess(7, 9000),), owners={7: 9}) for n in (0, 1))
-    both = running(9, "U0", "U1", share=250, measured_at=None, budgets={"U0": 6144, "U1": 20_480})
+    both = running(9, "U0", "U1", share=250, measured_boot=None, budgets={"U0": 6144, "U1": 20_480})
     notes = record_measurements(facts(small, large, attempts=(both,)))
     assert notes[1:] == [RecordOveruse(9, "U0", 9000, 6144, 250)]
 
@@ -169,7 +172,7 @@ def test_judges_the_memory_use_of_a_share_by_the_size_of_each_gpu() -> None:
 def test_an_overused_share_counts_at_its_buffered_peak() -> None:
     """A quarter share that uses 16,000 MiB counts as 17,600, so a job with 12 GiB does not fit beside it."""
     over = gpu(0, None, (GpuProcess(7, 16_000),), owners={7: 9})
-    first = running(share=250, measured_at=None)
+    first = running(share=250, measured_boot=None)
     world = facts(over, attempts=(first,), pending_groups=(group(ResourceSpec(vram=12_288), 1),))
     assert [type(a).__name__ for a in plan(world)] == ["RecordUsage", "RecordOveruse"]
     [wait] = plan(applied(world, plan(world)))
@@ -179,7 +182,7 @@ def test_an_overused_share_counts_at_its_buffered_peak() -> None:
 
 def test_records_overuse_once_per_gpu_and_only_for_a_new_sample() -> None:
     other = replace(OURS, uuid="U1", index=1)
-    small = running(9, "U0", "U1", vram=100, measured_at=None)
+    small = running(9, "U0", "U1", vram=100, measured_boot=None)
     reported = [
         n.uuid
         for n in record_measurements(facts(OURS, other, attempts=(small,)))
@@ -193,7 +196,7 @@ def test_records_overuse_once_per_gpu_and_only_for_a_new_sample() -> None:
         if isinstance(n, RecordOveruse)
     ]
     assert reported == ["U0"]
-    assert record_measurements(facts(OURS, other, attempts=(replace(small, measured_at=999.0),))) == []
+    assert record_measurements(facts(OURS, other, attempts=(replace(small, measured_boot=999.0),))) == []
 
 
 def test_records_foreign_peaks_only_when_they_change() -> None:
@@ -240,7 +243,7 @@ def test_records_the_foreign_load_of_a_sample_only_once(
 def test_records_memory_overuse_before_placing_jobs() -> None:
     """The first job exceeds its declaration. The next job would fit by the declarations alone, but waits."""
     over = gpu(0, None, (GpuProcess(7, 16_000),), owners={7: 9})
-    first = running(vram=10_000, measured_at=None)
+    first = running(vram=10_000, measured_boot=None)
     world = facts(over, attempts=(first,), pending_groups=(group(ResourceSpec(vram=10_000), 1),))
     assert [type(a).__name__ for a in plan(world)] == ["RecordUsage", "RecordOveruse"]
     world = applied(world, plan(world))
@@ -258,7 +261,7 @@ def test_records_a_peak_within_the_tolerance_before_placing_jobs() -> None:
     above = gpu(0, None, (GpuProcess(7, 10_500),), owners={7: 9})
     world = facts(
         above,
-        attempts=(running(vram=10_000, measured_at=None),),
+        attempts=(running(vram=10_000, measured_boot=None),),
         pending_groups=(group(ResourceSpec(vram=13_000), 1),),
     )
     assert [type(a).__name__ for a in plan(world)] == ["RecordUsage"]
@@ -274,7 +277,7 @@ def test_records_the_last_sample_of_an_attempt_before_its_end_is_recorded() -> N
 
 def applied(world: Facts, actions: list[Action]) -> Facts:
     """Returns the facts after these actions have been recorded."""
-    attempts = {attempt.attempt_id: attempt for attempt in world.attempts}
+    attempts = {attempt.id: attempt for attempt in world.attempts}
     gpus = {one.uuid: one for one in world.gpus}
     for note in actions:
         if isinstance(note, RecordUsage):
@@ -283,7 +286,7 @@ def applied(world: Facts, actions: list[Action]) -> Facts:
             for uuid, mib, _ in note.usage:
                 if mib is not None:
                     peaks[uuid] = max(mib, peaks.get(uuid, 0))
-            attempts[note.attempt_id] = replace(attempt, peaks=peaks, measured_at=note.sampled_at)
+            attempts[note.attempt_id] = replace(attempt, peaks=peaks, measured_boot=note.sampled_at)
         elif isinstance(note, RecordOveruse):
             attempt = attempts[note.attempt_id]
             attempts[note.attempt_id] = replace(attempt, overused_gpus=(*attempt.overused_gpus, note.uuid))
@@ -328,8 +331,8 @@ def test_does_not_record_measurements_of_the_same_sample_again(
 ) -> None:
     two = replace(two, uuid="U1", index=1)
     attempts = (
-        running(1, "U0", "U1", vram=declared, measured_at=measured_at),
-        running(2, "U1", share=500, measured_at=measured_at),
+        running(1, "U0", "U1", vram=declared, measured_boot=measured_at),
+        running(2, "U1", share=500, measured_boot=measured_at),
     )
     world = facts(one, two, attempts=attempts)
     assert record_measurements(applied(world, record_measurements(world))) == []

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
 from gpu_scheduler.attempts.job_logs import LogFolder
 from gpu_scheduler.attempts.running_progress import MIN_INTERVAL_S, RunningProgress
+from gpu_scheduler.core.model.attempt import ActiveAttempt
 from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample
 from gpu_scheduler.core.model.job_spec import Dependency, DependencyKind, JobSpec
 from gpu_scheduler.core.model.request_answer import AnswerCode, RequestAnswer
@@ -26,7 +26,7 @@ from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
 from gpu_scheduler.core.model.states import AttemptState, JobState, Outcome
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.core.scheduling import actions as act
-from gpu_scheduler.core.scheduling.facts import Attempt, Facts, Gpu
+from gpu_scheduler.core.scheduling.facts import Facts, Gpu
 from gpu_scheduler.core.scheduling.needs import LlmConfig
 from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.progress import job_progress as progress
@@ -36,6 +36,7 @@ from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.store.writer import StoreWriter
 from gpu_scheduler.views.event_messages import iso_time
+from tests.attempts import make_attempt, replace
 from tests.loop.manual_clock import ManualClock
 from tests.reasons import worded
 from tests.waiting import wait_for
@@ -78,7 +79,7 @@ class ReporterHarness:
     def update(self) -> None:
         self.reporter.update(self.facts())
 
-    def facts(self, *attempts: Attempt) -> Facts:
+    def facts(self, *attempts: ActiveAttempt) -> Facts:
         return Facts(self.clock.now(), Settings(), LlmConfig(), tuple(self.gpus), attempts=attempts)
 
     @property
@@ -645,7 +646,7 @@ def test_the_status_board_is_updated_by_events_and_samples(harness: ReporterHarn
     harness.record(use)
     sample = GpuSample("U0", 0, "card", 24576, 7000, 50.0, (GpuProcess(77, 7000),))
     harness.gpus[0] = Gpu("U0", 0, sample=sample, sampled_at=102.0, owners={77: attempt})
-    fact = Attempt(
+    fact = make_attempt(
         attempt, job, "token", "boot", AttemptState.RUNNING, gpus=("U0",), vram=9000, budgets={"U0": 9000},
         peaks={"U0": 8000},
     )  # fmt: skip

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from gpu_scheduler.core.model.attempt import Attempt
 from gpu_scheduler.core.model.attempt_status import Checkpoint
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.states import Outcome
-from gpu_scheduler.store.records import AttemptRecord, JobRecord
+from gpu_scheduler.store.records import JobRecord
 from gpu_scheduler.store.requests import add_request, request_answer
 from tests.loop.rig import SETTINGS, Rig
 from tests.processes import kill_attempts
@@ -79,7 +80,7 @@ def ran(rig: Rig) -> list[list[object]]:
     return [json.loads(line) for line in (rig.folder / "ran").read_text().splitlines()]
 
 
-def last_attempt(rig: Rig, job: int) -> AttemptRecord:
+def last_attempt(rig: Rig, job: int) -> Attempt:
     return rig.store.attempts(job)[-1]
 
 

@@ -34,7 +34,7 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
 
 
 def remaining_s(facts: Facts, job: int) -> float | None:
-    [found] = [one.remaining_s for one in facts.attempts if one.job_id == job]
+    [found] = [one.observed.remaining_s for one in facts.attempts if one.job_id == job]
     return found
 
 

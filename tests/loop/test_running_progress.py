@@ -8,21 +8,20 @@ from pathlib import Path
 from subprocess import Popen
 
 import pytest
-from msgspec.structs import replace
 
 from gpu_scheduler.attempts import running_progress
 from gpu_scheduler.attempts.job_logs import current_log
 from gpu_scheduler.attempts.running_progress import MIN_INTERVAL_S, RunningProgress, with_remaining_times
+from gpu_scheduler.core.model.attempt import Attempt
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.model.units import Now
 from gpu_scheduler.core.progress.eta import JobProgress
-from gpu_scheduler.core.scheduling.facts import Attempt
 from gpu_scheduler.progress import job_progress
 from gpu_scheduler.runner.process_scan import ticks_of
 from gpu_scheduler.store.data_dir import DataDir
-from gpu_scheduler.store.records import AttemptRecord
 from gpu_scheduler.store.store import Store
+from tests.attempts import make_attempt, replace
 from tests.loop.manual_clock import ManualClock
 from tests.records import attempt_record
 from tests.waiting import wait_for
@@ -45,19 +44,19 @@ def progress(tmp_path: Path, clock: ManualClock) -> Iterator[RunningProgress]:
 
 
 @pytest.fixture
-def attempt(tmp_path: Path, clock: ManualClock) -> AttemptRecord:
+def attempt(tmp_path: Path, clock: ManualClock) -> Attempt:
     """Provides a running attempt that has done 25 of 100 steps in 50 s."""
     log = tmp_path / "job.log"
     log.write_text("Step 1/100\nStep 25/100\n")
     return attempt_record(job_id=1, log=str(log), started_at=log.stat().st_mtime - 50.0)
 
 
-def percent(known: Mapping[int, JobProgress], attempt: AttemptRecord) -> float | None:
+def percent(known: Mapping[int, JobProgress], attempt: Attempt) -> float | None:
     return known[attempt.id].percent if attempt.id in known else None
 
 
 def test_the_first_reading_is_waited_for_and_later_ones_are_not(
-    progress: RunningProgress, attempt: AttemptRecord, clock: ManualClock
+    progress: RunningProgress, attempt: Attempt, clock: ManualClock
 ) -> None:
     assert percent(progress.read_now([attempt]), attempt) == 25.0
     assert attempt.log is not None
@@ -77,7 +76,7 @@ def test_an_attempt_that_has_not_started_is_not_read(progress: RunningProgress) 
 
 
 def test_a_folder_that_does_not_respond_is_waited_for_only_once(
-    progress: RunningProgress, attempt: AttemptRecord, monkeypatch: pytest.MonkeyPatch
+    progress: RunningProgress, attempt: Attempt, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     go_on, waits = threading.Event(), []
     monkeypatch.setattr(job_progress, "read_progress_file", lambda path: go_on.wait(60) and None)
@@ -98,7 +97,7 @@ def test_a_folder_that_does_not_respond_is_waited_for_only_once(
 
 def test_a_reading_that_is_older_than_a_minute_does_not_count(
     progress: RunningProgress,
-    attempt: AttemptRecord,
+    attempt: Attempt,
     clock: ManualClock,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -115,7 +114,7 @@ def test_a_reading_that_is_older_than_a_minute_does_not_count(
 
 
 def test_a_thread_that_ends_for_lack_of_memory_is_not_waited_for_and_started_again(
-    progress: RunningProgress, attempt: AttemptRecord, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+    progress: RunningProgress, attempt: Attempt, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr("_thread.start_new_thread", lambda *_: 0)  # it has ended before it runs
@@ -145,12 +144,12 @@ def test_a_thread_that_ends_for_lack_of_memory_is_not_waited_for_and_started_aga
 def test_the_remaining_time_of_a_job_is_never_negative(finish_at: float | None, left: float | None) -> None:
     """A job that takes longer than its progress showed may end at any time."""
     known = {11: JobProgress(None, None, finish_at=finish_at)}
-    attempt = Attempt(11, 3, "t", "boot", AttemptState.RUNNING)
+    attempt = make_attempt(11, 3, "t", "boot", AttemptState.RUNNING)
     now = Now(1000.0, 0.0, "boot")
     (found,) = with_remaining_times([attempt], known, now)
-    assert found.remaining_s == left
+    assert found.observed.remaining_s == left
     (starting,) = with_remaining_times([replace(attempt, state=AttemptState.STARTING)], known, now)
-    assert starting.remaining_s is None
+    assert starting.observed.remaining_s is None
 
 
 def test_the_log_of_an_adopted_process_is_not_that_of_a_later_process_with_its_pid(tmp_path: Path) -> None:

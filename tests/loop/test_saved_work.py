@@ -81,7 +81,7 @@ def test_saved_work_is_searched_unless_the_command_has_completed_by_itself(
     work = SavedWork(None, None, False, False)
     monkeypatch.setattr(saved_work, "saved_work_of", lambda *_: work)
     found = observe_attempt(rig.store, attempt, lambda _: status)
-    assert found.saved_work is (work if is_searched else None)
+    assert found.observed.saved_work is (work if is_searched else None)
 
 
 @pytest.mark.parametrize(("started_at", "start"), [(None, 100.0), (140.0, 100.0), (40.0, 40.0)])

@@ -12,13 +12,11 @@ from functools import cache
 from itertools import product
 from typing import NamedTuple
 
-from msgspec.structs import replace
-
+from gpu_scheduler.core.model.attempt import ActiveAttempt
 from gpu_scheduler.core.model.attempt_status import AttemptResult, AttemptStatus, ClaimState, SavedWork
 from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.model.units import Now
 from gpu_scheduler.core.scheduling import actions as act
-from gpu_scheduler.core.scheduling.facts import Attempt
 from gpu_scheduler.core.scheduling.reconcile_attempt import (
     has_ended,
     needs_process_scan,
@@ -26,6 +24,7 @@ from gpu_scheduler.core.scheduling.reconcile_attempt import (
     release_allocation,
 )
 from gpu_scheduler.core.scheduling.settings import Settings
+from tests.attempts import make_attempt, replace
 from tests.protocol import state as st
 from tests.protocol.stops import REQUESTS
 
@@ -131,13 +130,13 @@ def is_over(view: ObservedAttempt) -> bool:
     return has_ended(_attempt(view, deadline_passed=False, late=False), _NOW)
 
 
-def _attempt(view: ObservedAttempt, deadline_passed: bool, late: bool) -> Attempt:
+def _attempt(view: ObservedAttempt, deadline_passed: bool, late: bool) -> ActiveAttempt:
     """Returns the facts of an attempt.
 
     deadline_passed: a deadline or grace period has passed; late: it passed at least 60 s ago.
     """
     long_ago, just_now = 0.0, 1000.0
-    return Attempt(
+    return make_attempt(
         1,
         1,
         "t" * 32,
@@ -154,19 +153,19 @@ def _attempt(view: ObservedAttempt, deadline_passed: bool, late: bool) -> Attemp
         stop_request=REQUESTS[view.stop_request],
         saved_work=None if view.complete is None else SavedWork(is_complete=view.complete),
         launch_count=view.launches,
-        launch_deadline=long_ago if deadline_passed else 2000.0,
+        launch_deadline_boot=long_ago if deadline_passed else 2000.0,
         launch_failures=view.number - 1,
         number=view.number,
         watched_pid=77 if view.watches else None,
         watched_ticks=7 if view.watches else None,
-        stopping_at=long_ago if deadline_passed else just_now,
-        swept_at=None if not view.swept else long_ago if deadline_passed or late else just_now,
-        signalled_at=None
+        stopping_boot=long_ago if deadline_passed else just_now,
+        swept_boot=None if not view.swept else long_ago if deadline_passed or late else just_now,
+        signalled_boot=None
         if not view.swept
         else long_ago + (view.swept == 2)
         if deadline_passed or late
         else just_now,
-        runner_died_at=None if not view.swept else long_ago if late else just_now,
+        runner_died_boot=None if not view.swept else long_ago if late else just_now,
     )
 
 

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from gpu_scheduler.attempts.observe import attempt_from_record
 from gpu_scheduler.config import StartOptions
-from gpu_scheduler.core.model.attempt_status import AttemptStatus
+from gpu_scheduler.core.model.attempt import ActiveAttempt, Attempt
 from gpu_scheduler.core.model.gpu import GpuSample
 from gpu_scheduler.core.model.job_spec import JobSpec, Need
 from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
@@ -18,7 +17,6 @@ from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.model.units import Now
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.core.scheduling import actions as act
-from gpu_scheduler.core.scheduling.facts import Attempt
 from gpu_scheduler.core.scheduling.needs import ResourceSpec, workload_class_of
 from gpu_scheduler.core.scheduling.reconcile_attempt import was_sent_sigkill
 from gpu_scheduler.core.scheduling.settings import Settings
@@ -26,7 +24,7 @@ from gpu_scheduler.intake.state_file_watcher import allocated_shares
 from gpu_scheduler.store.attempt_history import LearnedNeedsReader, workload_classes
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.events import events_after
-from gpu_scheduler.store.records import AttemptRecord, JobRecord
+from gpu_scheduler.store.records import JobRecord
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.store.writer import StoreWriter
 
@@ -79,7 +77,7 @@ def ran(store: Store, text: str, *peaks: int, outcome: Outcome = Outcome.COMPLET
     end(store, job, attempt, outcome, **values)
 
 
-def attempt_of(store: Store, attempt_id: int) -> AttemptRecord:
+def attempt_of(store: Store, attempt_id: int) -> Attempt:
     attempt = store.attempt(attempt_id)
     assert attempt is not None
     return attempt
@@ -135,7 +133,7 @@ def test_keeps_the_declared_memory_on_each_gpu_across_a_restart(
     job = add(store)
     attempt = start(store, job, BOTH, **values)
     [row] = [row for row in store.active_attempts() if row.id == attempt]
-    assert attempt_from_record(row, AttemptStatus()).budgets == budgets
+    assert row.budgets == budgets
     end(store, job, attempt)
     assert last(store, job)["budgets"] == (list(budgets.values()) or None)
     assert last(store, job)["declared"] == (values.get("vram") if budgets else None)
@@ -234,16 +232,16 @@ def test_sigkill_leaves_the_time_of_sigterm_so_that_survivors_are_not_awaited_fo
     attempt = start(store, add(store))
     writer = StoreWriter(store, Settings())
 
-    def after(kill: bool, boot: float) -> Attempt:
+    def after(kill: bool, boot: float) -> ActiveAttempt:
         writer.record([act.Sweep(attempt, kill)], Now(NOW.wall, boot, "boot"))
         [stored] = store.active_attempts()
-        return attempt_from_record(stored, AttemptStatus())
+        return stored
 
     terminated = after(False, 1000.0)
-    assert (terminated.swept_at, terminated.signalled_at) == (1000.0, 1000.0)
+    assert (terminated.swept_boot, terminated.signalled_boot) == (1000.0, 1000.0)
     assert not was_sent_sigkill(terminated, Now(NOW.wall, 1030.0, "boot"))
     killed = after(True, 1030.0)
-    assert (killed.swept_at, killed.signalled_at) == (1000.0, 1030.0)
+    assert (killed.swept_boot, killed.signalled_boot) == (1000.0, 1030.0)
     assert was_sent_sigkill(killed, Now(NOW.wall, 1032.0, "boot"))
 
 
@@ -349,8 +347,8 @@ def test_reads_an_open_attempt_for_the_next_round(store: Store) -> None:
     use(store, job, attempt, 6.5, ("U0", 9900, 20.0))
     record(store, act.RecordOveruse(attempt, "U0", 9900, 9000))
     row = next(row for row in store.active_attempts() if row.id == attempt)
-    fact = attempt_from_record(row, AttemptStatus())
-    assert (fact.vram, fact.whole, fact.peaks, fact.measured_at) == (9000, True, {"U0": 9900}, 6.5)
+    fact = row
+    assert (fact.vram, fact.whole, fact.peaks, fact.measured_boot) == (9000, True, {"U0": 9900}, 6.5)
     assert (fact.overused_gpus, fact.oom_retries_used, fact.fail_retries_used) == (("U0",), 1, 2)
 
 

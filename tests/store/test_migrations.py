@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from gpu_scheduler.core.model.attempt import Allocation
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.errors import SchemaError, StoreNotFoundError
 from gpu_scheduler.store import database, scheduler_lock
 from gpu_scheduler.store.data_dir import DataDir
-from gpu_scheduler.store.records import AllocationRecord
 from gpu_scheduler.store.requests import open_requests
 from gpu_scheduler.store.store import Store
 from tests.store.golden_store import restore_golden
@@ -69,8 +69,8 @@ def test_opens_the_golden_store_of_schema_1(tmp_path: Path) -> None:
     assert waits.state is JobState.QUEUED
     [attempt] = store.active_attempts()
     assert attempt.allocations == (
-        AllocationRecord(0, 9000, False, 9500, "U1", 9000, 100, 80.0, 1, True),
-        AllocationRecord(0, 9000, False, None, "U0", 9000, None, 20.0, 1),
+        Allocation(0, 9000, False, 9500, "U1", 9000, 100, 80.0, 1, True),
+        Allocation(0, 9000, False, None, "U0", 9000, None, 20.0, 1),
     )
     assert (attempt.job_id, attempt.runner, attempt.misplaced) == (2, (4711, 99, "boot"), (("U2", 78),))
     assert [(gpu.index, gpu.paused, gpu.used_mib) for gpu in store.gpus()] == [

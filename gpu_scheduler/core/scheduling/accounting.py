@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 from msgspec import Struct
 
+from gpu_scheduler.core.model.attempt import Allocation
 from gpu_scheduler.core.model.units import WHOLE
 
 if TYPE_CHECKING:
@@ -21,20 +22,6 @@ if TYPE_CHECKING:
 #: Memory, in MiB, that a driver may use without any process. The default of `--margin` leaves the same amount
 #: free.
 DRIVER_MIB = 512
-
-
-class Allocation(Struct, frozen=True):
-    """The allocation of an attempt on one GPU.
-
-    share: the declared thousandths; 0 if none were declared. vram: the declared MiB; None if none were
-    declared. whole: whether our other jobs must stay off the GPU. peak_mib: the highest observed use; None if
-    it is unknown or has not been observed yet.
-    """
-
-    share: int = 0
-    vram: int | None = None
-    whole: bool = False
-    peak_mib: int | None = None
 
 
 def declared_mib(allocation: Allocation, total_mib: int | None) -> int | None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
+from gpu_scheduler.core.model.attempt import Allocation
 from gpu_scheduler.core.model.state_reason import StateReason
 from gpu_scheduler.core.model.states import JobState, Outcome
 
@@ -51,6 +52,15 @@ class Start(Action, frozen=True):
     assumed: bool = False
     process: AdoptedProcess | None = None
     waiting_since: float = 0.0
+
+    @property
+    def allocations(self) -> tuple[Allocation, ...]:
+        """The allocations of the attempt, without budgets."""
+        baselines = dict(self.baseline_mib)
+        return tuple(
+            Allocation(self.share, self.vram, self.whole, gpu=gpu, baseline_mib=baselines.get(gpu))
+            for gpu in self.gpus
+        )
 
 
 class Relaunch(AttemptAction, frozen=True):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from gpu_scheduler.core.model.attempt import ActiveAttempt
 from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
 from gpu_scheduler.core.model.states import AttemptState, Outcome
 from gpu_scheduler.core.scheduling.actions import Action, FinishJob, HoldJob, Start
 from gpu_scheduler.core.scheduling.attempt_end import outcome_of
-from gpu_scheduler.core.scheduling.facts import AdoptedJob, Attempt, Facts, Gpu
+from gpu_scheduler.core.scheduling.facts import AdoptedJob, Facts, Gpu
 from gpu_scheduler.core.scheduling.gpu_use import listed_processes, unattributed_memory
 from gpu_scheduler.core.scheduling.needs import resolve
 
@@ -34,24 +35,20 @@ def _end(job: AdoptedJob) -> FinishJob | HoldJob:
     return HoldJob(job.job_id, outcome.value, reason)
 
 
-def unwatched_attempts(facts: Facts) -> tuple[Attempt, ...]:
+def unwatched_attempts(facts: Facts) -> tuple[ActiveAttempt, ...]:
     """Returns the attempts that hold the GPUs of adopted processes as long as no runner watches them.
 
     They exist only for the accounting. Their ids are negative.
     """
     starts = [_watch(job, facts) for job in facts.adopted_jobs]
     return tuple(
-        Attempt(
+        ActiveAttempt(
             -start.job_id,
             start.job_id,
             token="",
             boot_id=facts.now.boot_id,
             state=AttemptState.RUNNING,
-            gpus=start.gpus,
-            share=start.share,
-            vram=start.vram,
-            whole=start.whole,
-            baseline_mib=dict(start.baseline_mib),
+            allocations=start.allocations,
         )
         for start in starts
     )

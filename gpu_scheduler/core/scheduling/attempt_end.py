@@ -5,13 +5,14 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from gpu_scheduler.core.failure.explanation import explain_failure, explain_launch_failure
+from gpu_scheduler.core.model.attempt import ActiveAttempt
 from gpu_scheduler.core.model.attempt_status import AttemptResult, Checkpoint, StopRequest
 from gpu_scheduler.core.model.request import InterruptedJob, JobFact
 from gpu_scheduler.core.model.state_reason import FailureKind, NextKind, NextStep, ReasonKind, StateReason
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.model.units import Now
 from gpu_scheduler.core.scheduling.actions import FinishAttempt, RequeueJob
-from gpu_scheduler.core.scheduling.facts import Attempt, Facts
+from gpu_scheduler.core.scheduling.facts import Facts
 from gpu_scheduler.core.scheduling.retry import GpuInventory, decide_retry
 from gpu_scheduler.core.scheduling.settings import Settings
 
@@ -94,14 +95,14 @@ def outcome_of(cause: str) -> Outcome:
     return _OUTCOME_OF_CAUSE.get(cause, Outcome.CANCELLED)
 
 
-def launch_failure(attempt: Attempt) -> StateReason:
+def launch_failure(attempt: ActiveAttempt) -> StateReason:
     """Returns why the command of an attempt never began."""
     if attempt.launch_error is not None:
         return StateReason(ReasonKind.LAUNCH_FAILED, message=attempt.launch_error)
     return StateReason(ReasonKind.RUNNER_NEVER_STARTED, launches=attempt.launch_count)
 
 
-def interruption(attempt: Attempt, now: Now) -> StateReason:
+def interruption(attempt: ActiveAttempt, now: Now) -> StateReason:
     """Returns why an attempt ended without a result."""
     status = attempt.status
     if attempt.boot_id != now.boot_id:
@@ -111,12 +112,12 @@ def interruption(attempt: Attempt, now: Now) -> StateReason:
     return StateReason(ReasonKind.RUNNER_DIED, message=status.damage)
 
 
-def _has_completed(attempt: Attempt) -> bool | None:
+def _has_completed(attempt: ActiveAttempt) -> bool | None:
     """Returns whether the last progress of the attempt was N of N; None if there was none."""
-    return None if attempt.saved_work is None else attempt.saved_work.is_complete
+    return None if attempt.observed.saved_work is None else attempt.observed.saved_work.is_complete
 
 
-def _unseen_stop(attempt: Attempt, result: AttemptResult) -> StopRequest | None:
+def _unseen_stop(attempt: ActiveAttempt, result: AttemptResult) -> StopRequest | None:
     """Returns the request to stop that an earlier watcher of an adopted process probably carried out.
 
     That watcher died before the process did. An exit code shows that the process ended by itself, unless it
@@ -128,16 +129,18 @@ def _unseen_stop(attempt: Attempt, result: AttemptResult) -> StopRequest | None:
     return attempt.open_stop if result.exit_code is None or saved_work else None
 
 
-def newest_checkpoint(attempt: Attempt) -> Checkpoint | None:
+def newest_checkpoint(attempt: ActiveAttempt) -> Checkpoint | None:
     """Returns the newest complete checkpoint of the attempt's job; None if there is none.
 
     If nothing looked for checkpoints, it is the one that the store has.
     """
-    return attempt.known_checkpoint if attempt.saved_work is None else attempt.saved_work.checkpoint
+    return (
+        attempt.checkpoint if attempt.observed.saved_work is None else attempt.observed.saved_work.checkpoint
+    )
 
 
 def end_with_result(
-    attempt: Attempt, result: AttemptResult, now: Now, settings: Settings, inventory: GpuInventory
+    attempt: ActiveAttempt, result: AttemptResult, now: Now, settings: Settings, inventory: GpuInventory
 ) -> FinishAttempt:
     """Returns the end of an attempt with this result. inventory: the GPUs that a retry may use."""
     if result.cause is not None:
@@ -160,9 +163,9 @@ def end_with_result(
         outcome = Outcome.FAILED
     reason = StateReason(ReasonKind.RUNNER_REPORT, message=result.message) if result.message else None
     if outcome is Outcome.NOT_STARTED:
-        reason = explain_launch_failure(result, attempt.failure_context)
+        reason = explain_launch_failure(result, attempt.observed.failure_context)
     elif outcome is Outcome.FAILED:
-        reason = explain_failure(result, attempt.failure_context)
+        reason = explain_failure(result, attempt.observed.failure_context)
         # Only its user knows how an adopted process can be started again.
         is_adopted = attempt.watched_pid is not None
         steps = () if is_adopted else decide_retry(attempt, reason.failure, settings, inventory)
@@ -193,7 +196,7 @@ def _with_retry(end: FinishAttempt, retry: NextStep, now: Now) -> FinishAttempt:
 
 
 def end_attempt(
-    attempt: Attempt,
+    attempt: ActiveAttempt,
     outcome: Outcome,
     now: Now,
     settings: Settings,
@@ -210,7 +213,7 @@ def end_attempt(
         outcome = Outcome.PREEMPTED
     end = FinishAttempt(
         attempt.job_id,
-        attempt.attempt_id,
+        attempt.id,
         outcome,
         JobState.FINISHED,
         outcome,
@@ -241,18 +244,18 @@ def end_attempt(
     return _with_checkpoint(end, attempt) if is_victim else end
 
 
-def _recoveries(attempt: Attempt) -> int:
+def _recoveries(attempt: ActiveAttempt) -> int:
     """Returns how many recoveries the job has used since it last made progress."""
     newest = newest_checkpoint(attempt)
     has_resumed = attempt.resumed_from is not None
-    if newest is not None and newest.is_newer_than(attempt.known_checkpoint, has_resumed=has_resumed):
+    if newest is not None and newest.is_newer_than(attempt.checkpoint, has_resumed=has_resumed):
         return 0
     return attempt.recoveries
 
 
-def _with_checkpoint(end: FinishAttempt, attempt: Attempt) -> FinishAttempt:
+def _with_checkpoint(end: FinishAttempt, attempt: ActiveAttempt) -> FinishAttempt:
     """Returns the end of an attempt whose job starts again by itself, with or without a checkpoint."""
-    may_resume = attempt.saved_work is not None and attempt.saved_work.may_resume
+    may_resume = attempt.observed.saved_work is not None and attempt.observed.saved_work.may_resume
     checkpoint, steps = resumption(end.checkpoint, may_resume=may_resume)
     reason = end.reason
     if reason is not None:
@@ -260,7 +263,7 @@ def _with_checkpoint(end: FinishAttempt, attempt: Attempt) -> FinishAttempt:
     return replace(end, resume_from=checkpoint, reason=reason)
 
 
-def watch_again(attempt: Attempt, now: Now) -> FinishAttempt:
+def watch_again(attempt: ActiveAttempt, now: Now) -> FinishAttempt:
     """Returns the end of an attempt whose watcher has died.
 
     The process may still run, so another watcher follows. This counts neither as a failure of the job nor as
@@ -269,7 +272,7 @@ def watch_again(attempt: Attempt, now: Now) -> FinishAttempt:
     step = NextStep(NextKind.WATCHED_AGAIN, wait_s=WATCH_AGAIN_S)
     return FinishAttempt(
         attempt.job_id,
-        attempt.attempt_id,
+        attempt.id,
         Outcome.INTERRUPTED,
         JobState.QUEUED,
         None,
@@ -297,7 +300,7 @@ def _uncounted_wait_s(end: FinishAttempt, reason: StateReason | None, settings: 
 
 
 def _with_next_state(
-    end: FinishAttempt, attempt: Attempt, now: Now, settings: Settings, uncounted_wait_s: float | None
+    end: FinishAttempt, attempt: ActiveAttempt, now: Now, settings: Settings, uncounted_wait_s: float | None
 ) -> tuple[FinishAttempt, NextStep | None]:
     """Returns the end with the next state of the job, and the next step to add to its reason, if any."""
     stop = attempt.open_stop
@@ -310,7 +313,7 @@ def _with_next_state(
         # It may start at once, so that `status` shows no delay.
         return replace(end, state=JobState.QUEUED, job_outcome=None, not_before=now.boot), None
     if end.outcome in (Outcome.INTERRUPTED, Outcome.PREEMPTED):
-        has_place = attempt.saved_work is None or attempt.saved_work.has_place
+        has_place = attempt.observed.saved_work is None or attempt.observed.saved_work.has_place
         saved = (end.checkpoint if has_place else None) or Checkpoint("")
         step = NextStep(NextKind.HELD, job_id=attempt.job_id, checkpoint=saved.path or None, step=saved.step)
         if end.outcome is Outcome.INTERRUPTED and settings.recover:

@@ -7,22 +7,14 @@ from functools import cached_property
 
 from msgspec import Struct, field
 
+from gpu_scheduler.core.model.attempt import ActiveAttempt
 from gpu_scheduler.core.model.attempt_status import (
     AdoptedProcess,
-    AttemptStatus,
-    Checkpoint,
-    FailureContext,
-    RunnerIdentity,
-    SavedWork,
-    StopRequest,
 )
 from gpu_scheduler.core.model.gpu import GpuClaim, GpuSample, Suspicion
-from gpu_scheduler.core.model.job_spec import DEFAULT_STOP_SIGNAL
 from gpu_scheduler.core.model.request import InterruptedJob, JobFact, Request
-from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.model.units import Now
 from gpu_scheduler.core.model.wait_reason import WaitReason
-from gpu_scheduler.core.scheduling.accounting import Allocation
 from gpu_scheduler.core.scheduling.history import GpuHistory, GpuTime, Overtakes
 from gpu_scheduler.core.scheduling.needs import LlmConfig, ResourceSpec
 from gpu_scheduler.core.scheduling.run_times import RunTimeEstimates, RunTimeKey, RunTimes
@@ -108,102 +100,6 @@ class QueueReservation(Struct, frozen=True):
     is_delayed: bool = False
 
 
-class Attempt(Struct, frozen=True):
-    """An attempt that holds GPUs or awaits their memory release, as described by the store and by its folder.
-
-    Times are in seconds since the boot that `boot_id` identifies. stop_request: the open request to stop it,
-    which lasts until the end of the attempt is recorded or its runner withdraws the request. survivors: the
-    pids of its remaining processes; None if no scan looked for them. baseline_mib: unattributed memory on
-    each GPU when the attempt started. failure_context: the context of a failed command. misplaced_gpus: GPUs
-    outside its allocation on which one of its processes was observed and reported. window_closed_recorded:
-    whether the store has recorded that its Screen window was closed.
-
-    share, vram: the thousandths (0 if none) and the MiB that were declared for each of its GPUs. whole:
-    whether our other jobs must stay off these GPUs. budgets: the MiB declared or learned for each GPU, by
-    UUID; None if unknown; empty if nothing was declared. peaks: the highest memory use of its processes on
-    each GPU in MiB, by UUID. measured_at: the time of the newest sample in the peaks. overused_gpus: GPUs on
-    which overuse was reported. resources: the current resource spec of its job. oom_retries_used,
-    fail_retries_used, recoveries: retries and recoveries that its job has used.
-
-    priority: that of its job. started_at: when its command started, in wall seconds; None if unknown.
-    resumed_from: the checkpoint with which it started. known_checkpoint: the newest one that the store had
-    when an earlier attempt of the job ended. saved_work: the work that it has left; None until it has ended.
-    watched_pid, watched_ticks: the process that its runner watches. preempted_for: the job for which it is or
-    was preempted. follows_preemption: whether the last attempt that ran was preempted. preempt_signal: the
-    name of the signal with which it is preempted. saved_at: when its newest checkpoint was saved, in wall
-    seconds; None if there is none, or if it was not looked for. run_time: identifies the runs from which the
-    run time of its job is estimated. remaining_s: the seconds left by its progress; None if unknown.
-    """
-
-    attempt_id: int
-    job_id: int
-    token: str
-    boot_id: str
-    state: AttemptState
-    gpus: tuple[str, ...] = ()
-    share: int = 0
-    vram: int | None = None
-    whole: bool = False
-    budgets: Mapping[str, int | None] = field(default_factory=dict)
-    peaks: Mapping[str, int] = field(default_factory=dict)
-    measured_at: float | None = None
-    overused_gpus: tuple[str, ...] = ()
-    resources: ResourceSpec = field(default_factory=ResourceSpec)
-    oom_retries_used: int = 0
-    fail_retries_used: int = 0
-    baseline_mib: Mapping[str, int] = field(default_factory=dict)
-    status: AttemptStatus = field(default_factory=AttemptStatus)
-    survivors: tuple[int, ...] | None = None
-    launch_count: int = 1
-    launch_deadline: float = 0.0
-    launch_error: str | None = None
-    stopping_at: float | None = None
-    signalled_at: float | None = None
-    runner_died_at: float | None = None
-    swept_at: float | None = None
-    released_at: float | None = None
-    stop_request: StopRequest | None = None
-    launch_failures: int = 0
-    recoveries: int = 0
-    source_missing: bool = False
-    number: int = 1
-    failure_context: FailureContext | None = None
-    misplaced_gpus: tuple[str, ...] = ()
-    window_closed_recorded: bool = False
-    runner: RunnerIdentity | None = None
-    executor: str = "direct"
-    priority: int = 0
-    started_at: float | None = None
-    resumed_from: Checkpoint | None = None
-    known_checkpoint: Checkpoint | None = None
-    saved_work: SavedWork | None = None
-    watched_pid: int | None = None
-    watched_ticks: int | None = None
-    preempted_for: int | None = None
-    follows_preemption: bool = False
-    preempt_signal: str = DEFAULT_STOP_SIGNAL
-    saved_at: float | None = None
-    run_time: RunTimeKey | None = None
-    remaining_s: float | None = None
-
-    @property
-    def open_stop(self) -> StopRequest | None:
-        """The open request to stop the attempt, unless its runner has already withdrawn it."""
-        return None if self.is_stop_withdrawn else self.stop_request
-
-    @property
-    def is_stop_withdrawn(self) -> bool:
-        """True if the runner has withdrawn the open request, which the store still has."""
-        stop, withdrawn = self.stop_request, self.status.withdrawn
-        if stop is None or withdrawn is None or stop.on_timeout != "withdraw":
-            return False
-        return stop.stop_id == withdrawn.stop_id
-
-    def allocation(self, uuid: str) -> Allocation:
-        """Returns the attempt's allocation on one of its GPUs."""
-        return Allocation(self.share, self.vram, self.whole, self.peaks.get(uuid))
-
-
 class Gpu(Struct, frozen=True):
     """A GPU, as described by the store and the last sample.
 
@@ -267,7 +163,7 @@ class Facts(Struct, frozen=True):
     all_sampled: bool = True
     probe_error: str | None = None
     storage_issue: str | None = None
-    attempts: tuple[Attempt, ...] = ()
+    attempts: tuple[ActiveAttempt, ...] = ()
     pending_groups: tuple[PendingGroup, ...] = ()
     adopted_jobs: tuple[AdoptedJob, ...] = ()
     reserved_jobs: tuple[ReservedJob, ...] = ()
@@ -284,6 +180,6 @@ class Facts(Struct, frozen=True):
     interrupted: tuple[InterruptedJob, ...] = ()
     finished_count: int = 0
 
-    def attempts_on(self, uuid: str) -> tuple[Attempt, ...]:
+    def attempts_on(self, uuid: str) -> tuple[ActiveAttempt, ...]:
         """Returns the attempts that hold a GPU or await the release of their memory there."""
         return tuple(attempt for attempt in self.attempts if uuid in attempt.gpus)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from gpu_scheduler.core.model.attempt import ActiveAttempt, Observed
 from gpu_scheduler.core.model.attempt_status import AttemptStatus
 from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.model.units import Now
@@ -32,7 +33,6 @@ from gpu_scheduler.core.scheduling.actions import (
 )
 from gpu_scheduler.core.scheduling.adoption import unwatched_attempts
 from gpu_scheduler.core.scheduling.facts import (
-    Attempt,
     Facts,
     Gpu,
     PendingGroup,
@@ -42,12 +42,12 @@ from gpu_scheduler.core.scheduling.facts import (
 )
 from gpu_scheduler.core.scheduling.gpu_use import Vacancy
 from gpu_scheduler.core.scheduling.history import PERIOD_HOURS, GpuTime, QueueStart
-from gpu_scheduler.core.scheduling.needs import ResourceSpec
+from gpu_scheduler.core.scheduling.needs import ResourceSpec, resources_of
 from gpu_scheduler.core.scheduling.pending_queue import queue_key
 from gpu_scheduler.core.scheduling.queue_placement import place_jobs
 from gpu_scheduler.core.scheduling.queue_reservation import count_gpu_time, expected_ends
 from gpu_scheduler.core.scheduling.reconcile_attempt import departure_s
-from gpu_scheduler.core.scheduling.run_times import UNKNOWN, Estimate, RunTimeEstimates, RunTimeKey
+from gpu_scheduler.core.scheduling.run_times import UNKNOWN, Estimate, RunTimeEstimates, RunTimeKey, key_of
 
 # The GPU time of a playback.
 
@@ -71,7 +71,7 @@ class _GpuTimeByHour:
 # The GPUs of a playback after an attempt has left them.
 
 
-def without_attempt(gpu: Gpu, attempt: Attempt, facts: Facts) -> Gpu:
+def without_attempt(gpu: Gpu, attempt: ActiveAttempt, facts: Facts) -> Gpu:
     """Returns a GPU as it is sampled after an attempt has left it with its processes and their memory.
 
     facts: those of the moment before.
@@ -79,10 +79,10 @@ def without_attempt(gpu: Gpu, attempt: Attempt, facts: Facts) -> Gpu:
     sample = gpu.sample
     if gpu.uuid not in attempt.gpus or sample is None or not sample.used_mib:
         return gpu
-    used = Vacancy(gpu, facts).occupancies[attempt.attempt_id].used_mib
+    used = Vacancy(gpu, facts).occupancies[attempt.id].used_mib
     processes = sample.processes
     if processes is not None:
-        processes = tuple(one for one in processes if gpu.owners.get(one.pid) != attempt.attempt_id)
+        processes = tuple(one for one in processes if gpu.owners.get(one.pid) != attempt.id)
     left = replace(sample, used_mib=max(0, sample.used_mib - used), processes=processes)
     return replace(gpu, sample=left)
 
@@ -142,7 +142,7 @@ class _WaitingJobs(Struct):
 
 #: Seconds between two rounds while GPUs are reserved by queue order.
 ROUND_INTERVAL_S = 300.0
-_RUNS = AttemptStatus(claim="live")
+_RUNS = Observed(AttemptStatus(claim="live"))
 
 
 class Run(Struct, frozen=True):
@@ -180,15 +180,15 @@ class Playback:
         self.reserved_idle_s = 0.0
         self._queue = _WaitingJobs()
         self._jobs: dict[int, tuple[QueuedJob, ResourceSpec]] = {}
-        self._attempts: dict[int, Attempt] = {one.attempt_id: one for one in facts.attempts}
+        self._attempts: dict[int, ActiveAttempt] = {one.id: one for one in facts.attempts}
         self._next_attempt = max(self._attempts, default=0) + 1
         self._arrivals: list[tuple[float, int, QueuedJob, ResourceSpec]] = []
         self._ends = [(at, attempt_id) for attempt_id, at in (ends or {}).items() if at < math.inf]
         heapq.heapify(self._ends)
         self._etas = {
-            one.attempt_id: facts.now.wall + one.remaining_s
+            one.id: facts.now.wall + one.observed.remaining_s
             for one in facts.attempts
-            if one.remaining_s is not None
+            if one.observed.remaining_s is not None
         }
         for group in facts.pending_groups:
             for job in group.jobs:
@@ -211,7 +211,7 @@ class Playback:
         return sorted((job for listed in self._queue.jobs.values() for job in listed), key=queue_key)
 
     @property
-    def running(self) -> tuple[Attempt, ...]:
+    def running(self) -> tuple[ActiveAttempt, ...]:
         """The attempts that run now."""
         return tuple(self._attempts.values())
 
@@ -272,7 +272,7 @@ class Playback:
         now = self.facts.now.wall
         for attempt_id, at in self._etas.items():
             attempt = self._attempts[attempt_id]
-            self._attempts[attempt_id] = replace(attempt, remaining_s=max(0.0, at - now))
+            self._attempts[attempt_id] = attempt.seen(remaining_s=max(0.0, at - now))
         return replace(self.facts, attempts=self.running, pending_groups=self._queue.groups())
 
     def _apply(self, action: Action, preempted: list[Run]) -> bool:
@@ -302,17 +302,18 @@ class Playback:
     def _start(self, start: Start) -> None:
         job, resources = self._jobs[start.job_id]
         now = self.facts.now.wall
-        attempt = Attempt(
+        attempt = ActiveAttempt(
             self._next_attempt, job.job_id, token="", boot_id=self._began.boot_id, state=AttemptState.RUNNING,
-            gpus=start.gpus, share=start.share, vram=start.vram, whole=start.whole, resources=resources,
-            baseline_mib=dict(start.baseline_mib), status=_RUNS, priority=job.priority, started_at=now,
-            run_time=job.run_time, measured_at=self.facts.now.boot,
+            allocations=start.allocations, spec_key=resources.key(), observed=_RUNS, priority=job.priority,
+            started_at=now, measured_boot=self.facts.now.boot,
+            identity="" if job.run_time is None else job.run_time.identity,
+            spec_json="" if job.run_time is None else job.run_time.spec_json,
         )  # fmt: skip
         self._next_attempt += 1
-        self._attempts[attempt.attempt_id] = attempt
+        self._attempts[attempt.id] = attempt
         end = now + self._duration_s(job)
         if end < math.inf:
-            heapq.heappush(self._ends, (end, attempt.attempt_id))
+            heapq.heappush(self._ends, (end, attempt.id))
         if any(one.job.job_id == job.job_id for one in self.facts.reserved_jobs):
             self._forget_reserved(job.job_id)
         else:
@@ -341,20 +342,20 @@ class Playback:
         self._remove(attempt)
         now = self.facts.now.wall
         # An attempt does not tell the place of its job; most jobs that run are older than those that wait.
-        first = QueuedJob(job_id, attempt.priority, 0, run_time=attempt.run_time)
-        job, resources = self._jobs.get(job_id, (first, attempt.resources))
+        first = QueuedJob(job_id, attempt.priority, 0, run_time=key_of(attempt))
+        job, resources = self._jobs.get(job_id, (first, resources_of(attempt)))
         self._enqueue(replace(job, waiting_since=now), resources)
         return replace(self._run(attempt), is_preempted=True)
 
-    def _remove(self, attempt: Attempt) -> None:
+    def _remove(self, attempt: ActiveAttempt) -> None:
         gpus = tuple(without_attempt(gpu, attempt, self.facts) for gpu in self.facts.gpus)
-        del self._attempts[attempt.attempt_id]
-        self._etas.pop(attempt.attempt_id, None)
+        del self._attempts[attempt.id]
+        self._etas.pop(attempt.id, None)
         self.facts = replace(self.facts, gpus=gpus, attempts=self.running)
 
-    def _run(self, attempt: Attempt) -> Run:
+    def _run(self, attempt: ActiveAttempt) -> Run:
         started_at = attempt.started_at or self._began.wall
-        return Run(attempt.job_id, attempt.attempt_id, attempt.gpus, started_at, self.facts.now.wall)
+        return Run(attempt.job_id, attempt.id, attempt.gpus, started_at, self.facts.now.wall)
 
 
 # Estimates how long the jobs of a forecast run: the median, and the upper estimate.
@@ -383,12 +384,12 @@ def expected_lengths(
     left: dict[int, tuple[float, float]] = {}
     for one in facts.attempts:
         age_s = 0.0 if one.started_at is None else max(0.0, facts.now.wall - one.started_at)
-        if one.attempt_id in ending:
-            left[one.attempt_id] = 0.0, 0.0
-        elif one.remaining_s is not None or departure_s(one, facts.now, facts.settings) is not None:
-            left[one.attempt_id] = ends[one.attempt_id].in_s, ends[one.attempt_id].in_s
+        if one.id in ending:
+            left[one.id] = 0.0, 0.0
+        elif one.observed.remaining_s is not None or departure_s(one, facts.now, facts.settings) is not None:
+            left[one.id] = ends[one.id].in_s, ends[one.id].in_s
         else:
-            left[one.attempt_id] = _lengths(_estimate(one.run_time, facts, pooled), age_s)
+            left[one.id] = _lengths(_estimate(key_of(one), facts, pooled), age_s)
     usual, upper = (
         Lengths({key: each[n] for key, each in new.items()}, {key: each[n] for key, each in left.items()})
         for n in (0, 1)
@@ -455,8 +456,8 @@ def play(facts: Facts, waiting: Sequence[WaitingJob], lengths: Lengths) -> Playe
     for one in waiting:
         if not one.parents and one.not_before > now:
             box.submit(one.job, one.resources, one.not_before)
-    active = {one.attempt_id for one in facts.attempts if one.state.is_open}
-    known = {one.attempt_id for one in facts.attempts}
+    active = {one.id for one in facts.attempts if one.state.is_open}
+    known = {one.id for one in facts.attempts}
     runs: dict[int, Run] = {}
     for run in box.play():
         if run.attempt_id in known and run.attempt_id not in active:
@@ -520,7 +521,7 @@ def forecast(
     usual_lengths, upper_lengths = expected_lengths(facts, [one.job for one in waiting], ending, pooled)
     usual, upper = play(facts, waiting, usual_lengths), play(facts, waiting, upper_lengths)
     ends = expected_ends(facts)
-    known = {one.job_id: ends[one.attempt_id].is_known for one in facts.attempts if one.state.is_open}
+    known = {one.job_id: ends[one.id].is_known for one in facts.attempts if one.state.is_open}
     for one in waiting:
         known[one.job.job_id] = facts.run_times.estimate(one.job.run_time).predicted_s is not None
     found = {

@@ -10,6 +10,7 @@ from collections.abc import Collection, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
+from gpu_scheduler.core.model.attempt import ActiveAttempt
 from gpu_scheduler.core.model.gpu import LOAD_SAMPLES, GpuProcess
 from gpu_scheduler.core.model.job_spec import Need
 from gpu_scheduler.core.model.states import AttemptState
@@ -27,7 +28,7 @@ from gpu_scheduler.core.scheduling.actions import (
     RecordOveruse,
     RecordUsage,
 )
-from gpu_scheduler.core.scheduling.facts import Attempt, Facts, Gpu
+from gpu_scheduler.core.scheduling.facts import Facts, Gpu
 from gpu_scheduler.core.scheduling.placement import (
     GpuAvailability,
     claim_size,
@@ -47,7 +48,7 @@ def availability(gpu: Gpu, facts: Facts) -> GpuAvailability:
     return availability_beside(gpu, facts.attempts_on(gpu.uuid), facts.settings)
 
 
-def availability_beside(gpu: Gpu, here: Sequence[Attempt], limits: Limits) -> GpuAvailability:
+def availability_beside(gpu: Gpu, here: Sequence[ActiveAttempt], limits: Limits) -> GpuAvailability:
     """Returns the availability of a GPU. here: the attempts that have not left it."""
     holders = _holders(gpu, here)
     total = gpu.sample.total_mib if gpu.sample else None
@@ -56,7 +57,7 @@ def availability_beside(gpu: Gpu, here: Sequence[Attempt], limits: Limits) -> Gp
         index=gpu.index,
         total_mib=total,
         allocated_share=sum(
-            allocated_share(a.allocation(gpu.uuid), total, limits.spike_buffer) for a in holders
+            allocated_share(a.allocation_on(gpu.uuid), total, limits.spike_buffer) for a in holders
         ),
         committed_mib=None if total is None else _committed_memory(gpu, holders, here, limits),
         occupied=bool(holders),
@@ -74,16 +75,16 @@ def availability_beside(gpu: Gpu, here: Sequence[Attempt], limits: Limits) -> Gp
     )
 
 
-def _claimable_memory(gpu: Gpu, holders: Sequence[Attempt], total_mib: int | None) -> int | None:
+def _claimable_memory(gpu: Gpu, holders: Sequence[ActiveAttempt], total_mib: int | None) -> int | None:
     """Returns the MiB that neither other programs nor our attempts claim; None if only ours claim any."""
     if not gpu.claims:
         return None
-    ours = [claim_size(attempt.allocation(gpu.uuid), total_mib) for attempt in holders]
+    ours = [claim_size(attempt.allocation_on(gpu.uuid), total_mib) for attempt in holders]
     return unclaimed_mib([*ours, *(claim.mib for claim in gpu.claims)], total_mib)
 
 
 def _committed_memory(
-    gpu: Gpu, holders: Sequence[Attempt], attempts: Sequence[Attempt], limits: Limits
+    gpu: Gpu, holders: Sequence[ActiveAttempt], attempts: Sequence[ActiveAttempt], limits: Limits
 ) -> int | None:
     """Returns the committed memory in MiB; None if unknown.
 
@@ -96,7 +97,7 @@ def _committed_memory(
     return max(_allocated_memory(gpu, holders, limits) + foreign, used or 0)
 
 
-def foreign_commitment(gpu: Gpu, attempts: Sequence[Attempt], limits: Limits) -> int | None:
+def foreign_commitment(gpu: Gpu, attempts: Sequence[ActiveAttempt], limits: Limits) -> int | None:
     """Returns the MiB reserved for foreign use; None if unknown.
 
     This is the sum of the buffered peaks of all foreign processes, plus the unattributed memory.
@@ -118,7 +119,7 @@ def listed_processes(gpu: Gpu) -> tuple[GpuProcess, ...] | None:
     return processes
 
 
-def foreign_peaks(gpu: Gpu, attempts: Sequence[Attempt]) -> dict[tuple[int, float], int]:
+def foreign_peaks(gpu: Gpu, attempts: Sequence[ActiveAttempt]) -> dict[tuple[int, float], int]:
     """Returns the peak memory use in MiB of each living foreign process, by (pid, start time)."""
     here = _attempt_ids_on(gpu, attempts)
     peaks = dict(gpu.foreign_peaks)
@@ -131,7 +132,7 @@ def foreign_peaks(gpu: Gpu, attempts: Sequence[Attempt]) -> dict[tuple[int, floa
     return peaks
 
 
-def _foreign_peak_above_use(gpu: Gpu, attempts: Sequence[Attempt]) -> int:
+def _foreign_peak_above_use(gpu: Gpu, attempts: Sequence[ActiveAttempt]) -> int:
     """Returns the foreign processes' peak memory use in MiB if it exceeds their current use; otherwise 0."""
     processes, here = listed_processes(gpu), _attempt_ids_on(gpu, attempts)
     if processes is None:
@@ -141,7 +142,7 @@ def _foreign_peak_above_use(gpu: Gpu, attempts: Sequence[Attempt]) -> int:
     return peak if peak > now else 0
 
 
-def foreign_memory(gpu: Gpu, attempts: Sequence[Attempt], limits: Limits) -> int | None:
+def foreign_memory(gpu: Gpu, attempts: Sequence[ActiveAttempt], limits: Limits) -> int | None:
     """Returns the current foreign memory use on a GPU in MiB; None if unknown.
 
     If the probe lists the processes with their memory, this is the sum for the foreign processes, plus any
@@ -166,7 +167,7 @@ def foreign_memory(gpu: Gpu, attempts: Sequence[Attempt], limits: Limits) -> int
     return max(_baseline(gpu, ours), sample.used_mib - _allocated_memory(gpu, ours, limits))
 
 
-def foreign_load(gpu: Gpu, attempts: Sequence[Attempt], limits: Limits) -> float | None:
+def foreign_load(gpu: Gpu, attempts: Sequence[ActiveAttempt], limits: Limits) -> float | None:
     """Returns the load of foreign processes in the newest sample in percent; None if unknown.
 
     If the driver reports no load per process, the load of the GPU counts as foreign while none of our jobs
@@ -178,7 +179,7 @@ def foreign_load(gpu: Gpu, attempts: Sequence[Attempt], limits: Limits) -> float
     return gpu.sample.load_percent
 
 
-def _load_of_processes(gpu: Gpu, attempts: Sequence[Attempt], limits: Limits) -> float | None:
+def _load_of_processes(gpu: Gpu, attempts: Sequence[ActiveAttempt], limits: Limits) -> float | None:
     processes = gpu.sample.processes if gpu.sample else None
     if processes is None or gpu.has_unmatched_process:
         return None
@@ -201,7 +202,7 @@ def display_memory(gpu: Gpu, limits: Limits) -> int:
     return sum(with_spike_buffer(p.used_mib or 0, limits.spike_buffer) for p in processes if p.graphics_only)
 
 
-def unattributed_memory(gpu: Gpu, attempts: Sequence[Attempt], limits: Limits) -> int | None:
+def unattributed_memory(gpu: Gpu, attempts: Sequence[ActiveAttempt], limits: Limits) -> int | None:
     """Returns the memory, in MiB, that is in use on a GPU but by no listed process; None if unknown.
 
     It includes memory that a dead process has not released yet. Without a process list, the foreign memory is
@@ -220,7 +221,7 @@ def _unlisted_memory(gpu: Gpu) -> int:
     return max(0, used - sum(p.used_mib or 0 for p in listed_processes(gpu) or ()))
 
 
-def _unattributed_foreign_memory(gpu: Gpu, attempts: Sequence[Attempt], limits: Limits) -> int:
+def _unattributed_foreign_memory(gpu: Gpu, attempts: Sequence[ActiveAttempt], limits: Limits) -> int:
     """Returns the unattributed memory, in MiB, that unlisted processes of our own attempts cannot explain.
 
     A probe may miss processes: within a container it does not list processes outside, and some probes list no
@@ -229,31 +230,31 @@ def _unattributed_foreign_memory(gpu: Gpu, attempts: Sequence[Attempt], limits: 
     unattributed = _unlisted_memory(gpu)
     ours = _holders(gpu, attempts)
     owners = {gpu.owners.get(process.pid) for process in listed_processes(gpu) or ()}
-    unlisted = [attempt for attempt in ours if attempt.attempt_id not in owners]
+    unlisted = [attempt for attempt in ours if attempt.id not in owners]
     return max(
         min(unattributed, _baseline(gpu, ours)), unattributed - _allocated_memory(gpu, unlisted, limits)
     )
 
 
-def _holders(gpu: Gpu, attempts: Sequence[Attempt]) -> list[Attempt]:
+def _holders(gpu: Gpu, attempts: Sequence[ActiveAttempt]) -> list[ActiveAttempt]:
     return [a for a in attempts if gpu.uuid in a.gpus and a.state.holds_gpus]
 
 
-def _baseline(gpu: Gpu, ours: Sequence[Attempt]) -> int:
+def _baseline(gpu: Gpu, ours: Sequence[ActiveAttempt]) -> int:
     return max((attempt.baseline_mib.get(gpu.uuid, 0) for attempt in ours), default=0)
 
 
-def _allocated_memory(gpu: Gpu, ours: Sequence[Attempt], limits: Limits) -> int:
+def _allocated_memory(gpu: Gpu, ours: Sequence[ActiveAttempt], limits: Limits) -> int:
     total = (gpu.sample.total_mib if gpu.sample else None) or 0
-    return sum(allocated_mib(attempt.allocation(gpu.uuid), total, limits.spike_buffer) for attempt in ours)
+    return sum(allocated_mib(attempt.allocation_on(gpu.uuid), total, limits.spike_buffer) for attempt in ours)
 
 
-def _attempt_ids_on(gpu: Gpu, attempts: Sequence[Attempt]) -> set[int | None]:
-    return {attempt.attempt_id for attempt in attempts if gpu.uuid in attempt.gpus}
+def _attempt_ids_on(gpu: Gpu, attempts: Sequence[ActiveAttempt]) -> set[int | None]:
+    return {attempt.id for attempt in attempts if gpu.uuid in attempt.gpus}
 
 
 def _foreign_processes(
-    gpu: Gpu, processes: Sequence[GpuProcess], attempts: Sequence[Attempt]
+    gpu: Gpu, processes: Sequence[GpuProcess], attempts: Sequence[ActiveAttempt]
 ) -> list[GpuProcess]:
     """Returns the foreign processes and our misplaced processes, which no allocation on this GPU covers."""
     here = _attempt_ids_on(gpu, attempts)
@@ -265,13 +266,13 @@ def _identified_processes(gpu: Gpu) -> tuple[GpuProcess, ...] | None:
     return gpu.sample.processes if gpu.sample and not gpu.has_unmatched_process else None
 
 
-def _foreign_pid(gpu: Gpu, attempts: Sequence[Attempt]) -> int | None:
+def _foreign_pid(gpu: Gpu, attempts: Sequence[ActiveAttempt]) -> int | None:
     """Returns the foreign process that uses the most memory, or None."""
     foreign = _foreign_processes(gpu, _identified_processes(gpu) or (), attempts)
     return min(foreign, key=lambda p: -(p.used_mib or 0)).pid if foreign else None
 
 
-def unavailability(gpu: Gpu, here: Sequence[Attempt]) -> GpuObstacle | None:
+def unavailability(gpu: Gpu, here: Sequence[ActiveAttempt]) -> GpuObstacle | None:
     """Returns why a GPU accepts no new job at all, or None. here: the attempts that have not left it."""
     if gpu.paused:
         return GpuObstacle(gpu.index, ObstacleKind.PAUSED)
@@ -283,7 +284,7 @@ def unavailability(gpu: Gpu, here: Sequence[Attempt]) -> GpuObstacle | None:
         return GpuObstacle(gpu.index, ObstacleKind.SUSPECT, suspicion=gpu.suspicion)
     for attempt in here:
         if attempt.state is AttemptState.ENDED:
-            pids = (attempt.survivors or ())[:_MAX_PIDS]
+            pids = (attempt.observed.survivors or ())[:_MAX_PIDS]
             kind = ObstacleKind.QUARANTINED if pids else ObstacleKind.RELEASING
             return GpuObstacle(gpu.index, kind, job_id=attempt.job_id, pids=pids)
     if any(attempt.state is AttemptState.RELEASED for attempt in here):
@@ -331,7 +332,7 @@ class Vacancy:
         used = self._used_memory()
         total_used = (gpu.sample.used_mib if gpu.sample else None) or 0
         self._unlisted_mib = max(0, total_used - sum(used.values()))
-        self.occupancies = {one.attempt_id: self._occupancy(one, used.get(one.attempt_id)) for one in here}
+        self.occupancies = {one.id: self._occupancy(one, used.get(one.id)) for one in here}
         self._foreign_mib = foreign_commitment(gpu, here, self._limits)
         self._allocated_mib = sum(one.allocated_mib for one in self.occupancies.values())
 
@@ -369,7 +370,7 @@ class Vacancy:
 
     def _without(self, leaving: Collection[int], needs: Sequence[Need]) -> GpuAvailability:
         gone = [self.occupancies[one] for one in leaving if one in self.occupancies]
-        ended = [one for one in self._ended if one.attempt_id not in leaving]
+        ended = [one for one in self._ended if one.id not in leaving]
         left = replace(
             self._view,
             allocated_share=self._view.allocated_share - sum(one.share for one in gone),
@@ -402,10 +403,10 @@ class Vacancy:
             used[owner] = used.get(owner, 0) + (process.used_mib or 0)
         return used
 
-    def _occupancy(self, attempt: Attempt, used_mib: int | None) -> Occupancy:
+    def _occupancy(self, attempt: ActiveAttempt, used_mib: int | None) -> Occupancy:
         """Returns the occupancy of an attempt. used_mib: None if none of its processes is listed."""
         total, spike = self._view.total_mib, self._limits.spike_buffer
-        allocation = attempt.allocation(self._gpu.uuid)
+        allocation = attempt.allocation_on(self._gpu.uuid)
         allocated = allocated_mib(allocation, total or 0, spike)
         claimed = claim_size(allocation, total)
         return Occupancy(
@@ -416,7 +417,7 @@ class Vacancy:
         )
 
 
-def _as_holder(attempt: Attempt) -> Attempt:
+def _as_holder(attempt: ActiveAttempt) -> ActiveAttempt:
     return attempt if attempt.state.holds_gpus else replace(attempt, state=AttemptState.ENDED)
 
 
@@ -453,47 +454,52 @@ def _measure_foreign_load(gpu: Gpu, facts: Facts) -> list[Action]:
     return [] if loads == gpu.foreign_loads else [RecordForeignLoad(gpu.uuid, loads, gpu.sampled_at)]
 
 
-def with_recorded_peaks(attempts: Sequence[Attempt], actions: Sequence[Action]) -> list[Attempt]:
+def with_recorded_peaks(attempts: Sequence[ActiveAttempt], actions: Sequence[Action]) -> list[ActiveAttempt]:
     """Returns the attempts with the peaks that they will have once these actions are recorded."""
     usage = {note.attempt_id: note.usage for note in actions if isinstance(note, RecordUsage)}
-    return [_with_peaks(attempt, usage.get(attempt.attempt_id, ())) for attempt in attempts]
+    return [_with_peaks(attempt, usage.get(attempt.id, ())) for attempt in attempts]
 
 
-def _with_peaks(attempt: Attempt, usage: Sequence[tuple[str, int | None, float | None]]) -> Attempt:
+def _with_peaks(
+    attempt: ActiveAttempt, usage: Sequence[tuple[str, int | None, float | None]]
+) -> ActiveAttempt:
     peaks = dict(attempt.peaks)
     for uuid, mib, _ in usage:
         if mib is not None:
             peaks[uuid] = max(mib, peaks.get(uuid, 0))
-    return attempt if peaks == attempt.peaks else replace(attempt, peaks=peaks)
+    if peaks == attempt.peaks:
+        return attempt
+    allocations = tuple(replace(one, peak_mib=peaks.get(one.gpu)) for one in attempt.allocations)
+    return replace(attempt, allocations=allocations)
 
 
-def _measure_attempt(attempt: Attempt, gpus: dict[str, Gpu], settings: Settings) -> list[Action]:
+def _measure_attempt(attempt: ActiveAttempt, gpus: dict[str, Gpu], settings: Settings) -> list[Action]:
     own = [gpus[uuid] for uuid in attempt.gpus if uuid in gpus]
     times = [gpu.sampled_at for gpu in own if gpu.sampled_at is not None and gpu.sample is not None]
-    launched_at = attempt.launch_deadline - settings.launch_deadline_s
+    launched_at = attempt.launch_deadline_boot - settings.launch_deadline_s
     if not times or max(times) < launched_at:
         return []
-    if attempt.measured_at is not None and max(times) <= attempt.measured_at:
+    if attempt.measured_boot is not None and max(times) <= attempt.measured_boot:
         return []
     usage = tuple(
         (gpu.uuid, attempt_memory(attempt, gpu), gpu.sample.load_percent if gpu.sample else None)
         for gpu in own
     )
-    actions: list[Action] = [RecordUsage(attempt.job_id, attempt.attempt_id, max(times), usage)]
+    actions: list[Action] = [RecordUsage(attempt.job_id, attempt.id, max(times), usage)]
     share = attempt.share if attempt.vram is None else None
     for uuid, mib, _ in usage:
         budget = attempt.budgets.get(uuid)
         if budget is None or mib is None or uuid in attempt.overused_gpus:
             continue
         if mib > budget * (1 + settings.tolerance):
-            actions.append(RecordOveruse(attempt.attempt_id, uuid, mib, budget, share))
+            actions.append(RecordOveruse(attempt.id, uuid, mib, budget, share))
     return actions
 
 
-def attempt_memory(attempt: Attempt, gpu: Gpu) -> int | None:
+def attempt_memory(attempt: ActiveAttempt, gpu: Gpu) -> int | None:
     """Returns the MiB that the processes of an attempt use on a GPU.
 
     Returns None if the use is unknown or none of the processes is listed, because a probe may miss processes.
     """
-    own = [p for p in listed_processes(gpu) or () if gpu.owners.get(p.pid) == attempt.attempt_id]
+    own = [p for p in listed_processes(gpu) or () if gpu.owners.get(p.pid) == attempt.id]
     return sum(p.used_mib or 0 for p in own) if own else None

@@ -22,6 +22,7 @@ from gpu_scheduler.core.scheduling.accounting import with_spike_buffer
 from gpu_scheduler.core.text import strict_json
 
 if TYPE_CHECKING:
+    from gpu_scheduler.core.model.attempt import ActiveAttempt
     from gpu_scheduler.core.model.job_spec import JobSpec
 
 
@@ -96,6 +97,11 @@ class ResourceSpec(Struct, frozen=True):
         """Returns the spec with this key."""
         share, gpus, llm, command, allowed, *extra = json.loads(key)
         return cls(share, gpus, llm, command, None if allowed is None else tuple(allowed), *extra)
+
+
+def resources_of(attempt: ActiveAttempt) -> ResourceSpec:
+    """Returns the current resource spec of the job of an attempt."""
+    return ResourceSpec.from_key(attempt.spec_key) if attempt.spec_key else ResourceSpec()
 
 
 def workload_class_of(spec: JobSpec) -> str:

@@ -12,7 +12,7 @@ from gpu_scheduler.core.model.job_spec import Need
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.core.scheduling.accounting import could_fit
 from gpu_scheduler.core.scheduling.facts import Facts, Gpu, PendingGroup, QueuedJob
-from gpu_scheduler.core.scheduling.needs import ResourceSpec, resolve
+from gpu_scheduler.core.scheduling.needs import ResourceSpec, resolve, resources_of
 from gpu_scheduler.core.scheduling.placement import claim_size
 
 # Orders waiting jobs by priority and queue position. Everything that reads the queue uses this order.
@@ -119,7 +119,7 @@ class GroupLimits:
     """The jobs of each group that run, or are about to in this round, and how many of them may."""
 
     def __init__(self, facts: Facts) -> None:
-        running = [one.resources for one in facts.attempts if one.state.is_open]
+        running = [resources_of(one) for one in facts.attempts if one.state.is_open]
         reserved = [one.resources for one in facts.reserved_jobs]
         self._most: dict[str | None, int] = {None: facts.settings.cpu_jobs}
         self._lower((*running, *reserved, *(one.resources for one in facts.pending_groups)))
@@ -179,7 +179,7 @@ def claimed_gpus(facts: Facts) -> set[str]:
     own = [(one, uuid) for one in facts.attempts if one.state.is_open for uuid in one.gpus]
     return {
         *(gpu.uuid for gpu in facts.gpus if any(one.mib is None and not one.is_turn for one in gpu.claims)),
-        *(uuid for one, uuid in own if claim_size(one.allocation(uuid), totals.get(uuid)) is None),
+        *(uuid for one, uuid in own if claim_size(one.allocation_on(uuid), totals.get(uuid)) is None),
     }
 
 

@@ -12,16 +12,11 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 from msgspec.structs import replace
 
+from gpu_scheduler.core.model.attempt import Allocation
 from gpu_scheduler.core.model.gpu import GpuClaim
 from gpu_scheduler.core.model.units import MAX_MIB, WHOLE, round_mib
 from gpu_scheduler.core.model.wait_reason import GpuObstacle, ObstacleKind, WaitKind, WaitReason
-from gpu_scheduler.core.scheduling.accounting import (
-    Allocation,
-    allocated_mib,
-    allocated_share,
-    could_fit,
-    declared_mib,
-)
+from gpu_scheduler.core.scheduling.accounting import allocated_mib, allocated_share, could_fit, declared_mib
 
 if TYPE_CHECKING:
     from gpu_scheduler.core.model.job_spec import Need

@@ -6,6 +6,7 @@ from collections.abc import Collection
 
 from msgspec.structs import replace
 
+from gpu_scheduler.core.model.attempt import ActiveAttempt
 from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.scheduling import requests
 from gpu_scheduler.core.scheduling.actions import (
@@ -28,7 +29,7 @@ from gpu_scheduler.core.scheduling.actions import (
 )
 from gpu_scheduler.core.scheduling.adoption import watch_adopted
 from gpu_scheduler.core.scheduling.attempt_end import recover_interrupted
-from gpu_scheduler.core.scheduling.facts import Attempt, Facts
+from gpu_scheduler.core.scheduling.facts import Facts
 from gpu_scheduler.core.scheduling.gpu_faults import find_suspects
 from gpu_scheduler.core.scheduling.gpu_use import (
     display_memory,
@@ -36,6 +37,7 @@ from gpu_scheduler.core.scheduling.gpu_use import (
     unattributed_memory,
     with_recorded_peaks,
 )
+from gpu_scheduler.core.scheduling.needs import resources_of
 from gpu_scheduler.core.scheduling.pending_queue import allowed_gpus
 from gpu_scheduler.core.scheduling.preemption import protection_left_s
 from gpu_scheduler.core.scheduling.queue_placement import place_jobs, start_wait_s, with_start_interval
@@ -59,7 +61,7 @@ def misplaced_processes(facts: Facts) -> list[RecordMisplacedProcess]:
 
     For each attempt and GPU, only the process that uses the most memory is returned.
     """
-    running = {attempt.attempt_id: attempt for attempt in facts.attempts if attempt.state.is_open}
+    running = {attempt.id: attempt for attempt in facts.attempts if attempt.state.is_open}
     found: dict[tuple[int, str], RecordMisplacedProcess] = {}
     for gpu in (*facts.gpus, *facts.unmanaged_gpus) if running else ():
         processes = (gpu.sample.processes if gpu.sample else None) or ()
@@ -71,8 +73,8 @@ def misplaced_processes(facts: Facts) -> list[RecordMisplacedProcess]:
                 or gpu.uuid in (*attempt.gpus, *attempt.misplaced_gpus)
             ):
                 continue
-            action = RecordMisplacedProcess(attempt.attempt_id, gpu.uuid, process.pid)
-            found.setdefault((attempt.attempt_id, gpu.uuid), action)
+            action = RecordMisplacedProcess(attempt.id, gpu.uuid, process.pid)
+            found.setdefault((attempt.id, gpu.uuid), action)
     return list(found.values())
 
 
@@ -92,16 +94,18 @@ def next_deadline(facts: Facts, next_retry: float | None) -> float | None:
     if start_wait_s(facts) and (facts.pending_groups or facts.reserved_jobs):
         times.append(now + start_wait_s(facts))
     for attempt in facts.attempts:
-        if attempt.released_at is not None:
-            times.append(attempt.released_at + settings.memory_release_s)
+        if attempt.released_boot is not None:
+            times.append(attempt.released_boot + settings.memory_release_s)
         elif attempt.state is AttemptState.ENDED or attempt.status.claim == "dead":
-            times.append(now + _retry_delay(attempt.runner_died_at or attempt.swept_at, now))
+            times.append(now + _retry_delay(attempt.runner_died_boot or attempt.swept_boot, now))
         elif attempt.status.claim in ("none", "invalid"):
             # An overdue action that has not succeeded is tried again every second.
             waits = (
-                facts.storage_issue is None and attempt.signalled_at is None and attempt.launch_deadline > now
+                facts.storage_issue is None
+                and attempt.signalled_boot is None
+                and attempt.launch_deadline_boot > now
             )
-            times.append(attempt.launch_deadline if waits else now + 1.0)
+            times.append(attempt.launch_deadline_boot if waits else now + 1.0)
         elif attempt.status.stop is not None or attempt.stop_request is not None:
             times.append(now + 1.0)
         elif protection_left_s(attempt, facts.now):
@@ -156,11 +160,11 @@ def _plan(facts: Facts) -> list[Action]:
     if recovered:
         return actions + recovered
     released = {action.attempt_id for action in actions if isinstance(action, RecordMemoryReleased)}
-    remaining = tuple(attempt for attempt in facts.attempts if attempt.attempt_id not in released)
+    remaining = tuple(attempt for attempt in facts.attempts if attempt.id not in released)
     return actions + with_start_interval(place_jobs(replace(facts, attempts=remaining)), facts)
 
 
-def _attempt_actions(attempt: Attempt, facts: Facts) -> list[Action]:
+def _attempt_actions(attempt: ActiveAttempt, facts: Facts) -> list[Action]:
     """Returns the actions that follow from the state of one attempt and its folder."""
     now, settings = facts.now, facts.settings
     if attempt.state.is_open:
@@ -205,15 +209,13 @@ def plan_for_command(facts: Facts, named: Collection[int]) -> list[Action]:
 def _closed_windows(facts: Facts) -> list[Action]:
     """Records, once per attempt, the Screen windows that were closed while their jobs continue."""
     return [
-        RecordWindowClosed(attempt.attempt_id)
+        RecordWindowClosed(attempt.id)
         for attempt in facts.attempts
-        if attempt.state.is_open
-        and attempt.status.window_open is False
-        and not attempt.window_closed_recorded
+        if attempt.state.is_open and attempt.status.window_open is False and not attempt.window_closed
     ]
 
 
-def _gpu_inventory(attempt: Attempt, facts: Facts) -> GpuInventory:
+def _gpu_inventory(attempt: ActiveAttempt, facts: Facts) -> GpuInventory:
     """Returns the memory that the GPUs can provide to one job.
 
     This is all memory except the margin, the memory of displays, and unattributed memory with its possible
@@ -224,7 +226,7 @@ def _gpu_inventory(attempt: Attempt, facts: Facts) -> GpuInventory:
     limits, count = facts.settings, max(1, len(attempt.gpus))
     free = [
         totals[gpu.uuid] - display_memory(gpu, limits)
-        for gpu in allowed_gpus(attempt.resources, facts)
+        for gpu in allowed_gpus(resources_of(attempt), facts)
         if gpu.uuid in totals
     ]
     if len(free) < count:
@@ -233,7 +235,7 @@ def _gpu_inventory(attempt: Attempt, facts: Facts) -> GpuInventory:
     return GpuInventory(totals, sorted(free, reverse=True)[count - 1] - kept)
 
 
-def _memory_samples(attempt: Attempt, facts: Facts) -> list[tuple[float | None, int | None]]:
+def _memory_samples(attempt: ActiveAttempt, facts: Facts) -> list[tuple[float | None, int | None]]:
     gpus = {gpu.uuid: gpu for gpu in facts.gpus}
     samples: list[tuple[float | None, int | None]] = []
     for uuid in attempt.gpus:

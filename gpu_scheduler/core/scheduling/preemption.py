@@ -16,12 +16,13 @@ from math import comb
 
 from msgspec import Struct
 
+from gpu_scheduler.core.model.attempt import ActiveAttempt
 from gpu_scheduler.core.model.attempt_status import StopRequest
-from gpu_scheduler.core.model.job_spec import Need
+from gpu_scheduler.core.model.job_spec import DEFAULT_STOP_SIGNAL, Need
 from gpu_scheduler.core.model.states import AttemptState, JobState
 from gpu_scheduler.core.model.units import Now
 from gpu_scheduler.core.scheduling.actions import Action, RecordStop, Reserve
-from gpu_scheduler.core.scheduling.facts import Attempt, Facts, QueuedJob
+from gpu_scheduler.core.scheduling.facts import Facts, QueuedJob
 from gpu_scheduler.core.scheduling.gpu_use import Occupancy, Vacancy
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
 from gpu_scheduler.core.scheduling.placement import place
@@ -234,7 +235,7 @@ def find_preemption(
     holders = [one for one in facts.attempts if one.gpus and one.state.holds_gpus]
     lower = [one for one in holders if one.priority > job.priority]
     candidates = [
-        Candidate(attempt.attempt_id, attempt.priority, _lost_work_s(attempt, facts.now))
+        Candidate(attempt.id, attempt.priority, _lost_work_s(attempt, facts.now))
         for attempt in lower
         if _may_be_preempted(attempt, facts.now)
     ]
@@ -250,17 +251,18 @@ def preempt(job_id: int, preemption: Preemption, facts: Facts) -> list[Action]:
         RecordStop(
             attempt.job_id,
             StopRequest(
-                "preempted", grace_s, "kill", f"for job {job_id}", attempt.preempt_signal,
+                "preempted", grace_s, "kill", f"for job {job_id}",
+                attempt.preempt_signal or DEFAULT_STOP_SIGNAL,
                 JobState.QUEUED, job_id,
             ),
         )
         for attempt in facts.attempts
-        if attempt.attempt_id in preemption.victims
+        if attempt.id in preemption.victims
     ]  # fmt: skip
     return [Reserve(job_id, preemption.gpus, preemption.victims), *stops]
 
 
-def _may_be_preempted(attempt: Attempt, now: Now) -> bool:
+def _may_be_preempted(attempt: ActiveAttempt, now: Now) -> bool:
     """Returns whether an attempt runs normally, belongs to us, and has not just followed a preemption.
 
     A runner that cannot be reached is left alone, because it could not be stopped.
@@ -273,7 +275,7 @@ def _may_be_preempted(attempt: Attempt, now: Now) -> bool:
     return protection_left_s(attempt, now) == 0.0
 
 
-def protection_left_s(attempt: Attempt, now: Now) -> float:
+def protection_left_s(attempt: ActiveAttempt, now: Now) -> float:
     """Returns the seconds for which an attempt is not preempted, because it follows a preemption."""
     if attempt.started_at is None or not attempt.follows_preemption:
         return 0.0
@@ -282,11 +284,11 @@ def protection_left_s(attempt: Attempt, now: Now) -> float:
     return max(0.0, PROTECTION_S - run_time_s) if run_time_s >= 0 else 0.0
 
 
-def _lost_work_s(attempt: Attempt, now: Now) -> float:
+def _lost_work_s(attempt: ActiveAttempt, now: Now) -> float:
     """Returns the seconds since the attempt last saved its work or, if it has not, since its start."""
     if attempt.started_at is None:
         return math.inf
-    return max(0.0, now.wall - max(attempt.started_at, attempt.saved_at or 0.0))
+    return max(0.0, now.wall - max(attempt.started_at, attempt.observed.saved_at or 0.0))
 
 
 def choose_victims(

@@ -6,9 +6,10 @@ from enum import Enum
 
 from msgspec import Struct
 
+from gpu_scheduler.core.model.attempt import ActiveAttempt
 from gpu_scheduler.core.model.job_spec import Need
 from gpu_scheduler.core.model.wait_reason import WaitReason
-from gpu_scheduler.core.scheduling.facts import Attempt, Facts, QueuedJob, QueueReservation
+from gpu_scheduler.core.scheduling.facts import Facts, QueuedJob, QueueReservation
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
 from gpu_scheduler.core.scheduling.pending_queue import GroupLimits, need_of, queue_key
 from gpu_scheduler.core.scheduling.placement import GpuAvailability
@@ -25,7 +26,7 @@ from gpu_scheduler.core.scheduling.queue_reservation import (
 from gpu_scheduler.core.scheduling.reconcile_attempt import departure_s, leaving_attempts
 from gpu_scheduler.core.scheduling.retry import without_failed_gpus
 from gpu_scheduler.core.scheduling.round_allocations import RoundAllocations
-from gpu_scheduler.core.scheduling.run_times import Estimate, Prediction, RunTimes
+from gpu_scheduler.core.scheduling.run_times import Estimate, Prediction, RunTimes, key_of
 from gpu_scheduler.core.scheduling.settings import QueueOrder
 
 
@@ -125,23 +126,23 @@ def _awaited(
     found = [
         AwaitedEnd(
             one.job_id,
-            tuple(sorted(where[one.attempt_id])),
-            ends[one.attempt_id].in_s,
+            tuple(sorted(where[one.id])),
+            ends[one.id].in_s,
             0.0 if one.started_at is None else max(0.0, facts.now.wall - one.started_at),
-            _basis(one, ends[one.attempt_id], facts),
-            None if one.run_time is None else run_times.prediction(one.run_time),
-            None if one.run_time is None else one.run_time.timeout_s,
+            _basis(one, ends[one.id], facts),
+            None if (key := key_of(one)) is None else run_times.prediction(key),
+            None if key is None else key.timeout_s,
         )
         for one in facts.attempts
-        if one.attempt_id in where
+        if one.id in where
     ]
     return tuple(sorted(found, key=lambda one: (one.in_s, one.job_id)))
 
 
-def _basis(attempt: Attempt, end: ExpectedEnd, facts: Facts) -> EndBasis:
+def _basis(attempt: ActiveAttempt, end: ExpectedEnd, facts: Facts) -> EndBasis:
     if departure_s(attempt, facts.now, facts.settings) is not None:
         return EndBasis.ENDING
-    if attempt.remaining_s is not None:
+    if attempt.observed.remaining_s is not None:
         return EndBasis.PROGRESS
     return EndBasis.RUN_TIMES if end.is_known else EndBasis.GUESS
 

@@ -549,7 +549,5 @@ def keep_reserved_gpus(facts: Facts, gpus: RoundAllocations) -> dict[int, Need]:
 def _is_awaited(reserved: ReservedJob, need: Need, facts: Facts, gpus: RoundAllocations) -> bool:
     """Returns whether attempts on which a reservation counts have not left yet."""
     job_id = reserved.job.job_id
-    has_victims = any(
-        one.preempted_for == job_id and one.attempt_id in gpus.leaving for one in facts.attempts
-    )
+    has_victims = any(one.preempted_for == job_id and one.id in gpus.leaving for one in facts.attempts)
     return has_victims or (reserved.may_start and gpus.fits_later(job_id, need, reserved.resources.allowed))

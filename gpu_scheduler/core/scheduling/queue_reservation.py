@@ -13,13 +13,15 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
+from gpu_scheduler.core.model.attempt import ActiveAttempt
 from gpu_scheduler.core.model.job_spec import Need
 from gpu_scheduler.core.model.units import WHOLE
 from gpu_scheduler.core.scheduling.accounting import allocated_share
 from gpu_scheduler.core.scheduling.actions import Action, RecordGpuTime
-from gpu_scheduler.core.scheduling.facts import Attempt, Facts, Gpu
+from gpu_scheduler.core.scheduling.facts import Facts, Gpu
 from gpu_scheduler.core.scheduling.gpu_use import Vacancy
 from gpu_scheduler.core.scheduling.reconcile_attempt import departure_s
+from gpu_scheduler.core.scheduling.run_times import key_of
 
 
 class ExpectedEnd(Struct, frozen=True):
@@ -57,18 +59,18 @@ def may_begin(cost_s: float, budget_left_s: float, waited_s: float, idle_budget:
 
 def expected_ends(facts: Facts) -> dict[int, ExpectedEnd]:
     """Returns when each attempt is expected to leave its GPUs, by its id."""
-    return {one.attempt_id: _expected_end(one, facts) for one in facts.attempts}
+    return {one.id: _expected_end(one, facts) for one in facts.attempts}
 
 
-def _expected_end(attempt: Attempt, facts: Facts) -> ExpectedEnd:
+def _expected_end(attempt: ActiveAttempt, facts: Facts) -> ExpectedEnd:
     in_s = departure_s(attempt, facts.now, facts.settings)
     if in_s is not None:
         return ExpectedEnd(in_s, is_known=True)
-    estimate = facts.run_times.estimate(attempt.run_time)
+    estimate = facts.run_times.estimate(key_of(attempt))
     age_s = 0.0 if attempt.started_at is None else max(0.0, facts.now.wall - attempt.started_at)
-    if attempt.remaining_s is not None:
+    if attempt.observed.remaining_s is not None:
         limit_s = math.inf if estimate.timeout_s is None else max(0.0, estimate.timeout_s - age_s)
-        return ExpectedEnd(min(attempt.remaining_s, limit_s), is_known=True)
+        return ExpectedEnd(min(attempt.observed.remaining_s, limit_s), is_known=True)
     return ExpectedEnd(estimate.remaining_s(age_s), estimate.predicted_s is not None)
 
 
@@ -150,4 +152,4 @@ def count_gpu_time(facts: Facts, *, allocations_change: bool) -> list[Action]:
 def _allocated_share(gpu: Gpu, facts: Facts) -> int:
     total, spike = gpu.sample.total_mib if gpu.sample else None, facts.settings.spike_buffer
     holders = [one for one in facts.attempts if gpu.uuid in one.gpus and one.state.holds_gpus]
-    return sum(allocated_share(one.allocation(gpu.uuid), total, spike) for one in holders)
+    return sum(allocated_share(one.allocation_on(gpu.uuid), total, spike) for one in holders)

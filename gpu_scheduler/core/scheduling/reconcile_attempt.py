@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
+from gpu_scheduler.core.model.attempt import ActiveAttempt
 from gpu_scheduler.core.model.attempt_status import StopRequest
 from gpu_scheduler.core.model.state_reason import NextKind, NextStep, ReasonKind, StateReason
 from gpu_scheduler.core.model.states import AttemptState, JobState, Outcome
@@ -41,7 +42,7 @@ from gpu_scheduler.core.scheduling.attempt_end import (
     outcome_of,
     watch_again,
 )
-from gpu_scheduler.core.scheduling.facts import Attempt, Facts
+from gpu_scheduler.core.scheduling.facts import Facts
 from gpu_scheduler.core.scheduling.retry import GpuInventory
 from gpu_scheduler.core.scheduling.settings import Settings
 
@@ -52,35 +53,35 @@ from gpu_scheduler.core.scheduling.settings import Settings
 SIGNAL_INTERVAL_S = 1.0
 
 
-def was_sent_sigkill(attempt: Attempt, now: Now) -> bool:
+def was_sent_sigkill(attempt: ActiveAttempt, now: Now) -> bool:
     """Returns whether a sweep has sent SIGKILL and the processes have had time to exit.
 
     This must be checked because the grace period may exceed the wait for survivors, and because the scheduler
     may not have run in the meantime.
     """
-    swept_at, signalled_at = attempt.swept_at, attempt.signalled_at
+    swept_at, signalled_at = attempt.swept_boot, attempt.signalled_boot
     killed = swept_at is not None and signalled_at is not None and signalled_at > swept_at
     return killed and may_signal(attempt, now)
 
 
-def sweep(attempt: Attempt, now: Now, settings: Settings) -> list[Action]:
+def sweep(attempt: ActiveAttempt, now: Now, settings: Settings) -> list[Action]:
     """Returns the next signal to the processes of an attempt, if one is due."""
-    if attempt.swept_at is None:
-        return [Sweep(attempt.attempt_id, kill=False)]
-    if now.boot - attempt.swept_at < sweep_grace_s(attempt, settings) or not may_signal(attempt, now):
+    if attempt.swept_boot is None:
+        return [Sweep(attempt.id, kill=False)]
+    if now.boot - attempt.swept_boot < sweep_grace_s(attempt, settings) or not may_signal(attempt, now):
         return []
-    return [Sweep(attempt.attempt_id, kill=True)]
+    return [Sweep(attempt.id, kill=True)]
 
 
-def sweep_grace_s(attempt: Attempt, settings: Settings) -> float:
+def sweep_grace_s(attempt: ActiveAttempt, settings: Settings) -> float:
     """Returns the seconds between SIGTERM and SIGKILL for the processes of an attempt."""
     return settings.grace_s if attempt.stop_request is None else attempt.stop_request.grace_s
 
 
-def may_signal(attempt: Attempt, now: Now) -> bool:
+def may_signal(attempt: ActiveAttempt, now: Now) -> bool:
     """Returns whether enough time has passed since the last signal to the attempt."""
     # A time in the future was recorded before the machine restarted.
-    return attempt.signalled_at is None or not 0 <= now.boot - attempt.signalled_at < SIGNAL_INTERVAL_S
+    return attempt.signalled_boot is None or not 0 <= now.boot - attempt.signalled_boot < SIGNAL_INTERVAL_S
 
 
 #: Seconds after the end of the grace period until the runner itself is killed (docs/design.md, Reconciling).
@@ -88,7 +89,7 @@ RUNNER_OVERTIME_S = 10.0
 _UNKNOWN_INVENTORY = GpuInventory()
 
 
-def needs_process_scan(attempt: Attempt, now: Now) -> bool:
+def needs_process_scan(attempt: ActiveAttempt, now: Now) -> bool:
     """Returns whether the round must scan for remaining processes of this attempt."""
     status = attempt.status
     if not attempt.state.is_open:
@@ -98,12 +99,12 @@ def needs_process_scan(attempt: Attempt, now: Now) -> bool:
     return _is_folder_removed(attempt) or has_unknown_runner(attempt) or _is_launch_overdue(attempt, now)
 
 
-def _is_folder_removed(attempt: Attempt) -> bool:
+def _is_folder_removed(attempt: ActiveAttempt) -> bool:
     """Returns whether the attempt was claimed and its folder has been removed since."""
     return attempt.status.claim == "none" and not attempt.status.folder_exists and _was_claimed(attempt)
 
 
-def has_unknown_runner(attempt: Attempt) -> bool:
+def has_unknown_runner(attempt: ActiveAttempt) -> bool:
     """Returns whether the attempt was claimed by a runner that neither the claim nor the store identifies."""
     status = attempt.status
     return status.claim == "invalid" or (
@@ -111,7 +112,7 @@ def has_unknown_runner(attempt: Attempt) -> bool:
     )
 
 
-def has_ended(attempt: Attempt, now: Now) -> bool:
+def has_ended(attempt: ActiveAttempt, now: Now) -> bool:
     """Returns whether an open attempt is over, so that the store will soon have its end."""
     status = attempt.status
     if status.result is None and status.claim != "void" and _is_watched_again(attempt, now):
@@ -119,28 +120,28 @@ def has_ended(attempt: Attempt, now: Now) -> bool:
     if status.result is not None or status.claim in ("dead", "void") or _is_folder_removed(attempt):
         return True
     if has_unknown_runner(attempt):
-        return attempt.boot_id != now.boot_id or attempt.survivors == ()
+        return attempt.boot_id != now.boot_id or attempt.observed.survivors == ()
     # A launch of an earlier boot, unless it was stopped, whose claim may have to be voided again and again.
     return status.claim == "none" and attempt.boot_id != now.boot_id and _stop_cause(attempt) is None
 
 
-def _is_watched_again(attempt: Attempt, now: Now) -> bool:
+def _is_watched_again(attempt: ActiveAttempt, now: Now) -> bool:
     """Returns whether another attempt follows if the runner of this one has died without a result."""
     return attempt.watched_pid is not None and attempt.boot_id == now.boot_id and not attempt.source_missing
 
 
-def _was_claimed(attempt: Attempt) -> bool:
+def _was_claimed(attempt: ActiveAttempt) -> bool:
     return attempt.status.command_began or attempt.state is not AttemptState.STARTING
 
 
-def _is_launch_overdue(attempt: Attempt, now: Now) -> bool:
+def _is_launch_overdue(attempt: ActiveAttempt, now: Now) -> bool:
     """Returns whether the launched runner has missed the deadline for its claim."""
     launched = attempt.status.folder_complete and attempt.launch_error is None
-    return attempt.status.claim == "none" and launched and now.boot >= attempt.launch_deadline
+    return attempt.status.claim == "none" and launched and now.boot >= attempt.launch_deadline_boot
 
 
 def reconcile(
-    attempt: Attempt,
+    attempt: ActiveAttempt,
     now: Now,
     settings: Settings,
     inventory: GpuInventory = _UNKNOWN_INVENTORY,
@@ -160,7 +161,7 @@ def reconcile(
     if status.result is not None:
         end = end_with_result(attempt, status.result, now, settings, inventory)
         # If no process is left, one commit records the end and releases the GPUs.
-        return [end, ReleaseAllocation(attempt.attempt_id)] if attempt.survivors == () else [end]
+        return [end, ReleaseAllocation(attempt.id)] if attempt.observed.survivors == () else [end]
     if status.claim == "void":
         # A process that was never watched was not stopped either.
         cause = _stop_cause(attempt) if attempt.watched_pid is None else None
@@ -179,23 +180,23 @@ def reconcile(
         restarted = StateReason(ReasonKind.MACHINE_RESTARTED)
         return [end_attempt(attempt, Outcome.INTERRUPTED, now, settings, reason=restarted)]
     # If the folder is incomplete, the scheduler died before the launch, so no runner can be starting.
-    if attempt.status.folder_complete and now.boot < attempt.launch_deadline:
+    if attempt.status.folder_complete and now.boot < attempt.launch_deadline_boot:
         return []
     if attempt.launch_error is None:
         # A process of the attempt still runs, so the runner is late or its claim was removed.
-        if attempt.status.folder_complete and attempt.survivors:
+        if attempt.status.folder_complete and attempt.observed.survivors:
             return []
         if starts_blocked:
             # The problem that blocks starts also explains why no runner has claimed the attempt.
             tried = attempt.launch_count >= settings.max_launches
-            return [ResetLaunchCount(attempt.attempt_id)] if tried else []
+            return [ResetLaunchCount(attempt.id)] if tried else []
         # A launch with an incomplete folder, for example because the disk was full, does not count as failed.
         if not attempt.status.folder_complete or attempt.launch_count < settings.max_launches:
-            return [Relaunch(attempt.attempt_id)]
+            return [Relaunch(attempt.id)]
     return _void_claim(attempt, now, gives_up=attempt.launch_error is None)
 
 
-def _stop_cause(attempt: Attempt) -> str | None:
+def _stop_cause(attempt: ActiveAttempt) -> str | None:
     """Returns why the attempt must stop; None if it need not stop.
 
     This is the cause of the open request or, without one, of the file `stop` in its folder.
@@ -205,9 +206,9 @@ def _stop_cause(attempt: Attempt) -> str | None:
     return attempt.status.stop.cause if attempt.status.stop is not None else None
 
 
-def _reconcile_live(attempt: Attempt, now: Now, settings: Settings) -> list[Action]:
+def _reconcile_live(attempt: ActiveAttempt, now: Now, settings: Settings) -> list[Action]:
     stop, wanted = attempt.status.stop, attempt.open_stop
-    job, this = attempt.job_id, attempt.attempt_id
+    job, this = attempt.job_id, attempt.id
     actions: list[Action] = _clear_open_stop(attempt) if attempt.is_stop_withdrawn else []
     if stop is None and wanted is None:
         if attempt.state is AttemptState.RUNNING:
@@ -221,41 +222,41 @@ def _reconcile_live(attempt: Attempt, now: Now, settings: Settings) -> list[Acti
         return actions
     if not may_signal(attempt, now):
         return []
-    since = now.boot - (attempt.stopping_at if attempt.stopping_at is not None else now.boot)
+    since = now.boot - (attempt.stopping_boot if attempt.stopping_boot is not None else now.boot)
     if stop.on_timeout == "kill" and since >= stop.grace_s + RUNNER_OVERTIME_S:
         return [KillRunner(this)]
     return [WakeRunner(this)]
 
 
-def _clear_open_stop(attempt: Attempt) -> list[Action]:
+def _clear_open_stop(attempt: ActiveAttempt) -> list[Action]:
     """Clears the open request to stop, if there is one. No `stop` is written for it again."""
     stop = attempt.stop_request
-    return [] if stop is None else [ClearStop(attempt.attempt_id, attempt.job_id, stop.stop_id)]
+    return [] if stop is None else [ClearStop(attempt.id, attempt.job_id, stop.stop_id)]
 
 
-def _record_runner(attempt: Attempt) -> list[Action]:
+def _record_runner(attempt: ActiveAttempt) -> list[Action]:
     """Records the observed runner if it is not in the store yet."""
     runner, recorded = attempt.status.runner, attempt.runner
     # The boot ids are not compared, because the store already has the attempt's boot id.
     if runner is None or (recorded is not None and runner[:2] == recorded[:2]):
         return []
-    return [RecordRunner(attempt.attempt_id, runner.pid, runner.start_ticks)]
+    return [RecordRunner(attempt.id, runner.pid, runner.start_ticks)]
 
 
-def _reconcile_unknown_runner(attempt: Attempt, now: Now, settings: Settings) -> list[Action]:
+def _reconcile_unknown_runner(attempt: ActiveAttempt, now: Now, settings: Settings) -> list[Action]:
     """Reconciles an attempt with an unknown runner, which counts as running while it has processes.
 
     The processes are ended only if a cancel or `stop` requests it.
     """
-    if attempt.boot_id != now.boot_id or attempt.survivors == ():
+    if attempt.boot_id != now.boot_id or attempt.observed.survivors == ():
         return _reconcile_dead(attempt, now, settings)
     forced = attempt.open_stop or attempt.status.stop
     if forced is not None and forced.on_timeout == "withdraw":
         # Nobody could withdraw it, so it must not begin.
         return _clear_open_stop(attempt)
-    if attempt.survivors is None or forced is None:
+    if attempt.observed.survivors is None or forced is None:
         return []
-    this, stop, wanted = attempt.attempt_id, attempt.status.stop, attempt.open_stop
+    this, stop, wanted = attempt.id, attempt.status.stop, attempt.open_stop
     actions: list[Action] = []
     if attempt.state is not AttemptState.STOPPING:
         actions.append(Transition(attempt.job_id, this, JobState.STOPPING))
@@ -265,9 +266,9 @@ def _reconcile_unknown_runner(attempt: Attempt, now: Now, settings: Settings) ->
     return [*actions, *sweep(attempt, now, settings)]
 
 
-def _void_claim(attempt: Attempt, now: Now, *, gives_up: bool = False) -> list[Action]:
+def _void_claim(attempt: ActiveAttempt, now: Now, *, gives_up: bool = False) -> list[Action]:
     # Retried only at intervals, so that a claim that cannot be voided does not block the rest of the round.
-    return [VoidClaim(attempt.attempt_id, gives_up)] if may_signal(attempt, now) else []
+    return [VoidClaim(attempt.id, gives_up)] if may_signal(attempt, now) else []
 
 
 def _is_stricter(wanted: StopRequest, stop: StopRequest) -> bool:
@@ -277,23 +278,23 @@ def _is_stricter(wanted: StopRequest, stop: StopRequest) -> bool:
     )
 
 
-def _reconcile_dead(attempt: Attempt, now: Now, settings: Settings) -> list[Action]:
-    if attempt.survivors is None:
+def _reconcile_dead(attempt: ActiveAttempt, now: Now, settings: Settings) -> list[Action]:
+    if attempt.observed.survivors is None:
         return []
-    if attempt.survivors:
+    if attempt.observed.survivors:
         actions: list[Action] = (
-            [] if attempt.state is AttemptState.ORPHANED else [RecordRunnerDeath(attempt.attempt_id)]
+            [] if attempt.state is AttemptState.ORPHANED else [RecordRunnerDeath(attempt.id)]
         )
-        died_at = attempt.runner_died_at if attempt.state is AttemptState.ORPHANED else None
+        died_at = attempt.runner_died_boot if attempt.state is AttemptState.ORPHANED else None
         since = 0.0 if died_at is None else now.boot - died_at
         if since < settings.survivor_wait_s or not was_sent_sigkill(attempt, now):
             return actions + sweep(attempt, now, settings)
     if _is_watched_again(attempt, now):
-        return [watch_again(attempt, now), ReleaseAllocation(attempt.attempt_id)]
+        return [watch_again(attempt, now), ReleaseAllocation(attempt.id)]
     cause = _stop_cause(attempt)
     outcome = outcome_of(cause) if cause else Outcome.INTERRUPTED
-    reason = replace(interruption(attempt, now), survivors=attempt.survivors)
-    return [end_attempt(attempt, outcome, now, settings, reason=reason, survivors=attempt.survivors)]
+    reason = replace(interruption(attempt, now), survivors=attempt.observed.survivors)
+    return [end_attempt(attempt, outcome, now, settings, reason=reason, survivors=attempt.observed.survivors)]
 
 
 # Releases the GPUs of an ended attempt in two steps.
@@ -301,34 +302,37 @@ def _reconcile_dead(attempt: Attempt, now: Now, settings: Settings) -> list[Acti
 # First, its processes must end. Then, its memory must become free.
 
 
-def release_allocation(attempt: Attempt, now: Now, settings: Settings) -> list[Action]:
+def release_allocation(attempt: ActiveAttempt, now: Now, settings: Settings) -> list[Action]:
     """Releases the allocation of an ended attempt. Any remaining processes are ended first."""
-    if attempt.survivors is None:
+    if attempt.observed.survivors is None:
         return []
-    if not attempt.survivors:
-        return [ReleaseAllocation(attempt.attempt_id)]
+    if not attempt.observed.survivors:
+        return [ReleaseAllocation(attempt.id)]
     return sweep(attempt, now, settings)
 
 
 def check_memory_release(
-    attempt: Attempt, gpu_memory: Sequence[tuple[float | None, int | None]], now: Now, settings: Settings
+    attempt: ActiveAttempt,
+    gpu_memory: Sequence[tuple[float | None, int | None]],
+    now: Now,
+    settings: Settings,
 ) -> list[Action]:
     """Checks whether the memory of a released attempt's GPUs is free again.
 
     gpu_memory: for each of its GPUs, in the order of `attempt.gpus`, the time of the sample and the
     unattributed memory in MiB; None if unknown.
     """
-    if attempt.released_at is None:
+    if attempt.released_boot is None:
         return []
-    over = attempt.boot_id != now.boot_id or now.boot >= attempt.released_at + settings.memory_release_s
-    released_at = attempt.released_at
+    over = attempt.boot_id != now.boot_id or now.boot >= attempt.released_boot + settings.memory_release_s
+    released_at = attempt.released_boot
     back = all(
         sampled_at is not None
         and sampled_at >= released_at
         and _is_memory_released(mib, attempt.baseline_mib.get(uuid, 0))
         for uuid, (sampled_at, mib) in zip(attempt.gpus, gpu_memory, strict=True)
     )
-    return [RecordMemoryReleased(attempt.attempt_id)] if over or back else []
+    return [RecordMemoryReleased(attempt.id)] if over or back else []
 
 
 def _is_memory_released(unattributed_mib: int | None, baseline_mib: int) -> bool:
@@ -350,28 +354,28 @@ def leaving_attempts(facts: Facts) -> frozenset[int]:
     """
     soon_s = max(facts.settings.grace_s, facts.settings.preempt_grace_s)
 
-    def is_leaving(attempt: Attempt) -> bool:
+    def is_leaving(attempt: ActiveAttempt) -> bool:
         left_s = departure_s(attempt, facts.now, facts.settings)
         return attempt.state is AttemptState.RELEASED or (left_s is not None and left_s <= soon_s)
 
-    return frozenset(one.attempt_id for one in facts.attempts if is_leaving(one))
+    return frozenset(one.id for one in facts.attempts if is_leaving(one))
 
 
-def departure_s(attempt: Attempt, now: Now, settings: Settings) -> float | None:
+def departure_s(attempt: ActiveAttempt, now: Now, settings: Settings) -> float | None:
     """Returns the seconds in which an attempt that is ending frees its GPUs; None if it is not ending.
 
     Infinite if it may remain for ever.
     """
     stop = attempt.open_stop or attempt.status.stop
     if attempt.state is AttemptState.RELEASED:
-        since, grace_s = attempt.released_at, settings.memory_release_s
+        since, grace_s = attempt.released_boot, settings.memory_release_s
         return grace_s if since is None else max(0.0, grace_s - (now.boot - since))
     if attempt.state.is_open and attempt.status.claim == "unlocked":
         return None  # the loop leaves it alone, even if it must stop
     if attempt.state in (AttemptState.ENDED, AttemptState.ORPHANED):
-        since, grace_s = attempt.swept_at, sweep_grace_s(attempt, settings)
+        since, grace_s = attempt.swept_boot, sweep_grace_s(attempt, settings)
     elif stop is not None and stop.on_timeout == "kill":
-        since, grace_s = attempt.stopping_at, stop.grace_s
+        since, grace_s = attempt.stopping_boot, stop.grace_s
     else:
         return None
     left_s = grace_s if since is None else grace_s - (now.boot - since)
@@ -384,7 +388,7 @@ def departure_s(attempt: Attempt, now: Now, settings: Settings) -> float | None:
 # folder does not record everything that a retry depends on, such as the number of retries used.
 
 
-def restore(attempt: Attempt, now: Now, settings: Settings) -> list[Action]:
+def restore(attempt: ActiveAttempt, now: Now, settings: Settings) -> list[Action]:
     """Returns the actions for the newest attempt of a job in a restored store.
 
     If there is no FinishAttempt among them, the attempt stays open, because it is running or has remaining
@@ -395,34 +399,34 @@ def restore(attempt: Attempt, now: Now, settings: Settings) -> list[Action]:
         held = NextStep(NextKind.HELD, job_id=attempt.job_id)
         lost = StateReason(ReasonKind.STORE_LOST, next_steps=(held,))
         return _with_release(_finish_attempt(attempt, Outcome.NOT_STARTED, JobState.HELD, lost))
-    if status.result is None and attempt.survivors and status.claim != "live":
+    if status.result is None and attempt.observed.survivors and status.claim != "live":
         return []
     # An attempt whose source counts as missing is never retried.
-    orphaned = replace(attempt, source_missing=True, survivors=attempt.survivors or ())
+    orphaned = replace(attempt.seen(survivors=attempt.observed.survivors or ()), source_missing=True)
     actions = reconcile(orphaned, now, settings)
     ended = next((action for action in actions if isinstance(action, FinishAttempt)), None)
     if ended is None:
         return [action for action in actions if isinstance(action, Transition)]
-    return [ended] if attempt.survivors else _with_release(ended)
+    return [ended] if attempt.observed.survivors else _with_release(ended)
 
 
-def supersede(attempt: Attempt, now: Now, settings: Settings) -> list[Action]:
+def supersede(attempt: ActiveAttempt, now: Now, settings: Settings) -> list[Action]:
     """Returns the actions for an attempt that was followed by another one: it ends, but its job does not."""
     ended = next((one for one in restore(attempt, now, settings) if isinstance(one, FinishAttempt)), None)
     if ended is None:
         superseded = StateReason(ReasonKind.SUPERSEDED)
         ended = _finish_attempt(attempt, Outcome.INTERRUPTED, JobState.QUEUED, superseded)
     ended = replace(ended, state=JobState.QUEUED, job_outcome=None, not_before=None)
-    return [ended] if attempt.survivors else _with_release(ended)
+    return [ended] if attempt.observed.survivors else _with_release(ended)
 
 
 def _finish_attempt(
-    attempt: Attempt, outcome: Outcome, state: JobState, reason: StateReason
+    attempt: ActiveAttempt, outcome: Outcome, state: JobState, reason: StateReason
 ) -> FinishAttempt:
     return FinishAttempt(
-        attempt.job_id, attempt.attempt_id, outcome, state, None, reason=reason,
+        attempt.job_id, attempt.id, outcome, state, None, reason=reason,
         oom_retries_used=attempt.oom_retries_used, fail_retries_used=attempt.fail_retries_used,
-        recoveries=attempt.recoveries, checkpoint=attempt.known_checkpoint,
+        recoveries=attempt.recoveries, checkpoint=attempt.checkpoint,
     )  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from gpu_scheduler.core.jobsfile.attributes import (
     is_unset,
     key_of,
 )
+from gpu_scheduler.core.model.attempt import ActiveAttempt
 from gpu_scheduler.core.model.attempt_status import Checkpoint, StopRequest
 from gpu_scheduler.core.model.job_spec import REFERENCES, Dependency
 from gpu_scheduler.core.model.request import QUEUEING, JobFact, Request
@@ -45,7 +46,7 @@ from gpu_scheduler.core.scheduling.actions import (
     SetQueuePositions,
 )
 from gpu_scheduler.core.scheduling.attempt_end import recovery
-from gpu_scheduler.core.scheduling.facts import Attempt, Facts
+from gpu_scheduler.core.scheduling.facts import Facts
 from gpu_scheduler.core.scheduling.reconcile_attempt import has_ended
 from gpu_scheduler.core.scheduling.settings import Settings
 
@@ -306,7 +307,7 @@ def _failed_parent(request: Request, facts: Facts) -> str:
     return "" if job is None or job.failed_parent is None else str(job.failed_parent)
 
 
-def _live_attempts(facts: Facts) -> list[Attempt]:
+def _live_attempts(facts: Facts) -> list[ActiveAttempt]:
     """Returns the attempts that `stop --jobs` ends, which spares adopted processes."""
     return [one for one in facts.attempts if one.state.holds_gpus and one.watched_pid is None]
 

@@ -13,11 +13,12 @@ from collections.abc import Mapping, Sequence
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from gpu_scheduler.core.model.attempt import ActiveAttempt, Allocation
 from gpu_scheduler.core.model.job_spec import Need
 from gpu_scheduler.core.model.state_reason import FailureKind, NextKind, NextStep
 from gpu_scheduler.core.model.wait_reason import GpuObstacle, ObstacleKind, WaitReason
-from gpu_scheduler.core.scheduling.accounting import Allocation, allocated_mib
-from gpu_scheduler.core.scheduling.facts import Attempt, Facts, QueuedJob
+from gpu_scheduler.core.scheduling.accounting import allocated_mib
+from gpu_scheduler.core.scheduling.facts import Facts, QueuedJob
 from gpu_scheduler.core.scheduling.placement import GpuAvailability, place
 from gpu_scheduler.core.scheduling.settings import Settings
 
@@ -41,10 +42,10 @@ class GpuInventory(Struct, frozen=True):
 
 
 def decide_retry(
-    attempt: Attempt, failure: FailureKind | None, settings: Settings, inventory: GpuInventory
+    attempt: ActiveAttempt, failure: FailureKind | None, settings: Settings, inventory: GpuInventory
 ) -> tuple[NextStep, ...]:
     """Returns the next steps of a job whose command began and failed. A retry is always the last step."""
-    context = attempt.failure_context
+    context = attempt.observed.failure_context
     stop = attempt.stop_request
     # A job that failed before it could be preempted has failed like any other.
     is_stopped = stop is not None and stop.cause != "preempted"
@@ -97,7 +98,7 @@ def _wait_s(used: int) -> float:
     return float(min(FIRST_WAIT_S * 2.0 ** min(used, 60), MAX_WAIT_S))
 
 
-def _oom_step(attempt: Attempt, allowed: int, settings: Settings, inventory: GpuInventory) -> NextStep:
+def _oom_step(attempt: ActiveAttempt, allowed: int, settings: Settings, inventory: GpuInventory) -> NextStep:
     """Returns the OOM retry, or why there is none. allowed: the number of allowed OOM retries."""
     if attempt.oom_retries_used >= allowed:
         return NextStep(NextKind.OOM_RETRIES_USED_UP, of=allowed)
@@ -108,7 +109,7 @@ def _oom_step(attempt: Attempt, allowed: int, settings: Settings, inventory: Gpu
     return NextStep(NextKind.OOM_RETRY, attempt.oom_retries_used + 1, allowed, vram_mib=raised)
 
 
-def _had_maximum(attempt: Attempt, inventory: GpuInventory) -> bool:
+def _had_maximum(attempt: ActiveAttempt, inventory: GpuInventory) -> bool:
     """Returns whether the job already had all available memory, by declaring it or by having whole GPUs."""
     if inventory.available_mib is None:
         return False
@@ -119,7 +120,7 @@ def _had_maximum(attempt: Attempt, inventory: GpuInventory) -> bool:
     )
 
 
-def _raised_mib(attempt: Attempt, settings: Settings, inventory: GpuInventory) -> int | None:
+def _raised_mib(attempt: ActiveAttempt, settings: Settings, inventory: GpuInventory) -> int | None:
     """Returns 1.25 times the largest observed peak or declaration on any GPU, in MiB; None if unknown.
 
     The result is limited by the available memory.

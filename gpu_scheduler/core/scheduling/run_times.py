@@ -8,12 +8,13 @@ from __future__ import annotations
 import math
 from bisect import bisect_right, insort
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from statistics import median
 from typing import Protocol
 
 from msgspec import Struct, field
 
+from gpu_scheduler.core.model.attempt import ActiveAttempt
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.scheduling.needs import workload_class_of
 
@@ -123,6 +124,15 @@ class RunTimeEstimates(Protocol):
 
     def estimate(self, key: RunTimeKey | None) -> Estimate:
         """Returns the estimate for the job with this key; without a key, that of an unknown job."""
+
+
+#: Cached, because the specification of a running job is asked for in every round.
+_KEY = lru_cache(maxsize=4096)(RunTimeKey)
+
+
+def key_of(attempt: ActiveAttempt) -> RunTimeKey | None:
+    """Returns the key of the runs from which the run time of an attempt is estimated; None if unknown."""
+    return _KEY(attempt.identity, attempt.spec_json) if attempt.identity else None
 
 
 class Prediction(Struct, frozen=True):
