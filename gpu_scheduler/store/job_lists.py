@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from gpu_scheduler.core.model.attempt_status import Checkpoint
 from gpu_scheduler.core.model.job_spec import DEFAULT_STOP_SIGNAL, JobSpec, is_pattern
-from gpu_scheduler.core.model.request import InterruptedJob, JobFact
+from gpu_scheduler.core.model.request import JobFact
 from gpu_scheduler.core.model.states import FAILED, JobState, Outcome
 from gpu_scheduler.store.records import JOB_COLUMNS, STOP_REQUEST_COLUMN, JobRecord, job_records, stop_request
 from gpu_scheduler.store.store import Store
@@ -133,12 +133,11 @@ def jobs_ahead_of(store: Store, job: JobRecord, limit: int) -> tuple[int, list[i
     return (count["n"] if count else 0), [row["id"] for row in rows]
 
 
-#: The columns of a job that tell with which checkpoint it may resume.
-_CHECKPOINT_COLUMNS = "job.checkpoint, CASE WHEN job.checkpoint IS NOT NULL THEN job.spec END"
 #: The columns of a job fact.
 _FACT_COLUMNS = (
-    f"job.id, job.state, job.outcome, job.held_by, {STOP_REQUEST_COLUMN},"
-    f" json_extract(job.spec, '$.preempt_signal'), {_CHECKPOINT_COLUMNS},"
+    f"job.id, job.state, job.outcome, job.held_by, job.recoveries, {STOP_REQUEST_COLUMN},"
+    " json_extract(job.spec, '$.preempt_signal'),"
+    " job.checkpoint, CASE WHEN job.checkpoint IS NOT NULL THEN job.spec END,"
     " CASE WHEN job.failed_parents > 0 THEN (SELECT min(parent.id)"
     " FROM dependency JOIN job AS parent ON parent.id = parent_id WHERE job_id = job.id"
     " AND dependency.kind = 'completed' AND parent.state = 'finished'"
@@ -170,6 +169,7 @@ def _job_fact(
     state: str,
     outcome: str | None,
     held_by: str | None,
+    recoveries: int,
     stop: str | None,
     preempt_signal: str | None,
     saved: str | None,
@@ -187,6 +187,7 @@ def _job_fact(
         preempt_signal=preempt_signal or DEFAULT_STOP_SIGNAL,
         checkpoint=checkpoint,
         may_resume=may_resume,
+        recoveries=recoveries,
     )
 
 
@@ -239,13 +240,12 @@ def listed_count(store: Store) -> int:
     return count
 
 
-def interrupted_jobs(store: Store) -> list[InterruptedJob]:
+def interrupted_jobs(store: Store) -> list[JobFact]:
     """Returns the jobs that are held because their last attempts were interrupted, oldest first."""
     rows = store.db.rows(
-        f"SELECT id, recoveries, {_CHECKPOINT_COLUMNS} FROM job"
-        " WHERE state = 'held' AND held_by = 'interrupted' ORDER BY id"
+        f"SELECT {_FACT_COLUMNS} FROM job WHERE state = 'held' AND held_by = 'interrupted' ORDER BY id"
     )
-    return [InterruptedJob(job_id, used, *_checkpoint(*saved)) for job_id, used, *saved in rows]
+    return [_job_fact(*row) for row in rows]
 
 
 class JobFilter(Struct, frozen=True):

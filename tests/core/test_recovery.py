@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from gpu_scheduler.core.model.attempt import ActiveAttempt
@@ -12,7 +14,7 @@ from gpu_scheduler.core.model.attempt_status import (
     SavedWork,
     StopRequest,
 )
-from gpu_scheduler.core.model.request import InterruptedJob, JobFact, Request
+from gpu_scheduler.core.model.request import JobFact, Request
 from gpu_scheduler.core.model.request_answer import AnswerCode, RequestAnswer, not_interrupted
 from gpu_scheduler.core.model.state_reason import NextKind, ReasonKind, StateReason
 from gpu_scheduler.core.model.states import AttemptState, JobState, Outcome
@@ -27,6 +29,12 @@ from tests.core.gpu_world import NOW, facts, gpu, running
 from tests.reasons import words
 
 RECOVER = Settings(recover=True)
+
+
+def interrupted(job_id: int, recoveries: int = 0, **values: Any) -> JobFact:
+    return JobFact(job_id, JobState.HELD, held_by="interrupted", recoveries=recoveries, **values)
+
+
 INTERRUPTED = JobFact(7, JobState.HELD, held_by="interrupted")
 BY_USER = StateReason(ReasonKind.RECOVERED)
 DEAD = running(status=AttemptStatus(claim="dead"), survivors=(), job_id=7)
@@ -40,7 +48,7 @@ def round_with(
 
 
 def test_a_recovery_of_all_queues_every_interrupted_job_and_names_it_in_its_answer() -> None:
-    held = (InterruptedJob(3), InterruptedJob(7, 3))
+    held = (interrupted(3), interrupted(7, 3))
     assert plan(round_with(("recover", ""), interrupted=held)) == [
         act.RequeueJob(3, BY_USER),
         act.RequeueJob(7, BY_USER),
@@ -76,13 +84,13 @@ def test_a_recovery_of_one_job_is_refused_unless_the_job_is_interrupted(
 
 @pytest.mark.parametrize("target", ["", "7"])
 def test_a_recovery_waits_until_the_end_of_an_attempt_is_recorded(target: str) -> None:
-    asked = round_with(("recover", target), attempts=(DEAD,), interrupted=(InterruptedJob(3),))
+    asked = round_with(("recover", target), attempts=(DEAD,), interrupted=(interrupted(3),))
     [end] = plan(replace(asked, jobs={7: JobFact(7, JobState.RUNNING)}))
     assert isinstance(end, act.FinishAttempt)
     assert (end.job_id, end.state, end.outcome) == (7, JobState.HELD, Outcome.INTERRUPTED)
     closed = replace(DEAD, state=AttemptState.RELEASED)
     then = replace(
-        asked, attempts=(closed,), jobs={7: INTERRUPTED}, interrupted=(InterruptedJob(3), InterruptedJob(7))
+        asked, attempts=(closed,), jobs={7: INTERRUPTED}, interrupted=(interrupted(3), interrupted(7))
     )
     queued = [action.job_id for action in plan(then) if isinstance(action, act.RequeueJob)]
     assert queued == ([3, 7] if target == "" else [7])
@@ -103,14 +111,14 @@ def test_the_recovery_of_one_job_does_not_wait_for_the_attempt_of_another() -> N
 @pytest.mark.parametrize("verb", ["cancel", "release", "retry", "recover"])
 def test_a_recovery_of_all_shares_no_round_with_another_request_for_the_same_job(verb: str) -> None:
     for first, second in [(("recover", ""), (verb, "7")), ((verb, "7"), ("recover", ""))]:
-        held = (InterruptedJob(7),)
+        held = (interrupted(7),)
         actions = plan(round_with(first, second, jobs={7: INTERRUPTED}, interrupted=held))
         assert [a.request_id for a in actions if isinstance(a, act.AnswerRequest)] == [1]
 
 
 def test_a_later_request_does_not_overtake_a_recovery_that_waits() -> None:
     asked = round_with(
-        ("recover", ""), ("cancel", "3"), attempts=(DEAD,), interrupted=(InterruptedJob(3),),
+        ("recover", ""), ("cancel", "3"), attempts=(DEAD,), interrupted=(interrupted(3),),
         jobs={3: JobFact(3, JobState.HELD, held_by="interrupted")},
     )  # fmt: skip
     assert [type(action) for action in plan(asked)] == [act.FinishAttempt]
@@ -118,7 +126,7 @@ def test_a_later_request_does_not_overtake_a_recovery_that_waits() -> None:
 
 @pytest.mark.parametrize("used", range(MAX_RECOVERIES + 2))
 def test_the_scheduler_itself_recovers_a_job_three_times(used: int) -> None:
-    held = (InterruptedJob(7, used),)
+    held = (interrupted(7, used),)
     found = recover_interrupted(facts(settings=RECOVER, interrupted=held))
     assert [(one.job_id, one.recoveries) for one in found] == ([(7, used + 1)] if used < 3 else [])
     assert [words(one.reason) for one in found] == [f"recovered; recovery {used + 1} of 3"][: used < 3]
@@ -126,7 +134,7 @@ def test_the_scheduler_itself_recovers_a_job_three_times(used: int) -> None:
 
 
 def test_recovers_only_in_a_round_that_changes_nothing_else_and_not_while_the_scheduler_ends() -> None:
-    held = round_with(interrupted=(InterruptedJob(3),), settings=RECOVER)
+    held = round_with(interrupted=(interrupted(3),), settings=RECOVER)
     assert [type(action) for action in plan(held)] == [act.RequeueJob]
     assert [type(action) for action in plan(replace(held, attempts=(DEAD,)))] == [act.FinishAttempt]
     ending = replace(held, requests=(Request(1, "stop", args={"jobs": True}),), attempts=(running(),))
@@ -178,7 +186,7 @@ def test_recoveries_are_counted_anew_after_progress(
 
 @pytest.mark.parametrize("may_resume", [False, True])
 def test_a_recovered_job_gets_its_checkpoint_only_if_its_line_says_how(may_resume: bool) -> None:
-    held = (InterruptedJob(7, 1, SAVED, may_resume),)
+    held = (interrupted(7, 1, checkpoint=SAVED, may_resume=may_resume),)
     job = replace(INTERRUPTED, checkpoint=SAVED, may_resume=may_resume)
     by_user = plan(round_with(("recover", "7"), jobs={7: job}))[0]
     of_all = plan(round_with(("recover", ""), interrupted=held))[0]

@@ -47,7 +47,7 @@ class JobFact(Struct, frozen=True):
     stop its attempt. withdrawn_stop: the id of the preemption that its runner has withdrawn last. The loop
     alone knows it. preempt_signal: the name of the signal with which the job is preempted. checkpoint: its
     newest checkpoint when its last attempt ended. may_resume: whether the scheduler may resume the job by
-    itself.
+    itself. recoveries: how many times it has queued the job again since the user last did.
     """
 
     job_id: int
@@ -60,6 +60,7 @@ class JobFact(Struct, frozen=True):
     preempt_signal: str = DEFAULT_STOP_SIGNAL
     checkpoint: Checkpoint | None = None
     may_resume: bool = False
+    recoveries: int = 0
 
     @property
     def is_waiting(self) -> bool:
@@ -75,16 +76,3 @@ class JobFact(Struct, frozen=True):
     def is_interrupted(self) -> bool:
         """True if the job is held because its last attempt was interrupted."""
         return self.state is JobState.HELD and self.held_by == Outcome.INTERRUPTED.value
-
-
-class InterruptedJob(Struct, frozen=True):
-    """A job that is held because its last attempt was interrupted.
-
-    recoveries: how many times the scheduler itself has queued it again since the user last did. checkpoint:
-    its newest checkpoint. may_resume: whether the scheduler may resume the job by itself.
-    """
-
-    job_id: int
-    recoveries: int = 0
-    checkpoint: Checkpoint | None = None
-    may_resume: bool = False

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from gpu_scheduler.core.failure.explanation import explain_failure, explain_launch_failure
 from gpu_scheduler.core.model.attempt import ActiveAttempt
 from gpu_scheduler.core.model.attempt_status import AttemptResult, Checkpoint, StopRequest
-from gpu_scheduler.core.model.request import InterruptedJob, JobFact
+from gpu_scheduler.core.model.request import JobFact
 from gpu_scheduler.core.model.state_reason import FailureKind, NextKind, NextStep, ReasonKind, StateReason
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.model.units import Now
@@ -58,7 +58,7 @@ def recover_interrupted(facts: Facts) -> list[RequeueJob]:
     ]
 
 
-def recovery(job: InterruptedJob | JobFact, *steps: NextStep, recoveries: int = 0) -> RequeueJob:
+def recovery(job: JobFact, *steps: NextStep, recoveries: int = 0) -> RequeueJob:
     """Returns the action that queues an interrupted job again.
 
     recoveries: how many times the scheduler itself has then done so; 0 if the user asks for it.

@@ -12,7 +12,7 @@ from gpu_scheduler.core.model.attempt_status import (
     AdoptedProcess,
 )
 from gpu_scheduler.core.model.gpu import GpuClaim, GpuSample, Suspicion
-from gpu_scheduler.core.model.request import InterruptedJob, JobFact, Request
+from gpu_scheduler.core.model.request import JobFact, Request
 from gpu_scheduler.core.model.units import Now
 from gpu_scheduler.core.model.wait_reason import WaitReason
 from gpu_scheduler.core.scheduling.history import GpuHistory, GpuTime, Overtakes
@@ -177,7 +177,7 @@ class Facts(Struct, frozen=True):
     learned_mib: Mapping[str, int] = field(default_factory=dict)
     has_unsettled_dependencies: bool = False
     cyclic_request: int | None = None
-    interrupted: tuple[InterruptedJob, ...] = ()
+    interrupted: tuple[JobFact, ...] = ()
     finished_count: int = 0
 
     def attempts_on(self, uuid: str) -> tuple[ActiveAttempt, ...]:
