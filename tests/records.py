@@ -7,8 +7,9 @@ from typing import Any
 
 from gpu_scheduler.app.status_report import GpuView, JobView
 from gpu_scheduler.core.model.attempt import Allocation, Attempt
+from gpu_scheduler.core.model.gpu import Gpu, GpuSample
 from gpu_scheduler.core.model.states import AttemptState, JobState, Outcome
-from gpu_scheduler.store.records import GpuRecord, JobRecord
+from gpu_scheduler.store.records import JobRecord
 
 
 def job_record(**values: Any) -> JobRecord:
@@ -74,15 +75,15 @@ def _attempt_state(values: Mapping[str, Any]) -> AttemptState:
     return AttemptState.ENDED if values.get("outcome") else AttemptState.RUNNING
 
 
-def gpu_record(**values: Any) -> GpuRecord:
-    """Returns GPU A, which has index 0 and uses 10 of 1000 MiB."""
-    fields: dict[str, Any] = {
-        "uuid": "A", "index": 0, "name": "H200", "total_mib": 1000, "paused": False,
-        "used_mib": 10, "load_percent": 0.0, "fault": None, "sampled_at": 5.0, "processes": None,
-        "loads": (), "foreign_peaks": (), "foreign_loads": (), "foreign_load_boot": None,
-        "usable_since": None, "suspicion": None, **values,
+def gpu_record(**values: Any) -> Gpu:
+    """Returns GPU A, which has index 0 and uses 10 of 1000 MiB. Values of its sample may be given, too."""
+    of_sample: dict[str, Any] = {
+        "uuid": "A", "index": 0, "name": "H200", "total_mib": 1000, "used_mib": 10, "load_percent": 0.0,
     }  # fmt: skip
-    return GpuRecord(**fields)
+    of_sample |= {name: values.pop(name) for name in GpuSample.__struct_fields__ if name in values}
+    sample = GpuSample(**of_sample)
+    fields: dict[str, Any] = {"total_mib": sample.total_mib, "sampled_at": 5.0, **values}
+    return Gpu(sample.uuid, sample.index, sample=sample, **fields)
 
 
 #: Values of a job view that belong to the job's newest attempt, and those that belong to the view itself.

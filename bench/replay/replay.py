@@ -8,9 +8,9 @@ from statistics import fmean, median
 
 from bench.replay.estimates import KINDS
 from bench.replay.trace import TraceJob, shortest_makespan_s
-from gpu_scheduler.core.model.gpu import GpuSample
+from gpu_scheduler.core.model.gpu import Gpu, GpuSample
 from gpu_scheduler.core.model.units import Now
-from gpu_scheduler.core.scheduling.facts import Facts, Gpu, QueuedJob
+from gpu_scheduler.core.scheduling.facts import Facts, QueuedJob
 from gpu_scheduler.core.scheduling.forecast import Playback
 from gpu_scheduler.core.scheduling.needs import LlmConfig
 from gpu_scheduler.core.scheduling.run_times import RunTimeKey
@@ -57,7 +57,8 @@ def replay(jobs: Sequence[TraceJob], settings: Settings, *, times: str, gpus: in
 def _idle_gpus(number: int) -> tuple[Gpu, ...]:
     return tuple(
         Gpu(
-            f"GPU-{index}", index, mean_load=0.0, sampled_at=0.0, foreign_loads=(0.0,), foreign_load_at=0.0,
+            f"GPU-{index}", index, mean_load=0.0, sampled_boot=0.0, foreign_loads=(0.0,),
+            foreign_load_boot=0.0,
             sample=GpuSample(f"GPU-{index}", index, "GPU", _MEMORY_MIB, 0, 0.0, ()),
         )
         for index in range(number)

@@ -69,12 +69,7 @@ def find_gpus(
 
 def _managed(store: Store | None) -> tuple[GpuSample, ...]:
     """Returns the GPUs of the scheduler with the processes of its newest sample."""
-    if store is None:
-        return ()
-    return tuple(
-        GpuSample(gpu.uuid, gpu.index, gpu.name, gpu.total_mib, gpu.used_mib, processes=gpu.processes)
-        for gpu in store.gpus()
-    )
+    return () if store is None else tuple(gpu.last for gpu in store.gpus())
 
 
 def _probed(location: Location, store: Store | None, wanted: Adoption) -> tuple[GpuSample, ...]:

@@ -36,6 +36,7 @@ from gpu_scheduler.core.failure.log_end import rendered_lines
 from gpu_scheduler.core.model.attempt import ActiveAttempt, Attempt
 from gpu_scheduler.core.model.event import Event, EventKind
 from gpu_scheduler.core.model.finding import Finding, HealthIssue
+from gpu_scheduler.core.model.gpu import Gpu
 from gpu_scheduler.core.model.job_spec import JobSpec, Need
 from gpu_scheduler.core.model.state_reason import FailureKind
 from gpu_scheduler.core.model.states import FAILED, WAITING, AttemptState, JobState
@@ -60,7 +61,7 @@ from gpu_scheduler.store.events import events_of_job
 from gpu_scheduler.store.job_lists import jobs_ahead_of
 from gpu_scheduler.store.jobs_files import LineLocation, MalformedLineRecord, line_of, malformed_lines
 from gpu_scheduler.store.pending_groups import queued_job_of
-from gpu_scheduler.store.records import GpuRecord, JobRecord
+from gpu_scheduler.store.records import JobRecord
 from gpu_scheduler.store.store import Store
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ def oom_case(store: Store, attempt: Attempt, spec: JobSpec, ended_at: float) -> 
     )
 
 
-def _is_at_limit(attempt: Attempt, allowed: Sequence[GpuRecord], limits: Limits) -> bool:
+def _is_at_limit(attempt: Attempt, allowed: Sequence[Gpu], limits: Limits) -> bool:
     """Returns whether the attempt declared as much memory per GPU as that many allowed GPUs can provide."""
     sizes = sorted((gpu.total_mib for gpu in allowed if gpu.total_mib), reverse=True)
     count = len(attempt.gpus)
@@ -125,10 +126,10 @@ def _has_neighbors(store: Store, attempt: Attempt, ended_at: float) -> bool:
     return store.was_gpu_shared(attempt, since, ended_at)
 
 
-def _foreign_mib(gpu: GpuRecord) -> int:
+def _foreign_mib(gpu: Gpu) -> int:
     """Returns the MiB that foreign processes other than displays used on the GPU in the last sample."""
-    displays = {process.pid for process in gpu.processes or () if process.graphics_only}
-    return sum(mib for pid, _, mib in gpu.foreign_peaks if pid not in displays)
+    displays = {process.pid for process in gpu.last.processes or () if process.graphics_only}
+    return sum(mib for (pid, _), mib in gpu.foreign_peaks.items() if pid not in displays)
 
 
 # Adds to the facts of a round the time that is left of each running attempt, if its progress shows it.

@@ -19,12 +19,12 @@ from gpu_scheduler.claims.gpu_claims import (
 )
 from gpu_scheduler.claims.turns import keeper
 from gpu_scheduler.core.model.attempt import Attempt
+from gpu_scheduler.core.model.gpu import Gpu
 from gpu_scheduler.core.model.job_spec import Need
 from gpu_scheduler.core.model.units import WHOLE
 from gpu_scheduler.core.scheduling.accounting import allocated_mib, allocated_share
 from gpu_scheduler.core.scheduling.placement import GpuAvailability, foreign_use
 from gpu_scheduler.core.scheduling.settings import Limits
-from gpu_scheduler.store.records import GpuRecord
 from gpu_scheduler.store.store import Store
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ _UNDECLARED = Need(1, WHOLE)
 
 
 def gpu_views(
-    gpus: Iterable[GpuRecord],
+    gpus: Iterable[Gpu],
     attempts: Iterable[Attempt],
     paused: Mapping[str, bool],
     limits: Limits = _DEFAULT_LIMITS,
@@ -119,7 +119,7 @@ def _with_reservation(view: GpuView, jobs: tuple[int, ...]) -> GpuView:
 
 
 def _gpu_view(
-    gpu: GpuRecord, holders: list[Attempt], paused: bool, limits: Limits, foreign: ForeignClaims
+    gpu: Gpu, holders: list[Attempt], paused: bool, limits: Limits, foreign: ForeignClaims
 ) -> GpuView:
     total = gpu.total_mib
     allocations = [attempt.allocation_on(gpu.uuid) for attempt in holders]
@@ -138,7 +138,7 @@ def _gpu_view(
     )
 
 
-def _state(gpu: GpuRecord, share: int, paused: bool, limits: Limits, foreign: ForeignClaims) -> str:
+def _state(gpu: Gpu, share: int, paused: bool, limits: Limits, foreign: ForeignClaims) -> str:
     if gpu.fault is not None:
         return status_report.LOST
     if paused:
@@ -149,17 +149,17 @@ def _state(gpu: GpuRecord, share: int, paused: bool, limits: Limits, foreign: Fo
         return status_report.CLAIMED
     return (
         status_report.BUSY
-        if share >= (1 if gpu.exclusive else WHOLE)
+        if share >= (1 if gpu.last.exclusive else WHOLE)
         or (share == 0 and _is_used_by_foreign_processes(gpu, limits))
         else status_report.AVAILABLE
     )
 
 
-def _is_used_by_foreign_processes(gpu: GpuRecord, limits: Limits) -> bool:
+def _is_used_by_foreign_processes(gpu: Gpu, limits: Limits) -> bool:
     """Returns whether foreign processes keep jobs without declared memory off a GPU that runs no job."""
-    in_use = gpu.used_mib
-    if gpu.unified and gpu.processes is not None:  # the rest of the machine uses this memory too
-        in_use = sum(one.used_mib or 0 for one in gpu.processes if not one.graphics_only)
+    in_use = gpu.last.used_mib
+    if gpu.last.unified and gpu.last.processes is not None:  # the rest of the machine uses this memory too
+        in_use = sum(one.used_mib or 0 for one in gpu.last.processes if not one.graphics_only)
     loads = [load for load in gpu.foreign_loads if load is not None]
     available = GpuAvailability(
         gpu.uuid,

@@ -11,14 +11,14 @@ from msgspec.structs import replace
 from gpu_scheduler.claims.gpu_claims import ForeignClaims
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.model.attempt import ActiveAttempt
-from gpu_scheduler.core.model.gpu import GpuSample, Snapshot
+from gpu_scheduler.core.model.gpu import Gpu, GpuSample, Snapshot
 from gpu_scheduler.core.model.job_spec import JobSpec, Need
 from gpu_scheduler.core.model.units import Now
-from gpu_scheduler.core.scheduling.facts import Facts, Gpu
+from gpu_scheduler.core.scheduling.facts import Facts
 from gpu_scheduler.core.scheduling.needs import LlmConfig, ResourceSpec
 from gpu_scheduler.core.scheduling.pending_queue import need_of
 from gpu_scheduler.core.scheduling.settings import Settings
-from gpu_scheduler.gpus.watch import GpuWatch, watched_processes, with_stored_values
+from gpu_scheduler.gpus.watch import GpuWatch, watched_processes
 from gpu_scheduler.intake.llm_config import current_llm_config
 from gpu_scheduler.intake.state_file_edits import requested_pauses
 from gpu_scheduler.store.attempt_history import (
@@ -28,7 +28,7 @@ from gpu_scheduler.store.attempt_history import (
     gpu_time,
 )
 from gpu_scheduler.store.pending_groups import queue_reservation, reserved_jobs
-from gpu_scheduler.store.records import GpuRecord, JobRecord
+from gpu_scheduler.store.records import JobRecord
 from gpu_scheduler.store.store import Store
 
 # Determines a job's need, as the scheduler does, and where that need comes from.
@@ -80,11 +80,10 @@ def current_need(store: Store, job: JobRecord) -> CurrentNeed:
     return CurrentNeed(need, _source(job, is_learned), job.spec)
 
 
-def _empty_gpu(gpu: GpuRecord) -> Gpu:
+def _empty_gpu(gpu: Gpu) -> Gpu:
     """Returns the GPU as if nothing were running on it; only its size is kept."""
-    return Gpu(
-        gpu.uuid, gpu.index, sample=GpuSample(gpu.uuid, gpu.index, gpu.name, gpu.total_mib, None, None)
-    )
+    empty = GpuSample(gpu.uuid, gpu.index, gpu.last.name, gpu.total_mib)
+    return Gpu(gpu.uuid, gpu.index, sample=empty)
 
 
 def _source(job: JobRecord, is_learned: bool) -> NeedSource:
@@ -106,7 +105,7 @@ def _source(job: JobRecord, is_learned: bool) -> NeedSource:
 
 
 def stored_facts(
-    records: Sequence[GpuRecord],
+    records: Sequence[Gpu],
     paused: Mapping[str, bool],
     attempts: Sequence[ActiveAttempt],
     settings: Settings,
@@ -124,11 +123,10 @@ def stored_facts(
         samples = [_sample(gpu, ago) for gpu in sampled if ago < max(1, len(gpu.loads))]
         watch.accept_sample(Snapshot(now.boot, tuple(samples)))
     tokens = {attempt.token: attempt.id for attempt in attempts}
-    managed = {gpu.uuid: (gpu.index, paused.get(gpu.uuid, False)) for gpu in records}
-    by_uuid = {gpu.uuid: gpu for gpu in records}
+    managed = [replace(gpu, paused=paused.get(gpu.uuid, False)) for gpu in records]
     gpus = tuple(
         replace(
-            with_stored_values(gpu, by_uuid[gpu.uuid]),
+            gpu,
             claims=foreign.claims.get(gpu.uuid, ()),
             claims_problem=foreign.problems.get(gpu.uuid),
         )
@@ -137,19 +135,8 @@ def stored_facts(
     return Facts(now, settings, LlmConfig(), gpus, attempts=tuple(attempts))
 
 
-def _sample(gpu: GpuRecord, samples_back: int) -> GpuSample:
-    return GpuSample(
-        uuid=gpu.uuid,
-        index=gpu.index,
-        name=gpu.name,
-        total_mib=gpu.total_mib,
-        used_mib=gpu.used_mib,
-        load_percent=gpu.loads[-1 - samples_back] if gpu.loads else None,
-        processes=gpu.processes,
-        fault=gpu.fault,
-        exclusive=gpu.exclusive,
-        unified=gpu.unified,
-    )
+def _sample(gpu: Gpu, samples_back: int) -> GpuSample:
+    return replace(gpu.last, load_percent=gpu.loads[-1 - samples_back] if gpu.loads else None)
 
 
 def round_facts(store: Store, attempts: Sequence[ActiveAttempt], now: Now, foreign: ForeignClaims) -> Facts:

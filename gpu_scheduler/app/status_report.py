@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from gpu_scheduler.core.model.attempt import Attempt
     from gpu_scheduler.core.model.attempt_status import StopRequest
     from gpu_scheduler.core.model.event import MisplacedProcess, Overuse
-    from gpu_scheduler.core.model.gpu import GpuClaim
+    from gpu_scheduler.core.model.gpu import Gpu, GpuClaim
     from gpu_scheduler.core.model.job_spec import Parent
     from gpu_scheduler.core.progress.eta import JobProgress
     from gpu_scheduler.store.jobs_files import JobsFileRecord, MalformedLineRecord
-    from gpu_scheduler.store.records import GpuRecord, JobRecord
+    from gpu_scheduler.store.records import JobRecord
 
     #: A warning about an attempt; a plain string describes unexpected contents of its folder.
     AttemptWarning = Overuse | MisplacedProcess | str
@@ -46,7 +46,7 @@ class GpuView(Struct, frozen=True):
     reserved_for: the ids of the jobs for which the GPU is reserved.
     """
 
-    record: GpuRecord
+    record: Gpu
     state: str
     share: int
     jobs: tuple[int, ...] = ()

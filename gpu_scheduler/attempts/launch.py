@@ -52,7 +52,7 @@ def requested_claims(store: Store, attempt: Attempt, folder: ClaimFolder) -> dic
     # An adopted process may hold a claim itself, if `run` has executed it.
     held = {uuid for uuid, found in locks.items() if attempt.watched_pid in [lock.pid for lock in found]}
     totals = {gpu.uuid: gpu.total_mib for gpu in store.gpus()}
-    exclusive = {gpu.uuid for gpu in store.gpus() if gpu.exclusive}
+    exclusive = {gpu.uuid for gpu in store.gpus() if gpu.last.exclusive}
     # Of two attempts that start in the same round, only the later one gives way.
     earlier = [one for one in store.active_attempts() if one.id < attempt.id and one.state.holds_gpus]
     gpus = []

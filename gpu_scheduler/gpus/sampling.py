@@ -217,7 +217,7 @@ def _job_list(jobs: Sequence[str]) -> str:
 
 
 def _stored_gpus(store: Store) -> list[GpuSample]:
-    return [GpuSample(gpu.uuid, gpu.index, gpu.name, fault=gpu.fault) for gpu in store.gpus()]
+    return [GpuSample(gpu.uuid, gpu.index, gpu.last.name, fault=gpu.fault) for gpu in store.gpus()]
 
 
 def _still_managed(known: Sequence[GpuSample], samples: Sequence[GpuSample]) -> list[GpuSample]:

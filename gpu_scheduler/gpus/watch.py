@@ -13,11 +13,9 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from gpu_scheduler.core.model.attempt import ActiveAttempt
-from gpu_scheduler.core.model.gpu import LOAD_SAMPLES, UNKNOWN_UUID_PREFIX, GpuSample, Snapshot
-from gpu_scheduler.core.scheduling.facts import Gpu
+from gpu_scheduler.core.model.gpu import LOAD_SAMPLES, UNKNOWN_UUID_PREFIX, Gpu, GpuSample, Snapshot
 from gpu_scheduler.runner import membership
 from gpu_scheduler.runner.membership import Membership, RecordedCommand
-from gpu_scheduler.store.records import GpuRecord
 from gpu_scheduler.system.procfs import PROC, Proc, Process
 
 # Finds the owner of each process on a GPU: the process belongs to an attempt, is foreign, or is unmatched.
@@ -380,38 +378,34 @@ class GpuWatch:
 
     def gpus(
         self,
-        known: Mapping[str, tuple[int, bool]],
+        known: Iterable[Gpu],
         tokens: Mapping[str, int],
         command_of: Callable[[str], RecordedCommand | None] = lambda token: None,
         watched: Mapping[tuple[int, int], str] = NOTHING_WATCHED,
     ) -> tuple[Gpu, ...]:
-        """Returns the GPUs, sorted by index.
+        """Returns these GPUs with what the last sample shows, sorted by index.
 
-        known: each GPU's index and whether the GPU is paused, by UUID. tokens: the open attempts by token.
-        command_of: returns the recorded command of the attempt with a given token. watched: the tokens of
-        the attempts that watch a process, by its pid and start in ticks.
+        tokens: the open attempts by token. command_of: returns the recorded command of the attempt with a
+        given token. watched: the tokens of the attempts that watch a process, by its pid and start in ticks.
         """
         samples = {gpu.uuid: gpu for gpu in self.snapshot.gpus} if self.snapshot else {}
         at = self.snapshot.taken_at if self.snapshot else None
         gpus = []
-        for uuid, (index, is_paused) in known.items():
-            sample = samples.get(uuid)
-            loads = [load for load in self._loads.get(uuid, ()) if load is not None]
-            load = sum(loads) / len(loads) if loads else None
+        for gpu in known:
+            sample = samples.get(gpu.uuid)
+            loads = [load for load in self._loads.get(gpu.uuid, ()) if load is not None]
             owned = self._owners.ownership_of(sample, tokens, command_of, watched) if sample else Ownership()
-            gpus.append(
-                Gpu(
-                    uuid,
-                    sample.index if sample else index,
-                    is_paused,
-                    sample,
-                    at,
-                    load,
-                    owned.owners,
-                    owned.starts,
-                    owned.unmatched,
-                )
+            sampled = replace(
+                gpu,
+                index=sample.index if sample else gpu.index,
+                sample=sample,
+                sampled_boot=at,
+                mean_load=sum(loads) / len(loads) if loads else None,
+                owners=owned.owners,
+                process_starts=owned.starts,
+                has_unmatched_process=owned.unmatched,
             )
+            gpus.append(replace(sampled, foreign_peaks=current_peaks(sampled)))
         return tuple(sorted(gpus, key=lambda gpu: gpu.index))
 
 
@@ -424,25 +418,10 @@ def watched_processes(attempts: Iterable[ActiveAttempt]) -> dict[tuple[int, int]
     }
 
 
-def with_stored_values(gpu: Gpu, record: GpuRecord) -> Gpu:
-    """Returns a copy of the GPU with the values that only the store contains."""
-    return replace(
-        gpu,
-        total_mib=record.total_mib,
-        foreign_peaks=current_peaks(gpu, record.foreign_peaks),
-        foreign_loads=record.foreign_loads,
-        foreign_load_at=record.foreign_load_boot,
-        usable_since=record.usable_since or 0.0,
-        suspicion=record.suspicion,
-    )
-
-
-def current_peaks(gpu: Gpu, stored_peaks: Collection[tuple[int, float, int]]) -> dict[tuple[int, float], int]:
+def current_peaks(gpu: Gpu) -> Mapping[tuple[int, float], int]:
     """Returns the stored memory peaks of foreign processes that are alive or in the GPU's newest sample."""
-    if not stored_peaks:
-        return {}
+    if not gpu.foreign_peaks:
+        return gpu.foreign_peaks
     processes = (gpu.sample.processes if gpu.sample else None) or ()
     here = {(process.pid, gpu.process_starts.get(process.pid, 0.0)) for process in processes}
-    return {
-        (pid, start): mib for pid, start, mib in stored_peaks if (pid, start) in here or is_alive(pid, start)
-    }
+    return {key: mib for key, mib in gpu.foreign_peaks.items() if key in here or is_alive(*key)}

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from gpu_scheduler.core.model.attempt import ActiveAttempt
+from gpu_scheduler.core.model.gpu import Gpu
 from gpu_scheduler.core.model.states import ACTIVE, JobState
 from gpu_scheduler.core.scheduling.accounting import allocated_share
 from gpu_scheduler.intake.jobs_file_content import is_open_for_writing
 from gpu_scheduler.intake.state_file_edits import apply_edit, forget_last_edit, requested_pauses, resume_all
 from gpu_scheduler.store import state_file
 from gpu_scheduler.store.job_lists import open_jobs, state_counts
-from gpu_scheduler.store.records import GpuRecord
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.system import safe_file
 from gpu_scheduler.system.safe_file import FileProblem, ProblemKind, file_version
@@ -53,7 +53,7 @@ def summarize(
 
 
 def allocated_shares(
-    gpus: Sequence[GpuRecord], attempts: Sequence[ActiveAttempt], spike_buffer: float
+    gpus: Sequence[Gpu], attempts: Sequence[ActiveAttempt], spike_buffer: float
 ) -> dict[str, int]:
     """Returns the allocated share of each GPU in thousandths, by UUID; 0 for a GPU that no attempt holds."""
     totals = {gpu.uuid: gpu.total_mib for gpu in gpus}

@@ -77,7 +77,7 @@ class StatusBoardFile:
             newest_id,
             *((gpu.uuid, gpu.sample, gpu.claims, gpu.claims_problem) for gpu in facts.gpus),
         )
-        samples = [gpu.sampled_at for gpu in facts.gpus]
+        samples = [gpu.sampled_boot for gpu in facts.gpus]
         now = self._clock.now().boot
         if shown == self._written_state and (
             samples == self._written_samples or now < self._written_at + TIMES_INTERVAL_S

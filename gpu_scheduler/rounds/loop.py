@@ -21,19 +21,19 @@ from gpu_scheduler.attempts.sweep import processes_of, recorded_command, sweep_o
 from gpu_scheduler.claims.gpu_claims import LockReading, read_locks_of
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.model.attempt import ActiveAttempt
-from gpu_scheduler.core.model.gpu import GpuClaim
+from gpu_scheduler.core.model.gpu import Gpu, GpuClaim
 from gpu_scheduler.core.model.request import JobFact, Request
 from gpu_scheduler.core.model.units import Now
 from gpu_scheduler.core.model.wait_reason import WaitReason
 from gpu_scheduler.core.scheduling import actions as act
-from gpu_scheduler.core.scheduling.facts import AdoptedJob, Facts, Gpu
+from gpu_scheduler.core.scheduling.facts import AdoptedJob, Facts
 from gpu_scheduler.core.scheduling.history import GpuHistory, Overtakes
 from gpu_scheduler.core.scheduling.needs import LlmConfig, ResourceSpec
 from gpu_scheduler.core.scheduling.plan import plan
 from gpu_scheduler.core.scheduling.reconcile_attempt import needs_process_scan
 from gpu_scheduler.core.scheduling.run_times import RunTimes
 from gpu_scheduler.core.scheduling.settings import QueueOrder, Settings
-from gpu_scheduler.gpus.watch import GpuWatch, watched_processes, with_stored_values
+from gpu_scheduler.gpus.watch import GpuWatch, watched_processes
 from gpu_scheduler.health.storage_monitor import StorageMonitor
 from gpu_scheduler.rounds.turns import QueueTurns
 from gpu_scheduler.runner.membership import RecordedCommand
@@ -48,7 +48,6 @@ from gpu_scheduler.store.dependencies import has_unsettled_dependencies, is_ance
 from gpu_scheduler.store.job_lists import find_job_fact, interrupted_jobs, jobs_to_watch, listed_count
 from gpu_scheduler.store.pending_groups import queue_reservation, reserved_jobs
 from gpu_scheduler.store.pending_groups_reader import PendingGroupsReader
-from gpu_scheduler.store.records import GpuRecord
 from gpu_scheduler.store.requests import open_requests
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.store.writer import StoreWriter
@@ -130,7 +129,7 @@ def read_facts(
 
 def _gpus(
     watch: GpuWatch,
-    managed: Sequence[GpuRecord],
+    managed: Sequence[Gpu],
     attempts: Sequence[ActiveAttempt],
     refs: Mapping[str, AttemptRef],
     locks: LockReading,
@@ -143,17 +142,16 @@ def _gpus(
 
     watched = watched_processes(attempts)
     foreign = locks.foreign_claims({gpu.uuid: gpu.total_mib for gpu in managed}, runner_pids(attempts))
-    paused = {gpu.uuid: (gpu.index, gpu.paused) for gpu in managed}
-    recorded = {gpu.uuid: gpu for gpu in managed}
+    ours = {gpu.uuid for gpu in managed}
     sampled = watch.snapshot.gpus if attempts and watch.snapshot is not None else ()
-    unmanaged = {gpu.uuid: (gpu.index, False) for gpu in sampled if gpu.uuid not in paused}
+    unmanaged = [Gpu(gpu.uuid, gpu.index) for gpu in sampled if gpu.uuid not in ours]
     with_claims = tuple(
         replace(
-            with_stored_values(gpu, recorded[gpu.uuid]),
+            gpu,
             claims=foreign.claims.get(gpu.uuid, ()),
             claims_problem=foreign.problems.get(gpu.uuid),
         )
-        for gpu in watch.gpus(paused, tokens, command_of, watched)
+        for gpu in watch.gpus(managed, tokens, command_of, watched)
     )
     return with_claims, watch.gpus(unmanaged, tokens, command_of, watched)
 

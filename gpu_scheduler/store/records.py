@@ -9,12 +9,10 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
-
-from msgspec import Struct
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpu_scheduler.core.model.attempt import ActiveAttempt, Allocation, Attempt
-from gpu_scheduler.core.model.gpu import GpuProcess, Suspicion
+from gpu_scheduler.core.model.gpu import Gpu, GpuProcess, GpuSample, Suspicion
 from gpu_scheduler.core.model.state_reason import StateReason
 from gpu_scheduler.core.model.states import AttemptState, JobState, Outcome
 from gpu_scheduler.core.model.wait_reason import WaitReason
@@ -107,41 +105,7 @@ class JobRecord(NamedTuple):
         return JobSpec.from_json(self.spec_json)
 
 
-class GpuRecord(Struct, frozen=True):
-    """A GPU with the values of its newest sample.
-
-    processes: None if they are not available. loads: the last load samples in percent, newest last;
-    foreign_loads: the last loads in percent that foreign processes caused; foreign_load_boot: the time of the
-    newest sample in foreign_loads. foreign_peaks: the pid, the start in wall seconds and the highest observed
-    memory in MiB of each foreign process. usable_since: when it was last resumed, became managed, or
-    recovered from a fault, in wall seconds; None if that was before the store recorded it. suspicion: why it
-    is suspect, or None. exclusive and unified: as in GpuSample.
-    """
-
-    uuid: str
-    index: int
-    name: str
-    total_mib: int | None
-    paused: bool
-    used_mib: int | None
-    load_percent: float | None
-    fault: GpuFault | None
-    sampled_at: float | None
-    processes: tuple[GpuProcess, ...] | None
-    loads: tuple[float | None, ...]
-    foreign_peaks: tuple[tuple[int, float, int], ...]
-    foreign_loads: tuple[float | None, ...]
-    foreign_load_boot: float | None
-    usable_since: float | None
-    suspicion: Suspicion | None
-    exclusive: bool = False
-    unified: bool = False
-
-
 # Builds records from database rows. Only this module lists the columns that such rows have.
-
-
-_Record = TypeVar("_Record")
 
 #: The columns of a job.
 JOB_COLUMNS = ", ".join(JobRecord._fields).replace("spec_json", "spec AS spec_json")
@@ -151,8 +115,13 @@ STOP_REQUEST_COLUMN = (
     " job.stop_on_timeout, job.stop_id, job.stop_signal, job.stop_next_state, job.stop_preemptor) END"
     " AS stop_request"
 )
+#: The fields of a GPU that the store has, besides those of its newest sample.
+_OF_GPU = (
+    "paused", "sampled_at", "loads", "foreign_peaks", "foreign_loads", "foreign_load_boot", "usable_since",
+    "suspicion",
+)  # fmt: skip
 #: The columns of a GPU.
-GPU_COLUMNS = ", ".join(GpuRecord.__struct_fields__).replace("index", 'idx AS "index"')
+GPU_COLUMNS = ", ".join((*GpuSample.__struct_fields__, *_OF_GPU)).replace("index", 'idx AS "index"')
 #: The columns of an attempt. Its allocations and misplaced processes are JSON lists, so one query is enough.
 ATTEMPT_COLUMNS = """
     attempt.*,
@@ -178,36 +147,30 @@ def job_records(rows: Sequence[sqlite3.Row]) -> list[JobRecord]:
 
 
 def attempt_records(rows: Sequence[sqlite3.Row]) -> list[Attempt]:
-    """Builds attempt records from rows that have ATTEMPT_COLUMNS."""
-    return _records(Attempt, rows, _ATTEMPT_FIELDS)
+    """Builds attempts from rows that have ATTEMPT_COLUMNS."""
+    return [Attempt(**_converted(row, _ATTEMPT_FIELDS)) for row in rows]
 
 
 def active_attempt_record(row: sqlite3.Row) -> ActiveAttempt:
-    """Builds the record of an active attempt from a row with ATTEMPT_COLUMNS and some columns of its job."""
-    return _records(ActiveAttempt, [row], _ACTIVE_ATTEMPT_FIELDS)[0]
+    """Builds an active attempt from a row with ATTEMPT_COLUMNS and some columns of its job."""
+    return ActiveAttempt(**_converted(row, _ACTIVE_ATTEMPT_FIELDS))
 
 
-def gpu_record(row: sqlite3.Row) -> GpuRecord:
-    """Builds a GPU record from a row that has GPU_COLUMNS."""
-    return _records(GpuRecord, [row], _GPU_FIELDS)[0]
+def gpu_record(row: sqlite3.Row) -> Gpu:
+    """Builds a GPU from a row that has GPU_COLUMNS."""
+    values = _converted(row, _GPU_FIELDS)
+    sample = GpuSample(**{name: values[name] for name in GpuSample.__struct_fields__})
+    own = {name: values[name] for name in _OF_GPU}
+    return Gpu(sample.uuid, sample.index, sample=sample, total_mib=sample.total_mib, **own)
 
 
-def _records(
-    kind: type[_Record], rows: Sequence[sqlite3.Row], converters: Mapping[str, Callable[[Any], Any]]
-) -> list[_Record]:
-    """Builds records from rows whose columns are the fields of the record.
-
-    converters: the functions that convert values other than NULL, by field.
-    """
-    names = rows[0].keys() if rows else []
-    found = []
-    for row in rows:
-        values = dict(zip(names, row))  # noqa: B905 - the lengths are equal, and a check takes time
-        for name, convert in converters.items():
-            if values[name] is not None:
-                values[name] = convert(values[name])
-        found.append(kind(**values))
-    return found
+def _converted(row: sqlite3.Row, converters: Mapping[str, Callable[[Any], Any]]) -> dict[str, Any]:
+    """Returns the values of a row by column. converters: those of values other than NULL, by column."""
+    values = dict(zip(row.keys(), row))  # noqa: B905 - the lengths are equal, and a check takes time
+    for name, convert in converters.items():
+        if values[name] is not None:
+            values[name] = convert(values[name])
+    return values
 
 
 def _allocations(listed: str) -> tuple[Allocation, ...]:
@@ -243,6 +206,10 @@ def _tuple(listed: str) -> tuple[Any, ...]:
 
 def _tuples(listed: str) -> tuple[tuple[Any, ...], ...]:
     return tuple(map(tuple, json.loads(listed)))
+
+
+def _peaks(listed: str) -> dict[tuple[int, float], int]:
+    return {(pid, start): mib for pid, start, mib in json.loads(listed)}
 
 
 def _processes(listed: str) -> tuple[GpuProcess, ...]:
@@ -292,7 +259,7 @@ _GPU_FIELDS: Mapping[str, Callable[[Any], Any]] = {
     "fault": _fault,
     "processes": _processes,
     "loads": _tuple,
-    "foreign_peaks": _tuples,
+    "foreign_peaks": _peaks,
     "foreign_loads": _tuple,
     "exclusive": bool,
     "unified": bool,

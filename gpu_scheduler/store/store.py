@@ -27,10 +27,11 @@ if TYPE_CHECKING:
     from gpu_scheduler.config import StartOptions
     from gpu_scheduler.core.model.attempt import ActiveAttempt, Attempt
     from gpu_scheduler.core.model.attempt_status import AdoptedProcess
+    from gpu_scheduler.core.model.gpu import Gpu
     from gpu_scheduler.core.model.job_spec import Dependency, JobSpec
     from gpu_scheduler.core.model.state_reason import StateReason
     from gpu_scheduler.core.model.wait_reason import WaitReason
-    from gpu_scheduler.store.records import GpuRecord, JobRecord
+    from gpu_scheduler.store.records import JobRecord
 
 #: Key in `meta` for the options of the newest scheduler.
 _OPTIONS_KEY = "started_with"
@@ -71,7 +72,7 @@ class Store:
         self.data_dir = data_dir
         self._learning: bool | None = None
         self._active_attempts: RecordCache[ActiveAttempt] = RecordCache()
-        self._gpus: RecordCache[GpuRecord] = RecordCache()
+        self._gpus: RecordCache[Gpu] = RecordCache()
         owner = None if create else data_dir.other_host()
         if owner is not None:
             # Even an SQLite reader may write to the file, and its locks have no effect on another host.
@@ -220,7 +221,7 @@ class Store:
         )
         return self._active_attempts.records(rows, active_attempt_record)
 
-    def gpus(self) -> list[GpuRecord]:
+    def gpus(self) -> list[Gpu]:
         """Returns the managed GPUs, sorted by index."""
         from gpu_scheduler.store.records import GPU_COLUMNS, gpu_record
 

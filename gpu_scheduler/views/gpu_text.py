@@ -9,7 +9,6 @@ from gpu_scheduler.core.model.gpu import GpuClaim, GpuSample, Suspicion
 from gpu_scheduler.core.model.units import format_share
 from gpu_scheduler.core.model.wait_reason import GpuObstacle, ObstacleKind
 from gpu_scheduler.core.text.formatting import format_jobs, format_memory, safe_text
-from gpu_scheduler.store.records import GpuRecord
 from gpu_scheduler.views.job_text import finish_text, reserved_text
 
 # Formats the claims of programs on the memory of a GPU.
@@ -49,7 +48,7 @@ def claims_text(claims: Sequence[GpuClaim]) -> str:
     return "; ".join([*listed, *([f"and {more} more"] if more else [])])
 
 
-def mode_lines(gpu: GpuSample | GpuRecord) -> list[str]:
+def mode_lines(gpu: GpuSample) -> list[str]:
     """Returns lines about the compute mode and the memory of a GPU, if there is anything to say."""
     exclusive = ["compute mode Exclusive_Process: one job at a time"] if gpu.exclusive else []
     return [*exclusive, *(["unified memory: total and use are those of the machine"] if gpu.unified else [])]

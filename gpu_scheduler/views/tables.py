@@ -298,8 +298,8 @@ def gpu_rows(
 
 
 def _row(gpu: GpuView, by_memory: bool) -> TableRow:
-    load = "?" if gpu.record.load_percent is None else f"{gpu.record.load_percent:.0f} %"
-    name = safe_text(gpu.record.name)
+    load = "?" if gpu.record.last.load_percent is None else f"{gpu.record.last.load_percent:.0f} %"
+    name = safe_text(gpu.record.last.name)
     if gpu.record.fault is not None and not gpu.record.fault.is_lost:
         name = f"{safe_text(str(gpu.record.fault))} ({name})"
     allocated = [Cell(format_memory(gpu.allocated_mib))] if by_memory else []
@@ -332,13 +332,13 @@ def _detail_lines(gpu: GpuView) -> Iterator[str]:
         text = suspicion_text(gpu.record.suspicion, gpu.record.sampled_at or 0.0)
         yield f"{text}; `resume {gpu.record.index}` uses it again at once"
     problem = [] if gpu.claims_problem is None else [claims_problem_text(gpu.claims_problem)]
-    yield from [*mode_lines(gpu.record), *problem, *([claims_text(gpu.claims)] if gpu.claims else [])]
+    yield from [*mode_lines(gpu.record.last), *problem, *([claims_text(gpu.claims)] if gpu.claims else [])]
 
 
 def _memory_text(gpu: GpuView) -> str:
     """Formats used and total memory: "15.6 / 24.0 GiB", or in MiB for a GPU with less than 1 GiB."""
     total = format_memory(gpu.record.total_mib)
-    used = format_memory(gpu.record.used_mib)
-    if gpu.record.used_mib is not None and total.endswith(" GiB"):
-        used = f"{gpu.record.used_mib / 1024:.1f}"
+    used = format_memory(gpu.record.last.used_mib)
+    if gpu.record.last.used_mib is not None and total.endswith(" GiB"):
+        used = f"{gpu.record.last.used_mib / 1024:.1f}"
     return f"{used} / {total}"

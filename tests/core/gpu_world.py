@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from gpu_scheduler.core.model.attempt import ActiveAttempt
 from gpu_scheduler.core.model.attempt_status import AttemptStatus
-from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample
+from gpu_scheduler.core.model.gpu import Gpu, GpuProcess, GpuSample
 from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.model.units import Now
 from gpu_scheduler.core.model.wait_reason import WaitReason
 from gpu_scheduler.core.scheduling.accounting import declared_mib
-from gpu_scheduler.core.scheduling.facts import Facts, Gpu, PendingGroup, QueuedJob
+from gpu_scheduler.core.scheduling.facts import Facts, PendingGroup, QueuedJob
 from gpu_scheduler.core.scheduling.needs import LlmConfig, ResourceSpec
 from gpu_scheduler.core.scheduling.settings import Settings
 from tests.attempts import make_attempt, replace
@@ -32,10 +32,10 @@ def gpu(
         f"U{index}",
         index,
         sample=sample,
-        sampled_at=999.0,
+        sampled_boot=999.0,
         mean_load=0.0,
         foreign_loads=(0.0,),
-        foreign_load_at=999.0,
+        foreign_load_boot=999.0,
     )
     return replace(base, **values)
 

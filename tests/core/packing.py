@@ -15,14 +15,14 @@ from msgspec import Struct
 
 from gpu_scheduler.core.model.attempt import ActiveAttempt, Allocation
 from gpu_scheduler.core.model.attempt_status import AttemptStatus
-from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample
+from gpu_scheduler.core.model.gpu import Gpu, GpuProcess, GpuSample
 from gpu_scheduler.core.model.job_spec import Need
 from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.model.units import Now
 from gpu_scheduler.core.model.wait_reason import WaitReason
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.accounting import declared_mib
-from gpu_scheduler.core.scheduling.facts import Facts, Gpu, PendingGroup, QueuedJob
+from gpu_scheduler.core.scheduling.facts import Facts, PendingGroup, QueuedJob
 from gpu_scheduler.core.scheduling.needs import LlmConfig, ResourceSpec
 from gpu_scheduler.core.scheduling.pending_queue import need_of
 from gpu_scheduler.core.scheduling.plan import plan
@@ -178,8 +178,9 @@ class Machine:
             self.foreign_loads.setdefault(index, []).append(load if foreign else 0.0)
             gpu_sample = GpuSample(f"U{index}", index, "GPU", total, used, 97.0, tuple(processes))
             self.samples[index] = Gpu(
-                f"U{index}", index, False, gpu_sample, self.now.boot, 97.0, owners, starts
-            )
+                f"U{index}", index, sample=gpu_sample, sampled_boot=self.now.boot, mean_load=97.0,
+                owners=owners, process_starts=starts,
+            )  # fmt: skip
 
     def facts(self) -> Facts:
         gpus = []
@@ -193,7 +194,7 @@ class Machine:
             loads, at = self.recorded_loads.get(index, ((), None))
             paused = self.scene.paused[self.tick][index]
             gpus.append(
-                replace(gpu, foreign_peaks=held, paused=paused, foreign_loads=loads, foreign_load_at=at)
+                replace(gpu, foreign_peaks=held, paused=paused, foreign_loads=loads, foreign_load_boot=at)
             )
         lines: dict[ResourceSpec, list[QueuedJob]] = {}
         for job_id, job in self.queued.items():

@@ -7,9 +7,9 @@ from collections.abc import Collection
 from hypothesis import strategies as st
 
 from gpu_scheduler.core.model.attempt import ActiveAttempt
-from gpu_scheduler.core.model.gpu import LOST, GpuClaim, GpuFault, GpuProcess, GpuSample
+from gpu_scheduler.core.model.gpu import LOST, Gpu, GpuClaim, GpuFault, GpuProcess, GpuSample
 from gpu_scheduler.core.model.job_spec import Need
-from gpu_scheduler.core.scheduling.facts import Facts, Gpu
+from gpu_scheduler.core.scheduling.facts import Facts
 from tests.attempts import replace
 from tests.core.gpu_world import facts, gpu, running
 

@@ -124,7 +124,7 @@ class Player:
             groups.setdefault(self.job_of(job.job_id).resources, []).append(job)
         closed = self.closed.get(self.step, frozenset())
         gpus = [
-            replace(gpu(n, paused=n in closed), sampled_at=self.now.boot, foreign_load_at=self.now.boot)
+            replace(gpu(n, paused=n in closed), sampled_boot=self.now.boot, foreign_load_boot=self.now.boot)
             for n in range(self.gpus)
         ]
         return Facts(

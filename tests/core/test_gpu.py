@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample, without_impossible_values
+from gpu_scheduler.core.model.gpu import Gpu, GpuProcess, GpuSample, without_impossible_values
 from gpu_scheduler.core.model.job_spec import Need
-from gpu_scheduler.core.scheduling.facts import Gpu
 from gpu_scheduler.core.scheduling.gpu_use import foreign_memory
 from gpu_scheduler.core.scheduling.placement import GpuAvailability, obstacle
 from gpu_scheduler.core.scheduling.settings import Limits

@@ -7,12 +7,11 @@ import re
 import pytest
 
 from gpu_scheduler.core.model.attempt import ActiveAttempt
-from gpu_scheduler.core.model.gpu import GpuClaim, GpuProcess, GpuSample
+from gpu_scheduler.core.model.gpu import Gpu, GpuClaim, GpuProcess, GpuSample
 from gpu_scheduler.core.model.job_spec import Need
 from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.model.wait_reason import GpuObstacle, ObstacleKind
 from gpu_scheduler.core.scheduling import actions as act
-from gpu_scheduler.core.scheduling.facts import Gpu
 from gpu_scheduler.core.scheduling.gpu_use import (
     availability,
     display_memory,
@@ -46,7 +45,10 @@ def start_or_reason(one: Gpu, resources: ResourceSpec, *attempts: ActiveAttempt)
     """
     loads = (*one.foreign_loads, foreign_load(one, attempts, LIMITS))[-3:]
     noted = replace(
-        one, foreign_peaks=foreign_peaks(one, attempts), foreign_loads=loads, foreign_load_at=one.sampled_at
+        one,
+        foreign_peaks=foreign_peaks(one, attempts),
+        foreign_loads=loads,
+        foreign_load_boot=one.sampled_boot,
     )
     [action] = plan(facts(noted, attempts=attempts, pending_groups=(group(resources, 1),)))
     assert isinstance(action, (act.Start, act.SetWaitReason))
@@ -57,7 +59,7 @@ def loaded_gpu(
     load: float, used: int | None, processes: tuple[GpuProcess, ...] | None, **values: object
 ) -> Gpu:
     """Returns a GPU with this load in its first sample, which is not recorded yet."""
-    one = gpu(0, used, processes, mean_load=load, foreign_loads=(), foreign_load_at=None, **values)
+    one = gpu(0, used, processes, mean_load=load, foreign_loads=(), foreign_load_boot=None, **values)
     assert one.sample is not None
     return replace(one, sample=replace(one.sample, load_percent=load))
 

@@ -6,7 +6,7 @@ import pytest
 
 from gpu_scheduler.core.model.attempt import ActiveAttempt
 from gpu_scheduler.core.model.attempt_status import AttemptStatus, StopRequest
-from gpu_scheduler.core.model.gpu import LOST, GpuClaim, GpuProcess, GpuSample
+from gpu_scheduler.core.model.gpu import LOST, Gpu, GpuClaim, GpuProcess, GpuSample
 from gpu_scheduler.core.model.job_spec import Need
 from gpu_scheduler.core.model.request import JobFact, Request
 from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
@@ -14,7 +14,6 @@ from gpu_scheduler.core.model.states import AttemptState, JobState, Outcome
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.draining import is_drained
-from gpu_scheduler.core.scheduling.facts import Gpu
 from gpu_scheduler.core.scheduling.gpu_use import availability, foreign_memory
 from gpu_scheduler.core.scheduling.history import Overtakes, QueueStart
 from gpu_scheduler.core.scheduling.needs import LlmConfig, Requirement, ResourceSpec

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from gpu_scheduler.core.model.attempt import ActiveAttempt
 from gpu_scheduler.core.model.attempt_status import AttemptStatus, StopRequest
-from gpu_scheduler.core.model.gpu import LOST, GpuClaim, GpuProcess
+from gpu_scheduler.core.model.gpu import LOST, Gpu, GpuClaim, GpuProcess
 from gpu_scheduler.core.model.job_spec import Need
 from gpu_scheduler.core.model.states import AttemptState
-from gpu_scheduler.core.scheduling.facts import Facts, Gpu
+from gpu_scheduler.core.scheduling.facts import Facts
 from gpu_scheduler.core.scheduling.gpu_use import Vacancy, availability
 from gpu_scheduler.core.scheduling.history import GpuTime
 from gpu_scheduler.core.scheduling.placement import obstacle_kind

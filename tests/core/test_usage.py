@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gpu_scheduler.core.model.attempt import ActiveAttempt
 from gpu_scheduler.core.model.attempt_status import AttemptResult, AttemptStatus
-from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample
+from gpu_scheduler.core.model.gpu import Gpu, GpuProcess, GpuSample
 from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.scheduling.actions import (
     Action,
@@ -22,7 +22,7 @@ from gpu_scheduler.core.scheduling.actions import (
     SetWaitReason,
     Start,
 )
-from gpu_scheduler.core.scheduling.facts import Facts, Gpu
+from gpu_scheduler.core.scheduling.facts import Facts
 from gpu_scheduler.core.scheduling.gpu_use import attempt_memory, record_measurements
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
 from gpu_scheduler.core.scheduling.plan import plan
@@ -111,7 +111,7 @@ def test_a_jobs_memory_is_recorded_as_unknown_if_it_cannot_be_attributed(one: Gp
 
 def test_records_no_measurements_without_a_sample() -> None:
     assert record_measurements(facts(Gpu("U0", 0), attempts=(NEW,))) == []
-    assert record_measurements(facts(replace(OURS, sampled_at=None), attempts=(NEW,))) == []
+    assert record_measurements(facts(replace(OURS, sampled_boot=None), attempts=(NEW,))) == []
 
 
 @pytest.mark.parametrize(
@@ -236,7 +236,7 @@ def test_records_the_foreign_load_of_a_sample_only_once(
     noted: tuple[float | None, ...], at: float | None, after: tuple[float | None, ...] | None
 ) -> None:
     one = gpu(0, None, (GpuProcess(8, 30, load_percent=40.0),), foreign_peaks={(8, 0.0): 30})
-    notes = record_measurements(facts(replace(one, foreign_loads=noted, foreign_load_at=at)))
+    notes = record_measurements(facts(replace(one, foreign_loads=noted, foreign_load_boot=at)))
     assert notes == ([] if after is None else [RecordForeignLoad("U0", after, 999.0)])
 
 
@@ -292,7 +292,7 @@ def applied(world: Facts, actions: list[Action]) -> Facts:
             attempts[note.attempt_id] = replace(attempt, overused_gpus=(*attempt.overused_gpus, note.uuid))
         elif isinstance(note, RecordForeignLoad):
             gpus[note.uuid] = replace(
-                gpus[note.uuid], foreign_loads=note.loads, foreign_load_at=note.sampled_at
+                gpus[note.uuid], foreign_loads=note.loads, foreign_load_boot=note.sampled_at
             )
         elif isinstance(note, RecordForeignPeaks):
             held = {(pid, start): mib for pid, start, mib in note.peaks}

@@ -16,7 +16,7 @@ from unittest.mock import patch
 
 import GPUtil  # noqa: F401 - otherwise each input would import it again
 
-from gpu_scheduler.core.model.gpu import ClaimedGpu, GpuSample, Snapshot
+from gpu_scheduler.core.model.gpu import ClaimedGpu, Gpu, GpuSample, Snapshot
 from gpu_scheduler.core.model.units import Now
 from gpu_scheduler.core.scheduling.facts import Facts
 from gpu_scheduler.core.scheduling.gpu_faults import update_faults
@@ -197,7 +197,7 @@ class Chain:
         assert len(self.store.gpus()) == len(settled)
         watch = GpuWatch()
         watch.accept_sample(snapshot)
-        managed = watch.gpus({gpu.uuid: (gpu.index, False) for gpu in settled}, {})
+        managed = watch.gpus([Gpu(gpu.uuid, gpu.index) for gpu in settled], {})
         facts = Facts(now, self.settings, LlmConfig(), managed)
         assert [availability(gpu, facts).uuid for gpu in managed]
         claimed = [ClaimedGpu(gpu) for gpu in settled]

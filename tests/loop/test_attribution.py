@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from gpu_scheduler.attempts.sweep import recorded_command
-from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample, Snapshot
+from gpu_scheduler.core.model.gpu import Gpu, GpuProcess, GpuSample, Snapshot
 from gpu_scheduler.executors.screen import ScreenExecutor
 from gpu_scheduler.gpus.watch import GpuWatch, Ownership, ProcessOwners, is_alive
 from gpu_scheduler.system.procfs import Proc
@@ -419,7 +419,7 @@ def test_gpu_watch_reports_process_start_times_and_unmatched_processes(
     first, second = gpu_sample(pid, uuid="SIM-0"), gpu_sample(pid, number, uuid="SIM-1")
     for expected in (False, True):
         watch.accept_sample(Snapshot(1.0, (first, second)))
-        one, two = watch.gpus({"SIM-0": (0, False), "SIM-1": (1, False)}, {"abc": OURS})
+        one, two = watch.gpus([Gpu("SIM-0", 0), Gpu("SIM-1", 1)], {"abc": OURS})
         assert (one.owners, two.owners) == ({pid: OURS}, {pid: OURS})
         assert one.process_starts == two.process_starts
         assert set(one.process_starts) == {pid}

@@ -177,8 +177,8 @@ def test_stores_the_processes_and_the_last_loads_of_each_gpu(rig: Rig) -> None:
         samples = [GpuSample("U0", 0, "card", 24576, 9, load, processes), GpuSample("U1", 1, "c", 1, 0, load)]
         rig.loop.recorder.record_gpus(samples, None, rig.clock.now())
     first, second, _ = rig.store.gpus()
-    assert first.processes == processes
-    assert second.processes is None
+    assert first.last.processes == processes
+    assert second.last.processes is None
     assert first.loads == (None, 30.0, 40.0, 50.0, 60.0)
 
 

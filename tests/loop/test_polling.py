@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample
-from gpu_scheduler.core.scheduling.facts import Gpu
+from gpu_scheduler.core.model.gpu import Gpu, GpuProcess, GpuSample
 from gpu_scheduler.gpus import watch
 from gpu_scheduler.gpus.probes.probe_client import ProbeClient
 from gpu_scheduler.gpus.sampling import FREQUENT_EVERY_S, FREQUENT_S, Sampler
@@ -61,7 +60,7 @@ def test_polls_the_gpus_more_often_for_a_while_after_a_job_starts(every_s: float
         sampler.close()
 
 
-HELD = ((7, 50.0, 9000), (8, 60.0, 700), (9, 0.0, 300))
+HELD = {(7, 50.0): 9000, (8, 60.0): 700, (9, 0.0): 300}
 
 
 @pytest.mark.parametrize(
@@ -85,10 +84,10 @@ def test_the_peak_of_a_foreign_process_counts_while_the_process_is_alive(
 ) -> None:
     monkeypatch.setattr(watch, "is_alive", lambda pid, start: (pid, start) in alive)
     sample = GpuSample("U0", 0, "card", 24576, 0, 0.0, tuple(GpuProcess(pid, 1) for pid in listed))
-    gpu = Gpu("U0", 0, sample=sample, process_starts={7: 50.0, 8: 61.0})
-    assert current_peaks(gpu, HELD) == kept
+    gpu = Gpu("U0", 0, sample=sample, process_starts={7: 50.0, 8: 61.0}, foreign_peaks=HELD)
+    assert current_peaks(gpu) == kept
 
 
 def test_without_a_gpu_sample_only_live_foreign_processes_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch, "is_alive", lambda pid, start: pid == 8)
-    assert current_peaks(Gpu("U0", 0), HELD) == {(8, 60.0): 700}
+    assert current_peaks(Gpu("U0", 0, foreign_peaks=HELD)) == {(8, 60.0): 700}

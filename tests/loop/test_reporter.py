@@ -19,14 +19,14 @@ import pytest
 from gpu_scheduler.attempts.job_logs import LogFolder
 from gpu_scheduler.attempts.running_progress import MIN_INTERVAL_S, RunningProgress
 from gpu_scheduler.core.model.attempt import ActiveAttempt
-from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample
+from gpu_scheduler.core.model.gpu import Gpu, GpuProcess, GpuSample
 from gpu_scheduler.core.model.job_spec import Dependency, DependencyKind, JobSpec
 from gpu_scheduler.core.model.request_answer import AnswerCode, RequestAnswer
 from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
 from gpu_scheduler.core.model.states import AttemptState, JobState, Outcome
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.core.scheduling import actions as act
-from gpu_scheduler.core.scheduling.facts import Facts, Gpu
+from gpu_scheduler.core.scheduling.facts import Facts
 from gpu_scheduler.core.scheduling.needs import LlmConfig
 from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.progress import job_progress as progress
@@ -52,7 +52,7 @@ class ReporterHarness:
         self.recorder = StoreWriter(self.store, Settings())
         samples = [GpuSample(f"U{i}", i, "card", 24576, 0, 0.0, ()) for i in range(2)]
         self.recorder.record_gpus(samples, ["U0", "U1"], self.clock.now())
-        self.gpus = [Gpu(one.uuid, one.index, sample=one, sampled_at=100.0) for one in samples]
+        self.gpus = [Gpu(one.uuid, one.index, sample=one, sampled_boot=100.0) for one in samples]
         self.progress = RunningProgress(self.store, self.clock)
         self.reporter = self.restart()
 
@@ -645,7 +645,7 @@ def test_the_status_board_is_updated_by_events_and_samples(harness: ReporterHarn
     use = act.RecordUsage(job, attempt, 101.0, (("U0", 8000, 50.0),))
     harness.record(use)
     sample = GpuSample("U0", 0, "card", 24576, 7000, 50.0, (GpuProcess(77, 7000),))
-    harness.gpus[0] = Gpu("U0", 0, sample=sample, sampled_at=102.0, owners={77: attempt})
+    harness.gpus[0] = Gpu("U0", 0, sample=sample, sampled_boot=102.0, owners={77: attempt})
     fact = make_attempt(
         attempt, job, "token", "boot", AttemptState.RUNNING, gpus=("U0",), vram=9000, budgets={"U0": 9000},
         peaks={"U0": 8000},
@@ -692,7 +692,7 @@ def test_the_status_board_shows_the_progress_of_running_jobs(harness: ReporterHa
 
     def text() -> str:
         harness.clock.boot += MIN_INTERVAL_S
-        harness.gpus[0] = replace(harness.gpus[0], sampled_at=harness.clock.now().boot)
+        harness.gpus[0] = replace(harness.gpus[0], sampled_boot=harness.clock.now().boot)
         harness.reporter.action_recorded(act.ReleaseAllocation(0))
         harness.update()
         return harness.board.read_text()
@@ -735,7 +735,7 @@ def test_the_status_board_is_not_rewritten_at_once_if_a_sample_changes_only_time
     def inode_after(delay_s: float, load_percent: float) -> int:
         harness.clock.boot += delay_s
         sample = GpuSample("U0", 0, "card", 24576, 7000, load_percent)
-        harness.gpus[0] = Gpu("U0", 0, sample=sample, sampled_at=harness.clock.boot)
+        harness.gpus[0] = Gpu("U0", 0, sample=sample, sampled_boot=harness.clock.boot)
         harness.update()
         assert harness.reporter.next_write_at is None
         return os.stat(harness.board).st_ino
@@ -770,7 +770,7 @@ def test_the_status_board_shows_new_wait_reasons_and_released_gpus_without_a_new
 def test_the_status_board_is_not_rewritten_if_a_change_is_undone_in_time(harness: ReporterHarness) -> None:
     for load_percent, due in ((50.0, False), (60.0, True), (50.0, False)):
         sample = GpuSample("U0", 0, "card", 24576, 7000, load_percent)
-        harness.gpus[0] = Gpu("U0", 0, sample=sample, sampled_at=harness.clock.boot)
+        harness.gpus[0] = Gpu("U0", 0, sample=sample, sampled_boot=harness.clock.boot)
         harness.clock.boot += 0.1
         harness.update()
         assert (harness.reporter.next_write_at is not None) == due

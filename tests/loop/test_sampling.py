@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from gpu_scheduler.clock import Clock
-from gpu_scheduler.core.model.gpu import LOST, UNLISTED, FaultKind, GpuFault, GpuSample, Snapshot
+from gpu_scheduler.core.model.gpu import LOST, UNLISTED, FaultKind, Gpu, GpuFault, GpuSample, Snapshot
 from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.errors import GpuStateError, UsageError
 from gpu_scheduler.gpus.probes.probe_client import ProbeClient, UnreadableError
@@ -94,7 +94,7 @@ class SamplerBench:
     def faults(self) -> list[GpuFault | None]:
         """Returns the stored fault of each GPU. Checks that placement uses the same faults."""
         rows = self.store.gpus()
-        seen = self.watch.gpus({row.uuid: (row.index, False) for row in rows}, {})
+        seen = self.watch.gpus(rows, {})
         if self.watch.snapshot is not None:
             assert [(g.index, g.uuid, g.sample and g.sample.fault) for g in seen] == [
                 (row.index, row.uuid, row.fault) for row in rows
@@ -185,7 +185,7 @@ def test_a_failed_sample_makes_gpus_unreadable_but_not_lost(bench: SamplerBench)
     assert bench.faults() == [blind, LOST, blind, blind]
     bench.take(FOUR)
     assert bench.faults() == [None, ONE, None, None]
-    assert [gpu.sample is not None for gpu in bench.watch.gpus({"GPU-a": (0, False)}, {})] == [True]
+    assert [gpu.sample is not None for gpu in bench.watch.gpus([Gpu("GPU-a", 0)], {})] == [True]
 
 
 def test_a_failed_gpu_query_is_repeated_soon(bench: SamplerBench) -> None:
@@ -216,7 +216,7 @@ def test_unknown_gpu_loads_replace_the_loads_of_older_samples(bench: SamplerBenc
     seen = []
     for _ in range(3):
         bench.take([replace(FOUR[0], load_percent=None)])
-        [gpu] = bench.watch.gpus({"GPU-a": (0, False)}, {})
+        [gpu] = bench.watch.gpus([Gpu("GPU-a", 0)], {})
         seen.append(gpu.mean_load)
     assert seen == [90.0, 90.0, None]
 

@@ -14,7 +14,7 @@ from inotify_simple import INotify
 
 from gpu_scheduler.attempts import job_logs
 from gpu_scheduler.config import StartOptions
-from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample, Snapshot
+from gpu_scheduler.core.model.gpu import Gpu, GpuProcess, GpuSample, Snapshot
 from gpu_scheduler.errors import UsageError
 from gpu_scheduler.gpus.selection import count_note, select_gpus
 from gpu_scheduler.gpus.watch import GpuWatch
@@ -73,7 +73,7 @@ def test_the_load_of_a_gpu_is_the_mean_of_the_last_three_samples() -> None:
     watch = GpuWatch()
     for load in (100.0, 10.0, 20.0, 60.0):
         watch.accept_sample(Snapshot(1.0, (GpuSample("U0", 0, "card", 24576, 0, load),)))
-    [gpu] = watch.gpus({"U0": (0, False)}, {})
+    [gpu] = watch.gpus([Gpu("U0", 0)], {})
     assert gpu.mean_load == 30.0
 
 
@@ -81,7 +81,7 @@ def test_after_a_failed_query_placement_has_no_gpu_sample() -> None:
     watch = GpuWatch()
     watch.accept_sample(Snapshot(1.0, (CARDS[0],)))
     watch.record_failure("hangs")
-    [gpu] = watch.gpus({"U0": (0, False)}, {})
+    [gpu] = watch.gpus([Gpu("U0", 0)], {})
     assert (gpu.sample, watch.snapshot) == (None, None)
     assert watch.failure == "hangs"
 
@@ -99,7 +99,7 @@ def test_a_gpu_process_belongs_to_the_attempt_whose_token_it_or_its_parent_has()
     sample = GpuSample("U0", 0, "card", 24576, 0, 0.0, tuple(GpuProcess(pid, 1) for pid in pids))
     watch = GpuWatch()
     watch.accept_sample(Snapshot(1.0, (sample,)))
-    [gpu] = watch.gpus({"U0": (0, False)}, {"abc": 5})
+    [gpu] = watch.gpus([Gpu("U0", 0)], {"abc": 5})
     for pid in (child, ours.pid, theirs.pid):
         os.kill(pid, 9)
     ours.wait()

@@ -73,7 +73,7 @@ def test_opens_the_golden_store_of_schema_1(tmp_path: Path) -> None:
         Allocation(0, 9000, False, None, "U0", 9000, None, 20.0, 1),
     )
     assert (attempt.job_id, attempt.runner, attempt.misplaced) == (2, (4711, 99, "boot"), (("U2", 78),))
-    assert [(gpu.index, gpu.paused, gpu.used_mib) for gpu in store.gpus()] == [
+    assert [(gpu.index, gpu.paused, gpu.last.used_mib) for gpu in store.gpus()] == [
         (0, True, 600),
         (1, False, 600),
     ]

@@ -240,8 +240,8 @@ class _ForeignProcesses:
 
 
 def _is_observed(store: Store, other: ForeignProcess) -> bool:
-    held = [one for row in store.gpus() for one in row.foreign_peaks]
-    return any(pid == other.pid and mib >= other.mib for pid, _, mib in held)
+    held = [one for row in store.gpus() for one in row.foreign_peaks.items()]
+    return any(pid == other.pid and mib >= other.mib for (pid, _), mib in held)
 
 
 def _stage(order: Order) -> Stage:

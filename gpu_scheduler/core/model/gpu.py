@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from functools import lru_cache
 from typing import ClassVar
@@ -332,3 +332,60 @@ def format_gpu_list(gpus: Iterable[int] | None) -> str:
 def format_ranges(numbers: Sequence[int]) -> str:
     """Formats ids as ranges, such as "3, 7-9, 12-31". A range has at least three ids."""
     return format_gpu_list(numbers).replace(",", ", ")
+
+
+class Gpu(Struct, frozen=True):
+    """A GPU: its row in the store and, in a round, what the last sample and the lock folder show.
+
+    sample: the newest sample that the store has, or the last one of the probe in a round, where it is None
+    while the GPU has not been sampled. total_mib: the memory size in the store, even if the GPU cannot be
+    read now. sampled_at: when the stored sample was taken, in wall seconds. loads: the last load samples in
+    percent, newest last. foreign_peaks: the highest observed memory of each foreign process in MiB, by pid
+    and start in wall seconds; in a round, of those that live. foreign_loads: the last loads in percent that
+    foreign processes caused, newest last, None if unknown; foreign_load_boot: the time of the newest of them.
+    usable_since: when it was last resumed, became managed, or recovered from a fault, in wall seconds; None
+    if that was before the store recorded it. suspicion: why it is suspect, or None.
+
+    Only in a round: sampled_boot: the time of the sample. mean_load: mean load over the last samples, in
+    percent. owners: for each process in the sample, the attempt that owns it; None if it is foreign.
+    process_starts: start time of each process in wall seconds, if known. has_unmatched_process: whether a
+    listed process cannot be identified from this PID namespace, so that only the totals count. claims: the
+    claims of other programs. claims_problem: why the GPU cannot be claimed; None if it can.
+
+    Fields named `*_boot` are times in seconds since boot.
+    """
+
+    uuid: str
+    index: int
+    paused: bool = False
+    sample: GpuSample | None = None
+    total_mib: int | None = None
+    sampled_at: float | None = None
+    loads: tuple[float | None, ...] = ()
+    foreign_peaks: Mapping[tuple[int, float], int] = {}
+    foreign_loads: tuple[float | None, ...] = ()
+    foreign_load_boot: float | None = None
+    usable_since: float | None = None
+    suspicion: Suspicion | None = None
+    sampled_boot: float | None = None
+    mean_load: float | None = None
+    owners: Mapping[int, int | None] = {}
+    process_starts: Mapping[int, float] = {}
+    has_unmatched_process: bool = False
+    claims: tuple[GpuClaim, ...] = ()
+    claims_problem: str | None = None
+
+    @property
+    def last(self) -> GpuSample:
+        """Its sample; one without values if it has not been sampled."""
+        return self.sample or GpuSample(self.uuid, self.index, "")
+
+    @property
+    def fault(self) -> GpuFault | None:
+        """The fault in its sample."""
+        return self.last.fault
+
+    @property
+    def is_in_service(self) -> bool:
+        """True if it is neither paused nor known to have a fault."""
+        return not self.paused and self.fault is None

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from gpu_scheduler.core.model.attempt import ActiveAttempt
+from gpu_scheduler.core.model.gpu import Gpu
 from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
 from gpu_scheduler.core.model.states import AttemptState, Outcome
 from gpu_scheduler.core.scheduling.actions import Action, FinishJob, HoldJob, Start
 from gpu_scheduler.core.scheduling.attempt_end import outcome_of
-from gpu_scheduler.core.scheduling.facts import AdoptedJob, Facts, Gpu
+from gpu_scheduler.core.scheduling.facts import AdoptedJob, Facts
 from gpu_scheduler.core.scheduling.gpu_use import listed_processes, unattributed_memory
 from gpu_scheduler.core.scheduling.needs import resolve
 

@@ -11,7 +11,7 @@ from gpu_scheduler.core.model.attempt import ActiveAttempt
 from gpu_scheduler.core.model.attempt_status import (
     AdoptedProcess,
 )
-from gpu_scheduler.core.model.gpu import GpuClaim, GpuSample, Suspicion
+from gpu_scheduler.core.model.gpu import Gpu
 from gpu_scheduler.core.model.request import JobFact, Request
 from gpu_scheduler.core.model.units import Now
 from gpu_scheduler.core.model.wait_reason import WaitReason
@@ -98,45 +98,6 @@ class QueueReservation(Struct, frozen=True):
     start_at: float
     overtakes: int
     is_delayed: bool = False
-
-
-class Gpu(Struct, frozen=True):
-    """A GPU, as described by the store and the last sample.
-
-    mean_load: mean load over the last samples, in percent. owners: for each process in the sample, the
-    attempt that owns it; None if it is foreign. process_starts: start time of each process in wall seconds,
-    if known. has_unmatched_process: whether a listed process cannot be identified from this PID namespace, so
-    that only the totals count. foreign_peaks: the highest observed memory use of each living foreign process
-    in MiB, by (pid, start time). total_mib: the memory size in the store, even if the GPU cannot be read now.
-    foreign_loads: the load of foreign processes in each of the last samples in percent, the newest last; None
-    if unknown. foreign_load_at: the time of the newest of these samples. claims: the claims of other
-    programs. claims_problem: why the GPU cannot be claimed; None if it can. usable_since: when it was last
-    resumed, became managed, or recovered from a fault, in wall seconds; 0 if unknown. suspicion: why it is
-    suspect, or None.
-    """
-
-    uuid: str
-    index: int
-    paused: bool = False
-    sample: GpuSample | None = None
-    sampled_at: float | None = None
-    mean_load: float | None = None
-    owners: Mapping[int, int | None] = field(default_factory=dict)
-    process_starts: Mapping[int, float] = field(default_factory=dict)
-    has_unmatched_process: bool = False
-    foreign_peaks: Mapping[tuple[int, float], int] = field(default_factory=dict)
-    total_mib: int | None = None
-    foreign_loads: tuple[float | None, ...] = ()
-    foreign_load_at: float | None = None
-    claims: tuple[GpuClaim, ...] = ()
-    claims_problem: str | None = None
-    usable_since: float = 0.0
-    suspicion: Suspicion | None = None
-
-    @property
-    def is_in_service(self) -> bool:
-        """True if it is neither paused nor known to have a fault."""
-        return not self.paused and (self.sample is None or self.sample.fault is None)
 
 
 class Facts(Struct, frozen=True):

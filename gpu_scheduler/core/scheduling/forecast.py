@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from gpu_scheduler.core.model.attempt import ActiveAttempt, Observed
 from gpu_scheduler.core.model.attempt_status import AttemptStatus
+from gpu_scheduler.core.model.gpu import Gpu
 from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.model.units import Now
 from gpu_scheduler.core.model.wait_reason import WaitReason
@@ -32,14 +33,7 @@ from gpu_scheduler.core.scheduling.actions import (
     Start,
 )
 from gpu_scheduler.core.scheduling.adoption import unwatched_attempts
-from gpu_scheduler.core.scheduling.facts import (
-    Facts,
-    Gpu,
-    PendingGroup,
-    QueuedJob,
-    QueueReservation,
-    ReservedJob,
-)
+from gpu_scheduler.core.scheduling.facts import Facts, PendingGroup, QueuedJob, QueueReservation, ReservedJob
 from gpu_scheduler.core.scheduling.gpu_use import Vacancy
 from gpu_scheduler.core.scheduling.history import PERIOD_HOURS, GpuTime, QueueStart
 from gpu_scheduler.core.scheduling.needs import ResourceSpec, resources_of

@@ -17,13 +17,14 @@ from gpu_scheduler.core.model.gpu import (
     UNKNOWN_UUID_PREFIX,
     UNLISTED,
     FaultKind,
+    Gpu,
     GpuFault,
     GpuSample,
     Suspicion,
 )
 from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.scheduling.actions import Action, SetSuspicion
-from gpu_scheduler.core.scheduling.facts import Facts, Gpu
+from gpu_scheduler.core.scheduling.facts import Facts
 from gpu_scheduler.core.scheduling.history import QUICK_S, AttemptEnd
 
 #: Seconds within which failures on one GPU count together, and after which a job that tries it has passed.
@@ -63,7 +64,7 @@ def _suspicion(gpu: Gpu, facts: Facts) -> Suspicion | None:
     found: Suspicion | None = None
     recent: list[AttemptEnd] = []
     for end in facts.history.on_gpu[gpu.uuid] if counted else ():
-        if end.ended_at <= gpu.usable_since:
+        if end.ended_at <= (gpu.usable_since or 0.0):
             continue
         has_failed = end.attempt_id in counted
         has_lasted = end.ended_at - end.started_at >= WINDOW_S and not has_failed

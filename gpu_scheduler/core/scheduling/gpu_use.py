@@ -11,7 +11,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gpu_scheduler.core.model.attempt import ActiveAttempt
-from gpu_scheduler.core.model.gpu import LOAD_SAMPLES, GpuProcess
+from gpu_scheduler.core.model.gpu import LOAD_SAMPLES, Gpu, GpuProcess
 from gpu_scheduler.core.model.job_spec import Need
 from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.model.wait_reason import GpuObstacle, ObstacleKind
@@ -28,7 +28,7 @@ from gpu_scheduler.core.scheduling.actions import (
     RecordOveruse,
     RecordUsage,
 )
-from gpu_scheduler.core.scheduling.facts import Facts, Gpu
+from gpu_scheduler.core.scheduling.facts import Facts
 from gpu_scheduler.core.scheduling.placement import (
     GpuAvailability,
     claim_size,
@@ -446,12 +446,12 @@ def record_measurements(facts: Facts) -> list[Action]:
 
 def _measure_foreign_load(gpu: Gpu, facts: Facts) -> list[Action]:
     """Records the foreign load of a sample once, based on the attempts that hold the GPU at that time."""
-    if gpu.sample is None or gpu.sampled_at in (None, gpu.foreign_load_at):
+    if gpu.sample is None or gpu.sampled_boot in (None, gpu.foreign_load_boot):
         return []
     load = foreign_load(gpu, facts.attempts, facts.settings)
     loads = (*gpu.foreign_loads, load)[-LOAD_SAMPLES:]
     # The lists are equal only if all loads are the same. The store is then up to date.
-    return [] if loads == gpu.foreign_loads else [RecordForeignLoad(gpu.uuid, loads, gpu.sampled_at)]
+    return [] if loads == gpu.foreign_loads else [RecordForeignLoad(gpu.uuid, loads, gpu.sampled_boot)]
 
 
 def with_recorded_peaks(attempts: Sequence[ActiveAttempt], actions: Sequence[Action]) -> list[ActiveAttempt]:
@@ -475,7 +475,7 @@ def _with_peaks(
 
 def _measure_attempt(attempt: ActiveAttempt, gpus: dict[str, Gpu], settings: Settings) -> list[Action]:
     own = [gpus[uuid] for uuid in attempt.gpus if uuid in gpus]
-    times = [gpu.sampled_at for gpu in own if gpu.sampled_at is not None and gpu.sample is not None]
+    times = [gpu.sampled_boot for gpu in own if gpu.sampled_boot is not None and gpu.sample is not None]
     launched_at = attempt.launch_deadline_boot - settings.launch_deadline_s
     if not times or max(times) < launched_at:
         return []

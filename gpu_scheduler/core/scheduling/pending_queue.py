@@ -8,10 +8,11 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from gpu_scheduler.core.model.gpu import Gpu
 from gpu_scheduler.core.model.job_spec import Need
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.core.scheduling.accounting import could_fit
-from gpu_scheduler.core.scheduling.facts import Facts, Gpu, PendingGroup, QueuedJob
+from gpu_scheduler.core.scheduling.facts import Facts, PendingGroup, QueuedJob
 from gpu_scheduler.core.scheduling.needs import ResourceSpec, resolve, resources_of
 from gpu_scheduler.core.scheduling.placement import claim_size
 

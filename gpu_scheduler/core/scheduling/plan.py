@@ -242,7 +242,7 @@ def _memory_samples(attempt: ActiveAttempt, facts: Facts) -> list[tuple[float | 
         gpu = gpus.get(uuid)
         # An unmanaged GPU is not sampled and gets no jobs, so the round does not wait for its memory.
         samples.append(
-            (gpu.sampled_at, unattributed_memory(gpu, facts.attempts, facts.settings))
+            (gpu.sampled_boot, unattributed_memory(gpu, facts.attempts, facts.settings))
             if gpu
             else (facts.now.boot, None)
         )

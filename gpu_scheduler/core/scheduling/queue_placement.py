@@ -457,7 +457,7 @@ def waiting_since(job: QueuedJob, resources: ResourceSpec, need: Need, facts: Fa
     it there. A pause of some of them changes nothing about earlier overtakes.
     """
     usable = [
-        gpu.usable_since
+        gpu.usable_since or 0.0
         for gpu in allowed_gpus(resources, facts)
         if gpu.is_in_service and gpu.suspicion is None
     ]
