@@ -162,9 +162,8 @@ def items_to_start(store: Store, items: Sequence[tuple[JobSpec, float]]) -> list
 def _with_remaining_times(facts: Facts, jobs: Iterable[JobView]) -> Facts:
     """Returns the facts with the time that each running job still takes, as far as its progress shows it."""
     left = {job.record.id: job.progress.remaining_s for job in jobs if job.progress is not None}
-    return replace(
-        facts, attempts=tuple(replace(one, remaining_s=left.get(one.job_id)) for one in facts.attempts)
-    )
+    attempts = tuple(one.seen(remaining_s=left.get(one.job_id)) for one in facts.attempts)
+    return replace(facts, attempts=attempts)
 
 
 def _forecast_jobs(jobs: Iterable[JobView], queue: _Queue, found: Forecast) -> tuple[ForecastJob, ...]:

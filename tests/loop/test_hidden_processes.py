@@ -51,7 +51,7 @@ def test_a_gpu_stays_allocated_while_a_hidden_process_of_its_job_survives(rig: R
     wait_for(file.exists, "the pid of the hidden process")
     os.kill(runner, 9)
     rig.tick_until(
-        lambda: rig.tick().attempts[0].survivors == (int(file.read_text()),), "the surviving process"
+        lambda: rig.tick().attempts[0].observed.survivors == (int(file.read_text()),), "the surviving process"
     )
     assert rig.job(second).state == "queued"
     rig.tick_until_ended(job)

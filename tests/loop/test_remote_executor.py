@@ -48,7 +48,7 @@ def test_the_pid_of_a_remote_runner_is_not_that_of_a_runner_on_this_machine(tmp_
     rig = rig_with(tmp_path, RemoteExecutor())
     rig.add_job("x")
     [attempt] = rig.tick().attempts
-    remote = replace(attempt, status=replace(attempt.status, pid=7))
+    remote = attempt.seen(status=replace(attempt.status, pid=7))
     assert runner_pids([remote]) == frozenset()
     assert runner_pids([replace(remote, executor="direct")]) == {7}
 
