@@ -47,12 +47,12 @@ def test_kills_a_hanging_program_with_its_children(tmp_path: Path, script: str) 
 
 
 def test_does_not_wait_for_a_child_that_keeps_the_output_open(tmp_path: Path) -> None:
-    go = tmp_path / "go"
-    result = run_program(
-        ["sh", "-c", f"setsid sh -c 'until [ -e {go} ]; do sleep 0.02; done' & echo done"], timeout_s=60
-    )
-    go.touch()  # lets the child end
+    go, ended = tmp_path / "go", tmp_path / "ended"
+    child = f"until [ -e {go} ]; do sleep 0.02; done; touch {ended}"
+    result = run_program(["sh", "-c", f"setsid sh -c '{child}' & echo done"], timeout_s=60)
+    go.touch()
     assert (result.exit_code, result.output) == (0, "done\n")
+    wait_for(ended.exists, "the end of the child")
 
 
 def test_truncates_endless_output() -> None:
