@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any, TypeVar, cast
 
 from msgspec import Struct, structs
 
 from gpu_scheduler.core.model.attempt import ActiveAttempt, Allocation, Observed
-from gpu_scheduler.core.model.states import AttemptState
+from gpu_scheduler.core.model.job import Job
+from gpu_scheduler.core.model.states import AttemptState, JobState
 
+#: Values of its job.
+_OF_JOB = (
+    "priority", "checkpoint", "launch_failures", "spec_key", "oom_retries_used", "fail_retries_used",
+    "recoveries", "identity", "spec_json",
+)  # fmt: skip
 _S = TypeVar("_S", bound=Struct)
 #: Values of all allocations, and values by GPU.
 _OF_ALLOCATIONS = ("gpus", "share", "vram", "whole", "budgets", "peaks", "baseline_mib", "overused_gpus")
@@ -30,7 +37,8 @@ def make_attempt(
 ) -> ActiveAttempt:
     """Returns an attempt with these values, which may be all those that `replace` accepts."""
     values |= {"gpus": gpus, "share": share, "vram": vram, "whole": whole, "budgets": budgets or {}}
-    return replace(ActiveAttempt(attempt_id, job_id, token, boot_id, state), **values)
+    job = Job(job_id, JobState.STARTING)
+    return replace(ActiveAttempt(attempt_id, job_id, token, boot_id, state, job=job), **values)
 
 
 def replace(one: _S, **values: Any) -> _S:
@@ -43,8 +51,13 @@ def replace(one: _S, **values: Any) -> _S:
         return structs.replace(one, **values)
     seen = {name: values.pop(name) for name in Observed.__struct_fields__ if name in values}
     given = {name: values.pop(name) for name in _OF_ALLOCATIONS if name in values}
+    of_job = {name: values.pop(name) for name in _OF_JOB if name in values}
+    if "stop_request" in values:
+        of_job["stop"] = values.pop("stop_request")
+    if "preempt_signal" in values:
+        of_job["spec_json"] = json.dumps({"preempt_signal": values.pop("preempt_signal")})
     if "resources" in values:
-        values["spec_key"] = values.pop("resources").key()
+        of_job["spec_key"] = values.pop("resources").key()
     if "runner" in values:
         runner = values.pop("runner")
         values |= {"runner_pid": runner and runner.pid, "runner_start_ticks": runner and runner.start_ticks}
@@ -52,7 +65,9 @@ def replace(one: _S, **values: Any) -> _S:
         values["misplaced"] = tuple((gpu, 0) for gpu in values.pop("misplaced_gpus"))
     if "run_time" in values:
         key = values.pop("run_time")
-        values |= {"identity": key.identity, "spec_json": key.spec_json} if key else {"identity": ""}
+        of_job |= {"identity": key.identity, "spec_json": key.spec_json} if key else {"identity": ""}
+    if of_job:
+        values["job"] = structs.replace(one.job, **of_job)
     if given:
         old = {name: getattr(one, name) for name in _OF_ALLOCATIONS} | given
         values["assumed"] = not old["budgets"]

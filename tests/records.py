@@ -8,28 +8,19 @@ from typing import Any
 from gpu_scheduler.app.status_report import GpuView, JobView
 from gpu_scheduler.core.model.attempt import Allocation, Attempt
 from gpu_scheduler.core.model.gpu import Gpu, GpuSample
+from gpu_scheduler.core.model.job import Job
 from gpu_scheduler.core.model.states import AttemptState, JobState, Outcome
-from gpu_scheduler.store.records import JobRecord
 
 
-def job_record(**values: Any) -> JobRecord:
+def job_record(**values: Any) -> Job:
     """Returns job 3, which is queued and has the resource spec ASK. state, outcome: given as text."""
     fields: dict[str, Any] = {
-        "id": 3, "source": "file:/home/me/jobs.txt", "identity": "i", "name": None,
-        "text": "echo hello", "spec_json": "{}", "spec_key": "ASK", "priority": 200, "position": 1,
-        "state": "queued", "outcome": None, "exit_code": None, "signal": None, "reason": None,
-        "held_by": None, "stop_cause": None, "stop_id": None, "launch_failures": 0,
-        "not_before_boot": None, "boot_id": None, "line_wait": None,
-        "min_vram_mib": None, "oom_retries_used": 0, "fail_retries_used": 0,
-        "unmet_parents": 0, "failed_parents": 0, "recoveries": 0, "cleared_at": None,
-        "checkpoint": None, "resume_from": None, "adopted": None,
-        "queued_at": 900.0, "submitted_at": 900.0,
-        "created_at": 900.0, "finished_at": None, **values,
+        "id": 3, "source": "file:/home/me/jobs.txt", "identity": "i", "text": "echo hello", "spec_key": "ASK",
+        "priority": 200, "position": 1, "queued_at": 900.0, "submitted_at": 900.0, "created_at": 900.0,
+        **values,
     }  # fmt: skip
-    outcome = fields["outcome"]
-    return JobRecord(
-        **{**fields, "state": JobState(fields["state"]), "outcome": outcome and Outcome(outcome)}
-    )
+    state, outcome = fields.pop("state", "queued"), fields.pop("outcome", None)
+    return Job(state=JobState(state), outcome=outcome and Outcome(outcome), **fields)
 
 
 def attempt_record(

@@ -12,6 +12,7 @@ from gpu_scheduler.app.job_refs import job_record, named_jobs
 from gpu_scheduler.app.line_note import Note, NoteKind
 from gpu_scheduler.core.jobsfile.attributes import key_of
 from gpu_scheduler.core.jobsfile.compose import check_changes, format_command_line, parse_changes
+from gpu_scheduler.core.model.job import Job
 from gpu_scheduler.core.model.job_spec import (
     REFERENCES,
     Dependency,
@@ -27,7 +28,6 @@ from gpu_scheduler.intake.text_parser import parse_job_line
 from gpu_scheduler.store.dependencies import failed_ancestors
 from gpu_scheduler.store.job_lists import job_exists
 from gpu_scheduler.store.jobs_files import line_of
-from gpu_scheduler.store.records import JobRecord
 from gpu_scheduler.store.store import Store
 
 # Resolves the jobs that `submit` and `set` name in `after` and `after-any`.
@@ -65,7 +65,7 @@ def resolve_parents(store: Store, attributes: Mapping[str, Any], dashes: str = "
     return NamedParents(tuple(dependencies), tuple(notes))
 
 
-def _parents_meant(store: Store, reference: str) -> list[JobRecord]:
+def _parents_meant(store: Store, reference: str) -> list[Job]:
     """Returns the jobs that an id, a name, a group or a pattern means. Raises SchedulerError if none."""
     if _RANGE.fullmatch(reference) and not job_exists(store, reference):
         raise SchedulerError("this is a range, which is not possible here; separate the ids with commas")
@@ -76,7 +76,7 @@ def _parents_meant(store: Store, reference: str) -> list[JobRecord]:
     return [job_record(store, int(reference))]
 
 
-def _parent_notes(store: Store, kind: DependencyKind, parents: Iterable[JobRecord]) -> Iterator[Note]:
+def _parent_notes(store: Store, kind: DependencyKind, parents: Iterable[Job]) -> Iterator[Note]:
     """Yields a note if the job will be skipped because of one of these parents, with the jobs to retry."""
     failed = (one for one in parents if parent_status(kind, one.state, one.outcome) is ParentStatus.FAILED)
     parent = next(failed, None)

@@ -37,6 +37,7 @@ from gpu_scheduler.core.model.attempt import ActiveAttempt, Attempt
 from gpu_scheduler.core.model.event import Event, EventKind
 from gpu_scheduler.core.model.finding import Finding, HealthIssue
 from gpu_scheduler.core.model.gpu import Gpu
+from gpu_scheduler.core.model.job import Job
 from gpu_scheduler.core.model.job_spec import JobSpec, Need
 from gpu_scheduler.core.model.state_reason import FailureKind
 from gpu_scheduler.core.model.states import FAILED, WAITING, AttemptState, JobState
@@ -61,7 +62,6 @@ from gpu_scheduler.store.events import events_of_job
 from gpu_scheduler.store.job_lists import jobs_ahead_of
 from gpu_scheduler.store.jobs_files import LineLocation, MalformedLineRecord, line_of, malformed_lines
 from gpu_scheduler.store.pending_groups import queued_job_of
-from gpu_scheduler.store.records import JobRecord
 from gpu_scheduler.store.store import Store
 
 if TYPE_CHECKING:
@@ -247,7 +247,7 @@ class _Inspection(Struct, frozen=True):
     """
 
     store: Store
-    record: JobRecord
+    record: Job
     attempt: Attempt | None
     view: JobView
     attempts: tuple[ActiveAttempt, ...]
@@ -320,7 +320,7 @@ def _waiting_facts(inspected: _Inspection) -> WaitingFacts:
     )
 
 
-def _retry_in_s(record: JobRecord, now: Now) -> float | None:
+def _retry_in_s(record: Job, now: Now) -> float | None:
     at = record.not_before_boot
     return None if at is None or record.boot_id != now.boot_id else at - now.boot
 
@@ -371,7 +371,7 @@ def _round_facts(inspected: _Inspection) -> Facts:
     return with_progress_of_attempts(facts, inspected.store)
 
 
-def _line_facts(store: Store, record: JobRecord) -> LineFacts:
+def _line_facts(store: Store, record: Job) -> LineFacts:
     line = line_of(store, record.id)
     path = record.source.partition(":")[2]
     malformed = [one for one in malformed_lines(store) if one.path == path]

@@ -26,13 +26,13 @@ from gpu_scheduler.app.status_report import JobView
 from gpu_scheduler.app.store_access import open_store, scheduler_pid_of
 from gpu_scheduler.core.model.attempt import Attempt
 from gpu_scheduler.core.model.event import Event
+from gpu_scheduler.core.model.job import Job
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.scheduling.accounting import DeclarationAccuracy, judge_declaration
 from gpu_scheduler.core.scheduling.run_times import RunTimeKey, RunTimes
 from gpu_scheduler.store.attempt_history import class_run_times
 from gpu_scheduler.store.events import events_of_job
 from gpu_scheduler.store.jobs_files import LineLocation, line_of
-from gpu_scheduler.store.records import JobRecord
 from gpu_scheduler.store.store import Store
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def _read(store: Store, job_id: int) -> JobDetail:
         )
 
 
-def _run_time(store: Store, job: JobRecord) -> JobRunTime | None:
+def _run_time(store: Store, job: Job) -> JobRunTime | None:
     key = RunTimeKey(job.identity, job.spec_json)
     known = RunTimes({key.workload_class: class_run_times(store, key.workload_class)})
     predicted = known.prediction(key)

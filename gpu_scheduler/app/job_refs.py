@@ -12,12 +12,12 @@ from pathlib import Path
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.app.store_access import open_store
 from gpu_scheduler.core.model.gpu import format_ranges
+from gpu_scheduler.core.model.job import Job
 from gpu_scheduler.core.model.job_spec import group_of, is_pattern
 from gpu_scheduler.core.model.states import ACTIVE, JobState
 from gpu_scheduler.core.text.formatting import count_noun, limit_length
 from gpu_scheduler.errors import NoSuchJobError, SchedulerError, StoreNotFoundError
 from gpu_scheduler.store.job_lists import job_ids_in, jobs_meant, newest_names
-from gpu_scheduler.store.records import JobRecord
 from gpu_scheduler.store.store import Store
 
 #: A reference to jobs: an id, a range of ids, or a name, a group or a pattern.
@@ -35,7 +35,7 @@ def resolve_job(store: Store, ref: JobRef) -> int:
     return ref if isinstance(ref, int) else _jobs_in_range(store, ref)[0]
 
 
-def job_record(store: Store, job_id: int) -> JobRecord:
+def job_record(store: Store, job_id: int) -> Job:
     """Returns a job. Raises NoSuchJobError if there is none."""
     job = store.job(job_id)
     if job is None:
@@ -46,7 +46,7 @@ def job_record(store: Store, job_id: int) -> JobRecord:
 
 
 def resolve_jobs(
-    store: Store, refs: Iterable[JobRef], concerns: Callable[[JobRecord], bool] = lambda _: True
+    store: Store, refs: Iterable[JobRef], concerns: Callable[[Job], bool] = lambda _: True
 ) -> list[int]:
     """Returns the ids of the jobs in the order of the references, each once.
 
@@ -70,7 +70,7 @@ def resolve_jobs(
     return list(found)
 
 
-def named_jobs(store: Store, reference: str) -> list[JobRecord]:
+def named_jobs(store: Store, reference: str) -> list[Job]:
     """Returns the jobs that a name, a group or a pattern means, by id. Raises NoSuchJobError if none."""
     jobs = jobs_meant(store, reference)
     if not jobs:
@@ -106,7 +106,7 @@ def _single_job(store: Store, name: str) -> int:
     return jobs[0].id
 
 
-def _has_ended(store: Store, job: JobRecord) -> bool:
+def _has_ended(store: Store, job: Job) -> bool:
     if job.state not in ACTIVE:
         return False
     from gpu_scheduler.app.job_views import observed_job

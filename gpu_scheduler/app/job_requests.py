@@ -18,12 +18,11 @@ from gpu_scheduler.app.control import ALL_JOBS, COMMAND_LINE, Answer, AnswerKind
 from gpu_scheduler.app.job_refs import JobRef, job_record, resolve_job, resolve_jobs
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.app.store_access import requested_verbs
-from gpu_scheduler.core.model.request import UNFINISHED
+from gpu_scheduler.core.model.job import Job
 from gpu_scheduler.core.model.request_answer import ACCEPTED_STATES, AnswerCode, RequestAnswer, wrong_state
 from gpu_scheduler.core.model.states import FAILED, JobState, Outcome
 from gpu_scheduler.store.dependencies import failed_ancestors, is_ancestor
 from gpu_scheduler.store.job_lists import open_jobs
-from gpu_scheduler.store.records import JobRecord
 from gpu_scheduler.store.requests import add_request
 from gpu_scheduler.store.store import Store
 
@@ -224,7 +223,7 @@ def _record_requests(
     return made, refused
 
 
-def _open_jobs(store: Store) -> list[JobRecord]:
+def _open_jobs(store: Store) -> list[Job]:
     """Returns the open jobs, oldest first."""
     open_states = [state for state in JobState if state is not JobState.FINISHED]
     return sorted(open_jobs(store, open_states), key=lambda job: job.id)
@@ -302,7 +301,7 @@ def _would_wait_for_itself(
     )
 
 
-def concerns(verb: str, job: JobRecord) -> bool:
+def concerns(verb: str, job: Job) -> bool:
     """Returns whether a request for a group of jobs means this one, which its state allows."""
     if verb == "cancel":
         return job.state is not JobState.FINISHED or job.outcome is Outcome.SKIPPED
@@ -310,7 +309,7 @@ def concerns(verb: str, job: JobRecord) -> bool:
         return job.is_interrupted
     if verb == "retry":
         return job.outcome in _RETRIED
-    if verb == "release" and job.held_by in UNFINISHED:
+    if verb == "release" and job.has_unfinished_work:
         return False
     return job.state in ACCEPTED_STATES[verb]
 

@@ -15,6 +15,7 @@ from gpu_scheduler.attempts.job_logs import LogFolder
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.model.attempt import ActiveAttempt
 from gpu_scheduler.core.model.finding import HealthIssue, HealthSubject
+from gpu_scheduler.core.model.job import Job
 from gpu_scheduler.core.model.states import ACTIVE, WAITING, AttemptState, JobState
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.health.storage import LOG_FOLDER_KEY, find_issues, unusable_file_issue
@@ -22,7 +23,6 @@ from gpu_scheduler.store.dependencies import ancestor_that_needs_user, children,
 from gpu_scheduler.store.jobs_files import LineLocation, line_of
 from gpu_scheduler.store.moved_or_copied import original_of_copy
 from gpu_scheduler.store.pending_groups import queue_reservation_record, victims_by_job, wait_reasons
-from gpu_scheduler.store.records import JobRecord
 from gpu_scheduler.store.requests import open_requests
 from gpu_scheduler.store.store import Store
 
@@ -87,7 +87,7 @@ class ViewContext(Struct, frozen=True):
     is_scheduler_up: bool = True
 
 
-def job_view(job: JobRecord, attempt: Attempt | None, context: ViewContext) -> JobView:
+def job_view(job: Job, attempt: Attempt | None, context: ViewContext) -> JobView:
     """Returns the view of a job in its current state, even if the store does not have that state yet."""
     recorded, wait = job, _wait_reason(job, attempt, context)
     is_in_queue = job.state is JobState.QUEUED and not job.unmet_parents
@@ -119,7 +119,7 @@ def job_view(job: JobRecord, attempt: Attempt | None, context: ViewContext) -> J
     )
 
 
-def observed_job(store: Store, job: JobRecord) -> JobRecord:
+def observed_job(store: Store, job: Job) -> Job:
     """Returns a job in its current state, even if the store does not have that state yet."""
     if job.state not in ACTIVE:
         return job
@@ -184,14 +184,14 @@ def gpu_indices(attempt: Attempt, indices: Mapping[str, int]) -> tuple[int, ...]
     return tuple(sorted(indices.get(uuid, -1) for uuid in attempt.gpus))
 
 
-def _retry_is_due(job: JobRecord, context: ViewContext) -> bool:
+def _retry_is_due(job: Job, context: ViewContext) -> bool:
     """Returns whether the delay after a failed launch is over, so that the job waits only for GPUs."""
     at = job.not_before_boot
     due = at is not None and (at <= context.now.boot or job.boot_id != context.now.boot_id)
     return due and job.state is JobState.QUEUED
 
 
-def _wait_reason(job: JobRecord, attempt: Attempt | None, context: ViewContext) -> WaitReason | None:
+def _wait_reason(job: Job, attempt: Attempt | None, context: ViewContext) -> WaitReason | None:
     """Returns why a job waits; None if it neither waits nor has a pending request.
 
     Of several reasons, the first one that the user can change counts. A job that waits for other jobs is not
@@ -236,7 +236,7 @@ def _reserved(
     )
 
 
-def _requested(job: JobRecord, context: ViewContext) -> WaitReason | None:
+def _requested(job: Job, context: ViewContext) -> WaitReason | None:
     """Returns the pending request that concerns a job as a wait reason; None if there is none."""
     is_recovered = context.is_recovery_requested and job.is_interrupted
     verb = context.open_requests.get(job.id) or ("recover" if is_recovered else None)
@@ -260,8 +260,8 @@ def _with_status(attempt: Attempt, status: AttemptStatus) -> Attempt:
 
 
 def _with_next_round(
-    job: JobRecord, attempt: Attempt, fact: ActiveAttempt, context: ViewContext
-) -> tuple[JobRecord, Attempt]:
+    job: Job, attempt: Attempt, fact: ActiveAttempt, context: ViewContext
+) -> tuple[Job, Attempt]:
     """Returns the job and the attempt with the changes that the next round would record."""
     if runs_as_recorded(fact):
         return job, attempt
@@ -276,10 +276,11 @@ def _with_next_round(
     survivors = None if is_unknown else ()
     for action in reconcile(fact.seen(survivors=survivors), context.now, settings):
         if isinstance(action, Transition):
-            return job._replace(state=action.state), attempt
+            return replace(job, state=action.state), attempt
         if isinstance(action, FinishAttempt):
             is_over = action.state is JobState.FINISHED
-            ended = job._replace(
+            ended = replace(
+                job,
                 state=action.state,
                 outcome=action.job_outcome,
                 held_by=action.outcome.value if action.state is JobState.HELD else None,
@@ -432,7 +433,7 @@ class DependencyFacts(Struct, frozen=True):
     line: LineLocation | None = None
 
 
-def dependency_facts(store: Store, job: JobRecord, context: ViewContext) -> DependencyFacts:
+def dependency_facts(store: Store, job: Job, context: ViewContext) -> DependencyFacts:
     """Returns the facts about a job's dependencies."""
     below = children(store, job.id)
     return DependencyFacts(
@@ -444,7 +445,7 @@ def dependency_facts(store: Store, job: JobRecord, context: ViewContext) -> Depe
     )
 
 
-def blocking_ancestor(store: Store, job: JobRecord, context: ViewContext) -> JobView | None:
+def blocking_ancestor(store: Store, job: Job, context: ViewContext) -> JobView | None:
     """Returns the nearest job for which a job waits and that needs the user; None if there is none."""
     if not job.unmet_parents or job.state not in WAITING:
         return None

@@ -21,11 +21,11 @@ from gpu_scheduler.attempts.observe import read_status, readable_status
 from gpu_scheduler.core.command.sessions import SessionList, parse_session_list
 from gpu_scheduler.core.model.attempt import Attempt
 from gpu_scheduler.core.model.attempt_status import AttemptStatus
+from gpu_scheduler.core.model.job import Job
 from gpu_scheduler.core.model.state_reason import StateReason
 from gpu_scheduler.core.model.states import ACTIVE, WAITING, JobState
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.store.job_lists import open_jobs
-from gpu_scheduler.store.records import JobRecord
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.system.run_program import run_program
 
@@ -322,7 +322,7 @@ def _session_lists(names: Iterable[str]) -> dict[str | None, SessionList | str]:
 
 
 def _session_view(
-    job: JobRecord,
+    job: Job,
     attempt: Attempt,
     status: AttemptStatus,
     indices: Mapping[str, int],

@@ -31,6 +31,7 @@ from gpu_scheduler.attempts.sweep import recorded_command
 from gpu_scheduler.core.command.shell_words import CHECKPOINT_VARIABLE, DEFAULT_RESUME_FLAG, with_checkpoint
 from gpu_scheduler.core.model.attempt import ActiveAttempt, Attempt
 from gpu_scheduler.core.model.attempt_status import Checkpoint, ProgressUnit, StopRequest
+from gpu_scheduler.core.model.job import Job
 from gpu_scheduler.core.model.job_spec import DEFAULT_STOP_SIGNAL, JobSpec
 from gpu_scheduler.core.model.request_answer import AnswerCode, RequestAnswer, refusal_to_resume, wrong_state
 from gpu_scheduler.core.model.states import ACTIVE, AttemptState, JobState, Outcome
@@ -41,7 +42,6 @@ from gpu_scheduler.errors import SchedulerError, UsageError
 from gpu_scheduler.progress.job_progress import ProgressReader
 from gpu_scheduler.store.dependencies import failed_ancestors
 from gpu_scheduler.store.jobs_files import line_of
-from gpu_scheduler.store.records import JobRecord
 from gpu_scheduler.store.requests import add_request, request_answer, withdraw_request
 from gpu_scheduler.store.store import Store
 
@@ -86,7 +86,7 @@ class PreemptReport(Struct, frozen=True):
 
     job_id: int
     end: PreemptEnd
-    job: JobRecord
+    job: Job
     refusal: RequestAnswer | None = None
     outcome: Outcome | None = None
     exit_code: int | None = None
@@ -152,7 +152,7 @@ def _open_attempt(store: Store, job_id: int) -> ActiveAttempt | None:
     return next(found, None)
 
 
-def _refusal_to_preempt(job: JobRecord) -> RequestAnswer | None:
+def _refusal_to_preempt(job: Job) -> RequestAnswer | None:
     if job.state is JobState.FINISHED:
         return RequestAnswer(
             AnswerCode.ALREADY_FINISHED,
@@ -162,7 +162,7 @@ def _refusal_to_preempt(job: JobRecord) -> RequestAnswer | None:
         )
     if job.state not in ACTIVE and not job.is_unwatched:
         return wrong_state("preempt", job.state)
-    is_cancelled = job.stop_cause not in (None, "preempted")
+    is_cancelled = job.stop is not None and job.stop.cause != "preempted"
     return RequestAnswer(AnswerCode.BEING_CANCELLED) if is_cancelled else None
 
 
@@ -232,7 +232,7 @@ class _Preemption:
             return False
         attempt = self._store.attempt(self._attempt.id)
         is_running = attempt is not None and attempt.state is AttemptState.RUNNING
-        return is_running and job_record(self._store, self._attempt.job_id).stop_cause is None
+        return is_running and job_record(self._store, self._attempt.job_id).stop is None
 
     def _report(self, end: PreemptEnd) -> PreemptReport:
         store, job_id = self._store, self._attempt.job_id
@@ -254,7 +254,7 @@ class _Preemption:
             ended_at=attempt.ended_at,
         )
 
-    def _progress(self, job: JobRecord, attempt: Attempt) -> JobProgress:
+    def _progress(self, job: Job, attempt: Attempt) -> JobProgress:
         store = self._store
         progress = ProgressReader().read(progress_source(store, job.spec, attempt), time.time())
         # `resume --job` continues with this checkpoint, which may be the one that the attempt started with.
@@ -270,7 +270,7 @@ class ResumeResult(Struct, frozen=True):
     """
 
     answer: Answer
-    job: JobRecord
+    job: Job
     checkpoint: Checkpoint | None = None
     min_vram_mib: int | None = None
 
@@ -315,14 +315,14 @@ def preempted_jobs(location: Location, numbers: Collection[int]) -> list[int]:
         return [job.id for job in found if job is not None and job.held_by == Outcome.PREEMPTED.value]
 
 
-def _refusal_to_resume(store: Store, job: JobRecord, *, completed: bool) -> RequestAnswer | None:
+def _refusal_to_resume(store: Store, job: Job, *, completed: bool) -> RequestAnswer | None:
     """Returns why the job cannot be resumed, before its checkpoint is looked for."""
     parent = next(iter(failed_ancestors(store, job.id, 1)), None) if job.failed_parents else None
     refusal = refusal_to_resume(job.state, job.outcome, parent, completed=completed)
     return early_refusal(store, "resume_job", job.id, {}) or refusal
 
 
-def _newest(store: Store, job: JobRecord, attempts: Sequence[Attempt]) -> Checkpoint:
+def _newest(store: Store, job: Job, attempts: Sequence[Attempt]) -> Checkpoint:
     """Returns the newest complete checkpoint of the job. Raises SchedulerError if there is none."""
     found = newest_checkpoint(store, job.spec, attempts) if attempts else None
     if found is not None:
@@ -360,7 +360,7 @@ def _named(spec: JobSpec, path: str) -> Checkpoint:
     raise UsageError(f"--from {safe_text(path)}: there is no such file or folder")
 
 
-def _check_place(job: JobRecord, checkpoint: Checkpoint, *, has_line: bool) -> None:
+def _check_place(job: Job, checkpoint: Checkpoint, *, has_line: bool) -> None:
     """Raises SchedulerError with the remedy if it is unclear where the command takes the path."""
     if with_checkpoint(job.spec, checkpoint.path) is not None:
         return
@@ -380,7 +380,7 @@ def _check_place(job: JobRecord, checkpoint: Checkpoint, *, has_line: bool) -> N
     )
 
 
-def needed_mib(job: JobRecord, attempts: Sequence[Attempt]) -> int | None:
+def needed_mib(job: Job, attempts: Sequence[Attempt]) -> int | None:
     """Returns the memory that the job needs on each GPU, in MiB; None if its declaration counts.
 
     It is the peak of the attempts that declared nothing or exceeded their declaration.

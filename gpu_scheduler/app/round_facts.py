@@ -12,6 +12,7 @@ from gpu_scheduler.claims.gpu_claims import ForeignClaims
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.model.attempt import ActiveAttempt
 from gpu_scheduler.core.model.gpu import Gpu, GpuSample, Snapshot
+from gpu_scheduler.core.model.job import Job
 from gpu_scheduler.core.model.job_spec import JobSpec, Need
 from gpu_scheduler.core.model.units import Now
 from gpu_scheduler.core.scheduling.facts import Facts
@@ -28,7 +29,6 @@ from gpu_scheduler.store.attempt_history import (
     gpu_time,
 )
 from gpu_scheduler.store.pending_groups import queue_reservation, reserved_jobs
-from gpu_scheduler.store.records import JobRecord
 from gpu_scheduler.store.store import Store
 
 # Determines a job's need, as the scheduler does, and where that need comes from.
@@ -61,7 +61,7 @@ def learned_needs(store: Store) -> Mapping[str, int]:
     return LearnedNeedsReader(store, store.recorded_options().spike_buffer).needs() if store.learning else {}
 
 
-def current_need(store: Store, job: JobRecord) -> CurrentNeed:
+def current_need(store: Store, job: Job) -> CurrentNeed:
     """Returns the need that the scheduler would currently determine for a job."""
     started = store.recorded_options()
     config, learned = current_llm_config(started), learned_needs(store)
@@ -86,7 +86,7 @@ def _empty_gpu(gpu: Gpu) -> Gpu:
     return Gpu(gpu.uuid, gpu.index, sample=empty)
 
 
-def _source(job: JobRecord, is_learned: bool) -> NeedSource:
+def _source(job: Job, is_learned: bool) -> NeedSource:
     spec = job.spec
     if job.min_vram_mib is not None and spec.gpus != 0:
         return NeedSource.EARLIER_ATTEMPT

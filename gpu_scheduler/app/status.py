@@ -18,6 +18,7 @@ from gpu_scheduler.app.location import Location
 from gpu_scheduler.app.status_report import JobView, StatusReport
 from gpu_scheduler.app.store_access import open_store, scheduler_pid_of
 from gpu_scheduler.config import JOBS_FILE
+from gpu_scheduler.core.model.job import Job
 from gpu_scheduler.core.model.states import ACTIVE, JobState, Outcome
 from gpu_scheduler.errors import StoreNotFoundError
 from gpu_scheduler.intake.state_file_edits import requested_pauses
@@ -33,7 +34,6 @@ from gpu_scheduler.store.job_lists import (
 )
 from gpu_scheduler.store.jobs_files import jobs_files, malformed_lines
 from gpu_scheduler.store.pending_groups import reserved_gpus
-from gpu_scheduler.store.records import JobRecord
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.store.taken_items import newest_job_of, redis_problem
 
@@ -210,7 +210,7 @@ def read_report(store: Store, query: StatusQuery) -> StatusReport:
     return report.failed_only(query.max_finished) if query.only_failed else report
 
 
-def _listed_jobs(store: Store, query: StatusQuery) -> list[JobRecord]:
+def _listed_jobs(store: Store, query: StatusQuery) -> list[Job]:
     if query.jobs:
         picked = [job_record(store, job_id) for job_id in resolve_jobs(store, query.jobs)]
         return sorted(picked, key=lambda job: -(job.finished_at or 0.0))

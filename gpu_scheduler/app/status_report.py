@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from gpu_scheduler.core.model.attempt_status import StopRequest
     from gpu_scheduler.core.model.event import MisplacedProcess, Overuse
     from gpu_scheduler.core.model.gpu import Gpu, GpuClaim
+    from gpu_scheduler.core.model.job import Job
     from gpu_scheduler.core.model.job_spec import Parent
     from gpu_scheduler.core.progress.eta import JobProgress
     from gpu_scheduler.store.jobs_files import JobsFileRecord, MalformedLineRecord
-    from gpu_scheduler.store.records import JobRecord
 
     #: A warning about an attempt; a plain string describes unexpected contents of its folder.
     AttemptWarning = Overuse | MisplacedProcess | str
@@ -76,7 +76,7 @@ class JobView(NamedTuple):
     period, None if unknown. as_of: when the view was made, in seconds since 1970.
     """
 
-    record: JobRecord
+    record: Job
     attempt: Attempt | None = None
     is_recorded: bool = True
     wait: WaitReason | None = None

@@ -20,6 +20,7 @@ from gpu_scheduler.core.command.build import GIVEN_PORT, build_command, find_con
 from gpu_scheduler.core.command.sessions import session_name
 from gpu_scheduler.core.command.shell_words import CHECKPOINT_VARIABLE, with_checkpoint
 from gpu_scheduler.core.model.attempt import Attempt
+from gpu_scheduler.core.model.job import Job
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.scheduling.placement import BEYOND_MIB, capped_claim, claimable_total
 from gpu_scheduler.core.text.formatting import safe_text
@@ -27,7 +28,6 @@ from gpu_scheduler.progress.job_progress import PROGRESS_FILE
 from gpu_scheduler.runner.spec import read_spec
 from gpu_scheduler.store import attempt_folders
 from gpu_scheduler.store.jobs_files import find_jobs_file
-from gpu_scheduler.store.records import JobRecord
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.store.submissions import environment_of_job
 from gpu_scheduler.store.writer import StoreWriter
@@ -134,7 +134,7 @@ class Launcher:
             problem = f"the lock folder {error.folder} {error.problem.text}; {error.problem.remedy}"
             raise LaunchError(f"job {job.id} cannot be launched: {problem}") from error
 
-    def _prepare(self, attempt: Attempt, job: JobRecord, executor: Executor) -> None:
+    def _prepare(self, attempt: Attempt, job: Job, executor: Executor) -> None:
         when = datetime.now()
         if attempt.watched_pid is not None:
             # The process writes its log itself, if it has one.
@@ -149,7 +149,7 @@ class Launcher:
             raise
 
     def _write_folder(
-        self, attempt: Attempt, job: JobRecord, executor: Executor, log: str | None, when: datetime
+        self, attempt: Attempt, job: Job, executor: Executor, log: str | None, when: datetime
     ) -> None:
         options = self._options
         spec = _resumed_spec(attempt, job)
@@ -229,7 +229,7 @@ class Launcher:
                 spec = read_spec(self._store.data_dir.attempt_folder(attempt))
                 yield int(spec["env"][GIVEN_PORT]), attempt.id
 
-    def _submitted_environment(self, job: JobRecord) -> Mapping[str, str] | None:
+    def _submitted_environment(self, job: Job) -> Mapping[str, str] | None:
         """Returns the variables with which a job was submitted; None if it inherits the scheduler's.
 
         Raises LaunchError if the store has lost them.
@@ -258,7 +258,7 @@ class Launcher:
         return None if jobs_file is None else jobs_file.cwd
 
 
-def _resumed_spec(attempt: Attempt, job: JobRecord) -> JobSpec:
+def _resumed_spec(attempt: Attempt, job: Job) -> JobSpec:
     """Returns what the attempt runs: the job, with the path of the checkpoint from which it resumes, if any.
 
     Raises LaunchError if the checkpoint is gone, or if the command has no place for it any more.

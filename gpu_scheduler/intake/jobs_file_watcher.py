@@ -22,8 +22,8 @@ from gpu_scheduler.core.jobsfile.line_warnings import line_warnings
 from gpu_scheduler.core.jobsfile.reading import Line, Reading
 from gpu_scheduler.core.jobsfile.references import malformed_names, uncounted_names
 from gpu_scheduler.core.model.event import Event
+from gpu_scheduler.core.model.job import Job
 from gpu_scheduler.core.model.job_spec import COMPARED_ATTRIBUTES, JobSpec
-from gpu_scheduler.core.model.request import JobFact
 from gpu_scheduler.core.model.states import JobState
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.core.scheduling.needs import LlmConfig, ResourceSpec, resolve
@@ -33,7 +33,7 @@ from gpu_scheduler.intake.jobs_file_content import JobsFile, is_open_for_writing
 from gpu_scheduler.intake.line_dependencies import LineDependencies
 from gpu_scheduler.intake.text_parser import ParsedText, TextParser
 from gpu_scheduler.store import accepted_lines
-from gpu_scheduler.store.job_lists import job_exists, newest_job_facts
+from gpu_scheduler.store.job_lists import job_exists, newest_jobs
 from gpu_scheduler.store.pending_groups import wait_reasons
 from gpu_scheduler.store.requests import add_request
 from gpu_scheduler.store.store import Store
@@ -104,7 +104,7 @@ class JobsFileReader:
         #: The last reading, with the result of polling it if that stays the same until the file changes.
         self._settled: tuple[Reading, Poll] | None = None
 
-    def poll(self, previous: Reading, jobs: Mapping[int, JobFact], now_s: float) -> Poll:
+    def poll(self, previous: Reading, jobs: Mapping[int, Job], now_s: float) -> Poll:
         """Reads the file if it has changed.
 
         previous: the last reading; jobs: the jobs of that reading, by id; now_s: monotonic time in seconds.
@@ -131,7 +131,7 @@ class JobsFileReader:
         """Returns the job specification of a well-formed line from the last poll."""
         return self._parser.spec_of(line)
 
-    def _compare(self, previous: Reading, jobs: Mapping[int, JobFact], now_s: float) -> tuple[Poll, bool]:
+    def _compare(self, previous: Reading, jobs: Mapping[int, Job], now_s: float) -> tuple[Poll, bool]:
         """Compares the text with the last reading.
 
         Returns the result and whether it stays the same until the file changes.
@@ -153,7 +153,7 @@ class JobsFileReader:
         return poll, accepted is None and recheck_at is None and decision.none_missing
 
     def _decide(
-        self, previous: Reading, lines: tuple[Line, ...], jobs: Mapping[int, JobFact], now_s: float
+        self, previous: Reading, lines: tuple[Line, ...], jobs: Mapping[int, Job], now_s: float
     ) -> debounce.AcceptDecision:
         current = debounce.CurrentLines(lines, self._unchanged_since)
         decision = debounce.decide_accepted(previous, current, jobs, now_s)
@@ -238,7 +238,7 @@ class JobsFileWatcher:
 
     def check(self, now: float) -> None:
         """Reads the file and applies its changes."""
-        jobs = accepted_lines.JobFacts(self._store, self._reading)
+        jobs = accepted_lines.JobsOfReading(self._store, self._reading)
         while True:
             try:
                 poll = self._reader.poll(self._reading, jobs, now)
@@ -249,7 +249,7 @@ class JobsFileWatcher:
                 self._apply(poll.accepted, jobs, poll.names)
             if poll.accepted is None or poll.has_more:
                 break
-            jobs = accepted_lines.JobFacts(self._store, self._reading)
+            jobs = accepted_lines.JobsOfReading(self._store, self._reading)
         if poll.problem is None and not poll.has_more:
             self._log_mistakes(self._dependencies.resolve_again(self._reading, poll.names))
         self._report(poll)
@@ -277,11 +277,11 @@ class JobsFileWatcher:
         self.recheck_at = now + SHORTAGE_RETRY_S
 
     def _apply(
-        self, accepted: diff.AcceptedLines, jobs: accepted_lines.JobFacts, names: Collection[str]
+        self, accepted: diff.AcceptedLines, jobs: accepted_lines.JobsOfReading, names: Collection[str]
     ) -> None:
         """Stores the accepted lines with their jobs and requests. names: the names in the whole file."""
         before = self._reading
-        newest = newest_job_facts(self._store, accepted.new_identities())
+        newest = newest_jobs(self._store, accepted.new_identities())
         result = diff.ReadingDiff(before, accepted, jobs, newest)
         new: dict[int, int] = {}
         messages: list[tuple[str, Event | None]] = [(text, None) for text in result.messages]
@@ -346,7 +346,7 @@ class JobsFileWatcher:
         elif isinstance(action, diff.CancelRunning):
             add_request(self._store, "cancel", str(action.job_id), by, line=True)
         elif isinstance(action, diff.RequeueFinished):
-            self._requeue(action.job.job_id, self._reader.spec_of(lines[action.index]))
+            self._requeue(action.job.id, self._reader.spec_of(lines[action.index]))
 
     def _requeue(self, job_id: int, spec: JobSpec) -> None:
         """Requests another run of a finished job, with the attributes of `spec`."""

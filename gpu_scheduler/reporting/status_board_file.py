@@ -12,6 +12,7 @@ from gpu_scheduler.attempts.running_progress import RunningProgress
 from gpu_scheduler.claims.gpu_claims import ForeignClaims
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.model.attempt import Attempt
+from gpu_scheduler.core.model.job import Job
 from gpu_scheduler.core.model.states import ACTIVE, JobState
 from gpu_scheduler.core.progress.eta import JobProgress
 from gpu_scheduler.core.scheduling.facts import Facts
@@ -25,7 +26,6 @@ from gpu_scheduler.store.pending_groups import (
     victims_by_job,
     wait_reasons,
 )
-from gpu_scheduler.store.records import JobRecord
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.system.safe_file import replace_file
 from gpu_scheduler.views import status_text as board
@@ -147,7 +147,7 @@ class StatusBoardFile:
         )
 
     def _read_progress(
-        self, running: Iterable[JobRecord], attempts: Mapping[int, Attempt]
+        self, running: Iterable[Job], attempts: Mapping[int, Attempt]
     ) -> dict[int, JobProgress]:
         """Returns the progress of running jobs as last read, by job id."""
         newest = {job.id: attempts[job.id] for job in running if job.id in attempts}

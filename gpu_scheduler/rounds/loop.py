@@ -22,13 +22,14 @@ from gpu_scheduler.claims.gpu_claims import LockReading, read_locks_of
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.model.attempt import ActiveAttempt
 from gpu_scheduler.core.model.gpu import Gpu, GpuClaim
-from gpu_scheduler.core.model.request import JobFact, Request
+from gpu_scheduler.core.model.job import Job
+from gpu_scheduler.core.model.request import Request
 from gpu_scheduler.core.model.units import Now
 from gpu_scheduler.core.model.wait_reason import WaitReason
 from gpu_scheduler.core.scheduling import actions as act
-from gpu_scheduler.core.scheduling.facts import AdoptedJob, Facts
+from gpu_scheduler.core.scheduling.facts import Facts
 from gpu_scheduler.core.scheduling.history import GpuHistory, Overtakes
-from gpu_scheduler.core.scheduling.needs import LlmConfig, ResourceSpec
+from gpu_scheduler.core.scheduling.needs import LlmConfig
 from gpu_scheduler.core.scheduling.plan import plan
 from gpu_scheduler.core.scheduling.reconcile_attempt import needs_process_scan
 from gpu_scheduler.core.scheduling.run_times import RunTimes
@@ -45,7 +46,7 @@ from gpu_scheduler.store.attempt_history import (
     gpu_time,
 )
 from gpu_scheduler.store.dependencies import has_unsettled_dependencies, is_ancestor
-from gpu_scheduler.store.job_lists import find_job_fact, interrupted_jobs, jobs_to_watch, listed_count
+from gpu_scheduler.store.job_lists import interrupted_jobs, jobs_to_watch, listed_count
 from gpu_scheduler.store.pending_groups import queue_reservation, reserved_jobs
 from gpu_scheduler.store.pending_groups_reader import PendingGroupsReader
 from gpu_scheduler.store.requests import open_requests
@@ -110,7 +111,7 @@ def read_facts(
         storage_issue=health_issue,
         attempts=attempts,
         pending_groups=pending,
-        adopted_jobs=_adopted_jobs(store, now),
+        adopted_jobs=tuple(jobs_to_watch(store)),
         reserved_jobs=tuple(reserved_jobs(store, now)) if placing else (),
         queue_reservation=reservation,
         overtakes=(starts or QueueStartsReader(store)).overtakes() if with_statistics else Overtakes(),
@@ -190,16 +191,6 @@ def _attempts(
     )
 
 
-def _adopted_jobs(store: Store, now: Now) -> tuple[AdoptedJob, ...]:
-    found = []
-    for job in jobs_to_watch(store):
-        is_due = job.boot_id != now.boot_id or (job.not_before_boot or 0.0) <= now.boot
-        assert job.adopted is not None
-        resources = ResourceSpec.from_key(job.spec_key)
-        found.append(AdoptedJob(job.id, job.adopted, resources, is_due, job.stop_cause))
-    return tuple(found)
-
-
 def _find_cyclic_request(store: Store, requests: Sequence[Request]) -> int | None:
     """Returns the id of the first request that sets dependencies, if its job would wait for itself.
 
@@ -212,10 +203,10 @@ def _find_cyclic_request(store: Store, requests: Sequence[Request]) -> int | Non
     return first.request_id if is_ancestor(store, int(first.target), parents) else None
 
 
-def _target_jobs(store: Store, targets: Collection[str]) -> dict[int, JobFact]:
+def _target_jobs(store: Store, targets: Collection[str]) -> dict[int, Job]:
     found = {}
     for job_id in {int(target) for target in targets if target.isascii() and target.isdigit()}:
-        job = find_job_fact(store, job_id)
+        job = store.job(job_id)
         if job is not None:
             found[job_id] = job
     return found

@@ -9,9 +9,8 @@ import sqlite3
 from collections.abc import Iterator, Mapping
 
 from gpu_scheduler.core.jobsfile.reading import Line, Reading, attributes_from_json, attributes_to_json
-from gpu_scheduler.core.model.request import JobFact
+from gpu_scheduler.core.model.job import Job
 from gpu_scheduler.core.model.wait_reason import WaitReason
-from gpu_scheduler.store.job_lists import find_job_fact
 from gpu_scheduler.store.store import Store
 
 #: The distance between the positions of adjacent lines.
@@ -106,14 +105,14 @@ def line_waits(store: Store, path: str) -> dict[int, WaitReason]:
     return {row["id"]: WaitReason.from_json(row["line_wait"]) for row in rows}
 
 
-class JobFacts(Mapping[int, JobFact]):
-    """Maps the job ids of a reading to job facts, which are read from the store on each access."""
+class JobsOfReading(Mapping[int, Job]):
+    """Maps the job ids of a reading to the jobs, which are read from the store on each access."""
 
     def __init__(self, store: Store, reading: Reading) -> None:
         self._store, self._reading = store, reading
 
-    def __getitem__(self, job_id: int) -> JobFact:
-        found = find_job_fact(self._store, job_id)
+    def __getitem__(self, job_id: int) -> Job:
+        found = self._store.job(job_id)
         if found is None:
             raise KeyError(job_id)
         return found

@@ -19,10 +19,10 @@ from msgspec import Struct
 
 from gpu_scheduler.core.model.attempt import Allocation, Attempt
 from gpu_scheduler.core.model.attempt_status import AdoptedProcess
+from gpu_scheduler.core.model.job import Job
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.text import strict_json
 from gpu_scheduler.store.data_dir import ATTEMPT_FOLDER_NAME, JOB_FOLDER_NAME, DataDir
-from gpu_scheduler.store.records import JobRecord
 from gpu_scheduler.system.safe_file import read_json_bytes
 
 #: The key of the origin in spec.json. The runner does not read it.
@@ -133,7 +133,7 @@ def may_have_launched(folder: AttemptFolder) -> bool:
 
 def origin_object(
     attempt: Attempt,
-    job: JobRecord,
+    job: Job,
     data_dir: DataDir,
     source_cwd: str | None,
     *,

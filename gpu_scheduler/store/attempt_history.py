@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from itertools import groupby
 
 from gpu_scheduler.core.model.attempt import Attempt
+from gpu_scheduler.core.model.job import Job
 from gpu_scheduler.core.model.states import Outcome
 from gpu_scheduler.core.scheduling.actions import Action, FinishAttempt
 from gpu_scheduler.core.scheduling.history import (
@@ -27,7 +28,7 @@ from gpu_scheduler.core.scheduling.history import (
 from gpu_scheduler.core.scheduling.needs import WorkloadClass, learned_needs, quantile, workload_class_of
 from gpu_scheduler.core.scheduling.run_times import ClassRunTimes, RunTimes
 from gpu_scheduler.store.database import insert
-from gpu_scheduler.store.records import ATTEMPT_COLUMNS, JobRecord, attempt_records
+from gpu_scheduler.store.records import ATTEMPTS
 from gpu_scheduler.store.store import Store
 
 #: The key in the table `meta` of the time in wall seconds until which GPU time has been counted.
@@ -89,11 +90,11 @@ class GpuHistoryReader:
     def _ends(self, condition: str, *values: object) -> list[AttemptEnd]:
         """Returns the ends of the attempts that meet the condition, if they ran and were not adopted."""
         rows = self._store.db.rows(
-            f"SELECT {ATTEMPT_COLUMNS} FROM attempt WHERE watched_pid IS NULL AND started_at IS NOT NULL"
+            f"SELECT {ATTEMPTS.columns} FROM attempt WHERE watched_pid IS NULL AND started_at IS NOT NULL"
             f" AND ended_at IS NOT NULL AND outcome <> 'not_started' AND {condition}",
             *values,
         )
-        return [_end(one) for one in attempt_records(rows)]
+        return [_end(one) for one in map(ATTEMPTS.record, rows)]
 
 
 def _end(one: Attempt) -> AttemptEnd:
@@ -152,7 +153,7 @@ def workload_classes(store: Store) -> list[WorkloadClass]:
     return found
 
 
-def record_measurement(db: sqlite3.Connection, attempt: Attempt, job: JobRecord, time: float) -> None:
+def record_measurement(db: sqlite3.Connection, attempt: Attempt, job: Job, time: float) -> None:
     """Records the measured usage of an ended attempt for its workload class. time: in wall seconds."""
     peak = max(attempt.peaks.values(), default=0)
     if not peak or attempt.outcome is None:
@@ -196,7 +197,7 @@ class LearnedNeedsReader:
         return self._needs
 
 
-def record_run_time(db: sqlite3.Connection, attempt: Attempt, job: JobRecord, time: float) -> None:
+def record_run_time(db: sqlite3.Connection, attempt: Attempt, job: Job, time: float) -> None:
     """Records the run time of an ended attempt if it completed and has done all the work of its job.
 
     job: as before the end of the attempt. time: in wall seconds. If an earlier attempt left a checkpoint, the

@@ -7,23 +7,22 @@ from collections.abc import Collection, Iterable
 
 from msgspec import Struct
 
-from gpu_scheduler.core.model.attempt_status import Checkpoint
-from gpu_scheduler.core.model.job_spec import DEFAULT_STOP_SIGNAL, JobSpec, is_pattern
-from gpu_scheduler.core.model.request import JobFact
+from gpu_scheduler.core.model.job import Job
+from gpu_scheduler.core.model.job_spec import is_pattern
 from gpu_scheduler.core.model.states import FAILED, JobState, Outcome
-from gpu_scheduler.store.records import JOB_COLUMNS, STOP_REQUEST_COLUMN, JobRecord, job_records, stop_request
+from gpu_scheduler.store.records import JOBS
 from gpu_scheduler.store.store import Store
 
 #: The condition of the index `job_listed`, which leaves out the cleared jobs.
 _LISTED = "state = 'finished' AND cleared_at IS NULL"
 
 
-def _jobs(store: Store, sql: str, *values: object) -> list[JobRecord]:
+def _jobs(store: Store, sql: str, *values: object) -> list[Job]:
     """Returns the jobs that a query on the table `job` selects. sql: the part of the query after FROM."""
-    return job_records(store.db.rows(f"SELECT {JOB_COLUMNS} FROM {sql}", *values))
+    return list(map(JOBS.record, store.db.rows(f"SELECT {JOBS.columns} FROM {sql}", *values)))
 
 
-def open_jobs(store: Store, states: Collection[JobState], limit: int | None = None) -> list[JobRecord]:
+def open_jobs(store: Store, states: Collection[JobState], limit: int | None = None) -> list[Job]:
     """Returns the jobs in these states, which must not include `finished`, in queue order."""
     marks = ", ".join("?" * len(states))
     return _jobs(
@@ -36,7 +35,7 @@ def open_jobs(store: Store, states: Collection[JobState], limit: int | None = No
 
 def finished_jobs(
     store: Store, limit: int | None = None, *, only_failed: bool = False, with_cleared: bool = False
-) -> list[JobRecord]:
+) -> list[Job]:
     """Returns the finished jobs, most recently finished first."""
     where = "state = 'finished'" if with_cleared else _LISTED
     outcomes = " AND outcome IN (SELECT value FROM json_each(?))" if only_failed else ""
@@ -48,14 +47,14 @@ def finished_jobs(
     )
 
 
-def jobs_meant(store: Store, reference: str) -> list[JobRecord]:
+def jobs_meant(store: Store, reference: str) -> list[Job]:
     """Returns the jobs that a name, a group or a pattern means, by id; an empty list if it means none.
 
     These are, for each such name, the open jobs with this name or, if none is open, the one that ended last.
     A group and a pattern leave out cleared jobs.
     """
     where, values = _meaning(store, reference)
-    by_name: dict[str | None, list[JobRecord]] = {}
+    by_name: dict[str | None, list[Job]] = {}
     for job in _jobs(store, f"job WHERE {where} ORDER BY coalesce(finished_at, 0.0), id", *values):
         by_name.setdefault(job.name, []).append(job)
     found = []
@@ -110,14 +109,14 @@ def job_ids_of_source(store: Store, source: str) -> list[int]:
     return [row["id"] for row in store.db.rows("SELECT id FROM job WHERE source = ? ORDER BY id", source)]
 
 
-def jobs_of_file(store: Store, path: str) -> list[JobRecord]:
+def jobs_of_file(store: Store, path: str) -> list[Job]:
     """Returns all unfinished jobs and all jobs with a line in this jobs file."""
     return _jobs(
         store, "job WHERE state <> 'finished' OR id IN (SELECT job_id FROM line WHERE path = ?)", path
     )
 
 
-def jobs_ahead_of(store: Store, job: JobRecord, limit: int) -> tuple[int, list[int]]:
+def jobs_ahead_of(store: Store, job: Job, limit: int) -> tuple[int, list[int]]:
     """Returns the number of queued jobs ahead of this one, and the ids of the first `limit` of them.
 
     Omits the jobs that wait for other jobs.
@@ -133,72 +132,14 @@ def jobs_ahead_of(store: Store, job: JobRecord, limit: int) -> tuple[int, list[i
     return (count["n"] if count else 0), [row["id"] for row in rows]
 
 
-#: The columns of a job fact.
-_FACT_COLUMNS = (
-    f"job.id, job.state, job.outcome, job.held_by, job.recoveries, {STOP_REQUEST_COLUMN},"
-    " json_extract(job.spec, '$.preempt_signal'),"
-    " job.checkpoint, CASE WHEN job.checkpoint IS NOT NULL THEN job.spec END,"
-    " CASE WHEN job.failed_parents > 0 THEN (SELECT min(parent.id)"
-    " FROM dependency JOIN job AS parent ON parent.id = parent_id WHERE job_id = job.id"
-    " AND dependency.kind = 'completed' AND parent.state = 'finished'"
-    " AND parent.outcome NOT IN ('completed', 'ended')) END"
-)
-
-
-def find_job_fact(store: Store, job_id: int) -> JobFact | None:
-    """Returns the facts about a job for requests and jobs files, or None if the job does not exist."""
-    row = store.db.row(f"SELECT {_FACT_COLUMNS} FROM job WHERE id = ?", job_id)
-    return None if row is None else _job_fact(*row)
-
-
-def newest_job_facts(store: Store, identities: Iterable[str]) -> dict[str, JobFact]:
-    """Returns the facts about the newest job with each of these identities, by identity.
-
-    Jobs from every source count.
-    """
-    rows = store.db.rows(
-        f"SELECT identity, {_FACT_COLUMNS} FROM json_each(?) AS wanted JOIN job"
-        " ON job.id = (SELECT max(id) FROM job WHERE identity = wanted.value)",
+def newest_jobs(store: Store, identities: Iterable[str]) -> dict[str, Job]:
+    """Returns the newest job with each of these identities, from any source, by identity."""
+    found = _jobs(
+        store,
+        "json_each(?) AS wanted JOIN job ON job.id = (SELECT max(id) FROM job WHERE identity = wanted.value)",
         json.dumps(list(identities)),
     )
-    return {identity: _job_fact(*values) for identity, *values in rows}
-
-
-def _job_fact(
-    job_id: int,
-    state: str,
-    outcome: str | None,
-    held_by: str | None,
-    recoveries: int,
-    stop: str | None,
-    preempt_signal: str | None,
-    saved: str | None,
-    spec: str | None,
-    failed_parent: int | None,
-) -> JobFact:
-    checkpoint, may_resume = _checkpoint(saved, spec)
-    return JobFact(
-        job_id,
-        JobState(state),
-        Outcome(outcome) if outcome else None,
-        held_by,
-        failed_parent,
-        None if stop is None else stop_request(stop),
-        preempt_signal=preempt_signal or DEFAULT_STOP_SIGNAL,
-        checkpoint=checkpoint,
-        may_resume=may_resume,
-        recoveries=recoveries,
-    )
-
-
-def _checkpoint(saved: str | None, spec: str | None) -> tuple[Checkpoint | None, bool]:
-    """Returns the newest checkpoint of a job, and whether the scheduler may resume the job by itself."""
-    if saved is None or spec is None:
-        return None, False
-    # Imported only here, because most jobs have no checkpoint.
-    from gpu_scheduler.core.command.shell_words import stands_in
-
-    return Checkpoint.from_json(saved), stands_in(JobSpec.from_json(spec))
+    return {job.identity: job for job in found}
 
 
 def newest_names(store: Store, limit: int) -> dict[int, str | None]:
@@ -240,12 +181,9 @@ def listed_count(store: Store) -> int:
     return count
 
 
-def interrupted_jobs(store: Store) -> list[JobFact]:
+def interrupted_jobs(store: Store) -> list[Job]:
     """Returns the jobs that are held because their last attempts were interrupted, oldest first."""
-    rows = store.db.rows(
-        f"SELECT {_FACT_COLUMNS} FROM job WHERE state = 'held' AND held_by = 'interrupted' ORDER BY id"
-    )
-    return [_job_fact(*row) for row in rows]
+    return _jobs(store, "job WHERE state = 'held' AND held_by = 'interrupted' ORDER BY id")
 
 
 class JobFilter(Struct, frozen=True):
@@ -260,7 +198,7 @@ class JobFilter(Struct, frozen=True):
     source: str | None = None
 
 
-def jobs_before(store: Store, wanted: JobFilter, before: int | None, limit: int) -> list[JobRecord]:
+def jobs_before(store: Store, wanted: JobFilter, before: int | None, limit: int) -> list[Job]:
     """Returns the jobs with the highest ids below `before`, newest first, cleared ones too."""
     parts: list[tuple[str, tuple[str | int, ...]]] = [("TRUE", ())]
     for column, chosen in (("state", wanted.states), ("outcome", wanted.outcomes)):
@@ -281,15 +219,9 @@ def jobs_before(store: Store, wanted: JobFilter, before: int | None, limit: int)
 # Reads the jobs that are adopted processes (docs/design.md, Adopted processes).
 
 
-def jobs_to_watch(store: Store) -> list[JobRecord]:
+def jobs_to_watch(store: Store) -> list[Job]:
     """Returns the queued jobs whose adopted process no runner watches, oldest first."""
-    from gpu_scheduler.store.records import JOB_COLUMNS, job_records
-
-    return job_records(
-        store.db.rows(
-            f"SELECT {JOB_COLUMNS} FROM job WHERE state = 'queued' AND adopted IS NOT NULL ORDER BY id"
-        )
-    )
+    return _jobs(store, "job WHERE state = 'queued' AND adopted IS NOT NULL ORDER BY id")
 
 
 def adopted_job_of(store: Store, pid: int, start_ticks: int, boot_id: str) -> int | None:

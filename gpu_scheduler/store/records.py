@@ -1,176 +1,55 @@
-"""The records that the store returns: jobs, attempts with their allocations, and GPUs.
+"""Builds the records of the store from its rows: jobs, attempts with their allocations, and GPUs.
 
-Fields named `*_at` are wall times in seconds since 1970. Fields named `*_boot` are times in seconds since the
-boot to which the record's `boot_id` refers. GPUs are named by UUID.
+Only this module lists the columns that such rows have.
 """
 
 from __future__ import annotations
 
 import json
-import sqlite3
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from gpu_scheduler.core.model.attempt import ActiveAttempt, Allocation, Attempt
+from gpu_scheduler.core.model.attempt_status import AdoptedProcess, Checkpoint, StopRequest
 from gpu_scheduler.core.model.gpu import Gpu, GpuProcess, GpuSample, Suspicion
+from gpu_scheduler.core.model.job import Job
 from gpu_scheduler.core.model.state_reason import StateReason
 from gpu_scheduler.core.model.states import AttemptState, JobState, Outcome
 from gpu_scheduler.core.model.wait_reason import WaitReason
 
 if TYPE_CHECKING:
-    from gpu_scheduler.core.model.attempt_status import (
-        AdoptedProcess,
-        Checkpoint,
-        StopRequest,
-    )
     from gpu_scheduler.core.model.gpu import GpuFault
-    from gpu_scheduler.core.model.job_spec import JobSpec
+
+_T = TypeVar("_T")
 
 
-class JobRecord(NamedTuple):
-    """A job. Named tuples are fast to create, which matters because a list may contain 100,000 jobs.
+class Table(Generic[_T]):
+    """The rows of one class of records. Their columns have the names and the order of its fields.
 
-    source: "file:PATH", "import:DIGEST" or the front end that added it; text: its line or command as written;
-    spec_json: its JobSpec as JSON; spec_key: the key of its resource spec; jobs with the same key wait for
-    the same thing; priority, position: the queue order, lowest first.
-
-    held_by: "user", "line" or the outcome that caused the hold. stop_cause, stop_id: the cause and the id of
-    an open request to stop its attempt. not_before_boot: the earliest time of the next start. line_wait: why
-    its line in the jobs file keeps it from starting. min_vram_mib: the memory that it needs, raised after an
-    attempt ran out of memory. unmet_parents: the number of its dependencies whose condition is not met;
-    failed_parents: the number of those whose parent has finished. recoveries: how often `start --recover`
-    queued it again. cleared_at: when `clear` took it out of the lists. checkpoint: the newest complete one
-    when its last attempt ended. resume_from: the one with which its next attempt starts. queued_at: when it
-    last began to wait for GPUs.
-    submitted_at: when it was submitted, the last time if it was submitted again.
-    adopted: the process, started elsewhere, that the job is; None for an ordinary job.
+    fields: those of the class that the store has. computed: the SQL of fields that are not columns of the
+    table. convert: the functions that convert values other than NULL, by field.
     """
 
-    id: int
-    source: str
-    identity: str
-    name: str | None
-    text: str
-    spec_json: str
-    spec_key: str
-    priority: int
-    position: int
-    state: JobState
-    outcome: Outcome | None
-    exit_code: int | None
-    signal: int | None
-    reason: StateReason | None
-    held_by: str | None
-    stop_cause: str | None
-    stop_id: str | None
-    launch_failures: int
-    not_before_boot: float | None
-    boot_id: str | None
-    line_wait: WaitReason | None
-    min_vram_mib: int | None
-    oom_retries_used: int
-    fail_retries_used: int
-    unmet_parents: int
-    failed_parents: int
-    recoveries: int
-    cleared_at: float | None
-    checkpoint: Checkpoint | None
-    resume_from: Checkpoint | None
-    adopted: AdoptedProcess | None
-    queued_at: float
-    submitted_at: float
-    created_at: float
-    finished_at: float | None
+    def __init__(
+        self,
+        build: Callable[..., _T],
+        table: str,
+        fields: Sequence[str],
+        computed: Mapping[str, str],
+        convert: Mapping[str, Callable[[Any], Any]],
+    ) -> None:
+        self.columns = ", ".join(computed.get(name, f"{table}.{name}") for name in fields)
+        self.width = len(fields)
+        self._build = build
+        self._converters = [(fields.index(name), function) for name, function in convert.items()]
 
-    @property
-    def is_unwatched(self) -> bool:
-        """Whether the job is an adopted process that no runner watches now."""
-        return self.adopted is not None and self.state is JobState.QUEUED
-
-    @property
-    def is_interrupted(self) -> bool:
-        """True if the job is held because its last attempt was interrupted."""
-        return self.held_by == Outcome.INTERRUPTED.value
-
-    @property
-    def is_of_file(self) -> bool:
-        """True if the job comes from a line of a jobs file, which may have been removed since."""
-        return self.source.startswith("file:")
-
-    @property
-    def spec(self) -> JobSpec:
-        """The parsed job specification."""
-        from gpu_scheduler.core.model.job_spec import JobSpec
-
-        return JobSpec.from_json(self.spec_json)
-
-
-# Builds records from database rows. Only this module lists the columns that such rows have.
-
-#: The columns of a job.
-JOB_COLUMNS = ", ".join(JobRecord._fields).replace("spec_json", "spec AS spec_json")
-#: The open request to stop the attempt of a job, as a column with a JSON list; NULL if there is none.
-STOP_REQUEST_COLUMN = (
-    "CASE WHEN job.stop_cause IS NOT NULL THEN json_array(job.stop_cause, job.stop_grace_s,"
-    " job.stop_on_timeout, job.stop_id, job.stop_signal, job.stop_next_state, job.stop_preemptor) END"
-    " AS stop_request"
-)
-#: The fields of a GPU that the store has, besides those of its newest sample.
-_OF_GPU = (
-    "paused", "sampled_at", "loads", "foreign_peaks", "foreign_loads", "foreign_load_boot", "usable_since",
-    "suspicion",
-)  # fmt: skip
-#: The columns of a GPU.
-GPU_COLUMNS = ", ".join((*GpuSample.__struct_fields__, *_OF_GPU)).replace("index", 'idx AS "index"')
-#: The columns of an attempt. Its allocations and misplaced processes are JSON lists, so one query is enough.
-ATTEMPT_COLUMNS = """
-    attempt.*,
-    (SELECT json_group_array(json_array(gpu, share, vram, whole, peak_mib, budget_mib, baseline_mib, load_sum,
-                                        load_samples, overuse_logged))
-     FROM (SELECT * FROM allocation WHERE attempt_id = attempt.id ORDER BY ordinal)) AS allocations,
-    (SELECT json_group_array(json_array(gpu, pid)) FROM misplaced_process
-     WHERE attempt_id = attempt.id) AS misplaced
-"""
-
-
-def job_records(rows: Sequence[sqlite3.Row]) -> list[JobRecord]:
-    """Builds job records from rows that have JOB_COLUMNS."""
-    converters = [(JobRecord._fields.index(name), convert) for name, convert in _JOB_FIELDS.items()]
-    found = []
-    for row in rows:
-        values = list(row)
-        for index, convert in converters:
-            if values[index] is not None:
-                values[index] = convert(values[index])
-        found.append(JobRecord._make(values))
-    return found
-
-
-def attempt_records(rows: Sequence[sqlite3.Row]) -> list[Attempt]:
-    """Builds attempts from rows that have ATTEMPT_COLUMNS."""
-    return [Attempt(**_converted(row, _ATTEMPT_FIELDS)) for row in rows]
-
-
-def active_attempt_record(row: sqlite3.Row) -> ActiveAttempt:
-    """Builds an active attempt from a row with ATTEMPT_COLUMNS and some columns of its job."""
-    return ActiveAttempt(**_converted(row, _ACTIVE_ATTEMPT_FIELDS))
-
-
-def gpu_record(row: sqlite3.Row) -> Gpu:
-    """Builds a GPU from a row that has GPU_COLUMNS."""
-    values = _converted(row, _GPU_FIELDS)
-    sample = GpuSample(**{name: values[name] for name in GpuSample.__struct_fields__})
-    own = {name: values[name] for name in _OF_GPU}
-    return Gpu(sample.uuid, sample.index, sample=sample, total_mib=sample.total_mib, **own)
-
-
-def _converted(row: sqlite3.Row, converters: Mapping[str, Callable[[Any], Any]]) -> dict[str, Any]:
-    """Returns the values of a row by column. converters: those of values other than NULL, by column."""
-    values = dict(zip(row.keys(), row))  # noqa: B905 - the lengths are equal, and a check takes time
-    for name, convert in converters.items():
-        if values[name] is not None:
-            values[name] = convert(values[name])
-    return values
+    def record(self, row: Sequence[Any], **values: Any) -> _T:
+        """Builds a record from a row with these columns. values: its other fields."""
+        fields = list(row)
+        for index, convert in self._converters:
+            if fields[index] is not None:
+                fields[index] = convert(fields[index])
+        return self._build(*fields, **values)
 
 
 def _allocations(listed: str) -> tuple[Allocation, ...]:
@@ -180,24 +59,9 @@ def _allocations(listed: str) -> tuple[Allocation, ...]:
     )
 
 
-def stop_request(listed: str) -> StopRequest:
-    """Builds the request to stop from STOP_REQUEST_COLUMN."""
-    from gpu_scheduler.core.model.attempt_status import StopRequest
-
+def _stop_request(listed: str) -> StopRequest:
     cause, grace_s, on_timeout, stop_id, signal, next_state, preemptor = json.loads(listed)
     return StopRequest(cause, grace_s, on_timeout, stop_id, signal or "TERM", JobState(next_state), preemptor)
-
-
-def _checkpoint(text: str) -> Checkpoint:
-    from gpu_scheduler.core.model.attempt_status import Checkpoint
-
-    return Checkpoint.from_json(text)
-
-
-def _adopted_process(text: str) -> AdoptedProcess:
-    from gpu_scheduler.core.model.attempt_status import AdoptedProcess
-
-    return AdoptedProcess.from_json(text)
 
 
 def _tuple(listed: str) -> tuple[Any, ...]:
@@ -224,44 +88,100 @@ def _fault(text: str) -> GpuFault:
     return GpuFault.from_json(text)
 
 
-#: The functions that convert database values into the values of a record, by field. The values of other
-#: fields are not converted.
-_JOB_FIELDS: Mapping[str, Callable[[Any], Any]] = {
-    "state": {state.value: state for state in JobState}.__getitem__,
-    "outcome": Outcome,
-    "reason": StateReason.from_json,
-    "line_wait": WaitReason.from_json,
-    "checkpoint": _checkpoint,
-    "resume_from": _checkpoint,
-    "adopted": _adopted_process,
-}
-_ATTEMPT_FIELDS: Mapping[str, Callable[[Any], Any]] = {
-    "state": AttemptState,
-    "allocations": _allocations,
-    "learned": bool,
-    "assumed": bool,
-    "misplaced": _tuples,
-    "outcome": Outcome,
-    "reason": StateReason.from_json,
-    "survivors": _tuple,
-    "window_closed": bool,
-    "resumed_from": _checkpoint,
-    "follows_preemption": bool,
-}
-_ACTIVE_ATTEMPT_FIELDS: Mapping[str, Callable[[Any], Any]] = {
-    **_ATTEMPT_FIELDS,
-    "stop_request": stop_request,
-    "checkpoint": _checkpoint,
-    "source_missing": bool,
-}
-_GPU_FIELDS: Mapping[str, Callable[[Any], Any]] = {
-    "paused": bool,
-    "fault": _fault,
-    "processes": _processes,
-    "loads": _tuple,
-    "foreign_peaks": _peaks,
-    "foreign_loads": _tuple,
-    "exclusive": bool,
-    "unified": bool,
-    "suspicion": Suspicion.from_json,
-}
+JOBS = Table(
+    Job,
+    "job",
+    Job.__struct_fields__,
+    {
+        "spec_json": "job.spec",
+        "stop": "CASE WHEN job.stop_cause IS NOT NULL THEN json_array(job.stop_cause, job.stop_grace_s,"
+        " job.stop_on_timeout, job.stop_id, job.stop_signal, job.stop_next_state, job.stop_preemptor) END",
+        "failed_parent": "CASE WHEN job.failed_parents > 0 THEN (SELECT min(parent.id)"
+        " FROM dependency JOIN job AS parent ON parent.id = parent_id WHERE job_id = job.id"
+        " AND dependency.kind = 'completed' AND parent.state = 'finished'"
+        " AND parent.outcome NOT IN ('completed', 'ended')) END",
+    },
+    {
+        "state": {state.value: state for state in JobState}.__getitem__,
+        "outcome": {outcome.value: outcome for outcome in Outcome}.__getitem__,
+        "reason": StateReason.from_json,
+        "stop": _stop_request,
+        "source_missing": bool,
+        "line_wait": WaitReason.from_json,
+        "checkpoint": Checkpoint.from_json,
+        "resume_from": Checkpoint.from_json,
+        "adopted": AdoptedProcess.from_json,
+    },
+)
+
+# The allocations and misplaced processes of an attempt are JSON lists, so one query is enough.
+_ATTEMPT: tuple[str, Sequence[str], Mapping[str, str], Mapping[str, Callable[[Any], Any]]] = (
+    "attempt",
+    Attempt.__struct_fields__,
+    {
+        "allocations": "(SELECT json_group_array(json_array(gpu, share, vram, whole, peak_mib, budget_mib,"
+        " baseline_mib, load_sum, load_samples, overuse_logged))"
+        " FROM (SELECT * FROM allocation WHERE attempt_id = attempt.id ORDER BY ordinal))",
+        "misplaced": "(SELECT json_group_array(json_array(gpu, pid)) FROM misplaced_process"
+        " WHERE attempt_id = attempt.id)",
+    },
+    {
+        "state": AttemptState,
+        "allocations": _allocations,
+        "learned": bool,
+        "assumed": bool,
+        "misplaced": _tuples,
+        "outcome": Outcome,
+        "reason": StateReason.from_json,
+        "survivors": _tuple,
+        "window_closed": bool,
+        "resumed_from": Checkpoint.from_json,
+        "follows_preemption": bool,
+    },
+)
+ATTEMPTS = Table(Attempt, *_ATTEMPT)
+_ACTIVE = Table(ActiveAttempt, *_ATTEMPT)
+#: The columns of an active attempt: those of the attempt, those of its job, and whether its line is gone.
+ACTIVE_ATTEMPT_COLUMNS = (
+    f"{ATTEMPTS.columns}, {JOBS.columns}, substr(job.source, 1, 5) = 'file:'"
+    " AND NOT EXISTS (SELECT 1 FROM line WHERE line.job_id = job.id)"
+)
+
+
+def active_attempt(row: Sequence[Any]) -> ActiveAttempt:
+    """Builds an active attempt from a row with ACTIVE_ATTEMPT_COLUMNS."""
+    job = JOBS.record(row[_ACTIVE.width : -1])
+    return _ACTIVE.record(row[: _ACTIVE.width], job=job, is_line_gone=bool(row[-1]))
+
+
+_SAMPLE_WIDTH = len(GpuSample.__struct_fields__)
+_GPU_FIELDS = (
+    *GpuSample.__struct_fields__,
+    *("paused", "sampled_at", "loads", "foreign_peaks", "foreign_loads", "foreign_load_boot", "usable_since"),
+    "suspicion",
+)
+
+
+def _gpu(*values: Any) -> Gpu:
+    sample = GpuSample(*values[:_SAMPLE_WIDTH])
+    own = dict(zip(_GPU_FIELDS[_SAMPLE_WIDTH:], values[_SAMPLE_WIDTH:], strict=True))
+    return Gpu(sample.uuid, sample.index, sample=sample, total_mib=sample.total_mib, **own)
+
+
+GPUS = Table(
+    _gpu,
+    "gpu",
+    _GPU_FIELDS,
+    {"index": "gpu.idx"},
+    {
+        "paused": bool,
+        "fault": _fault,
+        "processes": _processes,
+        "loads": _tuple,
+        "foreign_peaks": _peaks,
+        "foreign_loads": _tuple,
+        "exclusive": bool,
+        "unified": bool,
+        "suspicion": Suspicion.from_json,
+    },
+)

@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from gpu_scheduler.core.model.attempt import ActiveAttempt, Attempt
     from gpu_scheduler.core.model.attempt_status import AdoptedProcess
     from gpu_scheduler.core.model.gpu import Gpu
+    from gpu_scheduler.core.model.job import Job
     from gpu_scheduler.core.model.job_spec import Dependency, JobSpec
     from gpu_scheduler.core.model.state_reason import StateReason
     from gpu_scheduler.core.model.wait_reason import WaitReason
-    from gpu_scheduler.store.records import JobRecord
 
 #: Key in `meta` for the options of the newest scheduler.
 _OPTIONS_KEY = "started_with"
@@ -48,13 +48,15 @@ class RecordCache(Generic[_Record]):
     def __init__(self) -> None:
         self._records: dict[tuple[Any, ...], _Record] = {}
 
-    def records(self, rows: Sequence[sqlite3.Row], build: Callable[[sqlite3.Row], _Record]) -> list[_Record]:
+    def records(
+        self, rows: Sequence[sqlite3.Row], build: Callable[[Sequence[Any]], _Record]
+    ) -> list[_Record]:
         """Returns the records of these distinct rows, in order, and drops all others from the cache."""
         known = self._records
         self._records = {}
         for row in rows:
             key = tuple(row)
-            self._records[key] = known[key] if key in known else build(row)
+            self._records[key] = known[key] if key in known else build(key)
         return list(self._records.values())
 
 
@@ -176,24 +178,24 @@ class Store:
             insert_dependencies(db, job_id, dependencies)
         return job_id
 
-    def job(self, job_id: int) -> JobRecord | None:
+    def job(self, job_id: int) -> Job | None:
         """Returns a job, or None if it does not exist."""
-        from gpu_scheduler.store.records import JOB_COLUMNS, job_records
+        from gpu_scheduler.store.records import JOBS
 
-        found = job_records(self.db.rows(f"SELECT {JOB_COLUMNS} FROM job WHERE id = ?", job_id))
-        return found[0] if found else None
+        row = self.db.row(f"SELECT {JOBS.columns} FROM job WHERE id = ?", job_id)
+        return None if row is None else JOBS.record(row)
 
     def attempt(self, attempt_id: int) -> Attempt | None:
         """Returns an attempt, or None if it does not exist."""
         return next(iter(self._attempts("id = ?", attempt_id)), None)
 
     def _attempts(self, where: str, *values: object) -> list[Attempt]:
-        from gpu_scheduler.store.records import ATTEMPT_COLUMNS, attempt_records
+        from gpu_scheduler.store.records import ATTEMPTS
 
-        rows = self.db.rows(f"SELECT {ATTEMPT_COLUMNS} FROM attempt WHERE {where}", *values)
-        return attempt_records(rows)
+        rows = self.db.rows(f"SELECT {ATTEMPTS.columns} FROM attempt WHERE {where}", *values)
+        return list(map(ATTEMPTS.record, rows))
 
-    def attempt_with_job(self, attempt_id: int) -> tuple[Attempt, JobRecord]:
+    def attempt_with_job(self, attempt_id: int) -> tuple[Attempt, Job]:
         """Returns an attempt, which must exist, and its job."""
         attempt = self.attempt(attempt_id)
         assert attempt is not None
@@ -207,26 +209,21 @@ class Store:
 
     def active_attempts(self) -> list[ActiveAttempt]:
         """Returns the attempts that are open, hold GPUs or await memory release, oldest first."""
-        from gpu_scheduler.store.records import ATTEMPT_COLUMNS, STOP_REQUEST_COLUMN, active_attempt_record
+        from gpu_scheduler.store.records import ACTIVE_ATTEMPT_COLUMNS, active_attempt
 
         rows = self.db.rows(
-            f"SELECT {ATTEMPT_COLUMNS}, {STOP_REQUEST_COLUMN}, job.priority, job.checkpoint,"
-            " json_extract(job.spec, '$.preempt_signal') AS preempt_signal,"
-            " job.launch_failures, job.spec_key, job.oom_retries_used, job.fail_retries_used,"
-            " job.recoveries, job.identity, job.spec AS spec_json,"
-            " substr(job.source, 1, 5) = 'file:'"
-            " AND NOT EXISTS (SELECT 1 FROM line WHERE line.job_id = job.id) AS source_missing"
-            " FROM attempt JOIN job ON job.id = attempt.job_id WHERE attempt.state <> 'closed'"
+            f"SELECT {ACTIVE_ATTEMPT_COLUMNS} FROM attempt JOIN job ON job.id = attempt.job_id"
+            " WHERE attempt.state <> 'closed'"
             " ORDER BY +attempt.id"  # "+" makes SQLite use the partial index instead of scanning all attempts
         )
-        return self._active_attempts.records(rows, active_attempt_record)
+        return self._active_attempts.records(rows, active_attempt)
 
     def gpus(self) -> list[Gpu]:
         """Returns the managed GPUs, sorted by index."""
-        from gpu_scheduler.store.records import GPU_COLUMNS, gpu_record
+        from gpu_scheduler.store.records import GPUS
 
-        rows = self.db.rows(f"SELECT {GPU_COLUMNS} FROM gpu WHERE managed ORDER BY idx")
-        return self._gpus.records(rows, gpu_record)
+        rows = self.db.rows(f"SELECT {GPUS.columns} FROM gpu WHERE managed ORDER BY idx")
+        return self._gpus.records(rows, GPUS.record)
 
     def managed_gpus(self) -> dict[int, str]:
         """Returns the UUIDs of the managed GPUs, by index."""

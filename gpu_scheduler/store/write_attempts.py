@@ -18,6 +18,7 @@ from gpu_scheduler.core.model.event import (
     Overuse,
     StopStarted,
 )
+from gpu_scheduler.core.model.job import Job
 from gpu_scheduler.core.model.states import (
     AttemptState,
     IllegalTransitionError,
@@ -29,7 +30,6 @@ from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.accounting import declared_mib
 from gpu_scheduler.store.attempt_history import record_measurement, record_run_time
 from gpu_scheduler.store.database import insert
-from gpu_scheduler.store.records import JobRecord
 from gpu_scheduler.store.write_jobs import (
     NO_STOP,
     WriteContext,
@@ -225,7 +225,7 @@ def finish_attempt(context: WriteContext, action: act.FinishAttempt) -> None:
     )  # fmt: skip
 
 
-def _resumption(action: act.FinishAttempt, job: JobRecord) -> dict[str, Any]:
+def _resumption(action: act.FinishAttempt, job: Job) -> dict[str, Any]:
     """Returns the columns of the job that decide how, and since when, its next attempt waits to start."""
     known = checkpoint_json(action.checkpoint)
     if action.outcome is Outcome.NOT_STARTED:

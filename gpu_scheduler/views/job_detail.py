@@ -28,8 +28,8 @@ from gpu_scheduler.views.wait_text import current_need_text, job_reason_text, pa
 if TYPE_CHECKING:
     from gpu_scheduler.app.job_detail import AttemptView, JobDetail
     from gpu_scheduler.core.model.attempt import Attempt
+    from gpu_scheduler.core.model.job import Job
     from gpu_scheduler.core.model.job_spec import JobSpec
-    from gpu_scheduler.store.records import JobRecord
 
 _LABEL_WIDTH = 14
 
@@ -165,7 +165,7 @@ def _preemption_lines(spec: JobSpec) -> Iterator[str]:
         yield _row("Checkpoints", spec.checkpoints)
 
 
-def _retry_lines(job: JobRecord) -> Iterator[str]:
+def _retry_lines(job: Job) -> Iterator[str]:
     for after, used, allowed in (
         ("running out of memory", job.oom_retries_used, job.spec.oom_retries),
         ("other failures", job.fail_retries_used, job.spec.fail_retries),

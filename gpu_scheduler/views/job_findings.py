@@ -24,7 +24,7 @@ from gpu_scheduler.views.wait_text import held_text, job_reason_text, unmet_pare
 if TYPE_CHECKING:
     from gpu_scheduler.app.diagnosis import LineFacts
     from gpu_scheduler.app.job_wait import AwaitedJob
-    from gpu_scheduler.store.records import JobRecord
+    from gpu_scheduler.core.model.job import Job
 
 # Formats the findings of checks as text and JSON.
 
@@ -121,12 +121,12 @@ def scheduler(pid: int | None, *, is_waiting: bool) -> Finding:
     return ok(Check.SCHEDULER, f"running, {pid_text(pid)}")
 
 
-def held(job: JobRecord, reason: str | None) -> Finding:
+def held(job: Job, reason: str | None) -> Finding:
     """Returns the finding about a held job, with the command that queues it."""
     return bad(Check.HELD, reason or "the job is held", f"`{queueing_command(job)}` queues it")
 
 
-def queueing_command(job: JobRecord) -> str:
+def queueing_command(job: Job) -> str:
     """Returns the command that queues a held job; one that can continue from its checkpoint does."""
     if job.held_by in ("user", "line"):
         return f"release {job.id}"
@@ -167,7 +167,7 @@ def retry(wait_s: float | None, failures: int) -> Iterator[Finding]:
         yield ok(Check.RETRY, f"{count_noun(failures, 'failed start')}; the next try is due")
 
 
-def line(job: JobRecord, facts: LineFacts) -> Iterator[Finding]:
+def line(job: Job, facts: LineFacts) -> Iterator[Finding]:
     """Yields findings about the job's line in its jobs file."""
     kind, _, path = job.source.partition(":")
     if kind != "file":

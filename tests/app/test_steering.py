@@ -122,7 +122,8 @@ def test_cancel_without_a_scheduler_does_not_end_a_job_on_a_remote_executor(
     assert (answer.kind, answer.has_failed) == (AnswerKind.NOT_ENDED, True)
     row = desk.store.job(job)
     assert row is not None
-    assert (desk.requests(), row.state, row.stop_cause) == ([], "running", "cancelled")
+    assert row.stop is not None
+    assert (desk.requests(), row.state, row.stop.cause) == ([], "running", "cancelled")
     assert attempts_without_processes(desk.store) == frozenset()
     with pytest.raises(SchedulerError, match=f"job {job} is active"):
         refuse_active(desk.store, void_claims=True)

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from gpu_scheduler.app import import_queue
+from gpu_scheduler.core.model.job import Job
 from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
 from gpu_scheduler.core.model.states import JobState
 from gpu_scheduler.store.dependencies import parents_of
 from gpu_scheduler.store.job_lists import job_count
-from gpu_scheduler.store.records import JobRecord
 from gpu_scheduler.store.store import Store
 from tests.cli.desk import Desk
 
@@ -41,7 +41,7 @@ def write(queue: Path, *jobs: object) -> bytes:
     return queue.read_bytes()
 
 
-def job(desk: Desk, job_id: int) -> JobRecord:
+def job(desk: Desk, job_id: int) -> Job:
     found = desk.store.job(job_id)
     assert found is not None
     return found

@@ -8,10 +8,10 @@ import pytest
 
 from gpu_scheduler.app.job_refs import JobRef, resolve_job, resolve_jobs
 from gpu_scheduler.attempts.folder import observe
+from gpu_scheduler.core.model.job import Job
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.errors import SchedulerError
-from gpu_scheduler.store.records import JobRecord
 from tests.cli.desk import Desk
 from tests.reasons import worded
 from tests.waiting import wait_for
@@ -188,7 +188,7 @@ def test_a_job_that_waits_for_a_retry_does_not_count_as_failed(desk: Desk) -> No
             job, row.id, Outcome.FAILED, JobState.QUEUED, None, worded("exit code 1"), exit_code=1
         )
     )
-    found: JobRecord | None = desk.store.job(job)
+    found: Job | None = desk.store.job(job)
     assert found is not None
     assert found.state == "queued"
     assert json.loads(desk.run("status", "--failed", "--json")[1])["jobs"] == []

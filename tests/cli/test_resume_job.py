@@ -13,10 +13,10 @@ import pytest
 from gpu_scheduler.app.control import AnswerKind
 from gpu_scheduler.app.preempt import resume_job
 from gpu_scheduler.core.model.attempt_status import Checkpoint
+from gpu_scheduler.core.model.job import Job
 from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.scheduling import actions as act
-from gpu_scheduler.store.records import JobRecord
 from tests.cli.desk import Desk
 from tests.processes import kill_attempts
 from tests.waiting import wait_for
@@ -44,7 +44,7 @@ def save(desk: Desk, step: int, folder: str = "outputs") -> Path:
     return path
 
 
-def recorded(desk: Desk, job: int) -> JobRecord:
+def recorded(desk: Desk, job: int) -> Job:
     row = desk.store.job(job)
     assert row is not None
     return row

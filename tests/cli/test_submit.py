@@ -22,11 +22,11 @@ from gpu_scheduler.app.new_line import parse_new_line
 from gpu_scheduler.core.command.build import display_command
 from gpu_scheduler.core.jobsfile.attributes import ATTRIBUTES
 from gpu_scheduler.core.jobsfile.compose import format_command_line
+from gpu_scheduler.core.model.job import Job
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.needs import LlmConfig, ResourceSpec, resolve
 from gpu_scheduler.store.dependencies import dependencies_of
-from gpu_scheduler.store.records import JobRecord
 from gpu_scheduler.store.submissions import environment_of_job
 from tests.cli.desk import Desk
 from tests.e2e.world import World
@@ -62,13 +62,13 @@ def make_venv(folder: Path) -> Path:
     return venv
 
 
-def job_of(desk: Desk, job_id: int = 1) -> JobRecord:
+def job_of(desk: Desk, job_id: int = 1) -> Job:
     job = desk.store.job(job_id)
     assert job is not None
     return job
 
 
-def submitted(desk: Desk, *words: str) -> JobRecord:
+def submitted(desk: Desk, *words: str) -> Job:
     """Submits a job and returns it."""
     code, out, err = desk.run("submit", "--json", *words)
     assert code == 0, err

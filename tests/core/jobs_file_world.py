@@ -23,13 +23,13 @@ from gpu_scheduler.core.jobsfile.diff import (
 )
 from gpu_scheduler.core.jobsfile.job_line import parse_line
 from gpu_scheduler.core.jobsfile.reading import Reading, line_from_result
+from gpu_scheduler.core.model.job import Job
 from gpu_scheduler.core.model.job_spec import JobSpec
-from gpu_scheduler.core.model.request import JobFact
 from gpu_scheduler.core.model.states import ACTIVE, WAITING, JobState, Outcome
 from gpu_scheduler.core.model.wait_reason import WaitReason
 
 
-class Job(Struct):
+class JobOfWorld(Struct):
     """The stored values of a job."""
 
     spec: JobSpec
@@ -48,7 +48,7 @@ class JobsFileWorld:
         self.unchanged_since = self.now
         self.raw_lines: list[str] = []
         self.reading: Reading = ()
-        self.jobs: dict[int, Job] = {}
+        self.jobs: dict[int, JobOfWorld] = {}
         self.waits: Mapping[int, WaitReason] = {}
         self.messages: list[str] = []
         self.actions: list[DiffAction] = []
@@ -115,7 +115,7 @@ class JobsFileWorld:
             elif isinstance(action, RequeueFinished):
                 spec = accepted.lines[action.index].spec
                 assert spec is not None
-                job_id = action.job.job_id
+                job_id = action.job.id
                 job = self.jobs[job_id]
                 assert job.state is JobState.FINISHED
                 state, held_by = (JobState.HELD, "line") if spec.hold else (JobState.QUEUED, None)
@@ -151,7 +151,7 @@ class JobsFileWorld:
     def insert(self, spec: JobSpec) -> int:
         """Inserts a job and returns its id."""
         job_id = max(self.jobs, default=0) + 1
-        job = Job(spec, position=job_id)
+        job = JobOfWorld(spec, position=job_id)
         if spec.cancel:
             job.state, job.outcome = JobState.FINISHED, Outcome.CANCELLED
         elif spec.hold:
@@ -168,11 +168,11 @@ class JobsFileWorld:
         """Marks the job as finished with this outcome."""
         self.jobs[job_id].state, self.jobs[job_id].outcome = JobState.FINISHED, outcome
 
-    def facts(self) -> dict[int, JobFact]:
+    def facts(self) -> dict[int, Job]:
         """Returns the state of each job."""
-        return {i: JobFact(i, job.state, job.outcome, job.held_by) for i, job in self.jobs.items()}
+        return {i: Job(i, job.state, job.outcome, job.held_by) for i, job in self.jobs.items()}
 
-    def newest(self) -> dict[str, JobFact]:
+    def newest(self) -> dict[str, Job]:
         """Returns the newest job of each identity."""
         return {self.jobs[i].spec.identity: fact for i, fact in sorted(self.facts().items())}
 

@@ -15,12 +15,13 @@ from gpu_scheduler.core.model.attempt_status import (
     StopRequest,
 )
 from gpu_scheduler.core.model.gpu import GpuProcess
+from gpu_scheduler.core.model.job import Job
 from gpu_scheduler.core.model.job_spec import JobSpec
-from gpu_scheduler.core.model.request import JobFact, Request
+from gpu_scheduler.core.model.request import Request
 from gpu_scheduler.core.model.states import AttemptState, JobState, Outcome
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.draining import is_drained, job_exit_code
-from gpu_scheduler.core.scheduling.facts import AdoptedJob, Facts
+from gpu_scheduler.core.scheduling.facts import Facts
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
 from gpu_scheduler.core.scheduling.plan import plan
 from gpu_scheduler.core.scheduling.reconcile_attempt import has_ended, reconcile
@@ -37,6 +38,8 @@ WATCHING = replace(running(1, "U0"), watched_pid=4711, watched_ticks=55, survivo
 DEAD = replace(WATCHING, status=AttemptStatus(claim="dead"))
 SETTINGS = Settings()
 CANCEL = StopRequest("cancelled", 3.0)
+#: A watcher has just died, so the next one is not due yet.
+NOT_DUE: dict[str, Any] = {"boot_id": "boot", "not_before_boot": 1e9}
 RESULT = AttemptResult(None, 0, None, True, None, (), 1.0, 2.0)
 
 
@@ -44,8 +47,8 @@ def starts(world: Facts) -> list[act.Start]:
     return [action for action in plan(world) if isinstance(action, act.Start)]
 
 
-def adopted(process: AdoptedProcess = PROCESS, resources: ResourceSpec = ALONE, **values: Any) -> AdoptedJob:
-    return AdoptedJob(10, process, resources, **values)
+def adopted(process: AdoptedProcess = PROCESS, resources: ResourceSpec = ALONE, **values: Any) -> Job:
+    return Job(10, adopted=process, spec_key=resources.key(), **values)
 
 
 def test_an_adopted_process_is_watched_at_once_on_its_gpus_whatever_they_hold() -> None:
@@ -77,7 +80,7 @@ def test_other_jobs_are_placed_only_in_a_later_round() -> None:
 
 def test_no_watcher_is_started_while_it_could_not_run() -> None:
     assert starts(facts(gpu(0), adopted_jobs=(adopted(),), storage_issue="the disk is full")) == []
-    assert starts(facts(gpu(0), adopted_jobs=(adopted(is_due=False),))) == []
+    assert starts(facts(gpu(0), adopted_jobs=(adopted(**NOT_DUE),))) == []
 
 
 @pytest.mark.parametrize("used", [0, 10_000])
@@ -86,7 +89,7 @@ def test_a_process_keeps_its_gpu_until_the_next_watcher_starts(
     used: int, processes: tuple[GpuProcess, ...] | None
 ) -> None:
     """The last watcher has just died, or could not be launched."""
-    unwatched = (adopted(is_due=False),)
+    unwatched = (adopted(**NOT_DUE),)
     for need in (ResourceSpec(), ALONE, MEMORY):
         jobs = (group(need, 11, 12),)
         world = facts(gpu(0, used, processes), gpu(1), pending_groups=jobs, adopted_jobs=unwatched)
@@ -95,14 +98,14 @@ def test_a_process_keeps_its_gpu_until_the_next_watcher_starts(
 
 
 def test_a_declared_need_of_an_unwatched_process_leaves_the_rest_of_the_gpu() -> None:
-    jobs = (adopted(resources=MEMORY, is_due=False),)
+    jobs = (adopted(resources=MEMORY, **NOT_DUE),)
     world = facts(gpu(0, 8000), adopted_jobs=jobs, pending_groups=(group(MEMORY, 11, 12, 13),))
     assert [start.job_id for start in starts(world)] == [11]
 
 
 def test_no_job_preempts_an_unwatched_process() -> None:
     urgent = replace(ALONE, preempt=True)
-    world = facts(gpu(0), adopted_jobs=(adopted(is_due=False),), pending_groups=(group(urgent, (11, 0)),))
+    world = facts(gpu(0), adopted_jobs=(adopted(**NOT_DUE),), pending_groups=(group(urgent, (11, 0)),))
     assert not [action for action in plan(world) if isinstance(action, act.RecordStop | act.Reserve)]
 
 
@@ -113,10 +116,10 @@ def test_a_process_of_an_earlier_boot_is_interrupted() -> None:
 
 
 def test_a_process_of_an_earlier_boot_that_had_to_stop_is_cancelled_or_preempted() -> None:
-    [end] = plan(facts(gpu(0), adopted_jobs=(adopted(EARLIER, stop_cause="cancelled"),)))
+    [end] = plan(facts(gpu(0), adopted_jobs=(adopted(EARLIER, stop=CANCEL),)))
     assert isinstance(end, act.FinishJob)
     assert (end.job_id, end.outcome) == (10, Outcome.CANCELLED)
-    [hold] = plan(facts(gpu(0), adopted_jobs=(adopted(EARLIER, stop_cause="preempted"),)))
+    [hold] = plan(facts(gpu(0), adopted_jobs=(adopted(EARLIER, stop=StopRequest("preempted", 3.0)),)))
     assert isinstance(hold, act.HoldJob)
     assert (hold.job_id, hold.by) == (10, "preempted")
 
@@ -165,7 +168,7 @@ def test_the_end_of_the_boot_interrupts_an_adopted_process() -> None:
 
 def test_in_a_restored_store_the_job_of_a_dead_watcher_is_held() -> None:
     """The process may still run, so nobody but the user may start its command."""
-    end = end_of(replace(DEAD, source_missing=True))
+    end = end_of(replace(DEAD, is_line_gone=True))
     assert (end.state, end.is_still_adopted) == (JobState.HELD, False)
 
 
@@ -252,7 +255,7 @@ def test_stop_jobs_spares_adopted_processes() -> None:
 @pytest.mark.parametrize("verb", ["cancel", "hold"])
 def test_requests_about_an_adopted_process_wait_until_it_is_watched(verb: str) -> None:
     request = Request(1, verb, "10", {"grace_s": 5.0})
-    jobs = {10: JobFact(10, JobState.QUEUED)}
+    jobs = {10: Job(10, JobState.QUEUED)}
     world = facts(gpu(0), adopted_jobs=(adopted(),), requests=(request,), jobs=jobs)
     assert [type(action) for action in plan(world)] == [act.Start]
 

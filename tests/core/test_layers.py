@@ -46,7 +46,9 @@ MAY: Mapping[str, tuple[str, ...]] = {
     "core.failure": ("core.model", "core.text"),
     "core.progress": ("core.model", "core.text"),
     "core.jobsfile": ("core.model", "core.text", "core.command"),
-    "core.scheduling": ("core.model", "core.text", "core.failure", "core.jobsfile"),
+    "core.scheduling": (
+        "core.model", "core.text", "core.failure", "core.jobsfile", "core.command.shell_words",
+    ),
     "runner": (),
     "system": ("errors", "runner.folder", "runner.process_scan", "runner.record_lock"),
     "claims": ("core.model", "errors", "system", "runner.folder", "runner.gpu_lock", "runner.record_lock"),

@@ -14,7 +14,8 @@ from gpu_scheduler.core.model.attempt_status import (
     SavedWork,
     StopRequest,
 )
-from gpu_scheduler.core.model.request import JobFact, Request
+from gpu_scheduler.core.model.job import Job
+from gpu_scheduler.core.model.request import Request
 from gpu_scheduler.core.model.request_answer import AnswerCode
 from gpu_scheduler.core.model.states import AttemptState, JobState, Outcome
 from gpu_scheduler.core.model.units import Now
@@ -161,7 +162,7 @@ def test_a_checkpoint_saved_again_at_the_same_path_is_progress_only_of_a_job_tha
     assert end_of(replace(dead, resumed_from=old, saved_work=SavedWork(old))).recoveries == 2
 
 
-def preempted(job: JobFact, attempt: ActiveAttempt = LIVE, **args: Any) -> list[act.Action]:
+def preempted(job: Job, attempt: ActiveAttempt = LIVE, **args: Any) -> list[act.Action]:
     made = {"stop_id": "second", "grace_s": 30.0, "on_timeout": "withdraw", **args}
     requests = (Request(1, "preempt", "7", made),)
     return answer_requests(
@@ -170,7 +171,7 @@ def preempted(job: JobFact, attempt: ActiveAttempt = LIVE, **args: Any) -> list[
 
 
 def test_a_preemption_is_recorded_with_the_signal_of_its_job() -> None:
-    job = JobFact(7, JobState.RUNNING, preempt_signal="USR1")
+    job = Job(7, JobState.RUNNING, spec_json='{"preempt_signal": "USR1"}')
     stop, answer = preempted(job, on_timeout="kill")
     assert stop == act.RecordStop(7, StopRequest("preempted", 30.0, "kill", "second", "USR1"))
     assert isinstance(answer, act.AnswerRequest)
@@ -180,13 +181,13 @@ def test_a_preemption_is_recorded_with_the_signal_of_its_job() -> None:
 @pytest.mark.parametrize(
     ("job", "code"),
     [
-        (JobFact(7, JobState.QUEUED), AnswerCode.WRONG_STATE),
-        (JobFact(7, JobState.FINISHED, Outcome.COMPLETED), AnswerCode.WRONG_STATE),
-        (JobFact(7, JobState.STOPPING, open_stop=CANCEL), AnswerCode.BEING_CANCELLED),
+        (Job(7, JobState.QUEUED), AnswerCode.WRONG_STATE),
+        (Job(7, JobState.FINISHED, Outcome.COMPLETED), AnswerCode.WRONG_STATE),
+        (Job(7, JobState.STOPPING, stop=CANCEL), AnswerCode.BEING_CANCELLED),
     ],
 )
 def test_a_preemption_is_refused_for_a_job_that_does_not_run_or_is_being_cancelled(
-    job: JobFact, code: AnswerCode
+    job: Job, code: AnswerCode
 ) -> None:
     [answer] = preempted(job)
     assert isinstance(answer, act.AnswerRequest)
@@ -196,14 +197,14 @@ def test_a_preemption_is_refused_for_a_job_that_does_not_run_or_is_being_cancell
 
 def test_a_preemption_that_the_runner_has_already_withdrawn_is_not_recorded() -> None:
     withdrawn = replace(LIVE, stop_request=None, status=live(withdrawn=SECOND))
-    [answer] = preempted(JobFact(7, JobState.RUNNING), withdrawn)
+    [answer] = preempted(Job(7, JobState.RUNNING), withdrawn)
     assert isinstance(answer, act.AnswerRequest)
     assert answer.answer.code is AnswerCode.WITHDRAWN
 
 
 def test_the_stricter_of_two_preemptions_counts() -> None:
     for_job = StopRequest("preempted", 10.0, "kill", "first", next_state=JobState.QUEUED, preemptor=9)
-    stop, _ = preempted(JobFact(7, JobState.STOPPING, open_stop=for_job))
+    stop, _ = preempted(Job(7, JobState.STOPPING, stop=for_job))
     assert stop == act.RecordStop(
         7, StopRequest("preempted", 10.0, "kill", "second", next_state=JobState.HELD, preemptor=9)
     )
@@ -213,6 +214,6 @@ def test_a_cancel_replaces_an_open_preemption() -> None:
     facts = Facts(
         NOW, SETTINGS, LlmConfig(), attempts=(replace(LIVE, status=live(stop=FIRST)),),
         requests=(Request(1, "cancel", "7", {"grace_s": 3.0}),),
-        jobs={7: JobFact(7, JobState.STOPPING, open_stop=FIRST)},
+        jobs={7: Job(7, JobState.STOPPING, stop=FIRST)},
     )  # fmt: skip
     assert answer_requests(facts)[0] == act.RecordStop(7, CANCEL)

@@ -7,8 +7,9 @@ import pytest
 from gpu_scheduler.core.model.attempt import ActiveAttempt
 from gpu_scheduler.core.model.attempt_status import AttemptStatus, StopRequest
 from gpu_scheduler.core.model.gpu import LOST, Gpu, GpuClaim, GpuProcess, GpuSample
+from gpu_scheduler.core.model.job import Job
 from gpu_scheduler.core.model.job_spec import Need
-from gpu_scheduler.core.model.request import JobFact, Request
+from gpu_scheduler.core.model.request import Request
 from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
 from gpu_scheduler.core.model.states import AttemptState, JobState, Outcome
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
@@ -184,7 +185,7 @@ def answered(*requests: tuple[str, str], **values: object) -> list[act.Action]:
     return plan(round_of(1, requests=made, **values))
 
 
-QUEUED = {7: JobFact(7, JobState.QUEUED)}
+QUEUED = {7: Job(7, JobState.QUEUED)}
 
 
 @pytest.mark.parametrize(
@@ -213,7 +214,7 @@ QUEUED = {7: JobFact(7, JobState.QUEUED)}
 def test_every_request_is_answered_whether_carried_out_or_refused(
     verb: str, state: JobState, expected: type | None
 ) -> None:
-    actions = answered((verb, "7"), jobs={7: JobFact(7, state, Outcome.COMPLETED)})
+    actions = answered((verb, "7"), jobs={7: Job(7, state, Outcome.COMPLETED)})
     assert isinstance(actions[-1], act.AnswerRequest)
     if expected is None:
         assert len(actions) == 1
@@ -232,7 +233,7 @@ def test_a_cancel_is_recorded_before_its_attempt_is_reconciled() -> None:
     late = whole("U0", state=AttemptState.STARTING, status=AttemptStatus(), launch_deadline_boot=0.0)
     assert plan(round_of(1, attempts=(late,))) == [act.Relaunch(9)]
     wish = (Request(1, "cancel", "90"),)
-    actions = plan(round_of(1, attempts=(late,), requests=wish, jobs={90: JobFact(90, JobState.STARTING)}))
+    actions = plan(round_of(1, attempts=(late,), requests=wish, jobs={90: Job(90, JobState.STARTING)}))
     assert [type(action).__name__ for action in actions] == ["RecordStop", "AnswerRequest"]
 
 
@@ -253,9 +254,9 @@ def test_stop_with_jobs_cancels_running_jobs_and_starts_no_more() -> None:
 
 def test_removing_hold_from_a_line_releases_only_a_job_held_by_that_line() -> None:
     drop = (Request(1, "set", "7", {"name": "hold", "value": False}),)
-    by_line = plan(round_of(1, requests=drop, jobs={7: JobFact(7, JobState.HELD, held_by="line")}))
+    by_line = plan(round_of(1, requests=drop, jobs={7: Job(7, JobState.HELD, held_by="line")}))
     assert act.RequeueJob(7, StateReason(ReasonKind.RELEASED_BY_LINE), keeps_checkpoint=True) in by_line
-    by_user = plan(round_of(1, requests=drop, jobs={7: JobFact(7, JobState.HELD, held_by="user")}))
+    by_user = plan(round_of(1, requests=drop, jobs={7: Job(7, JobState.HELD, held_by="user")}))
     assert not any(isinstance(a, act.RequeueJob) for a in by_user)
 
 
@@ -321,7 +322,7 @@ def test_a_drain_considers_which_gpus_a_line_allows() -> None:
 def test_resume_and_requeue_events_contain_their_reasons() -> None:
     assert answered(("resume", "U0"))[0] == act.SetPaused("U0", False)
     wish = (Request(1, "requeue", "7", {"added_to": "jobs.txt"}),)
-    done = {7: JobFact(7, JobState.FINISHED, Outcome.FAILED)}
+    done = {7: Job(7, JobState.FINISHED, Outcome.FAILED)}
     assert plan(round_of(1, requests=wish, jobs=done))[0] == act.RequeueJob(
         7, StateReason(ReasonKind.LINE_ADDED_AGAIN, subject="jobs.txt")
     )

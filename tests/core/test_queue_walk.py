@@ -9,11 +9,12 @@ import pytest
 
 from gpu_scheduler.core.model.attempt_status import AdoptedProcess, StopRequest
 from gpu_scheduler.core.model.gpu import LOST, Gpu, GpuClaim, GpuProcess
+from gpu_scheduler.core.model.job import Job
 from gpu_scheduler.core.model.job_spec import Need
 from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.model.wait_reason import ObstacleKind
 from gpu_scheduler.core.scheduling import actions as act
-from gpu_scheduler.core.scheduling.facts import AdoptedJob, Facts, PendingGroup, ReservedJob
+from gpu_scheduler.core.scheduling.facts import Facts, PendingGroup, ReservedJob
 from gpu_scheduler.core.scheduling.history import GpuTime, Overtakes
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
 from gpu_scheduler.core.scheduling.pending_queue import need_of
@@ -531,7 +532,7 @@ def test_the_gpus_are_judged_for_a_job_as_the_next_round_judges_them() -> None:
 
 
 def test_the_gpus_are_judged_beside_a_process_that_no_runner_watches() -> None:
-    adopted = AdoptedJob(7, AdoptedProcess(5, 1, "boot", 0.0, ("U1",)), HALF)
+    adopted = Job(7, spec_key=HALF.key(), adopted=AdoptedProcess(5, 1, "boot", 0.0, ("U1",)))
     held = stored(OLDEST, PAIR, "U0", "U1")
     situation = queue(jobs_of(PAIR, OLDEST), queue_reservation=held, adopted_jobs=(adopted,))
     judged = judged_gpus(situation, need_of(WHOLE, situation), waiting(2, ago_s=NEW_S))

@@ -386,7 +386,7 @@ def test_an_unusable_lock_file_does_not_count_as_a_failed_launch(failures: int) 
 def test_a_shortage_does_not_requeue_a_cancelled_job_or_a_job_without_its_line() -> None:
     failing = replace(OPEN, status=status(result=SHORT), survivors=(77,))
     assert finished(replace(failing, stop_request=CANCEL)).job_outcome is Outcome.CANCELLED
-    assert finished(replace(failing, source_missing=True)).job_outcome is Outcome.FAILED
+    assert finished(replace(failing, is_line_gone=True)).job_outcome is Outcome.FAILED
 
 
 LOST_CLAIM = replace(RESULT, began=False, exit_code=None, message="…", claimed_gpu="U0", claimed_by=4711)
@@ -418,7 +418,7 @@ def test_a_gpu_that_another_program_claimed_first_does_not_count_as_a_failed_lau
 def test_a_lost_claim_does_not_requeue_a_cancelled_job_or_a_job_without_its_line() -> None:
     failing = replace(OPEN, status=status(result=LOST_CLAIM), survivors=(77,))
     assert finished(replace(failing, stop_request=CANCEL)).job_outcome is Outcome.CANCELLED
-    abandoned = finished(replace(failing, source_missing=True))
+    abandoned = finished(replace(failing, is_line_gone=True))
     assert abandoned.job_outcome is Outcome.FAILED
     assert words(abandoned.reason) == "could not be started: one of its GPUs was claimed by pid 4711 first"
 
@@ -445,7 +445,7 @@ def test_the_wait_after_each_failed_launch_grows_until_the_job_fails() -> None:
 
 
 def test_does_not_retry_a_job_whose_line_was_removed() -> None:
-    failing = replace(OPEN, source_missing=True, status=status(result=replace(RESULT, began=False)))
+    failing = replace(OPEN, is_line_gone=True, status=status(result=replace(RESULT, began=False)))
     assert finished(failing).job_outcome is Outcome.FAILED
 
 

@@ -14,7 +14,9 @@ from gpu_scheduler.core.model.attempt_status import (
     SavedWork,
     StopRequest,
 )
-from gpu_scheduler.core.model.request import JobFact, Request
+from gpu_scheduler.core.model.job import Job
+from gpu_scheduler.core.model.job_spec import JobSpec
+from gpu_scheduler.core.model.request import Request
 from gpu_scheduler.core.model.request_answer import AnswerCode, RequestAnswer, not_interrupted
 from gpu_scheduler.core.model.state_reason import NextKind, ReasonKind, StateReason
 from gpu_scheduler.core.model.states import AttemptState, JobState, Outcome
@@ -31,11 +33,11 @@ from tests.reasons import words
 RECOVER = Settings(recover=True)
 
 
-def interrupted(job_id: int, recoveries: int = 0, **values: Any) -> JobFact:
-    return JobFact(job_id, JobState.HELD, held_by="interrupted", recoveries=recoveries, **values)
+def interrupted(job_id: int, recoveries: int = 0, **values: Any) -> Job:
+    return Job(job_id, JobState.HELD, held_by="interrupted", recoveries=recoveries, **values)
 
 
-INTERRUPTED = JobFact(7, JobState.HELD, held_by="interrupted")
+INTERRUPTED = Job(7, JobState.HELD, held_by="interrupted")
 BY_USER = StateReason(ReasonKind.RECOVERED)
 DEAD = running(status=AttemptStatus(claim="dead"), survivors=(), job_id=7)
 
@@ -67,15 +69,15 @@ def test_a_recovery_of_all_is_answered_at_once_if_no_job_is_interrupted() -> Non
     ("job", "expected"),
     [
         (INTERRUPTED, RequestAnswer(AnswerCode.QUEUED)),
-        (JobFact(7, JobState.HELD, held_by="user"), not_interrupted(JobState.HELD)),
-        (JobFact(7, JobState.HELD, held_by="copy"), not_interrupted(JobState.HELD)),
-        (JobFact(7, JobState.QUEUED), not_interrupted(JobState.QUEUED)),
-        (JobFact(7, JobState.RUNNING), not_interrupted(JobState.RUNNING)),
-        (JobFact(7, JobState.FINISHED, Outcome.FAILED), not_interrupted(JobState.FINISHED)),
+        (Job(7, JobState.HELD, held_by="user"), not_interrupted(JobState.HELD)),
+        (Job(7, JobState.HELD, held_by="copy"), not_interrupted(JobState.HELD)),
+        (Job(7, JobState.QUEUED), not_interrupted(JobState.QUEUED)),
+        (Job(7, JobState.RUNNING), not_interrupted(JobState.RUNNING)),
+        (Job(7, JobState.FINISHED, Outcome.FAILED), not_interrupted(JobState.FINISHED)),
     ],
 )
 def test_a_recovery_of_one_job_is_refused_unless_the_job_is_interrupted(
-    job: JobFact, expected: RequestAnswer
+    job: Job, expected: RequestAnswer
 ) -> None:
     *changes, answer = plan(round_with(("recover", "7"), jobs={7: job}))
     assert answer == act.AnswerRequest(1, expected)
@@ -85,7 +87,7 @@ def test_a_recovery_of_one_job_is_refused_unless_the_job_is_interrupted(
 @pytest.mark.parametrize("target", ["", "7"])
 def test_a_recovery_waits_until_the_end_of_an_attempt_is_recorded(target: str) -> None:
     asked = round_with(("recover", target), attempts=(DEAD,), interrupted=(interrupted(3),))
-    [end] = plan(replace(asked, jobs={7: JobFact(7, JobState.RUNNING)}))
+    [end] = plan(replace(asked, jobs={7: Job(7, JobState.RUNNING)}))
     assert isinstance(end, act.FinishAttempt)
     assert (end.job_id, end.state, end.outcome) == (7, JobState.HELD, Outcome.INTERRUPTED)
     closed = replace(DEAD, state=AttemptState.RELEASED)
@@ -98,7 +100,7 @@ def test_a_recovery_waits_until_the_end_of_an_attempt_is_recorded(target: str) -
 
 @pytest.mark.parametrize("verb", ["retry", "release", "hold", "cancel", "set"])
 def test_a_request_waits_until_the_end_of_its_job_is_recorded(verb: str) -> None:
-    asked = round_with((verb, "7"), attempts=(DEAD,), jobs={7: JobFact(7, JobState.RUNNING)})
+    asked = round_with((verb, "7"), attempts=(DEAD,), jobs={7: Job(7, JobState.RUNNING)})
     assert [type(action) for action in plan(asked)] == [act.FinishAttempt]
 
 
@@ -119,7 +121,7 @@ def test_a_recovery_of_all_shares_no_round_with_another_request_for_the_same_job
 def test_a_later_request_does_not_overtake_a_recovery_that_waits() -> None:
     asked = round_with(
         ("recover", ""), ("cancel", "3"), attempts=(DEAD,), interrupted=(interrupted(3),),
-        jobs={3: JobFact(3, JobState.HELD, held_by="interrupted")},
+        jobs={3: Job(3, JobState.HELD, held_by="interrupted")},
     )  # fmt: skip
     assert [type(action) for action in plan(asked)] == [act.FinishAttempt]
 
@@ -186,8 +188,10 @@ def test_recoveries_are_counted_anew_after_progress(
 
 @pytest.mark.parametrize("may_resume", [False, True])
 def test_a_recovered_job_gets_its_checkpoint_only_if_its_line_says_how(may_resume: bool) -> None:
-    held = (interrupted(7, 1, checkpoint=SAVED, may_resume=may_resume),)
-    job = replace(INTERRUPTED, checkpoint=SAVED, may_resume=may_resume)
+    flag = "--resume" if may_resume else None
+    spec = JobSpec("command", "", "/w", command="python a.py", resume_flag=flag).to_json()
+    held = (interrupted(7, 1, checkpoint=SAVED, spec_json=spec),)
+    job = replace(INTERRUPTED, checkpoint=SAVED, spec_json=spec)
     by_user = plan(round_with(("recover", "7"), jobs={7: job}))[0]
     of_all = plan(round_with(("recover", ""), interrupted=held))[0]
     [itself] = recover_interrupted(facts(settings=RECOVER, interrupted=held))

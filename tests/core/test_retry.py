@@ -168,7 +168,7 @@ def test_further_ooms_use_fail_retries_once_the_oom_retries_are_used_up() -> Non
 @pytest.mark.parametrize(
     "values",
     [
-        {"source_missing": True},
+        {"is_line_gone": True},
         {"stop_request": StopRequest("cancelled", 3.0)},
         {"stop_request": StopRequest("timed_out", 3.0)},
         {"failure_context": None},

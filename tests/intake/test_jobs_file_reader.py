@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from gpu_scheduler.core.jobsfile.diff import NewJob, ReadingDiff
 from gpu_scheduler.core.jobsfile.reading import Reading
-from gpu_scheduler.core.model.request import JobFact
+from gpu_scheduler.core.model.job import Job
 from gpu_scheduler.core.model.states import JobState
 from gpu_scheduler.intake.jobs_file_content import (
     JobsFile,
@@ -38,8 +38,8 @@ class ReaderDriver:
         self.jobs: dict[int, str] = {}
         self.now = 100.0
 
-    def facts(self) -> dict[int, JobFact]:
-        return {i: JobFact(i, JobState.QUEUED) for i in self.jobs}
+    def facts(self) -> dict[int, Job]:
+        return {i: Job(i, JobState.QUEUED) for i in self.jobs}
 
     def poll(self, later: float = 0.0) -> Poll:
         """Polls the file `later` seconds after the last poll."""
@@ -405,7 +405,7 @@ def test_reads_twenty_thousand_lines(tmp_path: Path) -> None:
     assert len(poll.accepted.lines) == 2 * half
     result = ReadingDiff((), poll.accepted, {}, {})
     reading = result.to_reading({i: i + 1 for i in range(2 * half)})
-    jobs = {i + 1: JobFact(i + 1, JobState.QUEUED) for i in range(2 * half)}
+    jobs = {i + 1: Job(i + 1, JobState.QUEUED) for i in range(2 * half)}
     path.write_text(content + "python one_more.py\n")
     poll = watcher.reader.poll(reading, jobs, 1.0)
     assert poll.accepted is not None

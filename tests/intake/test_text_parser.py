@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gpu_scheduler.core.jobsfile import debounce, job_line
 from gpu_scheduler.core.jobsfile.reading import Line, Reading
-from gpu_scheduler.core.model.request import JobFact
+from gpu_scheduler.core.model.job import Job
 from gpu_scheduler.core.model.states import JobState
 from gpu_scheduler.intake import text_parser
 from gpu_scheduler.intake.jobs_file_watcher import JobsFileReader
@@ -103,7 +103,7 @@ def test_reader_makes_the_same_decisions_as_a_function_without_state(
     lines: list[str] = []
     content, since, now = b"", 0.0, 0.0
     previous: Reading = ()
-    jobs: dict[int, JobFact] = {}
+    jobs: dict[int, Job] = {}
     for step in steps:
         if isinstance(step, float):
             now += step
@@ -126,7 +126,7 @@ def test_reader_makes_the_same_decisions_as_a_function_without_state(
             assert comparable(poll.accepted.lines) == comparable(wanted.accepted.lines)
             assert poll.accepted.pairs == wanted.accepted.pairs
             previous = with_job_ids(wanted.accepted.lines)
-            jobs = {n: JobFact(n, JobState.QUEUED) for n in range(1, len(previous) + 1)}
+            jobs = {n: Job(n, JobState.QUEUED) for n in range(1, len(previous) + 1)}
         wrong = [line.number for line in previous if line.malformed]
         assert [mistake.number for mistake in poll.malformed] == wrong
 

@@ -181,6 +181,6 @@ class Queue:
                 for one in attempt.allocations:
                     used[one.gpu] += 1000 if one.whole else one.share
             preemptor = attempt.preempted_for
-            if preemptor is not None and attempt.priority <= self._rig.job(preemptor).priority:
+            if preemptor is not None and attempt.job.priority <= self._rig.job(preemptor).priority:
                 self._faults.append(f"job {preemptor} preempts job {attempt.job_id}, which outranks it")
         self._faults += (f"GPU {gpu} is allocated to {used[gpu]}/1000" for gpu in used if used[gpu] > 1000)

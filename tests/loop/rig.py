@@ -16,6 +16,7 @@ from gpu_scheduler.claims.lock_folder import ClaimFolder, find_lock_folder
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.config import StartOptions
 from gpu_scheduler.core.model.gpu import GpuSample, Snapshot
+from gpu_scheduler.core.model.job import Job
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.scheduling.facts import Facts
 from gpu_scheduler.core.scheduling.settings import Settings
@@ -24,7 +25,6 @@ from gpu_scheduler.gpus.watch import GpuWatch
 from gpu_scheduler.rounds.loop import Loop
 from gpu_scheduler.rounds.turns import QueueTurns
 from gpu_scheduler.store.data_dir import DataDir
-from gpu_scheduler.store.records import JobRecord
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.store.writer import StoreWriter
 from tests.waiting import wait_for
@@ -122,13 +122,13 @@ class Rig:
 
         wait_for(poll, description, timeout_s)
 
-    def job(self, job_id: int) -> JobRecord:
+    def job(self, job_id: int) -> Job:
         """Returns the job's row in the store."""
         row = self.store.job(job_id)
         assert row is not None
         return row
 
-    def tick_until_ended(self, job_id: int, timeout_s: float = 60.0) -> JobRecord:
+    def tick_until_ended(self, job_id: int, timeout_s: float = 60.0) -> Job:
         """Runs rounds until the job is finished or held and no attempt is active; returns the job's row."""
 
         def ended() -> object:

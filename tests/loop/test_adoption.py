@@ -347,7 +347,7 @@ def test_a_request_to_stop_outlives_a_reboot_before_the_next_watcher(
     ended = rig.tick_until_ended(job)
     assert (ended.state, ended.outcome, ended.held_by) == ended_as
     assert "the machine was restarted" in words(ended.reason)
-    assert (ended.adopted, ended.stop_cause) == (None, None)
+    assert (ended.adopted, ended.stop) == (None, None)
     assert process.poll() is None
 
 
@@ -390,7 +390,7 @@ def test_an_adopted_process_that_ignores_a_preemption_goes_on(
         add_request(rig.store, "preempt", str(job), stop_id="a", grace_s=0.05, on_timeout="withdraw")
         folder = rig.attempt_folder(job)
         rig.tick_until((folder / "withdrawn").exists)
-        rig.tick_until(lambda: rig.job(job).state is JobState.RUNNING and rig.job(job).stop_id is None)
+        rig.tick_until(lambda: rig.job(job).state is JobState.RUNNING and rig.job(job).stop is None)
         # The next watcher does not stop it either.
         os.kill(runner_of(rig, job, 1).pid, signal.SIGKILL)
         runner_of(rig, job, 2)

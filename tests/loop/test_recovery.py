@@ -89,7 +89,7 @@ def test_the_scheduler_itself_recovers_a_job_three_times_and_the_user_as_often_a
     kill_job(rig, job)
     row = rig.tick_until_ended(job)
     assert (row.state, row.held_by, row.recoveries) == ("held", "interrupted", 3)
-    assert [one.job_id for one in interrupted_jobs(rig.store)] == [job]
+    assert [one.id for one in interrupted_jobs(rig.store)] == [job]
     add_request(rig.store, "recover", str(job))
     kill_job(rig, job)
     rig.tick_until(lambda: rig.job(job).recoveries == 1, "a recovery after that of the user")

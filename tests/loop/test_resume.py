@@ -13,9 +13,9 @@ from msgspec.structs import replace
 
 from gpu_scheduler.core.model.attempt import Attempt
 from gpu_scheduler.core.model.attempt_status import Checkpoint
+from gpu_scheduler.core.model.job import Job
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.states import Outcome
-from gpu_scheduler.store.records import JobRecord
 from gpu_scheduler.store.requests import add_request, request_answer
 from tests.loop.rig import SETTINGS, Rig
 from tests.processes import kill_attempts
@@ -70,7 +70,7 @@ def interrupt(rig: Rig, job: int, step: int) -> None:
     kill_attempts({rig.store.attempts(job)[-1].token: rig.attempt_folder(job)})
 
 
-def end(rig: Rig, job: int, exit_code: int = 0) -> JobRecord:
+def end(rig: Rig, job: int, exit_code: int = 0) -> Job:
     (rig.folder / "go").write_text(str(exit_code))
     return rig.tick_until_ended(job)
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 from functools import cache
 
 from gpu_scheduler.core.model.attempt_status import AdoptedProcess
+from gpu_scheduler.core.model.job import Job
 from gpu_scheduler.core.model.units import Now
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.adoption import watch_adopted
-from gpu_scheduler.core.scheduling.facts import AdoptedJob, Facts
+from gpu_scheduler.core.scheduling.facts import Facts
 from gpu_scheduler.core.scheduling.needs import LlmConfig, ResourceSpec
 from gpu_scheduler.core.scheduling.settings import Settings
 from tests.protocol import state as st
@@ -28,9 +29,9 @@ def next_job_state(stop: int, *, old_boot: bool) -> int:
 
     stop: the open request to stop it.
     """
-    request = REQUESTS[stop]
-    cause = None if request is None else request.cause
-    job = AdoptedJob(1, AdoptedProcess(77, 7, "boot", 0.0), ResourceSpec(), stop_cause=cause)
+    job = Job(
+        1, spec_key=ResourceSpec().key(), adopted=AdoptedProcess(77, 7, "boot", 0.0), stop=REQUESTS[stop]
+    )
     now = Now(1e9, 1000.0, "later boot" if old_boot else "boot")
     [action] = watch_adopted(Facts(now, Settings(), LlmConfig(), adopted_jobs=(job,)))
     return {act.Start: st.STARTING, act.HoldJob: st.HELD, act.FinishJob: st.FINISHED}[type(action)]

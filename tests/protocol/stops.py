@@ -9,11 +9,16 @@ from __future__ import annotations
 from functools import cache
 from itertools import product
 
-from gpu_scheduler.core.model.attempt_status import StopRequest
-from gpu_scheduler.core.model.request import JobFact
-from gpu_scheduler.core.model.states import JobState
+from gpu_scheduler.core.model.attempt import ActiveAttempt, Observed
+from gpu_scheduler.core.model.attempt_status import AttemptStatus, StopRequest
+from gpu_scheduler.core.model.job import Job
+from gpu_scheduler.core.model.request import Request
+from gpu_scheduler.core.model.states import AttemptState, JobState
+from gpu_scheduler.core.model.units import Now
 from gpu_scheduler.core.scheduling import actions as act
-from gpu_scheduler.core.scheduling.requests import answer_job_request
+from gpu_scheduler.core.scheduling.facts import Facts
+from gpu_scheduler.core.scheduling.needs import LlmConfig
+from gpu_scheduler.core.scheduling.requests import answer_requests
 from gpu_scheduler.core.scheduling.settings import Settings
 from tests.protocol import state as st
 from tests.protocol.rules import Rules
@@ -95,16 +100,16 @@ def preempt_answer(job: int, stop_request: int, withdrawn: int, number: int) -> 
 
     withdrawn: the withdrawn preemption that the round has observed; number: the id of the preemption.
     """
-    earlier = REQUESTS[withdrawn]
-    fact = JobFact(
-        1,
-        _JOBS[job],
-        open_stop=REQUESTS[stop_request],
-        withdrawn_stop=None if earlier is None else earlier.stop_id,
-    )
     on_timeout = "kill" if number == st.FORCE_ID else "withdraw"
     args = {"stop_id": IDS[number], "grace_s": 10.0, "on_timeout": on_timeout}
-    actions, _ = answer_job_request("preempt", fact, args, Settings())
+    row = Job(1, _JOBS[job], stop=REQUESTS[stop_request])
+    observed = Observed(AttemptStatus("live", withdrawn=REQUESTS[withdrawn]))
+    attempt = ActiveAttempt(1, 1, "", "", AttemptState.RUNNING, job=row, observed=observed)
+    facts = Facts(
+        Now(0.0, 0.0, ""), Settings(), LlmConfig(), attempts=(attempt,), jobs={1: row},
+        requests=(Request(1, "preempt", "1", args),),
+    )  # fmt: skip
+    actions = answer_requests(facts)
     return next((code_of(one.stop) for one in actions if isinstance(one, act.RecordStop)), None)
 
 

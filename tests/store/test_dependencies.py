@@ -32,7 +32,6 @@ from gpu_scheduler.store.dependencies import (
     parents_of,
     remove_dependencies,
 )
-from gpu_scheduler.store.job_lists import find_job_fact
 from gpu_scheduler.store.pending_groups import startable_jobs, wait_reason_by_spec
 from gpu_scheduler.store.store import Store, insert_dependencies
 from gpu_scheduler.store.writer import StoreWriter
@@ -72,7 +71,7 @@ def startable(store: Store) -> set[int]:
 
 
 def state(store: Store, job_id: int) -> str:
-    fact = find_job_fact(store, job_id)
+    fact = store.job(job_id)
     assert fact is not None
     return str(fact.outcome or fact.state)
 

@@ -11,6 +11,7 @@ import pytest
 from gpu_scheduler.config import StartOptions
 from gpu_scheduler.core.model.attempt import ActiveAttempt, Attempt
 from gpu_scheduler.core.model.gpu import GpuSample
+from gpu_scheduler.core.model.job import Job
 from gpu_scheduler.core.model.job_spec import JobSpec, Need
 from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
 from gpu_scheduler.core.model.states import JobState, Outcome
@@ -24,7 +25,6 @@ from gpu_scheduler.intake.state_file_watcher import allocated_shares
 from gpu_scheduler.store.attempt_history import LearnedNeedsReader, workload_classes
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.events import events_after
-from gpu_scheduler.store.records import JobRecord
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.store.writer import StoreWriter
 
@@ -187,7 +187,7 @@ def test_memory_set_by_the_user_overrides_memory_raised_after_an_oom(store: Stor
     assert ResourceSpec.from_key(row.spec_key).vram == 6000
 
 
-def job_of(store: Store, job_id: int) -> JobRecord:
+def job_of(store: Store, job_id: int) -> Job:
     job = store.job(job_id)
     assert job is not None
     return job
@@ -349,7 +349,7 @@ def test_reads_an_open_attempt_for_the_next_round(store: Store) -> None:
     row = next(row for row in store.active_attempts() if row.id == attempt)
     fact = row
     assert (fact.vram, fact.whole, fact.peaks, fact.measured_boot) == (9000, True, {"U0": 9900}, 6.5)
-    assert (fact.overused_gpus, fact.oom_retries_used, fact.fail_retries_used) == (("U0",), 1, 2)
+    assert (fact.overused_gpus, fact.job.oom_retries_used, fact.job.fail_retries_used) == (("U0",), 1, 2)
 
 
 def shares(store: Store) -> dict[str, int]:

@@ -12,7 +12,7 @@ from gpu_scheduler.core.jobsfile.reading import Line, line_from_result
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.store import accepted_lines, moved_or_copied
 from gpu_scheduler.store.data_dir import DataDir
-from gpu_scheduler.store.job_lists import newest_job_facts
+from gpu_scheduler.store.job_lists import newest_jobs
 from gpu_scheduler.store.jobs_files import JobsFileRecord, jobs_files
 from gpu_scheduler.store.relocate import Relocation
 from gpu_scheduler.store.store import Store
@@ -150,7 +150,7 @@ def test_a_line_with_an_absolute_path_does_not_count_as_changed(tmp_path: Path, 
     # When the user writes the new folder into the lines, jobs that run or have run are recognized. Waiting
     # jobs are replaced.
     written = [line([raw.format(new) for raw in ABSOLUTE], n, str(new)).identity for n in range(len(read))]
-    known = newest_job_facts(store, frozenset(filter(None, written)))
+    known = newest_jobs(store, frozenset(filter(None, written)))
     assert set(known) == (set() if state == "queued" else set(written))
     store.close()
 

@@ -122,7 +122,7 @@ def test_finishing_an_attempt_sets_the_job_outcome_and_clears_an_open_cancel_req
     )
     row = store.job(job)
     assert row is not None
-    assert (row.state, row.outcome, row.exit_code, row.stop_cause) == (
+    assert (row.state, row.outcome, row.exit_code, row.stop) == (
         "finished",
         "failed",
         7,

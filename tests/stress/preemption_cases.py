@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpu_scheduler.app.preempt import PreemptEnd, PreemptReport
+from gpu_scheduler.core.model.job import Job
 from gpu_scheduler.core.model.states import JobState, Outcome
-from gpu_scheduler.store.records import JobRecord
 
 #: Run as `sh job.sh TRACE N GATE ON_TERM`. Runs until the file GATE exists or the script itself is removed.
 JOB = """\
@@ -94,7 +94,7 @@ class Case:
         with _later(self.dice.uniform(0.0, 0.5), lambda: self._preempt(_SHORT_S, force=True)):
             self._preempt(_SHORT_S, force=False)
 
-    def judge(self, job: JobRecord, signals: int) -> None:
+    def judge(self, job: Job, signals: int) -> None:
         """Compares the recorded end with the right one. signals: how often the job got SIGTERM."""
         found = (job.state, job.outcome or job.held_by)
         wanted = self._right_ends(job, signals)
@@ -110,7 +110,7 @@ class Case:
     def _ends(self) -> list[PreemptEnd]:
         return [report.end for report in self.reports]
 
-    def _right_ends(self, job: JobRecord, signals: int) -> list[tuple[JobState, str]]:
+    def _right_ends(self, job: Job, signals: int) -> list[tuple[JobState, str]]:
         preempted = (JobState.HELD, Outcome.PREEMPTED.value)
         failed = (JobState.FINISHED, Outcome.FAILED.value)
         if self.kind == "cancelled":

@@ -18,9 +18,9 @@ from pathlib import Path
 from gpu_scheduler.app import job_requests
 from gpu_scheduler.app import preempt as app
 from gpu_scheduler.app.location import Location
+from gpu_scheduler.core.model.job import Job
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.store.job_lists import jobs_meant
-from gpu_scheduler.store.records import JobRecord
 from gpu_scheduler.store.requests import open_requests
 from tests.stress.gated import end_scheduler
 from tests.stress.harness import Stage, pause, program_for, scheduler
@@ -124,7 +124,7 @@ class _Batch:
         job = self._job(name)
         return app.PreemptReport(job.id, app.PreemptEnd.ENDED, job, outcome=Outcome.PREEMPTED)
 
-    def _job(self, name: str) -> JobRecord:
+    def _job(self, name: str) -> Job:
         store = self._stage.store()
         try:
             return jobs_meant(store, name)[0]
@@ -150,7 +150,7 @@ class _Batch:
             is_asked = any(request.target == str(job.id) for request in open_requests(store))
         finally:
             store.close()
-        continues = job.state is JobState.RUNNING and job.stop_cause is None
+        continues = job.state is JobState.RUNNING and job.stop is None
         return not is_asked and (continues or self._has_ended(case))
 
     def _has_ended(self, case: Case) -> bool:

@@ -17,7 +17,7 @@ from gpu_scheduler.core.jobsfile.attributes import FLAGS
 from gpu_scheduler.core.jobsfile.diff import AcceptedLines, LinePairs, find_typos, match_lines
 from gpu_scheduler.core.jobsfile.job_line import Malformed, looks_like_csv
 from gpu_scheduler.core.jobsfile.reading import Line, Reading, line_from_result
-from gpu_scheduler.core.model.request import JobFact
+from gpu_scheduler.core.model.job import Job
 from gpu_scheduler.core.model.states import ACTIVE
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 
@@ -131,7 +131,7 @@ class AcceptDecision(Struct, frozen=True):
 
 
 def decide_accepted(
-    previous: Reading, current: CurrentLines, jobs: Mapping[int, JobFact], now: float
+    previous: Reading, current: CurrentLines, jobs: Mapping[int, Job], now: float
 ) -> AcceptDecision:
     """Decides which lines count now. jobs: the jobs of the previous reading.
 
@@ -257,7 +257,7 @@ def _waits_for_lost_lines(
     removed: Collection[int],
     removed_at: float | None,
     malformed: Mapping[int, int],
-    jobs: Mapping[int, JobFact],
+    jobs: Mapping[int, Job],
 ) -> dict[int, WaitReason]:
     """Returns wait reasons for missing or malformed lines, by job.
 
@@ -276,12 +276,12 @@ def _waits_for_lost_lines(
         if job is None or previous[old].identity in here:
             continue
         if wait.kind is WaitKind.LINE_MALFORMED or job.is_waiting:
-            waits[job.job_id] = wait
+            waits[job.id] = wait
     return waits
 
 
 def _waits_for_changes(
-    previous: Reading, accepted: AcceptedLines, jobs: Mapping[int, JobFact], due: float
+    previous: Reading, accepted: AcceptedLines, jobs: Mapping[int, Job], due: float
 ) -> dict[int, WaitReason]:
     """Returns wait reasons for changed attributes, by job. Jobs with an open attempt are left out.
 
@@ -292,7 +292,7 @@ def _waits_for_changes(
         if old is not None and not line.is_equivalent_to(previous[old]):
             job = jobs.get(previous[old].job_id or 0)
             if job is not None and job.state not in ACTIVE:
-                waits[job.job_id] = WaitReason(WaitKind.LINE_CHANGED, line_number=line.number, due_at=due)
+                waits[job.id] = WaitReason(WaitKind.LINE_CHANGED, line_number=line.number, due_at=due)
     return waits
 
 

@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from gpu_scheduler.core.jobsfile.attributes import FLAGS, find_block_end, format_attribute
 from gpu_scheduler.core.jobsfile.reading import Line, Reading
-from gpu_scheduler.core.model.request import JobFact
+from gpu_scheduler.core.model.job import Job
 from gpu_scheduler.core.model.states import ACTIVE, JobState, Outcome
 from gpu_scheduler.core.text.quoting import BLANK, find_comment
 
@@ -27,7 +27,7 @@ from gpu_scheduler.core.text.quoting import BLANK, find_comment
 LinePairs = tuple["int | None", ...]
 
 
-def match_lines(old: Sequence[Line], new: Sequence[Line], jobs: Mapping[int, JobFact]) -> LinePairs:
+def match_lines(old: Sequence[Line], new: Sequence[Line], jobs: Mapping[int, Job]) -> LinePairs:
     """Matches each new line with an old one.
 
     Lines in the unchanged head and tail of the file match one to one. Between these, if the number of lines
@@ -82,7 +82,7 @@ def _match_stretch(
     new: Sequence[Line],
     olds: list[int],
     news: list[int],
-    jobs: Mapping[int, JobFact],
+    jobs: Mapping[int, Job],
     pairs: list[int | None],
 ) -> None:
     for same in (attrgetter("key"), attrgetter("content_key")):
@@ -176,7 +176,7 @@ def _without_block(raw: str) -> str:
     return text if comment is None else text[:comment].strip(BLANK)
 
 
-def _removal_rank(line: Line, jobs: Mapping[int, JobFact]) -> tuple[int, int]:
+def _removal_rank(line: Line, jobs: Mapping[int, Job]) -> tuple[int, int]:
     """Returns a sort key: of several equal lines, the one with the smallest key loses its job first.
 
     Finished jobs come first, then running, held and queued jobs. Within each kind, newer jobs come first.
@@ -216,7 +216,7 @@ class RequeueFinished(Struct, frozen=True):
     """Queues the finished job of line `index` again, with the line's attributes (`hold` holds the job)."""
 
     index: int
-    job: JobFact
+    job: Job
 
 
 class LineRemoved(Struct, frozen=True):
@@ -288,8 +288,8 @@ class ReadingDiff:
         self,
         previous: Reading,
         accepted: AcceptedLines,
-        jobs: Mapping[int, JobFact],
-        newest: Mapping[str, JobFact],
+        jobs: Mapping[int, Job],
+        newest: Mapping[str, Job],
     ) -> None:
         self.lines = accepted.lines
         self.actions: list[DiffAction] = []
@@ -372,24 +372,24 @@ class ReadingDiff:
             self.actions.append(NewJob(index, line.number))
             return
         new = new or line
-        self._job_ids[index] = job.job_id
+        self._job_ids[index] = job.id
         is_finished = job.state is JobState.FINISHED
         if is_finished and job.outcome is not Outcome.COMPLETED and not line.attributes.get("cancel"):
             self.actions.append(RequeueFinished(index, job))
             of = "" if new.attributes == line.attributes else f", with the attributes of line {line.number}"
             self.messages.append(f"line {new.number}: {_job_label(job)} is queued again{of}")
             return
-        self.actions.append(BindLine(index, job.job_id))
+        self.actions.append(BindLine(index, job.id))
         if is_finished:
             self.messages.append(
-                f"line {new.number}: {_state_of(job)} as job {job.job_id}; `retry {job.job_id}` runs it again"
+                f"line {new.number}: {_state_of(job)} as job {job.id}; `retry {job.id}` runs it again"
             )
         elif is_new:
             self.messages.append(f"line {line.number}: already submitted as {_job_label(job)}")
         applied = before.attributes if before is not None else {**line.attributes, "cancel": None}
         self._diff_attributes(line, job, applied)
 
-    def _diff_attributes(self, line: Line, job: JobFact | None, old: Mapping[str, Any]) -> None:
+    def _diff_attributes(self, line: Line, job: Job | None, old: Mapping[str, Any]) -> None:
         """Applies changed attributes one by one.
 
         They apply to a waiting job, and to a finished one for its next run (except `hold` and `cancel`, which
@@ -401,7 +401,7 @@ class ReadingDiff:
         names = sorted({*old, *new})
         if bool(new.get("cancel")) and not old.get("cancel"):
             if job.state in ACTIVE:
-                self.actions.append(CancelRunning(job.job_id))
+                self.actions.append(CancelRunning(job.id))
             elif job.is_waiting:
                 names = ["cancel"]
         if job.state in ACTIVE:
@@ -409,20 +409,20 @@ class ReadingDiff:
         if not job.is_waiting:
             names = [name for name in names if name not in FLAGS]
         changed = [(name, new.get(name)) for name in names if old.get(name) != new.get(name)]
-        self.actions += [AttributeChanged(job.job_id, *change) for change in changed]
+        self.actions += [AttributeChanged(job.id, *change) for change in changed]
         if changed and not job.is_waiting:
             changes = ", ".join(format_attribute(name, value) for name, value in changed)
             these = "this change" if len(changed) == 1 else "these changes"
             self.messages.append(
-                f"line {line.number}: {changes} for job {job.job_id}, which is finished; `retry {job.job_id}`"
+                f"line {line.number}: {changes} for job {job.id}, which is finished; `retry {job.id}`"
                 f" runs it with {these}"
             )
 
 
-def _job_label(job: JobFact) -> str:
-    return f"job {job.job_id} ({_state_of(job)})"
+def _job_label(job: Job) -> str:
+    return f"job {job.id} ({_state_of(job)})"
 
 
-def _state_of(job: JobFact) -> str:
+def _state_of(job: Job) -> str:
     """Returns the outcome of a finished job, such as "timed out", or the state of any other job."""
     return str(job.outcome if job.state is JobState.FINISHED else job.state).replace("_", " ")

@@ -19,6 +19,7 @@ from gpu_scheduler.core.model.attempt_status import (
     SavedWork,
     StopRequest,
 )
+from gpu_scheduler.core.model.job import Job
 from gpu_scheduler.core.model.state_reason import StateReason
 from gpu_scheduler.core.model.states import AttemptState, Outcome
 
@@ -210,27 +211,15 @@ class Attempt(Struct, frozen=True):
         return next(one for one in self.allocations if one.gpu == gpu)
 
 
-class ActiveAttempt(Attempt, frozen=True):
-    """An attempt that is open, holds GPUs or awaits memory release, with some fields of its job.
+class ActiveAttempt(Attempt, frozen=True, kw_only=True):
+    """An attempt that is open, holds GPUs or awaits memory release.
 
-    stop_request: the open request to stop it. priority, checkpoint, preempt_signal: those of its job.
-    source_missing: whether the job came from a jobs file that no longer has a line for it. spec_json: its
-    JobSpec as JSON.
-    observed: what its folder and its processes show.
+    is_line_gone: whether its job came from a jobs file that no longer has a line for it. observed: what its
+    folder and its processes show.
     """
 
-    stop_request: StopRequest | None = None
-    priority: int = 0
-    checkpoint: Checkpoint | None = None
-    preempt_signal: str | None = None
-    launch_failures: int = 0
-    spec_key: str = ""
-    oom_retries_used: int = 0
-    fail_retries_used: int = 0
-    recoveries: int = 0
-    identity: str = ""
-    spec_json: str = "{}"
-    source_missing: bool = False
+    job: Job
+    is_line_gone: bool = False
     observed: Observed = Observed()
 
     def seen(self, **changes: Any) -> ActiveAttempt:
@@ -241,6 +230,11 @@ class ActiveAttempt(Attempt, frozen=True):
     def status(self) -> AttemptStatus:
         """The status that its folder shows."""
         return self.observed.status
+
+    @property
+    def stop_request(self) -> StopRequest | None:
+        """The open request to stop the attempt."""
+        return self.job.stop
 
     @property
     def open_stop(self) -> StopRequest | None:

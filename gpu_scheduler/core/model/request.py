@@ -1,4 +1,4 @@
-"""A request from a front end to the loop, and the job that it concerns."""
+"""A request from a front end to the loop."""
 
 from __future__ import annotations
 
@@ -7,12 +7,6 @@ from typing import Any, Literal
 
 from msgspec import Struct, field
 
-from gpu_scheduler.core.model.attempt_status import Checkpoint, StopRequest
-from gpu_scheduler.core.model.job_spec import DEFAULT_STOP_SIGNAL
-from gpu_scheduler.core.model.states import WAITING, JobState, Outcome
-
-#: The outcomes for which a job is held until the user resumes it or starts it again.
-UNFINISHED = (Outcome.INTERRUPTED.value, Outcome.PREEMPTED.value)
 #: The verbs of the requests that queue a finished job again.
 QUEUEING = frozenset({"retry", "requeue", "resume_job"})
 #: The cause of a pause or resume that no command requested.
@@ -38,41 +32,3 @@ class Request(Struct, frozen=True):
     verb: str
     target: str = ""
     args: Mapping[str, Any] = field(default_factory=dict)
-
-
-class JobFact(Struct, frozen=True):
-    """The state of a job that a request or a line of a jobs file is about.
-
-    failed_parent: the first of its parents that failed; None if there is none. open_stop: the open request to
-    stop its attempt. withdrawn_stop: the id of the preemption that its runner has withdrawn last. The loop
-    alone knows it. preempt_signal: the name of the signal with which the job is preempted. checkpoint: its
-    newest checkpoint when its last attempt ended. may_resume: whether the scheduler may resume the job by
-    itself. recoveries: how many times it has queued the job again since the user last did.
-    """
-
-    job_id: int
-    state: JobState
-    outcome: Outcome | None = None
-    held_by: str | None = None
-    failed_parent: int | None = None
-    open_stop: StopRequest | None = None
-    withdrawn_stop: str | None = None
-    preempt_signal: str = DEFAULT_STOP_SIGNAL
-    checkpoint: Checkpoint | None = None
-    may_resume: bool = False
-    recoveries: int = 0
-
-    @property
-    def is_waiting(self) -> bool:
-        """True if the job waits: in the queue, on hold, or skipped until its failed parent is retried."""
-        return self.state in WAITING or self.outcome is Outcome.SKIPPED
-
-    @property
-    def has_unfinished_work(self) -> bool:
-        """True if the job is held because its last attempt was interrupted or preempted."""
-        return self.state is JobState.HELD and self.held_by in UNFINISHED
-
-    @property
-    def is_interrupted(self) -> bool:
-        """True if the job is held because its last attempt was interrupted."""
-        return self.state is JobState.HELD and self.held_by == Outcome.INTERRUPTED.value

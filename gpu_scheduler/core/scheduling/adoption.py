@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from gpu_scheduler.core.model.attempt import ActiveAttempt
+from gpu_scheduler.core.model.attempt_status import AdoptedProcess
 from gpu_scheduler.core.model.gpu import Gpu
+from gpu_scheduler.core.model.job import Job
 from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
 from gpu_scheduler.core.model.states import AttemptState, Outcome
+from gpu_scheduler.core.model.units import Now
 from gpu_scheduler.core.scheduling.actions import Action, FinishJob, HoldJob, Start
 from gpu_scheduler.core.scheduling.attempt_end import outcome_of
-from gpu_scheduler.core.scheduling.facts import AdoptedJob, Facts
+from gpu_scheduler.core.scheduling.facts import Facts
 from gpu_scheduler.core.scheduling.gpu_use import listed_processes, unattributed_memory
-from gpu_scheduler.core.scheduling.needs import resolve
+from gpu_scheduler.core.scheduling.needs import ResourceSpec, resolve
 
 
 def watch_adopted(facts: Facts) -> list[Action]:
@@ -20,20 +23,30 @@ def watch_adopted(facts: Facts) -> list[Action]:
     """
     actions: list[Action] = []
     for job in facts.adopted_jobs:
-        if job.process.boot_id != facts.now.boot_id:
+        if _process_of(job).boot_id != facts.now.boot_id:
             actions.append(_end(job))
-        elif facts.storage_issue is None and job.is_due:
+        elif facts.storage_issue is None and _is_due(job, facts.now):
             actions.append(_watch(job, facts))
     return actions
 
 
-def _end(job: AdoptedJob) -> FinishJob | HoldJob:
+def _process_of(job: Job) -> AdoptedProcess:
+    assert job.adopted is not None
+    return job.adopted
+
+
+def _is_due(job: Job, now: Now) -> bool:
+    """Returns whether a watcher may be started now; False for a moment after the last one has died."""
+    return job.boot_id != now.boot_id or (job.not_before_boot or 0.0) <= now.boot
+
+
+def _end(job: Job) -> FinishJob | HoldJob:
     """Returns the end of a job whose process ended with an earlier boot, while no runner watched it."""
     reason = StateReason(ReasonKind.MACHINE_RESTARTED)
-    outcome = Outcome.INTERRUPTED if job.stop_cause is None else outcome_of(job.stop_cause)
+    outcome = Outcome.INTERRUPTED if job.stop is None else outcome_of(job.stop.cause)
     if outcome is Outcome.CANCELLED:
-        return FinishJob(job.job_id, outcome, reason)
-    return HoldJob(job.job_id, outcome.value, reason)
+        return FinishJob(job.id, outcome, reason)
+    return HoldJob(job.id, outcome.value, reason)
 
 
 def unwatched_attempts(facts: Facts) -> tuple[ActiveAttempt, ...]:
@@ -41,33 +54,33 @@ def unwatched_attempts(facts: Facts) -> tuple[ActiveAttempt, ...]:
 
     They exist only for the accounting. Their ids are negative.
     """
-    starts = [_watch(job, facts) for job in facts.adopted_jobs]
     return tuple(
         ActiveAttempt(
-            -start.job_id,
-            start.job_id,
+            -job.id,
+            job.id,
             token="",
             boot_id=facts.now.boot_id,
             state=AttemptState.RUNNING,
-            allocations=start.allocations,
+            allocations=_watch(job, facts).allocations,
+            job=job,
         )
-        for start in starts
+        for job in facts.adopted_jobs
     )
 
 
-def _watch(job: AdoptedJob, facts: Facts) -> Start:
-    need = resolve(job.resources, facts.config)
+def _watch(job: Job, facts: Facts) -> Start:
+    need, process = resolve(ResourceSpec.from_key(job.spec_key), facts.config), _process_of(job)
     known = {gpu.uuid: gpu for gpu in facts.gpus}
-    gpus = [known[uuid] for uuid in job.process.gpus if uuid in known]
+    gpus = [known[uuid] for uuid in process.gpus if uuid in known]
     return Start(
-        job.job_id,
+        job.id,
         tuple(gpu.uuid for gpu in gpus),
         need.share,
         tuple((gpu.uuid, _baseline(gpu, need.vram, facts)) for gpu in gpus),
         need.vram,
         need.whole or facts.settings.exclusive,
         assumed=need.assumed,
-        process=job.process,
+        process=process,
     )
 
 

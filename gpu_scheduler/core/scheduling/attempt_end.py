@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from gpu_scheduler.core.command.shell_words import stands_in
 from gpu_scheduler.core.failure.explanation import explain_failure, explain_launch_failure
 from gpu_scheduler.core.model.attempt import ActiveAttempt
 from gpu_scheduler.core.model.attempt_status import AttemptResult, Checkpoint, StopRequest
-from gpu_scheduler.core.model.request import JobFact
+from gpu_scheduler.core.model.job import Job
 from gpu_scheduler.core.model.state_reason import FailureKind, NextKind, NextStep, ReasonKind, StateReason
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.model.units import Now
@@ -52,20 +53,20 @@ def recover_interrupted(facts: Facts) -> list[RequeueJob]:
     if not facts.settings.recover:
         return []
     return [
-        recovery(job, recovery_step(job.job_id, job.recoveries), recoveries=job.recoveries + 1)
+        recovery(job, recovery_step(job.id, job.recoveries), recoveries=job.recoveries + 1)
         for job in facts.interrupted
         if job.recoveries < MAX_RECOVERIES
     ]
 
 
-def recovery(job: JobFact, *steps: NextStep, recoveries: int = 0) -> RequeueJob:
+def recovery(job: Job, *steps: NextStep, recoveries: int = 0) -> RequeueJob:
     """Returns the action that queues an interrupted job again.
 
     recoveries: how many times the scheduler itself has then done so; 0 if the user asks for it.
     """
-    checkpoint, added = resumption(job.checkpoint, may_resume=job.may_resume)
+    checkpoint, added = resumption(job.checkpoint, may_resume=bool(job.checkpoint) and stands_in(job.spec))
     reason = StateReason(ReasonKind.RECOVERED, next_steps=(*steps, *added))
-    return RequeueJob(job.job_id, reason, recoveries=recoveries, checkpoint=checkpoint)
+    return RequeueJob(job.id, reason, recoveries=recoveries, checkpoint=checkpoint)
 
 
 def recovery_step(job_id: int, recoveries: int) -> NextStep:
@@ -134,9 +135,8 @@ def newest_checkpoint(attempt: ActiveAttempt) -> Checkpoint | None:
 
     If nothing looked for checkpoints, it is the one that the store has.
     """
-    return (
-        attempt.checkpoint if attempt.observed.saved_work is None else attempt.observed.saved_work.checkpoint
-    )
+    saved = attempt.observed.saved_work
+    return attempt.job.checkpoint if saved is None else saved.checkpoint
 
 
 def end_with_result(
@@ -221,8 +221,8 @@ def end_attempt(
         exit_code=result.exit_code if result and result.began else None,
         signal=result.signal if result and result.began else None,
         survivors=survivors,
-        oom_retries_used=attempt.oom_retries_used,
-        fail_retries_used=attempt.fail_retries_used,
+        oom_retries_used=attempt.job.oom_retries_used,
+        fail_retries_used=attempt.job.fail_retries_used,
         recoveries=_recoveries(attempt),
         checkpoint=newest_checkpoint(attempt),
         started_at=result.started_at if result else None,
@@ -248,9 +248,9 @@ def _recoveries(attempt: ActiveAttempt) -> int:
     """Returns how many recoveries the job has used since it last made progress."""
     newest = newest_checkpoint(attempt)
     has_resumed = attempt.resumed_from is not None
-    if newest is not None and newest.is_newer_than(attempt.checkpoint, has_resumed=has_resumed):
+    if newest is not None and newest.is_newer_than(attempt.job.checkpoint, has_resumed=has_resumed):
         return 0
-    return attempt.recoveries
+    return attempt.job.recoveries
 
 
 def _with_checkpoint(end: FinishAttempt, attempt: ActiveAttempt) -> FinishAttempt:
@@ -277,11 +277,11 @@ def watch_again(attempt: ActiveAttempt, now: Now) -> FinishAttempt:
         JobState.QUEUED,
         None,
         reason=replace(interruption(attempt, now), next_steps=(step,)),
-        launch_failures=attempt.launch_failures,
+        launch_failures=attempt.job.launch_failures,
         not_before=now.boot + WATCH_AGAIN_S,
-        oom_retries_used=attempt.oom_retries_used,
-        fail_retries_used=attempt.fail_retries_used,
-        recoveries=attempt.recoveries,
+        oom_retries_used=attempt.job.oom_retries_used,
+        fail_retries_used=attempt.job.fail_retries_used,
+        recoveries=attempt.job.recoveries,
         checkpoint=newest_checkpoint(attempt),
         is_still_adopted=True,
         keeps_stop=attempt.open_stop is not None,
@@ -322,18 +322,18 @@ def _with_next_state(
     if end.outcome is not Outcome.NOT_STARTED:
         return end, None
     queued = replace(end, state=JobState.QUEUED, job_outcome=None)
-    if uncounted_wait_s is not None and not attempt.source_missing:
+    if uncounted_wait_s is not None and not attempt.is_line_gone:
         step = NextStep(NextKind.LAUNCH_RETRY_UNCOUNTED, wait_s=uncounted_wait_s)
         not_before = now.boot + uncounted_wait_s
-        return replace(queued, launch_failures=attempt.launch_failures, not_before=not_before), step
-    failures = attempt.launch_failures + 1
+        return replace(queued, launch_failures=attempt.job.launch_failures, not_before=not_before), step
+    failures = attempt.job.launch_failures + 1
     wait = min(settings.assign_retry_wait_s * 2.0 ** min(failures - 1, 60), MAX_RETRY_WAIT_S)
     step = NextStep(NextKind.LAUNCH_RETRY, failures + 1, settings.max_assign_attempts, wait)
     may_try = failures < settings.max_assign_attempts
     if attempt.watched_pid is not None:
         # The process runs, so its job cannot fail because nobody watches it.
         step, may_try = NextStep(NextKind.WATCHED_AGAIN, wait_s=wait), True
-    if may_try and not attempt.source_missing:
+    if may_try and not attempt.is_line_gone:
         return replace(queued, launch_failures=failures, not_before=now.boot + wait), step
     step = NextStep(NextKind.LAUNCH_ABANDONED, failures)
     return replace(end, job_outcome=Outcome.FAILED, launch_failures=failures), step

@@ -8,11 +8,9 @@ from functools import cached_property
 from msgspec import Struct, field
 
 from gpu_scheduler.core.model.attempt import ActiveAttempt
-from gpu_scheduler.core.model.attempt_status import (
-    AdoptedProcess,
-)
 from gpu_scheduler.core.model.gpu import Gpu
-from gpu_scheduler.core.model.request import JobFact, Request
+from gpu_scheduler.core.model.job import Job
+from gpu_scheduler.core.model.request import Request
 from gpu_scheduler.core.model.units import Now
 from gpu_scheduler.core.model.wait_reason import WaitReason
 from gpu_scheduler.core.scheduling.history import GpuHistory, GpuTime, Overtakes
@@ -58,20 +56,6 @@ class PendingGroup(Struct, frozen=True, dict=True):
         return min(job.submitted_at for job in self.jobs)
 
 
-class AdoptedJob(Struct, frozen=True):
-    """A queued job that is a running process, which no runner watches.
-
-    is_due: whether a runner may be started now; False for a moment after the last one has died. stop_cause:
-    the cause of an open request to stop it, which the last runner did not carry out; None if there is none.
-    """
-
-    job_id: int
-    process: AdoptedProcess
-    resources: ResourceSpec
-    is_due: bool = True
-    stop_cause: str | None = None
-
-
 class ReservedJob(Struct, frozen=True):
     """A queued job for which attempts were preempted, and the UUIDs of the GPUs that are reserved for it.
 
@@ -109,11 +93,11 @@ class Facts(Struct, frozen=True):
     scheduler does not manage. learned_mib: the MiB that a job of each workload class needs, if needs are
     learned. has_unsettled_dependencies: whether a job is to be skipped or queued again because of its
     parents. cyclic_request: the id of the first request that sets dependencies, if its job would wait for
-    itself. adopted_jobs: the queued jobs that are running processes. interrupted: the jobs
-    that a recovery queues again; finished_count: the number of finished jobs that are not cleared. Both are
-    read only if they are needed. overtakes: the newest starts; history: the newest ends on each GPU;
-    run_times: estimates; queue_reservation: the one in the store; gpu_time: the GPU time of the last days,
-    None if it is not counted.
+    itself. adopted_jobs: the queued jobs that are running processes, which no runner watches.
+    interrupted: the jobs that a recovery queues again; finished_count: the number of finished jobs that are
+    not cleared. Both are read only if they are needed. overtakes: the newest starts; history: the newest ends
+    on each GPU; run_times: estimates; queue_reservation: the one in the store; gpu_time: the GPU time of the
+    last days, None if it is not counted.
     """
 
     now: Now
@@ -126,7 +110,7 @@ class Facts(Struct, frozen=True):
     storage_issue: str | None = None
     attempts: tuple[ActiveAttempt, ...] = ()
     pending_groups: tuple[PendingGroup, ...] = ()
-    adopted_jobs: tuple[AdoptedJob, ...] = ()
+    adopted_jobs: tuple[Job, ...] = ()
     reserved_jobs: tuple[ReservedJob, ...] = ()
     queue_reservation: QueueReservation | None = None
     overtakes: Overtakes = field(default_factory=Overtakes)
@@ -134,11 +118,11 @@ class Facts(Struct, frozen=True):
     run_times: RunTimeEstimates = field(default_factory=RunTimes)
     gpu_time: GpuTime | None = None
     requests: tuple[Request, ...] = ()
-    jobs: Mapping[int, JobFact] = field(default_factory=dict)
+    jobs: Mapping[int, Job] = field(default_factory=dict)
     learned_mib: Mapping[str, int] = field(default_factory=dict)
     has_unsettled_dependencies: bool = False
     cyclic_request: int | None = None
-    interrupted: tuple[JobFact, ...] = ()
+    interrupted: tuple[Job, ...] = ()
     finished_count: int = 0
 
     def attempts_on(self, uuid: str) -> tuple[ActiveAttempt, ...]:

@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from gpu_scheduler.core.model.attempt import ActiveAttempt, Observed
 from gpu_scheduler.core.model.attempt_status import AttemptStatus
 from gpu_scheduler.core.model.gpu import Gpu
+from gpu_scheduler.core.model.job import Job
 from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.model.units import Now
 from gpu_scheduler.core.model.wait_reason import WaitReason
@@ -298,10 +299,12 @@ class Playback:
         now = self.facts.now.wall
         attempt = ActiveAttempt(
             self._next_attempt, job.job_id, token="", boot_id=self._began.boot_id, state=AttemptState.RUNNING,
-            allocations=start.allocations, spec_key=resources.key(), observed=_RUNS, priority=job.priority,
-            started_at=now, measured_boot=self.facts.now.boot,
-            identity="" if job.run_time is None else job.run_time.identity,
-            spec_json="" if job.run_time is None else job.run_time.spec_json,
+            allocations=start.allocations, observed=_RUNS, started_at=now, measured_boot=self.facts.now.boot,
+            job=Job(
+                job.job_id, spec_key=resources.key(), priority=job.priority,
+                identity="" if job.run_time is None else job.run_time.identity,
+                spec_json="" if job.run_time is None else job.run_time.spec_json,
+            ),
         )  # fmt: skip
         self._next_attempt += 1
         self._attempts[attempt.id] = attempt
@@ -336,7 +339,7 @@ class Playback:
         self._remove(attempt)
         now = self.facts.now.wall
         # An attempt does not tell the place of its job; most jobs that run are older than those that wait.
-        first = QueuedJob(job_id, attempt.priority, 0, run_time=key_of(attempt))
+        first = QueuedJob(job_id, attempt.job.priority, 0, run_time=key_of(attempt))
         job, resources = self._jobs.get(job_id, (first, resources_of(attempt)))
         self._enqueue(replace(job, waiting_since=now), resources)
         return replace(self._run(attempt), is_preempted=True)

@@ -101,7 +101,7 @@ class ResourceSpec(Struct, frozen=True):
 
 def resources_of(attempt: ActiveAttempt) -> ResourceSpec:
     """Returns the current resource spec of the job of an attempt."""
-    return ResourceSpec.from_key(attempt.spec_key) if attempt.spec_key else ResourceSpec()
+    return ResourceSpec.from_key(attempt.job.spec_key) if attempt.job.spec_key else ResourceSpec()
 
 
 def workload_class_of(spec: JobSpec) -> str:

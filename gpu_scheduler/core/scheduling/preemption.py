@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from gpu_scheduler.core.model.attempt import ActiveAttempt
 from gpu_scheduler.core.model.attempt_status import StopRequest
-from gpu_scheduler.core.model.job_spec import DEFAULT_STOP_SIGNAL, Need
+from gpu_scheduler.core.model.job_spec import Need
 from gpu_scheduler.core.model.states import AttemptState, JobState
 from gpu_scheduler.core.model.units import Now
 from gpu_scheduler.core.scheduling.actions import Action, RecordStop, Reserve
@@ -233,9 +233,9 @@ def find_preemption(
 ) -> Preemption | NoPreemption:
     """Returns which attempts a waiting job preempts, or why none. leaving, gpus: see `choose_victims`."""
     holders = [one for one in facts.attempts if one.gpus and one.state.holds_gpus]
-    lower = [one for one in holders if one.priority > job.priority]
+    lower = [one for one in holders if one.job.priority > job.priority]
     candidates = [
-        Candidate(attempt.id, attempt.priority, _lost_work_s(attempt, facts.now))
+        Candidate(attempt.id, attempt.job.priority, _lost_work_s(attempt, facts.now))
         for attempt in lower
         if _may_be_preempted(attempt, facts.now)
     ]
@@ -252,7 +252,7 @@ def preempt(job_id: int, preemption: Preemption, facts: Facts) -> list[Action]:
             attempt.job_id,
             StopRequest(
                 "preempted", grace_s, "kill", f"for job {job_id}",
-                attempt.preempt_signal or DEFAULT_STOP_SIGNAL,
+                attempt.job.preempt_signal,
                 JobState.QUEUED, job_id,
             ),
         )

@@ -127,7 +127,7 @@ def has_ended(attempt: ActiveAttempt, now: Now) -> bool:
 
 def _is_watched_again(attempt: ActiveAttempt, now: Now) -> bool:
     """Returns whether another attempt follows if the runner of this one has died without a result."""
-    return attempt.watched_pid is not None and attempt.boot_id == now.boot_id and not attempt.source_missing
+    return attempt.watched_pid is not None and attempt.boot_id == now.boot_id and not attempt.is_line_gone
 
 
 def _was_claimed(attempt: ActiveAttempt) -> bool:
@@ -402,7 +402,7 @@ def restore(attempt: ActiveAttempt, now: Now, settings: Settings) -> list[Action
     if status.result is None and attempt.observed.survivors and status.claim != "live":
         return []
     # An attempt whose source counts as missing is never retried.
-    orphaned = replace(attempt.seen(survivors=attempt.observed.survivors or ()), source_missing=True)
+    orphaned = replace(attempt.seen(survivors=attempt.observed.survivors or ()), is_line_gone=True)
     actions = reconcile(orphaned, now, settings)
     ended = next((action for action in actions if isinstance(action, FinishAttempt)), None)
     if ended is None:
@@ -425,8 +425,8 @@ def _finish_attempt(
 ) -> FinishAttempt:
     return FinishAttempt(
         attempt.job_id, attempt.id, outcome, state, None, reason=reason,
-        oom_retries_used=attempt.oom_retries_used, fail_retries_used=attempt.fail_retries_used,
-        recoveries=attempt.recoveries, checkpoint=attempt.checkpoint,
+        oom_retries_used=attempt.job.oom_retries_used, fail_retries_used=attempt.job.fail_retries_used,
+        recoveries=attempt.job.recoveries, checkpoint=attempt.job.checkpoint,
     )  # fmt: skip
 
 

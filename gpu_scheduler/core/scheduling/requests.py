@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from msgspec.structs import replace
-
 from gpu_scheduler.core.jobsfile.attributes import (
     FLAGS,
     RESTART_FIELDS,
@@ -17,8 +15,9 @@ from gpu_scheduler.core.jobsfile.attributes import (
 )
 from gpu_scheduler.core.model.attempt import ActiveAttempt
 from gpu_scheduler.core.model.attempt_status import Checkpoint, StopRequest
+from gpu_scheduler.core.model.job import Job
 from gpu_scheduler.core.model.job_spec import REFERENCES, Dependency
-from gpu_scheduler.core.model.request import QUEUEING, JobFact, Request
+from gpu_scheduler.core.model.request import QUEUEING, Request
 from gpu_scheduler.core.model.request_answer import (
     AnswerCode,
     RequestAnswer,
@@ -56,7 +55,7 @@ from gpu_scheduler.core.scheduling.settings import Settings
 ActionsAndAnswer = tuple[list[Action], RequestAnswer]
 
 
-def answer_job_request(verb: str, job: JobFact, args: Any, settings: Settings) -> ActionsAndAnswer:
+def answer_job_request(verb: str, job: Job, args: Any, settings: Settings) -> ActionsAndAnswer:
     """Returns the changes that a request about this job makes, and its answer."""
     return _JOB_REQUESTS[verb](job, args, settings)
 
@@ -66,67 +65,69 @@ def done(code: AnswerCode, *actions: Action) -> ActionsAndAnswer:
     return list(actions), RequestAnswer(code)
 
 
-def _cancel(job: JobFact, args: Any, settings: Settings) -> ActionsAndAnswer:
+def _cancel(job: Job, args: Any, settings: Settings) -> ActionsAndAnswer:
     grace = args.get("grace_s")
     if job.is_waiting:
         kind = ReasonKind.CANCELLED_BY_LINE if args.get("line") else ReasonKind.CANCELLED_BY_USER
         kind = ReasonKind.GIVEN_BACK if args.get("given_back") else kind
-        return done(AnswerCode.CANCELLED, FinishJob(job.job_id, Outcome.CANCELLED, StateReason(kind)))
+        return done(AnswerCode.CANCELLED, FinishJob(job.id, Outcome.CANCELLED, StateReason(kind)))
     if job.state in ACTIVE:
         grace_s = settings.grace_s if grace is None else float(grace)
-        return done(AnswerCode.STOPPING, RecordStop(job.job_id, StopRequest("cancelled", grace_s)))
+        return done(AnswerCode.STOPPING, RecordStop(job.id, StopRequest("cancelled", grace_s)))
     return [], RequestAnswer(AnswerCode.ALREADY_FINISHED, outcome=job.outcome)
 
 
-def _preempt(job: JobFact, args: Any, settings: Settings) -> ActionsAndAnswer:
+def _preempt(job: Job, args: Any, settings: Settings) -> ActionsAndAnswer:
     stop = StopRequest(
-        "preempted", float(args["grace_s"]), args["on_timeout"], args["stop_id"], job.preempt_signal
+        "preempted",
+        float(args["grace_s"]),
+        args["on_timeout"],
+        args["stop_id"],
+        job.preempt_signal,
     )
     if job.state not in ACTIVE:
         return _refusal("preempt", job)
-    if stop.stop_id == job.withdrawn_stop:
-        return done(AnswerCode.WITHDRAWN)
-    if not stop.may_replace(job.open_stop):
+    if not stop.may_replace(job.stop):
         return [], RequestAnswer(AnswerCode.BEING_CANCELLED)
-    return done(AnswerCode.STOPPING, RecordStop(job.job_id, stop.combined_with(job.open_stop)))
+    return done(AnswerCode.STOPPING, RecordStop(job.id, stop.combined_with(job.stop)))
 
 
-def _retry(job: JobFact, args: Any, settings: Settings) -> ActionsAndAnswer:
+def _retry(job: Job, args: Any, settings: Settings) -> ActionsAndAnswer:
     if job.state in (JobState.HELD, JobState.FINISHED):
         file, changes = args.get("added_to"), args.get("changes", ())
         kind = ReasonKind.LINE_ADDED_AGAIN if file else ReasonKind.RETRIED_BY_USER
         actions = [action for change in changes for action in _change(job, change)]
-        actions.append(RequeueJob(job.job_id, StateReason(kind, subject=file)))
+        actions.append(RequeueJob(job.id, StateReason(kind, subject=file)))
         changed = " ".join(format_change(change["name"], change["value"]) for change in changes)
         return actions, RequestAnswer(AnswerCode.QUEUED, attribute=changed)
     return _refusal("retry", job)
 
 
-def _retry_unless_skipped(job: JobFact, args: Any, settings: Settings) -> ActionsAndAnswer:
+def _retry_unless_skipped(job: Job, args: Any, settings: Settings) -> ActionsAndAnswer:
     has_same_parents = "parents" not in args
     if job.state is JobState.FINISHED and job.failed_parent is not None and has_same_parents:
         return [], RequestAnswer(AnswerCode.PARENT_FAILED, parent=job.failed_parent)
     return _retry(job, args, settings)
 
 
-def _resume(job: JobFact, args: Any, settings: Settings) -> ActionsAndAnswer:
+def _resume(job: Job, args: Any, settings: Settings) -> ActionsAndAnswer:
     completed = bool(args.get("completed"))
     refusal = refusal_to_resume(job.state, job.outcome, job.failed_parent, completed=completed)
     if refusal is not None:
         return [], refusal
     checkpoint = Checkpoint.from_values(args["checkpoint"])
     reason = StateReason(ReasonKind.RESUMED_BY_USER, subject=checkpoint.path)
-    requeue = RequeueJob(job.job_id, reason, checkpoint=checkpoint, min_vram_mib=args.get("min_vram_mib"))
+    requeue = RequeueJob(job.id, reason, checkpoint=checkpoint, min_vram_mib=args.get("min_vram_mib"))
     return done(AnswerCode.QUEUED, requeue)
 
 
-def _hold(job: JobFact, args: Any, settings: Settings) -> ActionsAndAnswer:
+def _hold(job: Job, args: Any, settings: Settings) -> ActionsAndAnswer:
     if job.state is JobState.QUEUED:
-        return done(AnswerCode.HELD, HoldJob(job.job_id, "user", StateReason(ReasonKind.HELD_BY_USER)))
+        return done(AnswerCode.HELD, HoldJob(job.id, "user", StateReason(ReasonKind.HELD_BY_USER)))
     return _refusal("hold", job)
 
 
-def _release(job: JobFact, args: Any, settings: Settings) -> ActionsAndAnswer:
+def _release(job: Job, args: Any, settings: Settings) -> ActionsAndAnswer:
     if job.has_unfinished_work:
         return [], unfinished_work(job.held_by)
     if job.state is JobState.HELD:
@@ -134,31 +135,31 @@ def _release(job: JobFact, args: Any, settings: Settings) -> ActionsAndAnswer:
     return _refusal("release", job)
 
 
-def _requeue_as_before(job: JobFact, kind: ReasonKind) -> RequeueJob:
+def _requeue_as_before(job: Job, kind: ReasonKind) -> RequeueJob:
     """Returns the action that queues a held or skipped job again as it was queued before."""
-    return RequeueJob(job.job_id, StateReason(kind), keeps_checkpoint=True)
+    return RequeueJob(job.id, StateReason(kind), keeps_checkpoint=True)
 
 
-def _recover(job: JobFact, args: Any, settings: Settings) -> ActionsAndAnswer:
+def _recover(job: Job, args: Any, settings: Settings) -> ActionsAndAnswer:
     if job.is_interrupted:
         return done(AnswerCode.QUEUED, recovery(job))
     return [], not_interrupted(job.state)
 
 
-def _clear(job: JobFact, args: Any, settings: Settings) -> ActionsAndAnswer:
+def _clear(job: Job, args: Any, settings: Settings) -> ActionsAndAnswer:
     if job.state is JobState.FINISHED:
-        return done(AnswerCode.CLEARED, ClearJob(job.job_id))
+        return done(AnswerCode.CLEARED, ClearJob(job.id))
     return _refusal("clear", job)
 
 
-def _line_removed(job: JobFact, args: Any, settings: Settings) -> ActionsAndAnswer:
+def _line_removed(job: Job, args: Any, settings: Settings) -> ActionsAndAnswer:
     if job.is_waiting:
         reason = StateReason(ReasonKind.LINE_REMOVED)
-        return done(AnswerCode.CANCELLED, FinishJob(job.job_id, Outcome.CANCELLED, reason))
+        return done(AnswerCode.CANCELLED, FinishJob(job.id, Outcome.CANCELLED, reason))
     return _refusal("line_removed", job)
 
 
-def _set(job: JobFact, args: Any, settings: Settings) -> ActionsAndAnswer:
+def _set(job: Job, args: Any, settings: Settings) -> ActionsAndAnswer:
     name, value = args["name"], args["value"]
     # Attributes from a finished job's line, and these changes, apply when the job is queued again.
     is_of_restart = "parents" in args or name in RESTART_FIELDS
@@ -170,44 +171,44 @@ def _set(job: JobFact, args: Any, settings: Settings) -> ActionsAndAnswer:
     if name == "hold" and value and job.state is not JobState.HELD:
         if job.outcome is Outcome.SKIPPED:  # a held job is not skipped
             actions.append(_requeue_as_before(job, ReasonKind.HELD_BY_LINE))
-        actions.append(HoldJob(job.job_id, "line", StateReason(ReasonKind.HELD_BY_LINE)))
+        actions.append(HoldJob(job.id, "line", StateReason(ReasonKind.HELD_BY_LINE)))
     elif name == "hold" and not value and job.held_by == "line":
         actions.append(_requeue_as_before(job, ReasonKind.RELEASED_BY_LINE))
     elif name == "cancel" and value:
-        actions.append(FinishJob(job.job_id, Outcome.CANCELLED, StateReason(ReasonKind.CANCELLED_BY_LINE)))
+        actions.append(FinishJob(job.id, Outcome.CANCELLED, StateReason(ReasonKind.CANCELLED_BY_LINE)))
     if is_unset(value):
         return actions, RequestAnswer(AnswerCode.ATTRIBUTE_REMOVED, attribute=key_of(name))
     return actions, RequestAnswer(AnswerCode.ATTRIBUTE_SET, attribute=format_attribute(name, value))
 
 
-def _confirm(job: JobFact, args: Any, settings: Settings) -> ActionsAndAnswer:
+def _confirm(job: Job, args: Any, settings: Settings) -> ActionsAndAnswer:
     if job.state in (JobState.HELD, JobState.QUEUED):
-        return done(AnswerCode.CONFIRMED, SetConfirmed(job.job_id, confirmed=True))
+        return done(AnswerCode.CONFIRMED, SetConfirmed(job.id, confirmed=True))
     return _refusal("confirm", job)
 
 
-def _unconfirm(job: JobFact, args: Any, settings: Settings) -> ActionsAndAnswer:
+def _unconfirm(job: Job, args: Any, settings: Settings) -> ActionsAndAnswer:
     if job.state in (JobState.HELD, JobState.QUEUED):
-        return done(AnswerCode.UNCONFIRMED, SetConfirmed(job.job_id, confirmed=False))
+        return done(AnswerCode.UNCONFIRMED, SetConfirmed(job.id, confirmed=False))
     return _refusal("unconfirm", job)
 
 
-def _change(job: JobFact, change: Any) -> list[Action]:
+def _change(job: Job, change: Any) -> list[Action]:
     """Returns the actions that change one attribute. change: the arguments of a `set` request."""
     name, parents = change["name"], change.get("parents")
-    actions: list[Action] = [SetAttribute(job.job_id, name, change["value"])]
+    actions: list[Action] = [SetAttribute(job.id, name, change["value"])]
     if parents is not None:
         wanted = tuple(Dependency(parent, REFERENCES[name], reference) for parent, reference in parents)
-        actions.append(SetDependencies(job.job_id, REFERENCES[name], wanted))
+        actions.append(SetDependencies(job.id, REFERENCES[name], wanted))
     return actions
 
 
-def _refusal(verb: str, job: JobFact) -> ActionsAndAnswer:
+def _refusal(verb: str, job: Job) -> ActionsAndAnswer:
     return [], wrong_state(verb, job.state)
 
 
 #: The function for each verb.
-_JOB_REQUESTS: Mapping[str, Callable[[JobFact, Any, Settings], ActionsAndAnswer]] = {
+_JOB_REQUESTS: Mapping[str, Callable[[Job, Any, Settings], ActionsAndAnswer]] = {
     "cancel": _cancel,
     "preempt": _preempt,
     "resume_job": _resume,
@@ -274,7 +275,7 @@ def _changed_by(request: Request, facts: Facts) -> set[str]:
     if request.verb not in JOB_VERBS:
         return set()
     if not request.target:
-        return {str(job.job_id) for job in facts.interrupted} if request.verb == "recover" else set()
+        return {str(job.id) for job in facts.interrupted} if request.verb == "recover" else set()
     # A cycle is found in the store, so the dependencies of another job must be recorded first.
     return {request.target, _PARENTS} if "parents" in request.args else {request.target}
 
@@ -288,7 +289,7 @@ def _waits_for_end(request: Request, facts: Facts) -> bool:
     if not is_for_all and request.verb not in JOB_VERBS:
         return False
     # A queued adopted process already runs. As soon as a runner watches it, it is a running job.
-    if request.target in {str(job.job_id) for job in facts.adopted_jobs}:
+    if request.target in {str(job.id) for job in facts.adopted_jobs}:
         return True
     return any(
         attempt.state.is_open
@@ -343,7 +344,8 @@ def _carry_out_request(request: Request, facts: Facts) -> ActionsAndAnswer:
         return done(AnswerCode.NO_SUCH_JOB)
     if request.request_id == facts.cyclic_request:
         return [], RequestAnswer(AnswerCode.CYCLE)
-    job = replace(job, withdrawn_stop=_withdrawn_stop(job.job_id, facts))
+    if request.verb == "preempt" and request.args["stop_id"] == _withdrawn_stop(job.id, facts):
+        return done(AnswerCode.WITHDRAWN)
     return answer_job_request(request.verb, job, request.args, facts.settings)
 
 
@@ -355,7 +357,7 @@ def _withdrawn_stop(job_id: int, facts: Facts) -> str | None:
 
 def _recover_all(facts: Facts) -> ActionsAndAnswer:
     actions: list[Action] = [recovery(job) for job in facts.interrupted]
-    return actions, RequestAnswer(AnswerCode.RECOVERED, jobs=tuple(job.job_id for job in facts.interrupted))
+    return actions, RequestAnswer(AnswerCode.RECOVERED, jobs=tuple(job.id for job in facts.interrupted))
 
 
 def _clear_all(facts: Facts) -> ActionsAndAnswer:

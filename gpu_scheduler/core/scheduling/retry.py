@@ -49,7 +49,7 @@ def decide_retry(
     stop = attempt.stop_request
     # A job that failed before it could be preempted has failed like any other.
     is_stopped = stop is not None and stop.cause != "preempted"
-    if context is None or attempt.source_missing or is_stopped or failure is FailureKind.BACKGROUND_WORK:
+    if context is None or attempt.is_line_gone or is_stopped or failure is FailureKind.BACKGROUND_WORK:
         return ()
     steps: tuple[NextStep, ...] = ()
     allowed = settings.oom_retries if context.oom_retries is None else context.oom_retries
@@ -59,9 +59,9 @@ def decide_retry(
             return (step,)
         steps = (step,)
     times = settings.fail_retries if context.fail_retries is None else context.fail_retries
-    if attempt.fail_retries_used < times:
-        wait_s = _wait_s(attempt.fail_retries_used)
-        steps += (NextStep(NextKind.RETRY, attempt.fail_retries_used + 1, times, wait_s),)
+    if attempt.job.fail_retries_used < times:
+        wait_s = _wait_s(attempt.job.fail_retries_used)
+        steps += (NextStep(NextKind.RETRY, attempt.job.fail_retries_used + 1, times, wait_s),)
     return steps
 
 
@@ -100,13 +100,13 @@ def _wait_s(used: int) -> float:
 
 def _oom_step(attempt: ActiveAttempt, allowed: int, settings: Settings, inventory: GpuInventory) -> NextStep:
     """Returns the OOM retry, or why there is none. allowed: the number of allowed OOM retries."""
-    if attempt.oom_retries_used >= allowed:
+    if attempt.job.oom_retries_used >= allowed:
         return NextStep(NextKind.OOM_RETRIES_USED_UP, of=allowed)
     if _had_maximum(attempt, inventory):
         had = attempt.vram or max(map(inventory.totals_mib.__getitem__, attempt.gpus))
         return NextStep(NextKind.NO_LARGER_GPU, vram_mib=had)
     raised = _raised_mib(attempt, settings, inventory)
-    return NextStep(NextKind.OOM_RETRY, attempt.oom_retries_used + 1, allowed, vram_mib=raised)
+    return NextStep(NextKind.OOM_RETRY, attempt.job.oom_retries_used + 1, allowed, vram_mib=raised)
 
 
 def _had_maximum(attempt: ActiveAttempt, inventory: GpuInventory) -> bool:

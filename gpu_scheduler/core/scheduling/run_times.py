@@ -132,7 +132,7 @@ _KEY = lru_cache(maxsize=4096)(RunTimeKey)
 
 def key_of(attempt: ActiveAttempt) -> RunTimeKey | None:
     """Returns the key of the runs from which the run time of an attempt is estimated; None if unknown."""
-    return _KEY(attempt.identity, attempt.spec_json) if attempt.identity else None
+    return _KEY(attempt.job.identity, attempt.job.spec_json) if attempt.job.identity else None
 
 
 class Prediction(Struct, frozen=True):

@@ -1,0 +1,111 @@
+"""A job: its row in the store."""
+
+from __future__ import annotations
+
+import json
+
+from msgspec import Struct
+
+from gpu_scheduler.core.model.attempt_status import AdoptedProcess, Checkpoint, StopRequest
+from gpu_scheduler.core.model.job_spec import DEFAULT_STOP_SIGNAL, JobSpec
+from gpu_scheduler.core.model.state_reason import StateReason
+from gpu_scheduler.core.model.states import WAITING, JobState, Outcome
+from gpu_scheduler.core.model.wait_reason import WaitReason
+
+#: The outcomes for which a job is held until the user resumes it or starts it again.
+UNFINISHED = (Outcome.INTERRUPTED.value, Outcome.PREEMPTED.value)
+
+
+class Job(Struct, frozen=True):
+    """A job.
+
+    Fields named `*_at` are wall times in seconds since 1970. not_before_boot is in seconds since the boot
+    that boot_id identifies.
+
+    source: "file:PATH", "import:DIGEST" or the front end that added it; text: its line or command as written;
+    spec_json: its JobSpec as JSON; spec_key: the key of its resource spec; jobs with the same key wait for
+    the same thing; priority, position: the queue order, lowest first.
+
+    held_by: "user", "line" or the outcome that caused the hold. stop: the open request to stop its attempt.
+    not_before_boot: the earliest time of the next start. source_missing: whether its line in the jobs file,
+    or the Redis queue that it comes from, keeps it from starting; line_wait: why. min_vram_mib: the memory
+    that it needs, raised after an attempt ran out of memory. unmet_parents: the number of its dependencies
+    whose condition is not met; failed_parents: the number of those whose parent has finished; failed_parent:
+    the first of these. recoveries: how many times the scheduler itself has queued it again since the user
+    last did. cleared_at: when `clear` took it out of the lists. checkpoint: the newest complete one when its
+    last attempt ended. resume_from: the one with which its next attempt starts. queued_at: when it last began
+    to wait for GPUs. submitted_at: when it was submitted, the last time if it was submitted again.
+    adopted: the process, started elsewhere, that the job is; None for an ordinary job.
+    """
+
+    id: int
+    state: JobState = JobState.QUEUED
+    outcome: Outcome | None = None
+    held_by: str | None = None
+    source: str = ""
+    identity: str = ""
+    name: str | None = None
+    text: str = ""
+    spec_json: str = "{}"
+    spec_key: str = ""
+    priority: int = 0
+    position: int = 0
+    exit_code: int | None = None
+    signal: int | None = None
+    reason: StateReason | None = None
+    stop: StopRequest | None = None
+    launch_failures: int = 0
+    not_before_boot: float | None = None
+    boot_id: str | None = None
+    source_missing: bool = False
+    line_wait: WaitReason | None = None
+    min_vram_mib: int | None = None
+    oom_retries_used: int = 0
+    fail_retries_used: int = 0
+    unmet_parents: int = 0
+    failed_parents: int = 0
+    failed_parent: int | None = None
+    recoveries: int = 0
+    cleared_at: float | None = None
+    checkpoint: Checkpoint | None = None
+    resume_from: Checkpoint | None = None
+    adopted: AdoptedProcess | None = None
+    queued_at: float = 0.0
+    submitted_at: float = 0.0
+    created_at: float = 0.0
+    finished_at: float | None = None
+
+    @property
+    def spec(self) -> JobSpec:
+        """The parsed job specification."""
+        return JobSpec.from_json(self.spec_json)
+
+    @property
+    def preempt_signal(self) -> str:
+        """The name of the signal with which the job is preempted, without "SIG"."""
+        return json.loads(self.spec_json).get("preempt_signal") or DEFAULT_STOP_SIGNAL
+
+    @property
+    def is_waiting(self) -> bool:
+        """True if the job waits: in the queue, on hold, or skipped until its failed parent is retried."""
+        return self.state in WAITING or self.outcome is Outcome.SKIPPED
+
+    @property
+    def is_unwatched(self) -> bool:
+        """True if the job is an adopted process that no runner watches now."""
+        return self.adopted is not None and self.state is JobState.QUEUED
+
+    @property
+    def has_unfinished_work(self) -> bool:
+        """True if the job is held because its last attempt was interrupted or preempted."""
+        return self.state is JobState.HELD and self.held_by in UNFINISHED
+
+    @property
+    def is_interrupted(self) -> bool:
+        """True if the job is held because its last attempt was interrupted."""
+        return self.state is JobState.HELD and self.held_by == Outcome.INTERRUPTED.value
+
+    @property
+    def is_of_file(self) -> bool:
+        """True if the job comes from a line of a jobs file, which may have been removed since."""
+        return self.source.startswith("file:")
