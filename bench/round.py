@@ -12,6 +12,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from itertools import pairwise, starmap
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -20,8 +21,9 @@ from gpu_scheduler.attempts.executor import Executors
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.model.gpu import GpuSample, Snapshot
 from gpu_scheduler.core.model.job_spec import JobSpec
-from gpu_scheduler.core.model.states import JobState, Outcome
+from gpu_scheduler.core.model.states import Outcome
 from gpu_scheduler.core.scheduling import actions as act
+from gpu_scheduler.core.scheduling.attempt_end import end_attempt
 from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.executors.local import DirectExecutor
 from gpu_scheduler.gpus.watch import GpuWatch
@@ -119,14 +121,16 @@ class RoundBench:
         """Ends the attempts on a GPU."""
         for attempt in self.store.active_attempts():
             if uuid in attempt.gpus:
-                actions = [
-                    act.FinishAttempt(
-                        attempt.job_id, attempt.id, Outcome.COMPLETED, JobState.FINISHED, Outcome.COMPLETED
-                    ),
-                    act.ReleaseAllocation(attempt.id),
-                    act.RecordMemoryReleased(attempt.id),
-                ]
-                self.loop.recorder.record(actions, self.clock.now())
+                now = self.clock.now()
+                end = end_attempt(attempt, Outcome.COMPLETED, now, self.loop.settings)
+                released = end.released(now)
+                steps = [attempt, end, released, released.closed()]
+                self.loop.recorder.record(starmap(act.AttemptChanged, pairwise(steps)), now)
+
+    def _pause(self, uuid: str, *, paused: bool) -> None:
+        gpu = next(one for one in self.store.gpus() if one.uuid == uuid)
+        change = act.GpuChanged(gpu, replace(gpu, paused=paused))
+        self.loop.recorder.record([change], self.clock.now())
 
     def measure(self, repeats: int) -> dict[str, float]:
         """Returns the median of each measurement in ms, by its name."""
@@ -140,11 +144,11 @@ class RoundBench:
             found["quiet"].append(self._timed(self._rest))
             self.store.insert_job(self._spec(self.specs + 3 * number, f"fresh {number}"), "bench")
             found["append"].append(self._timed(self._rest))
-            self.loop.recorder.record([act.SetPaused(uuid, True)], self.clock.now())
+            self._pause(uuid, paused=True)
             self._rest()
             self._free(uuid)
             found["end"].append(self._timed(self._rest))
-            self.loop.recorder.record([act.SetPaused(uuid, False)], self.clock.now())
+            self._pause(uuid, paused=False)
             found["start"].append(self._timed(self.loop.tick))
             found["after"].append(self._timed(self._rest))
             if not any(uuid in attempt.gpus for attempt in self.store.active_attempts()):

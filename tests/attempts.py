@@ -9,6 +9,7 @@ from typing import Any, TypeVar, cast
 from msgspec import Struct, structs
 
 from gpu_scheduler.core.model.attempt import ActiveAttempt, Allocation, Observed
+from gpu_scheduler.core.model.attempt_status import AdoptedProcess
 from gpu_scheduler.core.model.job import Job
 from gpu_scheduler.core.model.states import AttemptState, JobState
 
@@ -54,6 +55,10 @@ def replace(one: _S, **values: Any) -> _S:
     of_job = {name: values.pop(name) for name in _OF_JOB if name in values}
     if "stop_request" in values:
         of_job["stop"] = values.pop("stop_request")
+    if values.get("watched_pid") is not None:
+        of_job["adopted"] = AdoptedProcess(
+            values["watched_pid"], values.get("watched_ticks") or 0, "boot", 0.0
+        )
     if "preempt_signal" in values:
         of_job["spec_json"] = json.dumps({"preempt_signal": values.pop("preempt_signal")})
     if "resources" in values:

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from gpu_scheduler.core.model.attempt_status import AttemptStatus, StopRequest
     from gpu_scheduler.core.model.job_spec import Parent
     from gpu_scheduler.core.model.units import Now
-    from gpu_scheduler.core.scheduling.actions import FinishAttempt
     from gpu_scheduler.progress.job_progress import ProgressReader
     from gpu_scheduler.store.pending_groups import QueueReservationRecord
 
@@ -265,7 +264,7 @@ def _with_next_round(
     """Returns the job and the attempt with the changes that the next round would record."""
     if runs_as_recorded(fact):
         return job, attempt
-    from gpu_scheduler.core.scheduling.actions import FinishAttempt, Transition
+    from gpu_scheduler.core.scheduling.actions import AttemptChanged
     from gpu_scheduler.core.scheduling.reconcile_attempt import has_unknown_runner, reconcile
     from gpu_scheduler.core.scheduling.settings import Settings
 
@@ -275,39 +274,22 @@ def _with_next_round(
     is_unknown = has_unknown_runner(fact) and fact.boot_id == context.now.boot_id
     survivors = None if is_unknown else ()
     for action in reconcile(fact.seen(survivors=survivors), context.now, settings):
-        if isinstance(action, Transition):
-            return replace(job, state=action.state), attempt
-        if isinstance(action, FinishAttempt):
-            is_over = action.state is JobState.FINISHED
-            ended = replace(
-                job,
-                state=action.state,
-                outcome=action.job_outcome,
-                held_by=action.outcome.value if action.state is JobState.HELD else None,
-                reason=action.reason,
-                exit_code=action.exit_code,
-                signal=action.signal,
-                finished_at=action.ended_at if is_over else None,
-                checkpoint=action.checkpoint,
-            )
-            return ended, _ended_attempt(attempt, action)
+        if isinstance(action, AttemptChanged) and action.new.job.state is not job.state:
+            return action.new.job, _shown_attempt(attempt, action.new)
     return job, attempt
 
 
-def _ended_attempt(attempt: Attempt, action: FinishAttempt) -> Attempt:
-    started_at = action.started_at or attempt.started_at
-    if action.job_outcome is None:  # the outcome is not shown until it is recorded
-        return replace(attempt, started_at=started_at, session=None)
+def _shown_attempt(attempt: Attempt, new: ActiveAttempt) -> Attempt:
+    """Returns an attempt as it is shown after a change. Its outcome is shown only with that of its job."""
+    if new.state.is_open:
+        return attempt
+    attempt = replace(attempt, started_at=new.started_at, session=None)
+    if new.job.state is not JobState.FINISHED:
+        return attempt
     return replace(
-        attempt,
-        outcome=action.job_outcome,
-        reason=action.reason,
-        exit_code=action.exit_code,
-        signal=action.signal,
-        started_at=started_at,
-        ended_at=action.ended_at,
-        session=None,
-    )
+        attempt, outcome=new.job.outcome, reason=new.reason, exit_code=new.exit_code, signal=new.signal,
+        ended_at=new.ended_at,
+    )  # fmt: skip
 
 
 def runs_as_recorded(attempt: ActiveAttempt) -> bool:

@@ -30,11 +30,9 @@ from gpu_scheduler.core.model.states import ACTIVE, JobState, Outcome
 from gpu_scheduler.core.model.units import share_text
 from gpu_scheduler.core.scheduling.actions import (
     Action,
+    AttemptChanged,
     ClearFinished,
-    ClearJob,
-    RecordMemoryReleased,
-    RecordUsage,
-    ReleaseAllocation,
+    JobChanged,
     SetWaitReason,
 )
 from gpu_scheduler.core.scheduling.draining import drained_exit_code, job_exit_code
@@ -178,7 +176,7 @@ _POSITIONS_KEY = "reported_events"
 #: The name of these ids in messages about failed writes.
 _POSITIONS = "log position"
 #: Actions that have no event but change more than the times on the status board.
-_SHOWN_ON_BOARD = (SetWaitReason, ReleaseAllocation, RecordMemoryReleased, ClearJob, ClearFinished)
+_SHOWN_ON_BOARD = (SetWaitReason, JobChanged, ClearFinished)
 #: Seconds after which a failed write is retried.
 RETRY_S = 5.0
 
@@ -239,12 +237,14 @@ class EventReporter:
 
     def action_recorded(self, action: Action) -> None:
         """Logs the new events after the scheduler recorded an action of a round."""
-        if isinstance(action, _SHOWN_ON_BOARD):
+        changed = action if isinstance(action, AttemptChanged) else None
+        has_left = changed is not None and (changed.is_release or changed.is_closed)
+        if isinstance(action, _SHOWN_ON_BOARD) or has_left:
             self._board.mark_outdated()
         try:
             self._log_new_events()
-            if self._verbose and isinstance(action, RecordUsage):
-                self._log_usage(action)
+            if self._verbose and changed is not None:
+                self._log_usage(changed.new)
         except STORAGE_ERRORS:
             pass  # the next action logs these events
 
@@ -292,15 +292,14 @@ class EventReporter:
                 log.info("%s", more_changes_text(kind, count - MAX_LINES))
         self._logged_id = newest
 
-    def _log_usage(self, action: RecordUsage) -> None:
-        attempt = self._store.attempt(action.attempt_id)
+    def _log_usage(self, attempt: Attempt) -> None:
         index = self._store.gpu_indices()
-        for uuid, mib, _ in action.usage:
-            key = (action.attempt_id, uuid)
-            if mib is not None and mib > self._peaks.get(key, 0):
+        for uuid, mib in attempt.peaks.items():
+            key = (attempt.id, uuid)
+            if mib > self._peaks.get(key, 0):
                 self._peaks[key] = mib
                 gpu, declared = index.get(uuid, -1), _declaration_text(attempt, uuid)
-                log.info("job %d gpu%d %d MiB (peak so far%s)", action.job_id, gpu, mib, declared)
+                log.info("job %d gpu%d %d MiB (peak so far%s)", attempt.job_id, gpu, mib, declared)
 
     def _save_positions(self) -> None:
         positions = [self._logged_id, self._journal.last_id]

@@ -46,6 +46,7 @@ from gpu_scheduler.store.attempt_history import (
     gpu_time,
 )
 from gpu_scheduler.store.dependencies import has_unsettled_dependencies, is_ancestor
+from gpu_scheduler.store.events import history_in_errors
 from gpu_scheduler.store.job_lists import interrupted_jobs, jobs_to_watch, listed_count
 from gpu_scheduler.store.pending_groups import queue_reservation, reserved_jobs
 from gpu_scheduler.store.pending_groups_reader import PendingGroupsReader
@@ -231,10 +232,16 @@ def _with_claims(facts: Facts, claims: Mapping[str, GpuClaim]) -> Facts:
     )
 
 
+def _name(action: act.Action) -> str:
+    """Returns the name of an action as a step of the round, with the state that it leads to."""
+    of_state = (act.AttemptChanged, act.JobChanged)
+    state = f" {action.new.state}" if isinstance(action, of_state) else ""
+    return f"{type(action).__name__}{state}"
+
+
 def _begins_preemption(action: act.Action) -> bool:
-    return isinstance(action, act.Reserve) or (
-        isinstance(action, act.RecordStop) and action.stop.preemptor is not None
-    )
+    is_stop = isinstance(action, act.JobChanged) and action.new.stop is not action.old.stop
+    return isinstance(action, act.Reserve) or is_stop
 
 
 class Loop:
@@ -304,7 +311,8 @@ class Loop:
         # If this scheduler no longer owns the folder, it must not record what it observed there.
         self.check_owner()
         self._log_anomalies(facts)
-        facts, actions = self._plan_in_turn(facts)
+        with history_in_errors(self.store):
+            facts, actions = self._plan_in_turn(facts)
         if not actions:
             return facts
         self._failpoint("planned")
@@ -319,7 +327,7 @@ class Loop:
                 self._perform(action, opened, facts)
             except (OSError, sqlite3.OperationalError) as error:
                 failed = failed or error
-            self._failpoint(f"performed {type(action).__name__}")
+            self._failpoint(f"performed {_name(action)}")
         if failed is not None:
             raise failed
         return facts if all(isinstance(action, _WITHOUT_CONSEQUENCES) for action in actions) else None
@@ -387,12 +395,11 @@ class Loop:
             self._launch(action.attempt_id)
         elif isinstance(action, _PERFORMED_ON_ATTEMPT):
             self._perform_on_attempt(action, facts)
-        elif isinstance(action, act.ReleaseAllocation):
-            self.sample_wanted = True
-        elif (
-            isinstance(action, act.FinishAttempt) and action.shortage is not None and self.storage is not None
-        ):
-            self.storage.record_shortage(action.shortage)
+        elif isinstance(action, act.AttemptChanged):
+            self.sample_wanted |= action.is_release
+            result = action.old.status.result if action.is_end else None
+            if result is not None and result.shortage is not None and self.storage is not None:
+                self.storage.record_shortage(result.shortage)
         elif isinstance(action, act.EndScheduler):
             self.stop_requested = True
 

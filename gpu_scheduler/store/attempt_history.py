@@ -14,7 +14,7 @@ from itertools import groupby
 from gpu_scheduler.core.model.attempt import Attempt
 from gpu_scheduler.core.model.job import Job
 from gpu_scheduler.core.model.states import Outcome
-from gpu_scheduler.core.scheduling.actions import Action, FinishAttempt
+from gpu_scheduler.core.scheduling.actions import Action, AttemptChanged
 from gpu_scheduler.core.scheduling.history import (
     PERIOD_HOURS,
     REMEMBERED_ENDS,
@@ -82,7 +82,7 @@ class GpuHistoryReader:
 
     def accept(self, recorded: Iterable[Action]) -> None:
         """Accepts the ends among these actions, which are in the store now."""
-        ended = {action.attempt_id for action in recorded if isinstance(action, FinishAttempt)}
+        ended = {one.new.id for one in recorded if isinstance(one, AttemptChanged) and one.is_end}
         if ended and self._history is not None:
             new = self._ends(f"id IN ({', '.join('?' * len(ended))})", *ended)
             self._history = GpuHistory([*self._history.ends, *new])

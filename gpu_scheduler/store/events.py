@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from gpu_scheduler.core.model.event import Event, EventKind
 from gpu_scheduler.core.model.state_reason import StateReason
-from gpu_scheduler.core.model.states import JobState
+from gpu_scheduler.core.model.states import IllegalTransitionError, JobState
 from gpu_scheduler.core.model.wait_reason import WaitReason
 from gpu_scheduler.store.store import Store
 
@@ -48,6 +50,17 @@ def events_of_job(store: Store, job_id: int) -> list[Event]:
     """Returns all events of a job, oldest first."""
     rows = store.db.rows(f"{_EVENT_QUERY} WHERE event.job_id = ? ORDER BY event.id", job_id)
     return [_event(row) for row in rows]
+
+
+@contextmanager
+def history_in_errors(store: Store) -> Iterator[None]:
+    """Adds the history of the job to an IllegalTransitionError that the block raises."""
+    try:
+        yield
+    except IllegalTransitionError as error:
+        rows = store.db.rows("SELECT kind, reason FROM event WHERE job_id = ? ORDER BY id", error.job_id)
+        history = tuple(f"{kind} {reason or ''}".strip() for kind, reason in rows)
+        raise IllegalTransitionError(error.job_id, error.change, history) from None
 
 
 def jobs_run_after(store: Store, after: int) -> set[int]:

@@ -29,7 +29,7 @@ from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.database import connect_read_only, insert, is_development_schema, is_missing_or_empty
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.store.submissions import add_environment
-from gpu_scheduler.store.write_attempts import insert_allocations
+from gpu_scheduler.store.writer import insert_allocations
 
 #: "empty": the database has no jobs table; "development": a development version wrote it.
 DatabaseState = Literal["missing", "empty", "damaged", "development", "whole"]

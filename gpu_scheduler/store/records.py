@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from gpu_scheduler.core.model.attempt import ActiveAttempt, Allocation, Attempt
@@ -15,6 +16,7 @@ from gpu_scheduler.core.model.gpu import Gpu, GpuProcess, GpuSample, Suspicion
 from gpu_scheduler.core.model.job import Job
 from gpu_scheduler.core.model.state_reason import StateReason
 from gpu_scheduler.core.model.states import AttemptState, JobState, Outcome
+from gpu_scheduler.core.model.stored_value import StoredValue
 from gpu_scheduler.core.model.wait_reason import WaitReason
 
 if TYPE_CHECKING:
@@ -27,7 +29,8 @@ class Table(Generic[_T]):
     """The rows of one class of records. Their columns have the names and the order of its fields.
 
     fields: those of the class that the store has. computed: the SQL of fields that are not columns of the
-    table. convert: the functions that convert values other than NULL, by field.
+    table. convert: the functions that convert values other than NULL, by field. changed: the fields that
+    `changes` compares; by default, all that are columns.
     """
 
     def __init__(
@@ -37,9 +40,11 @@ class Table(Generic[_T]):
         fields: Sequence[str],
         computed: Mapping[str, str],
         convert: Mapping[str, Callable[[Any], Any]],
+        changed: Sequence[str] = (),
     ) -> None:
         self.columns = ", ".join(computed.get(name, f"{table}.{name}") for name in fields)
         self.width = len(fields)
+        self._changed = changed or [name for name in fields if name not in computed or name in _WRITTEN]
         self._build = build
         self._converters = [(fields.index(name), function) for name, function in convert.items()]
 
@@ -50,6 +55,52 @@ class Table(Generic[_T]):
             if fields[index] is not None:
                 fields[index] = convert(fields[index])
         return self._build(*fields, **values)
+
+    def changes(self, old: _T, new: _T) -> dict[str, Any]:
+        """Returns the columns in which a new record differs from the old one, with their new values."""
+        found: dict[str, Any] = {}
+        for name in self._changed:
+            before, after = getattr(old, name), getattr(new, name)
+            if after is not before and after != before:
+                written = _WRITTEN.get(name)
+                found |= {name: stored(after)} if written is None else written(after)
+        return found
+
+
+def stored(value: Any) -> Any:
+    """Returns the value of a field as it is stored."""
+    if isinstance(value, StoredValue):
+        return value.to_json()
+    if isinstance(value, Enum):
+        return value.value
+    return json.dumps(value) if isinstance(value, tuple) else value
+
+
+#: The columns of the open request to stop an attempt.
+_STOP_COLUMNS = (
+    "stop_cause", "stop_grace_s", "stop_on_timeout", "stop_id", "stop_signal", "stop_next_state",
+    "stop_preemptor",
+)  # fmt: skip
+
+
+def _stop_values(stop: StopRequest | None) -> dict[str, Any]:
+    values: tuple[Any, ...] = (None,) * len(_STOP_COLUMNS)
+    if stop is not None:
+        values = (
+            stop.cause, stop.grace_s, stop.on_timeout, stop.stop_id, stop.signal, stop.next_state.value,
+            stop.preemptor,
+        )  # fmt: skip
+    return dict(zip(_STOP_COLUMNS, values, strict=True))
+
+
+#: The columns of fields that are stored in another way.
+_WRITTEN: Mapping[str, Callable[[Any], dict[str, Any]]] = {
+    "spec_json": lambda value: {"spec": value},
+    "stop": _stop_values,
+    "foreign_peaks": lambda peaks: {
+        "foreign_peaks": json.dumps([[*key, mib] for key, mib in sorted(peaks.items())])
+    },
+}
 
 
 def _allocations(listed: str) -> tuple[Allocation, ...]:
@@ -94,8 +145,9 @@ JOBS = Table(
     Job.__struct_fields__,
     {
         "spec_json": "job.spec",
-        "stop": "CASE WHEN job.stop_cause IS NOT NULL THEN json_array(job.stop_cause, job.stop_grace_s,"
-        " job.stop_on_timeout, job.stop_id, job.stop_signal, job.stop_next_state, job.stop_preemptor) END",
+        "stop": "CASE WHEN job.stop_cause IS NOT NULL"
+        f" THEN json_array({', '.join(f'job.{column}' for column in _STOP_COLUMNS)}) END",
+        "has_attempt": "EXISTS (SELECT 1 FROM attempt WHERE attempt.job_id = job.id)",
         "failed_parent": "CASE WHEN job.failed_parents > 0 THEN (SELECT min(parent.id)"
         " FROM dependency JOIN job AS parent ON parent.id = parent_id WHERE job_id = job.id"
         " AND dependency.kind = 'completed' AND parent.state = 'finished'"
@@ -107,6 +159,7 @@ JOBS = Table(
         "reason": StateReason.from_json,
         "stop": _stop_request,
         "source_missing": bool,
+        "has_attempt": bool,
         "line_wait": WaitReason.from_json,
         "checkpoint": Checkpoint.from_json,
         "resume_from": Checkpoint.from_json,
@@ -184,4 +237,5 @@ GPUS = Table(
         "unified": bool,
         "suspicion": Suspicion.from_json,
     },
+    ("paused", "usable_since", "suspicion", "foreign_loads", "foreign_load_boot", "foreign_peaks"),
 )

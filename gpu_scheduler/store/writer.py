@@ -1,55 +1,340 @@
-"""Writes all actions of a round to the store in one transaction."""
+"""Writes all actions of a round to the store in one transaction, and the samples of the GPUs."""
 
 from __future__ import annotations
 
 import json
+import secrets
 import sqlite3
 from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import cached_property
 from typing import Any
 
-from msgspec.structs import asdict
+from msgspec import Struct
+from msgspec.structs import asdict, replace
 
-from gpu_scheduler.core.model.event import EventKind, GpusChanged, GpuSuspected
+from gpu_scheduler.core.model.attempt import ActiveAttempt, Allocation
+from gpu_scheduler.core.model.event import (
+    AttemptDetails,
+    AttemptEnded,
+    AttemptStarted,
+    EventDetails,
+    EventKind,
+    GpusChanged,
+    GpusReserved,
+    GpuSuspected,
+    JobEnded,
+    MisplacedProcess,
+    Overuse,
+    ReservationDropped,
+    StopStarted,
+)
 from gpu_scheduler.core.model.gpu import FaultKind, GpuFault, GpuSample
+from gpu_scheduler.core.model.job import Job
+from gpu_scheduler.core.model.job_spec import ParentStatus, status_of
+from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
+from gpu_scheduler.core.model.states import AttemptState, JobState, Outcome
 from gpu_scheduler.core.model.units import Now
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.core.scheduling import actions as act
+from gpu_scheduler.core.scheduling.accounting import declared_mib
 from gpu_scheduler.core.scheduling.history import PERIOD_HOURS
 from gpu_scheduler.core.scheduling.settings import Settings
-from gpu_scheduler.store import write_attempts, write_jobs
-from gpu_scheduler.store.attempt_history import COUNTED_UNTIL_KEY
-from gpu_scheduler.store.store import Store
-from gpu_scheduler.store.write_jobs import WriteContext
+from gpu_scheduler.store import dependencies
+from gpu_scheduler.store.attempt_history import COUNTED_UNTIL_KEY, record_measurement, record_run_time
+from gpu_scheduler.store.database import insert
+from gpu_scheduler.store.events import history_in_errors
+from gpu_scheduler.store.records import ATTEMPTS, GPUS, JOBS, stored
+from gpu_scheduler.store.store import Store, insert_dependencies
 
 #: Number of load samples to keep for each GPU, which is enough for every mean load.
 _LOADS_KEPT = 5
 
 
-def set_paused(context: WriteContext, action: act.SetPaused) -> None:
-    """Pauses or resumes a GPU."""
-    cursor = context.db.execute(
-        "UPDATE gpu SET paused = :paused, usable_since = CASE WHEN :paused THEN usable_since ELSE :now END,"
-        " suspicion = CASE WHEN :paused THEN suspicion END"
-        " WHERE uuid = :uuid AND (paused <> :paused OR (suspicion IS NOT NULL AND NOT :paused))",
-        {"paused": action.paused, "uuid": action.uuid, "now": context.now.wall},
+class WriteContext(Struct, frozen=True, dict=True):
+    """An open transaction. now: the time of the round; executor: the executor of new attempts."""
+
+    store: Store
+    db: sqlite3.Connection
+    settings: Settings
+    now: Now
+    executor: str
+
+    @cached_property
+    def _gpus(self) -> dict[str, tuple[int, int | None]]:
+        rows = self.db.execute("SELECT uuid, idx, total_mib FROM gpu").fetchall()
+        return {uuid: (index, total_mib) for uuid, index, total_mib in rows}
+
+    def gpu_indices(self, gpus: Iterable[str]) -> list[int]:
+        """Returns the indices of the given GPUs, with -1 for each unknown GPU."""
+        return [self._gpus[gpu][0] if gpu in self._gpus else -1 for gpu in gpus]
+
+    def gpu_total_mib(self, gpu: str) -> int | None:
+        """Returns the memory size of a GPU, or None if it is unknown."""
+        return self._gpus[gpu][1] if gpu in self._gpus else None
+
+    def add_event(
+        self,
+        kind: EventKind,
+        job_id: int = 0,
+        reason: StateReason | WaitReason | None = None,
+        details: EventDetails | None = None,
+    ) -> None:
+        """Adds an event. job_id: 0 if it is not about a job."""
+        data = {} if details is None else details.data()
+        insert(
+            self.db, "event", job_id=job_id, at=self.now.wall, kind=kind.value, reason=stored(reason),
+            data=json.dumps(data),
+        )  # fmt: skip
+
+    def add_attempt_event(self, kind: EventKind, attempt_id: int) -> None:
+        """Adds an event about an attempt."""
+        job_id, number = self.db.execute(
+            "SELECT job_id, number FROM attempt WHERE id = ?", (attempt_id,)
+        ).fetchone()
+        self.add_event(kind, job_id, details=AttemptDetails(number))
+
+
+# The actions that are performed after they are recorded.
+
+
+#: The columns of an attempt that each of these actions sets to the time of the round.
+_TIMES: Mapping[type[act.AttemptAction], tuple[str, ...]] = {
+    act.VoidClaim: ("signalled_boot",),
+    act.RequestStop: ("signalled_boot", "stopping_boot"),
+    act.WakeRunner: ("signalled_boot",),
+    act.KillRunner: ("signalled_boot",),
+    act.Sweep: ("signalled_boot", "swept_boot"),
+}
+
+
+def _perform_soon(context: WriteContext, action: act.AttemptAction) -> None:
+    """Records that an action on an attempt is about to be performed."""
+    if isinstance(action, act.Relaunch):
+        _relaunch(context, action)
+        return
+    columns = _TIMES[type(action)]
+    if isinstance(action, act.Sweep) and action.kill:
+        columns = columns[:1]
+    _update(context, "attempt", "id", action.attempt_id, dict.fromkeys(columns, context.now.boot))
+    if isinstance(action, act.KillRunner):
+        context.add_attempt_event(EventKind.RUNNER_KILLED, action.attempt_id)
+
+
+def _update(context: WriteContext, table: str, key: str, value: object, changes: Mapping[str, Any]) -> None:
+    """Changes the columns of one row. key, value: the column that identifies the row, and its value."""
+    if changes:
+        names = ", ".join(f"{name} = ?" for name in changes)
+        context.db.execute(f"UPDATE {table} SET {names} WHERE {key} = ?", (*changes.values(), value))
+
+
+def _start(context: WriteContext, action: act.Start) -> int:
+    """Opens an attempt with its allocations. Returns the attempt's id."""
+    db, now = context.db, context.now
+    job = context.store.job(action.job_id)
+    assert job is not None
+    # An attempt whose launch failed has not run, so its job keeps the protection against preemptions.
+    number, follows_preemption = db.execute(
+        "SELECT coalesce(max(number), 0) + 1, outcome IS 'preempted'"
+        " OR (outcome IS 'not_started' AND follows_preemption) FROM attempt WHERE job_id = ?",
+        (job.id,),
+    ).fetchone()
+    # An adopted process never queues, and a job without a GPU overtakes nobody.
+    queues = action.process is None and bool(action.gpus)
+    place = {
+        "queue_priority": job.priority, "queue_position": job.position, "submitted_at": job.submitted_at,
+    }  # fmt: skip
+    attempt_id = insert(
+        db, "attempt", job_id=job.id, number=number, token=secrets.token_hex(16), boot_id=now.boot_id,
+        state=AttemptState.STARTING.value, executor=_executor(context, action), learned=action.learned,
+        assumed=action.assumed, launch_deadline_boot=now.boot + context.settings.launch_deadline_s,
+        created_at=now.wall, resumed_from=stored(job.resume_from), **_watched(action),
+        follows_preemption=follows_preemption, **(place if queues else {}),
+    )  # fmt: skip
+    insert_allocations(db, attempt_id, _allocations(context, action))
+    details = AttemptStarted(
+        number, context.gpu_indices(action.gpus), action.share, action.vram, action.whole, action.learned,
+        action.assumed,
+        resumed_from=None if job.resume_from is None else job.resume_from.path,
+        resumed_step=None if job.resume_from is None else job.resume_from.step,
+        watched_pid=None if action.process is None else action.process.pid,
+    )  # fmt: skip
+    new = replace(job, state=JobState.STARTING, reason=None, not_before_boot=None)
+    _change_job(context, act.JobChanged(job, new), details)
+    return attempt_id
+
+
+def _executor(context: WriteContext, action: act.Start) -> str:
+    """Returns the name of the executor of an attempt. A watcher has no output, so it needs no terminal."""
+    return context.executor if action.process is None else "direct"
+
+
+def _watched(action: act.Start) -> dict[str, Any]:
+    """Returns the columns of an attempt whose runner watches a process."""
+    process = action.process
+    if process is None:
+        return {}
+    return {
+        "watched_pid": process.pid,
+        "watched_ticks": process.start_ticks,
+        "started_at": process.started_at,
+    }
+
+
+def _allocations(context: WriteContext, action: act.Start) -> Iterable[Allocation]:
+    declares = not action.assumed and bool(action.share or action.vram)
+    baseline = dict(action.baseline_mib)
+    charge = Allocation(action.share, action.vram, action.whole)
+    for gpu in action.gpus:
+        budget = declared_mib(charge, context.gpu_total_mib(gpu)) if declares else None
+        yield Allocation(action.share, action.vram, action.whole, None, gpu, budget, baseline.get(gpu))
+
+
+def insert_allocations(db: sqlite3.Connection, attempt_id: int, allocations: Iterable[Allocation]) -> None:
+    """Inserts the allocations of a new attempt, in this order."""
+    db.executemany(
+        "INSERT INTO allocation (attempt_id, ordinal, gpu, share, vram, whole, budget_mib, baseline_mib)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+        [
+            (attempt_id, n, one.gpu, one.share, one.vram, one.whole, one.budget_mib, one.baseline_mib)
+            for n, one in enumerate(allocations)
+        ],
     )
-    if cursor.rowcount:
-        kind = EventKind.PAUSED if action.paused else EventKind.RESUMED
-        details = GpusChanged(context.gpu_indices([action.uuid]), action.cause)
-        context.add_event(kind, details=details)
 
 
-def set_suspicion(context: WriteContext, action: act.SetSuspicion) -> None:
-    """Records that a GPU is suspect, or no longer is."""
-    found = action.suspicion
+def _relaunch(context: WriteContext, action: act.Relaunch) -> None:
+    """Counts another launch of the same attempt and sets the deadline for its claim."""
+    deadline = context.now.boot + context.settings.launch_deadline_s
+    before: int = context.db.execute(
+        "SELECT launch_count FROM attempt WHERE id = ?", (action.attempt_id,)
+    ).fetchone()[0]
     context.db.execute(
-        "UPDATE gpu SET suspicion = ? WHERE uuid = ?", (found and found.to_json(), action.uuid)
+        "UPDATE attempt SET launch_count = launch_count + 1, launch_deadline_boot = ? WHERE id = ?",
+        (deadline, action.attempt_id),
     )
-    gpus = context.gpu_indices([action.uuid])
-    if found is None:
+    if before:
+        context.add_attempt_event(EventKind.RELAUNCHED, action.attempt_id)
+
+
+# The changes of rows. Each row is changed by one statement, which contains only the columns that differ.
+
+
+def _change_job(context: WriteContext, action: act.JobChanged, details: EventDetails | None = None) -> None:
+    """Changes the row of a job. Adds an event if its state changes. details: those of an attempt's event."""
+    old, new = action.old, action.new
+    changes = JOBS.changes(old, new)
+    is_back = new.state is JobState.QUEUED and old.state is JobState.FINISHED
+    if is_back or "spec" in changes or "min_vram_mib" in changes:
+        changes["spec_key"] = context.store.spec_key(new.spec, new.min_vram_mib)
+    _update(context, "job", "id", new.id, changes)
+    # A skipped job can also be cancelled.
+    if new.state is not old.state or (new.state is JobState.FINISHED and new.outcome is not old.outcome):
+        if details is None and new.state is JobState.FINISHED and new.outcome is not None:
+            details = JobEnded(new.outcome.value)
+        context.add_event(EventKind(new.state.value), new.id, new.reason or action.because, details)
+
+
+def _change_attempt(context: WriteContext, action: act.AttemptChanged) -> None:
+    """Changes the rows of an attempt, its allocations and its job, and adds the events that follow."""
+    old, new = action.old, action.new
+    _update(context, "attempt", "id", new.id, ATTEMPTS.changes(old, new))
+    for before, after in zip(old.allocations, new.allocations, strict=True):
+        if after is not before:
+            _change_allocation(context, new, before, after)
+    for gpu, pid in new.misplaced[len(old.misplaced) :]:
+        context.db.execute("INSERT OR IGNORE INTO misplaced_process VALUES (?, ?, ?)", (new.id, gpu, pid))
+        allocated = context.gpu_indices(new.gpus)
+        process = MisplacedProcess(new.number, context.gpu_indices([gpu])[0], pid, allocated)
+        context.add_event(EventKind.MISPLACED_PROCESS, new.job_id, details=process)
+    if action.is_end:
+        record_measurement(context.db, new, old.job, context.now.wall)
+        record_run_time(context.db, new, old.job, context.now.wall)
+    if new.job is not old.job:
+        _change_job(context, act.JobChanged(old.job, new.job), _details(context, action))
+    kinds = {
+        EventKind.RUNNER_LOST: new.runner_died_boot != old.runner_died_boot,
+        EventKind.WINDOW_CLOSED: new.window_closed and not old.window_closed,
+        EventKind.PREEMPTION_WITHDRAWN: new.state.is_open and old.job.stop and not new.job.stop,
+    }
+    for kind in (kind for kind, holds in kinds.items() if holds):
+        context.add_event(kind, new.job_id, details=AttemptDetails(new.number))
+
+
+def _details(context: WriteContext, action: act.AttemptChanged) -> EventDetails | None:
+    """Returns the details of the event that the new state of the job of an attempt adds."""
+    new, stop = action.new, action.new.job.stop
+    if action.is_end:
+        return _details_of_end(context, new, action.old.job)
+    # Without an open request, only the file `stop` of the attempt tells why it stops.
+    is_asked = new.job.state is JobState.STOPPING and stop is not None
+    return StopStarted(stop.cause, stop.grace_s, stop.preemptor) if stop and is_asked else None
+
+
+def _details_of_end(context: WriteContext, attempt: ActiveAttempt, old: Job) -> AttemptEnded:
+    assert attempt.outcome is not None
+    has_budget, needed = attempt.has_budget, attempt.job.min_vram_mib
+    return AttemptEnded(
+        attempt.number,
+        outcome=attempt.outcome.value,
+        exit_code=attempt.exit_code,
+        signal=attempt.signal,
+        seconds=attempt.run_time_s,
+        gpus=context.gpu_indices(attempt.gpus),
+        peaks=[one.peak_mib for one in attempt.allocations],
+        declared=attempt.vram if has_budget else None,
+        budgets=[one.budget_mib for one in attempt.allocations] if has_budget else None,
+        share=attempt.share,
+        load=attempt.mean_load,
+        log=attempt.log,
+        survivors=list(attempt.survivors),
+        learned=attempt.learned,
+        min_vram=None if needed == old.min_vram_mib else needed,
+    )
+
+
+def _change_allocation(
+    context: WriteContext, attempt: ActiveAttempt, old: Allocation, new: Allocation
+) -> None:
+    """Changes the observed use in an allocation, and adds an event for overuse."""
+    context.db.execute(
+        "UPDATE allocation SET peak_mib = ?, load_sum = ?, load_samples = ?, overuse_logged = ?"
+        " WHERE attempt_id = ? AND gpu = ?",
+        (new.peak_mib, new.load_sum, new.load_samples, new.overuse_logged, attempt.id, new.gpu),
+    )
+    if new.overuse_logged and not old.overuse_logged:
+        [gpu] = context.gpu_indices([new.gpu])
+        share = attempt.share if attempt.vram is None else None
+        overuse = Overuse(attempt.number, gpu, new.peak_mib or 0, new.budget_mib or 0, share)
+        context.add_event(EventKind.OVERUSE, attempt.job_id, details=overuse)
+
+
+def _change_gpu(context: WriteContext, action: act.GpuChanged) -> None:
+    """Changes the row of a GPU."""
+    old, new = action.old, action.new
+    _update(context, "gpu", "uuid", new.uuid, GPUS.changes(old, new))
+    gpus = context.gpu_indices([new.uuid])
+    is_resumed = new.usable_since != old.usable_since
+    if new.paused is not old.paused or is_resumed:
+        kind = EventKind.PAUSED if new.paused else EventKind.RESUMED
+        context.add_event(kind, details=GpusChanged(gpus, action.cause))
+    elif new.suspicion is None and old.suspicion is not None:
         context.add_event(EventKind.SUSPICION_ENDED, details=GpusChanged(gpus))
-    else:
-        context.add_event(EventKind.SUSPECTED, details=GpuSuspected(gpus, asdict(found)))
+    elif new.suspicion is not None and new.suspicion != old.suspicion:
+        context.add_event(EventKind.SUSPECTED, details=GpuSuspected(gpus, asdict(new.suspicion)))
+
+
+# The changes of other tables.
+
+
+#: Maximum number of jobs in a pending group that get an event if the group is infeasible.
+_MAX_INFEASIBLE_EVENTS = 5
+#: Maximum number of jobs that begin to wait for GPUs when fewer jobs of their name group run.
+_MAX_WAITING_ANEW = 64
+
+
+def _clear_finished(context: WriteContext, action: act.ClearFinished) -> None:
+    context.db.execute(
+        "UPDATE job SET cleared_at = ? WHERE state = 'finished' AND cleared_at IS NULL", (context.now.wall,)
+    )
 
 
 def record_gpu_time(context: WriteContext, action: act.RecordGpuTime) -> None:
@@ -78,76 +363,183 @@ def _recent_loads_json(db: sqlite3.Connection, gpu: GpuSample) -> str:
     return json.dumps([*json.loads(row["loads"]), gpu.load_percent][-_LOADS_KEPT:])
 
 
-#: The SQL statement for each action that changes only one row. Its parameters are the fields of the action,
-#: with tuples as JSON, and the time of the round as :boot and :wall.
-_UPDATES: Mapping[type[act.Action], str] = {
-    act.ResetLaunchCount: "UPDATE attempt SET launch_count = 0 WHERE id = :attempt_id",
-    act.VoidClaim: "UPDATE attempt SET signalled_boot = :boot WHERE id = :attempt_id",
-    act.RequestStop: "UPDATE attempt SET signalled_boot = :boot, stopping_boot = :boot"
-    " WHERE id = :attempt_id",
-    act.WakeRunner: "UPDATE attempt SET signalled_boot = :boot WHERE id = :attempt_id",
-    act.KillRunner: "UPDATE attempt SET signalled_boot = :boot WHERE id = :attempt_id",
-    act.Sweep: "UPDATE attempt SET signalled_boot = :boot,"
-    " swept_boot = CASE WHEN :kill THEN swept_boot ELSE :boot END WHERE id = :attempt_id",
-    act.RecordRunner: "UPDATE attempt SET runner_pid = :pid, runner_start_ticks = :start_ticks"
-    " WHERE id = :attempt_id",
-    act.RecordWindowClosed: "UPDATE attempt SET window_closed = 1 WHERE id = :attempt_id",
-    act.RecordForeignLoad: "UPDATE gpu SET foreign_loads = :loads, foreign_load_boot = :sampled_at"
-    " WHERE uuid = :uuid",
-    act.RecordForeignPeaks: "UPDATE gpu SET foreign_peaks = :peaks WHERE uuid = :uuid",
-    act.ClearJob: "UPDATE job SET cleared_at = coalesce(cleared_at, :wall) WHERE id = :job_id",
-    # A job that has been started stays confirmed, because its attempt is here.
-    act.SetConfirmed: "UPDATE job SET source_missing = NOT :confirmed, queued_at = :wall,"
-    " line_wait = CASE WHEN NOT :confirmed THEN json_object('kind', 'not confirmed') END WHERE id = :job_id"
-    " AND CASE WHEN :confirmed THEN json_extract(line_wait, '$.kind') = 'not confirmed'"
-    " ELSE NOT EXISTS (SELECT 1 FROM attempt WHERE job_id = :job_id) END",
-    act.ClearFinished: "UPDATE job SET cleared_at = :wall WHERE state = 'finished' AND cleared_at IS NULL",
-}
+def set_queue_positions(context: WriteContext, action: act.SetQueuePositions) -> None:
+    """Sets the queue positions of jobs."""
+    context.db.executemany(
+        "UPDATE job SET position = ? WHERE id = ?",
+        [(position, job_id) for job_id, position in action.positions],
+    )
 
-#: The kind of event that each of these actions adds.
-_ATTEMPT_EVENTS = {
-    act.KillRunner: EventKind.RUNNER_KILLED,
-    act.RecordWindowClosed: EventKind.WINDOW_CLOSED,
-}
+
+def set_wait_reason(context: WriteContext, action: act.SetWaitReason) -> None:
+    """Records why a pending group waits. If the group is infeasible, adds an event for its first jobs.
+
+    Jobs that waited until fewer jobs of their name group run begin to wait for GPUs now.
+    """
+    db = context.db
+    if action.reason.kind is not WaitKind.GROUP_FULL:
+        db.execute(
+            "UPDATE job SET queued_at = ?1 WHERE id IN (SELECT id FROM job WHERE state = 'queued'"
+            " AND unmet_parents = 0 AND adopted IS NULL AND source_missing = 0 AND spec_key = ?2"
+            " ORDER BY priority, position, id LIMIT ?4) AND EXISTS (SELECT 1 FROM pending_group AS old"
+            " WHERE old.spec_key = ?2 AND json_extract(old.reason, '$.kind') = ?3)",
+            (context.now.wall, action.spec_key, WaitKind.GROUP_FULL.value, _MAX_WAITING_ANEW),
+        )
+    db.execute(
+        "INSERT OR REPLACE INTO pending_group (spec_key, reason) VALUES (?, ?)",
+        (action.spec_key, action.reason.to_json()),
+    )
+    if action.reason.is_infeasible:
+        rows = db.execute(
+            "SELECT id FROM job WHERE state = 'queued' AND unmet_parents = 0 AND adopted IS NULL"
+            " AND spec_key = ? ORDER BY id LIMIT ?",
+            (action.spec_key, _MAX_INFEASIBLE_EVENTS),
+        ).fetchall()
+        for row in rows:
+            context.add_event(EventKind.INFEASIBLE, row["id"], action.reason)
+
+
+def answer_request(context: WriteContext, action: act.AnswerRequest) -> None:
+    """Answers a request."""
+    context.db.execute(
+        "UPDATE request SET answered_at = ?, answer = ? WHERE id = ?",
+        (context.now.wall, action.answer.to_json(), action.request_id),
+    )
+
+
+# Records the dependencies of jobs, and skips or queues jobs as their parents require.
+
+
+#: Maximum number of jobs that one round skips or queues again. If more are left, another round follows.
+_MAX_SETTLED = 5_000
+
+
+def set_dependencies(context: WriteContext, action: act.SetDependencies) -> None:
+    """Replaces the dependencies of one kind of a job."""
+    kind = action.kind.value
+    context.db.execute("DELETE FROM dependency WHERE job_id = ? AND kind = ?", (action.job_id, kind))
+    insert_dependencies(context.db, action.job_id, action.dependencies)
+
+
+def settle_dependencies(context: WriteContext, action: act.SettleDependencies) -> None:
+    """Skips the queued jobs with a failed parent, and queues the skipped jobs that have none any more.
+
+    Both change the parents of further jobs, so this is repeated until no job is left.
+    """
+    left = _MAX_SETTLED
+    while left > 0:
+        found = _to_skip(context.db, left) + _to_queue(context.db, left)
+        if not found:
+            return
+        for job_id in found:
+            _settle(context, job_id)
+        left -= len(found)
+
+
+def _to_skip(db: sqlite3.Connection, limit: int) -> list[int]:
+    rows = db.execute("SELECT id FROM job WHERE state = 'queued' AND failed_parents > 0 LIMIT ?", (limit,))
+    return [row["id"] for row in rows.fetchall()]
+
+
+def _to_queue(db: sqlite3.Connection, limit: int) -> list[int]:
+    rows = db.execute(
+        "SELECT id FROM job WHERE state = 'finished' AND outcome = 'skipped' AND failed_parents = 0 LIMIT ?",
+        (limit,),
+    )
+    return [row["id"] for row in rows.fetchall()]
+
+
+def _settle(context: WriteContext, job_id: int) -> None:
+    """Skips a job if a parent failed, otherwise queues it again."""
+    job = context.store.job(job_id)
+    assert job is not None
+    parents = dependencies.parents_of(context.store, [job_id]).get(job_id, ())
+    failed = next((parent for parent in parents if status_of(parent) is ParentStatus.FAILED), None)
+    if failed is None:
+        because = StateReason(ReasonKind.PARENT_RETRIED)
+        new = job.queued_again(context.now, keeps=True)
+        _change_job(context, act.JobChanged(job, new, because))
+        return
+    reason = StateReason(ReasonKind.PARENT_FAILED, parent=failed.id, parent_outcome=failed.outcome)
+    _change_job(context, act.JobChanged(job, job.finished(Outcome.SKIPPED, reason, context.now)))
+
+
+# Records the actions that reserve GPUs for a job that preempts others.
+
+
+def reserve(context: WriteContext, action: act.Reserve) -> None:
+    """Records the reservation of a queued job, and for which job its victims are preempted."""
+    db = context.db
+    # The job may have had a reservation by queue order.
+    db.execute("DELETE FROM reservation WHERE job_id = ?", (action.job_id,))
+    rows = [(action.job_id, gpu) for gpu in action.gpus]
+    db.executemany("INSERT INTO reservation (job_id, gpu) VALUES (?, ?)", rows)
+    victims = [(action.job_id, attempt_id) for attempt_id in action.victims]
+    db.executemany("UPDATE attempt SET preempted_for = ? WHERE id = ?", victims)
+    marks = ", ".join("?" * len(action.victims))
+    jobs = db.execute(f"SELECT job_id FROM attempt WHERE id IN ({marks}) ORDER BY job_id", action.victims)
+    details = GpusReserved(context.gpu_indices(action.gpus), [job_id for (job_id,) in jobs])
+    context.add_event(EventKind.GPUS_RESERVED, action.job_id, details=details)
+
+
+def drop_reservation(context: WriteContext, action: act.DropReservation) -> None:
+    """Deletes the reservation of a job."""
+    context.db.execute("DELETE FROM reservation WHERE job_id = ?", (action.job_id,))
+    context.add_event(EventKind.RESERVATION_DROPPED, action.job_id)
+
+
+def set_queue_reservation(context: WriteContext, action: act.SetQueueReservation) -> None:
+    """Replaces the reservation by queue order. Only a new job or the end of the reservation is an event."""
+    db = context.db
+    old = db.execute(
+        "SELECT job_id, overtakes FROM reservation WHERE start_at IS NOT NULL LIMIT 1"
+    ).fetchone()
+    old_job = None if old is None else old["job_id"]
+    db.execute("DELETE FROM reservation WHERE start_at IS NOT NULL")
+    if old_job not in (None, action.job_id):
+        dropped = ReservationDropped(old["overtakes"])
+        context.add_event(EventKind.RESERVATION_DROPPED, old_job, details=dropped)
+    if action.job_id is None:
+        return
+    db.executemany(
+        "INSERT INTO reservation (job_id, gpu, start_at, overtakes) VALUES (?, ?, ?, ?)",
+        [(action.job_id, gpu, action.start_at, action.overtakes) for gpu in action.gpus],
+    )
+    if action.job_id != old_job:
+        details = GpusReserved(
+            sorted(context.gpu_indices(action.gpus)), [], action.start_at, action.overtakes
+        )
+        context.add_event(EventKind.GPUS_RESERVED, action.job_id, details=details)
+
 
 #: The function that records each of the other actions that change the store.
-_RECORD: Mapping[type[act.Action], Callable[[WriteContext, Any], int | None]] = {
-    act.Start: write_attempts.start,
-    act.Relaunch: write_attempts.relaunch,
-    act.Transition: write_attempts.record_transition,
-    act.RecordRunnerDeath: write_attempts.record_runner_death,
-    act.RecordMisplacedProcess: write_attempts.record_misplaced_process,
-    act.RecordUsage: write_attempts.record_usage,
-    act.RecordOveruse: write_attempts.record_overuse,
-    act.FinishAttempt: write_attempts.finish_attempt,
-    act.RecordStop: write_jobs.record_stop,
-    act.ClearStop: write_jobs.clear_stop,
-    act.ReleaseAllocation: write_attempts.release_allocation,
-    act.RecordMemoryReleased: write_attempts.record_memory_released,
-    act.SetPaused: set_paused,
-    act.SetSuspicion: set_suspicion,
-    act.FinishJob: write_jobs.finish_job,
-    act.HoldJob: write_jobs.hold_job,
-    act.RequeueJob: write_jobs.requeue_job,
-    act.SetAttribute: write_jobs.set_attribute,
-    act.SetDependencies: write_jobs.set_dependencies,
-    act.SettleDependencies: write_jobs.settle_dependencies,
-    act.SetQueuePositions: write_jobs.set_queue_positions,
-    act.Reserve: write_jobs.reserve,
-    act.DropReservation: write_jobs.drop_reservation,
-    act.SetQueueReservation: write_jobs.set_queue_reservation,
+_RECORD: Mapping[type[act.Action], Callable[[WriteContext, Any], None]] = {
+    act.JobChanged: _change_job,
+    act.AttemptChanged: _change_attempt,
+    act.GpuChanged: _change_gpu,
+    act.ClearFinished: _clear_finished,
+    act.SetDependencies: set_dependencies,
+    act.SettleDependencies: settle_dependencies,
+    act.SetQueuePositions: set_queue_positions,
+    act.Reserve: reserve,
+    act.DropReservation: drop_reservation,
+    act.SetQueueReservation: set_queue_reservation,
     act.RecordGpuTime: record_gpu_time,
-    act.SetWaitReason: write_jobs.set_wait_reason,
-    act.AnswerRequest: write_jobs.answer_request,
+    act.SetWaitReason: set_wait_reason,
+    act.AnswerRequest: answer_request,
 }
 
-#: Actions that a power cut may undo, because the attempt folders record them too or because the power cut
-#: ends the processes concerned.
-_REPEATABLE = (
-    act.RecordUsage, act.RecordForeignLoad, act.RecordForeignPeaks, act.RecordRunner, act.Transition,
-    act.ReleaseAllocation, act.RecordMemoryReleased, act.SetWaitReason, act.RecordGpuTime,
-    act.EndScheduler,
-)  # fmt: skip
+
+def _is_repeatable(action: act.Action) -> bool:
+    """Returns whether a power cut may undo an action.
+
+    It may if the attempt folders record it too, or if the power cut ends the processes concerned.
+    """
+    if isinstance(action, act.AttemptChanged):
+        return not action.is_end and action.new.job.stop is action.old.job.stop
+    if isinstance(action, act.GpuChanged):
+        return action.new.paused is action.old.paused and action.new.suspicion is action.old.suspicion
+    return isinstance(action, (act.SetWaitReason, act.RecordGpuTime, act.EndScheduler))
 
 
 class StoreWriter:
@@ -165,16 +557,16 @@ class StoreWriter:
         """Records all actions of a round. Returns the ids of the attempts that it opened, by job id."""
         opened: dict[int, int] = {}
         actions = list(actions)
-        synced = not all(isinstance(action, _REPEATABLE) for action in actions)
-        with self._store.db.transaction(synced=synced) as db:
+        synced = not all(map(_is_repeatable, actions))
+        with history_in_errors(self._store), self._store.db.transaction(synced=synced) as db:
             context = WriteContext(self._store, db, self._settings, now, self._executor)
             for action in actions:
-                if type(action) in _UPDATES:
-                    _update(context, action)
+                if isinstance(action, act.Start):
+                    opened[action.job_id] = _start(context, action)
+                elif isinstance(action, act.AttemptAction):
+                    _perform_soon(context, action)
                 elif not isinstance(action, act.EndScheduler):
-                    attempt_id = _RECORD[type(action)](context, action)
-                    if isinstance(action, act.Start) and attempt_id is not None:
-                        opened[action.job_id] = attempt_id
+                    _RECORD[type(action)](context, action)
         return opened
 
     def record_launch_error(self, attempt_id: int, text: str) -> None:
@@ -265,13 +657,3 @@ class StoreWriter:
                 "UPDATE job SET source_missing = 1, line_wait = ? WHERE id = ?",
                 [(wait.to_json(), job_id) for job_id, wait in waits.items()],
             )
-
-
-def _update(context: WriteContext, action: Any) -> None:
-    """Records an action with its statement in `_UPDATES`."""
-    values = {
-        name: json.dumps(one) if isinstance(one, tuple) else one for name, one in asdict(action).items()
-    }
-    context.db.execute(_UPDATES[type(action)], {**values, "boot": context.now.boot, "wall": context.now.wall})
-    if type(action) in _ATTEMPT_EVENTS:
-        context.add_attempt_event(_ATTEMPT_EVENTS[type(action)], action.attempt_id)

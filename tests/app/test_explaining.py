@@ -13,8 +13,8 @@ from gpu_scheduler.app.round_facts import NeedSource
 from gpu_scheduler.core.model.event import EventKind
 from gpu_scheduler.core.model.job_spec import Dependency, DependencyKind, JobSpec
 from gpu_scheduler.core.model.states import Outcome
-from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.errors import SchedulerError
+from tests import steps as act
 from tests.cli.desk import Desk
 
 

@@ -21,7 +21,6 @@ from gpu_scheduler.core.model.job_spec import DependencyKind, Need, Parent
 from gpu_scheduler.core.model.states import AttemptState, JobState
 from gpu_scheduler.core.model.units import Now
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
-from gpu_scheduler.core.scheduling.actions import FinishAttempt, Transition
 from gpu_scheduler.core.scheduling.reconcile_attempt import reconcile
 from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.views import tables
@@ -30,6 +29,7 @@ from gpu_scheduler.views.wait_text import job_reason_text
 from tests.attempts import make_attempt, replace
 from tests.reasons import worded, words
 from tests.records import attempt_record, job_record
+from tests.steps import FinishAttempt, Transition
 
 NOW = Now(1000.0, 500.0, "boot")
 FULL = WaitReason(WaitKind.NO_FREE_GPU, need=Need(1, 1000))

@@ -15,9 +15,9 @@ from gpu_scheduler.app.status import StatusQuery, empty_status, status
 from gpu_scheduler.app.stop import stop
 from gpu_scheduler.core.model.event import EventKind
 from gpu_scheduler.core.model.states import JobState, Outcome
-from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.errors import SchedulerError, StoreNotFoundError, UsageError
 from gpu_scheduler.views.wait_text import need_text
+from tests import steps as act
 from tests.cli.desk import Desk
 from tests.waiting import wait_for
 

@@ -22,14 +22,14 @@ from gpu_scheduler.core.model.attempt import Attempt
 from gpu_scheduler.core.model.gpu import GpuSample
 from gpu_scheduler.core.model.job_spec import Dependency, DependencyKind, JobSpec
 from gpu_scheduler.core.model.states import JobState
-from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.executors.local import DirectExecutor
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.requests import open_requests
 from gpu_scheduler.store.scheduler_lock import scheduler_pid
 from gpu_scheduler.store.store import Store
-from gpu_scheduler.store.writer import StoreWriter
+from tests import steps as act
+from tests.steps import StepWriter
 from tests.waiting import wait_for
 from tests.warm import Process
 
@@ -54,9 +54,9 @@ class Desk:
         return self._store
 
     @property
-    def writer(self) -> StoreWriter:
+    def writer(self) -> StepWriter:
         """The store writer that the loop uses."""
-        return StoreWriter(self._store or self.store, Settings())
+        return StepWriter(self._store or self.store, Settings())
 
     def record(self, *actions: act.Action) -> dict[int, int]:
         """Records actions as the loop does."""

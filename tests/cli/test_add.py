@@ -18,7 +18,7 @@ from gpu_scheduler.core.jobsfile.attributes import ATTRIBUTES, KNOWN_ATTRIBUTES,
 from gpu_scheduler.core.jobsfile.compose import format_command_line
 from gpu_scheduler.core.jobsfile.job_line import ParsedJob, parse_line
 from gpu_scheduler.core.model.states import JobState, Outcome
-from gpu_scheduler.core.scheduling import actions as act
+from tests import steps as act
 from tests.cli.desk import Desk
 from tests.fakes.conda import plant
 

@@ -16,9 +16,9 @@ from gpu_scheduler.app import adopt
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample
 from gpu_scheduler.core.model.states import Outcome
-from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.runner.process_scan import ticks_of
 from gpu_scheduler.store.submissions import environment_of_job
+from tests import steps as act
 from tests.cli.desk import Desk
 from tests.processes import has_arguments, is_zombie
 from tests.users import User

@@ -11,8 +11,8 @@ import pytest
 
 from gpu_scheduler.config import StartOptions
 from gpu_scheduler.core.model.states import JobState, Outcome
-from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.intake.llm_config import LlmConfigFile
+from tests import steps as act
 from tests.cli.desk import Desk
 
 CONFIG = '{\n  "note": "mine",\n  "models": {\n    "qwen": 1.0,\n    "other": {"share": 0.5}\n  }\n}\n'

@@ -17,7 +17,6 @@ from gpu_scheduler.attempts.sweep import processes_of
 from gpu_scheduler.config import StartOptions
 from gpu_scheduler.core.model.request_answer import AnswerCode
 from gpu_scheduler.core.model.states import JobState, Outcome
-from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.errors import NotOwnerError
 from gpu_scheduler.rounds import command
 from gpu_scheduler.rounds.command import CommandRounds
@@ -32,13 +31,8 @@ STUBBORN = f"trap '' TERM; {LOOP}"
 #: The steps of the rounds in which a cancel ends a running job.
 STEPS = (
     "planned", "recorded",
-    *(
-        f"performed {action.__name__}"
-        for action in (
-            act.RecordStop, act.AnswerRequest, act.Transition, act.RequestStop, act.FinishAttempt,
-            act.ReleaseAllocation,
-        )
-    ),
+    "performed JobChanged running", "performed AnswerRequest", "performed AttemptChanged stopping",
+    "performed RequestStop", "performed AttemptChanged ended", "performed AttemptChanged released",
 )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ import pytest
 from gpu_scheduler.core.model.job_spec import UNRESOLVED, Dependency, DependencyKind
 from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
 from gpu_scheduler.core.model.states import Outcome
-from gpu_scheduler.core.scheduling import actions as act
+from tests import steps as act
 from tests.cli.desk import Desk
 from tests.cli.test_why import run_to_end
 from tests.waiting import wait_for

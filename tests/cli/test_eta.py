@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gpu_scheduler.core.model.states import JobState
-from gpu_scheduler.core.scheduling import actions as act
+from tests import steps as act
 from tests.cli.desk import Desk
 from tests.progress.training import trainer_checkpoint
 

@@ -16,7 +16,7 @@ import pytest
 
 from gpu_scheduler.config import StartOptions
 from gpu_scheduler.core.model.states import JobState, Outcome
-from gpu_scheduler.core.scheduling import actions as act
+from tests import steps as act
 from tests.cli.desk import Desk
 from tests.reasons import worded
 from tests.waiting import wait_for

@@ -20,7 +20,6 @@ from gpu_scheduler.core.model.attempt_status import StopRequest
 from gpu_scheduler.core.model.job_spec import Need
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
-from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.intake.state_file_edits import requested_pauses
 from gpu_scheduler.scheduler import restore
@@ -31,6 +30,7 @@ from gpu_scheduler.store.job_lists import state_counts
 from gpu_scheduler.store.new_store import forgetting_jobs
 from gpu_scheduler.store.requests import add_request
 from gpu_scheduler.store.store import Store
+from tests import steps as act
 from tests.cli.desk import Desk
 from tests.waiting import wait_for
 

@@ -75,7 +75,7 @@ def test_pause_lists_unknown_gpus_as_ranges(desk: Desk) -> None:
 def test_pause_applies_edits_to_the_state_file_first_and_overrides_them(desk: Desk) -> None:
     assert desk.store
     desk.data_dir.state_file.write_text('{"paused_gpus": [0, 1], "_scheduler": {"paused_gpus": []}}')
-    assert desk.run("resume", "1") == (0, "GPU 1: was not paused\n", "")
+    assert desk.run("resume", "1") == (0, "GPU 1: resumed\n", "")
     rows = desk.store.db.rows("SELECT verb, target FROM request ORDER BY id")
     assert [tuple(row) for row in rows] == [("pause", "SIM-0"), ("pause", "SIM-1"), ("resume", "SIM-1")]
     assert (desk.requests(), [row.paused for row in desk.store.gpus()]) == ([], [1, 0])

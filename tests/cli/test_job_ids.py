@@ -10,8 +10,8 @@ from gpu_scheduler.app.job_refs import JobRef, resolve_job, resolve_jobs
 from gpu_scheduler.attempts.folder import observe
 from gpu_scheduler.core.model.job import Job
 from gpu_scheduler.core.model.states import JobState, Outcome
-from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.errors import SchedulerError
+from tests import steps as act
 from tests.cli.desk import Desk
 from tests.reasons import worded
 from tests.waiting import wait_for

@@ -14,8 +14,8 @@ from gpu_scheduler.app import job_wait
 from gpu_scheduler.cli import submit
 from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
 from gpu_scheduler.core.model.states import Outcome
-from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.store.data_dir import DataDir
+from tests import steps as act
 from tests.cli.desk import Desk
 from tests.e2e.world import World
 from tests.processes import stop_between_writes

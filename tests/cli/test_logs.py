@@ -21,7 +21,7 @@ import pytest
 from gpu_scheduler.attempts.folder import observe
 from gpu_scheduler.cli.logs import LogFilter, LogPrinter
 from gpu_scheduler.core.model.states import JobState, Outcome
-from gpu_scheduler.core.scheduling import actions as act
+from tests import steps as act
 from tests.cli.desk import Desk
 from tests.waiting import wait_for
 

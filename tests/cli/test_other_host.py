@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from gpu_scheduler.core.model.states import JobState
-from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.store.data_dir import Host, read_host, this_host, write_host
+from tests import steps as act
 from tests.cli.desk import Desk
 
 ELSEWHERE = Host("gpu-other", "0" * 32)

@@ -12,7 +12,7 @@ from gpu_scheduler.app.job_requests import cancel
 from gpu_scheduler.core.model.job_spec import DependencyKind
 from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
 from gpu_scheduler.core.model.states import JobState, Outcome
-from gpu_scheduler.core.scheduling import actions as act
+from tests import steps as act
 from tests.cli.desk import Desk
 
 

@@ -20,7 +20,7 @@ from gpu_scheduler.app.preempt import PreemptEnd, PreemptReport, PreemptWait
 from gpu_scheduler.attempts.folder import observe, request_stop
 from gpu_scheduler.core.model.attempt_status import StopRequest
 from gpu_scheduler.core.model.states import Outcome
-from gpu_scheduler.core.scheduling import actions as act
+from tests import steps as act
 from tests.cli.desk import Desk
 from tests.waiting import wait_for
 

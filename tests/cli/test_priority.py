@@ -9,8 +9,8 @@ import pytest
 
 from gpu_scheduler.app.job_requests import set_priority
 from gpu_scheduler.core.model.states import Outcome
-from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.store.requests import open_requests
+from tests import steps as act
 from tests.cli.desk import Desk
 
 

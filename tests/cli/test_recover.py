@@ -13,7 +13,7 @@ import pytest
 from gpu_scheduler.app.job_requests import recover
 from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
 from gpu_scheduler.core.model.states import JobState, Outcome
-from gpu_scheduler.core.scheduling import actions as act
+from tests import steps as act
 from tests.cli.desk import Desk
 from tests.processes import kill_attempts
 from tests.waiting import wait_for

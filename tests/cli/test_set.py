@@ -10,8 +10,8 @@ import pytest
 
 from gpu_scheduler.app.job_requests import set_attributes
 from gpu_scheduler.core.model.states import JobState, Outcome
-from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.store.dependencies import parents_of
+from tests import steps as act
 from tests.cli.desk import Desk
 from tests.waiting import wait_for
 

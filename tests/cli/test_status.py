@@ -25,10 +25,10 @@ from gpu_scheduler.config import StartOptions
 from gpu_scheduler.core.model.job_spec import Need
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
-from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
 from gpu_scheduler.store.job_lists import state_counts
 from gpu_scheduler.store.requests import open_requests
+from tests import steps as act
 from tests.cli.desk import Desk
 from tests.reasons import worded
 from tests.waiting import wait_for

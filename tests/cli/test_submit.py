@@ -24,10 +24,10 @@ from gpu_scheduler.core.jobsfile.attributes import ATTRIBUTES
 from gpu_scheduler.core.jobsfile.compose import format_command_line
 from gpu_scheduler.core.model.job import Job
 from gpu_scheduler.core.model.states import JobState, Outcome
-from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.needs import LlmConfig, ResourceSpec, resolve
 from gpu_scheduler.store.dependencies import dependencies_of
 from gpu_scheduler.store.submissions import environment_of_job
+from tests import steps as act
 from tests.cli.desk import Desk
 from tests.e2e.world import World
 from tests.fakes.conda import plant

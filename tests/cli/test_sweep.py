@@ -10,8 +10,8 @@ import pytest
 from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
 from gpu_scheduler.core.model.states import Outcome
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
-from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.store.dependencies import dependencies_of
+from tests import steps as act
 from tests.cli.desk import Desk
 
 SWEEP = ("--grid", "lr=0.1,0.01", "--grid", "seed=1..2", "--max-running", "3")

@@ -16,9 +16,9 @@ from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.state_reason import FailureKind, ReasonKind, StateReason
 from gpu_scheduler.core.model.states import JobState, Outcome
-from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.gpus.watch import ProcessOwners
 from gpu_scheduler.store.requests import add_request
+from tests import steps as act
 from tests.cli.desk import Desk
 from tests.cli.test_logs import on_terminal
 from tests.waiting import wait_for

@@ -12,7 +12,7 @@ from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.model.gpu import LOST, GpuSample
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.states import JobState, Outcome
-from gpu_scheduler.core.scheduling import actions as act
+from tests import steps as act
 from tests.cli.desk import Desk
 from tests.cli.test_why import checks, why_json
 from tests.reasons import worded

@@ -20,14 +20,14 @@ from gpu_scheduler.core.model.job_spec import Need
 from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.model.units import Now
 from gpu_scheduler.core.model.wait_reason import WaitReason
-from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.accounting import declared_mib
 from gpu_scheduler.core.scheduling.facts import Facts, PendingGroup, QueuedJob
 from gpu_scheduler.core.scheduling.needs import LlmConfig, ResourceSpec
 from gpu_scheduler.core.scheduling.pending_queue import need_of
-from gpu_scheduler.core.scheduling.plan import plan
 from gpu_scheduler.core.scheduling.settings import Settings
+from tests import steps as act
 from tests.attempts import make_attempt, replace
+from tests.steps import plan
 
 MARGIN, IDLE, SPIKE, TOLERANCE = 512, 200, Fraction(1, 10), Fraction(1, 10)
 #: The length of one tick of the model, in seconds.

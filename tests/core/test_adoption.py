@@ -19,16 +19,16 @@ from gpu_scheduler.core.model.job import Job
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.request import Request
 from gpu_scheduler.core.model.states import AttemptState, JobState, Outcome
-from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.draining import is_drained, job_exit_code
 from gpu_scheduler.core.scheduling.facts import Facts
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
-from gpu_scheduler.core.scheduling.plan import plan
-from gpu_scheduler.core.scheduling.reconcile_attempt import has_ended, reconcile
+from gpu_scheduler.core.scheduling.reconcile_attempt import has_ended
 from gpu_scheduler.core.scheduling.settings import Settings
+from tests import steps as act
 from tests.attempts import replace
 from tests.core.gpu_world import NOW, facts, gpu, group, running
 from tests.reasons import words
+from tests.steps import plan, reconcile
 
 PROCESS = AdoptedProcess(4711, 55, "boot", 1_699_999_000.0, ("U0",))
 EARLIER = replace(PROCESS, boot_id="earlier")

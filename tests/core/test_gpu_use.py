@@ -11,7 +11,6 @@ from gpu_scheduler.core.model.gpu import Gpu, GpuClaim, GpuProcess, GpuSample
 from gpu_scheduler.core.model.job_spec import Need
 from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.model.wait_reason import GpuObstacle, ObstacleKind
-from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.gpu_use import (
     availability,
     display_memory,
@@ -23,12 +22,13 @@ from gpu_scheduler.core.scheduling.gpu_use import (
 )
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
 from gpu_scheduler.core.scheduling.placement import GpuAvailability, obstacle
-from gpu_scheduler.core.scheduling.plan import plan
 from gpu_scheduler.core.scheduling.settings import Limits, Settings
 from gpu_scheduler.views.gpu_text import obstacle_text
 from gpu_scheduler.views.wait_text import wait_text
+from tests import steps as act
 from tests.attempts import replace
 from tests.core.gpu_world import TOTAL, facts, gpu, group, running
+from tests.steps import plan
 
 LIMITS = Limits()
 ALONE, HALF, WHOLE = ResourceSpec(is_command=True), ResourceSpec(share=500), ResourceSpec(share=1000)

@@ -15,19 +15,18 @@ from gpu_scheduler.core.model.gpu import LOST, Gpu, GpuClaim, Suspicion
 from gpu_scheduler.core.model.job_spec import JobSpec, Need
 from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
-from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.draining import is_drained
 from gpu_scheduler.core.scheduling.facts import Facts, PendingGroup, ReservedJob
 from gpu_scheduler.core.scheduling.forecast import WaitingJob, forecast
 from gpu_scheduler.core.scheduling.history import Overtakes, QueueStart
 from gpu_scheduler.core.scheduling.needs import LlmConfig, Requirement, ResourceSpec
 from gpu_scheduler.core.scheduling.pending_queue import need_of, queue_line
-from gpu_scheduler.core.scheduling.plan import plan
 from gpu_scheduler.core.scheduling.preemption import NoPreemption
 from gpu_scheduler.core.scheduling.queue_outlook import judged_gpus, possible_preemption, queue_outlook
 from gpu_scheduler.core.scheduling.queue_placement import place_jobs
 from gpu_scheduler.core.scheduling.run_times import RunTimes
 from gpu_scheduler.core.scheduling.settings import Settings
+from tests import steps as act
 from tests.attempts import replace
 from tests.core.gpu_world import NOW, facts, gpu, group, round_of
 from tests.core.preemption_world import situations
@@ -47,6 +46,7 @@ from tests.core.queue_world import (
 )
 from tests.core.test_group_limits import reasons
 from tests.core.test_playback import Box, ExactTimes, with_small_jobs
+from tests.steps import plan
 
 CPU = ResourceSpec(gpus=0)
 TWO = Settings(cpu_jobs=2)

@@ -7,11 +7,10 @@ import pytest
 from gpu_scheduler.core.model.attempt import ActiveAttempt
 from gpu_scheduler.core.model.gpu import Gpu, GpuProcess, GpuSample
 from gpu_scheduler.core.model.states import AttemptState
-from gpu_scheduler.core.scheduling.actions import RecordForeignPeaks, RecordMisplacedProcess
 from gpu_scheduler.core.scheduling.facts import Facts
-from gpu_scheduler.core.scheduling.plan import misplaced_processes, plan
 from tests.attempts import replace
 from tests.core.gpu_world import facts, gpu, running
+from tests.steps import RecordForeignPeaks, RecordMisplacedProcess, misplaced_processes, plan
 
 RUNNING = running(1, "U0", share=1000)
 

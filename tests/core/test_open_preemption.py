@@ -19,13 +19,12 @@ from gpu_scheduler.core.model.request import Request
 from gpu_scheduler.core.model.request_answer import AnswerCode
 from gpu_scheduler.core.model.states import AttemptState, JobState, Outcome
 from gpu_scheduler.core.model.units import Now
-from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.facts import Facts
 from gpu_scheduler.core.scheduling.needs import LlmConfig
-from gpu_scheduler.core.scheduling.reconcile_attempt import reconcile
-from gpu_scheduler.core.scheduling.requests import answer_requests
 from gpu_scheduler.core.scheduling.settings import Settings
+from tests import steps as act
 from tests.attempts import make_attempt, replace
+from tests.steps import answer_requests, reconcile
 
 NOW = Now(1000.0, 5000.0, "boot")
 SETTINGS = Settings()

@@ -5,25 +5,26 @@ from __future__ import annotations
 import pytest
 
 from gpu_scheduler.core.model.attempt import ActiveAttempt
-from gpu_scheduler.core.model.attempt_status import AttemptStatus, StopRequest
+from gpu_scheduler.core.model.attempt_status import AttemptStatus, Checkpoint, StopRequest
 from gpu_scheduler.core.model.gpu import LOST, Gpu, GpuClaim, GpuProcess, GpuSample
 from gpu_scheduler.core.model.job import Job
-from gpu_scheduler.core.model.job_spec import Need
+from gpu_scheduler.core.model.job_spec import JobSpec, Need
 from gpu_scheduler.core.model.request import Request
 from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
 from gpu_scheduler.core.model.states import AttemptState, JobState, Outcome
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
-from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.draining import is_drained
 from gpu_scheduler.core.scheduling.gpu_use import availability, foreign_memory
 from gpu_scheduler.core.scheduling.history import Overtakes, QueueStart
 from gpu_scheduler.core.scheduling.needs import LlmConfig, Requirement, ResourceSpec
 from gpu_scheduler.core.scheduling.pending_queue import need_of
-from gpu_scheduler.core.scheduling.plan import next_deadline, plan
+from gpu_scheduler.core.scheduling.plan import next_deadline
 from gpu_scheduler.core.scheduling.settings import Limits, Settings
 from gpu_scheduler.views.wait_text import wait_text
+from tests import steps as act
 from tests.attempts import replace
 from tests.core.gpu_world import NOW, facts, gpu, group, round_of, running
+from tests.steps import plan
 
 LIMITS = Limits()
 HALF, WHOLE, TWO = ResourceSpec(share=500), ResourceSpec(share=1000), ResourceSpec(gpus=2, share=1000)
@@ -185,7 +186,8 @@ def answered(*requests: tuple[str, str], **values: object) -> list[act.Action]:
     return plan(round_of(1, requests=made, **values))
 
 
-QUEUED = {7: Job(7, JobState.QUEUED)}
+TRUE = JobSpec("command", "true", "/w", command="true").to_json()
+QUEUED = {7: Job(7, JobState.QUEUED, spec_json=TRUE)}
 
 
 @pytest.mark.parametrize(
@@ -254,9 +256,11 @@ def test_stop_with_jobs_cancels_running_jobs_and_starts_no_more() -> None:
 
 def test_removing_hold_from_a_line_releases_only_a_job_held_by_that_line() -> None:
     drop = (Request(1, "set", "7", {"name": "hold", "value": False}),)
-    by_line = plan(round_of(1, requests=drop, jobs={7: Job(7, JobState.HELD, held_by="line")}))
+    saved = Checkpoint("/saved")
+    held = Job(7, JobState.HELD, held_by="line", spec_json=TRUE, resume_from=saved)
+    by_line = plan(round_of(1, requests=drop, jobs={7: held}))
     assert act.RequeueJob(7, StateReason(ReasonKind.RELEASED_BY_LINE), keeps_checkpoint=True) in by_line
-    by_user = plan(round_of(1, requests=drop, jobs={7: Job(7, JobState.HELD, held_by="user")}))
+    by_user = plan(round_of(1, requests=drop, jobs={7: replace(held, held_by="user")}))
     assert not any(isinstance(a, act.RequeueJob) for a in by_user)
 
 
@@ -320,7 +324,10 @@ def test_a_drain_considers_which_gpus_a_line_allows() -> None:
 
 
 def test_resume_and_requeue_events_contain_their_reasons() -> None:
-    assert answered(("resume", "U0"))[0] == act.SetPaused("U0", False)
+    paused = replace(
+        round_of(1, requests=(Request(1, "resume", "U0"),)), gpus=(replace(gpu(0), paused=True),)
+    )
+    assert plan(paused)[0] == act.SetPaused("U0", False)
     wish = (Request(1, "requeue", "7", {"added_to": "jobs.txt"}),)
     done = {7: Job(7, JobState.FINISHED, Outcome.FAILED)}
     assert plan(round_of(1, requests=wish, jobs=done))[0] == act.RequeueJob(

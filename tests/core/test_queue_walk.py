@@ -13,15 +13,14 @@ from gpu_scheduler.core.model.job import Job
 from gpu_scheduler.core.model.job_spec import Need
 from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.model.wait_reason import ObstacleKind
-from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.facts import Facts, PendingGroup, ReservedJob
 from gpu_scheduler.core.scheduling.history import GpuTime, Overtakes
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
 from gpu_scheduler.core.scheduling.pending_queue import need_of
-from gpu_scheduler.core.scheduling.plan import plan
 from gpu_scheduler.core.scheduling.queue_outlook import judged_gpus, possible_preemption
 from gpu_scheduler.core.scheduling.queue_placement import place_jobs, waiting_since
 from gpu_scheduler.core.scheduling.settings import QueueOrder, Settings
+from tests import steps as act
 from tests.attempts import replace
 from tests.core.gpu_world import NOW, gpu, round_of
 from tests.core.queue_world import (
@@ -39,6 +38,7 @@ from tests.core.queue_world import (
     stored,
     waiting,
 )
+from tests.steps import plan
 
 TIMES = GivenTimes(
     {"hour": exactly(HOUR), "long": exactly(9 * HOUR), "short": exactly(60.0), "nearly": exactly(HOUR - 30.0)}
@@ -455,7 +455,7 @@ def test_the_job_preempts_others_if_it_may_instead_of_waiting_for_its_reservatio
     held = stored(OLDEST, urgent, "U0", "U1")
     low = replace(HOLDER, priority=300)
     situation = queue(jobs_of(urgent, OLDEST), attempts=(low,), queue_reservation=held)
-    actions = place_jobs(situation)
+    actions = act.told(place_jobs(situation))
     assert [type(one) for one in actions if not isinstance(one, act.SetWaitReason)] == [
         act.Reserve,
         act.RecordStop,

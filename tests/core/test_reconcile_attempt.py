@@ -15,17 +15,18 @@ from gpu_scheduler.core.model.attempt_status import (
 from gpu_scheduler.core.model.state_reason import FailureKind
 from gpu_scheduler.core.model.states import AttemptState, JobState, Outcome
 from gpu_scheduler.core.model.units import Now
-from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.reconcile_attempt import (
     check_memory_release,
     needs_process_scan,
-    reconcile,
     release_allocation,
 )
 from gpu_scheduler.core.scheduling.settings import Settings
+from tests import steps as act
 from tests.attempts import make_attempt, replace
 from tests.reasons import words
+from tests.steps import reconcile
 
+released, closed = act.in_steps(release_allocation), act.in_steps(check_memory_release)
 NOW = Now(1_700_000_000.0, 1000.0, "boot")
 SETTINGS = Settings()
 OPEN = make_attempt(1, 7, "t" * 32, "boot", AttemptState.RUNNING, ("U0",), 500, launch_deadline_boot=1010.0)
@@ -452,9 +453,9 @@ def test_does_not_retry_a_job_whose_line_was_removed() -> None:
 def test_releases_an_allocation_only_when_no_process_of_the_attempt_is_left() -> None:
     ended = replace(OPEN, state=AttemptState.ENDED)
     assert needs_process_scan(ended, NOW)
-    assert release_allocation(ended, NOW, SETTINGS) == []
-    assert release_allocation(replace(ended, survivors=(9,)), NOW, SETTINGS) == [act.Sweep(1, kill=False)]
-    assert release_allocation(replace(ended, survivors=()), NOW, SETTINGS) == [act.ReleaseAllocation(1)]
+    assert released(ended, NOW, SETTINGS) == []
+    assert released(replace(ended, survivors=(9,)), NOW, SETTINGS) == [act.Sweep(1, kill=False)]
+    assert released(replace(ended, survivors=()), NOW, SETTINGS) == [act.ReleaseAllocation(1)]
     assert not needs_process_scan(replace(ended, state=AttemptState.RELEASED, released_boot=990.0), NOW)
 
 
@@ -473,9 +474,9 @@ def test_a_released_gpu_is_not_used_until_its_memory_is_free(
     sampled_at: float | None, mib: int | None, cool: bool
 ) -> None:
     attempt = replace(OPEN, state=AttemptState.RELEASED, released_boot=990.0, baseline_mib={"U0": 100})
-    assert bool(check_memory_release(attempt, [(sampled_at, mib)], NOW, SETTINGS)) == cool
+    assert bool(closed(attempt, [(sampled_at, mib)], NOW, SETTINGS)) == cool
     late = replace(attempt, released_boot=930.0)
-    assert check_memory_release(late, [(sampled_at, mib)], NOW, SETTINGS) == [act.RecordMemoryReleased(1)]
+    assert closed(late, [(sampled_at, mib)], NOW, SETTINGS) == [act.RecordMemoryReleased(1)]
 
 
 def test_a_preempted_runner_that_may_withdraw_is_not_killed_when_it_is_late() -> None:
@@ -488,10 +489,10 @@ def test_a_preempted_runner_that_may_withdraw_is_not_killed_when_it_is_late() ->
 
 def test_a_sweep_sends_sigkill_only_after_the_grace_period() -> None:
     left = replace(OPEN, state=AttemptState.ENDED, survivors=(9,), swept_boot=995.0, signalled_boot=995.0)
-    assert release_allocation(left, NOW, SETTINGS) == []  # The default grace period of 10 s is not over.
+    assert released(left, NOW, SETTINGS) == []  # The default grace period of 10 s is not over.
     # The cancel's own grace period of 3 s is over.
-    assert release_allocation(replace(left, stop_request=CANCEL), NOW, SETTINGS) == [act.Sweep(1, kill=True)]
-    assert release_allocation(replace(left, swept_boot=989.0), NOW, SETTINGS) == [act.Sweep(1, kill=True)]
+    assert released(replace(left, stop_request=CANCEL), NOW, SETTINGS) == [act.Sweep(1, kill=True)]
+    assert released(replace(left, swept_boot=989.0), NOW, SETTINGS) == [act.Sweep(1, kill=True)]
 
 
 @pytest.mark.parametrize(
@@ -535,13 +536,13 @@ def test_reports_a_machine_shutdown_and_surviving_processes() -> None:
 
 def test_does_not_wait_for_memory_used_before_a_reboot() -> None:
     ended = replace(OPEN, state=AttemptState.RELEASED, released_boot=999.0, boot_id="another")
-    assert check_memory_release(ended, [(None, None)], NOW, SETTINGS) == [act.RecordMemoryReleased(1)]
+    assert closed(ended, [(None, None)], NOW, SETTINGS) == [act.RecordMemoryReleased(1)]
 
 
 def test_memory_release_tolerates_memory_that_the_driver_keeps() -> None:
     ended = replace(OPEN, state=AttemptState.RELEASED, released_boot=990.0, baseline_mib={"U0": 100})
-    assert check_memory_release(ended, [(991.0, 612)], NOW, SETTINGS) == [act.RecordMemoryReleased(1)]
-    assert check_memory_release(ended, [(991.0, 613)], NOW, SETTINGS) == []
+    assert closed(ended, [(991.0, 612)], NOW, SETTINGS) == [act.RecordMemoryReleased(1)]
+    assert closed(ended, [(991.0, 613)], NOW, SETTINGS) == []
 
 
 def test_does_not_relaunch_an_attempt_while_starts_are_blocked() -> None:

@@ -8,16 +8,17 @@ from gpu_scheduler.core.model.attempt import ActiveAttempt
 from gpu_scheduler.core.model.attempt_status import AttemptResult, AttemptStatus, FailureContext
 from gpu_scheduler.core.model.states import AttemptState, JobState, Outcome
 from gpu_scheduler.core.model.units import Now
-from gpu_scheduler.core.scheduling.actions import (
+from gpu_scheduler.core.scheduling.settings import Settings
+from tests.attempts import make_attempt, replace
+from tests.reasons import words
+from tests.steps import (
     FinishAttempt,
     RecordMemoryReleased,
     ReleaseAllocation,
     Transition,
+    restore,
+    supersede,
 )
-from gpu_scheduler.core.scheduling.reconcile_attempt import restore, supersede
-from gpu_scheduler.core.scheduling.settings import Settings
-from tests.attempts import make_attempt, replace
-from tests.reasons import words
 
 NOW = Now(1.8e9, 1000.0, "boot")
 OPEN = make_attempt(7, 3, "t" * 32, "boot", AttemptState.STARTING, survivors=())

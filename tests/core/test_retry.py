@@ -13,11 +13,9 @@ from gpu_scheduler.core.model.gpu import Gpu, GpuProcess, GpuSample
 from gpu_scheduler.core.model.state_reason import NextKind, NextStep
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.scheduling.accounting import could_fit
-from gpu_scheduler.core.scheduling.actions import FinishAttempt, ReleaseAllocation
 from gpu_scheduler.core.scheduling.facts import Facts
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
 from gpu_scheduler.core.scheduling.pending_queue import need_of
-from gpu_scheduler.core.scheduling.plan import plan
 from gpu_scheduler.core.scheduling.retry import (
     FIRST_WAIT_S,
     MAX_WAIT_S,
@@ -28,6 +26,7 @@ from gpu_scheduler.core.scheduling.settings import Limits, Settings
 from tests.attempts import replace
 from tests.core.gpu_world import NOW, TOTAL, facts, gpu, running
 from tests.reasons import words
+from tests.steps import FinishAttempt, ReleaseAllocation, plan
 
 OOM = (
     'Traceback (most recent call last):\n  File "t.py", line 3, in <module>\n    x = torch.empty(9)\n'

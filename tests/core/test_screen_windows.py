@@ -8,12 +8,11 @@ from gpu_scheduler.core.model.attempt import ActiveAttempt
 from gpu_scheduler.core.model.attempt_status import AttemptStatus
 from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.model.units import Now
-from gpu_scheduler.core.scheduling.actions import RecordWindowClosed
 from gpu_scheduler.core.scheduling.facts import Facts
 from gpu_scheduler.core.scheduling.needs import LlmConfig
-from gpu_scheduler.core.scheduling.plan import plan
 from gpu_scheduler.core.scheduling.settings import Settings
 from tests.attempts import make_attempt, replace
+from tests.steps import RecordWindowClosed, plan
 
 CLOSED = make_attempt(
     1, 7, "t", "boot", AttemptState.RUNNING, ("U0",), 1000,

@@ -16,17 +16,16 @@ from gpu_scheduler.core.model.state_reason import DEVICE_FAILURES, FailureKind, 
 from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.model.units import Now
 from gpu_scheduler.core.model.wait_reason import WaitReason
-from gpu_scheduler.core.scheduling.actions import SetSuspicion, Start
 from gpu_scheduler.core.scheduling.draining import is_drained
 from gpu_scheduler.core.scheduling.facts import Facts, PendingGroup, QueuedJob
 from gpu_scheduler.core.scheduling.gpu_faults import find_suspects
 from gpu_scheduler.core.scheduling.history import AttemptEnd, GpuHistory
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
-from gpu_scheduler.core.scheduling.plan import plan
 from gpu_scheduler.core.scheduling.run_times import RunTimeKey
 from gpu_scheduler.core.scheduling.settings import Settings
 from tests.attempts import replace
 from tests.core.gpu_world import NOW, facts, gpu, running
+from tests.steps import SetSuspicion, Start, plan, told
 
 T = NOW.wall - 1000.0
 CRASH = StateReason(ReasonKind.COMMAND_FAILED, exit_code=1)
@@ -53,7 +52,7 @@ def at(
 def suspects(situation: Facts) -> dict[int, Suspicion]:
     """Returns the suspect GPUs, by index, as they are recorded."""
     _, actions = find_suspects(situation)
-    changes = [one for one in actions if isinstance(one, SetSuspicion)]
+    changes = [one for one in told(actions) if isinstance(one, SetSuspicion)]
     return {int(one.uuid[1:]): one.suspicion for one in changes if one.suspicion is not None}
 
 

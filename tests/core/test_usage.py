@@ -12,7 +12,14 @@ from gpu_scheduler.core.model.attempt import ActiveAttempt
 from gpu_scheduler.core.model.attempt_status import AttemptResult, AttemptStatus
 from gpu_scheduler.core.model.gpu import Gpu, GpuProcess, GpuSample
 from gpu_scheduler.core.model.states import AttemptState
-from gpu_scheduler.core.scheduling.actions import (
+from gpu_scheduler.core.scheduling.facts import Facts
+from gpu_scheduler.core.scheduling.gpu_use import attempt_memory
+from gpu_scheduler.core.scheduling.needs import ResourceSpec
+from gpu_scheduler.core.scheduling.settings import Settings
+from gpu_scheduler.views.wait_text import wait_text
+from tests.attempts import replace
+from tests.core.gpu_world import facts, gpu, group, running
+from tests.steps import (
     Action,
     FinishAttempt,
     RecordForeignLoad,
@@ -21,15 +28,9 @@ from gpu_scheduler.core.scheduling.actions import (
     RecordUsage,
     SetWaitReason,
     Start,
+    plan,
+    record_measurements,
 )
-from gpu_scheduler.core.scheduling.facts import Facts
-from gpu_scheduler.core.scheduling.gpu_use import attempt_memory, record_measurements
-from gpu_scheduler.core.scheduling.needs import ResourceSpec
-from gpu_scheduler.core.scheduling.plan import plan
-from gpu_scheduler.core.scheduling.settings import Settings
-from gpu_scheduler.views.wait_text import wait_text
-from tests.attempts import replace
-from tests.core.gpu_world import facts, gpu, group, running
 
 OURS = gpu(0, None, (GpuProcess(7, 5000), GpuProcess(8, 300), GpuProcess(6, 1)), owners={7: 9, 8: 9, 6: None})
 OURS = replace(OURS, foreign_peaks={(6, 0.0): 1})
@@ -78,7 +79,7 @@ def test_measures_the_memory_and_load_of_an_attempt_on_each_gpu() -> None:
     other = replace(other, sample=replace(only_sample(other), load_percent=55.0))
     both = replace(NEW, gpus=("U1", "U0", "gone"))
     assert record_measurements(facts(OURS, other, attempts=(both,))) == [
-        RecordUsage(90, 9, 999.0, (("U1", 40, 55.0), ("U0", 5300, 0.0)))
+        RecordUsage(90, 9, 999.0, (("U1", 40, 55.0), ("U0", 5300, 0.0), ("gone", None, None)))
     ]
 
 

@@ -31,8 +31,8 @@ from gpu_scheduler.gpus.watch import GpuWatch
 from gpu_scheduler.health.doctor.machine import _gpu as finding
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.store import Store
-from gpu_scheduler.store.writer import StoreWriter
 from gpu_scheduler.views.gpu_choice import to_json, to_text
+from tests.steps import StepWriter
 
 #: The GPU that answers unexpectedly, and those that must not be affected.
 BAD, GOOD = 1, (0, 2)
@@ -171,7 +171,7 @@ class Chain:
         data_dir = DataDir.of(str(folder / "state.json"))
         data_dir.create()
         self.store = Store(data_dir, create=True)
-        self.writer = StoreWriter(self.store, Settings())
+        self.writer = StepWriter(self.store, Settings())
         self.settings = Settings()
 
     def check(self, probe: Probe) -> tuple[GpuSample, ...]:

@@ -8,17 +8,11 @@ from pathlib import Path
 
 from gpu_scheduler.attempts.sweep import sweep
 from gpu_scheduler.core.model.job_spec import Dependency, DependencyKind, JobSpec
-from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.store import Store
 from tests.stress.harness import environment
 from tests.stress.trace import JOB
 from tests.warm import Process
-
-
-def performed(action: type[act.Action]) -> str:
-    """Returns the name of the failpoint that follows an action of this type."""
-    return f"performed {action.__name__}"
 
 
 @dataclass

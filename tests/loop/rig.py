@@ -26,7 +26,7 @@ from gpu_scheduler.rounds.loop import Loop
 from gpu_scheduler.rounds.turns import QueueTurns
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.store import Store
-from gpu_scheduler.store.writer import StoreWriter
+from tests.steps import StepWriter
 from tests.waiting import wait_for
 
 SETTINGS = Settings(launch_deadline_s=3.0, assign_retry_wait_s=0.05, grace_s=1.0, max_assign_attempts=3)
@@ -62,13 +62,14 @@ class Rig:
         logs = LogFolder.from_option(str(folder / "logs"))
         self.claim_folder = ClaimFolder.of(find_lock_folder(), None)
         executors = Executors(self.executor)
-        recorder = StoreWriter(self.store, settings)
+        recorder = StepWriter(self.store, settings)
         self.launcher = Launcher(
             self.store, recorder, executors, options, environment, 0o022, logs, self.claim_folder
         )
         self.loop = Loop(
             self.store, self.watch, self.launcher.launch, executors, settings, self.clock, failpoint
         )
+        self.loop.recorder = recorder
         self.take_sample()
         assert self.watch.snapshot is not None
         recorder.record_gpus(

@@ -23,7 +23,6 @@ from gpu_scheduler.core.model.finding import Check
 from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample, Snapshot
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.states import JobState, Outcome
-from gpu_scheduler.core.scheduling.actions import RecordStop
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.runner.folder import boot_id
 from gpu_scheduler.runner.process_scan import ticks_of
@@ -35,6 +34,7 @@ from gpu_scheduler.views import why
 from tests.loop.rig import Rig
 from tests.processes import has_arguments
 from tests.reasons import words
+from tests.steps import RecordStop
 from tests.waiting import wait_for
 
 #: Python code that waits until the file `go` exists and then exits with the code in it.

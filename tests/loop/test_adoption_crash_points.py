@@ -13,11 +13,10 @@ import pytest
 
 from gpu_scheduler.core.model.attempt_status import AdoptedProcess
 from gpu_scheduler.core.model.job_spec import JobSpec
-from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.runner.folder import boot_id
 from gpu_scheduler.runner.process_scan import ticks_of
 from gpu_scheduler.store.requests import add_request
-from tests.loop.crash_place import Place, performed
+from tests.loop.crash_place import Place
 from tests.processes import has_arguments
 from tests.stress.harness import runner_pids
 from tests.waiting import wait_for
@@ -28,9 +27,9 @@ STEPS = [
     ("planned", 2),
     ("recorded", 2),
     ("folder made", 1),
-    (performed(act.Start), 1),
-    (performed(act.RecordRunner), 1),
-    (performed(act.Transition), 1),
+    ("performed Start", 1),
+    ("performed AttemptChanged running", 1),
+    ("performed AttemptChanged running", 1),
 ]
 
 
@@ -74,7 +73,7 @@ def test_a_crash_neither_ends_the_process_nor_starts_it_again(
 
 
 @pytest.mark.parametrize(
-    "step", [performed(act.RecordStop), performed(act.Transition), performed(act.RequestStop)]
+    "step", ["performed JobChanged starting", "performed AttemptChanged stopping", "performed RequestStop"]
 )
 def test_a_cancel_ends_the_process_whenever_the_scheduler_and_the_watcher_crash(
     place: Place, process: subprocess.Popen[bytes], step: str
@@ -93,10 +92,10 @@ def test_a_cancel_ends_the_process_whenever_the_scheduler_and_the_watcher_crash(
 
 def test_the_death_of_the_watcher_is_recorded_once(place: Place, process: subprocess.Popen[bytes]) -> None:
     job = adopt(place, process.pid)
-    assert place.run(performed(act.Transition)) == -signal.SIGKILL
+    assert place.run("performed AttemptChanged running") == -signal.SIGKILL
     [runner] = runner_pids(place.folder, "state.d")
     os.kill(runner, signal.SIGKILL)
-    assert place.run(performed(act.FinishAttempt)) == -signal.SIGKILL
+    assert place.run("performed AttemptChanged ended") == -signal.SIGKILL
     (place.folder / "go").touch()
     place.run()
     assert len(place.store.attempts(job)) == 2

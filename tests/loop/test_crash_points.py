@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from gpu_scheduler.attempts.sweep import processes_of
-from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.store.requests import add_request
-from tests.loop.crash_place import Place, performed
+from tests.loop.crash_place import Place
 from tests.stress.harness import environment, runner_pids
 from tests.stress.trace import judge
 from tests.waiting import wait_for
@@ -34,11 +33,11 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
         ("planned", 2),
         ("recorded", 2),  # The first commit records only the load of foreign processes.
         ("folder made", 2),
-        (performed(act.Start), 1),
-        (performed(act.Transition), 1),
-        (performed(act.FinishAttempt), 1),
-        (performed(act.ReleaseAllocation), 1),
-        (performed(act.RecordMemoryReleased), 1),
+        ("performed Start", 1),
+        ("performed AttemptChanged running", 1),
+        ("performed AttemptChanged ended", 1),
+        ("performed AttemptChanged released", 1),
+        ("performed AttemptChanged closed", 1),
     ],
 )
 def test_no_job_is_lost_or_runs_twice_after_a_crash_of_the_scheduler(
@@ -56,7 +55,7 @@ def test_no_job_is_lost_or_runs_twice_after_a_crash_of_the_scheduler(
 
 
 @pytest.mark.parametrize(
-    "step", [performed(act.RecordStop), performed(act.Transition), performed(act.RequestStop)]
+    "step", ["performed JobChanged running", "performed AttemptChanged stopping", "performed RequestStop"]
 )
 def test_a_cancel_is_completed_after_a_crash_at_any_of_its_steps(place: Place, step: str) -> None:
     job = place.add(0, seconds=60)
@@ -74,12 +73,12 @@ def test_a_cancel_is_completed_after_a_crash_at_its_second_signal(place: Place) 
     run_until_job_runs(place)
     # The second signal is sent one second after the first.
     add_request(place.store, "cancel", str(job), grace_s=2)
-    assert place.run(performed(act.WakeRunner)) == -signal.SIGKILL
+    assert place.run("performed WakeRunner") == -signal.SIGKILL
     place.run()
     assert_ended_as_cancelled(place, job)
 
 
-@pytest.mark.parametrize("step", [performed(act.VoidClaim), performed(act.FinishAttempt)])
+@pytest.mark.parametrize("step", ["performed VoidClaim", "performed AttemptChanged ended"])
 def test_an_attempt_whose_claim_was_voided_never_runs(place: Place, step: str) -> None:
     job = place.add(0)
     assert place.run("folder made") == -signal.SIGKILL
@@ -95,12 +94,12 @@ def test_an_attempt_whose_claim_was_voided_never_runs(place: Place, step: str) -
 def test_a_job_runs_once_if_the_scheduler_crashes_after_a_second_launch(place: Place) -> None:
     place.add(7)
     assert place.run("recorded", 2) == -signal.SIGKILL
-    assert place.run(performed(act.Relaunch)) == -signal.SIGKILL
+    assert place.run("performed Relaunch") == -signal.SIGKILL
     assert place.run() == 7
     assert judge(place.folder / "trace", place.codes, place.recorded(), killed=False).clean
 
 
-@pytest.mark.parametrize("step", [performed(act.RecordRunnerDeath), performed(act.Sweep)])
+@pytest.mark.parametrize("step", ["performed AttemptChanged orphaned", "performed Sweep"])
 def test_no_process_is_left_after_a_crash_while_a_killed_runner_is_reconciled(
     place: Place, step: str
 ) -> None:
@@ -119,7 +118,7 @@ def test_no_process_is_left_after_a_crash_while_a_killed_runner_is_reconciled(
 
 
 @pytest.mark.parametrize(
-    ("verb", "step"), [("cancel", performed(act.FinishJob)), ("retry", performed(act.RequeueJob))]
+    ("verb", "step"), [("cancel", "performed JobChanged finished"), ("retry", "performed JobChanged queued")]
 )
 def test_a_request_takes_effect_only_once_if_a_crash_follows_its_recording(
     place: Place, verb: str, step: str
@@ -143,7 +142,7 @@ def test_a_cancel_is_completed_if_the_scheduler_crashes_after_it_kills_the_runne
     [pid] = runner_pids(place.folder, "state.d")
     os.kill(pid, signal.SIGSTOP)
     add_request(place.store, "cancel", str(job), grace_s=0)
-    assert place.run(performed(act.KillRunner)) == -signal.SIGKILL
+    assert place.run("performed KillRunner") == -signal.SIGKILL
     place.run()
     assert_ended_as_cancelled(place, job)
 
@@ -164,7 +163,7 @@ def run_until_job_runs(place: Place) -> None:
 
     Then waits for the first line of the job's trace file.
     """
-    assert place.run(performed(act.Transition)) == -signal.SIGKILL
+    assert place.run("performed AttemptChanged running") == -signal.SIGKILL
     wait_for((place.folder / "trace").exists, "the job's first line")
 
 

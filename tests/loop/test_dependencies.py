@@ -12,14 +12,14 @@ import pytest
 from gpu_scheduler.core.model.job_spec import UNRESOLVED, Dependency, DependencyKind, JobSpec
 from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
 from gpu_scheduler.core.model.states import Outcome
-from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.intake import jobs_file_watcher
 from gpu_scheduler.store import accepted_lines
 from gpu_scheduler.store.dependencies import has_unsettled_dependencies
 from gpu_scheduler.store.requests import add_request
-from gpu_scheduler.store.writer import StoreWriter
+from tests import steps as act
 from tests.loop.rig import SETTINGS, Rig
 from tests.loop.watched_file import WatchedFile
+from tests.steps import StepWriter
 
 
 class Desk(WatchedFile):
@@ -49,7 +49,7 @@ class Desk(WatchedFile):
         self.record(act.RequeueJob(job_id, StateReason(ReasonKind.RETRIED_BY_USER)))
 
     def record(self, action: act.Action) -> None:
-        StoreWriter(self.rig.store, SETTINGS).record([action], self.rig.clock.now())
+        StepWriter(self.rig.store, SETTINGS).record([action], self.rig.clock.now())
         self.rig.tick()
 
     def add_job(self, *parents: int, name: str | None = None) -> int:

@@ -11,12 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.store.dependencies import dependencies_of
 from gpu_scheduler.store.job_lists import job_count
 from gpu_scheduler.store.requests import add_request, open_requests
 from gpu_scheduler.store.submissions import environment_of_job
-from tests.loop.crash_place import Place, performed
+from tests.loop.crash_place import Place
 from tests.processes import kill_attempts
 from tests.stress.dying_scheduler import DIES_AT
 from tests.stress.harness import environment
@@ -53,7 +52,7 @@ def insert_with_code_file(place: Place) -> tuple[int, Path]:
 
 @pytest.mark.parametrize(
     "step",
-    [performed(act.FinishAttempt), performed(act.SettleDependencies), performed(act.ReleaseAllocation)],
+    ["performed AttemptChanged ended", "performed SettleDependencies", "performed AttemptChanged released"],
 )
 def test_children_are_skipped_or_run_as_before_if_a_crash_follows_the_end_of_their_parent(
     place: Place, step: str
@@ -70,7 +69,7 @@ def test_children_are_skipped_or_run_as_before_if_a_crash_follows_the_end_of_the
     assert sorted(starts(place)) == ["0", "1", "4"]
 
 
-@pytest.mark.parametrize("step", [performed(act.RequeueJob), performed(act.SettleDependencies)])
+@pytest.mark.parametrize("step", ["performed JobChanged queued", "performed SettleDependencies"])
 def test_skipped_jobs_run_after_a_retry_of_their_parent_if_a_crash_follows_the_retry(
     place: Place, step: str
 ) -> None:
@@ -87,7 +86,7 @@ def test_skipped_jobs_run_after_a_retry_of_their_parent_if_a_crash_follows_the_r
     assert starts(place) == ["9", "9", "0", "1"]
 
 
-@pytest.mark.parametrize("step", ["planned", "recorded", performed(act.SetDependencies)])
+@pytest.mark.parametrize("step", ["planned", "recorded", "performed SetDependencies"])
 def test_a_change_of_parents_takes_effect_once_if_the_scheduler_crashes(place: Place, step: str) -> None:
     first, last = place.add(7), place.add(0)
     child = place.add(0, after=[first])
@@ -100,14 +99,16 @@ def test_a_change_of_parents_takes_effect_once_if_the_scheduler_crashes(place: P
     assert open_requests(place.store) == []
 
 
-@pytest.mark.parametrize("step", ["recorded", performed(act.FinishAttempt), performed(act.RequeueJob)])
+@pytest.mark.parametrize(
+    "step", ["recorded", "performed AttemptChanged ended", "performed JobChanged queued"]
+)
 def test_an_interrupted_parent_is_recovered_once_and_before_its_child_if_the_scheduler_crashes(
     place: Place, step: str
 ) -> None:
     go = place.folder / "go"
     parent = place.insert(f"echo 9 start 1 1 >> {place.folder}/trace; until [ -e {go} ]; do sleep 0.02; done")
     place.add(0, after=[parent])
-    assert place.run(performed(act.Transition)) == -signal.SIGKILL
+    assert place.run("performed AttemptChanged running") == -signal.SIGKILL
     wait_for(lambda: starts(place) == ["9"], "the start of the parent")
     [attempt] = place.store.attempts(parent)
     kill_attempts({attempt.token: place.store.data_dir.attempt_folder(attempt)})

@@ -119,7 +119,9 @@ def test_without_the_option_an_interrupted_job_stays_held(rig: Rig) -> None:
     assert restarted(rig, recover=True).tick_until_ended(job).outcome == "completed"
 
 
-@pytest.mark.parametrize("step", ["planned", "recorded", "performed FinishAttempt", "performed RequeueJob"])
+@pytest.mark.parametrize(
+    "step", ["planned", "recorded", "performed AttemptChanged ended", "performed JobChanged queued"]
+)
 def test_no_recovery_is_lost_or_repeated_if_the_scheduler_ends_at_any_step(rig: Rig, step: str) -> None:
     job = rig.add_job(WAITING)
     kill_job(rig, job)

@@ -25,7 +25,6 @@ from gpu_scheduler.core.model.request_answer import AnswerCode, RequestAnswer
 from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
 from gpu_scheduler.core.model.states import AttemptState, JobState, Outcome
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
-from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.facts import Facts
 from gpu_scheduler.core.scheduling.needs import LlmConfig
 from gpu_scheduler.core.scheduling.settings import Settings
@@ -34,11 +33,12 @@ from gpu_scheduler.reporting import reporter as journal
 from gpu_scheduler.reporting.reporter import MAX_LINES, RETRY_S, EventReporter
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.store import Store
-from gpu_scheduler.store.writer import StoreWriter
 from gpu_scheduler.views.event_messages import iso_time
+from tests import steps as act
 from tests.attempts import make_attempt, replace
 from tests.loop.manual_clock import ManualClock
 from tests.reasons import worded
+from tests.steps import StepWriter
 from tests.waiting import wait_for
 
 
@@ -49,7 +49,7 @@ class ReporterHarness:
         self.folder = folder
         self.clock = ManualClock()
         self.store = Store(DataDir.of(str(folder / "state.json")), create=True)
-        self.recorder = StoreWriter(self.store, Settings())
+        self.recorder = StepWriter(self.store, Settings())
         samples = [GpuSample(f"U{i}", i, "card", 24576, 0, 0.0, ()) for i in range(2)]
         self.recorder.record_gpus(samples, ["U0", "U1"], self.clock.now())
         self.gpus = [Gpu(one.uuid, one.index, sample=one, sampled_boot=100.0) for one in samples]
@@ -68,6 +68,13 @@ class ReporterHarness:
 
     def record(self, *actions: act.Action) -> dict[int, int]:
         return self.recorder.record(actions, self.clock.now())
+
+    def report(self, step: act.Action) -> None:
+        """Records a step, and reports it."""
+        changes = act.changes(self.store, step, self.clock.now())
+        self.record(*changes)
+        for one in changes:
+            self.reporter.action_recorded(one)
 
     def start(self, job: int, **values: Any) -> int:
         return self.record(act.Start(job, ("U0",), **{"share": 500, **values}))[job]
@@ -333,20 +340,20 @@ def test_logs_growing_memory_peaks_only_if_verbose(
     harness.restart(verbose=True)
     for mib in (0, 3000, 2000, 3001):
         use = act.RecordUsage(job, attempt, float(mib), (("U0", mib, 50.0), ("U1", None, None)))
-        harness.record(use)
-        harness.reporter.action_recorded(use)
+        harness.report(use)
     assert logged() == [
         "job 1 gpu0 3000 MiB (peak so far; declared 9000)",
         "job 1 gpu0 3001 MiB (peak so far; declared 9000)",
     ]
     share = harness.job()
     use = act.RecordUsage(share, harness.start(share, share=250), 9.0, (("U0", 5000, 50.0),))
-    harness.record(use)
-    harness.reporter.action_recorded(use)
+    harness.report(use)
     assert logged()[-1] == "job 2 gpu0 5000 MiB (peak so far; declared 6144 by share 0.25)"
     # The next reporter does not log the same peak a second time.
-    harness.restart(verbose=True).action_recorded(use)
-    harness.restart().action_recorded(act.RecordUsage(job, attempt, 9.0, (("U0", 9000, 50.0),)))
+    harness.restart(verbose=True)
+    harness.report(use)
+    harness.restart()
+    harness.report(act.RecordUsage(job, attempt, 9.0, (("U0", 9000, 50.0),)))
     assert logged() == []
 
 
@@ -761,8 +768,7 @@ def test_the_status_board_shows_new_wait_reasons_and_released_gpus_without_a_new
     reason = act.SetWaitReason(row["spec_key"], WaitReason(WaitKind.STORAGE, "the disk is full"))
     for action, shown in ((act.ReleaseAllocation(attempt), "not examined yet"), (reason, "the disk is full")):
         harness.clock.boot += 1.0
-        harness.record(action)
-        harness.reporter.action_recorded(action)
+        harness.report(action)
         harness.update()
         assert shown in harness.board.read_text()
 

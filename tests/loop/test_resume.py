@@ -217,7 +217,7 @@ def test_only_a_named_checkpoint_resumes_a_completed_job(rig: Rig) -> None:
     assert rig.job(job).outcome == "completed"
 
 
-@pytest.mark.parametrize("step", ["planned", "recorded", "performed RequeueJob", "performed Start"])
+@pytest.mark.parametrize("step", ["planned", "recorded", "performed JobChanged queued", "performed Start"])
 def test_no_resume_is_lost_or_repeated_if_the_scheduler_ends_at_any_step(rig: Rig, step: str) -> None:
     job = add_training(rig)
     interrupt(rig, job, 100)

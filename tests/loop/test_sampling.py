@@ -21,9 +21,9 @@ from gpu_scheduler.gpus.watch import GpuWatch
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.pending_groups import wait_reasons
 from gpu_scheduler.store.store import Store
-from gpu_scheduler.store.writer import StoreWriter
 from gpu_scheduler.views.wait_text import wait_text
 from tests.loop.rig import Rig
+from tests.steps import StepWriter
 
 ONE, TWO = (GpuFault(FaultKind.RECOVERING, good_samples=count) for count in (1, 2))
 
@@ -67,7 +67,7 @@ class SamplerBench:
 
     def __init__(self, store: Store, watch: GpuWatch | None = None) -> None:
         self.store = store
-        self.recorder = StoreWriter(store, Settings())
+        self.recorder = StepWriter(store, Settings())
         self.restart(watch)
 
     def restart(self, watch: GpuWatch | None = None) -> None:

@@ -11,11 +11,11 @@ from functools import cache
 from gpu_scheduler.core.model.attempt_status import AdoptedProcess
 from gpu_scheduler.core.model.job import Job
 from gpu_scheduler.core.model.units import Now
-from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.adoption import watch_adopted
 from gpu_scheduler.core.scheduling.facts import Facts
 from gpu_scheduler.core.scheduling.needs import LlmConfig, ResourceSpec
 from gpu_scheduler.core.scheduling.settings import Settings
+from tests import steps as act
 from tests.protocol import state as st
 from tests.protocol.steps import FAULT, OWN, Steps
 from tests.protocol.stops import REQUESTS
@@ -33,7 +33,7 @@ def next_job_state(stop: int, *, old_boot: bool) -> int:
         1, spec_key=ResourceSpec().key(), adopted=AdoptedProcess(77, 7, "boot", 0.0), stop=REQUESTS[stop]
     )
     now = Now(1e9, 1000.0, "later boot" if old_boot else "boot")
-    [action] = watch_adopted(Facts(now, Settings(), LlmConfig(), adopted_jobs=(job,)))
+    [action] = act.told(watch_adopted(Facts(now, Settings(), LlmConfig(), adopted_jobs=(job,))))
     return {act.Start: st.STARTING, act.HoldJob: st.HELD, act.FinishJob: st.FINISHED}[type(action)]
 
 

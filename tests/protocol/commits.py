@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpu_scheduler.core.model.states import JobState, Outcome
-from gpu_scheduler.core.scheduling import actions as act
+from tests import steps as act
 from tests.protocol import adopted, stops
 from tests.protocol import state as st
 from tests.protocol.decisions import ACTS, describe

@@ -16,14 +16,13 @@ from gpu_scheduler.core.model.attempt import ActiveAttempt
 from gpu_scheduler.core.model.attempt_status import AttemptResult, AttemptStatus, ClaimState, SavedWork
 from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.model.units import Now
-from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.reconcile_attempt import (
     has_ended,
     needs_process_scan,
-    reconcile,
     release_allocation,
 )
 from gpu_scheduler.core.scheduling.settings import Settings
+from tests import steps as act
 from tests.attempts import make_attempt, replace
 from tests.protocol import state as st
 from tests.protocol.stops import REQUESTS
@@ -103,7 +102,7 @@ def reconcile_answers(view: ObservedAttempt) -> tuple[tuple[act.Action, ...], ..
         fact = _attempt(view, over, late)
         if needs_process_scan(fact, _NOW):
             fact = replace(fact, survivors=(77,) if view.process_found else ())
-        answers[tuple(reconcile(fact, _NOW, _SETTINGS, starts_blocked=held))] = None
+        answers[tuple(act.reconcile(fact, _NOW, _SETTINGS, starts_blocked=held))] = None
     return tuple(answers)
 
 
@@ -176,7 +175,7 @@ def release_answers(found: bool, swept: int) -> tuple[tuple[act.Action, ...], ..
     for over in (False, True):
         fact = _attempt(ObservedAttempt(1, st.QUEUED, st.CLAIM_NONE, swept=swept), over, late=False)
         fact = replace(fact, state=AttemptState.ENDED, survivors=(77,) if found else ())
-        answers[tuple(release_allocation(fact, _NOW, _SETTINGS))] = None
+        answers[tuple(act.told(release_allocation(fact, _NOW, _SETTINGS)))] = None
     return tuple(answers)
 
 

@@ -15,11 +15,10 @@ from gpu_scheduler.core.model.job import Job
 from gpu_scheduler.core.model.request import Request
 from gpu_scheduler.core.model.states import AttemptState, JobState
 from gpu_scheduler.core.model.units import Now
-from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.facts import Facts
 from gpu_scheduler.core.scheduling.needs import LlmConfig
-from gpu_scheduler.core.scheduling.requests import answer_requests
 from gpu_scheduler.core.scheduling.settings import Settings
+from tests import steps as act
 from tests.protocol import state as st
 from tests.protocol.rules import Rules
 
@@ -109,7 +108,7 @@ def preempt_answer(job: int, stop_request: int, withdrawn: int, number: int) -> 
         Now(0.0, 0.0, ""), Settings(), LlmConfig(), attempts=(attempt,), jobs={1: row},
         requests=(Request(1, "preempt", "1", args),),
     )  # fmt: skip
-    actions = answer_requests(facts)
+    actions = act.answer_requests(facts)
     return next((code_of(one.stop) for one in actions if isinstance(one, act.RecordStop)), None)
 
 

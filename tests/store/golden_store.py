@@ -16,12 +16,12 @@ from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.model.units import Now
-from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.requests import add_request
 from gpu_scheduler.store.store import Store
-from gpu_scheduler.store.writer import StoreWriter
+from tests import steps as act
+from tests.steps import StepWriter
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "store_schema_1.sql"
 NOW = Now(1_700_000_000.0, 1000.0, "boot")
@@ -35,7 +35,7 @@ def restore_golden(path: Path) -> None:
 
 def fill(store: Store) -> None:
     """Adds two GPUs and a finished, a running and a queued job to a store."""
-    writer = StoreWriter(store, Settings())
+    writer = StepWriter(store, Settings())
     process = GpuProcess(77, 500)
     samples = [GpuSample(f"U{n}", n, "card", 24_576, 600, 50.0, (process,)) for n in range(2)]
     writer.record_gpus(samples, ["U0", "U1"], NOW)

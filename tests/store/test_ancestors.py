@@ -21,12 +21,12 @@ from gpu_scheduler.core.model.job_spec import (
 from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.model.units import Now
-from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.dependencies import ancestor_that_needs_user, failed_ancestors, parents_of
 from gpu_scheduler.store.store import Store
-from gpu_scheduler.store.writer import StoreWriter
+from tests import steps as act
+from tests.steps import StepWriter
 
 NOW = Now(1000.0, 100.0, "boot")
 SPEC = JobSpec("command", "true", "/", command="true")
@@ -54,7 +54,7 @@ def chain(store: Store, first: int, length: int) -> int:
 
 
 def record(store: Store, *actions: act.Action) -> None:
-    StoreWriter(store, Settings()).record(actions, NOW)
+    StepWriter(store, Settings()).record(actions, NOW)
 
 
 def hold(store: Store, job_id: int) -> None:

@@ -22,7 +22,6 @@ from gpu_scheduler.core.model.job_spec import (
 from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
 from gpu_scheduler.core.model.states import FAILED, JobState, Outcome
 from gpu_scheduler.core.model.units import Now
-from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.dependencies import (
@@ -34,7 +33,8 @@ from gpu_scheduler.store.dependencies import (
 )
 from gpu_scheduler.store.pending_groups import startable_jobs, wait_reason_by_spec
 from gpu_scheduler.store.store import Store, insert_dependencies
-from gpu_scheduler.store.writer import StoreWriter
+from tests import steps as act
+from tests.steps import StepWriter
 
 NOW = Now(1000.0, 100.0, "boot")
 SPEC = JobSpec("command", "true", "/", command="true")
@@ -54,7 +54,7 @@ def add_job(store: Store, *after: int, kind: DependencyKind = DependencyKind.COM
 
 
 def record(store: Store, *actions: act.Action) -> None:
-    StoreWriter(store, Settings()).record(actions, NOW)
+    StepWriter(store, Settings()).record(actions, NOW)
 
 
 def finish(store: Store, job_id: int, outcome: Outcome) -> None:

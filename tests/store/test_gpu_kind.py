@@ -16,7 +16,7 @@ from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.gpu_kind import RecordedGpus, change_gpu_kind, recorded_gpus
 from gpu_scheduler.store.requests import add_request, open_requests
 from gpu_scheduler.store.store import Store
-from gpu_scheduler.store.writer import StoreWriter
+from tests.steps import StepWriter
 
 NOW = Clock().now()
 SIMULATED, REAL = ("SIM-0", "SIM-1"), ("GPU-a", "GPU-b")
@@ -27,7 +27,7 @@ class KindStore:
 
     def __init__(self, folder: Path) -> None:
         self.store = Store(DataDir.of(str(folder / "state.json")), create=True)
-        self.writer = StoreWriter(self.store, Settings())
+        self.writer = StepWriter(self.store, Settings())
 
     def manage(self, *uuids: str) -> None:
         samples = [GpuSample(uuid, n, "card", 24576, 0, 0.0, ()) for n, uuid in enumerate(uuids)]

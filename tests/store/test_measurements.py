@@ -17,7 +17,6 @@ from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.model.units import Now
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
-from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.needs import ResourceSpec, workload_class_of
 from gpu_scheduler.core.scheduling.reconcile_attempt import was_sent_sigkill
 from gpu_scheduler.core.scheduling.settings import Settings
@@ -26,7 +25,8 @@ from gpu_scheduler.store.attempt_history import LearnedNeedsReader, workload_cla
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.events import events_after
 from gpu_scheduler.store.store import Store
-from gpu_scheduler.store.writer import StoreWriter
+from tests import steps as act
+from tests.steps import StepWriter
 
 NOW = Now(1_700_000_000.0, 1000.0, "boot")
 BOTH = ("U0", "U1")
@@ -38,12 +38,12 @@ Sample = tuple[str, int | None, float | None]
 def store(tmp_path: Path) -> Store:
     made = Store(DataDir.of(str(tmp_path / "s.json")), create=True)
     samples = [GpuSample(uuid, index, "card", 24576, 0, 0.0) for index, uuid in enumerate(BOTH)]
-    StoreWriter(made, Settings()).record_gpus(samples, BOTH, NOW)
+    StepWriter(made, Settings()).record_gpus(samples, BOTH, NOW)
     return made
 
 
 def record(store: Store, *actions: act.Action) -> dict[int, int]:
-    return StoreWriter(store, Settings()).record(actions, NOW)
+    return StepWriter(store, Settings()).record(actions, NOW)
 
 
 def add(store: Store, text: str = "python train.py", **values: object) -> int:
@@ -230,7 +230,7 @@ def test_only_a_finished_job_has_a_time_at_which_it_finished(
 
 def test_sigkill_leaves_the_time_of_sigterm_so_that_survivors_are_not_awaited_for_ever(store: Store) -> None:
     attempt = start(store, add(store))
-    writer = StoreWriter(store, Settings())
+    writer = StepWriter(store, Settings())
 
     def after(kill: bool, boot: float) -> ActiveAttempt:
         writer.record([act.Sweep(attempt, kill)], Now(NOW.wall, boot, "boot"))
@@ -265,7 +265,7 @@ def test_the_first_launch_after_a_shortage_is_no_second_launch(store: Store) -> 
         record(store, act.Relaunch(attempt))
         return sum(one.kind == "relaunched" for one in events_after(store, 0, 100))
 
-    StoreWriter(store, Settings()).record_shortage(attempt)
+    StepWriter(store, Settings()).record_shortage(attempt)
     assert relaunches() == 0
     assert relaunches() == 1
 

@@ -14,14 +14,13 @@ from msgspec.structs import replace
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.units import Now
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
-from gpu_scheduler.core.scheduling.actions import SetWaitReason
 from gpu_scheduler.core.scheduling.facts import PendingGroup
 from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.store import pending_groups_reader
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.pending_groups_reader import PendingGroupsReader
 from gpu_scheduler.store.store import Store
-from gpu_scheduler.store.writer import StoreWriter
+from tests.steps import SetWaitReason, StepWriter
 from tests.store_template import copied_schema
 
 NOW = Now(1_700_000_000.0, 1000.0, "boot")
@@ -72,7 +71,7 @@ class Desk:
         self.store = new_store(folder)
         self.now = NOW
         self.reader = PendingGroupsReader(self.store)
-        self.writer = StoreWriter(self.store, Settings())
+        self.writer = StepWriter(self.store, Settings())
         for _ in range(2):
             self.insert(1, 100)
         self.reader.read(self.now)

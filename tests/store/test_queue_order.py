@@ -13,7 +13,6 @@ from gpu_scheduler.core.model.job_spec import Dependency, DependencyKind, JobSpe
 from gpu_scheduler.core.model.state_reason import FailureKind, ReasonKind, StateReason
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.model.units import Now
-from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling import history
 from gpu_scheduler.core.scheduling.history import GpuTime, QueueStart
 from gpu_scheduler.core.scheduling.settings import Settings
@@ -23,7 +22,8 @@ from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.events import events_of_job
 from gpu_scheduler.store.pending_groups import queue_reservation, queued_job_of, reserved_jobs
 from gpu_scheduler.store.store import Store
-from gpu_scheduler.store.writer import StoreWriter
+from tests import steps as act
+from tests.steps import StepWriter
 
 WALL = 1_700_000_000.0
 USER = StateReason(ReasonKind.HELD_BY_USER)
@@ -39,7 +39,7 @@ def at(seconds: float) -> Now:
 
 
 def record(store: Store, *actions: act.Action, after_s: float = 0.0) -> dict[int, int]:
-    return StoreWriter(store, Settings()).record(actions, at(after_s))
+    return StepWriter(store, Settings()).record(actions, at(after_s))
 
 
 def add(store: Store, *parents: int, priority: int = 200, after_s: float = 0.0) -> int:
@@ -51,7 +51,7 @@ def add(store: Store, *parents: int, priority: int = 200, after_s: float = 0.0) 
 def sample(store: Store, *gpus: tuple[str, GpuFault | None], after_s: float, manage: bool = False) -> None:
     taken = [GpuSample(uuid, n, "card", 24_576, 0, 0.0, (), fault) for n, (uuid, fault) in enumerate(gpus)]
     uuids = [uuid for uuid, _ in gpus] if manage else None
-    StoreWriter(store, Settings()).record_gpus(taken, uuids, at(after_s))
+    StepWriter(store, Settings()).record_gpus(taken, uuids, at(after_s))
 
 
 def waits_since(store: Store, job: int) -> float:
@@ -175,7 +175,7 @@ def test_a_job_with_a_reservation_can_begin_to_preempt_others(store: Store) -> N
 
 def test_only_managed_gpus_are_listed(store: Store) -> None:
     sample(store, ("U0", None), ("U1", None), after_s=1.0, manage=True)
-    StoreWriter(store, Settings()).record_gpus((), ["U1"], at(2.0))
+    StepWriter(store, Settings()).record_gpus((), ["U1"], at(2.0))
     assert (store.managed_gpus(), store.recorded_pauses()) == ({1: "U1"}, {"U1": False})
     assert ([gpu.uuid for gpu in store.gpus()], store.gpu_indices()) == (["U1"], {"U0": 0, "U1": 1})
 
@@ -203,9 +203,11 @@ def test_resuming_a_suspect_gpu_ends_the_suspicion(store: Store) -> None:
     record(store, act.SetSuspicion("U0", found), after_s=8.0)
     record(store, act.SetPaused("U0", False), after_s=9.0)  # it was not paused
     assert [(one.suspicion, one.usable_since) for one in store.gpus()] == [(None, WALL + 9.0)]
-    record(store, act.SetSuspicion("U0", None), after_s=10.0)
+    record(store, act.SetSuspicion("U0", found), act.SetSuspicion("U0", None), after_s=10.0)
     kinds = [one.kind for one in events_of_job(store, 0)]
-    assert kinds == ["suspected", "paused", "resumed", "suspected", "resumed", "suspicion_ended"]
+    assert kinds == [
+        "suspected", "paused", "resumed", "suspected", "resumed", "suspected", "suspicion_ended",
+    ]  # fmt: skip
 
 
 def test_the_history_of_a_gpu_is_the_same_after_a_restart(store: Store) -> None:
@@ -223,8 +225,9 @@ def test_the_history_of_a_gpu_is_the_same_after_a_restart(store: Store) -> None:
             job, attempt, outcome, JobState.FINISHED, outcome, failed, ended_at=WALL + number + 1,
             started_at=None if outcome is Outcome.NOT_STARTED else WALL + number,
         )  # fmt: skip
-        record(store, ended, after_s=number + 1)
-        reader.accept([ended])
+        changes = act.changes(store, ended, at(number + 1))
+        record(store, *changes, after_s=number + 1)
+        reader.accept(changes)
     kept = [(one.job_id, one.gpus, one.has_completed, one.failure) for one in reader.history().ends]
     assert kept == [(1, ("U1",), False, reason), (2, ("U1",), True, None), (4, ("U1",), False, None)]
     assert GpuHistoryReader(store).history().ends == reader.history().ends
@@ -246,8 +249,9 @@ def test_the_history_of_a_gpu_has_its_newest_ends_without_those_of_adopted_proce
             job, attempt, Outcome.FAILED, JobState.FINISHED, Outcome.FAILED,
             StateReason(ReasonKind.COMMAND_FAILED, exit_code=1), started_at=WALL, ended_at=WALL + after_s,
         )  # fmt: skip
-        record(store, ended, after_s=after_s)
-        reader.accept([ended])
+        changes = act.changes(store, ended, at(after_s))
+        record(store, *changes, after_s=after_s)
+        reader.accept(changes)
     for found in (reader.history(), GpuHistoryReader(store).history()):
         assert [one.job_id for one in found.ends] == [jobs[1], jobs[2], jobs[4]]
 
@@ -287,7 +291,7 @@ def test_a_gpu_is_usable_since_it_recovered_from_a_fault(store: Store) -> None:
 def test_a_reading_that_fails_for_all_gpus_does_not_make_waiting_jobs_younger(store: Store) -> None:
     """No job starts without a reading, so no job is overtaken meanwhile."""
     sample(store, ("U0", None), ("U1", None), after_s=1.0, manage=True)
-    StoreWriter(store, Settings()).record_probe_failure("timeout")
+    StepWriter(store, Settings()).record_probe_failure("timeout")
     sample(store, ("U0", None), ("U1", None), after_s=9.0)
     assert usable_since(store) == [1.0, 1.0]
 

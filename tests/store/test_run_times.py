@@ -15,7 +15,6 @@ from gpu_scheduler.core.model.attempt_status import AdoptedProcess, Checkpoint
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.model.units import Now
-from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.needs import workload_class_of
 from gpu_scheduler.core.scheduling.run_times import RunTimes
 from gpu_scheduler.core.scheduling.settings import Settings
@@ -24,7 +23,8 @@ from gpu_scheduler.store.attempt_history import RunTimesReader
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.database import insert
 from gpu_scheduler.store.store import Store
-from gpu_scheduler.store.writer import StoreWriter
+from tests import steps as act
+from tests.steps import StepWriter
 from tests.store.golden_store import restore_golden
 
 NOW = Now(1_700_000_000.0, 1000.0, "boot")
@@ -41,7 +41,7 @@ def spec(text: str) -> JobSpec:
 
 
 def record(store: Store, *actions: act.Action) -> dict[int, int]:
-    return StoreWriter(store, Settings()).record(actions, NOW)
+    return StepWriter(store, Settings()).record(actions, NOW)
 
 
 def ran(store: Store, text: str, seconds: float, outcome: Outcome = Outcome.COMPLETED) -> None:

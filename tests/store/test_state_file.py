@@ -17,7 +17,6 @@ from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.model.gpu import GpuSample
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.states import JobState, Outcome
-from gpu_scheduler.core.scheduling.actions import FinishAttempt, Start
 from gpu_scheduler.core.scheduling.needs import LlmConfig
 from gpu_scheduler.core.scheduling.plan import plan
 from gpu_scheduler.core.scheduling.settings import Settings
@@ -30,8 +29,8 @@ from gpu_scheduler.store import state_file
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.events import events_after
 from gpu_scheduler.store.store import Store
-from gpu_scheduler.store.writer import StoreWriter
 from gpu_scheduler.views.event_messages import message_of
+from tests.steps import FinishAttempt, Start, StepWriter
 
 EXECUTORS = Executors(DirectExecutor())
 
@@ -41,7 +40,7 @@ class Machine:
 
     def __init__(self, folder: Path) -> None:
         self.store = Store(DataDir.of(str(folder / "s.json")), create=True)
-        self.recorder = StoreWriter(self.store, Settings())
+        self.recorder = StepWriter(self.store, Settings())
         self.clock = Clock()
         samples = [GpuSample(f"U{i}", i, "card", 24576, 0, 0.0) for i in range(4)]
         self.recorder.record_gpus(samples, [s.uuid for s in samples], self.clock.now())

@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 from gpu_scheduler.core.model.job_spec import JobSpec
-from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.store import Store
 from tests.stress.harness import Stage
@@ -18,12 +17,8 @@ _CODES = (0, 7, 0, 3)
 #: The failpoints that a round with jobs reaches, in the loop and the launcher.
 _STEPS = (
     "planned", "recorded", "folder made",
-    *(
-        f"performed {action.__name__}"
-        for action in (
-            act.Start, act.Transition, act.FinishAttempt, act.ReleaseAllocation, act.RecordMemoryReleased,
-        )
-    ),
+    "performed Start", "performed AttemptChanged running", "performed AttemptChanged ended",
+    "performed AttemptChanged released", "performed AttemptChanged closed",
 )  # fmt: skip
 
 

@@ -209,7 +209,9 @@ def _fail_at(lab: Lab, moment: _Moment) -> bool:
     """Lets the first box fail at this moment, and continue. Returns whether it reached the moment."""
     box, (program, step, number) = lab.boxes[0], moment
     if lab.codes:
-        gives_up = step.endswith(("give_up", "FinishJob"))  # the scheduler cancels what the agent gives up
+        gives_up = step.endswith(
+            ("give_up", "JobChanged finished")
+        )  # the scheduler cancels what the agent gives up
         if gives_up:
             _lose_claim(lab)
         _pass_all_steps(lab, program, step, number)

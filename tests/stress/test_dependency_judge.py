@@ -11,11 +11,11 @@ from gpu_scheduler.core.model.job_spec import Dependency, DependencyKind, JobSpe
 from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.model.units import Now
-from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.store import Store
-from gpu_scheduler.store.writer import StoreWriter
+from tests import steps as act
+from tests.steps import StepWriter
 from tests.stress.dependency_judge import (
     install_triggers,
     judge_counts,
@@ -44,12 +44,12 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 
 def record(store: Store, *actions: act.Action) -> None:
-    StoreWriter(store, Settings()).record(actions, NOW)
+    StepWriter(store, Settings()).record(actions, NOW)
 
 
 def run(store: Store, job_id: int, outcome: Outcome = Outcome.COMPLETED, code: int = 0) -> None:
     """Records an attempt of a job, from its start to its end."""
-    opened = StoreWriter(store, Settings()).record([act.Start(job_id, ("U0",), 1000)], NOW)
+    opened = StepWriter(store, Settings()).record([act.Start(job_id, ("U0",), 1000)], NOW)
     end = act.FinishAttempt(job_id, opened[job_id], outcome, JobState.FINISHED, outcome, exit_code=code)
     record(store, end)
 

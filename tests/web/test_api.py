@@ -16,12 +16,12 @@ from gpu_scheduler.app.location import Location
 from gpu_scheduler.app.store_access import ANSWER_TIMEOUT_S
 from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
 from gpu_scheduler.core.model.states import JobState, Outcome
-from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.store.data_dir import DataDir, Host
 from gpu_scheduler.store.taken_items import TakenItem, add_item
 from gpu_scheduler.system.simulated_usage import FOLDER_VARIABLE
 from gpu_scheduler.web import app as app_module
 from gpu_scheduler.web import operations, streams
+from tests import steps as act
 from tests.cli.desk import Desk
 from tests.waiting import wait_for
 from tests.web.conftest import LOG_READER, READER, Api, Caller

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from gpu_scheduler.core.model.states import JobState, Outcome
-from gpu_scheduler.core.scheduling import actions as act
+from tests import steps as act
 from tests.cli.desk import Desk
 from tests.waiting import wait_for
 

@@ -21,7 +21,8 @@ from gpu_scheduler.core.model.attempt_status import (
 )
 from gpu_scheduler.core.model.job import Job
 from gpu_scheduler.core.model.state_reason import StateReason
-from gpu_scheduler.core.model.states import AttemptState, Outcome
+from gpu_scheduler.core.model.states import AttemptState, JobState, Outcome
+from gpu_scheduler.core.model.units import Now
 
 
 class Allocation(Struct, frozen=True):
@@ -248,3 +249,32 @@ class ActiveAttempt(Attempt, frozen=True, kw_only=True):
         if stop is None or withdrawn is None or stop.on_timeout != "withdraw":
             return False
         return stop.stop_id == withdrawn.stop_id
+
+    # Its changes.
+
+    def running(self, now: Now) -> ActiveAttempt:
+        """Returns the attempt after its runner has claimed it, or has withdrawn a request to stop it."""
+        return replace(
+            self,
+            state=AttemptState.RUNNING,
+            stopping_boot=None,
+            started_at=now.wall if self.started_at is None else self.started_at,
+            job=replace(self.job, state=JobState.RUNNING, reason=None),
+        )
+
+    def stopping(self, now: Now) -> ActiveAttempt:
+        """Returns the attempt after it was asked to end."""
+        job = replace(self.job, state=JobState.STOPPING, reason=None)
+        return replace(self, state=AttemptState.STOPPING, stopping_boot=now.boot, job=job)
+
+    def released(self, now: Now) -> ActiveAttempt:
+        """Returns the ended attempt, without processes, after its GPUs were released."""
+        return replace(self, state=AttemptState.RELEASED, released_boot=now.boot)
+
+    def orphaned(self, now: Now) -> ActiveAttempt:
+        """Returns the attempt after its runner has died without a result."""
+        return replace(self, state=AttemptState.ORPHANED, runner_died_boot=now.boot)
+
+    def closed(self) -> ActiveAttempt:
+        """Returns the attempt after the memory of its GPUs is free, or the wait for it (60 s) is over."""
+        return replace(self, state=AttemptState.CLOSED)

@@ -7,6 +7,7 @@ state, so that results such as "timed out" and "interrupted" need no states of t
 from __future__ import annotations
 
 from enum import Enum
+from typing import TypeVar
 
 
 class JobState(str, Enum):
@@ -104,28 +105,21 @@ ATTEMPT_TRANSITIONS: dict[AttemptState, frozenset[AttemptState]] = {
 }
 
 
+_State = TypeVar("_State", JobState, AttemptState)
+
+
 class IllegalTransitionError(RuntimeError):
-    """Raised for a transition that the tables do not allow. It reports a bug, with the job's history."""
+    """Raised for a change of state that the tables do not allow. It reports a bug, with the job's history."""
 
-    def __init__(
-        self,
-        subject: str,
-        old: JobState | AttemptState,
-        new: JobState | AttemptState,
-        history: tuple[str, ...] = (),
-    ) -> None:
-        story = "; ".join(history) or "none recorded"
-        super().__init__(f"{subject}: the change from {old} to {new} is not allowed (history: {story})")
-        self.old = old
-        self.new = new
+    def __init__(self, job_id: int, change: str, history: tuple[str, ...] = ()) -> None:
+        story = f" (history: {'; '.join(history)})" if history else ""
+        super().__init__(f"{change} is not allowed{story}")
+        self.job_id = job_id
+        self.change = change
 
 
-def check_transition(job_id: int, old: JobState, new: JobState, history: tuple[str, ...] = ()) -> None:
-    """Raises IllegalTransitionError if a job may not change from `old` to `new`. It may stay in `old`."""
-    if new is not old and new not in TRANSITIONS[old]:
-        raise IllegalTransitionError(f"job {job_id}", old, new, history)
-
-
-def states_before(new: AttemptState) -> frozenset[AttemptState]:
-    """Returns the states from which an attempt may change to this one, including this state itself."""
-    return frozenset(old for old, after in ATTEMPT_TRANSITIONS.items() if new in after) | {new}
+def check_transition(job_id: int, subject: str, old: _State, new: _State) -> None:
+    """Raises IllegalTransitionError if a job or its attempt may not change from `old` to `new`."""
+    after = TRANSITIONS[old] if isinstance(old, JobState) else ATTEMPT_TRANSITIONS[old]
+    if new is not old and new not in after:
+        raise IllegalTransitionError(job_id, f"{subject}: the change from {old} to {new}")

@@ -1,21 +1,24 @@
 """The actions that a round can decide on.
 
-All actions of a round are recorded in one transaction and then performed. Some of them change only the store.
+All actions of a round are recorded in one transaction and then performed. There are three kinds: those that
+touch the world outside the store, those that change one row, and those that change other tables.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from gpu_scheduler.core.model.attempt import Allocation
+from gpu_scheduler.core.model.attempt import ActiveAttempt, Allocation
+from gpu_scheduler.core.model.gpu import Gpu
+from gpu_scheduler.core.model.job import Job
 from gpu_scheduler.core.model.state_reason import StateReason
-from gpu_scheduler.core.model.states import JobState, Outcome
+from gpu_scheduler.core.model.states import AttemptState, check_transition
 
 if TYPE_CHECKING:
-    from gpu_scheduler.core.model.attempt_status import AdoptedProcess, Checkpoint, StopRequest
-    from gpu_scheduler.core.model.gpu import Suspicion
+    from gpu_scheduler.core.model.attempt_status import AdoptedProcess, StopRequest
     from gpu_scheduler.core.model.job_spec import Dependency, DependencyKind
     from gpu_scheduler.core.model.request import PauseCause
     from gpu_scheduler.core.model.request_answer import RequestAnswer
@@ -77,18 +80,6 @@ class VoidClaim(AttemptAction, frozen=True):
     gives_up: bool = False
 
 
-class ResetLaunchCount(AttemptAction, frozen=True):
-    """Resets the launch count of an attempt whose launches were not claimed while starts were blocked."""
-
-
-class Transition(Action, frozen=True):
-    """Changes the state of a job with an open attempt to running or stopping."""
-
-    job_id: int
-    attempt_id: int
-    state: JobState
-
-
 class RequestStop(AttemptAction, frozen=True):
     """Writes `stop` and wakes the runner."""
 
@@ -103,184 +94,84 @@ class KillRunner(AttemptAction, frozen=True):
     """Kills a runner that did not exit within the grace period plus 10 s."""
 
 
-class RecordRunner(AttemptAction, frozen=True):
-    """Records the runner process that the claim names. start_ticks: its start time in ticks since boot."""
-
-    pid: int
-    start_ticks: int
-
-
-class RecordRunnerDeath(AttemptAction, frozen=True):
-    """Records that the runner died without a result. The attempt's processes then have 60 s to exit."""
-
-
-class RecordMisplacedProcess(AttemptAction, frozen=True):
-    """Records, once per attempt and GPU, a process on a GPU that is not allocated to its attempt."""
-
-    uuid: str
-    pid: int
-
-
-class RecordWindowClosed(AttemptAction, frozen=True):
-    """Records, once, that the Screen window of this attempt was closed while its job continues."""
-
-
-class RecordUsage(Action, frozen=True):
-    """Records the resource use of a running attempt in one sample.
-
-    sampled_at: when the sample was taken, in seconds since boot. usage: for each GPU of the attempt, its
-    UUID, the memory of the attempt's processes in MiB and the load of the GPU in percent; unknown values are
-    None.
-    """
-
-    job_id: int
-    attempt_id: int
-    sampled_at: float
-    usage: tuple[tuple[str, int | None, float | None], ...]
-
-
-class RecordOveruse(AttemptAction, frozen=True):
-    """Records, once per attempt and GPU, that an attempt uses more memory on a GPU than it declared.
-
-    share: the declared share in thousandths, which amounts to declared_mib; None if vram was declared.
-    """
-
-    uuid: str
-    used_mib: int
-    declared_mib: int
-    share: int | None = None
-
-
-class RecordForeignLoad(Action, frozen=True):
-    """Records the load of foreign processes on one GPU in the last samples.
-
-    loads: percent in each sample, the newest last; None if unknown. sampled_at: the time of the newest
-    sample, in seconds since boot.
-    """
-
-    uuid: str
-    loads: tuple[float | None, ...]
-    sampled_at: float | None
-
-
-class RecordForeignPeaks(Action, frozen=True):
-    """Records the peak memory use of each living foreign process on one GPU.
-
-    peaks: (pid, start time, MiB) for each process.
-    """
-
-    uuid: str
-    peaks: tuple[tuple[int, float, int], ...]
-
-
 class Sweep(AttemptAction, frozen=True):
     """Signals every process that carries the attempt's token. kill: SIGKILL instead of SIGTERM."""
 
     kill: bool
 
 
-class FinishAttempt(Action, frozen=True):
-    """Records the end of an attempt and moves its job to `state`.
+class EndScheduler(Action, frozen=True):
+    """Ends the scheduler, because a front end requested it."""
 
-    not_before: the earliest time, in seconds since boot, at which a requeued job may start. launch_failures,
-    oom_retries_used, fail_retries_used, recoveries: the new counts. checkpoint: the newest complete
-    checkpoint of the job. resume_from: the one with which the next attempt starts if the job is queued again;
-    None for none. min_vram_mib: memory that the job needs from now on;
-    None if unchanged. shortage: errno of the shortage that prevented the command from starting.
-    is_still_adopted: whether the job remains the adopted process, which its next attempt watches. keeps_stop:
-    whether its open request to stop then applies to that attempt.
+
+# The changes of rows.
+
+
+class JobChanged(Action, frozen=True):
+    """Changes the row of a job. Raises IllegalTransitionError if the tables do not allow its new state.
+
+    because: why, for the history, if the new state itself has no reason.
     """
 
-    job_id: int
-    attempt_id: int
-    outcome: Outcome
-    state: JobState
-    job_outcome: Outcome | None
-    reason: StateReason | None = None
-    exit_code: int | None = None
-    signal: int | None = None
-    survivors: tuple[int, ...] = ()
-    launch_failures: int = 0
-    not_before: float | None = None
-    oom_retries_used: int = 0
-    fail_retries_used: int = 0
-    recoveries: int = 0
-    checkpoint: Checkpoint | None = None
-    resume_from: Checkpoint | None = None
-    min_vram_mib: int | None = None
-    started_at: float | None = None
-    ended_at: float | None = None
-    shortage: int | None = None
-    is_still_adopted: bool = False
-    keeps_stop: bool = False
+    old: Job
+    new: Job
+    because: StateReason | None = None
+
+    def __post_init__(self) -> None:
+        check_transition(self.new.id, f"job {self.new.id}", self.old.state, self.new.state)
 
 
-class ReleaseAllocation(AttemptAction, frozen=True):
-    """Releases the allocation of an ended attempt that has no processes left."""
+def stopped(job: Job, stop: StopRequest) -> JobChanged:
+    """Returns the change that records a request to stop the attempt of a job.
+
+    It stays open until the end of the attempt is recorded or the runner withdraws the request.
+    """
+    return JobChanged(job, replace(job, stop=stop))
 
 
-class RecordMemoryReleased(AttemptAction, frozen=True):
-    """Records that the memory of the attempt's GPUs is free again, or that the wait for it (60 s) is over."""
+class AttemptChanged(Action, frozen=True):
+    """Changes the rows of an attempt, of its allocations and of its job.
 
-
-class FinishJob(Action, frozen=True):
-    """Finishes a waiting job, which has no open attempt."""
-
-    job_id: int
-    outcome: Outcome
-    reason: StateReason | None
-
-
-class HoldJob(Action, frozen=True):
-    """Holds a queued job. by: "user", "line" or the outcome that is the cause. It is no longer adopted."""
-
-    job_id: int
-    by: str
-    reason: StateReason
-
-
-class RequeueJob(Action, frozen=True):
-    """Queues a held or finished job again and resets its count of failed launches.
-
-    recoveries: how many times the scheduler itself has queued it again, including this time; 0 if the user
-    did. checkpoint: the one with which its next attempt starts; None for none. keeps_checkpoint: whether that
-    stays as it was before the job was held or skipped. min_vram_mib: memory that the job needs from now on;
-    None if unchanged.
+    Raises IllegalTransitionError if the tables do not allow a new state.
     """
 
-    job_id: int
-    reason: StateReason
-    recoveries: int = 0
-    checkpoint: Checkpoint | None = None
-    keeps_checkpoint: bool = False
-    min_vram_mib: int | None = None
+    old: ActiveAttempt
+    new: ActiveAttempt
+
+    def __post_init__(self) -> None:
+        old, new = self.old, self.new
+        check_transition(new.job_id, f"job {new.job_id}", old.job.state, new.job.state)
+        check_transition(new.job_id, f"attempt {new.number} of job {new.job_id}", old.state, new.state)
+
+    @property
+    def is_end(self) -> bool:
+        """True if the attempt ends."""
+        return self.old.state.is_open and not self.new.state.is_open
+
+    @property
+    def is_release(self) -> bool:
+        """True if the attempt no longer holds GPUs afterwards."""
+        return self.old.state.holds_gpus and not self.new.state.holds_gpus
+
+    @property
+    def is_closed(self) -> bool:
+        """True if nothing of the attempt, such as its memory, is left afterwards."""
+        return self.new.state is AttemptState.CLOSED
 
 
-class ClearJob(Action, frozen=True):
-    """Takes a finished job out of the lists."""
+class GpuChanged(Action, frozen=True):
+    """Changes the row of a GPU. cause: why it was paused or resumed; None if a command requested it."""
 
-    job_id: int
+    old: Gpu
+    new: Gpu
+    cause: PauseCause | None = None
+
+
+# The other changes of the store.
 
 
 class ClearFinished(Action, frozen=True):
     """Takes all finished jobs out of the lists."""
-
-
-class RecordStop(Action, frozen=True):
-    """Records a request to stop the open attempt of a job.
-
-    The request stays open until the end of the attempt is recorded or the runner withdraws the request.
-    """
-
-    job_id: int
-    stop: StopRequest
-
-
-class ClearStop(AttemptAction, frozen=True):
-    """Clears the open preemption of this id, and no other request, because the runner has withdrawn it."""
-
-    job_id: int
-    stop_id: str
 
 
 class Reserve(Action, frozen=True):
@@ -301,21 +192,6 @@ class DropReservation(Action, frozen=True):
     job_id: int
 
 
-class SetAttribute(Action, frozen=True):
-    """Changes one attribute (a name in job_spec.COMPARED_ATTRIBUTES) of a waiting or finished job."""
-
-    job_id: int
-    name: str
-    value: Any
-
-
-class SetConfirmed(Action, frozen=True):
-    """Lets a job from a Redis queue start, or keeps one that has never been started from starting."""
-
-    job_id: int
-    confirmed: bool
-
-
 class SetDependencies(Action, frozen=True):
     """Replaces the dependencies of one kind of a job, which must not make it wait for itself."""
 
@@ -332,21 +208,6 @@ class SetQueuePositions(Action, frozen=True):
     """Sets the queue positions of waiting jobs. positions: pairs (job id, position)."""
 
     positions: tuple[tuple[int, int], ...]
-
-
-class SetPaused(Action, frozen=True):
-    """Pauses or resumes a GPU. cause: None if a command requested it."""
-
-    uuid: str
-    paused: bool
-    cause: PauseCause | None = None
-
-
-class SetSuspicion(Action, frozen=True):
-    """Records that a GPU is suspect, or no longer is. Only what is shown depends on the record."""
-
-    uuid: str
-    suspicion: Suspicion | None
 
 
 class SetWaitReason(Action, frozen=True):
@@ -386,7 +247,3 @@ class AnswerRequest(Action, frozen=True):
 
     request_id: int
     answer: RequestAnswer
-
-
-class EndScheduler(Action, frozen=True):
-    """Ends the scheduler, because a front end requested it."""

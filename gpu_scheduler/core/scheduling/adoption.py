@@ -9,7 +9,7 @@ from gpu_scheduler.core.model.job import Job
 from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
 from gpu_scheduler.core.model.states import AttemptState, Outcome
 from gpu_scheduler.core.model.units import Now
-from gpu_scheduler.core.scheduling.actions import Action, FinishJob, HoldJob, Start
+from gpu_scheduler.core.scheduling.actions import Action, JobChanged, Start
 from gpu_scheduler.core.scheduling.attempt_end import outcome_of
 from gpu_scheduler.core.scheduling.facts import Facts
 from gpu_scheduler.core.scheduling.gpu_use import listed_processes, unattributed_memory
@@ -24,7 +24,7 @@ def watch_adopted(facts: Facts) -> list[Action]:
     actions: list[Action] = []
     for job in facts.adopted_jobs:
         if _process_of(job).boot_id != facts.now.boot_id:
-            actions.append(_end(job))
+            actions.append(_end(job, facts.now))
         elif facts.storage_issue is None and _is_due(job, facts.now):
             actions.append(_watch(job, facts))
     return actions
@@ -40,13 +40,13 @@ def _is_due(job: Job, now: Now) -> bool:
     return job.boot_id != now.boot_id or (job.not_before_boot or 0.0) <= now.boot
 
 
-def _end(job: Job) -> FinishJob | HoldJob:
+def _end(job: Job, now: Now) -> JobChanged:
     """Returns the end of a job whose process ended with an earlier boot, while no runner watched it."""
     reason = StateReason(ReasonKind.MACHINE_RESTARTED)
     outcome = Outcome.INTERRUPTED if job.stop is None else outcome_of(job.stop.cause)
-    if outcome is Outcome.CANCELLED:
-        return FinishJob(job.id, outcome, reason)
-    return HoldJob(job.id, outcome.value, reason)
+    is_cancelled = outcome is Outcome.CANCELLED
+    new = job.finished(outcome, reason, now) if is_cancelled else job.held(outcome.value, reason)
+    return JobChanged(job, new)
 
 
 def unwatched_attempts(facts: Facts) -> tuple[ActiveAttempt, ...]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from msgspec.structs import replace
 
 from gpu_scheduler.core.command.shell_words import stands_in
@@ -10,9 +12,9 @@ from gpu_scheduler.core.model.attempt import ActiveAttempt
 from gpu_scheduler.core.model.attempt_status import AttemptResult, Checkpoint, StopRequest
 from gpu_scheduler.core.model.job import Job
 from gpu_scheduler.core.model.state_reason import FailureKind, NextKind, NextStep, ReasonKind, StateReason
-from gpu_scheduler.core.model.states import JobState, Outcome
+from gpu_scheduler.core.model.states import AttemptState, JobState, Outcome
 from gpu_scheduler.core.model.units import Now
-from gpu_scheduler.core.scheduling.actions import FinishAttempt, RequeueJob
+from gpu_scheduler.core.scheduling.actions import JobChanged
 from gpu_scheduler.core.scheduling.facts import Facts
 from gpu_scheduler.core.scheduling.retry import GpuInventory, decide_retry
 from gpu_scheduler.core.scheduling.settings import Settings
@@ -48,25 +50,25 @@ def resumption(
 MAX_RECOVERIES = 3
 
 
-def recover_interrupted(facts: Facts) -> list[RequeueJob]:
+def recover_interrupted(facts: Facts) -> list[JobChanged]:
     """Returns the recoveries of this round. Without `start --recover`, there are none."""
     if not facts.settings.recover:
         return []
     return [
-        recovery(job, recovery_step(job.id, job.recoveries), recoveries=job.recoveries + 1)
+        recovery(job, facts.now, recovery_step(job.id, job.recoveries), recoveries=job.recoveries + 1)
         for job in facts.interrupted
         if job.recoveries < MAX_RECOVERIES
     ]
 
 
-def recovery(job: Job, *steps: NextStep, recoveries: int = 0) -> RequeueJob:
-    """Returns the action that queues an interrupted job again.
+def recovery(job: Job, now: Now, *steps: NextStep, recoveries: int = 0) -> JobChanged:
+    """Returns the change that queues an interrupted job again.
 
     recoveries: how many times the scheduler itself has then done so; 0 if the user asks for it.
     """
     checkpoint, added = resumption(job.checkpoint, may_resume=bool(job.checkpoint) and stands_in(job.spec))
     reason = StateReason(ReasonKind.RECOVERED, next_steps=(*steps, *added))
-    return RequeueJob(job.id, reason, recoveries=recoveries, checkpoint=checkpoint)
+    return JobChanged(job, job.queued_again(now, recoveries=recoveries, checkpoint=checkpoint), reason)
 
 
 def recovery_step(job_id: int, recoveries: int) -> NextStep:
@@ -141,8 +143,8 @@ def newest_checkpoint(attempt: ActiveAttempt) -> Checkpoint | None:
 
 def end_with_result(
     attempt: ActiveAttempt, result: AttemptResult, now: Now, settings: Settings, inventory: GpuInventory
-) -> FinishAttempt:
-    """Returns the end of an attempt with this result. inventory: the GPUs that a retry may use."""
+) -> ActiveAttempt:
+    """Returns the attempt after its end with this result. inventory: the GPUs that a retry may use."""
     if result.cause is not None:
         outcome = _OUTCOME_OF_CAUSE.get(result.cause, Outcome.INTERRUPTED)
         if outcome is Outcome.PREEMPTED and result.exit_code == 0 and _has_completed(attempt):
@@ -181,18 +183,56 @@ def end_with_result(
     return end_attempt(attempt, outcome, now, settings, reason, result.survivors, result)
 
 
-def _with_retry(end: FinishAttempt, retry: NextStep, now: Now) -> FinishAttempt:
+def _with_retry(end: ActiveAttempt, retry: NextStep, now: Now) -> ActiveAttempt:
     """Returns the end of an attempt whose job is queued again."""
     is_oom = retry.kind is NextKind.OOM_RETRY
-    return replace(
+    return _queued(
         end,
-        state=JobState.QUEUED,
-        job_outcome=None,
-        not_before=now.boot + (retry.wait_s or 0.0),
-        oom_retries_used=end.oom_retries_used + is_oom,
-        fail_retries_used=end.fail_retries_used + (not is_oom),
-        min_vram_mib=retry.vram_mib,
+        now,
+        not_before_boot=now.boot + (retry.wait_s or 0.0),
+        oom_retries_used=end.job.oom_retries_used + is_oom,
+        fail_retries_used=end.job.fail_retries_used + (not is_oom),
+        **({} if retry.vram_mib is None else {"min_vram_mib": retry.vram_mib}),
     )
+
+
+def _queued(end: ActiveAttempt, now: Now, **values: Any) -> ActiveAttempt:
+    """Returns the end of an attempt whose job is queued again with these values."""
+    # After a launch that failed, the job has waited all the while.
+    waits_on = end.outcome is Outcome.NOT_STARTED
+    queued = {"queued_at": end.job.queued_at if waits_on else now.wall, "finished_at": None}
+    job = replace(end.job, state=JobState.QUEUED, outcome=None, **{**queued, **values})
+    return replace(end, job=job)
+
+
+def _ended(
+    attempt: ActiveAttempt,
+    outcome: Outcome,
+    now: Now,
+    result: AttemptResult | None = None,
+    survivors: tuple[int, ...] = (),
+) -> ActiveAttempt:
+    """Returns the attempt after it ended, and its job as finished with the same outcome."""
+    began = result is not None and result.began
+    # If the command did not begin, the exit code comes from the checks in command.sh.
+    ended_at = now.wall if result is None else result.ended_at
+    exit_code, signal = (result.exit_code, result.signal) if result is not None and began else (None, None)
+    job = replace(
+        attempt.job, state=JobState.FINISHED, outcome=outcome, exit_code=exit_code, signal=signal,
+        finished_at=ended_at, held_by=None, stop=None, adopted=None, launch_failures=0, not_before_boot=None,
+        boot_id=now.boot_id, checkpoint=newest_checkpoint(attempt),
+        resume_from=attempt.job.resume_from if outcome is Outcome.NOT_STARTED else None,
+    )  # fmt: skip
+    return replace(
+        attempt, state=AttemptState.ENDED, outcome=outcome, exit_code=exit_code, signal=signal,
+        survivors=survivors, ended_at=ended_at, job=job,
+        started_at=(result.started_at if result is not None else None) or attempt.started_at,
+    )  # fmt: skip
+
+
+def with_reason(end: ActiveAttempt, reason: StateReason | None) -> ActiveAttempt:
+    """Returns the end of an attempt with this reason, for itself and its job."""
+    return replace(end, reason=reason, job=replace(end.job, reason=reason))
 
 
 def end_attempt(
@@ -203,45 +243,35 @@ def end_attempt(
     reason: StateReason | None = None,
     survivors: tuple[int, ...] = (),
     result: AttemptResult | None = None,
-) -> FinishAttempt:
-    """Returns the end of an attempt with this outcome. survivors: pids of remaining processes."""
+) -> ActiveAttempt:
+    """Returns the attempt after its end with this outcome. survivors: pids of remaining processes."""
     stop = attempt.open_stop
     is_preempted = stop is not None and stop.cause == "preempted"
     if outcome is Outcome.NOT_STARTED and is_preempted and attempt.watched_pid is None:
         # It must not be launched again, although the launch failed by itself. A process that was not watched
         # was not preempted either.
         outcome = Outcome.PREEMPTED
-    end = FinishAttempt(
-        attempt.job_id,
-        attempt.id,
-        outcome,
-        JobState.FINISHED,
-        outcome,
-        # If the command did not begin, the exit code comes from the checks in command.sh.
-        exit_code=result.exit_code if result and result.began else None,
-        signal=result.signal if result and result.began else None,
-        survivors=survivors,
-        oom_retries_used=attempt.job.oom_retries_used,
-        fail_retries_used=attempt.job.fail_retries_used,
-        recoveries=_recoveries(attempt),
-        checkpoint=newest_checkpoint(attempt),
-        started_at=result.started_at if result else None,
-        ended_at=result.ended_at if result else None,
-        shortage=result.shortage if result else None,
-    )
-    end, step = _with_next_state(end, attempt, now, settings, _uncounted_wait_s(end, reason, settings))
-    stop = attempt.stop_request
+    end = _ended(attempt, outcome, now, result, survivors)
+    end = replace(end, job=replace(end.job, recoveries=_recoveries(attempt)))
+    end, step = _with_next_state(end, attempt, now, settings, _uncounted_wait_s(result, reason, settings))
+    stop, state = attempt.stop_request, end.job.state
     if outcome is Outcome.PREEMPTED and stop is not None and stop.preemptor is not None:
         reason = replace(reason or StateReason(ReasonKind.PREEMPTED), preemptor=stop.preemptor)
-    if reason is None and end.state is not JobState.FINISHED and outcome is not Outcome.NOT_STARTED:
+    if reason is None and state is not JobState.FINISHED and outcome is not Outcome.NOT_STARTED:
         reason = StateReason(ReasonKind(outcome.value))
     if reason is not None and step is not None:
         reason = replace(reason, next_steps=(*reason.next_steps, step))
-    end = replace(end, reason=reason)
-    if attempt.watched_pid is not None and outcome is Outcome.NOT_STARTED and end.state is JobState.QUEUED:
-        return replace(end, is_still_adopted=True, keeps_stop=attempt.open_stop is not None)
-    is_victim = end.state is JobState.QUEUED and outcome is Outcome.PREEMPTED
+    end = with_reason(end, reason)
+    if attempt.watched_pid is not None and outcome is Outcome.NOT_STARTED and state is JobState.QUEUED:
+        return _still_adopted(end, attempt)
+    is_victim = state is JobState.QUEUED and outcome is Outcome.PREEMPTED
     return _with_checkpoint(end, attempt) if is_victim else end
+
+
+def _still_adopted(end: ActiveAttempt, attempt: ActiveAttempt) -> ActiveAttempt:
+    """Returns the end of a watcher. Another one follows, to which an open request to stop then applies."""
+    stop = attempt.stop_request if attempt.open_stop is not None else None
+    return replace(end, job=replace(end.job, adopted=attempt.job.adopted, stop=stop))
 
 
 def _recoveries(attempt: ActiveAttempt) -> int:
@@ -253,42 +283,34 @@ def _recoveries(attempt: ActiveAttempt) -> int:
     return attempt.job.recoveries
 
 
-def _with_checkpoint(end: FinishAttempt, attempt: ActiveAttempt) -> FinishAttempt:
+def _with_checkpoint(end: ActiveAttempt, attempt: ActiveAttempt) -> ActiveAttempt:
     """Returns the end of an attempt whose job starts again by itself, with or without a checkpoint."""
     may_resume = attempt.observed.saved_work is not None and attempt.observed.saved_work.may_resume
-    checkpoint, steps = resumption(end.checkpoint, may_resume=may_resume)
-    reason = end.reason
-    if reason is not None:
-        reason = replace(reason, next_steps=(*reason.next_steps, *steps))
-    return replace(end, resume_from=checkpoint, reason=reason)
+    checkpoint, steps = resumption(end.job.checkpoint, may_resume=may_resume)
+    if end.reason is not None:
+        end = with_reason(end, replace(end.reason, next_steps=(*end.reason.next_steps, *steps)))
+    return replace(end, job=replace(end.job, resume_from=checkpoint))
 
 
-def watch_again(attempt: ActiveAttempt, now: Now) -> FinishAttempt:
-    """Returns the end of an attempt whose watcher has died.
+def watch_again(attempt: ActiveAttempt, now: Now) -> ActiveAttempt:
+    """Returns the attempt after its watcher has died.
 
     The process may still run, so another watcher follows. This counts neither as a failure of the job nor as
     an interruption.
     """
     step = NextStep(NextKind.WATCHED_AGAIN, wait_s=WATCH_AGAIN_S)
-    return FinishAttempt(
-        attempt.job_id,
-        attempt.id,
-        Outcome.INTERRUPTED,
-        JobState.QUEUED,
-        None,
-        reason=replace(interruption(attempt, now), next_steps=(step,)),
+    end = _queued(
+        _ended(attempt, Outcome.INTERRUPTED, now),
+        now,
         launch_failures=attempt.job.launch_failures,
-        not_before=now.boot + WATCH_AGAIN_S,
-        oom_retries_used=attempt.job.oom_retries_used,
-        fail_retries_used=attempt.job.fail_retries_used,
-        recoveries=attempt.job.recoveries,
-        checkpoint=newest_checkpoint(attempt),
-        is_still_adopted=True,
-        keeps_stop=attempt.open_stop is not None,
+        not_before_boot=now.boot + WATCH_AGAIN_S,
     )
+    return _still_adopted(with_reason(end, replace(interruption(attempt, now), next_steps=(step,))), attempt)
 
 
-def _uncounted_wait_s(end: FinishAttempt, reason: StateReason | None, settings: Settings) -> float | None:
+def _uncounted_wait_s(
+    result: AttemptResult | None, reason: StateReason | None, settings: Settings
+) -> float | None:
     """Returns the wait after a failed launch that does not count, in seconds; None if the launch counts.
 
     A shortage, a claim of another program and an unusable lock file are not the job's fault.
@@ -296,37 +318,38 @@ def _uncounted_wait_s(end: FinishAttempt, reason: StateReason | None, settings: 
     if reason is not None and reason.kind is ReasonKind.GPU_CLAIMED:
         return CLAIMED_RETRY_WAIT_S
     is_claim_failure = reason is not None and reason.failure is FailureKind.GPU_CLAIM
-    return settings.assign_retry_wait_s if end.shortage or is_claim_failure else None
+    is_shortage = result is not None and bool(result.shortage)
+    return settings.assign_retry_wait_s if is_shortage or is_claim_failure else None
 
 
 def _with_next_state(
-    end: FinishAttempt, attempt: ActiveAttempt, now: Now, settings: Settings, uncounted_wait_s: float | None
-) -> tuple[FinishAttempt, NextStep | None]:
+    end: ActiveAttempt, attempt: ActiveAttempt, now: Now, settings: Settings, uncounted_wait_s: float | None
+) -> tuple[ActiveAttempt, NextStep | None]:
     """Returns the end with the next state of the job, and the next step to add to its reason, if any."""
     stop = attempt.open_stop
     if attempt.watched_pid is not None and end.outcome is Outcome.NOT_STARTED:
         stop = None  # it concerns the process, not its watcher
     cancelled = stop is not None and stop.cause == "cancelled"
     if end.outcome in (Outcome.INTERRUPTED, Outcome.PREEMPTED, Outcome.NOT_STARTED) and cancelled:
-        return replace(end, job_outcome=Outcome.CANCELLED), None
+        return replace(end, job=replace(end.job, outcome=Outcome.CANCELLED)), None
     if end.outcome is Outcome.PREEMPTED and stop is not None and stop.next_state is JobState.QUEUED:
         # It may start at once, so that `status` shows no delay.
-        return replace(end, state=JobState.QUEUED, job_outcome=None, not_before=now.boot), None
+        return _queued(end, now, not_before_boot=now.boot), None
     if end.outcome in (Outcome.INTERRUPTED, Outcome.PREEMPTED):
         has_place = attempt.observed.saved_work is None or attempt.observed.saved_work.has_place
-        saved = (end.checkpoint if has_place else None) or Checkpoint("")
+        saved = (end.job.checkpoint if has_place else None) or Checkpoint("")
         step = NextStep(NextKind.HELD, job_id=attempt.job_id, checkpoint=saved.path or None, step=saved.step)
         if end.outcome is Outcome.INTERRUPTED and settings.recover:
-            step = recovery_step(attempt.job_id, end.recoveries)
-        return replace(end, state=JobState.HELD, job_outcome=None), step
+            step = recovery_step(attempt.job_id, end.job.recoveries)
+        return _held(end), step
     if end.outcome is not Outcome.NOT_STARTED:
         return end, None
-    queued = replace(end, state=JobState.QUEUED, job_outcome=None)
+    failures = attempt.job.launch_failures + 1
     if uncounted_wait_s is not None and not attempt.is_line_gone:
         step = NextStep(NextKind.LAUNCH_RETRY_UNCOUNTED, wait_s=uncounted_wait_s)
-        not_before = now.boot + uncounted_wait_s
-        return replace(queued, launch_failures=attempt.job.launch_failures, not_before=not_before), step
-    failures = attempt.job.launch_failures + 1
+        return _queued(
+            end, now, launch_failures=failures - 1, not_before_boot=now.boot + uncounted_wait_s
+        ), step
     wait = min(settings.assign_retry_wait_s * 2.0 ** min(failures - 1, 60), MAX_RETRY_WAIT_S)
     step = NextStep(NextKind.LAUNCH_RETRY, failures + 1, settings.max_assign_attempts, wait)
     may_try = failures < settings.max_assign_attempts
@@ -334,6 +357,30 @@ def _with_next_state(
         # The process runs, so its job cannot fail because nobody watches it.
         step, may_try = NextStep(NextKind.WATCHED_AGAIN, wait_s=wait), True
     if may_try and not attempt.is_line_gone:
-        return replace(queued, launch_failures=failures, not_before=now.boot + wait), step
+        return _queued(end, now, launch_failures=failures, not_before_boot=now.boot + wait), step
     step = NextStep(NextKind.LAUNCH_ABANDONED, failures)
-    return replace(end, job_outcome=Outcome.FAILED, launch_failures=failures), step
+    return replace(end, job=replace(end.job, outcome=Outcome.FAILED, launch_failures=failures)), step
+
+
+def _held(end: ActiveAttempt) -> ActiveAttempt:
+    """Returns the end of an attempt whose job is held because of its outcome."""
+    assert end.outcome is not None
+    job = replace(end.job, state=JobState.HELD, outcome=None, held_by=end.outcome.value, finished_at=None)
+    return replace(end, job=job)
+
+
+# Decides what happens to attempts in a store that was restored from their folders.
+
+
+def end_of_restored(
+    attempt: ActiveAttempt, outcome: Outcome, state: JobState, reason: StateReason, now: Now
+) -> ActiveAttempt:
+    """Returns a restored attempt after its end, with its job in this state: QUEUED or HELD."""
+    end = _ended(attempt, outcome, now)
+    end = replace(end, job=replace(end.job, checkpoint=attempt.job.checkpoint))
+    return with_reason(_held(end) if state is JobState.HELD else _queued(end, now), reason)
+
+
+def with_queued_job(end: ActiveAttempt, now: Now) -> ActiveAttempt:
+    """Returns the end of an attempt whose job waits for the end of a later attempt."""
+    return _queued(end, now, held_by=None, not_before_boot=None)

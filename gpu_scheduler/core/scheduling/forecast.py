@@ -26,8 +26,8 @@ from gpu_scheduler.core.model.wait_reason import WaitReason
 from gpu_scheduler.core.scheduling.actions import (
     Action,
     DropReservation,
+    JobChanged,
     RecordGpuTime,
-    RecordStop,
     Reserve,
     SetQueueReservation,
     SetWaitReason,
@@ -284,8 +284,8 @@ class Playback:
         elif isinstance(action, DropReservation):
             self._forget_reserved(action.job_id)
             self._queue.add(*self._jobs[action.job_id])
-        elif isinstance(action, RecordStop):
-            preempted.append(self._preempt(action.job_id))
+        elif isinstance(action, JobChanged):  # it is asked to stop
+            preempted.append(self._preempt(action.new.id))
         else:
             return False
         return True

@@ -23,7 +23,7 @@ from gpu_scheduler.core.model.gpu import (
     Suspicion,
 )
 from gpu_scheduler.core.model.states import AttemptState
-from gpu_scheduler.core.scheduling.actions import Action, SetSuspicion
+from gpu_scheduler.core.scheduling.actions import Action, GpuChanged
 from gpu_scheduler.core.scheduling.facts import Facts
 from gpu_scheduler.core.scheduling.history import QUICK_S, AttemptEnd
 
@@ -51,11 +51,15 @@ def find_suspects(facts: Facts) -> tuple[Facts, list[Action]]:
         else:
             usable.discard(uuid)
     shown = {uuid: one for uuid, one in found.items() if one.awaits is None}
-    changed = [gpu.uuid for gpu in facts.gpus if shown.get(gpu.uuid) != gpu.suspicion]
+    changed: list[Action] = [
+        GpuChanged(gpu, replace(gpu, suspicion=shown.get(gpu.uuid)))
+        for gpu in facts.gpus
+        if shown.get(gpu.uuid) != gpu.suspicion
+    ]
     if found or changed:
         gpus = tuple(replace(gpu, suspicion=found.get(gpu.uuid)) for gpu in facts.gpus)
         facts = replace(facts, gpus=gpus)
-    return facts, [SetSuspicion(uuid, shown.get(uuid)) for uuid in changed]
+    return facts, changed
 
 
 def _suspicion(gpu: Gpu, facts: Facts) -> Suspicion | None:

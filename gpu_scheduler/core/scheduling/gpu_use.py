@@ -5,12 +5,12 @@ The rules are in docs/design.md, Accounting. `placement` decides whether a GPU c
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gpu_scheduler.core.model.attempt import ActiveAttempt
+from gpu_scheduler.core.model.attempt import ActiveAttempt, Allocation
 from gpu_scheduler.core.model.gpu import LOAD_SAMPLES, Gpu, GpuProcess
 from gpu_scheduler.core.model.job_spec import Need
 from gpu_scheduler.core.model.states import AttemptState
@@ -21,13 +21,7 @@ from gpu_scheduler.core.scheduling.accounting import (
     allocated_share,
     with_spike_buffer,
 )
-from gpu_scheduler.core.scheduling.actions import (
-    Action,
-    RecordForeignLoad,
-    RecordForeignPeaks,
-    RecordOveruse,
-    RecordUsage,
-)
+from gpu_scheduler.core.scheduling.actions import AttemptChanged, GpuChanged
 from gpu_scheduler.core.scheduling.facts import Facts
 from gpu_scheduler.core.scheduling.placement import (
     GpuAvailability,
@@ -427,73 +421,60 @@ def _as_holder(attempt: ActiveAttempt) -> ActiveAttempt:
 # loses nothing.
 
 
-def record_measurements(facts: Facts) -> list[Action]:
-    """Returns the actions that record the newest sample."""
-    actions: list[Action] = []
+def record_measurements(facts: Facts) -> list[AttemptChanged | GpuChanged]:
+    """Returns the changes that record the newest sample."""
+    changes: list[AttemptChanged | GpuChanged] = []
     gpus = {gpu.uuid: gpu for gpu in facts.gpus}
     for attempt in facts.attempts:
         if attempt.state.is_open and attempt.state is not AttemptState.STARTING:
-            actions += _measure_attempt(attempt, gpus, facts.settings)
+            measured = _measured(attempt, gpus, facts.settings)
+            changes += [] if measured is attempt else [AttemptChanged(attempt, measured)]
     for gpu in facts.gpus:
-        peaks = foreign_peaks(gpu, facts.attempts)
-        if peaks != gpu.foreign_peaks:
-            actions.append(
-                RecordForeignPeaks(gpu.uuid, tuple((*key, mib) for key, mib in sorted(peaks.items())))
-            )
-        actions += _measure_foreign_load(gpu, facts)
-    return actions
+        peaks, loads = foreign_peaks(gpu, facts.attempts), _foreign_loads(gpu, facts)
+        new = gpu if peaks == gpu.foreign_peaks else replace(gpu, foreign_peaks=peaks)
+        # The lists are equal only if all loads are the same. The store is then up to date.
+        if loads != gpu.foreign_loads:
+            new = replace(new, foreign_loads=loads, foreign_load_boot=gpu.sampled_boot)
+        changes += [] if new is gpu else [GpuChanged(gpu, new)]
+    return changes
 
 
-def _measure_foreign_load(gpu: Gpu, facts: Facts) -> list[Action]:
-    """Records the foreign load of a sample once, based on the attempts that hold the GPU at that time."""
+def _foreign_loads(gpu: Gpu, facts: Facts) -> tuple[float | None, ...]:
+    """Returns the foreign loads with that of the newest sample, from the attempts that hold the GPU now."""
     if gpu.sample is None or gpu.sampled_boot in (None, gpu.foreign_load_boot):
-        return []
+        return gpu.foreign_loads
     load = foreign_load(gpu, facts.attempts, facts.settings)
-    loads = (*gpu.foreign_loads, load)[-LOAD_SAMPLES:]
-    # The lists are equal only if all loads are the same. The store is then up to date.
-    return [] if loads == gpu.foreign_loads else [RecordForeignLoad(gpu.uuid, loads, gpu.sampled_boot)]
+    return (*gpu.foreign_loads, load)[-LOAD_SAMPLES:]
 
 
-def with_recorded_peaks(attempts: Sequence[ActiveAttempt], actions: Sequence[Action]) -> list[ActiveAttempt]:
-    """Returns the attempts with the peaks that they will have once these actions are recorded."""
-    usage = {note.attempt_id: note.usage for note in actions if isinstance(note, RecordUsage)}
-    return [_with_peaks(attempt, usage.get(attempt.id, ())) for attempt in attempts]
-
-
-def _with_peaks(
-    attempt: ActiveAttempt, usage: Sequence[tuple[str, int | None, float | None]]
-) -> ActiveAttempt:
-    peaks = dict(attempt.peaks)
-    for uuid, mib, _ in usage:
-        if mib is not None:
-            peaks[uuid] = max(mib, peaks.get(uuid, 0))
-    if peaks == attempt.peaks:
-        return attempt
-    allocations = tuple(replace(one, peak_mib=peaks.get(one.gpu)) for one in attempt.allocations)
-    return replace(attempt, allocations=allocations)
-
-
-def _measure_attempt(attempt: ActiveAttempt, gpus: dict[str, Gpu], settings: Settings) -> list[Action]:
+def _measured(attempt: ActiveAttempt, gpus: Mapping[str, Gpu], settings: Settings) -> ActiveAttempt:
+    """Returns the attempt with the newest sample in its allocations."""
     own = [gpus[uuid] for uuid in attempt.gpus if uuid in gpus]
     times = [gpu.sampled_boot for gpu in own if gpu.sampled_boot is not None and gpu.sample is not None]
     launched_at = attempt.launch_deadline_boot - settings.launch_deadline_s
     if not times or max(times) < launched_at:
-        return []
+        return attempt
     if attempt.measured_boot is not None and max(times) <= attempt.measured_boot:
-        return []
-    usage = tuple(
-        (gpu.uuid, attempt_memory(attempt, gpu), gpu.sample.load_percent if gpu.sample else None)
-        for gpu in own
+        return attempt
+    allocations = tuple(
+        _with_sample(one, gpus[one.gpu], attempt, settings) if one.gpu in gpus else one
+        for one in attempt.allocations
     )
-    actions: list[Action] = [RecordUsage(attempt.job_id, attempt.id, max(times), usage)]
-    share = attempt.share if attempt.vram is None else None
-    for uuid, mib, _ in usage:
-        budget = attempt.budgets.get(uuid)
-        if budget is None or mib is None or uuid in attempt.overused_gpus:
-            continue
-        if mib > budget * (1 + settings.tolerance):
-            actions.append(RecordOveruse(attempt.id, uuid, mib, budget, share))
-    return actions
+    return replace(attempt, allocations=allocations, measured_boot=max(times))
+
+
+def _with_sample(one: Allocation, gpu: Gpu, attempt: ActiveAttempt, settings: Settings) -> Allocation:
+    """Returns an allocation of the attempt with the newest sample of its GPU."""
+    mib, load = attempt_memory(attempt, gpu), gpu.sample.load_percent if gpu.sample else None
+    budget = attempt.budgets.get(gpu.uuid)
+    is_overuse = mib is not None and budget is not None and mib > budget * (1 + settings.tolerance)
+    return replace(
+        one,
+        peak_mib=one.peak_mib if mib is None else max(mib, one.peak_mib or 0),
+        load_sum=one.load_sum + (load or 0.0),
+        load_samples=one.load_samples + (load is not None),
+        overuse_logged=one.overuse_logged or is_overuse,
+    )
 
 
 def attempt_memory(attempt: ActiveAttempt, gpu: Gpu) -> int | None:

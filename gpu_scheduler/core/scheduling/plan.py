@@ -11,15 +11,10 @@ from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.scheduling import requests
 from gpu_scheduler.core.scheduling.actions import (
     Action,
+    AttemptChanged,
     KillRunner,
-    RecordMemoryReleased,
-    RecordMisplacedProcess,
-    RecordRunnerDeath,
-    RecordWindowClosed,
     Relaunch,
-    ReleaseAllocation,
     RequestStop,
-    ResetLaunchCount,
     SetQueueReservation,
     SettleDependencies,
     Start,
@@ -35,7 +30,6 @@ from gpu_scheduler.core.scheduling.gpu_use import (
     display_memory,
     record_measurements,
     unattributed_memory,
-    with_recorded_peaks,
 )
 from gpu_scheduler.core.scheduling.needs import resources_of
 from gpu_scheduler.core.scheduling.pending_queue import allowed_gpus
@@ -56,26 +50,27 @@ from gpu_scheduler.core.scheduling.retry import GpuInventory
 # list are skipped.
 
 
-def misplaced_processes(facts: Facts) -> list[RecordMisplacedProcess]:
-    """Returns the misplaced processes of open attempts.
+def misplaced_processes(facts: Facts) -> list[AttemptChanged]:
+    """Returns the changes that record the misplaced processes of open attempts.
 
-    For each attempt and GPU, only the process that uses the most memory is returned.
+    For each attempt and GPU, only the process that uses the most memory is recorded.
     """
     running = {attempt.id: attempt for attempt in facts.attempts if attempt.state.is_open}
-    found: dict[tuple[int, str], RecordMisplacedProcess] = {}
+    found: dict[int, ActiveAttempt] = {}
     for gpu in (*facts.gpus, *facts.unmanaged_gpus) if running else ():
         processes = (gpu.sample.processes if gpu.sample else None) or ()
         for process in sorted(processes, key=lambda process: -(process.used_mib or 0)):
             attempt = running.get(gpu.owners.get(process.pid) or 0)
+            attempt = attempt if attempt is None else found.get(attempt.id, attempt)
             if (
                 attempt is None
                 or process.graphics_only
                 or gpu.uuid in (*attempt.gpus, *attempt.misplaced_gpus)
             ):
                 continue
-            action = RecordMisplacedProcess(attempt.id, gpu.uuid, process.pid)
-            found.setdefault((attempt.id, gpu.uuid), action)
-    return list(found.values())
+            listed = (*attempt.misplaced, (gpu.uuid, process.pid))
+            found[attempt.id] = replace(attempt, misplaced=listed)
+    return [AttemptChanged(running[attempt_id], new) for attempt_id, new in found.items()]
 
 
 # Determines when the next round must take place if no event triggers one earlier.
@@ -119,8 +114,10 @@ def _retry_delay(since: float | None, now: float) -> float:
     return min(1.0, max(0.005, age / 2))
 
 
-#: The actions that change what is allocated or reserved.
-_ALLOCATION_CHANGES = (Start, ReleaseAllocation, SetQueueReservation)
+def _changes_allocations(action: Action) -> bool:
+    """Returns whether an action changes what is allocated or reserved."""
+    is_release = isinstance(action, AttemptChanged) and action.is_release
+    return is_release or isinstance(action, (Start, SetQueueReservation))
 
 
 def plan(facts: Facts) -> list[Action]:
@@ -132,7 +129,7 @@ def plan(facts: Facts) -> list[Action]:
     that every placement is based on the stored state.
     """
     actions = _plan(facts)
-    changes = any(isinstance(action, _ALLOCATION_CHANGES) for action in actions)
+    changes = any(map(_changes_allocations, actions))
     return count_gpu_time(facts, allocations_change=changes) + actions
 
 
@@ -145,11 +142,13 @@ def _plan(facts: Facts) -> list[Action]:
     facts, actions = find_suspects(facts)
     measurements = record_measurements(facts)
     actions += measurements
-    for attempt in with_recorded_peaks(facts.attempts, measurements):
-        actions += _attempt_actions(attempt, facts)
+    measured = {one.new.id: one.new for one in measurements if isinstance(one, AttemptChanged)}
+    for attempt in facts.attempts:
+        actions += _attempt_actions(measured.get(attempt.id, attempt), facts)
     actions += misplaced_processes(facts)
     actions += _closed_windows(facts)
-    if not all(isinstance(action, RecordMemoryReleased) for action in actions):
+    closed = {one.new.id for one in actions if isinstance(one, AttemptChanged) and one.is_closed}
+    if len(closed) < len(actions):
         return actions
     if requests.is_ending(facts):
         return actions
@@ -159,8 +158,7 @@ def _plan(facts: Facts) -> list[Action]:
     recovered = recover_interrupted(facts)
     if recovered:
         return actions + recovered
-    released = {action.attempt_id for action in actions if isinstance(action, RecordMemoryReleased)}
-    remaining = tuple(attempt for attempt in facts.attempts if attempt.id not in released)
+    remaining = tuple(attempt for attempt in facts.attempts if attempt.id not in closed)
     return actions + with_start_interval(place_jobs(replace(facts, attempts=remaining)), facts)
 
 
@@ -176,9 +174,7 @@ def _attempt_actions(attempt: ActiveAttempt, facts: Facts) -> list[Action]:
 
 
 #: The actions that a round of a command takes only on attempts of named jobs and of those asked to stop.
-_STOPPING = (RequestStop, WakeRunner, KillRunner, RecordRunnerDeath, Sweep, VoidClaim)
-#: The actions that it never takes.
-_LAUNCHING = (Relaunch, ResetLaunchCount)
+_STOPPING = (RequestStop, WakeRunner, KillRunner, Sweep, VoidClaim)
 
 
 def plan_for_command(facts: Facts, named: Collection[int]) -> list[Action]:
@@ -201,15 +197,26 @@ def plan_for_command(facts: Facts, named: Collection[int]) -> list[Action]:
             or attempt.job_id in named
             or (has_ended(attempt, facts.now) and not waiting.isdisjoint({str(attempt.job_id), ""}))
         )
-        avoided = _LAUNCHING if is_asked else (*_LAUNCHING, *_STOPPING)
-        actions += [one for one in _attempt_actions(attempt, facts) if not isinstance(one, avoided)]
-    return actions
+        actions += [one for one in _attempt_actions(attempt, facts) if is_asked or not _is_stopping(one)]
+    return [one for one in actions if not _is_launch(one)]
+
+
+def _is_stopping(action: Action) -> bool:
+    """Returns whether an action ends an attempt, or the death of a runner is recorded to do so."""
+    is_death = isinstance(action, AttemptChanged) and action.new.state is AttemptState.ORPHANED
+    return is_death or isinstance(action, _STOPPING)
+
+
+def _is_launch(action: Action) -> bool:
+    """Returns whether an action launches an attempt, or allows further launches of it."""
+    is_reset = isinstance(action, AttemptChanged) and action.new.launch_count != action.old.launch_count
+    return is_reset or isinstance(action, Relaunch)
 
 
 def _closed_windows(facts: Facts) -> list[Action]:
     """Records, once per attempt, the Screen windows that were closed while their jobs continue."""
     return [
-        RecordWindowClosed(attempt.id)
+        AttemptChanged(attempt, replace(attempt, window_closed=True))
         for attempt in facts.attempts
         if attempt.state.is_open and attempt.status.window_open is False and not attempt.window_closed
     ]

@@ -21,7 +21,7 @@ from gpu_scheduler.core.model.attempt_status import StopRequest
 from gpu_scheduler.core.model.job_spec import Need
 from gpu_scheduler.core.model.states import AttemptState, JobState
 from gpu_scheduler.core.model.units import Now
-from gpu_scheduler.core.scheduling.actions import Action, RecordStop, Reserve
+from gpu_scheduler.core.scheduling.actions import Action, Reserve, stopped
 from gpu_scheduler.core.scheduling.facts import Facts, QueuedJob
 from gpu_scheduler.core.scheduling.gpu_use import Occupancy, Vacancy
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
@@ -248,8 +248,8 @@ def preempt(job_id: int, preemption: Preemption, facts: Facts) -> list[Action]:
     """Returns the actions that reserve the GPUs for a job and preempt its victims."""
     grace_s = facts.settings.preempt_grace_s
     stops = [
-        RecordStop(
-            attempt.job_id,
+        stopped(
+            attempt.job,
             StopRequest(
                 "preempted", grace_s, "kill", f"for job {job_id}",
                 attempt.job.preempt_signal,

@@ -19,28 +19,23 @@ from gpu_scheduler.core.model.units import Now
 from gpu_scheduler.core.scheduling.accounting import DRIVER_MIB
 from gpu_scheduler.core.scheduling.actions import (
     Action,
-    ClearStop,
-    FinishAttempt,
+    AttemptChanged,
     KillRunner,
-    RecordMemoryReleased,
-    RecordRunner,
-    RecordRunnerDeath,
     Relaunch,
-    ReleaseAllocation,
     RequestStop,
-    ResetLaunchCount,
     Sweep,
-    Transition,
     VoidClaim,
     WakeRunner,
 )
 from gpu_scheduler.core.scheduling.attempt_end import (
     end_attempt,
+    end_of_restored,
     end_with_result,
     interruption,
     launch_failure,
     outcome_of,
     watch_again,
+    with_queued_job,
 )
 from gpu_scheduler.core.scheduling.facts import Facts
 from gpu_scheduler.core.scheduling.retry import GpuInventory
@@ -159,17 +154,18 @@ def reconcile(
         # The runner is alive, but its progress cannot be observed in this folder. It must not count as dead.
         return []
     if status.result is not None:
-        end = end_with_result(attempt, status.result, now, settings, inventory)
         # If no process is left, one commit records the end and releases the GPUs.
-        return [end, ReleaseAllocation(attempt.id)] if attempt.observed.survivors == () else [end]
+        is_gone = attempt.observed.survivors == ()
+        end = end_with_result(attempt, status.result, now, settings, inventory)
+        return _end(attempt, end, now, is_gone=is_gone)
     if status.claim == "void":
         # A process that was never watched was not stopped either.
         cause = _stop_cause(attempt) if attempt.watched_pid is None else None
         outcome = outcome_of(cause) if cause else Outcome.NOT_STARTED
         reason = None if cause else launch_failure(attempt)
-        return [end_attempt(attempt, outcome, now, settings, reason)]
+        return _end(attempt, end_attempt(attempt, outcome, now, settings, reason), now)
     if status.claim in ("live", "unclaimed"):
-        return [*_record_runner(attempt), *_reconcile_live(attempt, now, settings)]
+        return _reconcile_live(attempt, now, settings)
     if status.claim == "dead" or _is_folder_removed(attempt):
         return _reconcile_dead(attempt, now, settings)
     if has_unknown_runner(attempt):
@@ -178,7 +174,7 @@ def reconcile(
         return _void_claim(attempt, now)
     if attempt.boot_id != now.boot_id:
         restarted = StateReason(ReasonKind.MACHINE_RESTARTED)
-        return [end_attempt(attempt, Outcome.INTERRUPTED, now, settings, reason=restarted)]
+        return _end(attempt, end_attempt(attempt, Outcome.INTERRUPTED, now, settings, restarted), now)
     # If the folder is incomplete, the scheduler died before the launch, so no runner can be starting.
     if attempt.status.folder_complete and now.boot < attempt.launch_deadline_boot:
         return []
@@ -189,7 +185,7 @@ def reconcile(
         if starts_blocked:
             # The problem that blocks starts also explains why no runner has claimed the attempt.
             tried = attempt.launch_count >= settings.max_launches
-            return [ResetLaunchCount(attempt.id)] if tried else []
+            return [AttemptChanged(attempt, replace(attempt, launch_count=0))] if tried else []
         # A launch with an incomplete folder, for example because the disk was full, does not count as failed.
         if not attempt.status.folder_complete or attempt.launch_count < settings.max_launches:
             return [Relaunch(attempt.id)]
@@ -206,41 +202,49 @@ def _stop_cause(attempt: ActiveAttempt) -> str | None:
     return attempt.status.stop.cause if attempt.status.stop is not None else None
 
 
+def _end(attempt: ActiveAttempt, end: ActiveAttempt, now: Now, *, is_gone: bool = False) -> list[Action]:
+    """Returns the end of an attempt. is_gone: whether its GPUs are released at once."""
+    ended: list[Action] = [AttemptChanged(attempt, end)]
+    return [*ended, AttemptChanged(end, end.released(now))] if is_gone else ended
+
+
+def _changes(old: ActiveAttempt, new: ActiveAttempt) -> list[Action]:
+    return [] if new is old else [AttemptChanged(old, new)]
+
+
 def _reconcile_live(attempt: ActiveAttempt, now: Now, settings: Settings) -> list[Action]:
-    stop, wanted = attempt.status.stop, attempt.open_stop
-    job, this = attempt.job_id, attempt.id
-    actions: list[Action] = _clear_open_stop(attempt) if attempt.is_stop_withdrawn else []
+    stop, wanted, this = attempt.status.stop, attempt.open_stop, attempt.id
+    new = _with_runner(attempt)
+    if attempt.is_stop_withdrawn:
+        new = _without_stop(new)
     if stop is None and wanted is None:
-        if attempt.state is AttemptState.RUNNING:
-            return actions
-        return [*actions, Transition(job, this, JobState.RUNNING)]
+        return _changes(attempt, new if attempt.state is AttemptState.RUNNING else new.running(now))
+    is_new = attempt.is_stop_withdrawn or attempt.state is not AttemptState.STOPPING
     if attempt.state is not AttemptState.STOPPING:
-        actions.append(Transition(job, this, JobState.STOPPING))
+        new = new.stopping(now)
+    changes = _changes(attempt, new)
     if wanted is not None and (stop is None or (_is_stricter(wanted, stop) and may_signal(attempt, now))):
-        return [*actions, RequestStop(this, wanted)]
-    if stop is None or actions:
-        return actions
-    if not may_signal(attempt, now):
-        return []
+        return [*changes, RequestStop(this, wanted)]
+    if stop is None or is_new or not may_signal(attempt, now):
+        return changes
     since = now.boot - (attempt.stopping_boot if attempt.stopping_boot is not None else now.boot)
     if stop.on_timeout == "kill" and since >= stop.grace_s + RUNNER_OVERTIME_S:
-        return [KillRunner(this)]
-    return [WakeRunner(this)]
+        return [*changes, KillRunner(this)]
+    return [*changes, WakeRunner(this)]
 
 
-def _clear_open_stop(attempt: ActiveAttempt) -> list[Action]:
-    """Clears the open request to stop, if there is one. No `stop` is written for it again."""
-    stop = attempt.stop_request
-    return [] if stop is None else [ClearStop(attempt.id, attempt.job_id, stop.stop_id)]
+def _without_stop(attempt: ActiveAttempt) -> ActiveAttempt:
+    """Returns the attempt without an open request to stop it. No `stop` is written for it again."""
+    return replace(attempt, job=replace(attempt.job, stop=None))
 
 
-def _record_runner(attempt: ActiveAttempt) -> list[Action]:
-    """Records the observed runner if it is not in the store yet."""
+def _with_runner(attempt: ActiveAttempt) -> ActiveAttempt:
+    """Returns the attempt with its observed runner."""
     runner, recorded = attempt.status.runner, attempt.runner
     # The boot ids are not compared, because the store already has the attempt's boot id.
     if runner is None or (recorded is not None and runner[:2] == recorded[:2]):
-        return []
-    return [RecordRunner(attempt.id, runner.pid, runner.start_ticks)]
+        return attempt
+    return replace(attempt, runner_pid=runner.pid, runner_start_ticks=runner.start_ticks)
 
 
 def _reconcile_unknown_runner(attempt: ActiveAttempt, now: Now, settings: Settings) -> list[Action]:
@@ -253,13 +257,13 @@ def _reconcile_unknown_runner(attempt: ActiveAttempt, now: Now, settings: Settin
     forced = attempt.open_stop or attempt.status.stop
     if forced is not None and forced.on_timeout == "withdraw":
         # Nobody could withdraw it, so it must not begin.
-        return _clear_open_stop(attempt)
+        return [] if attempt.stop_request is None else _changes(attempt, _without_stop(attempt))
     if attempt.observed.survivors is None or forced is None:
         return []
     this, stop, wanted = attempt.id, attempt.status.stop, attempt.open_stop
     actions: list[Action] = []
     if attempt.state is not AttemptState.STOPPING:
-        actions.append(Transition(attempt.job_id, this, JobState.STOPPING))
+        actions.append(AttemptChanged(attempt, attempt.stopping(now)))
     if wanted is not None and (stop is None or _is_stricter(wanted, stop)):
         # If one of the processes is a runner, it reads `stop` when it gets the SIGTERM that follows.
         return [*actions, RequestStop(this, wanted)] if may_signal(attempt, now) else actions
@@ -282,19 +286,19 @@ def _reconcile_dead(attempt: ActiveAttempt, now: Now, settings: Settings) -> lis
     if attempt.observed.survivors is None:
         return []
     if attempt.observed.survivors:
-        actions: list[Action] = (
-            [] if attempt.state is AttemptState.ORPHANED else [RecordRunnerDeath(attempt.id)]
-        )
-        died_at = attempt.runner_died_boot if attempt.state is AttemptState.ORPHANED else None
+        is_known = attempt.state is AttemptState.ORPHANED
+        actions = [] if is_known else _changes(attempt, attempt.orphaned(now))
+        died_at = attempt.runner_died_boot if is_known else None
         since = 0.0 if died_at is None else now.boot - died_at
         if since < settings.survivor_wait_s or not was_sent_sigkill(attempt, now):
             return actions + sweep(attempt, now, settings)
     if _is_watched_again(attempt, now):
-        return [watch_again(attempt, now), ReleaseAllocation(attempt.id)]
+        return _end(attempt, watch_again(attempt, now), now, is_gone=True)
     cause = _stop_cause(attempt)
     outcome = outcome_of(cause) if cause else Outcome.INTERRUPTED
     reason = replace(interruption(attempt, now), survivors=attempt.observed.survivors)
-    return [end_attempt(attempt, outcome, now, settings, reason=reason, survivors=attempt.observed.survivors)]
+    survivors = attempt.observed.survivors
+    return _end(attempt, end_attempt(attempt, outcome, now, settings, reason, survivors), now)
 
 
 # Releases the GPUs of an ended attempt in two steps.
@@ -307,7 +311,7 @@ def release_allocation(attempt: ActiveAttempt, now: Now, settings: Settings) -> 
     if attempt.observed.survivors is None:
         return []
     if not attempt.observed.survivors:
-        return [ReleaseAllocation(attempt.id)]
+        return [AttemptChanged(attempt, attempt.released(now))]
     return sweep(attempt, now, settings)
 
 
@@ -332,7 +336,7 @@ def check_memory_release(
         and _is_memory_released(mib, attempt.baseline_mib.get(uuid, 0))
         for uuid, (sampled_at, mib) in zip(attempt.gpus, gpu_memory, strict=True)
     )
-    return [RecordMemoryReleased(attempt.id)] if over or back else []
+    return [AttemptChanged(attempt, attempt.closed())] if over or back else []
 
 
 def _is_memory_released(unattributed_mib: int | None, baseline_mib: int) -> bool:
@@ -391,45 +395,39 @@ def departure_s(attempt: ActiveAttempt, now: Now, settings: Settings) -> float |
 def restore(attempt: ActiveAttempt, now: Now, settings: Settings) -> list[Action]:
     """Returns the actions for the newest attempt of a job in a restored store.
 
-    If there is no FinishAttempt among them, the attempt stays open, because it is running or has remaining
-    processes. It is then reconciled like every open attempt.
+    If none of them ends the attempt, it stays open, because it is running or has remaining processes. It is
+    then reconciled like every open attempt.
     """
     status = attempt.status
     if status.result is None and status.claim == "void":
         held = NextStep(NextKind.HELD, job_id=attempt.job_id)
         lost = StateReason(ReasonKind.STORE_LOST, next_steps=(held,))
-        return _with_release(_finish_attempt(attempt, Outcome.NOT_STARTED, JobState.HELD, lost))
+        end = end_of_restored(attempt, Outcome.NOT_STARTED, JobState.HELD, lost, now)
+        return _end_and_close(attempt, end, now)
     if status.result is None and attempt.observed.survivors and status.claim != "live":
         return []
-    # An attempt whose source counts as missing is never retried.
+    # An attempt whose line counts as gone is never retried.
     orphaned = replace(attempt.seen(survivors=attempt.observed.survivors or ()), is_line_gone=True)
-    actions = reconcile(orphaned, now, settings)
-    ended = next((action for action in actions if isinstance(action, FinishAttempt)), None)
+    changes = [one for one in reconcile(orphaned, now, settings) if isinstance(one, AttemptChanged)]
+    ended = next((one.new for one in changes if one.is_end), None)
     if ended is None:
-        return [action for action in actions if isinstance(action, Transition)]
-    return [ended] if attempt.observed.survivors else _with_release(ended)
+        return [one for one in changes if one.new.state is not one.old.state]
+    return _end_and_close(attempt, ended, now)
 
 
 def supersede(attempt: ActiveAttempt, now: Now, settings: Settings) -> list[Action]:
     """Returns the actions for an attempt that was followed by another one: it ends, but its job does not."""
-    ended = next((one for one in restore(attempt, now, settings) if isinstance(one, FinishAttempt)), None)
+    restored = (one for one in restore(attempt, now, settings) if isinstance(one, AttemptChanged))
+    ended = next((one.new for one in restored if one.is_end), None)
     if ended is None:
         superseded = StateReason(ReasonKind.SUPERSEDED)
-        ended = _finish_attempt(attempt, Outcome.INTERRUPTED, JobState.QUEUED, superseded)
-    ended = replace(ended, state=JobState.QUEUED, job_outcome=None, not_before=None)
-    return [ended] if attempt.observed.survivors else _with_release(ended)
+        ended = end_of_restored(attempt, Outcome.INTERRUPTED, JobState.QUEUED, superseded, now)
+    return _end_and_close(attempt, with_queued_job(ended, now), now)
 
 
-def _finish_attempt(
-    attempt: ActiveAttempt, outcome: Outcome, state: JobState, reason: StateReason
-) -> FinishAttempt:
-    return FinishAttempt(
-        attempt.job_id, attempt.id, outcome, state, None, reason=reason,
-        oom_retries_used=attempt.job.oom_retries_used, fail_retries_used=attempt.job.fail_retries_used,
-        recoveries=attempt.job.recoveries, checkpoint=attempt.job.checkpoint,
-    )  # fmt: skip
-
-
-def _with_release(ended: FinishAttempt) -> list[Action]:
-    """Returns the end of an attempt without processes, and the release of its GPUs and their memory."""
-    return [ended, ReleaseAllocation(ended.attempt_id), RecordMemoryReleased(ended.attempt_id)]
+def _end_and_close(attempt: ActiveAttempt, end: ActiveAttempt, now: Now) -> list[Action]:
+    """Returns the end of an attempt and, if it has no processes, the release of its GPUs and their memory."""
+    if attempt.observed.survivors:
+        return _end(attempt, end, now)
+    released = end.released(now)
+    return [*_end(attempt, end, now, is_gone=True), AttemptChanged(released, released.closed())]

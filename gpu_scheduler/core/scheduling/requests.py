@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+from msgspec.structs import replace
 
 from gpu_scheduler.core.jobsfile.attributes import (
     FLAGS,
@@ -15,6 +17,7 @@ from gpu_scheduler.core.jobsfile.attributes import (
 )
 from gpu_scheduler.core.model.attempt import ActiveAttempt
 from gpu_scheduler.core.model.attempt_status import Checkpoint, StopRequest
+from gpu_scheduler.core.model.gpu import Gpu
 from gpu_scheduler.core.model.job import Job
 from gpu_scheduler.core.model.job_spec import REFERENCES, Dependency
 from gpu_scheduler.core.model.request import QUEUEING, Request
@@ -28,21 +31,18 @@ from gpu_scheduler.core.model.request_answer import (
 )
 from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
 from gpu_scheduler.core.model.states import ACTIVE, JobState, Outcome
+from gpu_scheduler.core.model.units import Now
+from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.core.scheduling.actions import (
     Action,
     AnswerRequest,
     ClearFinished,
-    ClearJob,
     EndScheduler,
-    FinishJob,
-    HoldJob,
-    RecordStop,
-    RequeueJob,
-    SetAttribute,
-    SetConfirmed,
+    GpuChanged,
+    JobChanged,
     SetDependencies,
-    SetPaused,
     SetQueuePositions,
+    stopped,
 )
 from gpu_scheduler.core.scheduling.attempt_end import recovery
 from gpu_scheduler.core.scheduling.facts import Facts
@@ -55,9 +55,9 @@ from gpu_scheduler.core.scheduling.settings import Settings
 ActionsAndAnswer = tuple[list[Action], RequestAnswer]
 
 
-def answer_job_request(verb: str, job: Job, args: Any, settings: Settings) -> ActionsAndAnswer:
+def answer_job_request(verb: str, job: Job, args: Any, settings: Settings, now: Now) -> ActionsAndAnswer:
     """Returns the changes that a request about this job makes, and its answer."""
-    return _JOB_REQUESTS[verb](job, args, settings)
+    return _JOB_REQUESTS[verb](job, args, settings, now)
 
 
 def done(code: AnswerCode, *actions: Action) -> ActionsAndAnswer:
@@ -65,19 +65,23 @@ def done(code: AnswerCode, *actions: Action) -> ActionsAndAnswer:
     return list(actions), RequestAnswer(code)
 
 
-def _cancel(job: Job, args: Any, settings: Settings) -> ActionsAndAnswer:
+def _cancel(job: Job, args: Any, settings: Settings, now: Now) -> ActionsAndAnswer:
     grace = args.get("grace_s")
     if job.is_waiting:
         kind = ReasonKind.CANCELLED_BY_LINE if args.get("line") else ReasonKind.CANCELLED_BY_USER
         kind = ReasonKind.GIVEN_BACK if args.get("given_back") else kind
-        return done(AnswerCode.CANCELLED, FinishJob(job.id, Outcome.CANCELLED, StateReason(kind)))
+        return done(AnswerCode.CANCELLED, _cancelled(job, kind, now))
     if job.state in ACTIVE:
         grace_s = settings.grace_s if grace is None else float(grace)
-        return done(AnswerCode.STOPPING, RecordStop(job.id, StopRequest("cancelled", grace_s)))
+        return done(AnswerCode.STOPPING, stopped(job, StopRequest("cancelled", grace_s)))
     return [], RequestAnswer(AnswerCode.ALREADY_FINISHED, outcome=job.outcome)
 
 
-def _preempt(job: Job, args: Any, settings: Settings) -> ActionsAndAnswer:
+def _cancelled(job: Job, kind: ReasonKind, now: Now) -> JobChanged:
+    return JobChanged(job, job.finished(Outcome.CANCELLED, StateReason(kind), now))
+
+
+def _preempt(job: Job, args: Any, settings: Settings, now: Now) -> ActionsAndAnswer:
     stop = StopRequest(
         "preempted",
         float(args["grace_s"]),
@@ -89,77 +93,81 @@ def _preempt(job: Job, args: Any, settings: Settings) -> ActionsAndAnswer:
         return _refusal("preempt", job)
     if not stop.may_replace(job.stop):
         return [], RequestAnswer(AnswerCode.BEING_CANCELLED)
-    return done(AnswerCode.STOPPING, RecordStop(job.id, stop.combined_with(job.stop)))
+    return done(AnswerCode.STOPPING, stopped(job, stop.combined_with(job.stop)))
 
 
-def _retry(job: Job, args: Any, settings: Settings) -> ActionsAndAnswer:
+def _retry(job: Job, args: Any, settings: Settings, now: Now) -> ActionsAndAnswer:
     if job.state in (JobState.HELD, JobState.FINISHED):
         file, changes = args.get("added_to"), args.get("changes", ())
         kind = ReasonKind.LINE_ADDED_AGAIN if file else ReasonKind.RETRIED_BY_USER
-        actions = [action for change in changes for action in _change(job, change)]
-        actions.append(RequeueJob(job.id, StateReason(kind, subject=file)))
+        new = _with_attributes(job, changes).queued_again(now)
+        actions: list[Action] = [JobChanged(job, new, StateReason(kind, subject=file))]
+        actions += [one for change in changes for one in _dependencies(job, change)]
         changed = " ".join(format_change(change["name"], change["value"]) for change in changes)
         return actions, RequestAnswer(AnswerCode.QUEUED, attribute=changed)
     return _refusal("retry", job)
 
 
-def _retry_unless_skipped(job: Job, args: Any, settings: Settings) -> ActionsAndAnswer:
+def _retry_unless_skipped(job: Job, args: Any, settings: Settings, now: Now) -> ActionsAndAnswer:
     has_same_parents = "parents" not in args
     if job.state is JobState.FINISHED and job.failed_parent is not None and has_same_parents:
         return [], RequestAnswer(AnswerCode.PARENT_FAILED, parent=job.failed_parent)
-    return _retry(job, args, settings)
+    return _retry(job, args, settings, now)
 
 
-def _resume(job: Job, args: Any, settings: Settings) -> ActionsAndAnswer:
+def _resume(job: Job, args: Any, settings: Settings, now: Now) -> ActionsAndAnswer:
     completed = bool(args.get("completed"))
     refusal = refusal_to_resume(job.state, job.outcome, job.failed_parent, completed=completed)
     if refusal is not None:
         return [], refusal
     checkpoint = Checkpoint.from_values(args["checkpoint"])
     reason = StateReason(ReasonKind.RESUMED_BY_USER, subject=checkpoint.path)
-    requeue = RequeueJob(job.id, reason, checkpoint=checkpoint, min_vram_mib=args.get("min_vram_mib"))
-    return done(AnswerCode.QUEUED, requeue)
+    new = job.queued_again(now, checkpoint=checkpoint)
+    if args.get("min_vram_mib") is not None:
+        new = replace(new, min_vram_mib=args["min_vram_mib"])
+    return done(AnswerCode.QUEUED, JobChanged(job, new, reason))
 
 
-def _hold(job: Job, args: Any, settings: Settings) -> ActionsAndAnswer:
+def _hold(job: Job, args: Any, settings: Settings, now: Now) -> ActionsAndAnswer:
     if job.state is JobState.QUEUED:
-        return done(AnswerCode.HELD, HoldJob(job.id, "user", StateReason(ReasonKind.HELD_BY_USER)))
+        held = job.held("user", StateReason(ReasonKind.HELD_BY_USER))
+        return done(AnswerCode.HELD, JobChanged(job, held))
     return _refusal("hold", job)
 
 
-def _release(job: Job, args: Any, settings: Settings) -> ActionsAndAnswer:
+def _release(job: Job, args: Any, settings: Settings, now: Now) -> ActionsAndAnswer:
     if job.has_unfinished_work:
         return [], unfinished_work(job.held_by)
     if job.state is JobState.HELD:
-        return done(AnswerCode.RELEASED, _requeue_as_before(job, ReasonKind.RELEASED_BY_USER))
+        return done(AnswerCode.RELEASED, _queued_as_before(job, ReasonKind.RELEASED_BY_USER, now))
     return _refusal("release", job)
 
 
-def _requeue_as_before(job: Job, kind: ReasonKind) -> RequeueJob:
-    """Returns the action that queues a held or skipped job again as it was queued before."""
-    return RequeueJob(job.id, StateReason(kind), keeps_checkpoint=True)
+def _queued_as_before(job: Job, kind: ReasonKind, now: Now) -> JobChanged:
+    """Returns the change that queues a held or skipped job again as it was queued before."""
+    return JobChanged(job, job.queued_again(now, keeps=True), StateReason(kind))
 
 
-def _recover(job: Job, args: Any, settings: Settings) -> ActionsAndAnswer:
+def _recover(job: Job, args: Any, settings: Settings, now: Now) -> ActionsAndAnswer:
     if job.is_interrupted:
-        return done(AnswerCode.QUEUED, recovery(job))
+        return done(AnswerCode.QUEUED, recovery(job, now))
     return [], not_interrupted(job.state)
 
 
-def _clear(job: Job, args: Any, settings: Settings) -> ActionsAndAnswer:
+def _clear(job: Job, args: Any, settings: Settings, now: Now) -> ActionsAndAnswer:
     if job.state is JobState.FINISHED:
-        return done(AnswerCode.CLEARED, ClearJob(job.id))
+        cleared_at = now.wall if job.cleared_at is None else job.cleared_at
+        return done(AnswerCode.CLEARED, JobChanged(job, replace(job, cleared_at=cleared_at)))
     return _refusal("clear", job)
 
 
-def _line_removed(job: Job, args: Any, settings: Settings) -> ActionsAndAnswer:
+def _line_removed(job: Job, args: Any, settings: Settings, now: Now) -> ActionsAndAnswer:
     if job.is_waiting:
-        reason = StateReason(ReasonKind.LINE_REMOVED)
-        return done(AnswerCode.CANCELLED, FinishJob(job.id, Outcome.CANCELLED, reason))
+        return done(AnswerCode.CANCELLED, _cancelled(job, ReasonKind.LINE_REMOVED, now))
     return _refusal("line_removed", job)
 
 
-def _set(job: Job, args: Any, settings: Settings) -> ActionsAndAnswer:
+def _set(job: Job, args: Any, settings: Settings, now: Now) -> ActionsAndAnswer:
     name, value = args["name"], args["value"]
     # Attributes from a finished job's line, and these changes, apply when the job is queued again.
     is_of_restart = "parents" in args or name in RESTART_FIELDS
@@ -167,40 +175,55 @@ def _set(job: Job, args: Any, settings: Settings) -> ActionsAndAnswer:
     later = job.state is JobState.FINISHED and applies_later
     if not job.is_waiting and not later:
         return _refusal("set", job)
-    actions = _change(job, args)
+    changed = _with_attributes(job, [args])
+    actions: list[Action] = [JobChanged(job, changed), *_dependencies(job, args)]
     if name == "hold" and value and job.state is not JobState.HELD:
         if job.outcome is Outcome.SKIPPED:  # a held job is not skipped
-            actions.append(_requeue_as_before(job, ReasonKind.HELD_BY_LINE))
-        actions.append(HoldJob(job.id, "line", StateReason(ReasonKind.HELD_BY_LINE)))
+            actions.append(_queued_as_before(changed, ReasonKind.HELD_BY_LINE, now))
+            changed = changed.queued_again(now, keeps=True)
+        held = changed.held("line", StateReason(ReasonKind.HELD_BY_LINE))
+        actions.append(JobChanged(changed, held))
     elif name == "hold" and not value and job.held_by == "line":
-        actions.append(_requeue_as_before(job, ReasonKind.RELEASED_BY_LINE))
+        actions.append(_queued_as_before(changed, ReasonKind.RELEASED_BY_LINE, now))
     elif name == "cancel" and value:
-        actions.append(FinishJob(job.id, Outcome.CANCELLED, StateReason(ReasonKind.CANCELLED_BY_LINE)))
+        actions.append(_cancelled(changed, ReasonKind.CANCELLED_BY_LINE, now))
     if is_unset(value):
         return actions, RequestAnswer(AnswerCode.ATTRIBUTE_REMOVED, attribute=key_of(name))
     return actions, RequestAnswer(AnswerCode.ATTRIBUTE_SET, attribute=format_attribute(name, value))
 
 
-def _confirm(job: Job, args: Any, settings: Settings) -> ActionsAndAnswer:
-    if job.state in (JobState.HELD, JobState.QUEUED):
-        return done(AnswerCode.CONFIRMED, SetConfirmed(job.id, confirmed=True))
-    return _refusal("confirm", job)
+def _confirm(job: Job, args: Any, settings: Settings, now: Now) -> ActionsAndAnswer:
+    """Lets a job from a Redis queue start."""
+    if job.state not in (JobState.HELD, JobState.QUEUED):
+        return _refusal("confirm", job)
+    is_gated = job.line_wait is not None and job.line_wait.kind is WaitKind.NOT_CONFIRMED
+    new = replace(job, source_missing=False, line_wait=None, queued_at=now.wall) if is_gated else job
+    return done(AnswerCode.CONFIRMED, JobChanged(job, new))
 
 
-def _unconfirm(job: Job, args: Any, settings: Settings) -> ActionsAndAnswer:
-    if job.state in (JobState.HELD, JobState.QUEUED):
-        return done(AnswerCode.UNCONFIRMED, SetConfirmed(job.id, confirmed=False))
-    return _refusal("unconfirm", job)
+def _unconfirm(job: Job, args: Any, settings: Settings, now: Now) -> ActionsAndAnswer:
+    """Keeps a job from a Redis queue from starting. One that was ever started stays confirmed."""
+    if job.state not in (JobState.HELD, JobState.QUEUED):
+        return _refusal("unconfirm", job)
+    wait = WaitReason(WaitKind.NOT_CONFIRMED)
+    gated = replace(job, source_missing=True, line_wait=wait, queued_at=now.wall)
+    return done(AnswerCode.UNCONFIRMED, JobChanged(job, job if job.has_attempt else gated))
 
 
-def _change(job: Job, change: Any) -> list[Action]:
-    """Returns the actions that change one attribute. change: the arguments of a `set` request."""
-    name, parents = change["name"], change.get("parents")
-    actions: list[Action] = [SetAttribute(job.id, name, change["value"])]
-    if parents is not None:
-        wanted = tuple(Dependency(parent, REFERENCES[name], reference) for parent, reference in parents)
-        actions.append(SetDependencies(job.id, REFERENCES[name], wanted))
-    return actions
+def _with_attributes(job: Job, changes: Sequence[Any]) -> Job:
+    """Returns the job with changed attributes. changes: the arguments of `set` requests."""
+    for change in changes:
+        job = job.with_attribute(change["name"], change["value"])
+    return job
+
+
+def _dependencies(job: Job, change: Any) -> list[Action]:
+    """Returns the action that changes the dependencies of a job; none for other attributes."""
+    if change.get("parents") is None:
+        return []
+    kind = REFERENCES[change["name"]]
+    wanted = tuple(Dependency(parent, kind, reference) for parent, reference in change["parents"])
+    return [SetDependencies(job.id, kind, wanted)]
 
 
 def _refusal(verb: str, job: Job) -> ActionsAndAnswer:
@@ -208,7 +231,7 @@ def _refusal(verb: str, job: Job) -> ActionsAndAnswer:
 
 
 #: The function for each verb.
-_JOB_REQUESTS: Mapping[str, Callable[[Job, Any, Settings], ActionsAndAnswer]] = {
+_JOB_REQUESTS: Mapping[str, Callable[[Job, Any, Settings, Now], ActionsAndAnswer]] = {
     "cancel": _cancel,
     "preempt": _preempt,
     "resume_job": _resume,
@@ -261,6 +284,10 @@ def answer_requests(facts: Facts) -> list[Action]:
         if waits:
             continue
         changes, answer = _carry_out_request(request, facts)
+        for change in changes:
+            if isinstance(change, GpuChanged):  # the next request for the same GPU follows this one
+                gpus = [change.new if gpu is change.old else gpu for gpu in facts.gpus]
+                facts = replace(facts, gpus=tuple(gpus))
         actions += [*changes, AnswerRequest(request.request_id, answer)]
     return actions
 
@@ -319,7 +346,7 @@ def _cancel_all(facts: Facts, args: Any) -> list[Action]:
     stop = StopRequest("cancelled", grace_s)
     live = [attempt for attempt in _live_attempts(facts) if attempt.state.is_open]
     return [
-        RecordStop(attempt.job_id, stop)
+        stopped(attempt.job, stop)
         for attempt in live
         if attempt.stop_request is None or attempt.stop_request.cause != stop.cause
     ]
@@ -330,10 +357,11 @@ def _carry_out_request(request: Request, facts: Facts) -> ActionsAndAnswer:
         return done(AnswerCode.ENDING, EndScheduler())
     if request.verb in ("pause", "resume"):
         paused = request.verb == "pause"
-        change = SetPaused(request.target, paused, request.args.get("cause"))
-        used = {gpu.uuid for gpu in facts.gpus if not gpu.paused and gpu.suspicion is None}
-        resumed = AnswerCode.NOT_PAUSED if request.target in used else AnswerCode.RESUMED
-        return done(AnswerCode.PAUSED if paused else resumed, change)
+        gpu = next((one for one in facts.gpus if one.uuid == request.target), None)
+        is_used = gpu is not None and not gpu.paused and gpu.suspicion is None
+        code = AnswerCode.NOT_PAUSED if is_used else AnswerCode.RESUMED
+        changed = [] if gpu is None else _paused(gpu, request, facts.now, paused=paused)
+        return done(AnswerCode.PAUSED if paused else code, *changed)
     if request.verb == "places":
         positions = tuple((job, position) for job, position in request.args["places"])
         return done(AnswerCode.POSITIONS_SET, SetQueuePositions(positions))
@@ -346,7 +374,16 @@ def _carry_out_request(request: Request, facts: Facts) -> ActionsAndAnswer:
         return [], RequestAnswer(AnswerCode.CYCLE)
     if request.verb == "preempt" and request.args["stop_id"] == _withdrawn_stop(job.id, facts):
         return done(AnswerCode.WITHDRAWN)
-    return answer_job_request(request.verb, job, request.args, facts.settings)
+    return answer_job_request(request.verb, job, request.args, facts.settings, facts.now)
+
+
+def _paused(gpu: Gpu, request: Request, now: Now, *, paused: bool) -> list[GpuChanged]:
+    """Returns the change that pauses or resumes a GPU. A resumed GPU is not suspect."""
+    if gpu.paused is paused and (paused or gpu.suspicion is None):
+        return []
+    resumed = replace(gpu, paused=False, usable_since=now.wall, suspicion=None)
+    new = replace(gpu, paused=True) if paused else resumed
+    return [GpuChanged(gpu, new, request.args.get("cause"))]
 
 
 def _withdrawn_stop(job_id: int, facts: Facts) -> str | None:
@@ -356,7 +393,7 @@ def _withdrawn_stop(job_id: int, facts: Facts) -> str | None:
 
 
 def _recover_all(facts: Facts) -> ActionsAndAnswer:
-    actions: list[Action] = [recovery(job) for job in facts.interrupted]
+    actions: list[Action] = [recovery(job, facts.now) for job in facts.interrupted]
     return actions, RequestAnswer(AnswerCode.RECOVERED, jobs=tuple(job.id for job in facts.interrupted))
 
 
