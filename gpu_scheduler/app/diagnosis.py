@@ -361,7 +361,8 @@ def _queue_outlook(inspected: _Inspection, facts: Facts, need: Need) -> QueueOut
     has_reservation = stored is not None and stored.job.job_id == job.id
     if job.line_wait is not None and not has_reservation:
         return None  # nothing is reserved for it before its line is valid again
-    run_times, resources = RunTimesReader(inspected.store).run_times(), ResourceSpec.from_key(job.spec_key)
+    store, resources = inspected.store, ResourceSpec.from_key(job.spec_key)
+    run_times = RunTimesReader(store).run_times(store.marks())
     return queue_outlook(facts, need, queued_job_of(inspected.store, job.id), resources, run_times)
 
 

@@ -44,7 +44,7 @@ from gpu_scheduler.store.attempt_history import (
     RunTimesReader,
     gpu_time,
 )
-from gpu_scheduler.store.dependencies import has_unsettled_dependencies, is_ancestor
+from gpu_scheduler.store.dependencies import is_ancestor
 from gpu_scheduler.store.job_lists import find_job_fact, interrupted_jobs, jobs_to_watch, listed_count
 from gpu_scheduler.store.pending_groups import queue_reservation, reserved_jobs
 from gpu_scheduler.store.pending_groups_reader import PendingGroupsReader
@@ -83,21 +83,21 @@ def read_facts(
     lock_folder: the folder with the lock files of the GPUs; None if there is none. with_statistics: whether
     the facts contain these starts, ends and run times, and the GPU time.
     """
-    managed = store.gpus()
-    # Read before the attempts, so that every lock of a runner belongs to one of these attempts.
+    managed, marks = store.gpus(), store.marks()
+    # Read before the folders of the attempts, so that every lock of a runner belongs to one of them.
     locks = LockReading()
     if lock_folder is not None:
         locks = read_locks_of(lock_folder, [gpu.uuid for gpu in managed])
     records = store.active_attempts()
     refs = {record.token: attempt_ref(store, record) for record in records}
     attempts = _attempts(store, executors, records, refs, now)
-    pending = (groups or PendingGroupsReader(store)).read(now) if placing else ()
-    reservation = queue_reservation(store) if placing else None
+    pending = (groups or PendingGroupsReader(store)).read(now, marks) if placing else ()
+    reservation = queue_reservation(store) if placing and marks.has_reservations else None
     if progress is not None and pending and settings.queue_order is QueueOrder.RESERVE:
         known = progress.read(records) if reservation is None else progress.read_now(records)
         attempts = with_remaining_times(attempts, known, now)
     gpus, unmanaged = _gpus(watch, managed, attempts, refs, locks)
-    requests = tuple(open_requests(store))
+    requests = tuple(open_requests(store)) if marks.has_requests else ()
     verbs = {request.verb for request in requests}
     return Facts(
         now=now,
@@ -110,20 +110,20 @@ def read_facts(
         storage_issue=health_issue,
         attempts=attempts,
         pending_groups=pending,
-        adopted_jobs=_adopted_jobs(store, now),
-        reserved_jobs=tuple(reserved_jobs(store, now)) if placing else (),
+        adopted_jobs=_adopted_jobs(store, now) if marks.has_adopted else (),
+        reserved_jobs=tuple(reserved_jobs(store, now)) if placing and marks.has_reservations else (),
         queue_reservation=reservation,
-        overtakes=(starts or QueueStartsReader(store)).overtakes() if with_statistics else Overtakes(),
+        overtakes=(starts or QueueStartsReader(store)).overtakes(marks) if with_statistics else Overtakes(),
         history=(history or GpuHistoryReader(store)).history() if with_statistics else GpuHistory(),
-        run_times=(run_times or RunTimesReader(store)).run_times() if with_statistics else RunTimes(),
+        run_times=(run_times or RunTimesReader(store)).run_times(marks) if with_statistics else RunTimes(),
         gpu_time=gpu_time(store, now.wall) if with_statistics else None,
         requests=requests,
         jobs=_target_jobs(store, {request.target for request in requests}),
         cyclic_request=_find_cyclic_request(store, requests),
-        has_unsettled_dependencies=has_unsettled_dependencies(store),
+        has_unsettled_dependencies=marks.has_unsettled_dependencies,
         interrupted=tuple(interrupted_jobs(store)) if settings.recover or "recover" in verbs else (),
         finished_count=listed_count(store) if "clear" in verbs else 0,
-        learned_mib=learned.needs() if learned is not None else {},
+        learned_mib=learned.needs(marks) if learned is not None else {},
     )
 
 
@@ -273,7 +273,7 @@ class Loop:
         self.config = LlmConfig()
         self.recorder = StoreWriter(store, settings, executors.default.name)
         self.progress = RunningProgress(store, clock)
-        self.on_action: Callable[[act.Action], None] = lambda action: None
+        self.on_recorded: Callable[[Sequence[act.Action]], None] = lambda actions: None
         self.storage: StorageMonitor | None = None
         self.check_owner: Callable[[], None] = lambda: None
         self.turns: QueueTurns | None = None
@@ -303,13 +303,14 @@ class Loop:
         """
         now = self.clock.now()
         issue = self.storage.issue() if self.storage is not None else None
-        facts = read_facts(
-            self.store, self.watch, self._executors, self.config, self.settings, now, issue,
-            placing=self.placing, learned=self._learned if self.store.learning else None,
-            starts=self._starts, run_times=self._run_times, groups=self._groups, progress=self.progress,
-            lock_folder=self.turns.folder if self.turns is not None else None, history=self._history,
-            with_statistics=self._with_statistics,
-        )  # fmt: skip
+        with self.store.snapshot():
+            facts = read_facts(
+                self.store, self.watch, self._executors, self.config, self.settings, now, issue,
+                placing=self.placing, learned=self._learned if self.store.learning else None,
+                starts=self._starts, run_times=self._run_times, groups=self._groups, progress=self.progress,
+                lock_folder=self.turns.folder if self.turns is not None else None, history=self._history,
+                with_statistics=self._with_statistics,
+            )  # fmt: skip
         # If this scheduler no longer owns the folder, it must not record what it observed there.
         self.check_owner()
         self._log_anomalies(facts)
@@ -322,8 +323,8 @@ class Loop:
         self._history.accept(actions)
         self._failpoint("recorded")
         failed: OSError | sqlite3.OperationalError | None = None
+        self.on_recorded(actions)
         for action in actions:
-            self.on_action(action)
             try:
                 self._perform(action, opened, facts)
             except (OSError, sqlite3.OperationalError) as error:

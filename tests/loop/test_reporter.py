@@ -125,7 +125,7 @@ def test_each_start_message_contains_the_number_of_dispatched_jobs(
 ) -> None:
     jobs = [harness.job(f"echo {n}") for n in range(3)]
     harness.record(act.Start(jobs[0], ("U0",), 0, vram=18432), act.Start(jobs[1], ("U1",), 500))
-    harness.reporter.action_recorded(act.AnswerRequest(1, RequestAnswer(AnswerCode.HELD)))
+    harness.reporter.actions_recorded([act.AnswerRequest(1, RequestAnswer(AnswerCode.HELD))])
     assert logged() == [
         "job 1 starts on gpu [0] (1/3 dispatched, declared 18432 MiB/gpu) — echo 0",
         "job 2 starts on gpu [1] (2/3 dispatched, share 0.5) — echo 1",
@@ -334,7 +334,7 @@ def test_logs_growing_memory_peaks_only_if_verbose(
     for mib in (0, 3000, 2000, 3001):
         use = act.RecordUsage(job, attempt, float(mib), (("U0", mib, 50.0), ("U1", None, None)))
         harness.record(use)
-        harness.reporter.action_recorded(use)
+        harness.reporter.actions_recorded([use])
     assert logged() == [
         "job 1 gpu0 3000 MiB (peak so far; declared 9000)",
         "job 1 gpu0 3001 MiB (peak so far; declared 9000)",
@@ -342,11 +342,11 @@ def test_logs_growing_memory_peaks_only_if_verbose(
     share = harness.job()
     use = act.RecordUsage(share, harness.start(share, share=250), 9.0, (("U0", 5000, 50.0),))
     harness.record(use)
-    harness.reporter.action_recorded(use)
+    harness.reporter.actions_recorded([use])
     assert logged()[-1] == "job 2 gpu0 5000 MiB (peak so far; declared 6144 by share 0.25)"
     # The next reporter does not log the same peak a second time.
-    harness.restart(verbose=True).action_recorded(use)
-    harness.restart().action_recorded(act.RecordUsage(job, attempt, 9.0, (("U0", 9000, 50.0),)))
+    harness.restart(verbose=True).actions_recorded([use])
+    harness.restart().actions_recorded([act.RecordUsage(job, attempt, 9.0, (("U0", 9000, 50.0),))])
     assert logged() == []
 
 
@@ -456,7 +456,7 @@ def test_reports_new_events_that_reuse_the_ids_of_events_lost_in_a_power_cut(
     assert logged() == ["job 1 held: held by the user"]
 
 
-def test_events_missed_because_of_a_failed_read_are_logged_with_the_next_action(
+def test_events_missed_because_of_a_failed_read_are_logged_with_the_next_actions(
     harness: ReporterHarness, logged: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> int:
@@ -465,10 +465,10 @@ def test_events_missed_because_of_a_failed_read_are_logged_with_the_next_action(
     job = harness.job()
     harness.record(act.HoldJob(job, "user", worded("held by the user")))
     with monkeypatch.context() as patch:
-        patch.setattr("gpu_scheduler.reporting.reporter.events.newest_event_id", fail)
-        harness.reporter.action_recorded(act.AnswerRequest(1, RequestAnswer(AnswerCode.HELD)))
+        patch.setattr("gpu_scheduler.reporting.reporter.events.notable_events", fail)
+        harness.reporter.actions_recorded([act.AnswerRequest(1, RequestAnswer(AnswerCode.HELD))])
     assert logged() == []
-    harness.reporter.action_recorded(act.AnswerRequest(1, RequestAnswer(AnswerCode.HELD)))
+    harness.reporter.actions_recorded([act.AnswerRequest(1, RequestAnswer(AnswerCode.HELD))])
     assert logged() == ["job 1 held: held by the user"]
 
 
@@ -693,7 +693,7 @@ def test_the_status_board_shows_the_progress_of_running_jobs(harness: ReporterHa
     def text() -> str:
         harness.clock.boot += MIN_INTERVAL_S
         harness.gpus[0] = replace(harness.gpus[0], sampled_boot=harness.clock.now().boot)
-        harness.reporter.action_recorded(act.ReleaseAllocation(0))
+        harness.reporter.actions_recorded([act.ReleaseAllocation(0)])
         harness.update()
         return harness.board.read_text()
 
@@ -762,7 +762,7 @@ def test_the_status_board_shows_new_wait_reasons_and_released_gpus_without_a_new
     for action, shown in ((act.ReleaseAllocation(attempt), "not examined yet"), (reason, "the disk is full")):
         harness.clock.boot += 1.0
         harness.record(action)
-        harness.reporter.action_recorded(action)
+        harness.reporter.actions_recorded([action])
         harness.update()
         assert shown in harness.board.read_text()
 
