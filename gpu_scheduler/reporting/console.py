@@ -14,9 +14,9 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from gpu_scheduler.core.model.attempt import Attempt
 from gpu_scheduler.core.text.job_output import FrameFilter, sanitized
 from gpu_scheduler.errors import SchedulerError
-from gpu_scheduler.store.store import Store
 from gpu_scheduler.system.deadline import start_thread
 from gpu_scheduler.system.shortages import describe_shortage, reraise_shortage
 
@@ -142,13 +142,12 @@ class Console:
         except queue.Full:
             pass
 
-    def follow_attempt(self, attempt_id: int, store: Store) -> None:
+    def follow_attempt(self, attempt: Attempt) -> None:
         """Starts printing the log of a direct attempt. Each printed line begins with the job id."""
-        attempt = store.attempt(attempt_id)
-        if attempt is None or attempt.log is None or _is_stdout_discarded():
+        if attempt.log is None or _is_stdout_discarded():
             return
         with self._lock:
-            self._tails[attempt_id] = JobOutputReader(
+            self._tails[attempt.id] = JobOutputReader(
                 attempt.job_id, attempt.number, Path(attempt.log), include_runner_line=not self.on_terminal
             )
             self._has_tails.set()

@@ -258,7 +258,7 @@ class Loop:
         self,
         store: Store,
         watch: GpuWatch,
-        launch: Callable[[int], None],
+        launch: Callable[[int], object],
         executors: Executors,
         settings: Settings,
         clock: Clock,

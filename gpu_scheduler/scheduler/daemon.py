@@ -219,10 +219,10 @@ class Daemon:
         self._inputs = FileInputs(options, store, self._loop, self._config, known)
 
     def _launch(self, attempt_id: int) -> None:
-        self._launcher.launch(attempt_id)
+        attempt = self._launcher.launch(attempt_id)
         self._sampler.sample_frequently()
         if not self._options.screen:
-            self._console.follow_attempt(attempt_id, self._store)
+            self._console.follow_attempt(attempt)
 
     def close(self) -> None:
         """Closes everything but the store. Does not affect running jobs."""

@@ -254,11 +254,12 @@ class Store:
         )
         return self._active_attempts.records(rows, active_attempt_record)
 
-    def gpus(self) -> list[Gpu]:
-        """Returns the managed GPUs, sorted by index."""
+    def gpus(self, *, managed_only: bool = True) -> list[Gpu]:
+        """Returns the managed GPUs, or all known ones, sorted by index."""
         from gpu_scheduler.store.records import GPU_COLUMNS, gpu_record
 
-        rows = self.db.rows(f"SELECT {GPU_COLUMNS} FROM gpu WHERE managed ORDER BY idx")
+        where = "managed" if managed_only else "TRUE"
+        rows = self.db.rows(f"SELECT {GPU_COLUMNS} FROM gpu WHERE {where} ORDER BY idx")
         return self._gpus.records(rows, gpu_record)
 
     def managed_gpus(self) -> dict[int, str]:

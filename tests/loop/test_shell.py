@@ -146,8 +146,8 @@ def test_the_output_of_a_job_without_screen_is_printed_with_its_job_id(
     configure_logging(tmp_path / "main.log", console)
     job = rig.add_job("echo one; printf '\\033[32mtwo\\033[0m\\n'; exit 3")
     rig.tick()
-    attempt = rig.store.attempts(job)[0].id
-    console.follow_attempt(attempt, rig.store)
+    attempt = rig.store.attempts(job)[0]
+    console.follow_attempt(attempt)
     rig.tick_until_ended(job)
     console.finish_attempt(job, 1)
     logging.getLogger("gpu_scheduler").info("a line of ours, about %s\n  and more", "\x1b]0;evil\x07")

@@ -218,7 +218,7 @@ def test_the_console_starts_no_threads_after_its_creation(
     shown: list[str] = []
     monkeypatch.setattr(console, "put", shown.append)
     for _ in range(2):
-        console.follow_attempt(rig.store.attempts(job)[0].id, rig.store)
+        console.follow_attempt(rig.store.attempts(job)[0])
         wait_for(lambda: not console._has_tails.is_set() or "[job 1] out" in shown, "the job's output")
         console.finish_attempt(job, 1)
         wait_for(lambda: not console._has_tails.is_set(), "the end of the log")
@@ -238,7 +238,7 @@ def test_the_console_stops_following_logs_during_a_shortage_and_then_resumes(
     rig.tick_until_ended(job)
     with monkeypatch.context() as short:
         short.setattr(job_output, "open", refuse(errno.EMFILE), raising=False)
-        console.follow_attempt(rig.store.attempts(job)[0].id, rig.store)
+        console.follow_attempt(rig.store.attempts(job)[0])
         wait_for(lambda: shown, "output on the console")
         console.finish_attempt(job, 1)
     wait_for(lambda: not console._has_tails.is_set(), "the end of the log")
