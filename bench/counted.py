@@ -1,7 +1,6 @@
-"""Runs a scheduler and writes what it cost into a file: `python -c '…' OUT ARGUMENTS...` (see `costs`).
+"""Runs the scheduler of the checkout that PYTHONPATH names, and writes what it cost to a file (see `costs`).
 
-It imports only the standard library and the package of the checkout that PYTHONPATH names. It counts from the
-first round, and only what the thread of the loop does. PROFILE in the environment names a file for cProfile.
+It imports nothing else from this checkout. PROFILE in the environment names a file for cProfile.
 """
 
 from __future__ import annotations

@@ -99,6 +99,7 @@ class Launcher:
         failpoint: Callable[[str], None] = lambda step: None,
     ) -> None:
         self.check_owner: Callable[[], None] = lambda: None
+        self.before_start: Callable[[Path], object] = lambda folder: None
         self._failpoint = failpoint
         self._logs = logs
         self._store = store
@@ -119,7 +120,7 @@ class Launcher:
     def launch(self, attempt_id: int) -> Attempt:
         """Starts a runner. Raises LaunchError with the reason, and any error that `check_owner` raises.
 
-        Returns the attempt, with its log.
+        Returns the attempt, with its log. Calls `before_start` with the folder.
 
         Calls `check_owner` after the folder is complete, so that nothing is started if another folder has
         replaced the data directory.
@@ -135,6 +136,7 @@ class Launcher:
                 attempt = replace(attempt, log=self._prepare(attempt, active, job, executor))
             self._failpoint("folder made")
             self.check_owner()
+            self.before_start(ref.folder)
             executor.launch(ref)
             return attempt
         except OSError as error:
@@ -266,8 +268,13 @@ class Launcher:
         """
         if self._options.conda_sh is not None:
             return self._options.conda_sh
-        own = find_conda_sh(self._environment, os.path.exists)
-        return own or (None if submitted is None else find_conda_sh(submitted, os.path.exists))
+        own = find_conda_sh(self._environment, _exists)
+        return own or (None if submitted is None else find_conda_sh(submitted, _exists))
+
+
+def _exists(path: str) -> bool:
+    # Faster than os.path.exists for a missing file, and most of these files are missing.
+    return os.access(path, os.F_OK)
 
 
 def _resumed_spec(attempt: Attempt, job: JobRecord) -> JobSpec:

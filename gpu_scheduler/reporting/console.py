@@ -159,7 +159,8 @@ class Console:
         for attempt_id, tail in ended.items():
             tail.has_ended = True
             for _ in range(_MAX_FINAL_READS):
-                self._read(attempt_id, tail)
+                if self._read(attempt_id, tail):
+                    break
 
     def flush(self) -> None:
         """Waits up to one second until all queued lines are printed."""
@@ -207,21 +208,24 @@ class Console:
         for attempt_id, tail in tails.items():
             self._read(attempt_id, tail)
 
-    def _read(self, attempt_id: int, tail: JobOutputReader) -> None:
+    def _read(self, attempt_id: int, tail: JobOutputReader) -> bool:
+        """Prints the next part of a log. Returns whether all of it has been printed."""
         with self._read_lock:
             if tail.is_exhausted:
-                return  # the other thread has read the end, and has now put its lines
+                return True  # the other thread has read the end, and has now put its lines
             try:
                 lines = tail.read()
             except OSError as error:
                 self._report_problem(f"cannot show job output: {error.strerror}; see the job logs")
-                return
+                return False
             self._report_problem(None)
             for line in lines:
                 self.put(line)
-        if tail.is_exhausted:
+            is_exhausted = tail.is_exhausted
+        if is_exhausted:
             with self._lock:
                 self._tails.pop(attempt_id, None)
+        return is_exhausted
 
     def _report_problem(self, problem: str | None) -> None:
         """Prints each problem with job output once, and a line when job output can be shown again."""

@@ -209,6 +209,8 @@ class Daemon:
         self._signal: int | None = None
         self._wake_keys: set[str] = set()
         self._wakeups = Wakeups()
+        # A folder that is watched already need not be observed again before the scheduler waits.
+        self._launcher.before_start = self._wakeups.watch_attempt
         self._backups = BackupTimer(store, self._clock)
         self._companions = Companions(companions_of(options, home), home.main_log, trust=options.trust_files)
         self._is_interruption_reported = False

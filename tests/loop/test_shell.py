@@ -186,7 +186,7 @@ def test_ended_runners_and_signals_wake_the_scheduler_even_if_files_cannot_be_wa
     wakeups = Wakeups()
     assert not wakeups.watch(tmp_path / "jobs.txt", "jobs")
     runner = subprocess.Popen(["sleep", "60"])
-    assert wakeups.watch_attempts({tmp_path: runner.pid})
+    assert not wakeups.watch_attempts({tmp_path: runner.pid})
     assert wakeups.wait(0.05) == set()
     runner.kill()
     assert wakeups.wait(60) == {"runner"}

@@ -254,14 +254,18 @@ def test_a_runner_is_watched_again_after_a_shortage(tmp_path: Path, monkeypatch:
     wakeups = Wakeups()
     with monkeypatch.context() as short:
         short.setattr(os, "pidfd_open", refuse(errno.EMFILE))
-        wakeups.watch_attempts({tmp_path: os.getpid()})
+        assert wakeups.watch_attempts({tmp_path: os.getpid()})
         assert not wakeups.watch_attempts({tmp_path: os.getpid()})
     with monkeypatch.context() as short:
         short.setattr(wakeups._selector, "register", refuse(errno.ENOMEM))
         before = len(os.listdir("/proc/self/fd"))
         assert not wakeups.watch_attempts({tmp_path: os.getpid()})
         assert len(os.listdir("/proc/self/fd")) == before
-    assert wakeups.watch_attempts({tmp_path: os.getpid()})
+    child = subprocess.Popen(["sleep", "60"])
+    assert not wakeups.watch_attempts({tmp_path: child.pid})
+    child.kill()
+    assert wakeups.wait(60) == {"runner"}
+    child.wait()
     wakeups.close()
 
 
