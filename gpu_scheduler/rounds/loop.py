@@ -55,6 +55,17 @@ from gpu_scheduler.store.writer import StoreWriter
 # Gathers the facts of a round: the store, the status and processes of open attempts, and the GPUs.
 
 
+class Readers:
+    """The readers that read from the store only what has changed since their last reading."""
+
+    def __init__(self, store: Store, settings: Settings) -> None:
+        self.starts = QueueStartsReader(store)
+        self.history = GpuHistoryReader(store)
+        self.run_times = RunTimesReader(store)
+        self.groups = PendingGroupsReader(store)
+        self.learned = LearnedNeedsReader(store, settings.spike_buffer)
+
+
 def read_facts(
     store: Store,
     watch: GpuWatch,
@@ -64,25 +75,20 @@ def read_facts(
     now: Now,
     health_issue: str | None = None,
     *,
+    readers: Readers | None = None,
     placing: bool = True,
-    learned: LearnedNeedsReader | None = None,
-    starts: QueueStartsReader | None = None,
-    run_times: RunTimesReader | None = None,
     progress: RunningProgress | None = None,
-    groups: PendingGroupsReader | None = None,
     lock_folder: Path | None = None,
-    history: GpuHistoryReader | None = None,
     with_statistics: bool = True,
 ) -> Facts:
     """Returns all facts on which the decisions of one round are based.
 
-    placing: whether jobs may be started. learned: the reader of learned needs; None if needs are not learned.
-    starts, history, run_times, groups: the readers of the starts that overtook waiting jobs, of the ends on
-    each GPU, of the run times, and of the pending groups; None to read all of them. progress: that of the
-    running attempts; None if it is not looked for.
-    lock_folder: the folder with the lock files of the GPUs; None if there is none. with_statistics: whether
-    the facts contain these starts, ends and run times, and the GPU time.
+    readers: those of the earlier rounds; None to read everything. placing: whether jobs may be started.
+    progress: that of the running attempts; None if it is not looked for. lock_folder: the folder with the
+    lock files of the GPUs; None if there is none. with_statistics: whether the facts contain the starts that
+    overtook waiting jobs, the ends on each GPU, the run times and the GPU time.
     """
+    readers = readers or Readers(store, settings)
     managed, marks = store.gpus(), store.marks()
     # Read before the folders of the attempts, so that every lock of a runner belongs to one of them.
     locks = LockReading()
@@ -91,7 +97,7 @@ def read_facts(
     records = store.active_attempts()
     refs = {record.token: attempt_ref(store, record) for record in records}
     attempts = _attempts(store, executors, records, refs, now)
-    pending = (groups or PendingGroupsReader(store)).read(now, marks) if placing else ()
+    pending = readers.groups.read(now, marks) if placing else ()
     reservation = queue_reservation(store) if placing and marks.has_reservations else None
     if progress is not None and pending and settings.queue_order is QueueOrder.RESERVE:
         known = progress.read(records) if reservation is None else progress.read_now(records)
@@ -113,9 +119,9 @@ def read_facts(
         adopted_jobs=_adopted_jobs(store, now) if marks.has_adopted else (),
         reserved_jobs=tuple(reserved_jobs(store, now)) if placing and marks.has_reservations else (),
         queue_reservation=reservation,
-        overtakes=(starts or QueueStartsReader(store)).overtakes(marks) if with_statistics else Overtakes(),
-        history=(history or GpuHistoryReader(store)).history() if with_statistics else GpuHistory(),
-        run_times=(run_times or RunTimesReader(store)).run_times(marks) if with_statistics else RunTimes(),
+        overtakes=readers.starts.overtakes(marks) if with_statistics else Overtakes(),
+        history=readers.history.history() if with_statistics else GpuHistory(),
+        run_times=readers.run_times.run_times(marks) if with_statistics else RunTimes(),
         gpu_time=gpu_time(store, now.wall) if with_statistics else None,
         requests=requests,
         jobs=_target_jobs(store, {request.target for request in requests}),
@@ -123,7 +129,7 @@ def read_facts(
         has_unsettled_dependencies=marks.has_unsettled_dependencies,
         interrupted=tuple(interrupted_jobs(store)) if settings.recover or "recover" in verbs else (),
         finished_count=listed_count(store) if "clear" in verbs else 0,
-        learned_mib=learned.needs(marks) if learned is not None else {},
+        learned_mib=readers.learned.needs(marks) if store.learning else {},
     )
 
 
@@ -280,11 +286,7 @@ class Loop:
         self.placing = True
         self.stop_requested = False
         self.sample_wanted = False
-        self._starts = QueueStartsReader(store)
-        self._history = GpuHistoryReader(store)
-        self._run_times = RunTimesReader(store)
-        self._groups = PendingGroupsReader(store)
-        self._learned = LearnedNeedsReader(store, settings.spike_buffer)
+        self._readers = Readers(store, settings)
         self._logged: set[str] = set()
         self._line_waits: Mapping[int, WaitReason] | None = None
         self._launch_attempt = launch
@@ -306,9 +308,8 @@ class Loop:
         with self.store.snapshot():
             facts = read_facts(
                 self.store, self.watch, self._executors, self.config, self.settings, now, issue,
-                placing=self.placing, learned=self._learned if self.store.learning else None,
-                starts=self._starts, run_times=self._run_times, groups=self._groups, progress=self.progress,
-                lock_folder=self.turns.folder if self.turns is not None else None, history=self._history,
+                readers=self._readers, placing=self.placing, progress=self.progress,
+                lock_folder=self.turns.folder if self.turns is not None else None,
                 with_statistics=self._with_statistics,
             )  # fmt: skip
         # If this scheduler no longer owns the folder, it must not record what it observed there.
@@ -319,8 +320,8 @@ class Loop:
             return facts
         self._failpoint("planned")
         opened = self.recorder.record(actions, now)
-        self._groups.accept(actions)
-        self._history.accept(actions)
+        self._readers.groups.accept(actions)
+        self._readers.history.accept(actions)
         self._failpoint("recorded")
         failed: OSError | sqlite3.OperationalError | None = None
         self.on_recorded(actions)

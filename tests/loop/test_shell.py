@@ -196,6 +196,15 @@ def test_ended_runners_and_signals_wake_the_scheduler_even_if_files_cannot_be_wa
     assert caplog.text.count(f"fs.inotify.max_user_{limit}=") == 1
 
 
+def test_a_folder_that_is_watched_before_its_runner_starts_is_not_new(tmp_path: Path) -> None:
+    wakeups = Wakeups()
+    assert wakeups.watch_attempt(tmp_path)
+    (tmp_path / "claim").write_text("x")
+    assert not wakeups.watch_attempts({tmp_path: None})
+    assert wakeups.wait(60) == {"attempt"}
+    wakeups.close()
+
+
 def test_watches_the_folder_and_the_runner_of_an_attempt_until_it_ends(tmp_path: Path) -> None:
     wakeups = Wakeups()
     folder = tmp_path / "run"
