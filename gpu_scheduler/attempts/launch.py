@@ -21,7 +21,7 @@ from gpu_scheduler.core.command.sessions import session_name
 from gpu_scheduler.core.command.shell_words import CHECKPOINT_VARIABLE, with_checkpoint
 from gpu_scheduler.core.model.attempt import Attempt
 from gpu_scheduler.core.model.job_spec import JobSpec
-from gpu_scheduler.core.scheduling.placement import BEYOND_MIB, capped_claim, claimable_total
+from gpu_scheduler.core.scheduling.accounting import BEYOND_MIB, capped_claim, claimable_total
 from gpu_scheduler.core.text.formatting import safe_text
 from gpu_scheduler.progress.job_progress import PROGRESS_FILE
 from gpu_scheduler.runner.spec import read_spec

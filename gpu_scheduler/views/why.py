@@ -18,7 +18,7 @@ from gpu_scheduler.core.model.job_spec import UNRESOLVED, Need, Parent, ParentSt
 from gpu_scheduler.core.model.states import FAILED, WAITING, JobState, Outcome
 from gpu_scheduler.core.model.units import format_seconds, format_share
 from gpu_scheduler.core.model.wait_reason import GpuObstacle, WaitKind, WaitReason
-from gpu_scheduler.core.scheduling.placement import GpuAvailability, counts_as_idle, obstacle, place
+from gpu_scheduler.core.scheduling.placement import Ledger, counts_as_idle, place
 from gpu_scheduler.core.scheduling.preemption import NoPreemption, Preemption
 from gpu_scheduler.core.scheduling.queue_outlook import AwaitedEnd, EndBasis, QueueOutlook
 from gpu_scheduler.core.scheduling.run_times import Estimate, Prediction
@@ -130,8 +130,7 @@ def _change_remedy(job_id: int, facts: DependencyFacts, attribute: str = "after"
 def placement_finding(
     need: Need,
     allowed: tuple[int, ...] | None,
-    views: Sequence[GpuAvailability],
-    limits: Limits,
+    views: Sequence[Ledger],
     *,
     where: str,
     now: float,
@@ -143,7 +142,7 @@ def placement_finding(
     is_in_queue: whether the scheduler may place it, because it is neither held nor waits for other jobs or
     for its line.
     """
-    answer = place(need, allowed, views, limits)
+    answer = place(need, allowed, views)
     if isinstance(answer, WaitReason):
         if answer.is_infeasible:
             less = "less memory (vram=), or " if need.vram is not None else ""
@@ -176,8 +175,8 @@ def preemption_finding(found: Preemption | NoPreemption) -> Finding:
 
 
 def gpu_finding(
-    view: GpuAvailability,
-    judged: GpuAvailability,
+    view: Ledger,
+    judged: Ledger,
     need: Need,
     allowed: tuple[int, ...] | None,
     limits: Limits,
@@ -195,7 +194,7 @@ def gpu_finding(
     if allowed is not None and view.index not in allowed:
         message = f"not allowed for this job, which may use only {format_gpu_list(allowed)}"
         return ok(Check.GPU, f"{message}; {measured}", view.index)
-    why = obstacle(judged, need, limits)
+    why = judged.obstacle(need)
     if why is None:
         return ok(Check.GPU, f"accepts the job; {measured}", view.index)
     brief = replace(why, overtakes=None)  # another finding says why the GPU is reserved
@@ -203,7 +202,7 @@ def gpu_finding(
     return warn(Check.GPU, message, obstacle_remedy(why), view.index)
 
 
-def _measurements(view: GpuAvailability, need: Need, limits: Limits, holders: Collection[int]) -> str:
+def _measurements(view: Ledger, need: Need, limits: Limits, holders: Collection[int]) -> str:
     jobs = (
         f"share {format_share(view.allocated_share)} allocated to {_jobs(sorted(holders))}"
         if holders
@@ -213,7 +212,7 @@ def _measurements(view: GpuAvailability, need: Need, limits: Limits, holders: Co
     return f"{jobs}, {load}, {_foreign_use(view, need, limits)}"
 
 
-def _foreign_use(view: GpuAvailability, need: Need, limits: Limits) -> str:
+def _foreign_use(view: Ledger, need: Need, limits: Limits) -> str:
     """Describes what foreign processes use, and the thresholds for that."""
     if view.foreign_mib is None:
         return "foreign memory unknown"
@@ -233,11 +232,11 @@ def _foreign_use(view: GpuAvailability, need: Need, limits: Limits) -> str:
     return f"{holds}, foreign load {load}"
 
 
-def _headroom(view: GpuAvailability, limits: Limits) -> str:
+def _headroom(view: Ledger, limits: Limits) -> str:
     """Describes how much memory one more job could declare on the GPU."""
     if view.total_mib is None or view.committed_mib is None:
         return ", allocated memory unknown"
-    left = format_memory(max(0, view.total_mib - view.committed_mib - limits.margin_mib))
+    left = format_memory(view.left_mib or 0)
     taken = f"{format_memory(view.committed_mib)} of {format_memory(view.total_mib)} allocated or in use"
     return f", {taken}, {left} left to declare (margin {limits.margin_mib} MiB)"
 
@@ -250,14 +249,14 @@ def _jobs(ids: Sequence[int]) -> str:
 
 
 def queue_findings(
-    outlook: QueueOutlook, judged: Sequence[GpuAvailability], now: float, idle_budget: float, where: str
+    outlook: QueueOutlook, judged: Sequence[Ledger], now: float, idle_budget: float, where: str
 ) -> Iterator[Finding]:
     """Yields the findings about one queued job.
 
     judged: the GPUs as placement judges them for the job. now: in seconds since 1970. where: where its
     attributes can be changed, such as "on the job's line".
     """
-    kept = [gpu.unavailable for gpu in judged if gpu.unavailable and is_by_queue_order(gpu.unavailable)]
+    kept = [gpu.closed for gpu in judged if gpu.closed and is_by_queue_order(gpu.closed)]
     if outlook.reservation is not None:
         own = own_reservation_text(outlook.gpus, outlook.reservation.start_at, now)
         yield ok(Check.RESERVED, f"{own}, because it has been overtaken {times_text(outlook.overtakes)}")
@@ -458,7 +457,7 @@ def _placement(diagnosis: Diagnosis, need: Need, facts: PlacementFacts) -> Itera
         yield warn(Check.PLACING, full, "")
     else:
         yield placement_finding(
-            need, allowed, facts.judged, facts.limits, where=where, now=diagnosis.now, is_in_queue=is_in_queue
+            need, allowed, facts.judged, where=where, now=diagnosis.now, is_in_queue=is_in_queue
         )
     if facts.queue is not None:
         yield from queue_findings(facts.queue, facts.judged, diagnosis.now, facts.idle_budget, where)

@@ -9,10 +9,10 @@ from gpu_scheduler.core.model.finding import Check
 from gpu_scheduler.core.model.wait_reason import GpuObstacle, ObstacleKind
 from gpu_scheduler.core.scheduling.facts import QueuedJob, QueueReservation
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
-from gpu_scheduler.core.scheduling.placement import GpuAvailability
 from gpu_scheduler.core.scheduling.queue_outlook import AwaitedEnd, EndBasis, QueueOutlook
 from gpu_scheduler.core.scheduling.run_times import Estimate, Prediction
 from gpu_scheduler.views import why as queue_findings
+from tests.core.gpu_world import ledger
 
 NOW = 1_800_000_000.0
 OVERTAKEN = QueueOutlook(9, 8, 7200.0, 36_000.0, True, None, None, (), (), Estimate())
@@ -123,7 +123,7 @@ def test_the_advised_time_limit_ends_before_the_first_reservation(
     kept = [
         GpuObstacle(n, ObstacleKind.RESERVED, 7, reserved_from=NOW + one) for n, one in enumerate(starts_in_s)
     ]
-    judged = [GpuAvailability(f"U{one.gpu}", one.gpu, 1000, unavailable=one) for one in kept]
+    judged = [ledger(one.gpu, 1000, closed=one) for one in kept]
     own = replace(OVERTAKEN, overtakes=0)
     [found] = queue_findings.queue_findings(own, judged, NOW, 0.10, "on the job's line")
     assert (found.check, found.remedy.endswith(advice), bool(found.remedy)) == (
