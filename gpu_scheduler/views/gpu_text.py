@@ -133,6 +133,7 @@ _OBSTACLE_TEXTS = {
     ObstacleKind.AWAITING_MEMORY: "awaiting memory release",
     ObstacleKind.BUSY: "busy",
     ObstacleKind.MEMORY_UNKNOWN: "memory unknown",
+    ObstacleKind.LOAD_UNKNOWN: "load unknown",
 }
 
 

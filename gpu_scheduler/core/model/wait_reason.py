@@ -34,6 +34,7 @@ class ObstacleKind(str, Enum):
     MEMORY_UNKNOWN = "memory unknown"
     FOREIGN_MEMORY = "foreign memory"
     FOREIGN_LOAD = "foreign load"
+    LOAD_UNKNOWN = "load unknown"
     FOREIGN_PROCESS = "foreign process"
     CLAIMED = "claimed"
     CLAIMS_UNKNOWN = "claims unknown"
@@ -59,7 +60,8 @@ class GpuObstacle(StoredValue, frozen=True):
     processes_listed     if there is no foreign_pid: whether the driver lists the processes
     foreign_load         FOREIGN_LOAD: load that foreign processes cause, in percent
     foreign_peak_mib     MEMORY: highest memory use of the foreign processes, if above their current use
-    claims               CLAIMED: the claims of other programs on the GPU
+    claims               CLAIMED: the claims of other programs on the GPU; MEMORY for `run`: those that leave
+                         less than is free
     detail               CLAIMS_UNKNOWN: why the GPU cannot be claimed
     """
 

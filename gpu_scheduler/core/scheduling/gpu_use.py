@@ -17,8 +17,6 @@ from gpu_scheduler.core.model.wait_reason import GpuObstacle, ObstacleKind
 from gpu_scheduler.core.scheduling.accounting import (
     DRIVER_MIB,
     allocated_mib,
-    allocated_share,
-    claim_size,
     claimable_total,
     with_spike_buffer,
 )
@@ -92,17 +90,14 @@ def _holdings(gpu: Gpu, attempts: Iterable[ActiveAttempt], limits: Limits) -> di
     for process in listed_processes(gpu) or ():
         owner = gpu.owners.get(process.pid)
         used[owner] = used.get(owner, 0) + (process.used_mib or 0)
-    total, spike, unlisted_mib = gpu.last.total_mib, limits.spike_buffer, _unlisted_memory(gpu)
-    holdings = {}
+    unlisted_mib, holdings = _unlisted_memory(gpu), {}
     for attempt in attempts:
-        allocation = attempt.allocation_on(gpu.uuid)
-        allocated, claimed = allocated_mib(allocation, total or 0, spike), claim_size(allocation, total)
-        holdings[attempt.id] = Holding(
-            allocated_share(allocation, total, spike),
-            allocated,
-            used.get(attempt.id, min(allocated, unlisted_mib)),
-            claimable_total(total) if claimed is None else claimed,
-            _closes(gpu, attempt),
+        taken = Holding.of(attempt.allocation_on(gpu.uuid), gpu.last.total_mib, limits.spike_buffer)
+        holdings[attempt.id] = replace(
+            taken,
+            used_mib=used.get(attempt.id, min(taken.allocated_mib, unlisted_mib)),
+            claimed_mib=taken.claimed_mib or claimable_total(gpu.last.total_mib),
+            closes=_closes(gpu, attempt),
         )
     return holdings
 

@@ -15,7 +15,12 @@ from gpu_scheduler.core.model.attempt import Allocation
 from gpu_scheduler.core.model.gpu import GpuClaim
 from gpu_scheduler.core.model.units import MAX_MIB, WHOLE, round_mib
 from gpu_scheduler.core.model.wait_reason import GpuObstacle, ObstacleKind, WaitKind, WaitReason
-from gpu_scheduler.core.scheduling.accounting import allocated_mib, allocated_share, claim_size, could_fit
+from gpu_scheduler.core.scheduling.accounting import (
+    allocated_mib,
+    allocated_share,
+    claim_size,
+    could_fit,
+)
 from gpu_scheduler.core.scheduling.settings import Limits
 
 if TYPE_CHECKING:
@@ -38,6 +43,14 @@ class Holding(Struct, frozen=True):
     used_mib: int
     claimed_mib: int
     closes: GpuObstacle | None = None
+
+    @classmethod
+    def of(cls, allocation: Allocation, total_mib: int | None, spike_buffer: float) -> Holding:
+        """Returns what a job takes up that uses all that is allocated to it. total_mib: None if unknown."""
+        mib = allocated_mib(allocation, total_mib or 0, spike_buffer)
+        share = allocated_share(allocation, total_mib, spike_buffer)
+        # A job that claims the whole GPU gets it only if no other program claims anything there.
+        return cls(share, mib, mib, claim_size(allocation, total_mib) or 0)
 
 
 class Ledger(Struct, frozen=True):
@@ -126,11 +139,7 @@ class Ledger(Struct, frozen=True):
         return replace(ledger, reserved=(*self.reserved, (reserved_for, need)))
 
     def _holding(self, need: Need) -> Holding:
-        """Returns what a job with this need takes up. Its memory counts as used, because it soon will be."""
-        allocation, spike = _allocation(need), self.limits.spike_buffer
-        mib = allocated_mib(allocation, self.total_mib or 0, spike)
-        share = allocated_share(allocation, self.total_mib, spike)
-        return Holding(share, mib, mib, claim_size(allocation, self.total_mib) or 0)
+        return Holding.of(_allocation(need), self.total_mib, self.limits.spike_buffer)
 
     def _changed(self, holdings: Iterable[Holding], sign: int) -> Ledger:
         share, allocated, used, claimed = 0, 0, 0, 0
