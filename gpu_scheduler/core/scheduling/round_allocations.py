@@ -28,13 +28,6 @@ from gpu_scheduler.core.scheduling.placement import Ledger, place
 from gpu_scheduler.core.scheduling.queue_reservation import PlannedReservation
 
 
-class _Given(Struct, frozen=True):
-    """A part of a GPU that this round has given to a job, which will have ended within upper_s seconds."""
-
-    need: Need
-    upper_s: float
-
-
 class _QueueReservation(Struct, frozen=True):
     """The reservation by queue order; see `RoundAllocations.reserve_in_order`."""
 
@@ -48,25 +41,21 @@ class _QueueReservation(Struct, frozen=True):
 class RoundAllocations:
     """The GPUs, the parts of them that this round has given to jobs, and those that are reserved for jobs.
 
-    leaving: the ids of the attempts that free their GPUs soon.
+    leaving: the ids of the attempts that free their GPUs soon. facts: those of the round, with an attempt for
+    each adopted process that no runner watches.
     """
 
     def __init__(self, facts: Facts, leaving: Collection[int]) -> None:
-        facts = replace(facts, attempts=(*facts.attempts, *unwatched_attempts(facts)))
-        self._facts = facts
+        self.facts = facts = replace(facts, attempts=(*facts.attempts, *unwatched_attempts(facts)))
         self.leaving = leaving
         self._before = {gpu.uuid: ledger_of(gpu, facts.attempts, facts.settings) for gpu in facts.gpus}
         self._now = dict(self._before)
-        self._given: dict[str, list[_Given]] = {uuid: [] for uuid in self._before}
+        #: The needs of the jobs to which this round gives each GPU, and the seconds within which they end.
+        self._given: dict[str, list[tuple[Need, float]]] = {uuid: [] for uuid in self._before}
         self._reserved: dict[str, dict[int, Need]] = {uuid: {} for uuid in self._before}
         self._queue: _QueueReservation | None = None
         self._later_ledgers: dict[tuple[str, int | None], Ledger] = {}
         self._queue_ledgers: dict[str, Ledger] = {}
-
-    @property
-    def facts(self) -> Facts:
-        """The facts, with an attempt for each adopted process that no runner watches."""
-        return self._facts
 
     @property
     def has_queue_reservation(self) -> bool:
@@ -141,9 +130,9 @@ class RoundAllocations:
         """Returns the ledger of a GPU when the job starts for which queue order reserves it."""
         if uuid not in self._queue_ledgers:
             ledger = self._before[uuid].minus({*queue.planned.leaving, *self.leaving})
-            for given in self._given[uuid]:
-                if given.upper_s > queue.planned.start_in_s:
-                    ledger = ledger.plus(given.need)
+            for need, upper_s in self._given[uuid]:
+                if upper_s > queue.planned.start_in_s:
+                    ledger = ledger.plus(need)
             for job_id, need in (*self._reserved[uuid].items(), (queue.job_id, queue.need)):
                 ledger = ledger.plus(need, job_id)
             self._queue_ledgers[uuid] = ledger
@@ -186,8 +175,8 @@ class RoundAllocations:
         self.release(job_id)
         for uuid in uuids:
             self._now[uuid] = self._now[uuid].plus(need)
-            self._given[uuid].append(_Given(need, upper_s))
-        facts = self._facts
+            self._given[uuid].append((need, upper_s))
+        facts = self.facts
         baseline = tuple(
             (gpu.uuid, unattributed_memory(gpu, facts.attempts, facts.settings) or 0)
             for gpu in facts.gpus
