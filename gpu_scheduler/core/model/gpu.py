@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from functools import lru_cache
-from typing import ClassVar
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -74,8 +73,6 @@ class Suspicion(StoredValue, frozen=True):
     failed_trials: int = 0
     awaits: int | None = None
 
-    _BUILD: ClassVar = {"jobs": tuple}
-
     @property
     def trial_at(self) -> float:
         """The time from which one job may try the GPU again, in wall seconds."""
@@ -137,8 +134,6 @@ class GpuFault(StoredValue, frozen=True):
     kind: FaultKind
     cause: str = ""
     good_samples: int = 0
-
-    _BUILD: ClassVar = {"kind": FaultKind}
 
     def __str__(self) -> str:
         """Returns the fault as a phrase that follows the name of the GPU."""

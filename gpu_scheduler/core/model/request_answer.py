@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import Enum
-from typing import ClassVar
 
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.model.stored_value import StoredValue
@@ -89,14 +88,6 @@ class RequestAnswer(StoredValue, frozen=True):
     parent: int | None = None
     jobs: tuple[int, ...] = ()
     count: int | None = None
-
-    _BUILD: ClassVar = {
-        "code": AnswerCode,
-        "state": JobState,
-        "accepted": lambda states: tuple(map(JobState, states)),
-        "outcome": Outcome,
-        "jobs": tuple,
-    }
 
     @classmethod
     def unknown(cls, text: str) -> RequestAnswer:

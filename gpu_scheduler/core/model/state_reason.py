@@ -7,7 +7,7 @@ reason come from the user, a program or the runner, and no decision depends on t
 from __future__ import annotations
 
 from enum import Enum
-from typing import ClassVar, Literal
+from typing import Literal
 
 from gpu_scheduler.core.model.states import Outcome
 from gpu_scheduler.core.model.stored_value import StoredValue
@@ -163,8 +163,6 @@ class NextStep(StoredValue, frozen=True):
     checkpoint: str | None = None
     step: float | None = None
 
-    _BUILD: ClassVar = {"kind": NextKind}
-
     @property
     def is_retry(self) -> bool:
         """True if the job is queued again after its command began and failed."""
@@ -207,16 +205,6 @@ class StateReason(StoredValue, frozen=True):
     left: tuple[str, ...] = ()
     left_count: int | None = None
     next_steps: tuple[NextStep, ...] = ()
-
-    _BUILD: ClassVar = {
-        "kind": ReasonKind,
-        "failure": FailureKind,
-        "gpu_ids": tuple,
-        "parent_outcome": Outcome,
-        "survivors": tuple,
-        "left": tuple,
-        "next_steps": lambda steps: tuple(NextStep.from_values(step) for step in steps),
-    }
 
     @classmethod
     def unknown(cls, text: str) -> StateReason:

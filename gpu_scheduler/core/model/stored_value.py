@@ -1,23 +1,19 @@
-"""Converts values that consist of a kind and its data to JSON objects for the store, and back."""
+"""Converts values that consist of a code and its data to JSON objects for the store, and back."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
-from msgspec import Struct
+from msgspec import Struct, ValidationError, convert, to_builtins
 
 T = TypeVar("T", bound="StoredValue")
 
 
-class StoredValue(Struct, frozen=True):
+class StoredValue(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """Base class of values that are stored as JSON, without fields that have default values."""
-
-    #: The functions that build fields from JSON, by the name of the field. Other fields have the same value
-    #: in JSON.
-    _BUILD: ClassVar[Mapping[str, Callable[[Any], Any]]] = {}
 
     @classmethod
     def unknown(cls: type[T], text: str) -> T:
@@ -29,7 +25,8 @@ class StoredValue(Struct, frozen=True):
 
     def to_json(self) -> str:
         """Returns the value as a JSON object."""
-        return json.dumps(self, default=_given_fields)
+        # The encoder of msgspec would reject texts from bytes that are not UTF-8.
+        return json.dumps(to_builtins(self))
 
     @classmethod
     def from_json(cls: type[T], text: str) -> T:
@@ -37,31 +34,21 @@ class StoredValue(Struct, frozen=True):
 
         Raises ValueError if the text cannot be read and the class has no value for that.
         """
-        value: T = _READ(cls, text)
+        value: T = _read(cls, text)
         return value
 
     @classmethod
     def from_values(cls: type[T], values: Mapping[str, Any]) -> T:
-        """Builds a value from its fields in JSON. Raises ValueError or TypeError for invalid fields."""
-        build = cls._BUILD
-        given = {name: build[name](value) if name in build else value for name, value in dict(values).items()}
-        return cls(**given)
+        """Builds a value from its fields in JSON. Raises ValueError for invalid fields."""
+        try:
+            return convert(values, cls)
+        except ValidationError as error:
+            raise ValueError(str(error)) from None
 
 
-def _read(cls: type[T], text: str) -> T:
+@lru_cache(maxsize=4096)  # many jobs have the same reason
+def _read(cls: Any, text: str) -> Any:
     try:
         return cls.from_values(json.loads(text))
-    except (ValueError, TypeError):
+    except ValueError:
         return cls.unknown(text)
-
-
-#: Cached, because many jobs have the same reason.
-_READ: Callable[[Any, str], Any] = lru_cache(maxsize=4096)(_read)
-
-
-def _given_fields(value: Any) -> dict[str, Any]:
-    """Returns the fields of a value that differ from their defaults."""
-    names, defaults = value.__struct_fields__, value.__struct_defaults__
-    known = dict(zip(names[len(names) - len(defaults) :], defaults, strict=True))
-    values = {name: getattr(value, name) for name in names}
-    return {name: one for name, one in values.items() if name not in known or one != known[name]}

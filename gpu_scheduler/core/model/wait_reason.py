@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from enum import Enum
-from typing import Any, ClassVar
 
 from gpu_scheduler.core.model.gpu import GpuClaim, GpuFault, Suspicion
 from gpu_scheduler.core.model.job_spec import Need
@@ -37,10 +35,6 @@ class ObstacleKind(str, Enum):
     FOREIGN_PROCESS = "foreign process"
     CLAIMED = "claimed"
     CLAIMS_UNKNOWN = "claims unknown"
-
-
-def _claims(listed: Iterable[dict[str, Any]]) -> tuple[GpuClaim, ...]:
-    return tuple(GpuClaim.from_values(values) for values in listed)
 
 
 class GpuObstacle(StoredValue, frozen=True):
@@ -79,11 +73,6 @@ class GpuObstacle(StoredValue, frozen=True):
     detail: str | None = None
     reserved_from: float | None = None
     overtakes: int | None = None
-
-    _BUILD: ClassVar = {
-        "kind": ObstacleKind, "pids": tuple, "fault": GpuFault.from_values, "claims": _claims,
-        "suspicion": Suspicion.from_values,
-    }  # fmt: skip
 
 
 class WaitKind(str, Enum):
@@ -128,10 +117,6 @@ class WaitKind(str, Enum):
     NO_SCHEDULER = "no scheduler"
     #: A reason that only another version defines; `cause` is its stored text.
     UNKNOWN = "unknown"
-
-
-def _obstacles(listed: Iterable[dict[str, Any]]) -> tuple[GpuObstacle, ...]:
-    return tuple(GpuObstacle.from_values(values) for values in listed)
 
 
 class WaitReason(StoredValue, frozen=True):
@@ -183,11 +168,6 @@ class WaitReason(StoredValue, frozen=True):
     overtakes: int | None = None
     running: int = 0
     max_running: int = 0
-
-    _BUILD: ClassVar = {
-        "kind": WaitKind, "need": lambda values: Need(**values), "obstacles": _obstacles, "victims": tuple,
-        "reserved": tuple,
-    }  # fmt: skip
 
     @property
     def is_infeasible(self) -> bool:
