@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from gpu_scheduler.app.control import Answer, AnswerKind
-from gpu_scheduler.core.model.request_answer import AnswerCode, RequestAnswer
-from gpu_scheduler.core.model.states import JobState
+from gpu_scheduler.core.model.request_answer import RequestAnswer
+from gpu_scheduler.core.model.states import JobState, Outcome
 
 if TYPE_CHECKING:
     from gpu_scheduler.app.stop import StopReport, StopWait
@@ -29,103 +29,64 @@ def answer_text(answer: Answer, data_dir: str) -> str:
         return f"continues, because it was adopted; `cancel {answer.target}` ends it"
     if answer.kind is AnswerKind.NOT_ENDED:
         return f"{NOT_ENDED}; see `why {answer.target}`"
-    if answer.reply is None:
-        return ""
-    if answer.reply.code is AnswerCode.PARENT_FAILED:
-        return _parent_failed_text(answer, answer.reply.parent or 0)
-    return _reply_text(answer.reply, answer.target, data_dir)
+    return "" if answer.reply is None else _reply_text(answer, answer.reply, data_dir)
 
 
-#: The texts of the codes whose text is not the code itself.
-_REPLY_TEXTS = {
-    AnswerCode.STOPPING: "being stopped",
-    AnswerCode.QUEUED: "queued again",
-    AnswerCode.GPU_NOT_MANAGED: "this GPU is no longer managed",
-    AnswerCode.SCHEDULER_ENDED: "the scheduler had already ended",
-    AnswerCode.UNKNOWN: "this version cannot interpret the answer, because the scheduler's version differs",
-}
+def _reply_text(answer: Answer, reply: RequestAnswer, data_dir: str) -> str:
+    from gpu_scheduler.core.text.formatting import fill, safe_text
+
+    given = {"job": answer.target, "data_dir": safe_text(data_dir), "attribute": safe_text(reply.attribute)}
+    return fill(reply.code.sentence, reply, _PHRASES, answer, **given)
 
 
-def _parent_failed_text(answer: Answer, parent: int) -> str:
-    """Formats the refusal of a retry, with the jobs that must be retried as well."""
-    first = " ".join(map(str, answer.failed_ancestors or [parent]))
-    text = f"job {answer.target} would be skipped, because job {parent} did not complete; run `retry {first}"
+def _retries(reply: RequestAnswer, answer: Answer) -> str:
+    """Formats the commands that retry a job together with the jobs because of which it would be skipped."""
+    job, parents = answer.target, " ".join(map(str, answer.failed_ancestors or [reply.parent]))
     if answer.is_skipped:
-        return f"{text}` first, which also queues the jobs that were skipped because of it"
-    return f"{text} {answer.target}`, or change what job {answer.target} waits for"
+        return f"`retry {parents}` first, which also queues the jobs that were skipped because of it"
+    return f"`retry {parents} {job}`, or change what job {job} waits for"
 
 
-def _reply_text(reply: RequestAnswer, job_id: int, data_dir: str) -> str:
-    job = f"job {job_id}"
-    if reply.code is AnswerCode.NO_SUCH_JOB:
-        from gpu_scheduler.core.text.formatting import safe_text
+def _wrong_state(reply: RequestAnswer, answer: Answer) -> str:
+    """Formats the state of a job, after its name, and the states in which the request is possible."""
+    job, verb, state, wanted = answer.target, reply.verb, reply.state, " or ".join(map(str, reply.accepted))
+    if verb == "hold" and state is JobState.HELD:
+        return f"already held; `why {job}` shows how it can be queued again"
+    if verb == "set":  # the request of several commands
+        remedy = f"; `retry {job} --set KEY=VALUE` changes it and queues it again"
+        return f"{state}; only a job that is {wanted} can be changed{remedy * (state is JobState.FINISHED)}"
+    name = "`resume --job`" if verb == "resume_job" else verb
+    remedy = f"; `hold {job}` keeps it from starting" * (verb == "preempt" and state is JobState.QUEUED)
+    return f"{state}; {name} needs a job that is {wanted}{remedy}"
 
-        return f"there is no {job} in {safe_text(data_dir)}; `status --all` lists the jobs"
-    if reply.code is AnswerCode.NOT_INTERRUPTED:
-        return _not_interrupted_text(reply, job_id)
-    if reply.code is AnswerCode.UNFINISHED_WORK:
-        return (
-            f"{job} is {reply.outcome}; `resume --job {job_id}` continues it from a checkpoint, and"
-            f" `retry {job_id}` starts it from its beginning"
-        )
-    if reply.code is AnswerCode.ALREADY_COMPLETED:
-        return f"{job} has completed; `resume --job {job_id} --from PATH` continues it nevertheless"
-    if reply.code is AnswerCode.NO_COMMAND:
-        return f"it is not known how to start {job}; `retry {job_id} --set command='…'` sets its command"
-    if reply.code is AnswerCode.RECOVERED:
-        return "no job is interrupted"
-    if reply.code is AnswerCode.CLEARED and reply.count is not None:
-        return _cleared_text(reply.count)
-    if reply.code is AnswerCode.WRONG_STATE:
-        wanted = " or ".join(map(str, reply.accepted))
-        if reply.verb == "set":  # the request of several commands
-            text = f"{job} is {reply.state}; only a job that is {wanted} can be changed"
-            if reply.state is not JobState.FINISHED:
-                return text
-            return f"{text}; `retry {job_id} --set KEY=VALUE` changes it and queues it again"
-        if reply.verb == "hold" and reply.state is JobState.HELD:
-            return f"{job} is already held; `why {job_id}` shows how it can be queued again"
-        if reply.verb == "resume_job":
-            return f"{job} is {reply.state}; `resume --job` needs a job that is {wanted}"
-        remedy = ""
-        if reply.verb == "preempt" and reply.state is JobState.QUEUED:
-            remedy = f"; `hold {job_id}` keeps it from starting"
-        return f"{job} is {reply.state}; {reply.verb} needs a job that is {wanted}{remedy}"
-    if reply.code is AnswerCode.NOT_WATCHED:
-        able = "held" if reply.verb == "hold" else "changed"
-        return f"{job} is an adopted process, which already runs, so it cannot be {able}"
-    if reply.code is AnswerCode.BEING_CANCELLED:
-        return f"{job} is already being cancelled"
-    if reply.code is AnswerCode.CYCLE:
-        return f"{job} would wait for itself; its dependencies were not changed"
-    if reply.code is AnswerCode.ATTRIBUTE_SET or (reply.code is AnswerCode.QUEUED and reply.attribute):
-        from gpu_scheduler.core.text.formatting import safe_text
 
-        more = ", and queued again" if reply.code is AnswerCode.QUEUED else ""
-        return f"{safe_text(reply.attribute)} set{more}"
-    if reply.code is AnswerCode.ATTRIBUTE_REMOVED:
-        return f"{reply.attribute} removed"
-    if reply.outcome is None:
-        return _REPLY_TEXTS.get(reply.code) or str(reply.code.value)
+def _cleared(reply: RequestAnswer, _: Answer) -> str:
+    if not reply.count:
+        return "cleared" if reply.count is None else "there are no finished jobs to clear"
+    return f"{reply.count:,} job{'s' * (reply.count > 1)} cleared"
+
+
+def _end(reply: RequestAnswer, _: Answer) -> str:
     from gpu_scheduler.views.job_text import outcome_text
 
-    end = outcome_text(reply.outcome.value, reply.exit_code, reply.signal)
-    return f"{job} is already finished ({end})"
+    return outcome_text(reply.outcome or Outcome.ENDED, reply.exit_code, reply.signal)
 
 
-def _cleared_text(count: int) -> str:
-    if not count:
-        return "there are no finished jobs to clear"
-    from gpu_scheduler.core.text.formatting import count_noun
-
-    return f"{count_noun(count, 'job')} cleared"
+def _again(reply: RequestAnswer, answer: Answer) -> str:
+    is_idle = reply.state in (JobState.FINISHED, JobState.HELD)
+    return f"; `retry {answer.target}` runs it again" if is_idle else ""
 
 
-def _not_interrupted_text(reply: RequestAnswer, job_id: int) -> str:
-    text = f"job {job_id} is {reply.state}, not interrupted"
-    if reply.state is JobState.FINISHED or reply.state is JobState.HELD:
-        return f"{text}; `retry {job_id}` runs it again"
-    return text
+#: The phrases in the sentences of `AnswerCode`.
+_PHRASES: Mapping[str, Callable[[RequestAnswer, Answer], str]] = {
+    "queued": lambda it, _: f"{it.attribute} set, and queued again" if it.attribute else "queued again",
+    "cleared": _cleared,
+    "changed": lambda it, _: "held" if it.verb == "hold" else "changed",
+    "wrong_state": _wrong_state,
+    "end": _end,
+    "again": _again,
+    "retries": _retries,
+}
 
 
 def stop_wait_text(wait: StopWait) -> str:

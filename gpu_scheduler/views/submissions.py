@@ -25,56 +25,21 @@ if TYPE_CHECKING:
 # Formats the notes about a line of a jobs file.
 
 
-_TEXTS = {
-    NoteKind.MODEL_UNKNOWN: "model {model} is not in llm_config.json, so the default requirement applies",
-    NoteKind.SCRIPT_RELATIVE: "script {script} is a relative path, which is looked up in {cwd}",
-    NoteKind.CWD_MISSING: "the working folder {cwd} does not exist",
-    NoteKind.CONDA_MISSING: (
-        "conda environment {name} cannot be used, because conda was not found; pass conda.sh with --conda-sh"
-    ),
-    NoteKind.CONDA_ENVIRONMENT_MISSING: (
-        "conda environment {name} does not exist; environments: {environments}"
-    ),
-    NoteKind.VENV_MISSING: "virtual environment {path} does not exist (it has no bin/activate)",
-    NoteKind.SCRIPT_MISSING: "script {script} does not exist",
-    NoteKind.JOB_EXISTS: "this line adds no new job: the identical job {job} is {state}",
-    NoteKind.JOB_COMPLETED: (
-        "this line will not run: the identical job {job} has completed; `retry {job}` runs it again"
-    ),
-    NoteKind.VENV_OF_OTHER_USER: (
-        "virtual environment {path} is not used, because it belongs to another user; if you trust it, give it"
-        " with --venv"
-    ),
-    NoteKind.SBATCH_READ: "the #SBATCH lines of {script} set {options}",
-    NoteKind.SBATCH_NOT_READ: "the #SBATCH lines of {script} have options without effect here: {options}",
-    NoteKind.PARENT_FAILED: (
-        "job {job} has not completed ({outcome}), so this job is skipped until `retry {retried}` queues it"
-        " again"
-    ),
-    NoteKind.PARENT_NOT_IMPORTED: (
-        "held, because {parent} in the file, which it waits for, is {status}; `release` starts it anyway"
-    ),
-    NoteKind.VARIABLE_IGNORED: "{name}={value} is ignored, because the scheduler chooses the GPUs",
-    NoteKind.GPU_NUMBER: "--gpus {gpu} means GPU number {gpu}; `--gpus-count N` requests N GPUs",
-    NoteKind.NOT_WATCHED: "the scheduler ({scheduler_pid}) does not watch {path}; it watches {watched}",
-}
-
-
 def line_note_text(note: LineNote) -> str:
     """Formats a note about a line."""
     if isinstance(note, UnmetNeed):
         return unmet_need_text(note)
     if isinstance(note, str):
         return note
+    values = {key: _value_text(key, one) for key, one in note.data.items()}
     if note.kind is NoteKind.ENVIRONMENT:
-        return _environment_text(note.data)
-    return _TEXTS[note.kind].format_map({key: _value_text(key, one) for key, one in note.data.items()})
+        values["programs"] = _programs_text(note.data)
+    return note.kind.sentence.format_map(values)
 
 
-def _environment_text(data: Mapping[str, Any]) -> str:
+def _programs_text(data: Mapping[str, Any]) -> str:
     conda, venv = data["conda"], data["venv"]
-    text = "the line names no environment, so its job gets "
-    text += "the programs on the scheduler's PATH" if conda is None else f"conda environment {conda}"
+    text = "the programs on the scheduler's PATH" if conda is None else f"conda environment {conda}"
     return (
         text if venv is None else f"{text}; `--venv {shlex.quote(str(venv))}` takes the one that is nearest"
     )

@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import Enum
 
 from gpu_scheduler.core.model.states import JobState, Outcome
-from gpu_scheduler.core.model.stored_value import StoredValue
+from gpu_scheduler.core.model.stored_value import Code, StoredValue
 
 
-class AnswerCode(str, Enum):
+# fmt: off
+class AnswerCode(Code):
     """The result of a request. `REFUSALS` contains the results of requests that were not carried out."""
 
     CANCELLED = "cancelled"
-    STOPPING = "stopping"
-    QUEUED = "queued"
+    STOPPING = "stopping", "being stopped"
+    QUEUED = "queued", "{queued}"
     HELD = "held"
     RELEASED = "released"
-    RECOVERED = "recovered"
-    CLEARED = "cleared"
+    RECOVERED = "recovered", "no job is interrupted"
+    CLEARED = "cleared", "{cleared}"
     CONFIRMED = "confirmed"
     UNCONFIRMED = "unconfirmed"
-    ATTRIBUTE_SET = "attribute set"
-    ATTRIBUTE_REMOVED = "attribute removed"
+    ATTRIBUTE_SET = "attribute set", "{attribute} set"
+    ATTRIBUTE_REMOVED = "attribute removed", "{attribute} removed"
     POSITIONS_SET = "positions set"
     PAUSED = "paused"
     RESUMED = "resumed"
@@ -30,28 +30,31 @@ class AnswerCode(str, Enum):
     NOT_PAUSED = "was not paused"
     ENDING = "ending"
     WITHDRAWN = "withdrawn"
-    #: The job is already being cancelled, so it cannot be preempted.
-    BEING_CANCELLED = "being cancelled"
+    BEING_CANCELLED = "being cancelled", "job {job} is already being cancelled"
     #: The job is an adopted process that no runner watches now.
-    NOT_WATCHED = "not watched"
-    NO_SUCH_JOB = "no such job"
-    WRONG_STATE = "wrong state"
-    ALREADY_FINISHED = "already finished"
-    NOT_INTERRUPTED = "not interrupted"
+    NOT_WATCHED = ("not watched",
+        "job {job} is an adopted process, which already runs, so it cannot be {changed}")
+    NO_SUCH_JOB = "no such job", "there is no job {job} in {data_dir}; `status --all` lists the jobs"
+    WRONG_STATE = "wrong state", "job {job} is {wrong_state}"
+    ALREADY_FINISHED = "already finished", "job {job} is already finished ({end})"
+    NOT_INTERRUPTED = "not interrupted", "job {job} is {state}, not interrupted{again}"
     #: The job was interrupted or preempted, so the user must choose between resuming it and a new start.
-    UNFINISHED_WORK = "unfinished work"
-    #: Only with a checkpoint that the user names is a completed job resumed.
-    ALREADY_COMPLETED = "already completed"
-    #: The job was a process that had changed its title, so it is not known how to start it.
-    NO_COMMAND = "no command"
-    #: The job would be skipped again at once, because a parent failed.
-    PARENT_FAILED = "parent failed"
-    #: The job would wait for itself.
-    CYCLE = "cycle"
-    GPU_NOT_MANAGED = "gpu not managed"
-    SCHEDULER_ENDED = "scheduler ended"
+    UNFINISHED_WORK = ("unfinished work", "job {job} is {outcome}; `resume --job {job}` continues it from a"
+        " checkpoint, and `retry {job}` starts it from its beginning")
+    ALREADY_COMPLETED = ("already completed",
+        "job {job} has completed; `resume --job {job} --from PATH` continues it nevertheless")
+    #: The job was a process that had changed its title.
+    NO_COMMAND = ("no command",
+        "it is not known how to start job {job}; `retry {job} --set command='…'` sets its command")
+    PARENT_FAILED = ("parent failed",
+        "job {job} would be skipped, because job {parent} did not complete; run {retries}")
+    CYCLE = "cycle", "job {job} would wait for itself; its dependencies were not changed"
+    GPU_NOT_MANAGED = "gpu not managed", "this GPU is no longer managed"
+    SCHEDULER_ENDED = "scheduler ended", "the scheduler had already ended"
     #: An answer that only another version defines.
-    UNKNOWN = "unknown"
+    UNKNOWN = ("unknown",
+        "this version cannot interpret the answer, because the scheduler's version differs")
+# fmt: on
 
 
 REFUSALS = frozenset({

@@ -1,15 +1,41 @@
-"""Converts values that consist of a code and its data to JSON objects for the store, and back."""
+"""Defines messages: a code, which has a sentence, and the values that the sentence names.
+
+The store has a message as a JSON object of its code and its values; only `views` fills in its sentence. What
+the scheduler decides depends on codes and values, never on a text.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from enum import Enum
 from functools import lru_cache
 from typing import Any, TypeVar
 
 from msgspec import Struct, ValidationError, convert, to_builtins
 
 T = TypeVar("T", bound="StoredValue")
+
+
+class Code(str, Enum):
+    """The code of a message, as stored. Its definition is a row: the code, its sentence and its remedy.
+
+    sentence: the text that front ends show; names in braces stand for fields of the message, or for phrases
+    that `views` forms from them. Without a sentence, the code is its own text. remedy: what the user can do,
+    in the same form; "" if nothing is known, or if there is nothing to do.
+    """
+
+    _value_: str
+    sentence: str
+    remedy: str
+
+    def __new__(cls, code: str, sentence: str | None = None, remedy: str = "") -> Code:
+        """Creates a member."""
+        self = str.__new__(cls, code)
+        self._value_ = code
+        self.sentence = code if sentence is None else sentence
+        self.remedy = remedy
+        return self
 
 
 class StoredValue(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):

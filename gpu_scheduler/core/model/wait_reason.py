@@ -2,39 +2,54 @@
 
 from __future__ import annotations
 
-from enum import Enum
-
 from gpu_scheduler.core.model.gpu import GpuClaim, GpuFault, Suspicion
 from gpu_scheduler.core.model.job_spec import Need
-from gpu_scheduler.core.model.stored_value import StoredValue
+from gpu_scheduler.core.model.stored_value import Code, StoredValue
 
 # The reason why one GPU cannot accept a job.
 
 
-class ObstacleKind(str, Enum):
-    """The kind of an obstacle. The FOREIGN_* kinds are about processes that do not belong to our jobs."""
+_SOON = "it accepts jobs again in a few seconds"
+_CHECK = "check the GPU with `nvidia-smi -i {gpu}` and `doctor`"
+_WAIT = "wait for the process to end, or end it; or "
 
-    PAUSED = "paused"
-    NOT_SAMPLED = "not sampled"
-    FAULT = "fault"
-    SUSPECT = "suspect"
+
+# fmt: off
+class ObstacleKind(Code):
+    """The kind of an obstacle. The FOREIGN_* kinds are about processes that do not belong to our jobs.
+
+    The sentence is a phrase that follows the name of the GPU.
+    """
+
+    PAUSED = "paused", "paused", "`resume {gpu}` makes it available again"
+    NOT_SAMPLED = "not sampled", "not reported by the probe", _CHECK
+    FAULT = "fault", "{fault}", _CHECK
+    SUSPECT = "suspect", "{doubt}", f"{_CHECK}; `resume {{gpu}}` uses it again at once"
     #: The last attempt of the job failed there, and another GPU could hold the job.
-    FAILED_HERE = "failed here"
-    QUARANTINED = "quarantined"
-    RELEASING = "releasing"
-    AWAITING_MEMORY = "awaiting memory release"
+    FAILED_HERE = (
+        "failed here", "job {job_id} failed here, so its retry waits up to 5 min for another one")
+    QUARANTINED = "quarantined", "quarantined: job {job_id} left {processes}", "end what is left (kill -9)"
+    RELEASING = "releasing", "being released", _SOON
+    AWAITING_MEMORY = "awaiting memory release", "awaiting memory release", _SOON
     BUSY = "busy"
-    EXCLUSIVE = "exclusive"
+    EXCLUSIVE = ("exclusive", "compute mode Exclusive_Process, {user}",
+        "`sudo nvidia-smi -i {gpu} -c 0` lets several processes use the GPU")
     #: Kept for a job for which others are preempted, or which has been overtaken too often.
-    RESERVED = "reserved"
-    SHARE = "share"
-    MEMORY = "memory"
-    MEMORY_UNKNOWN = "memory unknown"
-    FOREIGN_MEMORY = "foreign memory"
-    FOREIGN_LOAD = "foreign load"
-    FOREIGN_PROCESS = "foreign process"
-    CLAIMED = "claimed"
-    CLAIMS_UNKNOWN = "claims unknown"
+    RESERVED = "reserved", "reserved for job {job_id}{from_time}"
+    SHARE = "share", "share {share} free"
+    MEMORY = "memory", "{room}"
+    MEMORY_UNKNOWN = (
+        "memory unknown", "memory unknown", "check the GPU's memory with `nvidia-smi -q -i {gpu}`")
+    FOREIGN_MEMORY = ("foreign memory", "{foreign_use}", f"{_WAIT}declare the job's memory, as in"
+        " [vram=8G]; or start the scheduler with a higher --mem-threshold")
+    FOREIGN_LOAD = ("foreign load", "{load_source} {foreign_load} %",
+        f"{_WAIT}start the scheduler with a higher --load-threshold")
+    FOREIGN_PROCESS = ("foreign process", "{foreign_use}",
+        f"{_WAIT}request only part of a GPU, such as [vram=8G] or [share=0.5]")
+    CLAIMED = "claimed", "{listed_claims}", "wait for the program that claims the GPU to end, or end it"
+    CLAIMS_UNKNOWN = (
+        "claims unknown", "cannot be claimed, because {detail}", "`doctor` checks the lock folder")
+# fmt: on
 
 
 class GpuObstacle(StoredValue, frozen=True):
@@ -75,7 +90,8 @@ class GpuObstacle(StoredValue, frozen=True):
     overtakes: int | None = None
 
 
-class WaitKind(str, Enum):
+# fmt: off
+class WaitKind(Code):
     """The kind of a wait reason.
 
     A group of jobs with one resource spec waits for GPUs, or for the storage that every start needs. A single
@@ -83,40 +99,47 @@ class WaitKind(str, Enum):
     stored, because they follow from other columns or because the scheduler has not yet considered the job.
     """
 
-    STORAGE = "storage"
-    GPUS_UNREADABLE = "gpus unreadable"
-    #: The job would start, but another one has just started; `cause` is `--start-interval` in seconds.
-    START_INTERVAL = "start interval"
-    NO_FREE_GPU = "no free gpu"
-    TOO_FEW_GPUS = "too few gpus"
-    GPUS_TOO_SMALL = "gpus too small"
-    #: As many jobs of the group `cause` run as may run at the same time.
-    GROUP_FULL = "group full"
+    STORAGE = "storage", "{cause}"
+    GPUS_UNREADABLE = "gpus unreadable", "the GPUs cannot be read: {cause}"
+    #: The job would start, but another one has just started.
+    START_INTERVAL = ("start interval",
+        "about to start; there are at least {cause} s between two starts (--start-interval)")
+    NO_FREE_GPU = "no free gpu", "{needs}, {gpus} free{others}"
+    TOO_FEW_GPUS = "too few gpus", "infeasible: {needs}, but {only}"
+    GPUS_TOO_SMALL = ("gpus too small", "infeasible: {needs}, but {largest} {size}, of which {most} can be"
+        " allocated to jobs (margin {margin})")
+    #: As many jobs of the group run as may run at the same time.
+    GROUP_FULL = "group full", "{running} of {max_running} jobs of group {cause} are running"
     #: As many jobs without a GPU run as may run at the same time (`--cpu-jobs`).
-    CPU_JOBS_FULL = "cpu jobs full"
-    LINE_MALFORMED = "line malformed"
-    LINE_REMOVED = "line removed"
-    LINE_CHANGED = "line changed"
-    #: The job comes from a Redis queue, which has not confirmed yet that this machine may run it.
-    NOT_CONFIRMED = "not confirmed"
+    CPU_JOBS_FULL = "cpu jobs full", "{running} of {max_running} jobs without a GPU are running"
+    LINE_MALFORMED = ("line malformed",
+        "line {line_number} of {file} is malformed; the job waits until it is corrected")
+    LINE_REMOVED = ("line removed",
+        "line removed from {file}; the job is cancelled{when} unless the line is restored")
+    LINE_CHANGED = "line changed", "line {line_number} of {file} was changed; {effect}"
+    #: The job comes from a Redis queue.
+    NOT_CONFIRMED = "not confirmed", "the Redis queue has not confirmed {source} yet"
     HELD = "held"
     #: GPUs are reserved for the job, and jobs are preempted for it.
-    PREEMPTING = "preempting"
+    PREEMPTING = "preempting", "{preempting}"
     #: GPUs are reserved for the job, because it has been overtaken too often.
-    RESERVED = "reserved"
-    #: The job waits for other jobs.
-    PARENTS = "parents"
-    RETRY_DELAY = "retry delay"
-    PROCESSES_LEFT = "processes left"
-    SHORTAGE = "shortage"
-    RELAUNCHED = "relaunched"
-    REQUEST = "request"
-    #: The job is a running process that no runner watches; `cause` is its pid.
-    NOT_WATCHED = "not watched"
-    NOT_TRIED = "not tried"
-    NO_SCHEDULER = "no scheduler"
+    RESERVED = "reserved", "{reservation}, because it has been overtaken {times}{free}"
+    #: The job waits for other jobs, which its view names.
+    PARENTS = "parents", ""
+    #: The stored reason of the job says so.
+    RETRY_DELAY = "retry delay", ""
+    PROCESSES_LEFT = "processes left", "waiting for processes of its last attempt to end"
+    SHORTAGE = ("shortage", "not started yet, because the machine is short of processes, memory, file"
+        " descriptors or disk space; the scheduler keeps trying")
+    RELAUNCHED = "relaunched", "launched {launches} times but not started yet"
+    REQUEST = "request", "{command} requested; waiting for the scheduler"
+    #: The job is a running process.
+    NOT_WATCHED = "not watched", "process {cause} is not watched yet"
+    NOT_TRIED = "not tried", "not examined yet"
+    NO_SCHEDULER = "no scheduler", "no scheduler is running"
     #: A reason that only another version defines; `cause` is its stored text.
-    UNKNOWN = "unknown"
+    UNKNOWN = "unknown", "{cause}"
+# fmt: on
 
 
 class WaitReason(StoredValue, frozen=True):
