@@ -14,7 +14,7 @@ from gpu_scheduler.app.store_access import requested_verbs
 from gpu_scheduler.attempts.job_logs import LogFolder
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.model.attempt import ActiveAttempt
-from gpu_scheduler.core.model.finding import HealthIssue, HealthSubject
+from gpu_scheduler.core.model.finding import HealthIssue
 from gpu_scheduler.core.model.states import ACTIVE, WAITING, AttemptState, JobState
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.health.storage import LOG_FOLDER_KEY, find_issues, unusable_file_issue
@@ -333,7 +333,7 @@ def health_issues_of(store: Store) -> tuple[HealthIssue, ...]:
     trust = started.trust_files
     found = find_issues(store.data_dir, LogFolder.from_json(logs) if logs is not None else None, trust=trust)
     config = (
-        unusable_file_issue(HealthSubject.LLM_CONFIG, Path(started.llm_config), trust=trust)
+        unusable_file_issue("llm_config", Path(started.llm_config), trust=trust)
         if started.llm_config
         else None
     )
@@ -345,7 +345,7 @@ def _copy_issues(store: Store) -> Iterator[HealthIssue]:
     if of is not None:
         problem, remedy = f"is a copy of {of}, which still exists", "`start --fresh` forgets all its jobs"
         folder = str(store.data_dir.folder)
-        yield HealthIssue(HealthSubject.STORE, folder, problem, remedy, blocks_starts=True)
+        yield HealthIssue("store", folder, problem, remedy, blocks_starts=True)
 
 
 def context_of(

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
-from gpu_scheduler.core.model.job_spec import Need
 from gpu_scheduler.core.model.stored_value import Code
 
 
@@ -44,6 +43,12 @@ class NoteKind(Code):
     GPU_NUMBER = "gpu_number", "--gpus {gpu} means GPU number {gpu}; `--gpus-count N` requests N GPUs"
     #: conda: the environment of a line that names none; venv: the path of the nearest .venv; None if none.
     ENVIRONMENT = "environment", "the line names no environment, so its job gets {programs}"
+    #: usable: the number of GPUs that the job may use.
+    TOO_FEW_GPUS = ("too_few_gpus", "the job needs {need}, but may use only {usable}, so it would wait until"
+        " there are more")
+    #: margin_mib: the memory on each GPU that the scheduler never allocates.
+    GPUS_TOO_SMALL = ("gpus_too_small", "the job needs {need}, but its GPUs are too small (the scheduler"
+        " keeps {margin_mib} MiB free on each), so it would wait until there are larger ones")
     #: watched: the jobs file that the scheduler watches; "" if none.
     NOT_WATCHED = ("not_watched",
         "the scheduler ({scheduler_pid}) does not watch {path}; it watches {watched}")
@@ -57,17 +62,7 @@ class Note(Struct, frozen=True):
     data: Mapping[str, object]
 
 
-class UnmetNeed(Struct, frozen=True):
-    """A job's need that the current GPUs cannot meet.
-
-    usable: the number of GPUs that the job may use if there are too few; None if there are enough, but they
-    are too small. margin_mib: the memory on each GPU that the scheduler never allocates.
-    """
-
-    need: Need
-    usable: int | None
-    margin_mib: int
-
-
+#: The notes about a need that the current GPUs cannot meet.
+UNMET_NEEDS = (NoteKind.TOO_FEW_GPUS, NoteKind.GPUS_TOO_SMALL)
 #: A plain string is a message from the line parser.
-LineNote = Note | UnmetNeed | str
+LineNote = Note | str

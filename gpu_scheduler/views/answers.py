@@ -91,12 +91,11 @@ _PHRASES: Mapping[str, Callable[[RequestAnswer, Answer], str]] = {
 
 def stop_wait_text(wait: StopWait) -> str:
     """Formats the progress message of a waiting `stop`."""
-    jobs = f"job{'s' * (len(wait.jobs) > 1)} {', '.join(map(str, wait.jobs))}"
-    kill = f"SIGKILL after {wait.grace_s:g} s"
+    from gpu_scheduler.core.text.formatting import format_jobs, pid_text
+
+    jobs, kill = format_jobs(wait.jobs), f"SIGKILL after {wait.grace_s:g} s"
     if wait.scheduler_pid is None:
         return f"waiting for {jobs} to end ({kill})"
-    from gpu_scheduler.core.text.formatting import pid_text
-
     scheduler = f"waiting for the scheduler ({pid_text(wait.scheduler_pid)})"
     return f"{scheduler} to cancel {jobs} ({kill}) and end" if wait.jobs else f"{scheduler} to end"
 
@@ -107,7 +106,7 @@ def stop_text(report: StopReport, *, with_jobs: bool) -> str:
 
 
 def _stop_lines(report: StopReport, with_jobs: bool) -> Iterator[str]:
-    from gpu_scheduler.core.text.formatting import pid_text
+    from gpu_scheduler.core.text.formatting import format_jobs, pid_text
     from gpu_scheduler.views.job_text import outcome_text
 
     if report.scheduler_pid is not None:
@@ -116,10 +115,9 @@ def _stop_lines(report: StopReport, with_jobs: bool) -> Iterator[str]:
         yield f"no scheduler is running on {report.state_file}"
     continuing = report.adopted if with_jobs else report.running
     if continuing:
-        jobs = ", ".join(map(str, continuing))
         how = "`cancel JOB` ends a job; the next `start` continues to manage them"
         which = "adopted" if with_jobs else "running"
-        yield f"{which} jobs continue: job{'s' * (len(continuing) > 1)} {jobs}; {how}"
+        yield f"{which} jobs continue: {format_jobs(continuing)}; {how}"
     for job_id, end in report.ended.items():
         text = NOT_ENDED if end is None else outcome_text(end.outcome, end.exit_code, end.signal)
         yield f"job {job_id}: {text}"

@@ -32,8 +32,8 @@ from gpu_scheduler.core.model.gpu import Suspicion
 from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
 from gpu_scheduler.core.model.units import WHOLE, format_share, share_text
 from gpu_scheduler.core.model.wait_reason import WaitReason
-from gpu_scheduler.core.scheduling.accounting import judge_declaration
-from gpu_scheduler.core.text.formatting import count_noun, format_jobs, safe_text, times_text
+from gpu_scheduler.core.scheduling.accounting import DeclarationAccuracy, judge_declaration
+from gpu_scheduler.core.text.formatting import count_noun, format_gpus, format_jobs, safe_text, times_text
 from gpu_scheduler.core.text.secrets import masked_json
 from gpu_scheduler.views.job_text import origin_text, reason_text
 from gpu_scheduler.views.wait_text import infeasibility_text, own_reservation_text, stop_cause_text, wait_text
@@ -85,11 +85,15 @@ def _accuracy_text(ended: AttemptEnded, tolerance: float) -> str:
         declared = f"{memory_source(learned=ended.learned)} {ended.declared} MiB"
     if accuracy is None:
         return declared
+    advice = "; lowering it frees packing headroom" if accuracy.kind == "over" else ""
+    return f"{declared} → {accuracy_text(accuracy, tolerance)}{advice}"
+
+
+def accuracy_text(accuracy: DeclarationAccuracy, tolerance: float) -> str:
+    """Formats an accuracy: "within ±10%", "over-declared (-59%)", "under-declared (+47%)"."""
     if accuracy.kind == "within":
-        return f"{declared} → within ±{100 * tolerance:g}%"
-    if accuracy.kind == "under":
-        return f"{declared} → under-declared ({accuracy.percent:+d}%)"
-    return f"{declared} → over-declared ({accuracy.percent:+d}%); lowering it frees packing headroom"
+        return f"within ±{100 * tolerance:g}%"
+    return f"{accuracy.kind}-declared ({accuracy.percent:+d}%)"
 
 
 _DEBUG, _INFO, _WARNING = logging.DEBUG, logging.INFO, logging.WARNING
@@ -236,9 +240,8 @@ def _fixed_message(event: Event, details: EventDetails | None) -> EventMessage |
     data = {} if details is None else details.data()
     values = {"job": event.job_id, "reason": _reason(event) or "", **data}
     if "gpus" in values:
-        listed = ", ".join(map(str, values["gpus"]))
-        values["reserved"] = f"GPU {listed} is" if len(values["gpus"]) == 1 else f"GPUs {listed} are"
-        values["gpus"] = listed
+        values["reserved"] = f"{format_gpus(values['gpus'])} {'is' if len(values['gpus']) == 1 else 'are'}"
+        values["gpus"] = ", ".join(map(str, values["gpus"]))
     if isinstance(details, GpuSuspected):
         from gpu_scheduler.views.gpu_text import suspicion_text
 

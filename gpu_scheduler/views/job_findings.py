@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from gpu_scheduler.app.status_report import JobView
 from gpu_scheduler.core.command.shell_words import has_place
-from gpu_scheduler.core.model.finding import Check, Finding, bad, ok, warn
+from gpu_scheduler.core.model.finding import Finding, bad, ok, warn
 from gpu_scheduler.core.model.gpu import format_gpu_list
 from gpu_scheduler.core.model.job_spec import UNRESOLVED
 from gpu_scheduler.core.model.states import WAITING, JobState, Outcome
@@ -115,15 +115,15 @@ _MAX_NEARBY = 5
 def scheduler(pid: int | None, *, is_waiting: bool) -> Finding:
     """Returns the finding about the scheduler. It is bad if the job waits and no scheduler is running."""
     if pid is None and not is_waiting:
-        return ok(Check.SCHEDULER, "not running")
+        return ok("scheduler", "not running")
     if pid is None:
-        return bad(Check.SCHEDULER, "not running, so no job starts", "run `start`")
-    return ok(Check.SCHEDULER, f"running, {pid_text(pid)}")
+        return bad("scheduler", "not running, so no job starts", "run `start`")
+    return ok("scheduler", f"running, {pid_text(pid)}")
 
 
 def held(job: JobRecord, reason: str | None) -> Finding:
     """Returns the finding about a held job, with the command that queues it."""
-    return bad(Check.HELD, reason or "the job is held", f"`{queueing_command(job)}` queues it")
+    return bad("held", reason or "the job is held", f"`{queueing_command(job)}` queues it")
 
 
 def queueing_command(job: JobRecord) -> str:
@@ -142,16 +142,16 @@ def unmanaged(allowed: tuple[int, ...] | None, managed: Collection[int]) -> Iter
     if missing:
         which = f"GPU {missing[0]} is" if len(missing) == 1 else f"GPUs {format_gpu_list(missing)} are"
         message = f"{which} not managed; the managed GPUs are {format_gpu_list(managed) or 'none'}"
-        yield warn(Check.ALLOWED_GPUS, message, "correct the job's line, or change `start --gpus`")
+        yield warn("allowed GPUs", message, "correct the job's line, or change `start --gpus`")
 
 
 def order(priority: int, count: int, first_ids: Sequence[int]) -> Finding:
     """Returns a finding with the number of queued jobs before the job and the ids of the first ones."""
     if not count:
-        return ok(Check.ORDER, f"first in the queue (priority {priority})")
+        return ok("order", f"first in the queue (priority {priority})")
     listed = and_more(", ".join(map(str, first_ids)), count - len(first_ids))
     return ok(
-        Check.ORDER,
+        "order",
         f"priority {priority}; {count_noun(count, 'queued job')} before it: {listed};"
         " the scheduler tries jobs in this order, and a job that fits starts, unless it needs GPUs that are"
         " reserved",
@@ -162,9 +162,9 @@ def retry(wait_s: float | None, failures: int) -> Iterator[Finding]:
     """Yields a finding with the number of failed launches and the wait before the next launch."""
     if wait_s is not None and wait_s > 0:
         failed = f"{count_noun(failures, 'failed start')}; " if failures else ""
-        yield warn(Check.RETRY, f"{failed}next try in {wait_s:.0f} s", "")
+        yield warn("retry", f"{failed}next try in {wait_s:.0f} s", "")
     elif failures:
-        yield ok(Check.RETRY, f"{count_noun(failures, 'failed start')}; the next try is due")
+        yield ok("retry", f"{count_noun(failures, 'failed start')}; the next try is due")
 
 
 def line(job: JobRecord, facts: LineFacts) -> Iterator[Finding]:
@@ -173,37 +173,37 @@ def line(job: JobRecord, facts: LineFacts) -> Iterator[Finding]:
     if kind != "file":
         if job.line_wait is not None:
             yield warn(
-                Check.LINE, f"the Redis queue has not confirmed {job.source} yet",
+                "line", f"the Redis queue has not confirmed {job.source} yet",
                 "`redis-queue` shows who holds it",
             )  # fmt: skip
         else:
             yield ok(
-                Check.LINE,
+                "line",
                 f"none: {f'taken from {job.source}' if kind == 'redis' else f'submitted by `{kind}`'}",
             )
         return
     wait, where = job.line_wait, facts.location
     if wait is not None and wait.kind is WaitKind.LINE_MALFORMED:
         yield bad(
-            Check.LINE,
+            "line",
             f"{path}:{wait.line_number} is malformed; the job waits until the line is corrected",
             "correct the line",
         )
     elif where is None or (wait is not None and wait.kind is WaitKind.LINE_REMOVED):
-        yield warn(Check.LINE, f"no longer in {path}", "add the line again, or `cancel` the job")
+        yield warn("line", f"no longer in {path}", "add the line again, or `cancel` the job")
     else:
-        yield ok(Check.LINE, f"{where.path}:{where.number}")
+        yield ok("line", f"{where.path}:{where.number}")
     nearby = facts.nearby[:_MAX_NEARBY]
     for one in nearby:
         yield warn(
-            Check.NEAR_IT,
+            "near it",
             f"{path}:{one.number} is malformed: {one.problem}",
             "correct that line; `status` shows the accepted form",
         )
     rest = facts.malformed - len(nearby)
     if rest > 0:
         yield warn(
-            Check.JOBS_FILE,
+            "jobs file",
             f"{count_noun(rest, 'malformed line')} elsewhere in {path}",
             "`status` lists all malformed lines",
         )
@@ -211,7 +211,7 @@ def line(job: JobRecord, facts: LineFacts) -> Iterator[Finding]:
 
 def manual_rerun(folder: str) -> Finding:
     """Returns a finding with the command that runs a failed attempt again by hand."""
-    return ok(Check.BY_HAND, f"bash {shlex.quote(folder)}/command.sh")
+    return ok("by hand", f"bash {shlex.quote(folder)}/command.sh")
 
 
 #: Reasons to wait that a user may have to change.

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from gpu_scheduler.app.diagnosis import OomCase
 from gpu_scheduler.core.model.state_reason import FailureKind
 from gpu_scheduler.core.model.units import format_seconds
+from gpu_scheduler.core.text.formatting import format_gpus
 
 #: The failures that end once the script or the environment of the job exists.
 _MISSING = (FailureKind.SCRIPT_MISSING, FailureKind.CONDA_MISSING, FailureKind.ENVIRONMENT_MISSING)
@@ -77,8 +78,7 @@ def _memory_remedy(case: OomCase, job_id: int | None) -> str:
         if case.had_gpus_alone
         else "the most memory that a GPU can provide"
     )
-    indices = ", ".join(map(str, case.larger_gpus))
-    where = f" (GPU{'' if len(case.larger_gpus) == 1 else 's'} {indices})" if case.larger_gpus else ""
+    where = f" ({format_gpus(case.larger_gpus)})" if case.larger_gpus else ""
     more = "two" if one else str(case.gpu_count + 1)
     return _with_forms(
         f"the job had {had}: use a smaller batch, a larger GPU{where}, or {more} GPUs"

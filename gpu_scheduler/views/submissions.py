@@ -8,13 +8,20 @@ from typing import TYPE_CHECKING, Any
 
 from gpu_scheduler.app.adopt import AdoptedJob
 from gpu_scheduler.app.import_queue import ImportReport
-from gpu_scheduler.app.line_note import LineNote, NoteKind, UnmetNeed
+from gpu_scheduler.app.line_note import LineNote, NoteKind
 from gpu_scheduler.app.new_line import Preview
 from gpu_scheduler.core.model.gpu import format_gpu_list
 from gpu_scheduler.core.model.job_spec import Need
 from gpu_scheduler.core.model.states import Outcome
 from gpu_scheduler.core.model.units import WHOLE
-from gpu_scheduler.core.text.formatting import count_noun, format_duration, limit_length, pid_text, safe_text
+from gpu_scheduler.core.text.formatting import (
+    count_noun,
+    format_duration,
+    format_gpus,
+    limit_length,
+    pid_text,
+    safe_text,
+)
 from gpu_scheduler.core.text.secrets import masked_json
 from gpu_scheduler.views.wait_text import need_text
 
@@ -27,8 +34,6 @@ if TYPE_CHECKING:
 
 def line_note_text(note: LineNote) -> str:
     """Formats a note about a line."""
-    if isinstance(note, UnmetNeed):
-        return unmet_need_text(note)
     if isinstance(note, str):
         return note
     values = {key: _value_text(key, one) for key, one in note.data.items()}
@@ -50,21 +55,13 @@ def _value_text(key: str, value: object) -> str:
         return " ".join(value)
     if isinstance(value, tuple):
         return ", ".join(value) or "none known"
-    if key == "scheduler_pid" and isinstance(value, int):
-        return pid_text(value)
+    if isinstance(value, Need):
+        return need_text(value)
+    if isinstance(value, int) and key in ("scheduler_pid", "usable"):
+        return pid_text(value) if key == "scheduler_pid" else count_noun(value, "GPU")
     if isinstance(value, Outcome):
         return str(value).replace("_", " ")
     return "no jobs file" if key == "watched" and not value else str(value)
-
-
-def unmet_need_text(unmet: UnmetNeed) -> str:
-    """Formats the warning about a need that the current GPUs cannot meet."""
-    needs = f"the job needs {need_text(unmet.need)}"
-    if unmet.usable is not None:
-        gpus = count_noun(unmet.usable, "GPU")
-        return f"{needs}, but may use only {gpus}, so it would wait until there are more"
-    margin = f"the scheduler keeps {unmet.margin_mib} MiB free on each"
-    return f"{needs}, but its GPUs are too small ({margin}), so it would wait until there are larger ones"
 
 
 # Formats the result of `adopt`.
@@ -82,9 +79,8 @@ def adopt_text(job: AdoptedJob) -> str:
 
 def note_text(job: AdoptedJob) -> Iterator[str]:
     """Yields notes on the GPUs and the log of an adopted job, and on a scheduler that is not running."""
-    gpus = f"GPU{'s' * (len(job.gpus) > 1)} {', '.join(map(str, job.gpus))}"
     alone = "; no other job starts there, because --vram was not given" if job.is_alone else ""
-    yield f"it uses {gpus}{alone}"
+    yield f"it uses {format_gpus(job.gpus)}{alone}"
     if not job.can_start:
         yield (
             "it has replaced its command line by a title, so it cannot be started again unless"

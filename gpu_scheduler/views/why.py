@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from gpu_scheduler.app.diagnosis import Diagnosis, PlacementFacts, WaitingFacts
 from gpu_scheduler.app.job_views import DependencyFacts
 from gpu_scheduler.app.status_report import JobView
-from gpu_scheduler.core.model.finding import Check, Finding, bad, from_health_issue, ok, warn
+from gpu_scheduler.core.model.finding import Finding, bad, from_health_issue, ok, warn
 from gpu_scheduler.core.model.gpu import format_gpu_list
 from gpu_scheduler.core.model.job_spec import UNRESOLVED, Need, Parent, ParentStatus, status_of
 from gpu_scheduler.core.model.states import FAILED, WAITING, JobState, Outcome
@@ -28,6 +28,8 @@ from gpu_scheduler.core.text.formatting import (
     count_noun,
     format_age,
     format_duration,
+    format_gpus,
+    format_jobs,
     format_memory,
     limit_length,
     memory_text,
@@ -74,26 +76,26 @@ def dependency_findings(job: JobView, facts: DependencyFacts) -> Iterator[Findin
     parents = sorted(job.parents, key=lambda parent: (_ORDER[status_of(parent)], parent.id))
     yield from (_parent(job, parent, facts) for parent in parents[:_MAX_PARENTS])
     if len(parents) > _MAX_PARENTS:
-        yield ok(Check.PARENT, f"and {count_noun(len(parents) - _MAX_PARENTS, 'more job')}")
+        yield ok("parent", f"and {count_noun(len(parents) - _MAX_PARENTS, 'more job')}")
     if facts.blocker is not None:
         yield _blocker(facts.blocker)
     if facts.child_count:
         listed = and_more(", ".join(map(str, facts.children)), facts.child_count - len(facts.children))
         depend = "depends" if facts.child_count == 1 else "depend"
-        yield ok(Check.CHILDREN, f"{count_noun(facts.child_count, 'job')} {depend} on it: {listed}")
+        yield ok("children", f"{count_noun(facts.child_count, 'job')} {depend} on it: {listed}")
 
 
 def _parent(job: JobView, parent: Parent, facts: DependencyFacts) -> Finding:
     message = parent_text(parent)
     if parent.id == UNRESOLVED:
-        return bad(Check.PARENT, message, _change_remedy(job.record.id, facts, parent.kind.attribute))
+        return bad("parent", message, _change_remedy(job.record.id, facts, parent.kind.attribute))
     status = status_of(parent)
     if status is ParentStatus.MET:
-        return ok(Check.PARENT, message)
+        return ok("parent", message)
     if status is ParentStatus.PENDING or job.record.state is JobState.FINISHED:
-        return warn(Check.PARENT, message, "")
+        return warn("parent", message, "")
     when = " once it is queued" if job.record.state is JobState.HELD else ""
-    return bad(Check.PARENT, f"{message}; this job will be skipped{when}", skip_remedy(job.record.id, facts))
+    return bad("parent", f"{message}; this job will be skipped{when}", skip_remedy(job.record.id, facts))
 
 
 def _blocker(job: JobView) -> Finding:
@@ -102,7 +104,7 @@ def _blocker(job: JobView) -> Finding:
         remedy = f"`{queueing_command(job.record)}` queues it"
     else:
         remedy = f"`why {number}` explains it"
-    return bad(Check.BLOCKED_BY, unfinished_job_text(job), remedy)
+    return bad("blocked by", unfinished_job_text(job), remedy)
 
 
 def skip_remedy(job_id: int, facts: DependencyFacts) -> str:
@@ -110,10 +112,8 @@ def skip_remedy(job_id: int, facts: DependencyFacts) -> str:
     change = _change_remedy(job_id, facts)
     if not facts.failed:
         return change
-    ids = ", ".join(map(str, facts.failed))
     command = " ".join(map(str, facts.failed))
-    noun = "job" if len(facts.failed) == 1 else "jobs"
-    return f"`retry {command}` queues {noun} {ids} and this job again; or {change}"
+    return f"`retry {command}` queues {format_jobs(facts.failed)} and this job again; or {change}"
 
 
 def _change_remedy(job_id: int, facts: DependencyFacts, attribute: str = "after") -> str:
@@ -150,13 +150,12 @@ def placement_finding(
             remedy = (
                 f"{where}, request {less}fewer or other GPUs; or start the scheduler with more GPUs (--gpus)"
             )
-            return bad(Check.PLACING, wait_text(answer), remedy)
-        return warn(Check.PLACING, wait_text(answer, now), "")
-    chosen = [str(view.index) for view in views if view.uuid in answer]
-    gpus = f"GPU{'' if len(chosen) == 1 else 's'} {', '.join(chosen)}"
+            return bad("placing", wait_text(answer), remedy)
+        return warn("placing", wait_text(answer, now), "")
+    gpus = format_gpus(view.index for view in views if view.uuid in answer)
     if not is_in_queue:
-        return ok(Check.PLACING, f"{gpus} would accept the job now")
-    return ok(Check.PLACING, f"the job would start on {gpus} now")
+        return ok("placing", f"{gpus} would accept the job now")
+    return ok("placing", f"the job would start on {gpus} now")
 
 
 _NO_PREEMPTION = {
@@ -171,8 +170,8 @@ _NO_PREEMPTION = {
 def preemption_finding(found: Preemption | NoPreemption) -> Finding:
     """Returns the finding about the jobs that a waiting job preempts, or why it preempts none."""
     if isinstance(found, Preemption):
-        return ok(Check.PREEMPTING, "the job may preempt others, and does so next")
-    return ok(Check.PREEMPTING, f"the job may preempt others, but not now: {_NO_PREEMPTION[found]}")
+        return ok("preempting", "the job may preempt others, and does so next")
+    return ok("preempting", f"the job may preempt others, but not now: {_NO_PREEMPTION[found]}")
 
 
 def gpu_finding(
@@ -194,18 +193,18 @@ def gpu_finding(
         measured += _headroom(view, limits)
     if allowed is not None and view.index not in allowed:
         message = f"not allowed for this job, which may use only {format_gpu_list(allowed)}"
-        return ok(Check.GPU, f"{message}; {measured}", view.index)
+        return ok("GPU", f"{message}; {measured}", view.index)
     why = obstacle(judged, need, limits)
     if why is None:
-        return ok(Check.GPU, f"accepts the job; {measured}", view.index)
+        return ok("GPU", f"accepts the job; {measured}", view.index)
     brief = replace(why, overtakes=None)  # another finding says why the GPU is reserved
     message = f"does not accept the job: {obstacle_text(brief, now)}; {measured}"
-    return warn(Check.GPU, message, obstacle_remedy(why), view.index)
+    return warn("GPU", message, obstacle_remedy(why), view.index)
 
 
 def _measurements(view: GpuAvailability, need: Need, limits: Limits, holders: Collection[int]) -> str:
     jobs = (
-        f"share {format_share(view.allocated_share)} allocated to {_jobs(sorted(holders))}"
+        f"share {format_share(view.allocated_share)} allocated to {format_jobs(sorted(holders))}"
         if holders
         else "not allocated"
     )
@@ -242,10 +241,6 @@ def _headroom(view: GpuAvailability, limits: Limits) -> str:
     return f", {taken}, {left} left to declare (margin {limits.margin_mib} MiB)"
 
 
-def _jobs(ids: Sequence[int]) -> str:
-    return f"job{'' if len(ids) == 1 else 's'} {', '.join(map(str, ids))}"
-
-
 # Formats the findings of `why` about overtaken jobs and about GPUs that are reserved by queue order.
 
 
@@ -260,14 +255,14 @@ def queue_findings(
     kept = [gpu.unavailable for gpu in judged if gpu.unavailable and is_by_queue_order(gpu.unavailable)]
     if outlook.reservation is not None:
         own = own_reservation_text(outlook.gpus, outlook.reservation.start_at, now)
-        yield ok(Check.RESERVED, f"{own}, because it has been overtaken {times_text(outlook.overtakes)}")
-        yield from (ok(Check.RESERVED, _awaited_text(one)) for one in outlook.awaited)
+        yield ok("reserved", f"{own}, because it has been overtaken {times_text(outlook.overtakes)}")
+        yield from (ok("reserved", _awaited_text(one)) for one in outlook.awaited)
     elif outlook.overtakes:
-        yield ok(Check.OVERTAKEN, f"overtaken {times_text(outlook.overtakes)}; {_then(outlook, idle_budget)}")
+        yield ok("overtaken", f"overtaken {times_text(outlook.overtakes)}; {_then(outlook, idle_budget)}")
     if kept:
         rule = "the job may use a reserved GPU only if it leaves room for that job or ends before it starts"
         yield warn(
-            Check.RESERVED,
+            "reserved",
             f"{reserved_gpus_text(kept, now)}; {rule}, and {_own_time_text(outlook.estimate)}",
             _wait_remedy(outlook.estimate, kept, now, where),
         )
@@ -344,9 +339,9 @@ def _own_time_text(estimate: Estimate) -> str:
 
 
 #: The checks that show how a job ended.
-_END_CHECKS = (Check.END, Check.HELD)
+_END_CHECKS = ("end", "held")
 #: The checks that may show another problem.
-_OTHER_CHECKS = (Check.SCHEDULER, Check.SEEN, Check.LOG)
+_OTHER_CHECKS = ("scheduler", "seen", "log")
 #: What sets the limit of the number of jobs that run, by the wait reason of a job that it concerns.
 _LIMITS = {WaitKind.GROUP_FULL: "max-running", WaitKind.CPU_JOBS_FULL: "start --cpu-jobs"}
 
@@ -405,7 +400,7 @@ def findings(diagnosis: Diagnosis) -> Iterator[Finding]:
         yield from _end(diagnosis)
     else:
         yield from _running(diagnosis)
-    yield from (warn(Check.SEEN, warning, "") for warning in job_warnings(diagnosis.job))
+    yield from (warn("seen", warning, "") for warning in job_warnings(diagnosis.job))
     yield from _logs(diagnosis)
 
 
@@ -429,7 +424,7 @@ def _waiting(diagnosis: Diagnosis, waiting: WaitingFacts) -> Iterator[Finding]:
         # It already runs, so neither GPUs nor its environment keep it from being watched.
         yield from job_findings.retry(waiting.retry_in_s, job.launch_failures)
         return
-    yield ok(Check.NEED, current_need_text(waiting.need))
+    yield ok("need", current_need_text(waiting.need))
     yield from _placement(diagnosis, waiting.need.need, waiting.placement)
     yield from waiting.environment
     if waiting.ahead is not None and waiting.need.need.count:
@@ -444,18 +439,18 @@ def _placement(diagnosis: Diagnosis, need: Need, facts: PlacementFacts) -> Itera
     full = None if wait is None or limit is None else f"{wait_text(wait)} ({limit})"
     if not need.count:
         said = "the job needs no GPU, so it waits for none"
-        yield ok(Check.PLACING, said) if full is None else warn(Check.PLACING, full, "")
+        yield ok("placing", said) if full is None else warn("placing", full, "")
         return
     if not facts.gpus:
         remedy = "`start` without `--gpus none` detects the GPUs; `doctor` shows which ones it would find"
-        yield bad(Check.GPUS, "none is managed", remedy)
+        yield bad("GPUs", "none is managed", remedy)
         return
     allowed = diagnosis.job.record.spec.allowed
     job = diagnosis.job.record
     is_in_queue = job.state is JobState.QUEUED and not job.unmet_parents and job.line_wait is None
     where = "on the job's line" if job.is_of_file else f"with `set {job.id}`"
     if full is not None:
-        yield warn(Check.PLACING, full, "")
+        yield warn("placing", full, "")
     else:
         yield placement_finding(
             need, allowed, facts.judged, facts.limits, where=where, now=diagnosis.now, is_in_queue=is_in_queue
@@ -469,13 +464,12 @@ def _placement(diagnosis: Diagnosis, need: Need, facts: PlacementFacts) -> Itera
         yield gpu_finding(gpu, judged, need, allowed, facts.limits, facts.holders[gpu.uuid], diagnosis.now)
     if diagnosis.scheduler_pid is None and facts.sampled_at is not None:
         age = format_age(facts.sampled_at, diagnosis.now)
-        yield warn(Check.VALUES, f"last sample of the GPUs: {age}", "")
+        yield warn("values", f"last sample of the GPUs: {age}", "")
 
 
 def _running(diagnosis: Diagnosis) -> Iterator[Finding]:
     job = diagnosis.job
-    gpus = f"on GPU{'' if len(job.gpus) == 1 else 's'} {', '.join(map(str, job.gpus))}"
-    gpus = gpus if job.gpus else "without a GPU"
+    gpus = f"on {format_gpus(job.gpus)}" if job.gpus else "without a GPU"
     since = "" if job.started_at is None else f", started {format_age(job.started_at, diagnosis.now)}"
     follow = f"`logs {job.record.id} -f` follows its output"
     if job.is_without_log:
@@ -485,13 +479,13 @@ def _running(diagnosis: Diagnosis) -> Iterator[Finding]:
     resumed = None if job.attempt is None else job.attempt.resumed_from
     if resumed is not None:
         since += f", resumed from {origin_text(resumed.path, resumed.step)}"
-    yield ok(Check.RUNS, f"{gpus}{since}; {follow}")
+    yield ok("runs", f"{gpus}{since}; {follow}")
     if progress := long_text(job.progress, diagnosis.now):
-        yield ok(Check.PROGRESS, progress)
+        yield ok("progress", progress)
     if job.peaks:
-        yield ok(Check.MEMORY, f"peak so far {memory_text(job.peaks, job.vram_declared)}")
+        yield ok("memory", f"peak so far {memory_text(job.peaks, job.vram_declared)}")
     elif job.vram_declared is not None:
-        yield ok(Check.MEMORY, f"not measured yet; declared {job.vram_declared} MiB per GPU")
+        yield ok("memory", f"not measured yet; declared {job.vram_declared} MiB per GPU")
 
 
 def _end(diagnosis: Diagnosis) -> Iterator[Finding]:
@@ -501,23 +495,23 @@ def _end(diagnosis: Diagnosis) -> Iterator[Finding]:
     if not job.spec.can_start:
         again = f"`{job_findings.queueing_command(job)}` runs it again"
     if failed:
-        again += f", and first {'job' if len(failed) == 1 else 'jobs'} {', '.join(map(str, failed))}"
+        again += f", and first {format_jobs(failed)}"
     if job.outcome is Outcome.COMPLETED:
-        yield ok(Check.END, f"the job exited with code {job.exit_code or 0}; {again}")
+        yield ok("end", f"the job exited with code {job.exit_code or 0}; {again}")
         return
     end = job_reason_text(diagnosis.job) or outcome_text(job.outcome or "ended", job.exit_code, job.signal)
     if job.outcome is Outcome.SKIPPED:
-        yield bad(Check.END, f"skipped: {end}", skip_remedy(job.id, diagnosis.dependencies))
+        yield bad("end", f"skipped: {end}", skip_remedy(job.id, diagnosis.dependencies))
         return
     if job.outcome not in FAILED:
-        yield warn(Check.END, end, again)
+        yield warn("end", end, again)
         return
     remedy = _remedy(diagnosis)
     if job.outcome is Outcome.TIMED_OUT and job.spec.timeout_s is not None:
         end = f"{end} after {format_seconds(job.spec.timeout_s)}"
     steps = [] if remedy is None else [remedy.text]
     steps += [] if remedy is not None and remedy.restarts else [again]
-    yield bad(Check.END, end, "; then ".join(steps))
+    yield bad("end", end, "; then ".join(steps))
     if diagnosis.attempt_folder is not None:
         yield job_findings.manual_rerun(diagnosis.attempt_folder)
 
@@ -537,12 +531,12 @@ def _remedy(diagnosis: Diagnosis) -> Remedy | None:
 def _logs(diagnosis: Diagnosis) -> Iterator[Finding]:
     log = diagnosis.job.log
     if log is None and diagnosis.job.is_without_log:
-        yield ok(Check.LOG, "none, because the output of the process does not go to a file")
+        yield ok("log", "none, because the output of the process does not go to a file")
     elif log is None:
-        yield ok(Check.LOG, "none, because the job was never started")
+        yield ok("log", "none, because the job was never started")
     else:
-        yield ok(Check.LOG, log) if diagnosis.log_exists else warn(Check.LOG, f"{log} no longer exists", "")
-    yield from (ok(Check.EVENTS, dated_line(event, diagnosis.tolerance)) for event in diagnosis.events)
+        yield ok("log", log) if diagnosis.log_exists else warn("log", f"{log} no longer exists", "")
+    yield from (ok("events", dated_line(event, diagnosis.tolerance)) for event in diagnosis.events)
 
 
 def _wrapped(text: str, width: int | None) -> list[str]:

@@ -19,7 +19,6 @@ from msgspec.structs import replace
 from gpu_scheduler.attempts.executor import AttemptRef, LaunchError
 from gpu_scheduler.attempts.job_logs import LogFolder, read_tail
 from gpu_scheduler.clock import Clock
-from gpu_scheduler.core.model.finding import HealthSubject
 from gpu_scheduler.core.model.state_reason import StateReason
 from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.errors import SchedulerError
@@ -169,7 +168,7 @@ def test_a_file_is_not_reported_as_missing_if_descriptors_are_used_up(
         with pytest.raises(OSError, match="Too many open files"):
             look()
     home = DataDir.of(str(tmp_path / "state.json"))
-    issue = unusable_file_issue(HealthSubject.MAIN_LOG, path, trust=False)
+    issue = unusable_file_issue("main log", path, trust=False)
     assert [issue, *find_issues(home, None)] == [None]
     missing = tmp_path / "missing"
     monkeypatch.setattr(os, "open", refuse(errno.ENOENT))

@@ -12,7 +12,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from gpu_scheduler.app.control import Answer, AnswerKind
-from gpu_scheduler.app.line_note import LineNote, Note, NoteKind, UnmetNeed
+from gpu_scheduler.app.line_note import LineNote, Note, NoteKind
 from gpu_scheduler.core.model.gpu import FaultKind, GpuClaim, GpuFault, Suspicion
 from gpu_scheduler.core.model.job_spec import Need
 from gpu_scheduler.core.model.request_answer import ACCEPTED_STATES, AnswerCode, RequestAnswer, wrong_state
@@ -261,8 +261,8 @@ NOTES: list[LineNote] = [
         Note(NoteKind.NOT_WATCHED, {"path": "/a", "scheduler_pid": pid, "watched": watched})
         for pid, watched in ((99, "/b"), (0, ""))
     ),
-    UnmetNeed(NEED, None, 512),
-    UnmetNeed(MEMORY, 1, 512),
+    Note(NoteKind.GPUS_TOO_SMALL, {"need": NEED, "margin_mib": 512}),
+    Note(NoteKind.TOO_FEW_GPUS, {"need": MEMORY, "usable": 1}),
     "a message of the parser",
 ]
 
