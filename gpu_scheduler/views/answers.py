@@ -13,33 +13,24 @@ from gpu_scheduler.core.model.states import JobState, Outcome
 if TYPE_CHECKING:
     from gpu_scheduler.app.stop import StopReport, StopWait
 
-#: The end of a job that a command was to end without a scheduler, and that has not ended in time.
-NOT_ENDED = "not ended yet; the next `start` ends it"
-
 
 def answer_text(answer: Answer, data_dir: str) -> str:
     """Formats the answer to a request as text that is safe to print. data_dir: the path of the store."""
-    if answer.kind is AnswerKind.RECORDED:
-        return "recorded; takes effect when the scheduler starts"
-    if answer.kind is AnswerKind.UNANSWERED:
+    said, reply = "; ".join(filter(None, (answer.kind.sentence, answer.kind.remedy))), answer.reply
+    if said:
         from gpu_scheduler.core.text.formatting import pid_text
 
-        return f"recorded; the scheduler ({pid_text(answer.scheduler_pid or 0)}) has not answered yet"
-    if answer.kind is AnswerKind.SPARED:
-        return f"continues, because it was adopted; `cancel {answer.target}` ends it"
-    if answer.kind is AnswerKind.NOT_ENDED:
-        return f"{NOT_ENDED}; see `why {answer.target}`"
-    return "" if answer.reply is None else _reply_text(answer, answer.reply, data_dir)
+        return said.format(target=answer.target, scheduler=pid_text(answer.scheduler_pid or 0))
+    return "" if reply is None else reply.code.fill(reply, _PHRASES, answer, data_dir)
 
 
-def _reply_text(answer: Answer, reply: RequestAnswer, data_dir: str) -> str:
-    from gpu_scheduler.core.text.formatting import fill, safe_text
+def _safe(text: str) -> str:
+    from gpu_scheduler.core.text.formatting import safe_text
 
-    given = {"job": answer.target, "data_dir": safe_text(data_dir), "attribute": safe_text(reply.attribute)}
-    return fill(reply.code.sentence, reply, _PHRASES, answer, **given)
+    return safe_text(text)
 
 
-def _retries(reply: RequestAnswer, answer: Answer) -> str:
+def _retries(reply: RequestAnswer, answer: Answer, _: str) -> str:
     """Formats the commands that retry a job together with the jobs because of which it would be skipped."""
     job, parents = answer.target, " ".join(map(str, answer.failed_ancestors or [reply.parent]))
     if answer.is_skipped:
@@ -47,7 +38,7 @@ def _retries(reply: RequestAnswer, answer: Answer) -> str:
     return f"`retry {parents} {job}`, or change what job {job} waits for"
 
 
-def _wrong_state(reply: RequestAnswer, answer: Answer) -> str:
+def _wrong_state(reply: RequestAnswer, answer: Answer, _: str) -> str:
     """Formats the state of a job, after its name, and the states in which the request is possible."""
     job, verb, state, wanted = answer.target, reply.verb, reply.state, " or ".join(map(str, reply.accepted))
     if verb == "hold" and state is JobState.HELD:
@@ -60,28 +51,33 @@ def _wrong_state(reply: RequestAnswer, answer: Answer) -> str:
     return f"{state}; {name} needs a job that is {wanted}{remedy}"
 
 
-def _cleared(reply: RequestAnswer, _: Answer) -> str:
+def _cleared(reply: RequestAnswer, *_: object) -> str:
     if not reply.count:
         return "cleared" if reply.count is None else "there are no finished jobs to clear"
     return f"{reply.count:,} job{'s' * (reply.count > 1)} cleared"
 
 
-def _end(reply: RequestAnswer, _: Answer) -> str:
+def _end(reply: RequestAnswer, *_: object) -> str:
     from gpu_scheduler.views.job_text import outcome_text
 
     return outcome_text(reply.outcome or Outcome.ENDED, reply.exit_code, reply.signal)
 
 
-def _again(reply: RequestAnswer, answer: Answer) -> str:
+def _again(reply: RequestAnswer, answer: Answer, _: str) -> str:
     is_idle = reply.state in (JobState.FINISHED, JobState.HELD)
     return f"; `retry {answer.target}` runs it again" if is_idle else ""
 
 
 #: The phrases in the sentences of `AnswerCode`.
-_PHRASES: Mapping[str, Callable[[RequestAnswer, Answer], str]] = {
-    "queued": lambda it, _: f"{it.attribute} set, and queued again" if it.attribute else "queued again",
+_PHRASES: Mapping[str, Callable[[RequestAnswer, Answer, str], str]] = {
+    "job": lambda it, answer, _: str(answer.target),
+    "data_dir": lambda it, answer, data_dir: _safe(data_dir),
+    "attribute": lambda it, *_: _safe(it.attribute),
+    "queued": lambda it, *_: (
+        f"{_safe(it.attribute)} set, and queued again" if it.attribute else "queued again"
+    ),
     "cleared": _cleared,
-    "changed": lambda it, _: "held" if it.verb == "hold" else "changed",
+    "changed": lambda it, *_: "held" if it.verb == "hold" else "changed",
     "wrong_state": _wrong_state,
     "end": _end,
     "again": _again,
@@ -119,7 +115,7 @@ def _stop_lines(report: StopReport, with_jobs: bool) -> Iterator[str]:
         which = "adopted" if with_jobs else "running"
         yield f"{which} jobs continue: {format_jobs(continuing)}; {how}"
     for job_id, end in report.ended.items():
-        text = NOT_ENDED if end is None else outcome_text(end.outcome, end.exit_code, end.signal)
-        yield f"job {job_id}: {text}"
+        text = "" if end is None else outcome_text(end.outcome, end.exit_code, end.signal)
+        yield f"job {job_id}: {text or AnswerKind.NOT_ENDED.sentence}"
     if report.shares is not None:
         yield f"{posixpath.basename(report.state_file)} updated: gpu_status {report.shares}"

@@ -17,7 +17,7 @@ from gpu_scheduler.core.scheduling.calibration import (
 )
 from gpu_scheduler.core.scheduling.run_times import MIN_RUNS
 from gpu_scheduler.core.text.formatting import count_noun, format_duration, safe_text
-from gpu_scheduler.core.text.secrets import masked_json
+from gpu_scheduler.core.text.secrets import masked_json, picked
 from gpu_scheduler.views.layout import Cell, Column, TableRow, render_table
 
 if TYPE_CHECKING:
@@ -76,12 +76,7 @@ def summary_object(summary: RunTimeSummary) -> dict[str, Any]:
     """Returns a summary as docs/json.md describes it."""
     return {
         "model": summary.llm,
-        "program": summary.program,
-        "runs": summary.runs,
-        "commands": summary.commands,
-        "median_s": summary.median_s,
-        "upper_ratio": summary.upper_ratio,
-        "median_error": summary.median_error,
+        **picked(summary, "program", "runs", "commands", "median_s", "upper_ratio", "median_error"),
     }
 
 
@@ -97,12 +92,7 @@ def estimate_object(run_time: JobRunTime | None) -> dict[str, Any] | None:
     """Returns the estimate of a job as docs/json.md describes it; None if there is none."""
     if run_time is None:
         return None
-    return {
-        "median_s": run_time.median_s,
-        "upper_s": run_time.upper_s,
-        "runs": run_time.runs,
-        "same_command": run_time.is_of_identity,
-    }
+    return {**picked(run_time, "median_s", "upper_s", "runs"), "same_command": run_time.is_of_identity}
 
 
 _COLUMNS = (
@@ -224,13 +214,7 @@ def _suggestion_object(advice: Advice, tolerance: float) -> dict[str, Any]:
     family = advice.workload_class
     return {
         "model": family.llm,
-        "program": family.program,
-        "runs": family.runs,
-        "gpus": family.gpus,
-        "max_mib": family.max_mib,
-        "p95_mib": family.p95_mib,
-        "mean_s": family.mean_s,
-        "longest_s": family.longest_s,
+        **picked(family, "program", "runs", "gpus", "max_mib", "p95_mib", "mean_s", "longest_s"),
         "declared_mib": family.declared_mib,
         "current": advice.current_entry,
         "suggested": advice.suggested_entry,

@@ -35,7 +35,7 @@ from gpu_scheduler.core.model.wait_reason import WaitReason
 from gpu_scheduler.core.scheduling.accounting import DeclarationAccuracy, judge_declaration
 from gpu_scheduler.core.text.formatting import count_noun, format_gpus, format_jobs, safe_text, times_text
 from gpu_scheduler.core.text.secrets import masked_json
-from gpu_scheduler.views.job_text import origin_text, reason_text
+from gpu_scheduler.views.job_text import declared_text, misplaced_process_text, origin_text, reason_text
 from gpu_scheduler.views.wait_text import infeasibility_text, own_reservation_text, stop_cause_text, wait_text
 
 # Describes the resource use of an ended attempt and the accuracy of its declaration.
@@ -218,8 +218,6 @@ def _message(event: Event, tolerance: float, dispatched: tuple[int, int] | None)
     if isinstance(details, Overuse):
         return EventMessage(_WARNING, f"{_overuse_warning(details)}; neighbors may OOM")
     if isinstance(details, MisplacedProcess):
-        from gpu_scheduler.views.job_text import misplaced_process_text
-
         return EventMessage(_WARNING, misplaced_process_text(details))
     if event.kind == EventKind.STOPPING:
         return EventMessage(_INFO, _stop_message(details))
@@ -306,15 +304,13 @@ def _overuse_warning(overuse: Overuse) -> str:
     head = "EXCEEDS declared"
     if overuse.share is None:
         return f"{head} VRAM on {_overuse_text(overuse)}"
-    share = share_text(overuse.share, overuse.declared)
-    return f"{head} {share} on gpu {overuse.gpu}: {overuse.observed} MiB used ({_excess_percent(overuse)})"
+    used = f"on gpu {overuse.gpu}: {overuse.observed} MiB used ({_excess_percent(overuse)})"
+    return f"{head} {declared_text(overuse)} {used}"
 
 
 def _overuse_text(overuse: Overuse) -> str:
-    mib = overuse.declared
-    declared = f"{mib} MiB" if overuse.share is None else share_text(overuse.share, mib)
     used = f"gpu {overuse.gpu}: {overuse.observed} MiB used"
-    return f"{used}, {declared} declared ({_excess_percent(overuse)})"
+    return f"{used}, {declared_text(overuse)} declared ({_excess_percent(overuse)})"
 
 
 def _excess_percent(overuse: Overuse) -> str:

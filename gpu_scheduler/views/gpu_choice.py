@@ -15,7 +15,7 @@ from gpu_scheduler.core.scheduling.gpu_choice import (
     IneligibilityKind,
 )
 from gpu_scheduler.core.text.formatting import count_noun, safe_text
-from gpu_scheduler.core.text.secrets import masked_json
+from gpu_scheduler.core.text.secrets import masked_json, picked
 from gpu_scheduler.views.gpu_text import (
     claim_objects,
     claim_text,
@@ -192,9 +192,7 @@ def to_json(gpus: Sequence[ClaimedGpu]) -> str:
 def _gpu_object(gpu: ClaimedGpu) -> dict[str, Any]:
     sample = gpu.sample
     return {
-        "index": sample.index,
-        "uuid": sample.uuid,
-        "name": sample.name,
+        **picked(sample, "index", "uuid", "name"),
         "memory_used_mib": sample.used_mib,
         "memory_total_mib": sample.total_mib,
         "memory_free_mib": gpu.free_mib,

@@ -8,7 +8,8 @@ from typing import Any
 from gpu_scheduler.core.model.gpu import GpuClaim, GpuSample, Suspicion
 from gpu_scheduler.core.model.units import format_share
 from gpu_scheduler.core.model.wait_reason import GpuObstacle, ObstacleKind
-from gpu_scheduler.core.text.formatting import fill, format_jobs, format_memory, safe_text
+from gpu_scheduler.core.text.formatting import format_jobs, format_memory, safe_text
+from gpu_scheduler.core.text.secrets import picked
 from gpu_scheduler.views.job_text import finish_text, from_time_text
 
 # Formats the claims of programs on the memory of a GPU.
@@ -70,8 +71,7 @@ def claim_object(claim: GpuClaim) -> dict[str, Any]:
         "pid": claim.pid or None,
         "user": claim.user or None,
         "mib": claim.mib,
-        "by_scheduler": claim.by_scheduler,
-        "job": claim.job,
+        **picked(claim, "by_scheduler", "job"),
         "folder": claim.folder or None,
     }
 
@@ -84,7 +84,7 @@ def obstacle_text(found: GpuObstacle, now: float = 0.0) -> str:
 
     now: the time in seconds since 1970, relative to which other times are given; 0 if unknown.
     """
-    return fill(found.kind.sentence, found, _PHRASES, now)
+    return found.kind.fill(found, _PHRASES, now)
 
 
 def obstacle_remedy(found: GpuObstacle) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from gpu_scheduler.app.control import ADOPT, SUBMIT
 from gpu_scheduler.core.model.units import WHOLE
 from gpu_scheduler.core.text.formatting import format_age, format_duration, safe_text
-from gpu_scheduler.core.text.secrets import hide_secrets, masked_json, masked_words
+from gpu_scheduler.core.text.secrets import hide_secrets, masked_json, masked_words, picked
 from gpu_scheduler.views.calibrate import estimate_object, estimate_text
 from gpu_scheduler.views.event_messages import accuracy_text
 from gpu_scheduler.views.event_messages import detail as event_detail
@@ -43,8 +43,7 @@ def to_json(detail: JobDetail) -> str:
         "kind": spec.kind,
         "identity": record.identity,
         "line": None if detail.line is None else {"file": detail.line.path, "line": detail.line.number},
-        "script": spec.script,
-        "arguments": list(spec.arguments),
+        **picked(spec, "script", "arguments"),
         "need": current_need_text(detail.need),
         "min_vram_mib": record.min_vram_mib,
         "oom_retries_used": record.oom_retries_used,
@@ -56,7 +55,7 @@ def to_json(detail: JobDetail) -> str:
         "checkpoint": checkpoint_object(record.checkpoint),
         "resumes_from": checkpoint_object(record.resume_from),
         "allowed_gpus": None if spec.allowed is None else list(spec.allowed),
-        "environment": {"conda": spec.conda, "venv": spec.venv, "cwd": spec.cwd, "env": dict(spec.env)},
+        "environment": {**picked(spec, "conda", "venv", "cwd"), "env": dict(spec.env)},
         "attempts": [_attempt_object(one, detail.tolerance) for one in detail.attempts],
         "history": [{"at": one.at, "state": one.kind, "reason": event_detail(one)} for one in detail.history],
     }
@@ -72,15 +71,8 @@ def _attempt_object(view: AttemptView, tolerance: float) -> dict[str, Any]:
         "resumed_from": checkpoint_object(attempt.resumed_from),
         "outcome": attempt.outcome,
         "reason": _reason_text(attempt),
-        "exit_code": attempt.exit_code,
-        "signal": attempt.signal,
-        "created_at": attempt.created_at,
-        "started_at": attempt.started_at,
-        "ended_at": attempt.ended_at,
-        "log": attempt.log,
-        "session": attempt.session,
-        "folder": view.folder,
-        "command": view.command,
+        **picked(attempt, "exit_code", "signal", "created_at", "started_at", "ended_at", "log", "session"),
+        **picked(view, "folder", "command"),
         "survivors": attempt.survivors,
         "launches": attempt.launch_count,
         "warnings": attempt_warnings(view),

@@ -15,7 +15,7 @@ from gpu_scheduler.core.model.job_spec import UNRESOLVED
 from gpu_scheduler.core.model.states import WAITING, JobState, Outcome
 from gpu_scheduler.core.model.wait_reason import WaitKind
 from gpu_scheduler.core.text.formatting import and_more, count_noun, limit_length, pid_text, safe_text
-from gpu_scheduler.core.text.secrets import masked_json
+from gpu_scheduler.core.text.secrets import masked_json, picked
 from gpu_scheduler.store.jobs_files import MalformedLineRecord
 from gpu_scheduler.views.job_text import outcome_text, reason_text
 from gpu_scheduler.views.layout import wrap_words
@@ -31,12 +31,7 @@ if TYPE_CHECKING:
 
 def finding_object(finding: Finding) -> dict[str, str]:
     """Returns a finding as the object that docs/json.md describes."""
-    return {
-        "check": finding.name,
-        "grade": finding.grade,
-        "message": finding.message,
-        "remedy": finding.remedy,
-    }
+    return {"check": finding.name, **picked(finding, "grade", "message", "remedy")}
 
 
 def format_finding(finding: Finding, width: int | None = None) -> str:

@@ -13,7 +13,7 @@ from msgspec.structs import asdict
 from gpu_scheduler.core.model.state_reason import NextKind, NextStep, ReasonKind, StateReason
 from gpu_scheduler.core.model.states import ACTIVE, Outcome
 from gpu_scheduler.core.model.units import share_text
-from gpu_scheduler.core.text.formatting import fill, format_eta, format_memory, times_text
+from gpu_scheduler.core.text.formatting import format_eta, format_memory, times_text
 
 if TYPE_CHECKING:
     from gpu_scheduler.app.job_detail import AttemptView
@@ -118,13 +118,13 @@ def _parts(reason: StateReason) -> Iterator[str]:
         one = len(reason.survivors) == 1
         yield f"process {pids} is still running" if one else f"processes {pids} are still running"
     for step in reason.next_steps:
-        text = fill(step.kind.sentence, step, _STEP_PHRASES, reason.kind)
+        text = step.kind.fill(step, _STEP_PHRASES, reason.kind)
         if text:
             yield text
 
 
 def _cause(reason: StateReason) -> str:
-    return fill(reason.kind.sentence, reason, _PHRASES)
+    return reason.kind.fill(reason, _PHRASES)
 
 
 def _exit(reason: StateReason) -> str:
@@ -240,13 +240,14 @@ def _warning_text(job_id: int, warning: AttemptWarning, *, is_open: bool) -> str
     if isinstance(warning, MisplacedProcess):
         return f"job {job_id} {misplaced_process_text(warning)}"
     effect = ": its neighbors may run out of memory" if is_open else ""
-    return f"job {job_id} {_overuse_text(warning)}{effect}"
+    used = f"{warning.observed} MiB on GPU {warning.gpu}"
+    return f"job {job_id} declared {declared_text(warning)} but used {used}{effect}"
 
 
-def _overuse_text(overuse: Overuse) -> str:
+def declared_text(overuse: Overuse) -> str:
+    """Formats what an attempt declared, as memory or as a share."""
     mib = overuse.declared
-    declared = f"{mib} MiB" if overuse.share is None else share_text(overuse.share, mib)
-    return f"declared {declared} but used {overuse.observed} MiB on GPU {overuse.gpu}"
+    return f"{mib} MiB" if overuse.share is None else share_text(overuse.share, mib)
 
 
 def misplaced_process_text(found: MisplacedProcess) -> str:

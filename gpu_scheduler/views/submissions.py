@@ -22,7 +22,7 @@ from gpu_scheduler.core.text.formatting import (
     pid_text,
     safe_text,
 )
-from gpu_scheduler.core.text.secrets import masked_json
+from gpu_scheduler.core.text.secrets import masked_json, picked
 from gpu_scheduler.views.wait_text import need_text
 
 if TYPE_CHECKING:
@@ -250,17 +250,10 @@ def _line_object(line: Preview) -> dict[str, Any]:
         "need": need_object(need),
         "allowed_gpus": None if spec.allowed is None else list(spec.allowed),
         "conda": line.conda,
-        "venv": spec.venv,
-        "cwd": spec.cwd,
+        **picked(spec, "venv", "cwd"),
         "env": dict(spec.env),
         "command": line.command,
-        "timeout_s": spec.timeout_s,
-        "oom_retries": spec.oom_retries,
-        "fail_retries": spec.fail_retries,
-        "after": list(spec.after),
-        "after_any": list(spec.after_any),
-        "hold": spec.hold,
-        "cancel": spec.cancel,
+        **picked(spec, "timeout_s", "oom_retries", "fail_retries", "after", "after_any", "hold", "cancel"),
         "notes": list(map(line_note_text, line.notes)),
         "warnings": list(map(line_note_text, line.warnings)),
     }

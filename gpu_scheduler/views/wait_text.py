@@ -17,11 +17,11 @@ from gpu_scheduler.core.model.wait_reason import GpuObstacle, ObstacleKind, Wait
 from gpu_scheduler.core.text.formatting import (
     and_more,
     count_noun,
-    fill,
     format_jobs,
     format_memory,
     times_text,
 )
+from gpu_scheduler.core.text.secrets import picked
 from gpu_scheduler.views.job_text import finish_text, from_time_text, parent_end_text, reason_text
 
 if TYPE_CHECKING:
@@ -125,9 +125,7 @@ def parent_objects(parents: Sequence[Parent]) -> list[dict[str, Any]]:
     return [
         {
             "id": None if parent.id == UNRESOLVED else parent.id,
-            "name": parent.name,
-            "state": parent.state,
-            "outcome": parent.outcome,
+            **picked(parent, "name", "state", "outcome"),
             "kind": parent.kind.attribute,
             "reference": parent.reference,
         }
@@ -232,11 +230,13 @@ def wait_text(reason: WaitReason, now: float = 0.0, source: str = "", due_in_s: 
     now: the time in seconds since 1970, relative to which other times are given; 0 if unknown. source,
     due_in_s: where a single job comes from, and the seconds until its changed line takes effect.
     """
+    if reason.kind not in _GATES:
+        return reason.kind.fill(reason, _PHRASES, now)
     file = posixpath.basename(source.partition(":")[2]) or "its jobs file"
     left = "" if due_in_s is None or due_in_s <= 0 else f" in {math.ceil(due_in_s)} s"
     effect = f"the change takes effect{left}" if left else "the scheduler has not read it yet"
-    return fill(
-        reason.kind.sentence, reason, _PHRASES, now, source=source, file=file, when=left, effect=effect
+    return reason.kind.sentence.format(
+        line_number=reason.line_number, file=file, when=left, effect=effect, source=source
     )
 
 

@@ -37,7 +37,7 @@ from gpu_scheduler.core.text.formatting import (
     times_text,
     without_repetition,
 )
-from gpu_scheduler.core.text.secrets import masked_json
+from gpu_scheduler.core.text.secrets import masked_json, picked
 from gpu_scheduler.views import job_findings
 from gpu_scheduler.views.event_messages import dated_line
 from gpu_scheduler.views.gpu_text import obstacle_remedy, obstacle_text
@@ -377,8 +377,7 @@ def to_json(diagnosis: Diagnosis) -> str:
     value = {
         "now": diagnosis.now,
         "job": job.record.id,
-        "state": job.record.state,
-        "outcome": job.record.outcome,
+        **picked(job.record, "state", "outcome"),
         "reason": job_reason_text(diagnosis.job),
         "after": parent_objects(job.parents),
         "recorded": job.is_recorded,

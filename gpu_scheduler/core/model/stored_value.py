@@ -7,7 +7,7 @@ the scheduler decides depends on codes and values, never on a text.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import Enum
 from functools import lru_cache
 from typing import Any, TypeVar
@@ -15,6 +15,17 @@ from typing import Any, TypeVar
 from msgspec import Struct, ValidationError, convert, to_builtins
 
 T = TypeVar("T", bound="StoredValue")
+
+
+class _Values(dict[str, Any]):
+    """Looks up each value of a sentence: a phrase about the message, or a field of it."""
+
+    def __init__(self, message: object, phrases: Mapping[str, Callable[..., str]], context: tuple[Any, ...]):
+        self._message, self._phrases, self._context = message, phrases, context
+
+    def __missing__(self, name: str) -> Any:
+        phrase = self._phrases.get(name)
+        return getattr(self._message, name) if phrase is None else phrase(self._message, *self._context)
 
 
 class Code(str, Enum):
@@ -36,6 +47,14 @@ class Code(str, Enum):
         self.sentence = code if sentence is None else sentence
         self.remedy = remedy
         return self
+
+    def fill(self, message: object, phrases: Mapping[str, Callable[..., str]], *context: Any) -> str:
+        """Fills the values of a message into the sentence.
+
+        A name stands for what the phrase of this name returns for the message and the context, or for a field
+        of the message.
+        """
+        return self.sentence.format_map(_Values(message, phrases, context))
 
 
 class StoredValue(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):

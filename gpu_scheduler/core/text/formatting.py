@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
 
 from gpu_scheduler.core.text.secrets import masked
 
@@ -159,27 +158,3 @@ def and_more(listed: str, more: int) -> str:
 def pid_text(pid: int) -> str:
     """Formats a scheduler's pid; 0 means that the scheduler runs in another pid namespace."""
     return f"pid {pid}" if pid else "in another container"
-
-
-class _Values(dict[str, Any]):
-    """The values of a sentence by name: those given, phrases about a message, and the message's fields."""
-
-    def __init__(self, message: object, phrases: Mapping[str, Callable[..., str]], context: tuple[Any, ...]):
-        self._message, self._phrases, self._context = message, phrases, context
-
-    def __missing__(self, name: str) -> Any:
-        phrase = self._phrases.get(name)
-        return getattr(self._message, name) if phrase is None else phrase(self._message, *self._context)
-
-
-def fill(
-    sentence: str, message: object, phrases: Mapping[str, Callable[..., str]], *context: Any, **given: Any
-) -> str:
-    """Fills the values into the sentence of a message.
-
-    A name in braces stands for a value in `given`, for what a phrase returns for the message and the context,
-    or for a field of the message.
-    """
-    values = _Values(message, phrases, context)
-    values.update(given)
-    return sentence.format_map(values)
