@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import math
 import posixpath
+import re
+import shlex
 from collections.abc import Collection, Iterator, Sequence
 from itertools import dropwhile
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from gpu_scheduler.app.diagnosis import Diagnosis, PlacementFacts, WaitingFacts
+from gpu_scheduler.app.diagnosis import Diagnosis, LineFacts, OomCase, PlacementFacts, WaitingFacts
 from gpu_scheduler.app.job_views import DependencyFacts
 from gpu_scheduler.app.status_report import JobView
 from gpu_scheduler.core.model.finding import Finding, bad, from_health_issue, ok, warn
 from gpu_scheduler.core.model.gpu import format_gpu_list
 from gpu_scheduler.core.model.job_spec import UNRESOLVED, Need, Parent, ParentStatus, status_of
+from gpu_scheduler.core.model.state_reason import FailureKind
 from gpu_scheduler.core.model.states import FAILED, WAITING, JobState, Outcome
 from gpu_scheduler.core.model.units import format_seconds, format_share
 from gpu_scheduler.core.model.wait_reason import GpuObstacle, WaitKind, WaitReason
@@ -33,12 +37,13 @@ from gpu_scheduler.core.text.formatting import (
     format_memory,
     limit_length,
     memory_text,
+    pid_text,
     safe_text,
     times_text,
     without_repetition,
 )
 from gpu_scheduler.core.text.secrets import masked_json, picked
-from gpu_scheduler.views import job_findings
+from gpu_scheduler.store.records import JobRecord
 from gpu_scheduler.views.event_messages import dated_line
 from gpu_scheduler.views.gpu_text import obstacle_remedy, obstacle_text
 from gpu_scheduler.views.job_findings import (
@@ -49,7 +54,6 @@ from gpu_scheduler.views.job_findings import (
 )
 from gpu_scheduler.views.job_text import job_warnings, long_text, origin_text, outcome_text, reason_text
 from gpu_scheduler.views.layout import wrap_words
-from gpu_scheduler.views.remedies import Remedy, failure_remedy, oom_remedy, timeout_remedy
 from gpu_scheduler.views.wait_text import (
     current_need_text,
     held_text,
@@ -241,6 +245,95 @@ def _headroom(view: GpuAvailability, limits: Limits) -> str:
     return f", {taken}, {left} left to declare (margin {limits.margin_mib} MiB)"
 
 
+# Formats the findings about the scheduler, the order of the queue, the retry and the line of a waiting job.
+
+
+def _scheduler(pid: int | None, *, is_waiting: bool) -> Finding:
+    """Returns the finding about the scheduler. It is bad if the job waits and no scheduler is running."""
+    if pid is None and not is_waiting:
+        return ok("scheduler", "not running")
+    if pid is None:
+        return bad("scheduler", "not running, so no job starts", "run `start`")
+    return ok("scheduler", f"running, {pid_text(pid)}")
+
+
+def _unmanaged(allowed: tuple[int, ...] | None, managed: Collection[int]) -> Iterator[Finding]:
+    """Yields a finding if the job's line allows GPUs that the scheduler does not manage."""
+    missing = [index for index in allowed or () if index not in managed]
+    if missing:
+        which = f"GPU {missing[0]} is" if len(missing) == 1 else f"GPUs {format_gpu_list(missing)} are"
+        message = f"{which} not managed; the managed GPUs are {format_gpu_list(managed) or 'none'}"
+        yield warn("allowed GPUs", message, "correct the job's line, or change `start --gpus`")
+
+
+def _order(priority: int, count: int, first_ids: Sequence[int]) -> Finding:
+    """Returns a finding with the number of queued jobs before the job and the ids of the first ones."""
+    if not count:
+        return ok("order", f"first in the queue (priority {priority})")
+    listed = and_more(", ".join(map(str, first_ids)), count - len(first_ids))
+    return ok(
+        "order",
+        f"priority {priority}; {count_noun(count, 'queued job')} before it: {listed};"
+        " the scheduler tries jobs in this order, and a job that fits starts, unless it needs GPUs that are"
+        " reserved",
+    )
+
+
+def _retry(wait_s: float | None, failures: int) -> Iterator[Finding]:
+    """Yields a finding with the number of failed launches and the wait before the next launch."""
+    if wait_s is not None and wait_s > 0:
+        failed = f"{count_noun(failures, 'failed start')}; " if failures else ""
+        yield warn("retry", f"{failed}next try in {wait_s:.0f} s", "")
+    elif failures:
+        yield ok("retry", f"{count_noun(failures, 'failed start')}; the next try is due")
+
+
+#: Maximum number of malformed lines near the job's line with a finding each.
+_MAX_NEARBY = 5
+
+
+def _line(job: JobRecord, facts: LineFacts) -> Iterator[Finding]:
+    """Yields findings about the job's line in its jobs file."""
+    kind, _, path = job.source.partition(":")
+    if kind != "file":
+        if job.line_wait is not None:
+            yield warn(
+                "line", f"the Redis queue has not confirmed {job.source} yet",
+                "`redis-queue` shows who holds it",
+            )  # fmt: skip
+        else:
+            yield ok(
+                "line",
+                f"none: {f'taken from {job.source}' if kind == 'redis' else f'submitted by `{kind}`'}",
+            )
+        return
+    wait, where = job.line_wait, facts.location
+    if wait is not None and wait.kind is WaitKind.LINE_MALFORMED:
+        yield bad(
+            "line",
+            f"{path}:{wait.line_number} is malformed; the job waits until the line is corrected",
+            "correct the line",
+        )
+    elif where is None or (wait is not None and wait.kind is WaitKind.LINE_REMOVED):
+        yield warn("line", f"no longer in {path}", "add the line again, or `cancel` the job")
+    else:
+        yield ok("line", f"{where.path}:{where.number}")
+    nearby = facts.nearby[:_MAX_NEARBY]
+    for one in nearby:
+        yield warn(
+            "near it",
+            f"{path}:{one.number} is malformed: {one.problem}",
+            "correct that line; `status` shows the accepted form",
+        )
+    rest = facts.malformed - len(nearby)
+    if rest > 0:
+        yield warn(
+            "jobs file",
+            f"{count_noun(rest, 'malformed line')} elsewhere in {path}",
+            "`status` lists all malformed lines",
+        )
+
+
 # Formats the findings of `why` about overtaken jobs and about GPUs that are reserved by queue order.
 
 
@@ -338,6 +431,89 @@ def _own_time_text(estimate: Estimate) -> str:
     return f"nine of ten such jobs take at most {format_duration(estimate.upper_s)}"
 
 
+# Formats the remedies for a failed job. They depend on the kind of its failure.
+
+
+#: The failures that end once the script or the environment of the job exists.
+_MISSING = (FailureKind.SCRIPT_MISSING, FailureKind.CONDA_MISSING, FailureKind.ENVIRONMENT_MISSING)
+_FRAGMENTED = (
+    "; PyTorch held much memory that it could not use: [env:PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True]"
+    " lets it use that memory"
+)
+
+
+class Remedy(NamedTuple):
+    """A way out of a failure. restarts: whether this runs the job again, or a new one instead."""
+
+    text: str
+    restarts: bool = False
+
+
+def failure_remedy(
+    kind: FailureKind | None, job_id: int | None = None, *, is_script: bool = False
+) -> Remedy | None:
+    """Returns the remedy for a failure; None if none is known. For CUDA_OOM, see `oom_remedy`.
+
+    job_id: the job, if it has no line that the user can correct; is_script: whether it has no command either.
+    """
+    remedy = "" if kind is None else kind.remedy
+    if job_id is not None and kind in _MISSING:
+        remedy = "create the script or environment that the job names"
+    elif job_id is not None and kind is FailureKind.WRONG_USAGE:
+        remedy = "submit it again with other arguments" if is_script else "{command='…'} with other arguments"
+    if not remedy:
+        return None
+    is_set = job_id is not None and remedy.startswith("{")
+    return Remedy(_with_forms(remedy, job_id), is_set or kind is FailureKind.WRONG_USAGE)
+
+
+def timeout_remedy(timeout_s: float | None, job_id: int | None) -> Remedy:
+    """Returns the remedy for a job that reached its time limit. job_id: as for `failure_remedy`."""
+    limit = "its time limit" if timeout_s is None else f"its time limit of {format_seconds(timeout_s)}"
+    remedy = f"raise {limit}, as with <timeout=…>" if job_id is None else f"{{timeout=…}} to raise {limit}"
+    return Remedy(_with_forms(remedy, job_id), job_id is not None)
+
+
+def _with_forms(remedy: str, job_id: int | None) -> str:
+    """Fills in how an attribute is set: {gpus=2} as an instruction, <gpus=2> as an example."""
+    line, job = (r"put [\1] before its line", r"[\1]"), rf"`retry {job_id} --set \1`"
+    form, example = line if job_id is None else (f"run {job}", job)
+    return re.sub(r"<([\w:=…]+)>", example, re.sub(r"\{([\w='…]+)\}", form, remedy))
+
+
+def oom_remedy(case: OomCase, job_id: int | None = None) -> Remedy:
+    """Returns the remedy for a job that ran out of GPU memory. job_id: as for `failure_remedy`.
+
+    Advises requesting more memory only if the GPUs that the job had can provide more.
+    """
+    return Remedy(_memory_remedy(case, job_id) + (_FRAGMENTED if case.is_fragmented else ""))
+
+
+def _memory_remedy(case: OomCase, job_id: int | None) -> str:
+    if not (case.had_gpus_alone or case.at_limit):
+        how = "" if job_id is None else f", as with `retry {job_id} --set vram=…`"
+        return (
+            "the GPU was full, and other processes used it too: request more memory (vram= or"
+            f" share={how}), let retries request more (oom-retries=), or use a smaller batch"
+        )
+    one = case.gpu_count == 1
+    had = (
+        f"its GPU{'' if one else 's'} to itself"
+        if case.had_gpus_alone
+        else "the most memory that a GPU can provide"
+    )
+    where = f" ({format_gpus(case.larger_gpus)})" if case.larger_gpus else ""
+    more = "two" if one else str(case.gpu_count + 1)
+    return _with_forms(
+        f"the job had {had}: use a smaller batch, a larger GPU{where}, or {more} GPUs"
+        f" (<gpus={case.gpu_count + 1}>) if the program can split its model",
+        job_id,
+    )
+
+
+# Formats the explanation.
+
+
 #: The checks that show how a job ended.
 _END_CHECKS = ("end", "held")
 #: The checks that may show another problem.
@@ -391,7 +567,7 @@ def to_json(diagnosis: Diagnosis) -> str:
 def findings(diagnosis: Diagnosis) -> Iterator[Finding]:
     """Yields the findings in the order in which they are shown."""
     state = diagnosis.job.record.state
-    yield job_findings.scheduler(diagnosis.scheduler_pid, is_waiting=state in WAITING)
+    yield _scheduler(diagnosis.scheduler_pid, is_waiting=state in WAITING)
     yield from dependency_findings(diagnosis.job, diagnosis.dependencies)
     if diagnosis.waiting is not None:
         yield from _waiting(diagnosis, diagnosis.waiting)
@@ -417,19 +593,20 @@ def _headline(diagnosis: Diagnosis) -> str:
 def _waiting(diagnosis: Diagnosis, waiting: WaitingFacts) -> Iterator[Finding]:
     job = diagnosis.job.record
     if job.state is JobState.HELD:
-        yield job_findings.held(job, job_reason_text(diagnosis.job))
+        reason = job_reason_text(diagnosis.job) or "the job is held"
+        yield bad("held", reason, f"`{queueing_command(job)}` queues it")
     yield from map(from_health_issue, waiting.health_issues)
     if job.adopted is not None:
         # It already runs, so neither GPUs nor its environment keep it from being watched.
-        yield from job_findings.retry(waiting.retry_in_s, job.launch_failures)
+        yield from _retry(waiting.retry_in_s, job.launch_failures)
         return
     yield ok("need", current_need_text(waiting.need))
     yield from _placement(diagnosis, waiting.need.need, waiting.placement)
     yield from waiting.environment
     if waiting.ahead is not None and waiting.need.need.count:
-        yield job_findings.order(job.priority, *waiting.ahead)
-    yield from job_findings.retry(waiting.retry_in_s, job.launch_failures)
-    yield from job_findings.line(job, waiting.line)
+        yield _order(job.priority, *waiting.ahead)
+    yield from _retry(waiting.retry_in_s, job.launch_failures)
+    yield from _line(job, waiting.line)
 
 
 def _placement(diagnosis: Diagnosis, need: Need, facts: PlacementFacts) -> Iterator[Finding]:
@@ -458,7 +635,7 @@ def _placement(diagnosis: Diagnosis, need: Need, facts: PlacementFacts) -> Itera
         yield from queue_findings(facts.queue, facts.judged, diagnosis.now, facts.idle_budget, where)
     if facts.preemption is not None:
         yield preemption_finding(facts.preemption)
-    yield from job_findings.unmanaged(allowed, [gpu.index for gpu in facts.gpus])
+    yield from _unmanaged(allowed, [gpu.index for gpu in facts.gpus])
     for gpu, judged in zip(facts.gpus, facts.judged, strict=True):
         yield gpu_finding(gpu, judged, need, allowed, facts.limits, facts.holders[gpu.uuid], diagnosis.now)
     if diagnosis.scheduler_pid is None and facts.sampled_at is not None:
@@ -492,7 +669,7 @@ def _end(diagnosis: Diagnosis) -> Iterator[Finding]:
     failed = diagnosis.dependencies.failed
     again = f"`retry {' '.join(map(str, [*failed, job.id]))}` runs it again"
     if not job.spec.can_start:
-        again = f"`{job_findings.queueing_command(job)}` runs it again"
+        again = f"`{queueing_command(job)}` runs it again"
     if failed:
         again += f", and first {format_jobs(failed)}"
     if job.outcome is Outcome.COMPLETED:
@@ -512,7 +689,7 @@ def _end(diagnosis: Diagnosis) -> Iterator[Finding]:
     steps += [] if remedy is not None and remedy.restarts else [again]
     yield bad("end", end, "; then ".join(steps))
     if diagnosis.attempt_folder is not None:
-        yield job_findings.manual_rerun(diagnosis.attempt_folder)
+        yield ok("by hand", f"bash {shlex.quote(diagnosis.attempt_folder)}/command.sh")
 
 
 def _remedy(diagnosis: Diagnosis) -> Remedy | None:

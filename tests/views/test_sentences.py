@@ -22,9 +22,9 @@ from gpu_scheduler.core.model.wait_reason import GpuObstacle, ObstacleKind, Wait
 from gpu_scheduler.views.answers import answer_text
 from gpu_scheduler.views.gpu_text import obstacle_remedy, obstacle_text
 from gpu_scheduler.views.job_text import reason_text
-from gpu_scheduler.views.remedies import failure_remedy, timeout_remedy
 from gpu_scheduler.views.submissions import line_note_text
 from gpu_scheduler.views.wait_text import job_reason_text, wait_text
+from gpu_scheduler.views.why import failure_remedy, timeout_remedy
 from tests.records import job_view
 
 GOLDEN = Path(__file__).with_name("golden") / "sentences.txt"
