@@ -100,28 +100,13 @@ _DEBUG, _INFO, _WARNING = logging.DEBUG, logging.INFO, logging.WARNING
 #: Outcomes that need no attention and are logged at info.
 _UNREMARKABLE_OUTCOMES = ("completed", "cancelled", "ended")
 
-#: The level and the text of each kind of event whose text depends only on the event's values.
-_TEXTS: Mapping[str, tuple[int, str]] = {
-    EventKind.WINDOW_CLOSED: (
-        _WARNING,
-        "continues although its Screen window was closed; `logs {job} -f` follows its output",
-    ),
-    EventKind.RELAUNCHED: (_WARNING, "is launched again: no runner claimed attempt {attempt} in time"),
-    EventKind.RUNNER_LOST: (_WARNING, "lost the runner of attempt {attempt}, which left no result"),
-    EventKind.RUNNER_KILLED: (_WARNING, "did not end in time; the runner of attempt {attempt} is killed"),
-    EventKind.PREEMPTION_WITHDRAWN: (_WARNING, "did not end in time, so it is not preempted and continues"),
-    EventKind.GPUS_RESERVED: (_INFO, "preempts {victims}; {reserved} reserved for it"),
-    EventKind.RESERVATION_DROPPED: (
-        _WARNING,
-        "cannot start on the GPUs that were reserved for it; they accept other jobs again",
-    ),
-    EventKind.INFEASIBLE: (_WARNING, "waits, {reason}"),
-    EventKind.RESTORED: (_INFO, "restored from the folder of attempt {attempt}"),
-    EventKind.PAUSED: (_INFO, "GPU {gpus} paused {reason}"),
-    EventKind.RESUMED: (_INFO, "GPU {gpus} resumed {reason}"),
-    EventKind.SUSPICION_ENDED: (_INFO, "GPU {gpus} is no longer suspect; it accepts jobs again"),
-    EventKind.SUSPECTED: (_WARNING, "GPU {gpus} is {why}; `resume {gpus}` uses it again at once"),
-}
+#: The sentences that depend only on the values of the event.
+_SENTENCES: Mapping[str, str] = {kind.value: kind.sentence for kind in EventKind if kind.sentence}
+#: The kinds of events with such a sentence that are logged at info; the others are warnings.
+_INFORMATIVE = (
+    EventKind.GPUS_RESERVED, EventKind.RESTORED, EventKind.PAUSED, EventKind.RESUMED,
+    EventKind.SUSPICION_ENDED,
+)  # fmt: skip
 #: The texts of the causes, other than commands, that pause or resume a GPU.
 _PAUSE_CAUSES = {
     "state_file_edited": "by an edit to the state file",
@@ -231,10 +216,9 @@ def _message(event: Event, tolerance: float, dispatched: tuple[int, int] | None)
 
 
 def _fixed_message(event: Event, details: EventDetails | None) -> EventMessage | None:
-    """Returns the message with the text in `_TEXTS`; None if the text or one of its values is missing."""
-    if event.kind not in _TEXTS:
+    """Returns the message with the sentence of the kind; None if there is none or a value is missing."""
+    if event.kind not in _SENTENCES:
         return None
-    level, text = _TEXTS[event.kind]
     data = {} if details is None else details.data()
     values = {"job": event.job_id, "reason": _reason(event) or "", **data}
     if "gpus" in values:
@@ -247,7 +231,8 @@ def _fixed_message(event: Event, details: EventDetails | None) -> EventMessage |
     if "victims" in values:
         values["victims"] = format_jobs(values["victims"])
     try:
-        return EventMessage(level, text.format_map(values).rstrip())
+        level = _INFO if event.kind in _INFORMATIVE else _WARNING
+        return EventMessage(level, _SENTENCES[event.kind].format_map(values).rstrip())
     except KeyError:
         return None
 
