@@ -11,7 +11,6 @@ from gpu_scheduler.core.scheduling.calibration import (
     MIN_ENTRY_RUNS,
     MIN_RUN_S,
     Advice,
-    NoSuggestion,
     RunTimeSummary,
     suggested_entries,
 )
@@ -100,10 +99,6 @@ _COLUMNS = (
     *(Column(title, is_right=True) for title in ("Runs", "Peak max", "Peak p95", "Took", "Declared")),
     Column("Suggested"),
 )
-_WHY_NOT = {
-    NoSuggestion.NEEDS_WHOLE_GPU: "needs a GPU to itself",
-    NoSuggestion.AS_SUGGESTED: "the current entry is right",
-}
 #: This note applies to every suggested entry, because every one is a JSON object.
 _OLDER_SCHEDULER_NOTE = "The older scheduler cannot read entries in braces."
 
@@ -159,9 +154,7 @@ def _attributes(advice: Advice) -> str | None:
 
 
 def _why_not(advice: Advice, tolerance: float) -> str | None:
-    if advice.why_not is NoSuggestion.WITHIN_TOLERANCE:
-        return f"within ±{100 * tolerance:g}%"
-    return None if advice.why_not is None else _WHY_NOT[advice.why_not]
+    return None if advice.why_not is None else advice.why_not.sentence.format(percent=100 * tolerance)
 
 
 def _json(value: object) -> str:

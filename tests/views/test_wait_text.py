@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from gpu_scheduler.core.model.gpu import LOST, UNLISTED, FaultKind, GpuFault, Suspicion
+from gpu_scheduler.core.model.gpu import LOST, UNLISTED, FaultKind, GpuFault
 from gpu_scheduler.core.model.job_spec import Need
 from gpu_scheduler.core.model.units import round_mib
 from gpu_scheduler.core.model.wait_reason import GpuObstacle, ObstacleKind, WaitKind, WaitReason
@@ -22,9 +20,6 @@ from tests.reasons import worded
 from tests.records import job_view
 
 ONE, ALONE = Need(1, 500), Need(1, 1000, alone=True)
-#: A noon, in local time.
-NOON = time.mktime((2027, 6, 1, 12, 0, 0, 0, 0, -1))
-
 OBSTACLES = st.builds(
     GpuObstacle, st.integers(0, 9), st.sampled_from(ObstacleKind),
     job_id=st.none() | st.integers(1, 9), pids=st.lists(st.integers(1, 9), max_size=4).map(tuple),
@@ -145,42 +140,6 @@ def test_two_obstacles_are_equal_exactly_if_their_texts_are_equal(
     found = [obstacle(view, need, Limits()) for view in (one, other)]
     words = [why and obstacle_text(why) for why in found]
     assert (found[0] == found[1]) is (words[0] == words[1])
-
-
-@pytest.mark.parametrize(
-    ("victims", "text"),
-    [
-        ((3,), "waiting for job 3, which is being preempted for it"),
-        ((3, 4), "waiting for jobs 3, 4, which are being preempted for it"),
-        ((), "about to start on the GPUs that are reserved for it"),
-    ],
-)
-def test_a_job_with_a_reservation_waits_for_its_victims(victims: tuple[int, ...], text: str) -> None:
-    assert wait_text(WaitReason(WaitKind.PREEMPTING, victims=victims)) == text
-
-
-@pytest.mark.parametrize(
-    ("found", "text"),
-    [
-        (
-            Suspicion((1, 2), NOON - 60, "ECC error"),
-            "suspect: jobs 1, 2 failed on it with ECC error; {} from 12:09 on",
-        ),
-        (
-            Suspicion((3,), NOON - 601),
-            "suspect: job 3 failed on it soon after their start, unlike jobs on other GPUs; {} now",
-        ),
-        (
-            Suspicion((1, 2), NOON, awaits=7),
-            "jobs 1, 2 failed on it; job 7 shows soon whether others fail elsewhere, too",
-        ),
-    ],
-)
-def test_a_suspect_gpu_is_shown_with_the_jobs_the_error_and_the_time_of_the_next_trial(
-    found: Suspicion, text: str
-) -> None:
-    blocked = GpuObstacle(0, ObstacleKind.SUSPECT, suspicion=found)
-    assert obstacle_text(blocked, NOON) == text.format("a job with retries left may try it")
 
 
 @pytest.mark.parametrize(("count", "end"), [(3, "GPU 2: paused)"), (4, "GPU 3: paused)"), (5, "and 1 more)")])
