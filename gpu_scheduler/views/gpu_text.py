@@ -120,28 +120,20 @@ def _foreign_memory_text(found: GpuObstacle) -> str:
     return text.format(format_memory(mib))
 
 
-def _from_time(found: GpuObstacle, now: float) -> str:
-    if found.reserved_from is None:
-        return ""
-    return from_time_text(found.reserved_from, found.overtakes, now)
-
-
 def _processes(found: GpuObstacle) -> str:
     return f"process{'' if len(found.pids) == 1 else 'es'} {', '.join(map(str, found.pids))}"
 
 
-def _doubt(found: GpuObstacle, now: float) -> str:
-    return "suspect" if found.suspicion is None else suspicion_text(found.suspicion, now)
-
-
 #: The phrases in the sentences of `ObstacleKind`.
 _PHRASES: Mapping[str, Callable[[GpuObstacle, float], str]] = {
-    "doubt": _doubt,
+    "doubt": lambda it, now: suspicion_text(it.suspicion, now) if it.suspicion else "suspect",
     "processes": lambda it, _: _processes(it),
     "user": lambda it, _: (
         "one job at a time" if it.foreign_pid is None else f"used by process {it.foreign_pid}"
     ),
-    "from_time": _from_time,
+    "from_time": lambda it, now: (
+        from_time_text(it.reserved_from, it.overtakes, now) if it.reserved_from is not None else ""
+    ),
     "share": lambda it, _: format_share(it.free or 0),
     "room": lambda it, _: _shortfall_text(it),
     "foreign_use": lambda it, _: _foreign_memory_text(it),

@@ -92,13 +92,14 @@ def reason_text(reason: StateReason, *, without_exit: bool = False) -> str:
 
 
 def _parts(reason: StateReason) -> Iterator[str]:
+    cause = reason.kind.fill(reason, _PHRASES)
     abandoned = [step for step in reason.next_steps if step.kind is NextKind.LAUNCH_ABANDONED]
     if abandoned:
         times = abandoned[0].number
         tried = "" if times == 1 else f" (tried {times} times)"
-        yield f"could not be started: {_cause(reason)}{tried}"
+        yield f"could not be started: {cause}{tried}"
     else:
-        yield _cause(reason)
+        yield cause
     if reason.oom_kill == "child":
         yield "one of its processes was killed by SIGKILL, probably because memory ran out"
     if reason.gpu_ids:
@@ -121,14 +122,6 @@ def _parts(reason: StateReason) -> Iterator[str]:
         text = step.kind.fill(step, _STEP_PHRASES, reason.kind)
         if text:
             yield text
-
-
-def _cause(reason: StateReason) -> str:
-    return reason.kind.fill(reason, _PHRASES)
-
-
-def _exit(reason: StateReason) -> str:
-    return (reason.failure and reason.failure.sentence) or _exit_text(reason)
 
 
 def _left_text(reason: StateReason) -> str:
@@ -172,7 +165,7 @@ def _exit_code_meaning(code: int) -> str:
 
 #: The phrases in the sentences of `ReasonKind`.
 _PHRASES: Mapping[str, Callable[[StateReason], str]] = {
-    "exit": _exit,
+    "exit": lambda it: (it.failure and it.failure.sentence) or _exit_text(it),
     "launch_error": lambda it: (
         f"its command could not be started ({_exit_text(it)})" if it.message is None else it.message
     ),

@@ -17,13 +17,13 @@ from msgspec import Struct, ValidationError, convert, to_builtins
 T = TypeVar("T", bound="StoredValue")
 
 
-class _Values(dict[str, Any]):
+class _Values:
     """Looks up each value of a sentence: a phrase about the message, or a field of it."""
 
     def __init__(self, message: object, phrases: Mapping[str, Callable[..., str]], context: tuple[Any, ...]):
         self._message, self._phrases, self._context = message, phrases, context
 
-    def __missing__(self, name: str) -> Any:
+    def __getitem__(self, name: str) -> Any:
         phrase = self._phrases.get(name)
         return getattr(self._message, name) if phrase is None else phrase(self._message, *self._context)
 
