@@ -66,18 +66,12 @@ REFUSALS = frozenset({
 
 
 class RequestAnswer(StoredValue, frozen=True):
-    """An answer: its code, and the data that belongs to this code.
+    """An answer: its code, and the data that the sentence of the code names.
 
-    state, accepted              WRONG_STATE: the job's state, and the states in which the request is possible
-    verb                         WRONG_STATE, NOT_WATCHED: the verb of the request
-    state                        NOT_INTERRUPTED: the job's state
-    jobs                         RECOVERED: the ids of all jobs that were queued again
-    count                        CLEARED: the number of jobs, if all finished jobs were cleared
-    outcome                      UNFINISHED_WORK: why the job is held
-    outcome, exit_code, signal   ALREADY_FINISHED: how the job ended
-    parent                       PARENT_FAILED: the id of the parent
-    attribute                    ATTRIBUTE_SET: the attribute, as written in a jobs file; ATTRIBUTE_REMOVED:
-                                 the name of the attribute; QUEUED: the changes that were made first
+    state, outcome, exit_code, signal: those of the job. verb, accepted: the verb of a request that is not
+    possible, and the states in which it is. jobs: the ids of all jobs that were queued again. count: the
+    number of jobs, if all finished jobs were cleared. parent: the job because of which this one would be
+    skipped. attribute: what was set, as written in a jobs file, or the name of what was removed.
     """
 
     code: AnswerCode

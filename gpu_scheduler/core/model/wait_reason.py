@@ -60,15 +60,12 @@ class GpuObstacle(StoredValue, frozen=True):
     reserved_from        RESERVED by queue order: when that job is expected to start, in wall seconds
     overtakes            RESERVED by queue order: how often that job has been overtaken
     pids                 QUARANTINED: the first few of the job's processes that have not ended
-    fault                FAULT: the fault of the GPU
-    suspicion            SUSPECT: why it is suspect
     free                 SHARE: share that is left, in thousandths; MEMORY: MiB that a job can still declare
     foreign_mib          memory that foreign processes use, in MiB, if it is part of the obstacle
     foreign_pid          the foreign process that uses the most memory, if the driver lists the processes
     processes_listed     if there is no foreign_pid: whether the driver lists the processes
     foreign_load         FOREIGN_LOAD: load that foreign processes cause, in percent
     foreign_peak_mib     MEMORY: highest memory use of the foreign processes, if above their current use
-    claims               CLAIMED: the claims of other programs on the GPU
     detail               CLAIMS_UNKNOWN: why the GPU cannot be claimed
     """
 
@@ -143,12 +140,10 @@ class WaitKind(Code):
 
 
 class WaitReason(StoredValue, frozen=True):
-    """One reason, with the data of its kind.
+    """One reason, with the data that the sentence of its kind names.
 
-    cause          STORAGE, GPUS_UNREADABLE: the problem; HELD: "user", "line" or the outcome of the attempt
-                   that ended; REQUEST: the requested action; NOT_WATCHED: the pid of the process;
-                   START_INTERVAL: the interval in seconds;
-                   GROUP_FULL: the group
+    cause          the problem, request, pid, group or interval that the sentence names; HELD: "user", "line"
+                   or the outcome of the attempt that ended
     need           the need of each job, for the kinds that concern GPUs
     gpus           NO_FREE_GPU, RESERVED: number of GPUs that would accept the job now; TOO_FEW_GPUS: number
                    of managed GPUs that the job may use
@@ -159,15 +154,12 @@ class WaitReason(StoredValue, frozen=True):
                    of GPUs that it needs
     largest_mib    GPUS_TOO_SMALL: memory of the largest GPU that the job may use
     margin_mib     GPUS_TOO_SMALL: memory on each GPU that is never allocated to jobs
-    line_number    LINE_MALFORMED, LINE_CHANGED: number of the line
     victims        PREEMPTING: the jobs that are preempted and have not left their GPUs yet
     reserved       RESERVED: the indices of the GPUs
     reserved_from  RESERVED: when the job is expected to start, in seconds since 1970
     overtakes      RESERVED: how often the job had been overtaken
-    running        GROUP_FULL: number of jobs of the group that run, or for which GPUs are reserved;
-                   CPU_JOBS_FULL: number of jobs without a GPU that run
-    max_running    GROUP_FULL, CPU_JOBS_FULL: how many of them may run
-    launches       RELAUNCHED: number of launches of an attempt that no runner has claimed yet
+    running        number of jobs that run, or for which GPUs are reserved; max_running: how many may run
+    launches       number of launches of an attempt that no runner has claimed yet
     due_at         the time, in seconds since boot, at which a job whose line was removed is cancelled, a
                    changed line takes effect or a delayed job starts; None if unknown
     """
