@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from gpu_scheduler.app.control import Answer, AnswerKind
 from gpu_scheduler.app.line_note import LineNote, Note, NoteKind
+from gpu_scheduler.core.model.event import Event, EventKind
 from gpu_scheduler.core.model.gpu import FaultKind, GpuClaim, GpuFault, Suspicion
 from gpu_scheduler.core.model.job_spec import Need
 from gpu_scheduler.core.model.request_answer import ACCEPTED_STATES, AnswerCode, RequestAnswer, wrong_state
@@ -20,6 +21,7 @@ from gpu_scheduler.core.model.state_reason import FailureKind, NextKind, NextSte
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.model.wait_reason import GpuObstacle, ObstacleKind, WaitKind, WaitReason
 from gpu_scheduler.views.answers import answer_text
+from gpu_scheduler.views.event_messages import detail, message_of
 from gpu_scheduler.views.gpu_text import obstacle_remedy, obstacle_text
 from gpu_scheduler.views.job_text import reason_text
 from gpu_scheduler.views.submissions import line_note_text
@@ -269,6 +271,13 @@ NOTES: list[LineNote] = [
     "a message of the parser",
 ]
 
+#: The values of all kinds of events.
+DETAILS = {
+    "attempt": 2, "gpus": [1, 2], "share": 500, "vram": None, "exclusive": False, "gpu": 1, "observed": 900,
+    "declared": 800, "pid": 77, "cause": "state_file_edited", "grace_s": 30.0, "victims": [5, 6], "jobs": 4,
+    "suspicion": {"jobs": [1], "since": NOON},
+}  # fmt: skip
+
 
 def page() -> Iterator[str]:
     """Yields the sections of the golden page."""
@@ -303,6 +312,9 @@ def page() -> Iterator[str]:
         yield f"{answer.code.value}: {answer_text(Answer(3, AnswerKind.CARRIED_OUT, answer), '/s.d')}"
     for other in OTHER_ANSWERS:
         yield f"{other.kind.value}: {answer_text(other, '/s.d')}"
+    yield "# Events"
+    for event in (Event(1, NOON, kind, 3, None, DETAILS, "python train.py") for kind in EventKind):
+        yield f"{event.kind}: {message_of(event).full_text} | {detail(event)}"
     yield "# Notes about a line"
     for note in NOTES:
         yield f"{note.kind.value if isinstance(note, Note) else '-'}: {line_note_text(note)}"
