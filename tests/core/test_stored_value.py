@@ -61,7 +61,18 @@ def test_stores_only_the_fields_that_differ_from_their_defaults(value: StoredVal
 
 @pytest.mark.parametrize(
     "text",
-    ["{}", "", "interrupted", "7", "null", '["kind"]', '{"kind": "new"}', '{"kind": "held", "new": 1}'],
+    [
+        "{}",
+        "",
+        "interrupted",
+        "7",
+        "null",
+        '["kind"]',
+        '{"kind": "new"}',
+        '{"kind": "held", "new": 1}',
+        '{"kind": "\\udcff"}',
+        '{"kind": "held", "\\udcff": 1}',
+    ],
 )
 def test_reads_a_stored_text_of_another_version_as_unknown(text: str) -> None:
     assert StateReason.from_json(text) == StateReason(ReasonKind.UNKNOWN, message=text)

@@ -121,7 +121,7 @@ class FaultKind(Code):
         "in MIG mode, which is not supported (`sudo nvidia-smi -i GPU -mig 0` turns it off)")
     PROHIBITED = ("prohibited",
         "in compute mode Prohibited: no process can use it (`sudo nvidia-smi -i GPU -c 0`)")
-    RECOVERING = "recovering", "recovering: {good_samples} of {needed} good samples"
+    RECOVERING = "recovering", f"recovering: {{good_samples}} of {GOOD_SAMPLES_NEEDED} good samples"
     #: No GPU can be read now, so this one may or may not be faulty.
     UNREADABLE = "unreadable", "the GPUs cannot be read: {cause}"
     #: A fault that only another version defines; `cause` is its stored text.
@@ -142,9 +142,7 @@ class GpuFault(StoredValue, frozen=True):
 
     def __str__(self) -> str:
         """Returns the fault as a phrase that follows the name of the GPU."""
-        return self.kind.sentence.format(
-            cause=self.cause, good_samples=self.good_samples, needed=GOOD_SAMPLES_NEEDED
-        )
+        return self.kind.fill(self, {})
 
     @property
     def is_lost(self) -> bool:
