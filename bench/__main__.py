@@ -11,7 +11,7 @@ from bench.scheduler import parse_arguments
 def main() -> int:
     """Runs the benchmarks one after the other; returns 0 if all succeeded."""
     trees = [f"--tree={tree}" for tree in parse_arguments("", __doc__).trees]
-    codes = [_run(name, *trees) for name in ("first_instruction", "handover", "throughput")]
+    codes = [_run(name, *trees) for name in ("first_instruction", "handover", "throughput", "costs")]
     codes += [_run("queue", tree) for tree in trees]
     codes += [
         _run("queue", "--blocked"),

@@ -47,6 +47,7 @@ from gpu_scheduler.core.scheduling.actions import (
     VoidClaim,
     WakeRunner,
 )
+from gpu_scheduler.store.records import ATTEMPTS, JOBS, Table
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.store.writer import StoreWriter
 
@@ -364,8 +365,23 @@ class StepWriter(StoreWriter):
         opened: dict[int, int] = {}
         with self._store.db.transaction():
             for step in actions:
-                opened |= super().record(changes(self._store, step, now), now)
+                for change in changes(self._store, step, now):
+                    self._check(change)
+                    opened |= super().record([change], now)
         return opened
+
+    def _check(self, change: Action) -> None:
+        """Checks that the columns that a change writes still have the values on which it is based."""
+        if isinstance(change, JobChanged):
+            _check_basis(JOBS, change.old, change.new, self._store.job(change.new.id))
+        elif isinstance(change, AttemptChanged):
+            _check_basis(ATTEMPTS, change.old, change.new, self._store.attempt(change.new.id))
+            _check_basis(JOBS, change.old.job, change.new.job, self._store.job(change.new.job_id))
+
+
+def _check_basis(table: Table[Any], old: Any, new: Any, there: Any) -> None:
+    written, differs = table.changes(old, new), table.changes(old, there)
+    assert not written.keys() & differs.keys(), f"{old} was changed meanwhile: {differs}"
 
 
 def told(actions: Iterable[Action]) -> list[Action]:

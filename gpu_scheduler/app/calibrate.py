@@ -44,7 +44,7 @@ def calibrate(location: Location, llm_config: str | None) -> CalibrationView:
     """
     with open_store(location, read_only=True) as store:
         measured = workload_classes(store)
-        run_times = summarise(RunTimesReader(store).run_times())
+        run_times = summarise(RunTimesReader(store).run_times(store.marks()))
         rules = _rules(store)
         known = store.recorded_options().llm_config
     file = LlmConfigText.read(llm_config or known or config.LLM_CONFIG, must_exist=llm_config is not None)

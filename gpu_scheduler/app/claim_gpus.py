@@ -30,9 +30,9 @@ from gpu_scheduler.claims.gpu_claims import (
 )
 from gpu_scheduler.claims.turns import MOVE_EVERY_S, TURN_EVERY_S, Turns, boot_s
 from gpu_scheduler.core.model.gpu import ClaimedGpu, GpuClaim, GpuCriteria, GpuSample
+from gpu_scheduler.core.model.wait_reason import GpuObstacle
 from gpu_scheduler.core.scheduling.gpu_choice import (
     Impossibility,
-    Ineligibility,
     choose,
     impossibility,
     in_line,
@@ -180,7 +180,7 @@ class Shortfall(Struct, frozen=True):
     turn_problem: why there are no turns on some GPU, as a sentence about its turn file; "" if there are.
     """
 
-    reasons: tuple[Ineligibility, ...]
+    reasons: tuple[GpuObstacle, ...]
     visible_note: str | None = None
     turn_problem: str = ""
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from enum import Enum
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
@@ -17,6 +16,7 @@ from msgspec import Struct
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.app.store_access import ANSWER_TIMEOUT_S, POLL_INTERVAL_S, open_store
 from gpu_scheduler.core.model.request_answer import RequestAnswer
+from gpu_scheduler.core.model.stored_value import Code
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.store.requests import request_answer
 from gpu_scheduler.store.scheduler_lock import scheduler_pid
@@ -35,27 +35,25 @@ ADOPT = "adopt"
 ALL_JOBS = 0
 
 
-class AnswerKind(str, Enum):
-    """The progress of a request.
+# fmt: off
+class AnswerKind(Code):
+    """The progress of a request. Without a sentence, the answer of a round says more."""
 
-    carried_out      the request was carried out, or there was nothing to do
-    refused          the request was refused
-    recorded         the request is recorded for the next scheduler, because none is running
-    unanswered       the request is recorded, but the scheduler has not answered yet
-    not_ended        the job was to be ended without a scheduler, but it has not ended in time
-    in_state_file    the request is in the state file, which the next scheduler reads
-    nothing_to_do    the request is already in effect, and no scheduler has run yet
-    spared           the job is an adopted process, so a request for all jobs leaves it alone
-    """
-
-    CARRIED_OUT = "carried_out"
-    REFUSED = "refused"
-    RECORDED = "recorded"
-    UNANSWERED = "unanswered"
-    NOT_ENDED = "not_ended"
-    IN_STATE_FILE = "in_state_file"
-    NOTHING_TO_DO = "nothing_to_do"
-    SPARED = "spared"
+    #: The request was carried out, or there was nothing to do.
+    CARRIED_OUT = "carried_out", ""
+    REFUSED = "refused", ""
+    #: No scheduler is running.
+    RECORDED = "recorded", "recorded; takes effect when the scheduler starts"
+    UNANSWERED = "unanswered", "recorded; the scheduler ({scheduler}) has not answered yet"
+    #: The job was to be ended without a scheduler, but it has not ended in time.
+    NOT_ENDED = "not_ended", "not ended yet; the next `start` ends it", "see `why {target}`"
+    #: The request is in the state file, which the next scheduler reads.
+    IN_STATE_FILE = "in_state_file", ""
+    #: The request is already in effect, and no scheduler has run yet.
+    NOTHING_TO_DO = "nothing_to_do", ""
+    #: A request for all jobs leaves an adopted process alone.
+    SPARED = "spared", "continues, because it was adopted", "`cancel {target}` ends it"
+# fmt: on
 
 
 class Answer(Struct, frozen=True):

@@ -43,9 +43,9 @@ from gpu_scheduler.core.model.state_reason import FailureKind
 from gpu_scheduler.core.model.states import FAILED, WAITING, AttemptState, JobState
 from gpu_scheduler.core.model.units import Now
 from gpu_scheduler.core.scheduling.facts import Facts
-from gpu_scheduler.core.scheduling.gpu_use import availability
+from gpu_scheduler.core.scheduling.gpu_use import ledger_of
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
-from gpu_scheduler.core.scheduling.placement import GpuAvailability, counts_as_idle
+from gpu_scheduler.core.scheduling.placement import Ledger, counts_as_idle
 from gpu_scheduler.core.scheduling.preemption import NoPreemption, Preemption
 from gpu_scheduler.core.scheduling.queue_outlook import (
     QueueOutlook,
@@ -174,8 +174,8 @@ class PlacementFacts(Struct, frozen=True):
     in seconds since 1970, None if there is no sample.
     """
 
-    gpus: Sequence[GpuAvailability]
-    judged: Sequence[GpuAvailability]
+    gpus: Sequence[Ledger]
+    judged: Sequence[Ledger]
     preemption: Preemption | NoPreemption | None
     queue: QueueOutlook | None
     idle_budget: float
@@ -329,7 +329,8 @@ def _placement_facts(inspected: _Inspection, need: Need) -> PlacementFacts:
     store, attempts = inspected.store, inspected.attempts
     records, options = store.gpus(), store.recorded_options()
     facts = _round_facts(inspected) if records else None
-    gpus = () if facts is None else tuple(availability(gpu, facts) for gpu in facts.gpus)
+    holding = [] if facts is None else [one for one in facts.attempts if one.state.holds_gpus]
+    gpus = () if facts is None else tuple(ledger_of(gpu, holding, facts.settings) for gpu in facts.gpus)
     holders = {
         gpu.uuid: tuple(
             sorted({one.job_id for one in attempts if gpu.uuid in one.gpus and one.state.holds_gpus})
@@ -361,7 +362,8 @@ def _queue_outlook(inspected: _Inspection, facts: Facts, need: Need) -> QueueOut
     has_reservation = stored is not None and stored.job.job_id == job.id
     if job.line_wait is not None and not has_reservation:
         return None  # nothing is reserved for it before its line is valid again
-    run_times, resources = RunTimesReader(inspected.store).run_times(), ResourceSpec.from_key(job.spec_key)
+    store, resources = inspected.store, ResourceSpec.from_key(job.spec_key)
+    run_times = RunTimesReader(store).run_times(store.marks())
     return queue_outlook(facts, need, queued_job_of(inspected.store, job.id), resources, run_times)
 
 

@@ -95,7 +95,7 @@ def forecast_queue(location: Location, *, all_jobs: bool = False) -> ForecastVie
         now = queue.facts.now.wall
         jobs = with_progress(store, queue.jobs, now)
         issues = tuple(issue for issue in health_issues_of(store) if issue.blocks_starts)
-        pooled = RunTimesReader(store).run_times().pooled()
+        pooled = RunTimesReader(store).run_times(store.marks()).pooled()
     found = forecast(_with_remaining_times(queue.facts, jobs), queue.waiting, queue.ending, pooled)
     shown = _forecast_jobs(jobs, queue, found)
     return ForecastView(now, pid, shown, found.idle_share, found.idle_until, queue.omitted, issues, pooled)

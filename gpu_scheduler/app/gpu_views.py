@@ -23,7 +23,7 @@ from gpu_scheduler.core.model.gpu import Gpu
 from gpu_scheduler.core.model.job_spec import Need
 from gpu_scheduler.core.model.units import WHOLE
 from gpu_scheduler.core.scheduling.accounting import allocated_mib, allocated_share
-from gpu_scheduler.core.scheduling.placement import GpuAvailability, foreign_use
+from gpu_scheduler.core.scheduling.gpu_use import ledger_of
 from gpu_scheduler.core.scheduling.settings import Limits
 from gpu_scheduler.store.store import Store
 
@@ -150,22 +150,6 @@ def _state(gpu: Gpu, share: int, paused: bool, limits: Limits, foreign: ForeignC
     return (
         status_report.BUSY
         if share >= (1 if gpu.last.exclusive else WHOLE)
-        or (share == 0 and _is_used_by_foreign_processes(gpu, limits))
+        or (share == 0 and ledger_of(gpu, (), limits).foreign_use(_UNDECLARED))
         else status_report.AVAILABLE
     )
-
-
-def _is_used_by_foreign_processes(gpu: Gpu, limits: Limits) -> bool:
-    """Returns whether foreign processes keep jobs without declared memory off a GPU that runs no job."""
-    in_use = gpu.last.used_mib
-    if gpu.last.unified and gpu.last.processes is not None:  # the rest of the machine uses this memory too
-        in_use = sum(one.used_mib or 0 for one in gpu.last.processes if not one.graphics_only)
-    loads = [load for load in gpu.foreign_loads if load is not None]
-    available = GpuAvailability(
-        gpu.uuid,
-        gpu.index,
-        gpu.total_mib,
-        foreign_mib=in_use,
-        mean_foreign_load=sum(loads) / len(loads) if loads else None,
-    )
-    return foreign_use(available, _UNDECLARED, limits) is not None

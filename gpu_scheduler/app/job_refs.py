@@ -57,9 +57,10 @@ def resolve_jobs(
     for ref in refs:
         if isinstance(ref, str):
             jobs = named_jobs(store, ref)
-            ids = [job.id for job in jobs if len(jobs) == 1 or concerns(job)]
+            now = [_as_shown(store, job) for job in jobs]
+            ids = [job.id for job in now if len(jobs) == 1 or concerns(job)]
             if not ids:
-                states = ", ".join(sorted({str(job.outcome or job.state) for job in jobs}))
+                states = ", ".join(sorted({str(job.outcome or job.state) for job in now}))
                 raise SchedulerError(
                     f"{ref} means {len(jobs):,} jobs, none of which this command concerns ({states});"
                     " nothing was done"
@@ -96,7 +97,7 @@ def _single_job(store: Store, name: str) -> int:
     jobs = named_jobs(store, name)
     if len(jobs) > 1:
         # If no scheduler is running, some of these jobs may have ended without a record in the store.
-        jobs = [job for job in jobs if not _has_ended(store, job)] or jobs[-1:]
+        jobs = [job for job in jobs if not _has_just_ended(store, job)] or jobs[-1:]
     if len(jobs) > 1:
         what = f"{count_noun(len(jobs), 'open job')} are named {name}"
         if jobs[0].name != name:
@@ -106,12 +107,17 @@ def _single_job(store: Store, name: str) -> int:
     return jobs[0].id
 
 
-def _has_ended(store: Store, job: Job) -> bool:
+def _has_just_ended(store: Store, job: Job) -> bool:
+    return job.state in ACTIVE and _as_shown(store, job).state is JobState.FINISHED
+
+
+def _as_shown(store: Store, job: Job) -> Job:
+    """Returns a job as `status` shows it, so that a command concerns a job that has just ended."""
     if job.state not in ACTIVE:
-        return False
+        return job
     from gpu_scheduler.app.job_views import observed_job
 
-    return observed_job(store, job).state is JobState.FINISHED
+    return observed_job(store, job)
 
 
 # Finds the words that complete an argument in a shell. Runs no program, because the user waits for them.

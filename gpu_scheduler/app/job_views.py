@@ -14,7 +14,7 @@ from gpu_scheduler.app.store_access import requested_verbs
 from gpu_scheduler.attempts.job_logs import LogFolder
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.model.attempt import ActiveAttempt
-from gpu_scheduler.core.model.finding import HealthIssue, HealthSubject
+from gpu_scheduler.core.model.finding import HealthIssue
 from gpu_scheduler.core.model.job import Job
 from gpu_scheduler.core.model.states import ACTIVE, WAITING, AttemptState, JobState
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
@@ -275,7 +275,10 @@ def _with_next_round(
     survivors = None if is_unknown else ()
     for action in reconcile(fact.seen(survivors=survivors), context.now, settings):
         if isinstance(action, AttemptChanged) and action.new.job.state is not job.state:
-            return action.new.job, _shown_attempt(attempt, action.new)
+            new = action.new
+            if fact.status.result is None:  # no file tells when it ended
+                new = replace(new, ended_at=None, job=replace(new.job, finished_at=None))
+            return new.job, _shown_attempt(attempt, new)
     return job, attempt
 
 
@@ -316,7 +319,7 @@ def health_issues_of(store: Store) -> tuple[HealthIssue, ...]:
     trust = started.trust_files
     found = find_issues(store.data_dir, LogFolder.from_json(logs) if logs is not None else None, trust=trust)
     config = (
-        unusable_file_issue(HealthSubject.LLM_CONFIG, Path(started.llm_config), trust=trust)
+        unusable_file_issue("llm_config", Path(started.llm_config), trust=trust)
         if started.llm_config
         else None
     )
@@ -328,7 +331,7 @@ def _copy_issues(store: Store) -> Iterator[HealthIssue]:
     if of is not None:
         problem, remedy = f"is a copy of {of}, which still exists", "`start --fresh` forgets all its jobs"
         folder = str(store.data_dir.folder)
-        yield HealthIssue(HealthSubject.STORE, folder, problem, remedy, blocks_starts=True)
+        yield HealthIssue("store", folder, problem, remedy, blocks_starts=True)
 
 
 def context_of(

@@ -3,34 +3,56 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import Enum
 
 from msgspec import Struct
 
-from gpu_scheduler.core.model.job_spec import Need
+from gpu_scheduler.core.model.stored_value import Code
 
 
-class NoteKind(str, Enum):
-    """The subject of a note. The comment at each kind lists the keys of the note's data."""
+# fmt: off
+class NoteKind(Code):
+    """The subject of a note. Its sentence names the values that the note has as its data."""
 
-    MODEL_UNKNOWN = "model_unknown"  # model
-    SCRIPT_RELATIVE = "script_relative"  # script, cwd
-    CWD_MISSING = "cwd_missing"  # cwd
-    CONDA_MISSING = "conda_missing"  # name
-    CONDA_ENVIRONMENT_MISSING = "conda_environment_missing"  # name, environments
-    VENV_MISSING = "venv_missing"  # path
-    SCRIPT_MISSING = "script_missing"  # script
-    JOB_EXISTS = "job_exists"  # job, state
-    JOB_COMPLETED = "job_completed"  # job
-    VENV_OF_OTHER_USER = "venv_of_other_user"  # path
-    SBATCH_READ = "sbatch_read"  # script, options: the attributes that its #SBATCH lines set
-    SBATCH_NOT_READ = "sbatch_not_read"  # script, options
-    PARENT_FAILED = "parent_failed"  # job, outcome, retried: the ids of the jobs to retry
-    PARENT_NOT_IMPORTED = "parent_not_imported"  # parent: such as "job 2 (eval)" of the file, status
-    VARIABLE_IGNORED = "variable_ignored"  # name, value
-    GPU_NUMBER = "gpu_number"  # gpu
-    ENVIRONMENT = "environment"  # conda: that of a line that names none, venv: the nearest .venv
-    NOT_WATCHED = "not_watched"  # path, scheduler_pid, watched: the jobs file that the scheduler watches
+    MODEL_UNKNOWN = ("model_unknown",
+        "model {model} is not in llm_config.json, so the default requirement applies")
+    SCRIPT_RELATIVE = ("script_relative",
+        "script {script} is a relative path, which is looked up in {cwd}")
+    CWD_MISSING = "cwd_missing", "the working folder {cwd} does not exist"
+    CONDA_MISSING = ("conda_missing", "conda environment {name} cannot be used, because conda was not found;"
+        " pass conda.sh with --conda-sh")
+    CONDA_ENVIRONMENT_MISSING = ("conda_environment_missing",
+        "conda environment {name} does not exist; environments: {environments}")
+    VENV_MISSING = "venv_missing", "virtual environment {path} does not exist (it has no bin/activate)"
+    SCRIPT_MISSING = "script_missing", "script {script} does not exist"
+    JOB_EXISTS = "job_exists", "this line adds no new job: the identical job {job} is {state}"
+    JOB_COMPLETED = ("job_completed",
+        "this line will not run: the identical job {job} has completed; `retry {job}` runs it again")
+    VENV_OF_OTHER_USER = ("venv_of_other_user", "virtual environment {path} is not used, because it belongs"
+        " to another user; if you trust it, give it with --venv")
+    #: options: the attributes that the #SBATCH lines set.
+    SBATCH_READ = "sbatch_read", "the #SBATCH lines of {script} set {options}"
+    SBATCH_NOT_READ = ("sbatch_not_read",
+        "the #SBATCH lines of {script} have options without effect here: {options}")
+    #: retried: the ids of the jobs to retry.
+    PARENT_FAILED = ("parent_failed", "job {job} has not completed ({outcome}), so this job is skipped until"
+        " `retry {retried}` queues it again")
+    #: parent: such as "job 2 (eval)".
+    PARENT_NOT_IMPORTED = ("parent_not_imported", "held, because {parent} in the file, which it waits for, is"
+        " {status}; `release` starts it anyway")
+    VARIABLE_IGNORED = "variable_ignored", "{name}={value} is ignored, because the scheduler chooses the GPUs"
+    GPU_NUMBER = "gpu_number", "--gpus {gpu} means GPU number {gpu}; `--gpus-count N` requests N GPUs"
+    #: conda: the environment of a line that names none; venv: the path of the nearest .venv; None if none.
+    ENVIRONMENT = "environment", "the line names no environment, so its job gets {programs}"
+    #: usable: the number of GPUs that the job may use.
+    TOO_FEW_GPUS = ("too_few_gpus", "the job needs {need}, but may use only {usable}, so it would wait until"
+        " there are more")
+    #: margin_mib: the memory on each GPU that the scheduler never allocates.
+    GPUS_TOO_SMALL = ("gpus_too_small", "the job needs {need}, but its GPUs are too small (the scheduler"
+        " keeps {margin_mib} MiB free on each), so it would wait until there are larger ones")
+    #: watched: the jobs file that the scheduler watches; "" if none.
+    NOT_WATCHED = ("not_watched",
+        "the scheduler ({scheduler_pid}) does not watch {path}; it watches {watched}")
+# fmt: on
 
 
 class Note(Struct, frozen=True):
@@ -40,17 +62,7 @@ class Note(Struct, frozen=True):
     data: Mapping[str, object]
 
 
-class UnmetNeed(Struct, frozen=True):
-    """A job's need that the current GPUs cannot meet.
-
-    usable: the number of GPUs that the job may use if there are too few; None if there are enough, but they
-    are too small. margin_mib: the memory on each GPU that the scheduler never allocates.
-    """
-
-    need: Need
-    usable: int | None
-    margin_mib: int
-
-
+#: The notes about a need that the current GPUs cannot meet.
+UNMET_NEEDS = (NoteKind.TOO_FEW_GPUS, NoteKind.GPUS_TOO_SMALL)
 #: A plain string is a message from the line parser.
-LineNote = Note | UnmetNeed | str
+LineNote = Note | str

@@ -18,7 +18,7 @@ from typing import TypeVar
 from msgspec import Struct, field
 from msgspec.structs import asdict, replace
 
-from gpu_scheduler.app.line_note import LineNote, Note, NoteKind, UnmetNeed
+from gpu_scheduler.app.line_note import LineNote, Note, NoteKind
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.app.store_access import open_store, scheduler_pid_of
 from gpu_scheduler.config import JOBS_FILE, StartOptions
@@ -161,9 +161,10 @@ def _warnings(spec: JobSpec, need: Need, context: PreviewContext) -> Iterator[Li
         usable = [gpu for gpu in context.known_gpus if spec.allowed is None or gpu in spec.allowed]
         large = [gpu for gpu in usable if could_fit(need, context.totals_mib.get(gpu), context.limits)]
         if need.count > len(usable):
-            yield UnmetNeed(need, len(usable), context.limits.margin_mib)
+            yield Note(NoteKind.TOO_FEW_GPUS, {"need": need, "usable": len(usable)})
         elif need.count > len(large):
-            yield UnmetNeed(need, None, context.limits.margin_mib)
+            margin_mib = context.limits.margin_mib
+            yield Note(NoteKind.GPUS_TOO_SMALL, {"need": need, "margin_mib": margin_mib})
     if not context.path_exists(spec.cwd):
         yield Note(NoteKind.CWD_MISSING, {"cwd": spec.cwd})
     if spec.conda is not None and context.conda_sh is None:

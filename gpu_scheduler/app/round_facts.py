@@ -58,7 +58,11 @@ class CurrentNeed(Struct, frozen=True):
 
 def learned_needs(store: Store) -> Mapping[str, int]:
     """Returns the learned MiB of each workload class; empty unless the scheduler runs with --learn."""
-    return LearnedNeedsReader(store, store.recorded_options().spike_buffer).needs() if store.learning else {}
+    return (
+        LearnedNeedsReader(store, store.recorded_options().spike_buffer).needs(store.marks())
+        if store.learning
+        else {}
+    )
 
 
 def current_need(store: Store, job: Job) -> CurrentNeed:
@@ -144,14 +148,14 @@ def round_facts(store: Store, attempts: Sequence[ActiveAttempt], now: Now, forei
 
     attempts: all active attempts; foreign: the claims of other programs.
     """
-    options = store.recorded_options()
+    options, marks = store.recorded_options(), store.marks()
     return replace(
         stored_facts(store.gpus(), requested_pauses(store), attempts, options, now, foreign),
         config=current_llm_config(options),
         learned_mib=learned_needs(store),
         reserved_jobs=tuple(reserved_jobs(store, now)),
         queue_reservation=queue_reservation(store),
-        overtakes=QueueStartsReader(store).overtakes(),
-        run_times=RunTimesReader(store).run_times(),
+        overtakes=QueueStartsReader(store).overtakes(marks),
+        run_times=RunTimesReader(store).run_times(marks),
         gpu_time=gpu_time(store, now.wall),
     )

@@ -74,7 +74,8 @@ def _one_line_per_key(value: Mapping[str, object]) -> str:
 
     The `indent` of json.dumps would do this too, but it is implemented in Python and ten times slower.
     """
-    return "{\n" + ",\n".join(f"{json.dumps(key)}: {json.dumps(one)}" for key, one in value.items()) + "\n}\n"
+    encode = json.JSONEncoder().encode
+    return "{\n" + ",\n".join(f"{encode(key)}: {encode(one)}" for key, one in value.items()) + "\n}\n"
 
 
 def _is_file(path: Path) -> bool:
@@ -294,13 +295,13 @@ class FolderReader:
     """Reads the files of one attempt folder. anomalies: the problem with each unusable file, by file name."""
 
     def __init__(self, folder: Path, token: str) -> None:
-        self._folder = folder
+        self._folder = str(folder)
         self._token = token
         self.anomalies: dict[str, str] = {}
 
     def read(self, name: str, parse: Callable[[dict[str, Any], str], T | FileProblem]) -> T | None:
         """Returns the content of a file; None if it is absent or unusable. Raises OSError."""
-        fd = open_file(str(self._folder / name))
+        fd = open_file(f"{self._folder}/{name}")
         if isinstance(fd, int):
             try:
                 found = self._parse(fd, parse)
@@ -320,7 +321,7 @@ class FolderReader:
 
         Each of the two is None if it does not exist. Raises OSError.
         """
-        fd = open_file(str(self._folder / "claim"))
+        fd = open_file(f"{self._folder}/claim")
         if not isinstance(fd, int):
             return fd, None
         try:

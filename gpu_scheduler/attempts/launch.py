@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from gpu_scheduler.attempts.executor import Executor, Executors, LaunchError
 from gpu_scheduler.attempts.folder import is_usable, prepare
@@ -19,24 +21,28 @@ from gpu_scheduler.config import DATA_DIR_VARIABLE, STATE_FILE_VARIABLE, StartOp
 from gpu_scheduler.core.command.build import GIVEN_PORT, build_command, find_conda_sh, ports_for
 from gpu_scheduler.core.command.sessions import session_name
 from gpu_scheduler.core.command.shell_words import CHECKPOINT_VARIABLE, with_checkpoint
-from gpu_scheduler.core.model.attempt import Attempt
+from gpu_scheduler.core.model.attempt import ActiveAttempt, Attempt
+from gpu_scheduler.core.model.gpu import Gpu
 from gpu_scheduler.core.model.job import Job
 from gpu_scheduler.core.model.job_spec import JobSpec
-from gpu_scheduler.core.scheduling.placement import BEYOND_MIB, capped_claim, claimable_total
+from gpu_scheduler.core.scheduling.accounting import BEYOND_MIB, capped_claim, claimable_total
 from gpu_scheduler.core.text.formatting import safe_text
 from gpu_scheduler.progress.job_progress import PROGRESS_FILE
 from gpu_scheduler.runner.spec import read_spec
 from gpu_scheduler.store import attempt_folders
-from gpu_scheduler.store.jobs_files import find_jobs_file
 from gpu_scheduler.store.store import Store
-from gpu_scheduler.store.submissions import environment_of_job
+from gpu_scheduler.store.submissions import LaunchContext, launch_context
 from gpu_scheduler.store.writer import StoreWriter
 
 # Determines the claims on GPUs that the runner of an attempt holds (docs/design.md, GPU claims).
 
 
-def requested_claims(store: Store, attempt: Attempt, folder: ClaimFolder) -> dict[str, object] | None:
+def requested_claims(
+    attempt: Attempt, active: Iterable[Attempt], known: Mapping[str, Gpu], folder: ClaimFolder
+) -> dict[str, object] | None:
     """Returns the value of `gpu_claims` in spec.json; None if the attempt claims nothing.
+
+    active: the active attempts, oldest first. known: all known GPUs, by UUID.
 
     GPUs whose UUID is unknown are left out, and so are GPUs that a process claims entirely from which this
     scheduler descends. Prepares the folder if it is missing. Raises LockFolderError if it cannot be used, and
@@ -51,15 +57,13 @@ def requested_claims(store: Store, attempt: Attempt, folder: ClaimFolder) -> dic
     inherited = own_claims(locks)
     # An adopted process may hold a claim itself, if `run` has executed it.
     held = {uuid for uuid, found in locks.items() if attempt.watched_pid in [lock.pid for lock in found]}
-    totals = {gpu.uuid: gpu.total_mib for gpu in store.gpus()}
-    exclusive = {gpu.uuid for gpu in store.gpus() if gpu.last.exclusive}
     # Of two attempts that start in the same round, only the later one gives way.
-    earlier = [one for one in store.active_attempts() if one.id < attempt.id and one.state.holds_gpus]
+    earlier = [one for one in active if one.id < attempt.id and one.state.holds_gpus]
     gpus = []
     for uuid in names:
         beside = [one.allocation_on(uuid) for one in earlier if uuid in one.gpus]
-        total = totals.get(uuid)
-        mib = None if uuid in exclusive else capped_claim(attempt.allocation_on(uuid), beside, total)
+        total = known[uuid].total_mib
+        mib = None if known[uuid].last.exclusive else capped_claim(attempt.allocation_on(uuid), beside, total)
         range_mib = total if mib is None else claimable_total(total)
         if mib == 0:
             # Nothing is left. A claim beyond the memory still keeps others from claiming the whole GPU.
@@ -95,6 +99,7 @@ class Launcher:
         failpoint: Callable[[str], None] = lambda step: None,
     ) -> None:
         self.check_owner: Callable[[], None] = lambda: None
+        self.before_start: Callable[[Path], object] = lambda folder: None
         self._failpoint = failpoint
         self._logs = logs
         self._store = store
@@ -112,21 +117,28 @@ class Launcher:
         if options.simulated:
             self._extra["GPU_SCHEDULER_SIM"] = str(home.simulation)
 
-    def launch(self, attempt_id: int) -> None:
+    def launch(self, attempt_id: int) -> Attempt:
         """Starts a runner. Raises LaunchError with the reason, and any error that `check_owner` raises.
+
+        Returns the attempt, with its log. Calls `before_start` with the folder.
 
         Calls `check_owner` after the folder is complete, so that nothing is started if another folder has
         replaced the data directory.
         """
-        attempt, job = self._store.attempt_with_job(attempt_id)
+        active = self._store.active_attempts()
+        attempt = next(one for one in active if one.id == attempt_id)
+        job = self._store.job(attempt.job_id)
+        assert job is not None
         ref = attempt_ref(self._store, attempt)
         executor = self._executors.of(ref)
         try:
             if not is_usable(ref.folder, ref.token):
-                self._prepare(attempt, job, executor)
+                attempt = replace(attempt, log=self._prepare(attempt, active, job, executor))
             self._failpoint("folder made")
             self.check_owner()
+            self.before_start(ref.folder)
             executor.launch(ref)
+            return attempt
         except OSError as error:
             where = f"{error.filename}: " if error.filename else ""
             raise LaunchError(f"job {job.id} cannot be launched: {where}{error.strerror or error}") from error
@@ -134,34 +146,45 @@ class Launcher:
             problem = f"the lock folder {error.folder} {error.problem.text}; {error.problem.remedy}"
             raise LaunchError(f"job {job.id} cannot be launched: {problem}") from error
 
-    def _prepare(self, attempt: Attempt, job: Job, executor: Executor) -> None:
+    def _prepare(
+        self, attempt: Attempt, active: Sequence[ActiveAttempt], job: Job, executor: Executor
+    ) -> str | None:
+        """Prepares the folder and the log of an attempt. Returns the path of the log, if it has one."""
         when = datetime.now()
         if attempt.watched_pid is not None:
             # The process writes its log itself, if it has one.
             log_of_process = job.adopted.log if job.adopted is not None else None
-            self._write_folder(attempt, job, executor, log_of_process, when)
-            return
+            self._write_folder(attempt, active, job, executor, log_of_process, when)
+            return log_of_process
         log = create_log(self._logs.create(), job.id, when)
         try:
-            self._write_folder(attempt, job, executor, str(log), when)
+            self._write_folder(attempt, active, job, executor, str(log), when)
+            return str(log)
         except BaseException:
             log.unlink(missing_ok=True)  # nothing was launched, so nothing will write the log
             raise
 
     def _write_folder(
-        self, attempt: Attempt, job: Job, executor: Executor, log: str | None, when: datetime
+        self,
+        attempt: Attempt,
+        active: Sequence[ActiveAttempt],
+        job: Job,
+        executor: Executor,
+        log: str | None,
+        when: datetime,
     ) -> None:
         options = self._options
         spec = _resumed_spec(attempt, job)
-        index = self._store.gpu_indices()
-        gpus = [index[uuid] for uuid in attempt.gpus]
+        known = {gpu.uuid: gpu for gpu in self._store.gpus(managed_only=False)}
+        gpus = [known[uuid].index for uuid in attempt.gpus]
         number, token = attempt.number, attempt.token
-        submitted = self._submitted_environment(job)
+        context = self._context_of(job)
+        submitted = context.environment
         command = build_command(
             spec, gpus, self._environment if submitted is None else submitted, token, job.id, number,
-            self._conda_sh(submitted), options.cuda_ids, self._variables(attempt), self._port_for(attempt),
+            self._conda_sh(submitted), options.cuda_ids, self._variables(attempt),
+            self._port_for(attempt, active),
         )  # fmt: skip
-        source_cwd = self._source_cwd(job.source)
         session = session_name(gpus, spec.mode, job.id) if executor.has_terminal else None
         self._recorder.record_log(attempt.id, log, session)
         header = "\n".join(
@@ -181,14 +204,14 @@ class Launcher:
                 "terminal": executor.has_terminal,
                 "session": session, "log": log, "header": header, "timeout_s": spec.timeout_s,
                 "term_grace_s": options.grace_s,
-                "gpu_claims": requested_claims(self._store, attempt, self._claim_folder),
+                "gpu_claims": requested_claims(attempt, active, known, self._claim_folder),
                 "watch": _watched_process(attempt),
                 "leftover_wait_s": 5.0, "background": spec.background,
                 "ends_in_pipe": spec.ends_in_pipe, "ignore_hangup": spec.preempt_signal != "HUP",
                 "log_limit": options.log_limit_mib * 2**20 or None,
                 attempt_folders.ORIGIN_KEY:
                     attempt_folders.origin_object(
-                        attempt, job, self._store.data_dir, source_cwd,
+                        attempt, job, self._store.data_dir, context.source_cwd,
                         has_own_environment=submitted is not None,
                     ),
             },
@@ -203,17 +226,17 @@ class Launcher:
             added[CHECKPOINT_VARIABLE] = attempt.resumed_from.path
         return added
 
-    def _port_for(self, attempt: Attempt) -> int | None:
+    def _port_for(self, attempt: Attempt, active: Sequence[ActiveAttempt]) -> int | None:
         """Returns a port that is free now and that no other active attempt has; None if there is none."""
         if self._ports is None:
-            self._ports = dict(self._ports_in_folders())
+            self._ports = dict(self._ports_in_folders(active))
         try:
             ephemeral = int(_PORT_RANGE.read_text().split()[0])
         except (OSError, ValueError, IndexError):
             return None
+        holders = {one.id for one in active if one.state.holds_gpus} - {attempt.id}
         for port in ports_for(attempt.token, ephemeral):
-            holder = self._ports.get(port, attempt.id)
-            if holder != attempt.id and self._store.attempt_with_job(holder)[0].state.holds_gpus:
+            if self._ports.get(port) in holders:
                 continue
             # Without SO_REUSEADDR, this also refuses a port to which earlier connections linger.
             with suppress(OSError), socket.socket() as probe:
@@ -222,20 +245,17 @@ class Launcher:
                 return port
         return None
 
-    def _ports_in_folders(self) -> Iterator[tuple[int, int]]:
+    def _ports_in_folders(self, active: Iterable[Attempt]) -> Iterator[tuple[int, int]]:
         """Yields the ports that earlier schedulers have given to active attempts, with the attempts."""
-        for attempt in self._store.active_attempts():
+        for attempt in active:
             with suppress(OSError, KeyError, ValueError):
                 spec = read_spec(self._store.data_dir.attempt_folder(attempt))
                 yield int(spec["env"][GIVEN_PORT]), attempt.id
 
-    def _submitted_environment(self, job: Job) -> Mapping[str, str] | None:
-        """Returns the variables with which a job was submitted; None if it inherits the scheduler's.
-
-        Raises LaunchError if the store has lost them.
-        """
+    def _context_of(self, job: Job) -> LaunchContext:
+        """Returns the launch context of a job. Raises LaunchError if the store has lost its environment."""
         try:
-            return environment_of_job(self._store, job.id)
+            return launch_context(self._store, job.id)
         except KeyError:
             raise LaunchError(
                 f"job {job.id} cannot be launched: the store has lost its environment; submit the job again"
@@ -248,14 +268,13 @@ class Launcher:
         """
         if self._options.conda_sh is not None:
             return self._options.conda_sh
-        own = find_conda_sh(self._environment, os.path.exists)
-        return own or find_conda_sh(submitted or {}, os.path.exists)
+        own = find_conda_sh(self._environment, _exists)
+        return own or (None if submitted is None else find_conda_sh(submitted, _exists))
 
-    def _source_cwd(self, source: str) -> str | None:
-        """Returns the working folder of the jobs file that a job came from; None for any other source."""
-        path = source.removeprefix("file:")
-        jobs_file = find_jobs_file(self._store, path) if path != source else None
-        return None if jobs_file is None else jobs_file.cwd
+
+def _exists(path: str) -> bool:
+    # Faster than os.path.exists for a missing file, and most of these files are missing.
+    return os.access(path, os.F_OK)
 
 
 def _resumed_spec(attempt: Attempt, job: Job) -> JobSpec:

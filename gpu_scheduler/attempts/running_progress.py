@@ -91,7 +91,7 @@ class RunningProgress:
         self._has_waited = False
         self._is_closing = False
 
-    def read(self, attempts: Iterable[Attempt]) -> Mapping[int, JobProgress]:
+    def read(self, attempts: Iterable[ActiveAttempt]) -> Mapping[int, JobProgress]:
         """Returns what was last read, by attempt id, and asks for a new reading if one is due.
 
         Attempts that have not started, and those of which nothing has been read yet, are missing.
@@ -106,7 +106,7 @@ class RunningProgress:
             known = self._known if now < self._read_at + _OUTDATED_S else {}
         return {key: known[key] for key in sources if key in known}
 
-    def read_now(self, attempts: Sequence[Attempt]) -> Mapping[int, JobProgress]:
+    def read_now(self, attempts: Sequence[ActiveAttempt]) -> Mapping[int, JobProgress]:
         """Returns the same as `read`. The first call waits for the reading, at most 2 s.
 
         A scheduler that has just started thus decides on the same facts as the one before it.
@@ -125,7 +125,7 @@ class RunningProgress:
             self._is_closing = True
             self._changed.notify_all()
 
-    def _sources_of(self, attempts: Iterable[Attempt]) -> dict[int, ProgressSource]:
+    def _sources_of(self, attempts: Iterable[ActiveAttempt]) -> dict[int, ProgressSource]:
         """Returns where to read the progress of the started attempts, by attempt id."""
         sources: dict[int, ProgressSource] = {}
         for attempt in attempts:
@@ -136,9 +136,7 @@ class RunningProgress:
                 current_log(attempt),
                 attempt.started_at,
             ):
-                job = self._store.job(attempt.job_id)
-                assert job is not None
-                source = progress_source(self._store, job.spec, attempt)
+                source = progress_source(self._store, JobSpec.from_json(attempt.job.spec_json), attempt)
             sources[attempt.id] = source
         self._sources = sources
         return sources

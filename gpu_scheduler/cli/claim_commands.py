@@ -148,7 +148,7 @@ class _WaitReport:
         if found.visible_note not in (None, self._visible_note):
             print_message(str(found.visible_note))
         self._visible_note = found.visible_note
-        stable = {one.gpu: replace(one, free_mib=None, load_percent=None) for one in found.reasons}
+        stable = {one.gpu: replace(one, free=None, foreign_load=None) for one in found.reasons}
         for reason in found.reasons:
             if stable[reason.gpu] != self._printed.get(reason.gpu):
                 print_message(ineligibility_text(reason))

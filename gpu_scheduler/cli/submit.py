@@ -19,7 +19,7 @@ from gpu_scheduler.core.text.formatting import count_noun, safe_text
 from gpu_scheduler.core.text.secrets import masked_json
 from gpu_scheduler.errors import UsageError
 from gpu_scheduler.system.deadline import interrupts_deferred
-from gpu_scheduler.views.queue_choice import option_text
+from gpu_scheduler.views.answers import option_text
 from gpu_scheduler.views.submissions import line_note_text
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from gpu_scheduler.attempts.job_logs import user_name
-from gpu_scheduler.core.model.finding import Check, Finding, ok, warn
+from gpu_scheduler.core.model.finding import Finding, ok, warn
 from gpu_scheduler.system.run_program import run_program
 
 #: Exists if the init system is systemd.
@@ -82,27 +82,27 @@ def check(settings: LogindSettings | str | None, user: str, uid: int) -> Iterato
     linger = f"sudo loginctl enable-linger {user}"
     start = "start it with `systemd-run --user --scope gpu-scheduler start …`"
     if settings is None:
-        yield ok(Check.LOGIND, "not found: processes continue when their user logs out")
+        yield ok("logind", "not found: processes continue when their user logs out")
         return
     if isinstance(settings, str):
         message = f"unknown, so the scheduler and its jobs may be killed when you log out: {settings}"
-        yield warn(Check.LOGIND, message, f"to be safe, {linger}, and {start}")
+        yield warn("logind", message, f"to be safe, {linger}, and {start}")
         return
     if settings.scope == "manager" and settings.lingers:
-        yield ok(Check.LOGIND, "Linger=yes: your services continue when you log out")
+        yield ok("logind", "Linger=yes: your services continue when you log out")
     elif settings.scope == "manager":
         message = "Linger=no: the processes of your user manager end when you log out"
-        yield warn(Check.LOGIND, message, linger)
+        yield warn("logind", message, linger)
     elif settings.kills:
         message = "KillUserProcesses=yes: when you log out, the scheduler and its jobs are killed"
-        yield warn(Check.LOGIND, message, start if settings.lingers else f"{linger}, and {start}")
+        yield warn("logind", message, start if settings.lingers else f"{linger}, and {start}")
     else:
-        yield ok(Check.LOGIND, "KillUserProcesses=no, or not for you: processes continue when you log out")
+        yield ok("logind", "KillUserProcesses=no, or not for you: processes continue when you log out")
     if uid >= _FIRST_USER_UID and settings.removes_ipc and not settings.lingers:
         message = "RemoveIPC=yes: when you log out, your jobs' shared memory is deleted and data loaders fail"
-        yield warn(Check.REMOVE_IPC, message, linger)
+        yield warn("logind's RemoveIPC", message, linger)
     else:
-        yield ok(Check.REMOVE_IPC, "your shared memory is kept when you log out")
+        yield ok("logind's RemoveIPC", "your shared memory is kept when you log out")
 
 
 def logout_warning(timeout_s: float) -> str | None:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gpu_scheduler.attempts.job_logs import LogFolder
-from gpu_scheduler.core.model.finding import HealthIssue, HealthSubject
+from gpu_scheduler.core.model.finding import Check, HealthIssue
 from gpu_scheduler.runner.folder import SHORTAGE
 from gpu_scheduler.store import state_file
 from gpu_scheduler.store.data_dir import DataDir
@@ -49,7 +49,7 @@ def find_issues(
     log_folder: None if unknown; trust: use files regardless of their owner and mode.
     """
     found = [*_log_folder_issues(log_folder)] if log_folder is not None else []
-    store = _folder_issue(HealthSubject.STORE, data_dir.folder, data_dir.runs)
+    store = _folder_issue("store", data_dir.folder, data_dir.runs)
     if store is not None:
         found.append(store)
     is_reported = store is not None and _same_disk(
@@ -77,16 +77,14 @@ def _log_folder_issues(log_folder: LogFolder) -> Iterator[HealthIssue]:
         if why is None:
             break
         instead = f"{remedy}; until then, job logs go to {usable}" if usable is not None else remedy
-        yield HealthIssue(HealthSubject.LOG_FOLDER, str(path), why, instead, blocks_starts=usable is None)
+        yield HealthIssue("log folder", str(path), why, instead, blocks_starts=usable is None)
     if usable is not None:
-        issue = _folder_issue(HealthSubject.LOG_FOLDER, usable)
+        issue = _folder_issue("log folder", usable)
         if issue is not None:
             yield issue
 
 
-def _folder_issue(
-    subject: HealthSubject, folder: Path, path_within: Path | None = None
-) -> HealthIssue | None:
+def _folder_issue(subject: Check, folder: Path, path_within: Path | None = None) -> HealthIssue | None:
     """Returns the reason why a folder cannot be written, as an issue; None if it can be written.
 
     A missing folder is created when it is needed, so the check tests its nearest existing parent.
@@ -111,14 +109,14 @@ def _file_issues(data_dir: DataDir, *, disk_reported: bool, trust: bool) -> Iter
     error = _write_error(path.parent)
     if error is not None and (not disk_reported or error.errno in _PERMISSION_ERRNOS):
         problem, remedy = _problem_and_remedy(error, path.parent)
-        yield HealthIssue(HealthSubject.STATE_FILE, str(path), problem, remedy, blocks_starts=False)
+        yield HealthIssue("state file", str(path), problem, remedy, blocks_starts=False)
     elif error is None:
-        yield from _file_access_issues(HealthSubject.STATE_FILE, data_dir.state_file, os.R_OK, trust)
-        yield from _file_access_issues(HealthSubject.MAIN_LOG, data_dir.main_log, os.W_OK, trust)
+        yield from _file_access_issues("state file", data_dir.state_file, os.R_OK, trust)
+        yield from _file_access_issues("main log", data_dir.main_log, os.W_OK, trust)
 
 
 def unusable_file_issue(
-    subject: HealthSubject, path: Path, *, trust: bool, max_bytes: int | None = MAX_JSON_BYTES
+    subject: Check, path: Path, *, trust: bool, max_bytes: int | None = MAX_JSON_BYTES
 ) -> HealthIssue | None:
     """Returns an issue if a file is rejected for its kind, size, owner or permissions.
 
@@ -135,9 +133,7 @@ def unusable_file_issue(
     return HealthIssue(subject, str(path), problem, remedy, blocks_starts=False)
 
 
-def _file_access_issues(
-    subject: HealthSubject, path: Path, access: int, trust: bool
-) -> Iterator[HealthIssue]:
+def _file_access_issues(subject: Check, path: Path, access: int, trust: bool) -> Iterator[HealthIssue]:
     max_bytes = MAX_JSON_BYTES if access == os.R_OK else None
     issue = unusable_file_issue(subject, path, trust=trust, max_bytes=max_bytes)
     if issue is not None:

@@ -145,16 +145,16 @@ class StateFileWatcher:
     def write(self, now: float, *, at_once: bool = False) -> None:
         """Rewrites the file if its content should change. Never overwrites an edit.
 
-        Writes at most once a second. at_once: write immediately, because this is the last write.
+        Does nothing in the second after a write. at_once: write immediately, because this is the last write.
         """
         self.due_at = self._broken_since[1] + BROKEN_DELAY_S if self._broken_since else None
         if self._broken_since is not None:
             return
-        shown = summarize(self._store, self._ended_attempts)
-        if shown == self._last_summary and self.is_unchanged():
-            return
         if now < self._written_at + WRITE_INTERVAL_S and not at_once:
             self.due_at = self._written_at + WRITE_INTERVAL_S
+            return
+        shown = summarize(self._store, self._ended_attempts)
+        if shown == self._last_summary and self.is_unchanged():
             return
         try:
             if is_open_for_writing(self._path) or is_open_for_writing(state_file.displaced_path(self._path)):

@@ -14,9 +14,9 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from gpu_scheduler.core.model.attempt import Attempt
 from gpu_scheduler.core.text.job_output import FrameFilter, sanitized
 from gpu_scheduler.errors import SchedulerError
-from gpu_scheduler.store.store import Store
 from gpu_scheduler.system.deadline import start_thread
 from gpu_scheduler.system.shortages import describe_shortage, reraise_shortage
 
@@ -142,13 +142,12 @@ class Console:
         except queue.Full:
             pass
 
-    def follow_attempt(self, attempt_id: int, store: Store) -> None:
+    def follow_attempt(self, attempt: Attempt) -> None:
         """Starts printing the log of a direct attempt. Each printed line begins with the job id."""
-        attempt = store.attempt(attempt_id)
-        if attempt is None or attempt.log is None or _is_stdout_discarded():
+        if attempt.log is None or _is_stdout_discarded():
             return
         with self._lock:
-            self._tails[attempt_id] = JobOutputReader(
+            self._tails[attempt.id] = JobOutputReader(
                 attempt.job_id, attempt.number, Path(attempt.log), include_runner_line=not self.on_terminal
             )
             self._has_tails.set()
@@ -160,7 +159,8 @@ class Console:
         for attempt_id, tail in ended.items():
             tail.has_ended = True
             for _ in range(_MAX_FINAL_READS):
-                self._read(attempt_id, tail)
+                if self._read(attempt_id, tail):
+                    break
 
     def flush(self) -> None:
         """Waits up to one second until all queued lines are printed."""
@@ -208,21 +208,24 @@ class Console:
         for attempt_id, tail in tails.items():
             self._read(attempt_id, tail)
 
-    def _read(self, attempt_id: int, tail: JobOutputReader) -> None:
+    def _read(self, attempt_id: int, tail: JobOutputReader) -> bool:
+        """Prints the next part of a log. Returns whether all of it has been printed."""
         with self._read_lock:
             if tail.is_exhausted:
-                return  # the other thread has read the end, and has now put its lines
+                return True  # the other thread has read the end, and has now put its lines
             try:
                 lines = tail.read()
             except OSError as error:
                 self._report_problem(f"cannot show job output: {error.strerror}; see the job logs")
-                return
+                return False
             self._report_problem(None)
             for line in lines:
                 self.put(line)
-        if tail.is_exhausted:
+            is_exhausted = tail.is_exhausted
+        if is_exhausted:
             with self._lock:
                 self._tails.pop(attempt_id, None)
+        return is_exhausted
 
     def _report_problem(self, problem: str | None) -> None:
         """Prints each problem with job output once, and a line when job output can be shown again."""

@@ -12,7 +12,7 @@ import logging
 import os
 import stat
 from collections import Counter
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from datetime import datetime
 from pathlib import Path
 
@@ -235,18 +235,19 @@ class EventReporter:
         times = [part.retry_at for part in self._outputs.values()] + [self._board.next_write_at]
         return min((at for at in times if at is not None), default=None)
 
-    def action_recorded(self, action: Action) -> None:
-        """Logs the new events after the scheduler recorded an action of a round."""
-        changed = action if isinstance(action, AttemptChanged) else None
-        has_left = changed is not None and (changed.is_release or changed.is_closed)
-        if isinstance(action, _SHOWN_ON_BOARD) or has_left:
+    def actions_recorded(self, actions: Iterable[Action]) -> None:
+        """Logs the new events after the scheduler recorded the actions of a round."""
+        changed = [action for action in actions if isinstance(action, AttemptChanged)]
+        has_left = any(one.is_release or one.is_closed for one in changed)
+        if has_left or any(isinstance(action, _SHOWN_ON_BOARD) for action in actions):
             self._board.mark_outdated()
         try:
             self._log_new_events()
-            if self._verbose and changed is not None:
-                self._log_usage(changed.new)
+            for one in changed if self._verbose else ():
+                if one.new.measured_boot != one.old.measured_boot:
+                    self._log_usage(one.new)
         except STORAGE_ERRORS:
-            pass  # the next action logs these events
+            pass  # the next round logs these events
 
     def update(self, facts: Facts | None) -> None:
         """Updates the log, the journal and the status board after a round.
@@ -273,10 +274,7 @@ class EventReporter:
         self._try_write(self._board.name, self._board.end, self._clock.now().boot)
 
     def _log_new_events(self) -> None:
-        newest = events.newest_event_id(self._store)
-        if newest == self._logged_id:
-            return
-        new = events.notable_events(self._store, self._logged_id, newest)
+        new, newest = events.notable_events(self._store, self._logged_id)
         derived = Counter[ReasonKind]()
         for event, dispatched in zip(new, self._run.dispatch_counts(new), strict=True):
             if isinstance(event.details, AttemptEnded):
@@ -365,6 +363,8 @@ class _RunCounter:
 
     def dispatch_counts(self, new: Sequence[Event]) -> list[tuple[int, int]]:
         """Returns, for each new event, the number of jobs dispatched so far and the total number of jobs."""
+        if not new:
+            return []
         before, dispatched = self._finished_before, self._dispatched
         steps = []
         for event in new:

@@ -11,8 +11,7 @@ from gpu_scheduler.app.status_report import StatusReport
 from gpu_scheduler.attempts.running_progress import RunningProgress
 from gpu_scheduler.claims.gpu_claims import ForeignClaims
 from gpu_scheduler.clock import Clock
-from gpu_scheduler.core.model.attempt import Attempt
-from gpu_scheduler.core.model.job import Job
+from gpu_scheduler.core.model.attempt import ActiveAttempt
 from gpu_scheduler.core.model.states import ACTIVE, JobState
 from gpu_scheduler.core.progress.eta import JobProgress
 from gpu_scheduler.core.scheduling.facts import Facts
@@ -125,7 +124,7 @@ class StatusBoardFile:
             reserved = reserved_gpus(store)
             counts, hidden_count = state_counts(store), cleared_count(store)
         views = [job_views.job_view(job, attempts.get(job.id), context) for job in jobs]
-        progress = self._read_progress(running, attempts) if pid is not None else {}
+        progress = self._read_progress(unsettled) if pid is not None else {}
         paused = {gpu.uuid: gpu.paused for gpu in managed}
         return StatusReport(
             now=now.wall,
@@ -146,13 +145,11 @@ class StatusBoardFile:
             hidden_count=hidden_count,
         )
 
-    def _read_progress(
-        self, running: Iterable[Job], attempts: Mapping[int, Attempt]
-    ) -> dict[int, JobProgress]:
+    def _read_progress(self, active: Iterable[ActiveAttempt]) -> dict[int, JobProgress]:
         """Returns the progress of running jobs as last read, by job id."""
-        newest = {job.id: attempts[job.id] for job in running if job.id in attempts}
-        known = self._progress.read(newest.values())
-        return {job_id: known[one.id] for job_id, one in newest.items() if one.id in known}
+        running = [one for one in active if one.state.is_open]
+        known = self._progress.read(running)
+        return {one.job_id: known[one.id] for one in running if one.id in known}
 
     def _replace_file(self, report: StatusReport) -> None:
         replace_file(self._folder() / self.name, board.board_text(report).encode("utf-8", "backslashreplace"))

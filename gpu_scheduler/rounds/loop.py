@@ -45,7 +45,7 @@ from gpu_scheduler.store.attempt_history import (
     RunTimesReader,
     gpu_time,
 )
-from gpu_scheduler.store.dependencies import has_unsettled_dependencies, is_ancestor
+from gpu_scheduler.store.dependencies import is_ancestor
 from gpu_scheduler.store.events import history_in_errors
 from gpu_scheduler.store.job_lists import interrupted_jobs, jobs_to_watch, listed_count
 from gpu_scheduler.store.pending_groups import queue_reservation, reserved_jobs
@@ -57,6 +57,17 @@ from gpu_scheduler.store.writer import StoreWriter
 # Gathers the facts of a round: the store, the status and processes of open attempts, and the GPUs.
 
 
+class Readers:
+    """The readers that read from the store only what has changed since their last reading."""
+
+    def __init__(self, store: Store, settings: Settings) -> None:
+        self.starts = QueueStartsReader(store)
+        self.history = GpuHistoryReader(store)
+        self.run_times = RunTimesReader(store)
+        self.groups = PendingGroupsReader(store)
+        self.learned = LearnedNeedsReader(store, settings.spike_buffer)
+
+
 def read_facts(
     store: Store,
     watch: GpuWatch,
@@ -66,40 +77,35 @@ def read_facts(
     now: Now,
     health_issue: str | None = None,
     *,
+    readers: Readers | None = None,
     placing: bool = True,
-    learned: LearnedNeedsReader | None = None,
-    starts: QueueStartsReader | None = None,
-    run_times: RunTimesReader | None = None,
     progress: RunningProgress | None = None,
-    groups: PendingGroupsReader | None = None,
     lock_folder: Path | None = None,
-    history: GpuHistoryReader | None = None,
     with_statistics: bool = True,
 ) -> Facts:
     """Returns all facts on which the decisions of one round are based.
 
-    placing: whether jobs may be started. learned: the reader of learned needs; None if needs are not learned.
-    starts, history, run_times, groups: the readers of the starts that overtook waiting jobs, of the ends on
-    each GPU, of the run times, and of the pending groups; None to read all of them. progress: that of the
-    running attempts; None if it is not looked for.
-    lock_folder: the folder with the lock files of the GPUs; None if there is none. with_statistics: whether
-    the facts contain these starts, ends and run times, and the GPU time.
+    readers: those of the earlier rounds; None to read everything. placing: whether jobs may be started.
+    progress: that of the running attempts; None if it is not looked for. lock_folder: the folder with the
+    lock files of the GPUs; None if there is none. with_statistics: whether the facts contain the starts that
+    overtook waiting jobs, the ends on each GPU, the run times and the GPU time.
     """
-    managed = store.gpus()
-    # Read before the attempts, so that every lock of a runner belongs to one of these attempts.
+    readers = readers or Readers(store, settings)
+    managed, marks = store.gpus(), store.marks()
+    # Read before the folders of the attempts, so that every lock of a runner belongs to one of them.
     locks = LockReading()
     if lock_folder is not None:
         locks = read_locks_of(lock_folder, [gpu.uuid for gpu in managed])
     records = store.active_attempts()
     refs = {record.token: attempt_ref(store, record) for record in records}
     attempts = _attempts(store, executors, records, refs, now)
-    pending = (groups or PendingGroupsReader(store)).read(now) if placing else ()
-    reservation = queue_reservation(store) if placing else None
+    pending = readers.groups.read(now, marks) if placing else ()
+    reservation = queue_reservation(store) if placing and marks.has_reservations else None
     if progress is not None and pending and settings.queue_order is QueueOrder.RESERVE:
         known = progress.read(records) if reservation is None else progress.read_now(records)
         attempts = with_remaining_times(attempts, known, now)
     gpus, unmanaged = _gpus(watch, managed, attempts, refs, locks)
-    requests = tuple(open_requests(store))
+    requests = tuple(open_requests(store)) if marks.has_requests else ()
     verbs = {request.verb for request in requests}
     return Facts(
         now=now,
@@ -107,26 +113,33 @@ def read_facts(
         config=config,
         gpus=gpus,
         unmanaged_gpus=unmanaged,
+        other_gpus=_other_gpus(store, managed) if verbs & {"pause", "resume"} else (),
         all_sampled=watch.snapshot is not None,
         probe_error=watch.failure,
         storage_issue=health_issue,
         attempts=attempts,
         pending_groups=pending,
-        adopted_jobs=tuple(jobs_to_watch(store)),
-        reserved_jobs=tuple(reserved_jobs(store, now)) if placing else (),
+        adopted_jobs=tuple(jobs_to_watch(store)) if marks.has_adopted else (),
+        reserved_jobs=tuple(reserved_jobs(store, now)) if placing and marks.has_reservations else (),
         queue_reservation=reservation,
-        overtakes=(starts or QueueStartsReader(store)).overtakes() if with_statistics else Overtakes(),
-        history=(history or GpuHistoryReader(store)).history() if with_statistics else GpuHistory(),
-        run_times=(run_times or RunTimesReader(store)).run_times() if with_statistics else RunTimes(),
+        overtakes=readers.starts.overtakes(marks) if with_statistics else Overtakes(),
+        history=readers.history.history() if with_statistics else GpuHistory(),
+        run_times=readers.run_times.run_times(marks) if with_statistics else RunTimes(),
         gpu_time=gpu_time(store, now.wall) if with_statistics else None,
         requests=requests,
         jobs=_target_jobs(store, {request.target for request in requests}),
         cyclic_request=_find_cyclic_request(store, requests),
-        has_unsettled_dependencies=has_unsettled_dependencies(store),
+        has_unsettled_dependencies=marks.has_unsettled_dependencies,
         interrupted=tuple(interrupted_jobs(store)) if settings.recover or "recover" in verbs else (),
         finished_count=listed_count(store) if "clear" in verbs else 0,
-        learned_mib=learned.needs() if learned is not None else {},
+        learned_mib=readers.learned.needs(marks) if store.learning else {},
     )
+
+
+def _other_gpus(store: Store, managed: Sequence[Gpu]) -> tuple[Gpu, ...]:
+    """Returns the known GPUs that the scheduler does not manage."""
+    ours = {gpu.uuid for gpu in managed}
+    return tuple(gpu for gpu in store.gpus(managed_only=False) if gpu.uuid not in ours)
 
 
 def _gpus(
@@ -256,7 +269,7 @@ class Loop:
         self,
         store: Store,
         watch: GpuWatch,
-        launch: Callable[[int], None],
+        launch: Callable[[int], object],
         executors: Executors,
         settings: Settings,
         clock: Clock,
@@ -271,18 +284,14 @@ class Loop:
         self.config = LlmConfig()
         self.recorder = StoreWriter(store, settings, executors.default.name)
         self.progress = RunningProgress(store, clock)
-        self.on_action: Callable[[act.Action], None] = lambda action: None
+        self.on_recorded: Callable[[Sequence[act.Action]], None] = lambda actions: None
         self.storage: StorageMonitor | None = None
         self.check_owner: Callable[[], None] = lambda: None
         self.turns: QueueTurns | None = None
         self.placing = True
         self.stop_requested = False
         self.sample_wanted = False
-        self._starts = QueueStartsReader(store)
-        self._history = GpuHistoryReader(store)
-        self._run_times = RunTimesReader(store)
-        self._groups = PendingGroupsReader(store)
-        self._learned = LearnedNeedsReader(store, settings.spike_buffer)
+        self._readers = Readers(store, settings)
         self._logged: set[str] = set()
         self._line_waits: Mapping[int, WaitReason] | None = None
         self._launch_attempt = launch
@@ -301,13 +310,13 @@ class Loop:
         """
         now = self.clock.now()
         issue = self.storage.issue() if self.storage is not None else None
-        facts = read_facts(
-            self.store, self.watch, self._executors, self.config, self.settings, now, issue,
-            placing=self.placing, learned=self._learned if self.store.learning else None,
-            starts=self._starts, run_times=self._run_times, groups=self._groups, progress=self.progress,
-            lock_folder=self.turns.folder if self.turns is not None else None, history=self._history,
-            with_statistics=self._with_statistics,
-        )  # fmt: skip
+        with self.store.snapshot():
+            facts = read_facts(
+                self.store, self.watch, self._executors, self.config, self.settings, now, issue,
+                readers=self._readers, placing=self.placing, progress=self.progress,
+                lock_folder=self.turns.folder if self.turns is not None else None,
+                with_statistics=self._with_statistics,
+            )  # fmt: skip
         # If this scheduler no longer owns the folder, it must not record what it observed there.
         self.check_owner()
         self._log_anomalies(facts)
@@ -317,12 +326,12 @@ class Loop:
             return facts
         self._failpoint("planned")
         opened = self.recorder.record(actions, now)
-        self._groups.accept(actions)
-        self._history.accept(actions)
+        self._readers.groups.accept(actions)
+        self._readers.history.accept(actions)
         self._failpoint("recorded")
         failed: OSError | sqlite3.OperationalError | None = None
+        self.on_recorded(actions)
         for action in actions:
-            self.on_action(action)
             try:
                 self._perform(action, opened, facts)
             except (OSError, sqlite3.OperationalError) as error:

@@ -48,7 +48,6 @@ from gpu_scheduler.scheduler.wakeups import Wakeups
 from gpu_scheduler.store import backups, state_file
 from gpu_scheduler.store.attempt_history import skip_gpu_time
 from gpu_scheduler.store.database import damaged_error, is_damage
-from gpu_scheduler.store.dependencies import has_unsettled_dependencies
 from gpu_scheduler.store.job_lists import interrupted_jobs
 from gpu_scheduler.store.pending_groups import next_retry, wait_reason_by_spec
 from gpu_scheduler.store.requests import open_requests
@@ -210,6 +209,8 @@ class Daemon:
         self._signal: int | None = None
         self._wake_keys: set[str] = set()
         self._wakeups = Wakeups()
+        # A folder that is watched already need not be observed again before the scheduler waits.
+        self._launcher.before_start = self._wakeups.watch_attempt
         self._backups = BackupTimer(store, self._clock)
         self._companions = Companions(companions_of(options, home), home.main_log, trust=options.trust_files)
         self._is_interruption_reported = False
@@ -220,10 +221,10 @@ class Daemon:
         self._inputs = FileInputs(options, store, self._loop, self._config, known)
 
     def _launch(self, attempt_id: int) -> None:
-        self._launcher.launch(attempt_id)
+        attempt = self._launcher.launch(attempt_id)
         self._sampler.sample_frequently()
         if not self._options.screen:
-            self._console.follow_attempt(attempt_id, self._store)
+            self._console.follow_attempt(attempt)
 
     def close(self) -> None:
         """Closes everything but the store. Does not affect running jobs."""
@@ -281,7 +282,7 @@ class Daemon:
         return self._shut_down() if self._signal is not None or self._loop.stop_requested else None
 
     def _set_up(self) -> None:
-        self._loop.on_action = self._reporter.action_recorded
+        self._loop.on_recorded = self._reporter.actions_recorded
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             # If the user chose to ignore a signal, for example with `nohup`, keep ignoring it.
             if signal.getsignal(number) is not signal.SIG_IGN:
@@ -410,7 +411,8 @@ class Daemon:
         }
 
     def _is_drained(self, facts: Facts) -> bool:
-        if self._inputs.has_pending_lines or has_unsettled_dependencies(self._store):
+        is_waiting = facts.attempts or self._inputs.has_pending_lines
+        if is_waiting or self._store.marks().has_unsettled_dependencies:
             return False
         specs = [ResourceSpec.from_key(key) for key in wait_reason_by_spec(self._store)]
         return is_drained(facts, specs, next_retry(self._store, facts.now) is not None)

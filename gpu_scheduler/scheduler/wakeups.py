@@ -77,26 +77,28 @@ class Wakeups:
     def watch_attempts(self, folders: Mapping[Path, int | None]) -> bool:
         """Watches exactly these attempt folders and the pids of their runners.
 
-        Returns True if any of them is new. The caller must then observe the attempts again, because they may
-        have changed before they were watched.
+        Returns True if a folder is new, or if a runner cannot be watched. The caller must then observe the
+        attempts again, because they may have changed before.
         """
-        new = False
         for folder in [f for f in self._attempt_watches if f not in folders]:
             self._remove_watch(self._attempt_watches.pop(folder))
-        for folder in folders:
-            if folder not in self._attempt_watches:
-                wd = self._add_watch(folder, flags.MOVED_TO | flags.CREATE)
-                if wd is None:
-                    continue
-                self._attempt_watches[folder] = wd
-                self._names[wd] = dict.fromkeys(WATCHED_NAMES, "attempt")
-                new = True
-        return self._runners.watch({pid for pid in folders.values() if pid}) or new
+        new = [self.watch_attempt(folder) for folder in folders if folder not in self._attempt_watches]
+        return self._runners.watch({pid for pid in folders.values() if pid}) or any(new)
+
+    def watch_attempt(self, folder: Path) -> bool:
+        """Watches an attempt folder before its runner is started. Returns False if it cannot be watched."""
+        wd = self._add_watch(folder, flags.MOVED_TO | flags.CREATE)
+        if wd is None:
+            return False
+        self._attempt_watches[folder] = wd
+        self._names[wd] = dict.fromkeys(WATCHED_NAMES, "attempt")
+        return True
 
     def watch_claims(self, pids: Collection[int]) -> bool:
         """Watches exactly these processes, which claim GPUs; their end has the key "claim".
 
-        Returns True if any of them is new. The caller must then read the claims again.
+        Returns True if one cannot be watched, for example because it has ended. The caller must then read the
+        claims again.
         """
         return self._claims.watch(pids)
 
@@ -171,12 +173,15 @@ class _ProcessWatch:
         self._unwatched: set[int] = set()
 
     def watch(self, pids: Collection[int]) -> bool:
-        """Watches exactly these processes; returns whether any of them is new or is watched again."""
+        """Watches exactly these processes; returns whether there is a new one that cannot be watched.
+
+        The end of a process that is watched now wakes the scheduler, even if it has ended since it was seen.
+        """
         for pid in [p for p in self._pidfds if p not in pids]:
             self._drop(pid)
         missing = [pid for pid in pids if pid not in self._pidfds]
         known, self._unwatched = self._unwatched, {pid for pid in missing if not self._add(pid)}
-        return any(pid not in known or pid not in self._unwatched for pid in missing)
+        return not self._unwatched <= known
 
     def close(self) -> None:
         """Ends the watch."""

@@ -29,7 +29,7 @@ from gpu_scheduler.core.scheduling.needs import WorkloadClass, learned_needs, qu
 from gpu_scheduler.core.scheduling.run_times import ClassRunTimes, RunTimes
 from gpu_scheduler.store.database import insert
 from gpu_scheduler.store.records import ATTEMPTS
-from gpu_scheduler.store.store import Store
+from gpu_scheduler.store.store import Marks, Store
 
 #: The key in the table `meta` of the time in wall seconds until which GPU time has been counted.
 COUNTED_UNTIL_KEY = "gpu_time_counted_until"
@@ -46,21 +46,16 @@ class QueueStartsReader:
         self._newest = 0
         self._overtakes = Overtakes()
 
-    def overtakes(self) -> Overtakes:
+    def overtakes(self, marks: Marks) -> Overtakes:
         """Returns the newest starts."""
-        rows = self._store.db.rows(
-            "SELECT id, queue_priority, queue_position, submitted_at, created_at FROM attempt"
-            " WHERE id > ? AND queue_priority IS NOT NULL ORDER BY id DESC LIMIT ?",
-            self._newest, REMEMBERED_STARTS,
-        )  # fmt: skip
-        newest = self._store.db.row("SELECT coalesce(max(id), 0) AS id FROM attempt")
-        assert newest is not None
-        # Only the loop adds attempts, so none was added since the query.
-        self._newest = newest["id"]
-        if rows:
-            self._overtakes = self._overtakes.with_starts(
-                [QueueStart(*tuple(row)[1:]) for row in reversed(rows)]
-            )
+        if marks.newest_attempt != self._newest:
+            rows = self._store.db.rows(
+                "SELECT queue_priority, queue_position, submitted_at, created_at FROM attempt"
+                " WHERE id > ? AND id <= ? AND queue_priority IS NOT NULL ORDER BY id DESC LIMIT ?",
+                self._newest, marks.newest_attempt, REMEMBERED_STARTS,
+            )  # fmt: skip
+            self._newest = marks.newest_attempt
+            self._overtakes = self._overtakes.with_starts([QueueStart(*row) for row in reversed(rows)])
         return self._overtakes
 
 
@@ -184,15 +179,13 @@ class LearnedNeedsReader:
     def __init__(self, store: Store, spike_buffer: float) -> None:
         self._store = store
         self._spike_buffer = spike_buffer
-        self._newest: int | None = None
+        self._newest = 0
         self._needs: dict[str, int] = {}
 
-    def needs(self) -> dict[str, int]:
+    def needs(self, marks: Marks) -> dict[str, int]:
         """Returns the memory that each workload class needs, in MiB."""
-        row = self._store.db.row("SELECT max(id) AS newest FROM measurement")
-        newest = row["newest"] if row else None
-        if newest != self._newest:
-            self._newest = newest
+        if marks.newest_measurement != self._newest:
+            self._newest = marks.newest_measurement
             self._needs = learned_needs(workload_classes(self._store), self._spike_buffer)
         return self._needs
 
@@ -234,17 +227,13 @@ class RunTimesReader:
         self._oldest: dict[str, int] = {}
         self._run_times = RunTimes()
 
-    def run_times(self) -> RunTimes:
+    def run_times(self, marks: Marks) -> RunTimes:
         """Returns the run times. As long as there is no new run, it is the same object."""
-        row = self._store.db.row(
-            "SELECT (SELECT min(id) FROM run_time) AS oldest, (SELECT max(id) FROM run_time) AS newest"
-        )
-        assert row is not None
-        if row["newest"] is not None and row["newest"] != self._newest:
+        if marks.newest_run_time not in (0, self._newest):
             # Only new runs delete earlier ones: of their own class, and the oldest of all.
-            lost = [key for key, oldest in self._oldest.items() if oldest < row["oldest"]]
+            lost = [key for key, oldest in self._oldest.items() if oldest < marks.oldest_run_time]
             self._read_again(lost)
-            self._newest = row["newest"]
+            self._newest = marks.newest_run_time
         return self._run_times
 
     def _read_again(self, lost: list[str]) -> None:

@@ -12,7 +12,7 @@ import shlex
 import stat
 from collections.abc import Iterator
 from contextlib import suppress
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -306,6 +306,12 @@ JOB_FOLDER_NAME = r"[1-9][0-9]{0,17}"
 ATTEMPT_FOLDER_NAME = r"([1-9][0-9]{0,8})-([0-9a-f]{8})"
 
 
+@lru_cache(maxsize=256)
+def _attempt_folder(runs: Path, job_id: int, number: int, token: str) -> Path:
+    # A round asks for the folder of each open attempt several times, and paths are slow to build.
+    return runs / f"{job_id}/{number}-{token[:8]}"
+
+
 class DataDir(Struct, frozen=True, dict=True):
     """The data directory of a state file.
 
@@ -403,7 +409,7 @@ class DataDir(Struct, frozen=True, dict=True):
 
     def attempt_folder(self, attempt: Attempt | ActiveAttempt) -> Path:
         """Returns the folder of an attempt. JOB_FOLDER_NAME and ATTEMPT_FOLDER_NAME match its path."""
-        return self.runs / f"{attempt.job_id}/{attempt.number}-{attempt.token[:8]}"
+        return _attempt_folder(self.runs, attempt.job_id, attempt.number, attempt.token)
 
     def check_access(self) -> None:
         """Raises SchedulerError if the folder belongs to another user, is a link or cannot be entered."""

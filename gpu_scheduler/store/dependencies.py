@@ -73,16 +73,6 @@ def is_ancestor(store: Store, job_id: int, of: Iterable[int]) -> bool:
     return row is not None
 
 
-def has_unsettled_dependencies(store: Store) -> bool:
-    """Returns whether a job is to be skipped or queued again because of its parents."""
-    row = store.db.row(
-        "SELECT EXISTS (SELECT 1 FROM job WHERE state = 'queued' AND failed_parents > 0)"
-        " OR EXISTS (SELECT 1 FROM job WHERE state = 'finished' AND outcome = 'skipped'"
-        " AND failed_parents = 0)"
-    )
-    return row is not None and bool(row[0])
-
-
 def edges_above(store: Store, job_ids: Iterable[int]) -> dict[int, set[int]]:
     """Returns the parents of these jobs and of all jobs that they wait for, by job id."""
     found: dict[int, set[int]] = {}

@@ -13,12 +13,12 @@ from gpu_scheduler.core.model.states import IllegalTransitionError, JobState
 from gpu_scheduler.core.model.wait_reason import WaitReason
 from gpu_scheduler.store.store import Store
 
-_EVENT_QUERY = (
-    "SELECT event.id, event.job_id, event.at, event.kind, event.reason, event.data,"
+_COLUMNS = (
+    "event.id, event.job_id, event.at, event.kind, event.reason, event.data,"
     " job.text, job.name, job.spec, event.job_id <> 0 AND NOT EXISTS (SELECT 1 FROM event AS earlier"
     " WHERE earlier.job_id = event.job_id AND earlier.id < event.id) AS new"
-    " FROM event LEFT JOIN job ON job.id = event.job_id"
 )
+_EVENT_QUERY = f"SELECT {_COLUMNS} FROM event LEFT JOIN job ON job.id = event.job_id"
 _JOB_STATES = frozenset(state.value for state in JobState)
 #: Matches routine events, which `notable_events` omits: a new job is queued, or a launched job is running.
 _ROUTINE = "event.kind = 'running' OR (event.kind = 'queued' AND event.reason IS NULL)"
@@ -36,14 +36,15 @@ def events_after(store: Store, after: int, limit: int) -> list[Event]:
     return [_event(row) for row in rows]
 
 
-def notable_events(store: Store, after: int, until: int) -> list[Event]:
-    """Returns the events after id `after` and up to id `until`, except the routine events."""
+def notable_events(store: Store, after: int) -> tuple[list[Event], int]:
+    """Returns the events after id `after` except the routine events, and the id of the newest event."""
     rows = store.db.rows(
-        f"{_EVENT_QUERY} WHERE event.id > ? AND event.id <= ? AND NOT ({_ROUTINE}) ORDER BY event.id",
+        f"SELECT {_COLUMNS}, newest_id FROM (SELECT coalesce(max(id), 0) AS newest_id FROM event)"
+        f" LEFT JOIN event ON event.id > ? AND NOT ({_ROUTINE}) LEFT JOIN job ON job.id = event.job_id"
+        " ORDER BY event.id",
         after,
-        until,
     )
-    return [_event(row) for row in rows]
+    return [_event(row) for row in rows if row["id"] is not None], rows[0]["newest_id"]
 
 
 def events_of_job(store: Store, job_id: int) -> list[Event]:

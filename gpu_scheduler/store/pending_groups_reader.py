@@ -17,7 +17,7 @@ from gpu_scheduler.core.scheduling.facts import PendingGroup
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
 from gpu_scheduler.core.scheduling.pending_queue import queue_key
 from gpu_scheduler.store.pending_groups import startable_jobs, wait_reason_by_spec
-from gpu_scheduler.store.store import Store
+from gpu_scheduler.store.store import Marks, Store
 
 #: Maximum number of jobs that a round reads from one pending group. If it starts them all, another round
 #: follows.
@@ -34,22 +34,22 @@ class PendingGroupsReader:
         self._newest_change = 0
         self._read_at: Now | None = None
 
-    def read(self, now: Now) -> tuple[PendingGroup, ...]:
+    def read(self, now: Now, marks: Marks) -> tuple[PendingGroup, ...]:
         """Returns the groups with jobs that may start now, in the order of their first jobs."""
         before = self._read_at
         # Read before the groups, so that a group that changes in between is read again.
-        changes = self._store.db.rows(
-            "SELECT id, spec_key FROM group_change WHERE id > ? ORDER BY id", self._newest_change
-        )
+        changes = self._changes() if marks.newest_group_change > self._newest_change else []
         if before is None or before.boot_id != now.boot_id or before.boot > now.boot:
             self._groups, self._in_order = {}, ()
             reasons = wait_reason_by_spec(self._store)
         else:
-            keys = {key for _, key in changes} | self._retried_groups(before, now)
+            keys = {key for _, key in changes}
+            if marks.has_delayed:
+                keys |= self._retried_groups(before, now)
             reasons = {key: self._stored_reason(key) for key in keys}
         self._replace({key: self._group(key, reason, now) for key, reason in reasons.items()})
         if changes:
-            self._newest_change = changes[-1]["id"]
+            self._newest_change = changes[-1][0]
         self._read_at = now
         return self._in_order
 
@@ -80,6 +80,10 @@ class PendingGroupsReader:
             return None
         has_more = len(jobs) > JOBS_PER_GROUP
         return PendingGroup(ResourceSpec.from_key(key), jobs[:JOBS_PER_GROUP], has_more, reason)
+
+    def _changes(self) -> list[tuple[int, str]]:
+        sql = "SELECT id, spec_key FROM group_change WHERE id > ? ORDER BY id"
+        return [tuple(row) for row in self._store.db.rows(sql, self._newest_change)]
 
     def _stored_reason(self, key: str) -> WaitReason | None:
         row = self._store.db.row("SELECT reason FROM pending_group WHERE spec_key = ?", key)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from msgspec.structs import asdict
 
@@ -58,6 +58,39 @@ class RecordCache(Generic[_Record]):
             key = tuple(row)
             self._records[key] = known[key] if key in known else build(key)
         return list(self._records.values())
+
+
+class Marks(NamedTuple):
+    """Tells which queries of a round would return nothing, or nothing new.
+
+    has_delayed: whether a queued job has a time before which it is not started. newest_*, oldest_*: the ids
+    in a table, 0 if it is empty.
+    """
+
+    has_requests: bool
+    has_adopted: bool
+    has_reservations: bool
+    has_delayed: bool
+    has_unsettled_dependencies: bool
+    newest_group_change: int
+    newest_attempt: int
+    newest_measurement: int
+    oldest_run_time: int
+    newest_run_time: int
+
+
+#: Every condition is that of a partial index, which is empty or small.
+_MARKS = (
+    "SELECT EXISTS (SELECT 1 FROM request WHERE answered_at IS NULL),"
+    " EXISTS (SELECT 1 FROM job WHERE state = 'queued' AND adopted IS NOT NULL),"
+    " EXISTS (SELECT 1 FROM reservation),"
+    " EXISTS (SELECT 1 FROM job WHERE state = 'queued' AND not_before_boot IS NOT NULL),"
+    " EXISTS (SELECT 1 FROM job WHERE state = 'queued' AND failed_parents > 0)"
+    " OR EXISTS (SELECT 1 FROM job WHERE state = 'finished' AND outcome = 'skipped' AND failed_parents = 0),"
+    " coalesce((SELECT max(id) FROM group_change), 0), coalesce((SELECT max(id) FROM attempt), 0),"
+    " coalesce((SELECT max(id) FROM measurement), 0),"
+    " coalesce((SELECT min(id) FROM run_time), 0), coalesce((SELECT max(id) FROM run_time), 0)"
+)
 
 
 class Store:
@@ -218,11 +251,12 @@ class Store:
         )
         return self._active_attempts.records(rows, active_attempt)
 
-    def gpus(self) -> list[Gpu]:
-        """Returns the managed GPUs, sorted by index."""
+    def gpus(self, *, managed_only: bool = True) -> list[Gpu]:
+        """Returns the managed GPUs, or all known ones, sorted by index."""
         from gpu_scheduler.store.records import GPUS
 
-        rows = self.db.rows(f"SELECT {GPUS.columns} FROM gpu WHERE managed ORDER BY idx")
+        where = "managed" if managed_only else "TRUE"
+        rows = self.db.rows(f"SELECT {GPUS.columns} FROM gpu WHERE {where} ORDER BY idx")
         return self._gpus.records(rows, GPUS.record)
 
     def managed_gpus(self) -> dict[int, str]:
@@ -241,7 +275,14 @@ class Store:
         try:
             yield
         finally:
-            self.db.connection.execute("COMMIT")
+            # After some errors, SQLite has already ended the transaction.
+            if self.db.connection.in_transaction:
+                self.db.connection.execute("COMMIT")
+
+    def marks(self) -> Marks:
+        """Returns what tells a round which other queries it can leave out."""
+        [row] = self.db.rows(_MARKS)
+        return Marks(*row)
 
     def newest_attempts(self, job_ids: Iterable[int]) -> dict[int, Attempt]:
         """Returns the newest attempt of each of these jobs that has one, by job id."""

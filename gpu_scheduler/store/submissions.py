@@ -6,6 +6,7 @@ import hashlib
 import json
 import time
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import asdict
@@ -35,22 +36,30 @@ def add_environment(store: Store, variables: Mapping[str, str]) -> str:
     return key
 
 
-def environment_of_job(store: Store, job_id: int) -> dict[str, str] | None:
-    """Returns the variables with which a job was submitted; None if it uses those of the scheduler.
+class LaunchContext(NamedTuple):
+    """What a launch needs to know about the submission of a job.
 
-    Raises KeyError if the variables are missing from the store.
+    environment: the variables with which it was submitted; None if it uses those of the scheduler.
+    source_cwd: the working folder of its jobs file; None for any other source.
     """
+
+    environment: Mapping[str, str] | None
+    source_cwd: str | None
+
+
+def launch_context(store: Store, job_id: int) -> LaunchContext:
+    """Returns the launch context of a job. Raises KeyError if the store has lost its environment."""
     row = store.db.row(
-        "SELECT job.environment, variables FROM job LEFT JOIN environment ON hash = job.environment"
+        "SELECT job.environment, variables, cwd FROM job"
+        " LEFT JOIN environment ON hash = job.environment"
+        " LEFT JOIN jobs_file ON job.source LIKE 'file:%' AND path = substr(job.source, 6)"
         " WHERE job.id = ?",
         job_id,
     )
-    if row is None or row["environment"] is None:
-        return None
-    if row["variables"] is None:
+    assert row is not None
+    if row["environment"] is not None and row["variables"] is None:
         raise KeyError(row["environment"])
-    variables: dict[str, str] = json.loads(row["variables"])
-    return variables
+    return LaunchContext(None if row["environment"] is None else json.loads(row["variables"]), row["cwd"])
 
 
 # Remembers the keys of submissions for a day, so that a repeated request adds no second job.

@@ -222,7 +222,8 @@ def _change_job(context: WriteContext, action: act.JobChanged, details: EventDet
     """Changes the row of a job. Adds an event if its state changes. details: those of an attempt's event."""
     old, new = action.old, action.new
     changes = JOBS.changes(old, new)
-    is_back = new.state is JobState.QUEUED and old.state is JobState.FINISHED
+    # A job that is not queued misses a change of `start --learn`.
+    is_back = new.state is JobState.QUEUED and old.state is not JobState.QUEUED
     if is_back or "spec" in changes or "min_vram_mib" in changes:
         changes["spec_key"] = context.store.spec_key(new.spec, new.min_vram_mib)
     _update(context, "job", "id", new.id, changes)
@@ -248,8 +249,6 @@ def _change_attempt(context: WriteContext, action: act.AttemptChanged) -> None:
     if action.is_end:
         record_measurement(context.db, new, old.job, context.now.wall)
         record_run_time(context.db, new, old.job, context.now.wall)
-    if new.job is not old.job:
-        _change_job(context, act.JobChanged(old.job, new.job), _details(context, action))
     kinds = {
         EventKind.RUNNER_LOST: new.runner_died_boot != old.runner_died_boot,
         EventKind.WINDOW_CLOSED: new.window_closed and not old.window_closed,
@@ -257,6 +256,8 @@ def _change_attempt(context: WriteContext, action: act.AttemptChanged) -> None:
     }
     for kind in (kind for kind, holds in kinds.items() if holds):
         context.add_event(kind, new.job_id, details=AttemptDetails(new.number))
+    if new.job is not old.job:
+        _change_job(context, act.JobChanged(old.job, new.job), _details(context, action))
 
 
 def _details(context: WriteContext, action: act.AttemptChanged) -> EventDetails | None:
@@ -533,7 +534,8 @@ _RECORD: Mapping[type[act.Action], Callable[[WriteContext, Any], None]] = {
 def _is_repeatable(action: act.Action) -> bool:
     """Returns whether a power cut may undo an action.
 
-    It may if the attempt folders record it too, or if the power cut ends the processes concerned.
+    It may if the attempt folders record it too, if the power cut ends the processes concerned, or if it only
+    reports something about them.
     """
     if isinstance(action, act.AttemptChanged):
         return not action.is_end and action.new.job.stop is action.old.job.stop

@@ -1,141 +1,99 @@
-"""Formats the answers to requests that concern jobs and GPUs, and the result of `stop`."""
+"""Formats answers to requests about jobs and GPUs, the result of `stop`, and which queue a command uses."""
 
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Iterator
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from gpu_scheduler.app.control import Answer, AnswerKind
-from gpu_scheduler.core.model.request_answer import AnswerCode, RequestAnswer
-from gpu_scheduler.core.model.states import JobState
+from gpu_scheduler.app.location import Location, Verdict
+from gpu_scheduler.core.model.request_answer import RequestAnswer
+from gpu_scheduler.core.model.states import JobState, Outcome
 
 if TYPE_CHECKING:
     from gpu_scheduler.app.stop import StopReport, StopWait
 
-#: The end of a job that a command was to end without a scheduler, and that has not ended in time.
-NOT_ENDED = "not ended yet; the next `start` ends it"
-
 
 def answer_text(answer: Answer, data_dir: str) -> str:
     """Formats the answer to a request as text that is safe to print. data_dir: the path of the store."""
-    if answer.kind is AnswerKind.RECORDED:
-        return "recorded; takes effect when the scheduler starts"
-    if answer.kind is AnswerKind.UNANSWERED:
+    said, reply = "; ".join(filter(None, (answer.kind.sentence, answer.kind.remedy))), answer.reply
+    if said:
         from gpu_scheduler.core.text.formatting import pid_text
 
-        return f"recorded; the scheduler ({pid_text(answer.scheduler_pid or 0)}) has not answered yet"
-    if answer.kind is AnswerKind.SPARED:
-        return f"continues, because it was adopted; `cancel {answer.target}` ends it"
-    if answer.kind is AnswerKind.NOT_ENDED:
-        return f"{NOT_ENDED}; see `why {answer.target}`"
-    if answer.reply is None:
-        return ""
-    if answer.reply.code is AnswerCode.PARENT_FAILED:
-        return _parent_failed_text(answer, answer.reply.parent or 0)
-    return _reply_text(answer.reply, answer.target, data_dir)
+        return said.format(target=answer.target, scheduler=pid_text(answer.scheduler_pid or 0))
+    return "" if reply is None else reply.code.fill(reply, _PHRASES, answer, data_dir)
 
 
-#: The texts of the codes whose text is not the code itself.
-_REPLY_TEXTS = {
-    AnswerCode.STOPPING: "being stopped",
-    AnswerCode.QUEUED: "queued again",
-    AnswerCode.GPU_NOT_MANAGED: "this GPU is no longer managed",
-    AnswerCode.SCHEDULER_ENDED: "the scheduler had already ended",
-    AnswerCode.UNKNOWN: "this version cannot interpret the answer, because the scheduler's version differs",
-}
+def _safe(text: str) -> str:
+    from gpu_scheduler.core.text.formatting import safe_text
+
+    return safe_text(text)
 
 
-def _parent_failed_text(answer: Answer, parent: int) -> str:
-    """Formats the refusal of a retry, with the jobs that must be retried as well."""
-    first = " ".join(map(str, answer.failed_ancestors or [parent]))
-    text = f"job {answer.target} would be skipped, because job {parent} did not complete; run `retry {first}"
+def _retries(reply: RequestAnswer, answer: Answer, _: str) -> str:
+    """Formats the commands that retry a job together with the jobs because of which it would be skipped."""
+    job, parents = answer.target, " ".join(map(str, answer.failed_ancestors or [reply.parent]))
     if answer.is_skipped:
-        return f"{text}` first, which also queues the jobs that were skipped because of it"
-    return f"{text} {answer.target}`, or change what job {answer.target} waits for"
+        return f"`retry {parents}` first, which also queues the jobs that were skipped because of it"
+    return f"`retry {parents} {job}`, or change what job {job} waits for"
 
 
-def _reply_text(reply: RequestAnswer, job_id: int, data_dir: str) -> str:
-    job = f"job {job_id}"
-    if reply.code is AnswerCode.NO_SUCH_JOB:
-        from gpu_scheduler.core.text.formatting import safe_text
+def _wrong_state(reply: RequestAnswer, answer: Answer, _: str) -> str:
+    """Formats the state of a job, after its name, and the states in which the request is possible."""
+    job, verb, state, wanted = answer.target, reply.verb, reply.state, " or ".join(map(str, reply.accepted))
+    if verb == "hold" and state is JobState.HELD:
+        return f"already held; `why {job}` shows how it can be queued again"
+    if verb == "set":  # the request of several commands
+        remedy = f"; `retry {job} --set KEY=VALUE` changes it and queues it again"
+        return f"{state}; only a job that is {wanted} can be changed{remedy * (state is JobState.FINISHED)}"
+    name = "`resume --job`" if verb == "resume_job" else verb
+    remedy = f"; `hold {job}` keeps it from starting" * (verb == "preempt" and state is JobState.QUEUED)
+    return f"{state}; {name} needs a job that is {wanted}{remedy}"
 
-        return f"there is no {job} in {safe_text(data_dir)}; `status --all` lists the jobs"
-    if reply.code is AnswerCode.NOT_INTERRUPTED:
-        return _not_interrupted_text(reply, job_id)
-    if reply.code is AnswerCode.UNFINISHED_WORK:
-        return (
-            f"{job} is {reply.outcome}; `resume --job {job_id}` continues it from a checkpoint, and"
-            f" `retry {job_id}` starts it from its beginning"
-        )
-    if reply.code is AnswerCode.ALREADY_COMPLETED:
-        return f"{job} has completed; `resume --job {job_id} --from PATH` continues it nevertheless"
-    if reply.code is AnswerCode.NO_COMMAND:
-        return f"it is not known how to start {job}; `retry {job_id} --set command='…'` sets its command"
-    if reply.code is AnswerCode.RECOVERED:
-        return "no job is interrupted"
-    if reply.code is AnswerCode.CLEARED and reply.count is not None:
-        return _cleared_text(reply.count)
-    if reply.code is AnswerCode.WRONG_STATE:
-        wanted = " or ".join(map(str, reply.accepted))
-        if reply.verb == "set":  # the request of several commands
-            text = f"{job} is {reply.state}; only a job that is {wanted} can be changed"
-            if reply.state is not JobState.FINISHED:
-                return text
-            return f"{text}; `retry {job_id} --set KEY=VALUE` changes it and queues it again"
-        if reply.verb == "hold" and reply.state is JobState.HELD:
-            return f"{job} is already held; `why {job_id}` shows how it can be queued again"
-        if reply.verb == "resume_job":
-            return f"{job} is {reply.state}; `resume --job` needs a job that is {wanted}"
-        remedy = ""
-        if reply.verb == "preempt" and reply.state is JobState.QUEUED:
-            remedy = f"; `hold {job_id}` keeps it from starting"
-        return f"{job} is {reply.state}; {reply.verb} needs a job that is {wanted}{remedy}"
-    if reply.code is AnswerCode.NOT_WATCHED:
-        able = "held" if reply.verb == "hold" else "changed"
-        return f"{job} is an adopted process, which already runs, so it cannot be {able}"
-    if reply.code is AnswerCode.BEING_CANCELLED:
-        return f"{job} is already being cancelled"
-    if reply.code is AnswerCode.CYCLE:
-        return f"{job} would wait for itself; its dependencies were not changed"
-    if reply.code is AnswerCode.ATTRIBUTE_SET or (reply.code is AnswerCode.QUEUED and reply.attribute):
-        from gpu_scheduler.core.text.formatting import safe_text
 
-        more = ", and queued again" if reply.code is AnswerCode.QUEUED else ""
-        return f"{safe_text(reply.attribute)} set{more}"
-    if reply.code is AnswerCode.ATTRIBUTE_REMOVED:
-        return f"{reply.attribute} removed"
-    if reply.outcome is None:
-        return _REPLY_TEXTS.get(reply.code) or str(reply.code.value)
+def _cleared(reply: RequestAnswer, *_: object) -> str:
+    if not reply.count:
+        return "cleared" if reply.count is None else "there are no finished jobs to clear"
+    return f"{reply.count:,} job{'s' * (reply.count > 1)} cleared"
+
+
+def _end(reply: RequestAnswer, *_: object) -> str:
     from gpu_scheduler.views.job_text import outcome_text
 
-    end = outcome_text(reply.outcome.value, reply.exit_code, reply.signal)
-    return f"{job} is already finished ({end})"
+    return outcome_text(reply.outcome or Outcome.ENDED, reply.exit_code, reply.signal)
 
 
-def _cleared_text(count: int) -> str:
-    if not count:
-        return "there are no finished jobs to clear"
-    from gpu_scheduler.core.text.formatting import count_noun
-
-    return f"{count_noun(count, 'job')} cleared"
+def _again(reply: RequestAnswer, answer: Answer, _: str) -> str:
+    is_idle = reply.state in (JobState.FINISHED, JobState.HELD)
+    return f"; `retry {answer.target}` runs it again" if is_idle else ""
 
 
-def _not_interrupted_text(reply: RequestAnswer, job_id: int) -> str:
-    text = f"job {job_id} is {reply.state}, not interrupted"
-    if reply.state is JobState.FINISHED or reply.state is JobState.HELD:
-        return f"{text}; `retry {job_id}` runs it again"
-    return text
+#: The phrases in the sentences of `AnswerCode`.
+_PHRASES: Mapping[str, Callable[[RequestAnswer, Answer, str], str]] = {
+    "job": lambda it, answer, _: str(answer.target),
+    "data_dir": lambda it, answer, data_dir: _safe(data_dir),
+    "attribute": lambda it, *_: _safe(it.attribute),
+    "queued": lambda it, *_: (
+        f"{_safe(it.attribute)} set, and queued again" if it.attribute else "queued again"
+    ),
+    "cleared": _cleared,
+    "changed": lambda it, *_: "held" if it.verb == "hold" else "changed",
+    "wrong_state": _wrong_state,
+    "end": _end,
+    "again": _again,
+    "retries": _retries,
+}
 
 
 def stop_wait_text(wait: StopWait) -> str:
     """Formats the progress message of a waiting `stop`."""
-    jobs = f"job{'s' * (len(wait.jobs) > 1)} {', '.join(map(str, wait.jobs))}"
-    kill = f"SIGKILL after {wait.grace_s:g} s"
+    from gpu_scheduler.core.text.formatting import format_jobs, pid_text
+
+    jobs, kill = format_jobs(wait.jobs), f"SIGKILL after {wait.grace_s:g} s"
     if wait.scheduler_pid is None:
         return f"waiting for {jobs} to end ({kill})"
-    from gpu_scheduler.core.text.formatting import pid_text
-
     scheduler = f"waiting for the scheduler ({pid_text(wait.scheduler_pid)})"
     return f"{scheduler} to cancel {jobs} ({kill}) and end" if wait.jobs else f"{scheduler} to end"
 
@@ -146,7 +104,7 @@ def stop_text(report: StopReport, *, with_jobs: bool) -> str:
 
 
 def _stop_lines(report: StopReport, with_jobs: bool) -> Iterator[str]:
-    from gpu_scheduler.core.text.formatting import pid_text
+    from gpu_scheduler.core.text.formatting import format_jobs, pid_text
     from gpu_scheduler.views.job_text import outcome_text
 
     if report.scheduler_pid is not None:
@@ -155,12 +113,44 @@ def _stop_lines(report: StopReport, with_jobs: bool) -> Iterator[str]:
         yield f"no scheduler is running on {report.state_file}"
     continuing = report.adopted if with_jobs else report.running
     if continuing:
-        jobs = ", ".join(map(str, continuing))
         how = "`cancel JOB` ends a job; the next `start` continues to manage them"
         which = "adopted" if with_jobs else "running"
-        yield f"{which} jobs continue: job{'s' * (len(continuing) > 1)} {jobs}; {how}"
+        yield f"{which} jobs continue: {format_jobs(continuing)}; {how}"
     for job_id, end in report.ended.items():
-        text = NOT_ENDED if end is None else outcome_text(end.outcome, end.exit_code, end.signal)
-        yield f"job {job_id}: {text}"
+        text = "" if end is None else outcome_text(end.outcome, end.exit_code, end.signal)
+        yield f"job {job_id}: {text or AnswerKind.NOT_ENDED.sentence}"
     if report.shares is not None:
         yield f"{posixpath.basename(report.state_file)} updated: gpu_status {report.shares}"
+
+
+# Formats which queue a command uses, or how to name the one that it should use.
+
+
+_IDLE = "the queue of this folder has no scheduler, but another queue of yours has"
+_TEXTS = {
+    Verdict.IDLE: f"{_IDLE}:",
+    Verdict.IDLE_REFUSED: f"{_IDLE}; nothing was queued; name the queue:",
+    Verdict.SEVERAL: "this folder has no queue, and several queues of yours have a scheduler; name one:",
+    Verdict.WHOLE_REFUSED: "this folder has no queue, and this would change all of another queue; to do so:",
+}
+
+
+def option_text(state_file: str, data_dir: str | None) -> str:
+    """Returns the options that name a queue, as one types them into a shell."""
+    behind = "" if data_dir is None else f" --data-dir {shlex.quote(data_dir)}"
+    return f"--state-file {shlex.quote(state_file)}{behind}"
+
+
+def choice_text(
+    verdict: Verdict, running: Sequence[tuple[str, str | None, int]], before: str, behind: str
+) -> str:
+    """Returns the message about a choice. before, behind: the words around the options that name a queue."""
+    from gpu_scheduler.core.text.formatting import pid_text
+
+    if verdict is Verdict.FOUND:
+        return f"queue of {running[0][0]}, {pid_text(running[0][2])}"
+    queues = [(option_text(path, folder), pid_text(pid)) for path, folder, pid in running]
+    lines = [f"  {before}{option}{behind}  ({label})" for option, label in queues]
+    if verdict is Verdict.IDLE_REFUSED:
+        lines.insert(0, f"  {option_text(Location().state_file, None)}  (this folder)")
+    return "\n".join([_TEXTS[verdict], *lines])

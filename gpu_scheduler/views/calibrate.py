@@ -11,13 +11,12 @@ from gpu_scheduler.core.scheduling.calibration import (
     MIN_ENTRY_RUNS,
     MIN_RUN_S,
     Advice,
-    NoSuggestion,
     RunTimeSummary,
     suggested_entries,
 )
 from gpu_scheduler.core.scheduling.run_times import MIN_RUNS
 from gpu_scheduler.core.text.formatting import count_noun, format_duration, safe_text
-from gpu_scheduler.core.text.secrets import masked_json
+from gpu_scheduler.core.text.secrets import masked_json, picked
 from gpu_scheduler.views.layout import Cell, Column, TableRow, render_table
 
 if TYPE_CHECKING:
@@ -76,12 +75,7 @@ def summary_object(summary: RunTimeSummary) -> dict[str, Any]:
     """Returns a summary as docs/json.md describes it."""
     return {
         "model": summary.llm,
-        "program": summary.program,
-        "runs": summary.runs,
-        "commands": summary.commands,
-        "median_s": summary.median_s,
-        "upper_ratio": summary.upper_ratio,
-        "median_error": summary.median_error,
+        **picked(summary, "program", "runs", "commands", "median_s", "upper_ratio", "median_error"),
     }
 
 
@@ -97,12 +91,7 @@ def estimate_object(run_time: JobRunTime | None) -> dict[str, Any] | None:
     """Returns the estimate of a job as docs/json.md describes it; None if there is none."""
     if run_time is None:
         return None
-    return {
-        "median_s": run_time.median_s,
-        "upper_s": run_time.upper_s,
-        "runs": run_time.runs,
-        "same_command": run_time.is_of_identity,
-    }
+    return {**picked(run_time, "median_s", "upper_s", "runs"), "same_command": run_time.is_of_identity}
 
 
 _COLUMNS = (
@@ -110,10 +99,6 @@ _COLUMNS = (
     *(Column(title, is_right=True) for title in ("Runs", "Peak max", "Peak p95", "Took", "Declared")),
     Column("Suggested"),
 )
-_WHY_NOT = {
-    NoSuggestion.NEEDS_WHOLE_GPU: "needs a GPU to itself",
-    NoSuggestion.AS_SUGGESTED: "the current entry is right",
-}
 #: This note applies to every suggested entry, because every one is a JSON object.
 _OLDER_SCHEDULER_NOTE = "The older scheduler cannot read entries in braces."
 
@@ -169,9 +154,7 @@ def _attributes(advice: Advice) -> str | None:
 
 
 def _why_not(advice: Advice, tolerance: float) -> str | None:
-    if advice.why_not is NoSuggestion.WITHIN_TOLERANCE:
-        return f"within ±{100 * tolerance:g}%"
-    return None if advice.why_not is None else _WHY_NOT[advice.why_not]
+    return None if advice.why_not is None else advice.why_not.sentence.format(percent=100 * tolerance)
 
 
 def _json(value: object) -> str:
@@ -224,13 +207,7 @@ def _suggestion_object(advice: Advice, tolerance: float) -> dict[str, Any]:
     family = advice.workload_class
     return {
         "model": family.llm,
-        "program": family.program,
-        "runs": family.runs,
-        "gpus": family.gpus,
-        "max_mib": family.max_mib,
-        "p95_mib": family.p95_mib,
-        "mean_s": family.mean_s,
-        "longest_s": family.longest_s,
+        **picked(family, "program", "runs", "gpus", "max_mib", "p95_mib", "mean_s", "longest_s"),
         "declared_mib": family.declared_mib,
         "current": advice.current_entry,
         "suggested": advice.suggested_entry,

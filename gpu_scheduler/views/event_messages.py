@@ -32,10 +32,10 @@ from gpu_scheduler.core.model.gpu import Suspicion
 from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
 from gpu_scheduler.core.model.units import WHOLE, format_share, share_text
 from gpu_scheduler.core.model.wait_reason import WaitReason
-from gpu_scheduler.core.scheduling.accounting import judge_declaration
-from gpu_scheduler.core.text.formatting import count_noun, format_jobs, safe_text, times_text
+from gpu_scheduler.core.scheduling.accounting import DeclarationAccuracy, judge_declaration
+from gpu_scheduler.core.text.formatting import count_noun, format_gpus, format_jobs, safe_text, times_text
 from gpu_scheduler.core.text.secrets import masked_json
-from gpu_scheduler.views.job_text import origin_text, reason_text
+from gpu_scheduler.views.job_text import declared_text, misplaced_process_text, origin_text, reason_text
 from gpu_scheduler.views.wait_text import infeasibility_text, own_reservation_text, stop_cause_text, wait_text
 
 # Describes the resource use of an ended attempt and the accuracy of its declaration.
@@ -85,39 +85,28 @@ def _accuracy_text(ended: AttemptEnded, tolerance: float) -> str:
         declared = f"{memory_source(learned=ended.learned)} {ended.declared} MiB"
     if accuracy is None:
         return declared
+    advice = "; lowering it frees packing headroom" if accuracy.kind == "over" else ""
+    return f"{declared} → {accuracy_text(accuracy, tolerance)}{advice}"
+
+
+def accuracy_text(accuracy: DeclarationAccuracy, tolerance: float) -> str:
+    """Formats an accuracy: "within ±10%", "over-declared (-59%)", "under-declared (+47%)"."""
     if accuracy.kind == "within":
-        return f"{declared} → within ±{100 * tolerance:g}%"
-    if accuracy.kind == "under":
-        return f"{declared} → under-declared ({accuracy.percent:+d}%)"
-    return f"{declared} → over-declared ({accuracy.percent:+d}%); lowering it frees packing headroom"
+        return f"within ±{100 * tolerance:g}%"
+    return f"{accuracy.kind}-declared ({accuracy.percent:+d}%)"
 
 
 _DEBUG, _INFO, _WARNING = logging.DEBUG, logging.INFO, logging.WARNING
 #: Outcomes that need no attention and are logged at info.
 _UNREMARKABLE_OUTCOMES = ("completed", "cancelled", "ended")
 
-#: The level and the text of each kind of event whose text depends only on the event's values.
-_TEXTS: Mapping[str, tuple[int, str]] = {
-    EventKind.WINDOW_CLOSED: (
-        _WARNING,
-        "continues although its Screen window was closed; `logs {job} -f` follows its output",
-    ),
-    EventKind.RELAUNCHED: (_WARNING, "is launched again: no runner claimed attempt {attempt} in time"),
-    EventKind.RUNNER_LOST: (_WARNING, "lost the runner of attempt {attempt}, which left no result"),
-    EventKind.RUNNER_KILLED: (_WARNING, "did not end in time; the runner of attempt {attempt} is killed"),
-    EventKind.PREEMPTION_WITHDRAWN: (_WARNING, "did not end in time, so it is not preempted and continues"),
-    EventKind.GPUS_RESERVED: (_INFO, "preempts {victims}; {reserved} reserved for it"),
-    EventKind.RESERVATION_DROPPED: (
-        _WARNING,
-        "cannot start on the GPUs that were reserved for it; they accept other jobs again",
-    ),
-    EventKind.INFEASIBLE: (_WARNING, "waits, {reason}"),
-    EventKind.RESTORED: (_INFO, "restored from the folder of attempt {attempt}"),
-    EventKind.PAUSED: (_INFO, "GPU {gpus} paused {reason}"),
-    EventKind.RESUMED: (_INFO, "GPU {gpus} resumed {reason}"),
-    EventKind.SUSPICION_ENDED: (_INFO, "GPU {gpus} is no longer suspect; it accepts jobs again"),
-    EventKind.SUSPECTED: (_WARNING, "GPU {gpus} is {why}; `resume {gpus}` uses it again at once"),
-}
+#: The sentences that depend only on the values of the event.
+_SENTENCES: Mapping[str, str] = {kind.value: kind.sentence for kind in EventKind if kind.sentence}
+#: The kinds of events with such a sentence that are logged at info; the others are warnings.
+_INFORMATIVE = (
+    EventKind.GPUS_RESERVED, EventKind.RESTORED, EventKind.PAUSED, EventKind.RESUMED,
+    EventKind.SUSPICION_ENDED,
+)  # fmt: skip
 #: The texts of the causes, other than commands, that pause or resume a GPU.
 _PAUSE_CAUSES = {
     "state_file_edited": "by an edit to the state file",
@@ -214,8 +203,6 @@ def _message(event: Event, tolerance: float, dispatched: tuple[int, int] | None)
     if isinstance(details, Overuse):
         return EventMessage(_WARNING, f"{_overuse_warning(details)}; neighbors may OOM")
     if isinstance(details, MisplacedProcess):
-        from gpu_scheduler.views.job_text import misplaced_process_text
-
         return EventMessage(_WARNING, misplaced_process_text(details))
     if event.kind == EventKind.STOPPING:
         return EventMessage(_INFO, _stop_message(details))
@@ -229,16 +216,14 @@ def _message(event: Event, tolerance: float, dispatched: tuple[int, int] | None)
 
 
 def _fixed_message(event: Event, details: EventDetails | None) -> EventMessage | None:
-    """Returns the message with the text in `_TEXTS`; None if the text or one of its values is missing."""
-    if event.kind not in _TEXTS:
+    """Returns the message with the sentence of the kind; None if there is none or a value is missing."""
+    if event.kind not in _SENTENCES:
         return None
-    level, text = _TEXTS[event.kind]
     data = {} if details is None else details.data()
     values = {"job": event.job_id, "reason": _reason(event) or "", **data}
     if "gpus" in values:
-        listed = ", ".join(map(str, values["gpus"]))
-        values["reserved"] = f"GPU {listed} is" if len(values["gpus"]) == 1 else f"GPUs {listed} are"
-        values["gpus"] = listed
+        values["reserved"] = f"{format_gpus(values['gpus'])} {'is' if len(values['gpus']) == 1 else 'are'}"
+        values["gpus"] = ", ".join(map(str, values["gpus"]))
     if isinstance(details, GpuSuspected):
         from gpu_scheduler.views.gpu_text import suspicion_text
 
@@ -246,7 +231,8 @@ def _fixed_message(event: Event, details: EventDetails | None) -> EventMessage |
     if "victims" in values:
         values["victims"] = format_jobs(values["victims"])
     try:
-        return EventMessage(level, text.format_map(values).rstrip())
+        level = _INFO if event.kind in _INFORMATIVE else _WARNING
+        return EventMessage(level, _SENTENCES[event.kind].format_map(values).rstrip())
     except KeyError:
         return None
 
@@ -303,15 +289,13 @@ def _overuse_warning(overuse: Overuse) -> str:
     head = "EXCEEDS declared"
     if overuse.share is None:
         return f"{head} VRAM on {_overuse_text(overuse)}"
-    share = share_text(overuse.share, overuse.declared)
-    return f"{head} {share} on gpu {overuse.gpu}: {overuse.observed} MiB used ({_excess_percent(overuse)})"
+    used = f"on gpu {overuse.gpu}: {overuse.observed} MiB used ({_excess_percent(overuse)})"
+    return f"{head} {declared_text(overuse)} {used}"
 
 
 def _overuse_text(overuse: Overuse) -> str:
-    mib = overuse.declared
-    declared = f"{mib} MiB" if overuse.share is None else share_text(overuse.share, mib)
     used = f"gpu {overuse.gpu}: {overuse.observed} MiB used"
-    return f"{used}, {declared} declared ({_excess_percent(overuse)})"
+    return f"{used}, {declared_text(overuse)} declared ({_excess_percent(overuse)})"
 
 
 def _excess_percent(overuse: Overuse) -> str:

@@ -16,7 +16,7 @@ from gpu_scheduler.core.text.formatting import (
     format_jobs,
     safe_text,
 )
-from gpu_scheduler.core.text.secrets import masked_json
+from gpu_scheduler.core.text.secrets import masked_json, picked
 from gpu_scheduler.views.job_text import finish_text, percent_text, progress_object, short_text
 from gpu_scheduler.views.layout import Cell, Column, TableRow, render_table, wrap_text
 from gpu_scheduler.views.tables import title
@@ -49,9 +49,7 @@ def eta_json(report: ProgressReport) -> str:
     """Formats the progress of jobs as JSON, as docs/json.md describes."""
     jobs = [
         {
-            "id": job.record.id,
-            "name": job.record.name,
-            "state": job.record.state,
+            **picked(job.record, "id", "name", "state"),
             "started_at": job.started_at,
             "progress": progress_object(job.progress),
         }
@@ -193,9 +191,7 @@ def to_json(view: ForecastView) -> str:
 def _job_object(one: ForecastJob) -> dict[str, Any]:
     record, expected = one.job.record, one.forecast
     return {
-        "id": record.id,
-        "name": record.name,
-        "state": record.state,
+        **picked(record, "id", "name", "state"),
         "start_at": None if expected is None else expected.start_at,
         "end_at": None if expected is None else expected.end_at,
         "start_p90_at": None if expected is None else expected.start_upper_at,

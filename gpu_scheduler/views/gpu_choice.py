@@ -8,14 +8,10 @@ from typing import Any
 
 from gpu_scheduler.app.claim_gpus import FoundGpus, Impossible, NotExecuted, NotExecutedKind
 from gpu_scheduler.core.model.gpu import ClaimedGpu, GpuClaim, format_gpu_list
-from gpu_scheduler.core.scheduling.gpu_choice import (
-    Impossibility,
-    ImpossibilityKind,
-    Ineligibility,
-    IneligibilityKind,
-)
+from gpu_scheduler.core.model.wait_reason import GpuObstacle, ObstacleKind
+from gpu_scheduler.core.scheduling.gpu_choice import Impossibility, ImpossibilityKind
 from gpu_scheduler.core.text.formatting import count_noun, safe_text
-from gpu_scheduler.core.text.secrets import masked_json
+from gpu_scheduler.core.text.secrets import masked_json, picked
 from gpu_scheduler.views.gpu_text import (
     claim_objects,
     claim_text,
@@ -31,34 +27,34 @@ def wait_text(count: int) -> str:
     return "waiting for a free GPU ..." if count == 1 else f"waiting for {count} free GPUs ..."
 
 
-def ineligibility_text(found: Ineligibility) -> str:
+def ineligibility_text(found: GpuObstacle) -> str:
     """Formats why a GPU is not eligible, as a sentence such as "GPU 1 has 812 MiB free"."""
     return f"GPU {found.gpu} {_predicate(found)}"
 
 
-def _predicate(found: Ineligibility) -> str:
-    if found.kind is IneligibilityKind.FAULT:
+def _predicate(found: GpuObstacle) -> str:
+    if found.kind is ObstacleKind.FAULT:
         return f"has a fault: {safe_text(str(found.fault))}"
-    if found.kind is IneligibilityKind.CLAIMED:
+    if found.kind is ObstacleKind.CLAIMED:
         return _claimed_predicate(found)
-    if found.kind is IneligibilityKind.CLAIMS_UNKNOWN:
-        return f"cannot be claimed: {safe_text(found.claims_problem)}"
-    if found.kind is IneligibilityKind.MEMORY:
+    if found.kind is ObstacleKind.CLAIMS_UNKNOWN:
+        return f"cannot be claimed: {safe_text(found.detail or '')}"
+    if found.kind is ObstacleKind.MEMORY:
         claimed = f"; {claims_text(found.claims)}" if found.claims else ""
-        return f"has {found.free_mib} MiB free{claimed}"
-    if found.kind is IneligibilityKind.LOAD:
-        return f"has a utilization of {found.load_percent:.0f}%"
+        return f"has {found.free} MiB free{claimed}"
+    if found.kind is ObstacleKind.FOREIGN_LOAD:
+        return f"has a utilization of {found.foreign_load}%"
     return _PREDICATES[found.kind]
 
 
 _PREDICATES = {
-    IneligibilityKind.EXCLUSIVE: "is in compute mode Exclusive_Process, and a process uses it",
-    IneligibilityKind.MEMORY_UNKNOWN: "does not report its free memory",
-    IneligibilityKind.LOAD_UNKNOWN: "does not report its utilization",
+    ObstacleKind.EXCLUSIVE: "is in compute mode Exclusive_Process, and a process uses it",
+    ObstacleKind.MEMORY_UNKNOWN: "does not report its free memory",
+    ObstacleKind.LOAD_UNKNOWN: "does not report its utilization",
 }
 
 
-def _claimed_predicate(found: Ineligibility) -> str:
+def _claimed_predicate(found: GpuObstacle) -> str:
     whole = all(claim.mib is None for claim in found.claims)
     return f"is {claims_text(found.claims)}" if whole else f"has {claims_text(found.claims)}"
 
@@ -192,9 +188,7 @@ def to_json(gpus: Sequence[ClaimedGpu]) -> str:
 def _gpu_object(gpu: ClaimedGpu) -> dict[str, Any]:
     sample = gpu.sample
     return {
-        "index": sample.index,
-        "uuid": sample.uuid,
-        "name": sample.name,
+        **picked(sample, "index", "uuid", "name"),
         "memory_used_mib": sample.used_mib,
         "memory_total_mib": sample.total_mib,
         "memory_free_mib": gpu.free_mib,

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from gpu_scheduler.core.model.gpu import GpuClaim, GpuSample, Suspicion
 from gpu_scheduler.core.model.units import format_share
 from gpu_scheduler.core.model.wait_reason import GpuObstacle, ObstacleKind
 from gpu_scheduler.core.text.formatting import format_jobs, format_memory, safe_text
-from gpu_scheduler.views.job_text import finish_text, reserved_text
+from gpu_scheduler.core.text.secrets import picked
+from gpu_scheduler.views.job_text import finish_text, from_time_text
 
 # Formats the claims of programs on the memory of a GPU.
 
@@ -70,8 +71,7 @@ def claim_object(claim: GpuClaim) -> dict[str, Any]:
         "pid": claim.pid or None,
         "user": claim.user or None,
         "mib": claim.mib,
-        "by_scheduler": claim.by_scheduler,
-        "job": claim.job,
+        **picked(claim, "by_scheduler", "job"),
         "folder": claim.folder or None,
     }
 
@@ -84,35 +84,12 @@ def obstacle_text(found: GpuObstacle, now: float = 0.0) -> str:
 
     now: the time in seconds since 1970, relative to which other times are given; 0 if unknown.
     """
-    if found.kind is ObstacleKind.FAULT:
-        return str(found.fault)
-    if found.suspicion is not None:
-        return suspicion_text(found.suspicion, now)
-    if found.kind is ObstacleKind.FAILED_HERE:
-        return f"job {found.job_id} failed here, so its retry waits up to 5 min for another one"
-    if found.kind is ObstacleKind.QUARANTINED:
-        processes = "process" if len(found.pids) == 1 else "processes"
-        return f"quarantined: job {found.job_id} left {processes} {', '.join(map(str, found.pids))}"
-    if found.kind is ObstacleKind.RESERVED and found.reserved_from is not None:
-        return reserved_text(found.job_id or 0, found.reserved_from, found.overtakes, now)
-    if found.kind is ObstacleKind.RESERVED:
-        return f"reserved for job {found.job_id}"
-    if found.kind is ObstacleKind.SHARE:
-        return f"share {format_share(found.free or 0)} free"
-    if found.kind is ObstacleKind.MEMORY:
-        return _shortfall_text(found)
-    if found.kind is ObstacleKind.FOREIGN_LOAD:
-        return f"{_foreign_load_source(found)} {found.foreign_load} %"
-    if found.kind in (ObstacleKind.FOREIGN_MEMORY, ObstacleKind.FOREIGN_PROCESS):
-        return _foreign_memory_text(found)
-    if found.kind is ObstacleKind.EXCLUSIVE:
-        user = "one job at a time" if found.foreign_pid is None else f"used by process {found.foreign_pid}"
-        return f"compute mode Exclusive_Process, {user}"
-    if found.kind is ObstacleKind.CLAIMED:
-        return claims_text(found.claims)
-    if found.kind is ObstacleKind.CLAIMS_UNKNOWN:
-        return claims_problem_text(found.detail or "")
-    return _OBSTACLE_TEXTS[found.kind]
+    return found.kind.fill(found, _PHRASES, now)
+
+
+def obstacle_remedy(found: GpuObstacle) -> str:
+    """Returns a remedy for the obstacle on a GPU; "" if the obstacle is the scheduler's own jobs."""
+    return found.kind.remedy.format(gpu=found.gpu)
 
 
 def suspicion_text(found: Suspicion, now: float) -> str:
@@ -123,17 +100,6 @@ def suspicion_text(found: Suspicion, now: float) -> str:
     why = f"with {found.error}" if found.error else "soon after their start, unlike jobs on other GPUs"
     begin = f"from {finish_text(found.trial_at, now)} on" if found.trial_at > now else "now"
     return f"suspect: {jobs} {why}; a job with retries left may try it {begin}"
-
-
-_OBSTACLE_TEXTS = {
-    ObstacleKind.PAUSED: "paused",
-    ObstacleKind.SUSPECT: "suspect",
-    ObstacleKind.NOT_SAMPLED: "not reported by the probe",
-    ObstacleKind.RELEASING: "being released",
-    ObstacleKind.AWAITING_MEMORY: "awaiting memory release",
-    ObstacleKind.BUSY: "busy",
-    ObstacleKind.MEMORY_UNKNOWN: "memory unknown",
-}
 
 
 def _shortfall_text(found: GpuObstacle) -> str:
@@ -154,32 +120,25 @@ def _foreign_memory_text(found: GpuObstacle) -> str:
     return text.format(format_memory(mib))
 
 
-def _foreign_load_source(found: GpuObstacle) -> str:
-    return "foreign load" if found.foreign_pid is None else f"foreign process {found.foreign_pid}, load"
+def _processes(found: GpuObstacle) -> str:
+    return f"process{'' if len(found.pids) == 1 else 'es'} {', '.join(map(str, found.pids))}"
 
 
-def obstacle_remedy(found: GpuObstacle) -> str:
-    """Returns a remedy for the obstacle on a GPU; "" if the obstacle is the scheduler's own jobs."""
-    return _OBSTACLE_REMEDIES.get(found.kind, "").format(gpu=found.gpu)
-
-
-_SOON = "it accepts jobs again in a few seconds"
-_CHECK = "check the GPU with `nvidia-smi -i {gpu}` and `doctor`"
-_WAIT = "wait for the process to end, or end it; or "
-_OBSTACLE_REMEDIES = {
-    ObstacleKind.PAUSED: "`resume {gpu}` makes it available again",
-    ObstacleKind.NOT_SAMPLED: _CHECK,
-    ObstacleKind.FAULT: _CHECK,
-    ObstacleKind.SUSPECT: f"{_CHECK}; `resume {{gpu}}` uses it again at once",
-    ObstacleKind.QUARANTINED: "end what is left (kill -9)",
-    ObstacleKind.RELEASING: _SOON,
-    ObstacleKind.AWAITING_MEMORY: _SOON,
-    ObstacleKind.EXCLUSIVE: "`sudo nvidia-smi -i {gpu} -c 0` lets several processes use the GPU",
-    ObstacleKind.MEMORY_UNKNOWN: "check the GPU's memory with `nvidia-smi -q -i {gpu}`",
-    ObstacleKind.FOREIGN_MEMORY: f"{_WAIT}declare the job's memory, as in [vram=8G]; or start the scheduler"
-    " with a higher --mem-threshold",
-    ObstacleKind.FOREIGN_LOAD: f"{_WAIT}start the scheduler with a higher --load-threshold",
-    ObstacleKind.CLAIMED: "wait for the program that claims the GPU to end, or end it",
-    ObstacleKind.CLAIMS_UNKNOWN: "`doctor` checks the lock folder",
-    ObstacleKind.FOREIGN_PROCESS: f"{_WAIT}request only part of a GPU, such as [vram=8G] or [share=0.5]",
+#: The phrases in the sentences of `ObstacleKind`.
+_PHRASES: Mapping[str, Callable[[GpuObstacle, float], str]] = {
+    "doubt": lambda it, now: suspicion_text(it.suspicion, now) if it.suspicion else "suspect",
+    "processes": lambda it, _: _processes(it),
+    "user": lambda it, _: (
+        "one job at a time" if it.foreign_pid is None else f"used by process {it.foreign_pid}"
+    ),
+    "from_time": lambda it, now: (
+        from_time_text(it.reserved_from, it.overtakes, now) if it.reserved_from is not None else ""
+    ),
+    "share": lambda it, _: format_share(it.free or 0),
+    "room": lambda it, _: _shortfall_text(it),
+    "foreign_use": lambda it, _: _foreign_memory_text(it),
+    "load_source": lambda it, _: (
+        "foreign load" if it.foreign_pid is None else f"foreign process {it.foreign_pid}, load"
+    ),
+    "listed_claims": lambda it, _: claims_text(it.claims),
 }

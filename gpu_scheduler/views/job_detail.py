@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from gpu_scheduler.app.control import ADOPT, SUBMIT
 from gpu_scheduler.core.model.units import WHOLE
-from gpu_scheduler.core.scheduling.accounting import DeclarationAccuracy
 from gpu_scheduler.core.text.formatting import format_age, format_duration, safe_text
-from gpu_scheduler.core.text.secrets import hide_secrets, masked_json, masked_words
+from gpu_scheduler.core.text.secrets import hide_secrets, masked_json, masked_words, picked
 from gpu_scheduler.views.calibrate import estimate_object, estimate_text
+from gpu_scheduler.views.event_messages import accuracy_text
 from gpu_scheduler.views.event_messages import detail as event_detail
 from gpu_scheduler.views.job_text import (
     attempt_warnings,
@@ -43,8 +43,7 @@ def to_json(detail: JobDetail) -> str:
         "kind": spec.kind,
         "identity": record.identity,
         "line": None if detail.line is None else {"file": detail.line.path, "line": detail.line.number},
-        "script": spec.script,
-        "arguments": list(spec.arguments),
+        **picked(spec, "script", "arguments"),
         "need": current_need_text(detail.need),
         "min_vram_mib": record.min_vram_mib,
         "oom_retries_used": record.oom_retries_used,
@@ -56,7 +55,7 @@ def to_json(detail: JobDetail) -> str:
         "checkpoint": checkpoint_object(record.checkpoint),
         "resumes_from": checkpoint_object(record.resume_from),
         "allowed_gpus": None if spec.allowed is None else list(spec.allowed),
-        "environment": {"conda": spec.conda, "venv": spec.venv, "cwd": spec.cwd, "env": dict(spec.env)},
+        "environment": {**picked(spec, "conda", "venv", "cwd"), "env": dict(spec.env)},
         "attempts": [_attempt_object(one, detail.tolerance) for one in detail.attempts],
         "history": [{"at": one.at, "state": one.kind, "reason": event_detail(one)} for one in detail.history],
     }
@@ -64,7 +63,7 @@ def to_json(detail: JobDetail) -> str:
 
 
 def _attempt_object(view: AttemptView, tolerance: float) -> dict[str, Any]:
-    attempt, share = view.attempt, view.attempt.share_declared
+    attempt, share, accuracy = view.attempt, view.attempt.share_declared, view.declaration_accuracy
     return {
         "number": attempt.number,
         "gpus": view.gpus,
@@ -72,15 +71,8 @@ def _attempt_object(view: AttemptView, tolerance: float) -> dict[str, Any]:
         "resumed_from": checkpoint_object(attempt.resumed_from),
         "outcome": attempt.outcome,
         "reason": _reason_text(attempt),
-        "exit_code": attempt.exit_code,
-        "signal": attempt.signal,
-        "created_at": attempt.created_at,
-        "started_at": attempt.started_at,
-        "ended_at": attempt.ended_at,
-        "log": attempt.log,
-        "session": attempt.session,
-        "folder": view.folder,
-        "command": view.command,
+        **picked(attempt, "exit_code", "signal", "created_at", "started_at", "ended_at", "log", "session"),
+        **picked(view, "folder", "command"),
         "survivors": attempt.survivors,
         "launches": attempt.launch_count,
         "warnings": attempt_warnings(view),
@@ -88,7 +80,7 @@ def _attempt_object(view: AttemptView, tolerance: float) -> dict[str, Any]:
         "share_declared": None if share is None else share / WHOLE,
         "peaks": view.peaks,
         "load_percent": attempt.mean_load,
-        "declaration_accuracy": accuracy_text(view.declaration_accuracy, tolerance),
+        "declaration_accuracy": accuracy and accuracy_text(accuracy, tolerance),
     }
 
 
@@ -175,15 +167,6 @@ def _retry_lines(job: Job) -> Iterator[str]:
             yield _row("Retries", f"{used}{of} after {after}")
 
 
-def accuracy_text(accuracy: DeclarationAccuracy | None, tolerance: float) -> str | None:
-    """Formats an accuracy: "within ±10%", "over-declared (-59%)", "under-declared (+47%)"."""
-    if accuracy is None:
-        return None
-    if accuracy.kind == "within":
-        return f"within ±{100 * tolerance:g}%"
-    return f"{accuracy.kind}-declared ({accuracy.percent:+d}%)"
-
-
 def _memory_lines(view: AttemptView, tolerance: float) -> Iterator[str]:
     """Yields the declaration, peaks and load of an attempt."""
     attempt = view.attempt
@@ -193,8 +176,8 @@ def _memory_lines(view: AttemptView, tolerance: float) -> Iterator[str]:
         yield _row("  Declared", f"share {attempt.share_declared / WHOLE:g} of each GPU")
     if view.peaks:
         peaks = ", ".join(f"GPU {gpu}: {mib} MiB" for gpu, mib in sorted(view.peaks.items()))
-        accuracy = accuracy_text(view.declaration_accuracy, tolerance)
-        yield _row("  Peak", f"{peaks}; {accuracy}" if accuracy else peaks)
+        accuracy = view.declaration_accuracy
+        yield _row("  Peak", f"{peaks}; {accuracy_text(accuracy, tolerance)}" if accuracy else peaks)
     if attempt.mean_load is not None:
         yield _row("  Load", f"{attempt.mean_load:.0f} % on average")
 

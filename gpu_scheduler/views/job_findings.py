@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import posixpath
-import shlex
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from gpu_scheduler.app.status_report import JobView
 from gpu_scheduler.core.command.shell_words import has_place
-from gpu_scheduler.core.model.finding import Check, Finding, bad, ok, warn
-from gpu_scheduler.core.model.gpu import format_gpu_list
+from gpu_scheduler.core.model.finding import Finding
 from gpu_scheduler.core.model.job_spec import UNRESOLVED
 from gpu_scheduler.core.model.states import WAITING, JobState, Outcome
 from gpu_scheduler.core.model.wait_reason import WaitKind
-from gpu_scheduler.core.text.formatting import and_more, count_noun, limit_length, pid_text, safe_text
-from gpu_scheduler.core.text.secrets import masked_json
+from gpu_scheduler.core.text.formatting import count_noun, limit_length, safe_text
+from gpu_scheduler.core.text.secrets import masked_json, picked
 from gpu_scheduler.store.jobs_files import MalformedLineRecord
 from gpu_scheduler.views.job_text import outcome_text, reason_text
 from gpu_scheduler.views.layout import wrap_words
 from gpu_scheduler.views.wait_text import held_text, job_reason_text, unmet_parents_text
 
 if TYPE_CHECKING:
-    from gpu_scheduler.app.diagnosis import LineFacts
     from gpu_scheduler.app.job_wait import AwaitedJob
     from gpu_scheduler.core.model.job import Job
 
@@ -31,12 +28,7 @@ if TYPE_CHECKING:
 
 def finding_object(finding: Finding) -> dict[str, str]:
     """Returns a finding as the object that docs/json.md describes."""
-    return {
-        "check": finding.name,
-        "grade": finding.grade,
-        "message": finding.message,
-        "remedy": finding.remedy,
-    }
+    return {"check": finding.name, **picked(finding, "grade", "message", "remedy")}
 
 
 def format_finding(finding: Finding, width: int | None = None) -> str:
@@ -109,23 +101,6 @@ def _short_text(text: str) -> str:
     return safe_text(limit_length(text, _MAX_REASON_CHARACTERS))
 
 
-_MAX_NEARBY = 5
-
-
-def scheduler(pid: int | None, *, is_waiting: bool) -> Finding:
-    """Returns the finding about the scheduler. It is bad if the job waits and no scheduler is running."""
-    if pid is None and not is_waiting:
-        return ok(Check.SCHEDULER, "not running")
-    if pid is None:
-        return bad(Check.SCHEDULER, "not running, so no job starts", "run `start`")
-    return ok(Check.SCHEDULER, f"running, {pid_text(pid)}")
-
-
-def held(job: Job, reason: str | None) -> Finding:
-    """Returns the finding about a held job, with the command that queues it."""
-    return bad(Check.HELD, reason or "the job is held", f"`{queueing_command(job)}` queues it")
-
-
 def queueing_command(job: Job) -> str:
     """Returns the command that queues a held job; one that can continue from its checkpoint does."""
     if job.held_by in ("user", "line"):
@@ -134,84 +109,6 @@ def queueing_command(job: Job) -> str:
         return f"retry {job.id} --set command='…'"
     resumes = job.checkpoint is not None and has_place(job.spec)
     return f"resume --job {job.id}" if resumes else f"retry {job.id}"
-
-
-def unmanaged(allowed: tuple[int, ...] | None, managed: Collection[int]) -> Iterator[Finding]:
-    """Yields a finding if the job's line allows GPUs that the scheduler does not manage."""
-    missing = [index for index in allowed or () if index not in managed]
-    if missing:
-        which = f"GPU {missing[0]} is" if len(missing) == 1 else f"GPUs {format_gpu_list(missing)} are"
-        message = f"{which} not managed; the managed GPUs are {format_gpu_list(managed) or 'none'}"
-        yield warn(Check.ALLOWED_GPUS, message, "correct the job's line, or change `start --gpus`")
-
-
-def order(priority: int, count: int, first_ids: Sequence[int]) -> Finding:
-    """Returns a finding with the number of queued jobs before the job and the ids of the first ones."""
-    if not count:
-        return ok(Check.ORDER, f"first in the queue (priority {priority})")
-    listed = and_more(", ".join(map(str, first_ids)), count - len(first_ids))
-    return ok(
-        Check.ORDER,
-        f"priority {priority}; {count_noun(count, 'queued job')} before it: {listed};"
-        " the scheduler tries jobs in this order, and a job that fits starts, unless it needs GPUs that are"
-        " reserved",
-    )
-
-
-def retry(wait_s: float | None, failures: int) -> Iterator[Finding]:
-    """Yields a finding with the number of failed launches and the wait before the next launch."""
-    if wait_s is not None and wait_s > 0:
-        failed = f"{count_noun(failures, 'failed start')}; " if failures else ""
-        yield warn(Check.RETRY, f"{failed}next try in {wait_s:.0f} s", "")
-    elif failures:
-        yield ok(Check.RETRY, f"{count_noun(failures, 'failed start')}; the next try is due")
-
-
-def line(job: Job, facts: LineFacts) -> Iterator[Finding]:
-    """Yields findings about the job's line in its jobs file."""
-    kind, _, path = job.source.partition(":")
-    if kind != "file":
-        if job.line_wait is not None:
-            yield warn(
-                Check.LINE, f"the Redis queue has not confirmed {job.source} yet",
-                "`redis-queue` shows who holds it",
-            )  # fmt: skip
-        else:
-            yield ok(
-                Check.LINE,
-                f"none: {f'taken from {job.source}' if kind == 'redis' else f'submitted by `{kind}`'}",
-            )
-        return
-    wait, where = job.line_wait, facts.location
-    if wait is not None and wait.kind is WaitKind.LINE_MALFORMED:
-        yield bad(
-            Check.LINE,
-            f"{path}:{wait.line_number} is malformed; the job waits until the line is corrected",
-            "correct the line",
-        )
-    elif where is None or (wait is not None and wait.kind is WaitKind.LINE_REMOVED):
-        yield warn(Check.LINE, f"no longer in {path}", "add the line again, or `cancel` the job")
-    else:
-        yield ok(Check.LINE, f"{where.path}:{where.number}")
-    nearby = facts.nearby[:_MAX_NEARBY]
-    for one in nearby:
-        yield warn(
-            Check.NEAR_IT,
-            f"{path}:{one.number} is malformed: {one.problem}",
-            "correct that line; `status` shows the accepted form",
-        )
-    rest = facts.malformed - len(nearby)
-    if rest > 0:
-        yield warn(
-            Check.JOBS_FILE,
-            f"{count_noun(rest, 'malformed line')} elsewhere in {path}",
-            "`status` lists all malformed lines",
-        )
-
-
-def manual_rerun(folder: str) -> Finding:
-    """Returns a finding with the command that runs a failed attempt again by hand."""
-    return ok(Check.BY_HAND, f"bash {shlex.quote(folder)}/command.sh")
 
 
 #: Reasons to wait that a user may have to change.

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os.path
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from signal import Signals
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import asdict
 
-from gpu_scheduler.core.model.state_reason import FailureKind, NextKind, NextStep, ReasonKind, StateReason
+from gpu_scheduler.core.model.state_reason import NextKind, NextStep, ReasonKind, StateReason
 from gpu_scheduler.core.model.states import ACTIVE, Outcome
 from gpu_scheduler.core.model.units import share_text
 from gpu_scheduler.core.text.formatting import format_eta, format_memory, times_text
@@ -64,33 +64,6 @@ _SIGNAL_MEANINGS = {
     "SIGXFSZ": "file size limit exceeded",
 }
 _EXIT_CODE_MEANINGS = {126: "found, but cannot be executed", 127: "command not found"}
-#: The texts of the kinds of reasons that have no data.
-_PLAIN = {
-    ReasonKind.PREEMPTED: "preempted",
-    ReasonKind.INTERRUPTED: "interrupted",
-    ReasonKind.FOLDER_REMOVED: "its folder was removed",
-    ReasonKind.MACHINE_ENDED: "the machine was shut down or its login session ended",
-    ReasonKind.MACHINE_RESTARTED: "the machine was restarted",
-    ReasonKind.STORE_LOST: "it had not begun when the store was lost",
-    ReasonKind.SUPERSEDED: "another attempt followed",
-    ReasonKind.CANCELLED_BY_USER: "cancelled by the user",
-    ReasonKind.CANCELLED_BY_LINE: "cancelled by its line",
-    ReasonKind.GIVEN_BACK: "given back to the Redis queue",
-    ReasonKind.LINE_REMOVED: "line removed",
-    ReasonKind.HELD_BY_USER: "held by the user",
-    ReasonKind.HELD_BY_LINE: "held by its line",
-    ReasonKind.RELEASED_BY_USER: "released",
-    ReasonKind.RELEASED_BY_LINE: "its line no longer holds it",
-    ReasonKind.RETRIED_BY_USER: "retried",
-    ReasonKind.RECOVERED: "recovered",
-    ReasonKind.PARENT_RETRIED: "it no longer waits for a failed job",
-}
-#: The texts of the failures of which the exit code says nothing.
-_FAILURES: dict[FailureKind | None, str] = {
-    FailureKind.BACKGROUND_WORK: "its work was still running in the background",
-    FailureKind.BROKEN_PIPE: "a program wrote to a pipe whose reader had read enough",
-    FailureKind.GREP_IN_PIPE: "`grep` found no line, or another program in the pipe failed",
-}
 _CLOSED_PIPE = "exit code 141, because a program in its pipe wrote more than the next one read"
 #: The end of a parent because of which a job was skipped, by the outcome of the parent.
 _PARENT_ENDS = {
@@ -119,13 +92,14 @@ def reason_text(reason: StateReason, *, without_exit: bool = False) -> str:
 
 
 def _parts(reason: StateReason) -> Iterator[str]:
+    cause = reason.kind.fill(reason, _PHRASES)
     abandoned = [step for step in reason.next_steps if step.kind is NextKind.LAUNCH_ABANDONED]
     if abandoned:
         times = abandoned[0].number
         tried = "" if times == 1 else f" (tried {times} times)"
-        yield f"could not be started: {_cause(reason)}{tried}"
+        yield f"could not be started: {cause}{tried}"
     else:
-        yield _cause(reason)
+        yield cause
     if reason.oom_kill == "child":
         yield "one of its processes was killed by SIGKILL, probably because memory ran out"
     if reason.gpu_ids:
@@ -145,41 +119,9 @@ def _parts(reason: StateReason) -> Iterator[str]:
         one = len(reason.survivors) == 1
         yield f"process {pids} is still running" if one else f"processes {pids} are still running"
     for step in reason.next_steps:
-        text = _next_step_text(step, reason.kind)
+        text = step.kind.fill(step, _STEP_PHRASES, reason.kind)
         if text:
             yield text
-
-
-def _cause(reason: StateReason) -> str:
-    kind, message = reason.kind, reason.message
-    if kind is ReasonKind.PREEMPTED and reason.preemptor is not None:
-        return f"preempted for job {reason.preemptor}"
-    if kind in _PLAIN:
-        return _PLAIN[kind]
-    if kind is ReasonKind.COMPLETED:
-        return _CLOSED_PIPE if reason.exit_code else _left_text(reason)
-    if kind is ReasonKind.COMMAND_FAILED:
-        return _FAILURES.get(reason.failure) or _exit_text(reason)
-    if kind is ReasonKind.LAUNCH_FAILED:
-        return f"its command could not be started ({_exit_text(reason)})" if message is None else message
-    if kind is ReasonKind.RUNNER_NEVER_STARTED:
-        return f"its runner did not start in {reason.launches} launches"
-    if kind is ReasonKind.GPU_CLAIMED:
-        gpu = "one of its GPUs" if reason.gpu is None else f"GPU {reason.gpu}"
-        program = "another program" if reason.pid is None else f"pid {reason.pid}"
-        return f"{gpu} was claimed by {program} first"
-    if kind is ReasonKind.RUNNER_DIED:
-        return "its runner was killed" if message is None else f"its runner died, and {message}"
-    if kind is ReasonKind.PARENT_FAILED:
-        return parent_end_text(reason.parent or 0, reason.parent_outcome)
-    if kind is ReasonKind.PARENT_NOT_IMPORTED:
-        return f"held by `import`, because {reason.subject} in the file did not complete"
-    if kind is ReasonKind.RESUMED_BY_USER:
-        return f"resumed from {reason.subject}"
-    if kind is ReasonKind.LINE_ADDED_AGAIN:
-        return f"added to {reason.subject} again"
-    assert kind in (ReasonKind.RUNNER_REPORT, ReasonKind.UNKNOWN)
-    return message or "interrupted"
 
 
 def _left_text(reason: StateReason) -> str:
@@ -221,38 +163,35 @@ def _exit_code_meaning(code: int) -> str:
     return f" (a program it ran was killed by {name})" if name.startswith("SIG") else ""
 
 
-def _next_step_text(step: NextStep, cause: ReasonKind) -> str:
-    if step.kind is NextKind.OOM_RETRY:
-        more = f" with {format_memory(step.vram_mib)} per GPU" if step.vram_mib is not None else ""
-        return f"OOM retry {step.number} of {step.of}{more}"
-    if step.kind is NextKind.OOM_RETRIES_USED_UP:
-        return f"OOM retries used up ({step.of})"
-    if step.kind is NextKind.NO_LARGER_GPU:
-        return f"no larger GPU: it already had {format_memory(step.vram_mib or 0)}, which is the maximum"
-    if step.kind is NextKind.RETRY:
-        return f"retry {step.number} of {step.of} in {step.wait_s:g} s"
-    if step.kind is NextKind.LAUNCH_RETRY:
-        return f"try {step.number} of {step.of} in {step.wait_s:g} s"
-    if step.kind is NextKind.LAUNCH_RETRY_UNCOUNTED:
-        return f"next try in {step.wait_s:g} s, not counted as a failure"
-    if step.kind is NextKind.WATCHED_AGAIN:
-        return f"another runner watches the adopted process in {step.wait_s:g} s"
-    if step.kind is NextKind.RECOVERY:
-        return f"recovery {step.number} of {step.of}"
-    if step.kind is NextKind.RECOVERIES_USED_UP:
-        return f"recovered {step.of} times already; `recover {step.job_id}` runs it again"
-    if step.kind is NextKind.RESUME:
-        return f"resumes from {origin_text(step.checkpoint, step.step)}"
-    if step.kind is NextKind.START_OVER:
-        return (
-            "starts from its beginning, because it has no resume-flag"
-            f" (newest checkpoint: {origin_text(step.checkpoint, step.step)})"
-        )
-    if step.kind is NextKind.HELD and step.checkpoint is not None:
+#: The phrases in the sentences of `ReasonKind`.
+_PHRASES: Mapping[str, Callable[[StateReason], str]] = {
+    "exit": lambda it: (it.failure and it.failure.sentence) or _exit_text(it),
+    "launch_error": lambda it: (
+        f"its command could not be started ({_exit_text(it)})" if it.message is None else it.message
+    ),
+    "claimed_gpu": lambda it: "one of its GPUs" if it.gpu is None else f"GPU {it.gpu}",
+    "program": lambda it: "another program" if it.pid is None else f"pid {it.pid}",
+    "report": lambda it: it.message or "interrupted",
+    "remains": lambda it: _CLOSED_PIPE if it.exit_code else _left_text(it),
+    "for_job": lambda it: "" if it.preemptor is None else f" for job {it.preemptor}",
+    "death": lambda it: "was killed" if it.message is None else f"died, and {it.message}",
+    "parent_end": lambda it: parent_end_text(it.parent or 0, it.parent_outcome),
+}
+
+
+def _continuation(step: NextStep, cause: ReasonKind) -> str:
+    if step.checkpoint is not None:
         return f"`resume --job {step.job_id}` continues from {origin_text(step.checkpoint, step.step)}"
-    if step.kind is NextKind.HELD:
-        return f"`retry {step.job_id}` runs it{'' if cause is ReasonKind.STORE_LOST else ' again'}"
-    return ""
+    return f"`retry {step.job_id}` runs it{'' if cause is ReasonKind.STORE_LOST else ' again'}"
+
+
+#: The phrases in the sentences of `NextKind`.
+_STEP_PHRASES: Mapping[str, Callable[[NextStep, ReasonKind], str]] = {
+    "with_memory": lambda it, _: "" if it.vram_mib is None else f" with {format_memory(it.vram_mib)} per GPU",
+    "memory": lambda it, _: format_memory(it.vram_mib or 0),
+    "origin": lambda it, _: origin_text(it.checkpoint, it.step),
+    "continuation": _continuation,
+}
 
 
 def outcome_text(outcome: str, exit_code: int | None, signal: int | None) -> str:
@@ -294,13 +233,14 @@ def _warning_text(job_id: int, warning: AttemptWarning, *, is_open: bool) -> str
     if isinstance(warning, MisplacedProcess):
         return f"job {job_id} {misplaced_process_text(warning)}"
     effect = ": its neighbors may run out of memory" if is_open else ""
-    return f"job {job_id} {_overuse_text(warning)}{effect}"
+    used = f"{warning.observed} MiB on GPU {warning.gpu}"
+    return f"job {job_id} declared {declared_text(warning)} but used {used}{effect}"
 
 
-def _overuse_text(overuse: Overuse) -> str:
+def declared_text(overuse: Overuse) -> str:
+    """Formats what an attempt declared, as memory or as a share."""
     mib = overuse.declared
-    declared = f"{mib} MiB" if overuse.share is None else share_text(overuse.share, mib)
-    return f"declared {declared} but used {overuse.observed} MiB on GPU {overuse.gpu}"
+    return f"{mib} MiB" if overuse.share is None else share_text(overuse.share, mib)
 
 
 def misplaced_process_text(found: MisplacedProcess) -> str:
@@ -348,14 +288,13 @@ def finish_text(at: float, now: float) -> str:
     return time.strftime("%a %H:%M" if 0 <= at - now < 6 * 86400 else "%Y-%m-%d %H:%M", then)
 
 
-def reserved_text(job_id: int, start_at: float, overtakes: int | None, now: float) -> str:
-    """Formats for whom a GPU is reserved, as a phrase that follows the name of the GPU.
+def from_time_text(start_at: float, overtakes: int | None, now: float) -> str:
+    """Formats from when on a GPU is reserved for a job: " from about 14:20 (it has been overtaken 9 times)".
 
-    Example: "reserved for job 7 from about 14:20 (it has been overtaken 9 times)".
     now: in seconds since 1970.
     """
     why = "" if overtakes is None else f" (it has been overtaken {times_text(overtakes)})"
-    return f"reserved for job {job_id} from about {finish_text(start_at, now)}{why}"
+    return f" from about {finish_text(start_at, now)}{why}"
 
 
 def progress_object(shown: JobProgress | None) -> dict[str, Any] | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from gpu_scheduler.core.text.formatting import count_noun, format_age, safe_text
-from gpu_scheduler.core.text.secrets import masked_json
+from gpu_scheduler.core.text.secrets import masked_json, picked
 from gpu_scheduler.views.layout import Cell, Column, TableRow, render_table
 
 if TYPE_CHECKING:
@@ -65,10 +65,7 @@ def to_json(screens: SessionsView) -> str:
 
 def _session_object(session: SessionView) -> dict[str, Any]:
     return {
-        "job": session.job,
-        "gpus": list(session.gpus),
-        "session": session.session,
-        "state": session.state,
+        **picked(session, "job", "gpus", "session", "state"),
         "attached": {"attached": True, "detached": False}.get(session.state),
         "started_at": session.started_at,
         "command": session.attach_command,

@@ -9,7 +9,7 @@ from msgspec.structs import asdict
 
 from gpu_scheduler.app.status_report import GpuView, JobView, StatusReport
 from gpu_scheduler.core.model.units import WHOLE
-from gpu_scheduler.core.text.secrets import masked_json
+from gpu_scheduler.core.text.secrets import masked_json, picked
 from gpu_scheduler.views.gpu_text import claim_objects
 from gpu_scheduler.views.job_text import job_warnings, progress_object
 from gpu_scheduler.views.wait_text import job_reason_text, parent_objects
@@ -19,8 +19,7 @@ def gpu_object(gpu: GpuView) -> dict[str, Any]:
     """Returns a GPU as an element of "gpus"."""
     record, doubt = gpu.record, gpu.record.suspicion
     return {
-        "index": record.index,
-        "uuid": record.uuid,
+        **picked(record, "index", "uuid"),
         "name": record.last.name,
         "state": gpu.state,
         "allocated": gpu.share / WHOLE,
@@ -44,9 +43,7 @@ def job_object(job: JobView) -> dict[str, Any]:
     """Returns a job as an element of "jobs"."""
     record = job.record
     return {
-        "id": record.id,
-        "state": record.state,
-        "outcome": record.outcome,
+        **picked(record, "id", "state", "outcome"),
         "reason": job_reason_text(job),
         "after": parent_objects(job.parents) if job.parents else [],
         "infeasible": job.infeasible,
@@ -56,22 +53,15 @@ def job_object(job: JobView) -> dict[str, Any]:
         "name": record.name,
         "command": record.text,
         "gpus": list(job.gpus),
-        "exit_code": record.exit_code,
-        "signal": record.signal,
+        **picked(record, "exit_code", "signal"),
         "attempts": 0 if job.attempt is None else job.attempt.number,
-        "pid": job.pid,
-        "session": job.session,
-        "window_closed": job.window_closed,
-        "log": job.log,
+        **picked(job, "pid", "session", "window_closed", "log"),
         "created_at": record.created_at,
         "started_at": job.started_at,
-        "finished_at": record.finished_at,
-        "priority": record.priority,
-        "source": record.source,
+        **picked(record, "finished_at", "priority", "source"),
         "adopted_pid": None if record.adopted is None else record.adopted.pid,
         "warnings": job_warnings(job),
-        "vram_declared": job.vram_declared,
-        "peaks": job.peaks,
+        **picked(job, "vram_declared", "peaks"),
         "progress": progress_object(job.progress),
     }
 

@@ -8,14 +8,21 @@ from typing import TYPE_CHECKING, Any
 
 from gpu_scheduler.app.adopt import AdoptedJob
 from gpu_scheduler.app.import_queue import ImportReport
-from gpu_scheduler.app.line_note import LineNote, NoteKind, UnmetNeed
+from gpu_scheduler.app.line_note import LineNote, NoteKind
 from gpu_scheduler.app.new_line import Preview
 from gpu_scheduler.core.model.gpu import format_gpu_list
 from gpu_scheduler.core.model.job_spec import Need
 from gpu_scheduler.core.model.states import Outcome
 from gpu_scheduler.core.model.units import WHOLE
-from gpu_scheduler.core.text.formatting import count_noun, format_duration, limit_length, pid_text, safe_text
-from gpu_scheduler.core.text.secrets import masked_json
+from gpu_scheduler.core.text.formatting import (
+    count_noun,
+    format_duration,
+    format_gpus,
+    limit_length,
+    pid_text,
+    safe_text,
+)
+from gpu_scheduler.core.text.secrets import masked_json, picked
 from gpu_scheduler.views.wait_text import need_text
 
 if TYPE_CHECKING:
@@ -25,56 +32,19 @@ if TYPE_CHECKING:
 # Formats the notes about a line of a jobs file.
 
 
-_TEXTS = {
-    NoteKind.MODEL_UNKNOWN: "model {model} is not in llm_config.json, so the default requirement applies",
-    NoteKind.SCRIPT_RELATIVE: "script {script} is a relative path, which is looked up in {cwd}",
-    NoteKind.CWD_MISSING: "the working folder {cwd} does not exist",
-    NoteKind.CONDA_MISSING: (
-        "conda environment {name} cannot be used, because conda was not found; pass conda.sh with --conda-sh"
-    ),
-    NoteKind.CONDA_ENVIRONMENT_MISSING: (
-        "conda environment {name} does not exist; environments: {environments}"
-    ),
-    NoteKind.VENV_MISSING: "virtual environment {path} does not exist (it has no bin/activate)",
-    NoteKind.SCRIPT_MISSING: "script {script} does not exist",
-    NoteKind.JOB_EXISTS: "this line adds no new job: the identical job {job} is {state}",
-    NoteKind.JOB_COMPLETED: (
-        "this line will not run: the identical job {job} has completed; `retry {job}` runs it again"
-    ),
-    NoteKind.VENV_OF_OTHER_USER: (
-        "virtual environment {path} is not used, because it belongs to another user; if you trust it, give it"
-        " with --venv"
-    ),
-    NoteKind.SBATCH_READ: "the #SBATCH lines of {script} set {options}",
-    NoteKind.SBATCH_NOT_READ: "the #SBATCH lines of {script} have options without effect here: {options}",
-    NoteKind.PARENT_FAILED: (
-        "job {job} has not completed ({outcome}), so this job is skipped until `retry {retried}` queues it"
-        " again"
-    ),
-    NoteKind.PARENT_NOT_IMPORTED: (
-        "held, because {parent} in the file, which it waits for, is {status}; `release` starts it anyway"
-    ),
-    NoteKind.VARIABLE_IGNORED: "{name}={value} is ignored, because the scheduler chooses the GPUs",
-    NoteKind.GPU_NUMBER: "--gpus {gpu} means GPU number {gpu}; `--gpus-count N` requests N GPUs",
-    NoteKind.NOT_WATCHED: "the scheduler ({scheduler_pid}) does not watch {path}; it watches {watched}",
-}
-
-
 def line_note_text(note: LineNote) -> str:
     """Formats a note about a line."""
-    if isinstance(note, UnmetNeed):
-        return unmet_need_text(note)
     if isinstance(note, str):
         return note
+    values = {key: _value_text(key, one) for key, one in note.data.items()}
     if note.kind is NoteKind.ENVIRONMENT:
-        return _environment_text(note.data)
-    return _TEXTS[note.kind].format_map({key: _value_text(key, one) for key, one in note.data.items()})
+        values["programs"] = _programs_text(note.data)
+    return note.kind.sentence.format_map(values)
 
 
-def _environment_text(data: Mapping[str, Any]) -> str:
+def _programs_text(data: Mapping[str, Any]) -> str:
     conda, venv = data["conda"], data["venv"]
-    text = "the line names no environment, so its job gets "
-    text += "the programs on the scheduler's PATH" if conda is None else f"conda environment {conda}"
+    text = "the programs on the scheduler's PATH" if conda is None else f"conda environment {conda}"
     return (
         text if venv is None else f"{text}; `--venv {shlex.quote(str(venv))}` takes the one that is nearest"
     )
@@ -85,21 +55,13 @@ def _value_text(key: str, value: object) -> str:
         return " ".join(value)
     if isinstance(value, tuple):
         return ", ".join(value) or "none known"
-    if key == "scheduler_pid" and isinstance(value, int):
-        return pid_text(value)
+    if isinstance(value, Need):
+        return need_text(value)
+    if isinstance(value, int) and key in ("scheduler_pid", "usable"):
+        return pid_text(value) if key == "scheduler_pid" else count_noun(value, "GPU")
     if isinstance(value, Outcome):
         return str(value).replace("_", " ")
     return "no jobs file" if key == "watched" and not value else str(value)
-
-
-def unmet_need_text(unmet: UnmetNeed) -> str:
-    """Formats the warning about a need that the current GPUs cannot meet."""
-    needs = f"the job needs {need_text(unmet.need)}"
-    if unmet.usable is not None:
-        gpus = count_noun(unmet.usable, "GPU")
-        return f"{needs}, but may use only {gpus}, so it would wait until there are more"
-    margin = f"the scheduler keeps {unmet.margin_mib} MiB free on each"
-    return f"{needs}, but its GPUs are too small ({margin}), so it would wait until there are larger ones"
 
 
 # Formats the result of `adopt`.
@@ -117,9 +79,8 @@ def adopt_text(job: AdoptedJob) -> str:
 
 def note_text(job: AdoptedJob) -> Iterator[str]:
     """Yields notes on the GPUs and the log of an adopted job, and on a scheduler that is not running."""
-    gpus = f"GPU{'s' * (len(job.gpus) > 1)} {', '.join(map(str, job.gpus))}"
     alone = "; no other job starts there, because --vram was not given" if job.is_alone else ""
-    yield f"it uses {gpus}{alone}"
+    yield f"it uses {format_gpus(job.gpus)}{alone}"
     if not job.can_start:
         yield (
             "it has replaced its command line by a title, so it cannot be started again unless"
@@ -289,17 +250,10 @@ def _line_object(line: Preview) -> dict[str, Any]:
         "need": need_object(need),
         "allowed_gpus": None if spec.allowed is None else list(spec.allowed),
         "conda": line.conda,
-        "venv": spec.venv,
-        "cwd": spec.cwd,
+        **picked(spec, "venv", "cwd"),
         "env": dict(spec.env),
         "command": line.command,
-        "timeout_s": spec.timeout_s,
-        "oom_retries": spec.oom_retries,
-        "fail_retries": spec.fail_retries,
-        "after": list(spec.after),
-        "after_any": list(spec.after_any),
-        "hold": spec.hold,
-        "cancel": spec.cancel,
+        **picked(spec, "timeout_s", "oom_retries", "fail_retries", "after", "after_any", "hold", "cancel"),
         "notes": list(map(line_note_text, line.notes)),
         "warnings": list(map(line_note_text, line.warnings)),
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import posixpath
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gpu_scheduler.app.status_report import JobView
@@ -14,8 +14,15 @@ from gpu_scheduler.core.model.state_reason import StateReason
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.model.units import WHOLE, format_share
 from gpu_scheduler.core.model.wait_reason import GpuObstacle, ObstacleKind, WaitKind, WaitReason
-from gpu_scheduler.core.text.formatting import and_more, count_noun, format_jobs, format_memory, times_text
-from gpu_scheduler.views.job_text import finish_text, parent_end_text, reason_text, reserved_text
+from gpu_scheduler.core.text.formatting import (
+    and_more,
+    count_noun,
+    format_jobs,
+    format_memory,
+    times_text,
+)
+from gpu_scheduler.core.text.secrets import picked
+from gpu_scheduler.views.job_text import finish_text, from_time_text, parent_end_text, reason_text
 
 if TYPE_CHECKING:
     from gpu_scheduler.app.round_facts import CurrentNeed
@@ -118,9 +125,7 @@ def parent_objects(parents: Sequence[Parent]) -> list[dict[str, Any]]:
     return [
         {
             "id": None if parent.id == UNRESOLVED else parent.id,
-            "name": parent.name,
-            "state": parent.state,
-            "outcome": parent.outcome,
+            **picked(parent, "name", "state", "outcome"),
             "kind": parent.kind.attribute,
             "reference": parent.reference,
         }
@@ -176,8 +181,8 @@ def reserved_gpus_text(obstacles: Sequence[GpuObstacle], now: float) -> str:
     if not kept:
         return ""
     first = kept[0]
-    text = reserved_text(first.job_id or 0, first.reserved_from or 0.0, first.overtakes, now)
-    return f"{gpus_are([one.gpu for one in kept])} {text}"
+    since = from_time_text(first.reserved_from or 0.0, first.overtakes, now)
+    return f"{gpus_are([one.gpu for one in kept])} reserved for job {first.job_id}{since}"
 
 
 def _be(count: int) -> str:
@@ -204,7 +209,7 @@ def job_reason_text(job: JobView) -> str | None:
     if wait is None or (wait.kind in _STORED and reason is not None):
         return None if reason is None else reason_text(reason)
     if wait.kind in _GATES:
-        return _line_wait_text(wait, job.record.source, job.due_in_s)
+        return wait_text(wait, job.as_of, job.record.source, job.due_in_s)
     if wait.kind is WaitKind.PARENTS:
         return parents_wait_text(job.parents)
     preemption, text = _preemption(job), wait_text(wait, job.as_of)
@@ -219,60 +224,25 @@ def _preemption(job: JobView) -> StateReason | None:
     return None if ended.reason is None or ended.reason.preemptor is None else ended.reason
 
 
-def wait_text(reason: WaitReason, now: float = 0.0) -> str:
-    """Formats a wait reason, unless it concerns the line or the parents of a single job.
+def wait_text(reason: WaitReason, now: float = 0.0, source: str = "", due_in_s: float | None = None) -> str:
+    """Formats a wait reason, unless it concerns the parents of a single job.
 
-    now: the time in seconds since 1970, relative to which other times are given; 0 if unknown.
+    now: the time in seconds since 1970, relative to which other times are given; 0 if unknown. source,
+    due_in_s: where a single job comes from, and the seconds until its changed line takes effect.
     """
-    if reason.is_infeasible:
-        return f"infeasible: {infeasibility_text(reason)}"
-    if reason.kind is WaitKind.NO_FREE_GPU:
-        return _no_free_gpu_text(reason, now)
-    if reason.kind is WaitKind.GROUP_FULL:
-        return f"{reason.running} of {reason.max_running} jobs of group {reason.cause} are running"
-    if reason.kind is WaitKind.CPU_JOBS_FULL:
-        return f"{reason.running} of {reason.max_running} jobs without a GPU are running"
-    if reason.kind is WaitKind.GPUS_UNREADABLE:
-        return f"the GPUs cannot be read: {reason.cause}"
-    if reason.kind is WaitKind.RELAUNCHED:
-        return f"launched {reason.launches} times but not started yet"
-    if reason.kind is WaitKind.PREEMPTING:
-        return _preempting_text(reason)
-    if reason.kind is WaitKind.RESERVED:
-        return _reserved_text(reason, now)
-    if reason.kind is WaitKind.REQUEST:
-        return f"{_COMMANDS.get(reason.cause, reason.cause)} requested; waiting for the scheduler"
-    if reason.kind is WaitKind.START_INTERVAL:
-        return f"about to start; there are at least {reason.cause} s between two starts (--start-interval)"
-    if reason.kind is WaitKind.NOT_WATCHED:
-        return f"process {reason.cause} is not watched yet"
-    return _FIXED_TEXTS.get(reason.kind, reason.cause)
+    if reason.kind not in _GATES:
+        return reason.kind.fill(reason, _PHRASES, now)
+    file = posixpath.basename(source.partition(":")[2]) or "its jobs file"
+    left = "" if due_in_s is None or due_in_s <= 0 else f" in {math.ceil(due_in_s)} s"
+    effect = f"the change takes effect{left}" if left else "the scheduler has not read it yet"
+    return reason.kind.sentence.format(
+        line_number=reason.line_number, file=file, when=left, effect=effect, source=source
+    )
 
 
-#: The commands whose requests have another name.
-_COMMANDS = {"resume_job": "resume --job"}
-_FIXED_TEXTS = {
-    WaitKind.HELD: "held",
-    WaitKind.PROCESSES_LEFT: "waiting for processes of its last attempt to end",
-    WaitKind.SHORTAGE: "not started yet, because the machine is short of processes, memory, file descriptors"
-    " or disk space; the scheduler keeps trying",
-    WaitKind.NOT_TRIED: "not examined yet",
-    WaitKind.NO_SCHEDULER: "no scheduler is running",
-}
-
-
-def _preempting_text(reason: WaitReason) -> str:
-    if not reason.victims:
-        return "about to start on the GPUs that are reserved for it"
-    be = "is" if len(reason.victims) == 1 else "are"
-    return f"waiting for {format_jobs(reason.victims)}, which {be} being preempted for it"
-
-
-def _reserved_text(reason: WaitReason, now: float) -> str:
-
-    free = f"; {_needs(reason)}, {reason.gpus} free" if reason.need is not None else ""
-    own = own_reservation_text(reason.reserved, reason.reserved_from or 0.0, now)
-    return f"{own}, because it has been overtaken {times_text(reason.overtakes or 0)}{free}"
+def infeasibility_text(reason: WaitReason) -> str:
+    """Formats why a job can never fit, without the word "infeasible"."""
+    return wait_text(reason).removeprefix("infeasible: ")
 
 
 def held_text(job: JobView) -> str:
@@ -282,49 +252,39 @@ def held_text(job: JobView) -> str:
     return reason if reason and is_said else f"held: {reason}" if reason else "held"
 
 
-def infeasibility_text(reason: WaitReason) -> str:
-    """Formats why a job can never fit, without the word "infeasible"."""
-    needs = _needs(reason)
-    if reason.kind is WaitKind.GPUS_TOO_SMALL:
-        return f"{needs}, but {_too_small_text(reason)}"
-    if reason.allowed is None:
-        return f"{needs}, but {_only(reason.managed)} managed"
-    if reason.gpus < reason.allowed:
-        return f"{needs}, but {_only(reason.gpus, ' of its allowed GPUs')} managed"
-    return f"{needs}, but {_only(reason.gpus)} allowed"
-
-
-def _only(count: int, of: str = "") -> str:
-    """Formats a count with its verb: "none is", "only 1 is", "only 2 of its allowed GPUs are"."""
-    return f"none{of} is" if count == 0 else f"only {count}{of} {'is' if count == 1 else 'are'}"
-
-
 def _needs(reason: WaitReason) -> str:
     return "" if reason.need is None else f"needs {need_text(reason.need)}"
 
 
-def _too_small_text(reason: WaitReason) -> str:
+def _too_few(reason: WaitReason) -> str:
+    """Names the number of GPUs: "none is managed", "only 2 of its allowed GPUs are managed"."""
+    count = reason.managed if reason.allowed is None else reason.gpus
+    of = "" if reason.allowed is None or count >= reason.allowed else " of its allowed GPUs"
+    which = "managed" if reason.allowed is None or of else "allowed"
+    return f"{f'only {count}' if count else 'none'}{of} {'are' if count > 1 else 'is'} {which}"
+
+
+def _largest(reason: WaitReason) -> str:
     kind = "managed" if reason.allowed is None else "allowed"
     count = reason.need.count if reason.need else 1
     if count == 1:
-        have = f"the largest {kind} GPU has"
-    elif reason.size_mib == reason.largest_mib:
-        have = f"the largest {kind} GPUs have"
-    else:
-        have = f"the smallest of the {count} largest {kind} GPUs has"
+        return f"the largest {kind} GPU has"
+    if reason.size_mib == reason.largest_mib:
+        return f"the largest {kind} GPUs have"
+    return f"the smallest of the {count} largest {kind} GPUs has"
+
+
+def _most(reason: WaitReason) -> str:
+    """Formats the memory that can be allocated; in MiB if it would look equal to the need, as rounded."""
     most = max(0, reason.size_mib - reason.margin_mib)
     given = format_memory(most)
-    if reason.need and reason.need.vram is not None and given == format_memory(reason.need.vram):
-        given = f"{most} MiB"  # rounded to GiB, both values would look equal
-    margin = format_memory(reason.margin_mib)
-    size = format_memory(reason.size_mib)
-    return f"{have} {size}, of which {given} can be allocated to jobs (margin {margin})"
+    return f"{most} MiB" if reason.need and given == format_memory(reason.need.vram) else given
 
 
-def _no_free_gpu_text(reason: WaitReason, now: float) -> str:
-    head = f"{_needs(reason)}, {reason.gpus} free"
+def _others(reason: WaitReason, now: float) -> str:
+    """Names the GPUs that do not accept the job, after the number of those that do."""
     if not reason.obstacles:
-        return head
+        return ""
     # This import is here to keep `status` fast if the reason lists no GPU.
     from gpu_scheduler.views.gpu_text import obstacle_text
 
@@ -334,18 +294,30 @@ def _no_free_gpu_text(reason: WaitReason, now: float) -> str:
         listed.append(f"and {len(obstacles) - _MAX_OBSTACLES} more")
     others = f" ({'; '.join(listed)})" if listed else ""
     reserved = reserved_gpus_text(reason.obstacles, now)
-    return f"{head}{others}; {reserved}" if reserved else f"{head}{others}"
+    return f"{others}; {reserved}" if reserved else others
 
 
-def _line_wait_text(reason: WaitReason, source: str, due_in_s: float | None) -> str:
-    if reason.kind is WaitKind.NOT_CONFIRMED:
-        return f"the Redis queue has not confirmed {source} yet"
-    file = posixpath.basename(source.partition(":")[2]) or "its jobs file"
-    left = None if due_in_s is None or due_in_s <= 0 else math.ceil(due_in_s)
-    if reason.kind is WaitKind.LINE_MALFORMED:
-        return f"line {reason.line_number} of {file} is malformed; the job waits until it is corrected"
-    if reason.kind is WaitKind.LINE_REMOVED:
-        when = "the job is cancelled" if left is None else f"the job is cancelled in {left} s"
-        return f"line removed from {file}; {when} unless the line is restored"
-    when = "the scheduler has not read it yet" if left is None else f"the change takes effect in {left} s"
-    return f"line {reason.line_number} of {file} was changed; {when}"
+def _preempting(reason: WaitReason) -> str:
+    if not reason.victims:
+        return "about to start on the GPUs that are reserved for it"
+    return (
+        f"waiting for {format_jobs(reason.victims)}, which {_be(len(reason.victims))} being preempted for it"
+    )
+
+
+#: The phrases in the sentences of `WaitKind`.
+_PHRASES: Mapping[str, Callable[[WaitReason, float], str]] = {
+    "needs": lambda reason, _: _needs(reason),
+    "others": _others,
+    "only": lambda reason, _: _too_few(reason),
+    "largest": lambda reason, _: _largest(reason),
+    "size": lambda reason, _: format_memory(reason.size_mib),
+    "most": lambda reason, _: _most(reason),
+    "margin": lambda reason, _: format_memory(reason.margin_mib),
+    "preempting": lambda reason, _: _preempting(reason),
+    "reservation": lambda it, now: own_reservation_text(it.reserved, it.reserved_from or 0.0, now),
+    "times": lambda reason, _: times_text(reason.overtakes or 0),
+    "free": lambda reason, _: "" if reason.need is None else f"; {_needs(reason)}, {reason.gpus} free",
+    #: `resume --job` records a request of another name.
+    "command": lambda reason, _: "resume --job" if reason.cause == "resume_job" else reason.cause,
+}

@@ -24,7 +24,7 @@ from gpu_scheduler.app.diagnosis import diagnose
 from gpu_scheduler.app.forecast import ForecastView, forecast_queue
 from gpu_scheduler.app.job_detail import job_detail
 from gpu_scheduler.app.job_refs import JobRef
-from gpu_scheduler.app.line_note import UnmetNeed
+from gpu_scheduler.app.line_note import UNMET_NEEDS, Note
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.app.new_line import expand_grid
 from gpu_scheduler.app.preempt import PreemptEnd, preempt, resume_job
@@ -236,7 +236,8 @@ def submit_model(
         attributes["preempt"] = True
 
     def answer(made: Submission) -> Json:
-        unmet = [line_note_text(one) for one in made.warnings if isinstance(one, UnmetNeed)]
+        notes = [one for one in made.warnings if isinstance(one, Note) and one.kind in UNMET_NEEDS]
+        unmet = list(map(line_note_text, notes))
         return {
             "job_id": str(made.ids[0]), "status": "queued", "assigned_gpus": [], "priority": priority,
             "state": "infeasible" if unmet else "queued", "outcome": None, "reason": "; ".join(unmet) or None,

@@ -36,6 +36,15 @@ def held(share: int, job_id: int = 3, **values: Any) -> Attempt:
         ({"unified": True, "used_mib": 800, "processes": ()}, [], False, "available", 0),
         ({"unified": True, "used_mib": 800, "processes": (GpuProcess(7, 800),)}, [], False, "busy", 0),
         ({"unified": True, "used_mib": 800, "processes": None}, [], False, "busy", 0),
+        # Up to 512 MiB that no process uses belong to the driver, as for the placement of jobs.
+        ({"used_mib": 500, "processes": (), "foreign_loads": (99.0,)}, [], False, "available", 0),
+        (
+            {"used_mib": 500, "processes": (GpuProcess(7, 300),), "foreign_loads": (99.0,)},
+            [],
+            False,
+            "busy",
+            0,
+        ),
     ],
 )
 def test_a_gpu_view_contains_the_state_the_allocated_share_and_the_jobs(

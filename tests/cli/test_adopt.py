@@ -17,7 +17,7 @@ from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample
 from gpu_scheduler.core.model.states import Outcome
 from gpu_scheduler.runner.process_scan import ticks_of
-from gpu_scheduler.store.submissions import environment_of_job
+from gpu_scheduler.store.submissions import launch_context
 from tests import steps as act
 from tests.cli.desk import Desk
 from tests.processes import has_arguments, is_zombie
@@ -95,7 +95,7 @@ def test_the_job_is_what_the_process_was_started_with(desk: Desk, process: Proce
         str(desk.path / "train"),
         "python -I -S -c 'import time; time.sleep(600)' --lr 1e-4 --password=hunter2",
     )
-    environment = environment_of_job(desk.store, 1)
+    environment = launch_context(desk.store, 1).environment
     assert environment is not None
     assert environment["WANDB_API_KEY"] == "secret"
 

@@ -8,7 +8,7 @@ import pytest
 
 from gpu_scheduler.app import doctor as app
 from gpu_scheduler.config import StartOptions
-from gpu_scheduler.core.model.finding import Check, Finding, bad, ok, warn
+from gpu_scheduler.core.model.finding import Finding, bad, ok, warn
 from tests.cli.desk import Desk
 
 
@@ -23,8 +23,8 @@ def doctor(desk: Desk, *options: str) -> tuple[str, dict[str, str]]:
 
 
 def test_doctor_prints_each_check_with_its_remedy(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    broken = bad(Check.DRIVER, "broken", "do that")
-    findings(monkeypatch, ok(Check.USER, "fine"), warn(Check.STORE, "odd \x1b", "do this"), broken)
+    broken = bad("driver", "broken", "do that")
+    findings(monkeypatch, ok("user", "fine"), warn("store", "odd \x1b", "do this"), broken)
     assert desk.run("doctor") == (
         1,
         "ok    user                  fine\n"
@@ -35,14 +35,14 @@ def test_doctor_prints_each_check_with_its_remedy(desk: Desk, monkeypatch: pytes
         "\n1 warning, 1 bad\n",
         "",
     )
-    findings(monkeypatch, ok(Check.USER, "fine"), warn(Check.STORE, "odd", "do this"))
+    findings(monkeypatch, ok("user", "fine"), warn("store", "odd", "do this"))
     assert desk.run("doctor")[0] == 0
 
 
 def test_the_json_of_doctor_lists_each_check_with_its_grade_and_remedy(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    findings(monkeypatch, warn(Check.STORE, "odd", "do this"))
+    findings(monkeypatch, warn("store", "odd", "do this"))
     code, out, _ = desk.run("doctor", "--json")
     assert code == 0
     assert json.loads(out) == {
@@ -103,5 +103,5 @@ def test_doctor_shows_progress_only_on_a_terminal(desk: Desk, monkeypatch: pytes
     options = StartOptions(jobs_file="", simulate="1")
     assert list(app.doctor(options, said.append))
     assert said == ["running conda", "reading the GPUs (at most 5 s)"]
-    findings(monkeypatch, ok(Check.USER, "fine"))
+    findings(monkeypatch, ok("user", "fine"))
     assert desk.run("doctor")[2] == ""

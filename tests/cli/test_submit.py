@@ -26,7 +26,7 @@ from gpu_scheduler.core.model.job import Job
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.scheduling.needs import LlmConfig, ResourceSpec, resolve
 from gpu_scheduler.store.dependencies import dependencies_of
-from gpu_scheduler.store.submissions import environment_of_job
+from gpu_scheduler.store.submissions import launch_context
 from tests import steps as act
 from tests.cli.desk import Desk
 from tests.e2e.world import World
@@ -337,7 +337,7 @@ def test_a_job_keeps_the_environment_of_its_caller(
     first = submitted(desk, "train.py")
     monkeypatch.setenv("MY_TOKEN", "other")
     second = submitted(desk, "train.py")
-    found = [environment_of_job(desk.store, job.id) for job in (first, second)]
+    found = [launch_context(desk.store, job.id).environment for job in (first, second)]
     assert [one and one["MY_TOKEN"] for one in found] == ["s3cret", "other"]
     assert first.identity == second.identity
     for words in (["status", "--all"], ["show", "1"], ["why", "1"], ["events"]):

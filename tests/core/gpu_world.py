@@ -10,8 +10,10 @@ from gpu_scheduler.core.model.units import Now
 from gpu_scheduler.core.model.wait_reason import WaitReason
 from gpu_scheduler.core.scheduling.accounting import declared_mib
 from gpu_scheduler.core.scheduling.facts import Facts, PendingGroup, QueuedJob
+from gpu_scheduler.core.scheduling.gpu_use import ledger_of
 from gpu_scheduler.core.scheduling.needs import LlmConfig, ResourceSpec
-from gpu_scheduler.core.scheduling.settings import Settings
+from gpu_scheduler.core.scheduling.placement import Ledger
+from gpu_scheduler.core.scheduling.settings import Limits, Settings
 from tests.attempts import make_attempt, replace
 
 TOTAL = 24_576
@@ -66,6 +68,16 @@ def running(attempt_id: int = 9, *uuids: str, **values: object) -> ActiveAttempt
 def facts(*gpus: Gpu, attempts: tuple[ActiveAttempt, ...] = (), **values: object) -> Facts:
     """Returns the facts of a round with these GPUs and attempts."""
     return replace(Facts(NOW, Settings(), LlmConfig(), gpus, attempts=attempts), **values)
+
+
+def ledger(index: int = 0, total: int | None = TOTAL, **values: object) -> Ledger:
+    """Returns the ledger of a GPU with the default limits and these values."""
+    return replace(Ledger(f"U{index}", index, Limits(), total), **values)
+
+
+def ledgers(situation: Facts) -> list[Ledger]:
+    """Returns the ledger of each GPU."""
+    return [ledger_of(one, situation.attempts, situation.settings) for one in situation.gpus]
 
 
 def round_of(gpus: int, *groups: PendingGroup, **values: object) -> Facts:

@@ -8,14 +8,12 @@ from hypothesis import strategies as st
 
 from gpu_scheduler.core.model.attempt import Allocation
 from gpu_scheduler.core.model.job_spec import Need
-from gpu_scheduler.core.scheduling.accounting import allocated_mib, allocated_share
-from gpu_scheduler.core.scheduling.placement import (
-    GpuAvailability,
+from gpu_scheduler.core.scheduling.accounting import (
     capped_claim,
     claim_size,
-    obstacle_kind,
     unclaimed_mib,
 )
+from gpu_scheduler.core.scheduling.placement import Ledger
 from gpu_scheduler.core.scheduling.settings import Limits
 
 TOTAL = 24_000
@@ -93,20 +91,13 @@ NEEDS = st.builds(
 def test_the_claims_of_attempts_that_admission_accepts_never_exceed_the_gpu(
     needs: list[Need], total: int | None
 ) -> None:
-    limits = Limits(margin_mib=0)
+    gpu = Ledger("U0", 0, Limits(margin_mib=0), total)
     accepted: list[Allocation] = []
     claims: list[int | None] = []
     for need in needs:
-        gpu = GpuAvailability(
-            "U0",
-            0,
-            total,
-            sum(allocated_share(one, total, 0.1) for one in accepted),
-            None if total is None else sum(allocated_mib(one, total, 0.1) for one in accepted),
-            occupied=bool(accepted),
-        )
-        if obstacle_kind(gpu, need, limits) is not None:
+        if not gpu.accepts(need):
             continue
+        gpu = gpu.plus(need)
         allocation = Allocation(need.share, need.vram, need.whole)
         claim = capped_claim(allocation, accepted, total)
         # A whole claim succeeds only if no other attempt claims anything on the GPU.

@@ -16,7 +16,7 @@ from gpu_scheduler.core.failure.explanation import explain_failure, explain_laun
 from gpu_scheduler.core.model.attempt_status import AttemptResult, FailureContext
 from gpu_scheduler.core.model.state_reason import FailureKind
 from gpu_scheduler.views.job_text import reason_text
-from gpu_scheduler.views.remedies import failure_remedy, oom_remedy
+from gpu_scheduler.views.why import failure_remedy, oom_remedy
 
 HANDLED_TRACEBACK = """\
 Traceback (most recent call last):

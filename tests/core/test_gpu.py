@@ -7,9 +7,10 @@ import pytest
 from gpu_scheduler.core.model.gpu import Gpu, GpuProcess, GpuSample, without_impossible_values
 from gpu_scheduler.core.model.job_spec import Need
 from gpu_scheduler.core.scheduling.gpu_use import foreign_memory
-from gpu_scheduler.core.scheduling.placement import GpuAvailability, obstacle
+from gpu_scheduler.core.scheduling.placement import Ledger
 from gpu_scheduler.core.scheduling.settings import Limits
 from gpu_scheduler.views.gpu_text import obstacle_text
+from tests.core.gpu_world import ledger
 
 Values = tuple[int | None, int | None, float | None]
 
@@ -51,19 +52,19 @@ def test_foreign_memory_of_a_gpu_without_a_total_is_the_sum_of_its_processes_or_
 @pytest.mark.parametrize(
     ("view", "why"),
     [
-        (GpuAvailability("GPU-a", 0, 100, foreign_mib=None), "memory unknown"),
-        (GpuAvailability("GPU-a", 0, None, foreign_mib=0), None),
-        (GpuAvailability("GPU-a", 0, 0, foreign_mib=0), None),
+        (ledger(0, 100, foreign_mib=None), "memory unknown"),
+        (ledger(0, None, foreign_mib=0), None),
+        (ledger(0, 0, foreign_mib=0), None),
         (
-            GpuAvailability("GPU-a", 0, 100, foreign_mib=10, foreign_pid=7, mean_foreign_load=None),
+            ledger(0, 100, foreign_mib=10, foreign_pid=7, mean_foreign_load=None),
             None,
         ),
         (
-            GpuAvailability("GPU-a", 0, 1000, foreign_mib=300, foreign_pid=7, mean_foreign_load=99.0),
+            ledger(0, 1000, foreign_mib=300, foreign_pid=7, mean_foreign_load=99.0),
             "foreign process 7, load 99 %",
         ),
     ],
 )
-def test_an_unknown_value_is_neither_zero_nor_full(view: GpuAvailability, why: str | None) -> None:
-    found = obstacle(view, Need(1, 500), Limits())
+def test_an_unknown_value_is_neither_zero_nor_full(view: Ledger, why: str | None) -> None:
+    found = view.obstacle(Need(1, 500))
     assert (found and obstacle_text(found)) == why

@@ -97,7 +97,7 @@ def test_each_gpu_that_is_not_eligible_has_a_reason() -> None:
         2: "claims unknown",
         3: "memory",
         4: "memory unknown",
-        5: "load",
+        5: "foreign load",
         6: "load unknown",
     }
 

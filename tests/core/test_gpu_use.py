@@ -12,30 +12,30 @@ from gpu_scheduler.core.model.job_spec import Need
 from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.model.wait_reason import GpuObstacle, ObstacleKind
 from gpu_scheduler.core.scheduling.gpu_use import (
-    availability,
     display_memory,
     foreign_load,
     foreign_memory,
     foreign_peaks,
+    ledger_of,
     listed_processes,
     unattributed_memory,
 )
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
-from gpu_scheduler.core.scheduling.placement import GpuAvailability, obstacle
+from gpu_scheduler.core.scheduling.placement import Ledger
 from gpu_scheduler.core.scheduling.settings import Limits, Settings
 from gpu_scheduler.views.gpu_text import obstacle_text
 from gpu_scheduler.views.wait_text import wait_text
 from tests import steps as act
 from tests.attempts import replace
-from tests.core.gpu_world import TOTAL, facts, gpu, group, running
+from tests.core.gpu_world import TOTAL, facts, gpu, group, ledgers, running
 from tests.steps import plan
 
 LIMITS = Limits()
 ALONE, HALF, WHOLE = ResourceSpec(is_command=True), ResourceSpec(share=500), ResourceSpec(share=1000)
 
 
-def available(one: Gpu, *attempts: ActiveAttempt) -> GpuAvailability:
-    return availability(one, facts(one, attempts=attempts))
+def available(one: Gpu, *attempts: ActiveAttempt) -> Ledger:
+    return ledger_of(one, attempts, LIMITS)
 
 
 def start_or_reason(one: Gpu, resources: ResourceSpec, *attempts: ActiveAttempt) -> act.Start | str:
@@ -72,7 +72,7 @@ def test_adds_up_the_allocations_of_a_gpu_by_share_memory_or_whole_gpu() -> None
         running(3, share=100, vram=1000, peaks={"U0": 2000}),
     )
     assert (found.allocated_share, found.committed_mib) == (250 + 250 + 100, 6144 + 6144 + 2200)
-    assert (found.occupied, found.total_mib, found.unavailable) == (True, TOTAL, None)
+    assert (found.total_mib, found.closed) == (TOTAL, None)
 
 
 @pytest.mark.parametrize("values", [{"share": 1000, "whole": True}, {"vram": 5, "whole": True}, {}])
@@ -84,18 +84,15 @@ def test_an_attempt_with_whole_gpus_takes_up_all_share_and_memory(values: dict[s
 def test_an_attempts_peak_counts_only_on_the_gpu_where_it_occurred() -> None:
     attempt = running(1, "U0", "U1", vram=5000, peaks={"U1": 9000})
     both = facts(gpu(0), gpu(1), attempts=(attempt,))
-    assert [availability(one, both).committed_mib for one in both.gpus] == [5000, 9900]
+    assert [one.committed_mib for one in ledgers(both)] == [5000, 9900]
 
 
 def test_a_gpu_is_unavailable_after_its_release_until_its_memory_is_free() -> None:
     released = running(1, vram=5000, state=AttemptState.RELEASED, released_boot=999.5)
     found = available(gpu(0), released)
-    assert (found.allocated_share, found.committed_mib, found.occupied, found.unavailable) == (
-        0,
-        0,
-        False,
-        GpuObstacle(0, ObstacleKind.AWAITING_MEMORY),
-    )
+    assert found.closed == GpuObstacle(0, ObstacleKind.AWAITING_MEMORY)
+    left = found.minus([released.id])
+    assert (left.allocated_share, left.committed_mib, left.closed) == (0, 0, None)
 
 
 def test_a_foreign_process_counts_at_its_buffered_peak_until_it_exits() -> None:
@@ -198,7 +195,7 @@ def test_without_a_process_list_a_jobs_own_load_does_not_block_the_other_half_of
 def test_without_a_process_list_a_little_used_memory_does_not_count_as_a_foreign_process(
     mib: int, who: str
 ) -> None:
-    short = obstacle(available(gpu(0, mib, None)), Need(1, vram=TOTAL), LIMITS)
+    short = available(gpu(0, mib, None)).obstacle(Need(1, vram=TOTAL))
     assert short is not None
     assert re.sub("room for [0-9.]+ GiB", "", obstacle_text(short)) == who
 
@@ -270,7 +267,7 @@ def test_the_idle_threshold_that_a_wait_reason_names_would_do(used: int, listed:
     words = str(start_or_reason(one, ALONE))
     (named,) = re.findall(r"; `start --idle-threshold (\d+)` ignores it", words)
     enough = replace(LIMITS, idle_threshold_mib=int(named))
-    assert obstacle(available(one), Need(1, 1000, alone=True), enough) is None
+    assert ledger_of(one, (), enough).obstacle(Need(1, 1000, alone=True)) is None
     assert int(named) < 1.2 * used + 100
     with_process = start_or_reason(gpu(0, used, (GpuProcess(7, used),)), ALONE)
     assert "idle-threshold" not in str(with_process)

@@ -13,8 +13,9 @@ from gpu_scheduler.core.model.request import Request
 from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
 from gpu_scheduler.core.model.states import AttemptState, JobState, Outcome
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
+from gpu_scheduler.core.scheduling import plan as rounds
 from gpu_scheduler.core.scheduling.draining import is_drained
-from gpu_scheduler.core.scheduling.gpu_use import availability, foreign_memory
+from gpu_scheduler.core.scheduling.gpu_use import foreign_memory, ledger_of
 from gpu_scheduler.core.scheduling.history import Overtakes, QueueStart
 from gpu_scheduler.core.scheduling.needs import LlmConfig, Requirement, ResourceSpec
 from gpu_scheduler.core.scheduling.pending_queue import need_of
@@ -163,13 +164,13 @@ def test_foreign_memory_is_the_memory_of_processes_without_an_attempt() -> None:
     listed = (GpuProcess(1, 5000), GpuProcess(2, 3000), GpuProcess(3, 400, graphics_only=True))
     ours = gpu(0, 8500, listed, owners={1: 9, 2: None, 3: None})
     assert foreign_memory(ours, (whole("U0"),), LIMITS) == 3000
-    shown = availability(ours, replace(round_of(0), gpus=(ours,), attempts=(whole("U0", share=500),)))
+    shown = ledger_of(ours, (whole("U0", share=500),), LIMITS)
     assert (shown.allocated_share, shown.foreign_mib, shown.foreign_pid) == (500, 3000, 2)
 
 
 def test_a_misplaced_process_counts_as_foreign() -> None:
     stray = gpu(1, 5000, (GpuProcess(1, 5000),), owners={1: 9})
-    shown = availability(stray, replace(round_of(0), gpus=(stray,), attempts=(whole("U0"),)))
+    shown = ledger_of(stray, (whole("U0"),), LIMITS)
     assert (shown.allocated_share, shown.foreign_mib, shown.foreign_pid) == (0, 5000, 1)
 
 
@@ -304,17 +305,15 @@ def wait_reason_on(one: Gpu) -> str:
 
 
 def test_a_released_attempt_has_no_allocation() -> None:
-    shown = availability(
-        gpu(0), round_of(1, attempts=(whole("U0", state=AttemptState.RELEASED, released_boot=990.0),))
-    )
-    assert shown.allocated_share == 0
+    released = whole("U0", state=AttemptState.RELEASED, released_boot=990.0)
+    assert ledger_of(gpu(0), (released,), LIMITS).minus([released.id]).allocated_share == 0
 
 
 def test_foreign_memory_is_computed_from_totals_if_a_process_has_unknown_memory() -> None:
     vague = gpu(0, 7000, (GpuProcess(1, None), GpuProcess(2, 50)))
     assert foreign_memory(vague, (), LIMITS) == 7000
     crowd = gpu(0, 7000, (GpuProcess(1, 10), GpuProcess(2, 5000), GpuProcess(3, 60)))
-    assert availability(crowd, round_of(1)).foreign_pid == 2
+    assert ledger_of(crowd, (), LIMITS).foreign_pid == 2
 
 
 def test_a_drain_considers_which_gpus_a_line_allows() -> None:
@@ -337,6 +336,21 @@ def test_resume_and_requeue_events_contain_their_reasons() -> None:
     assert act.FinishJob(7, Outcome.CANCELLED, StateReason(ReasonKind.CANCELLED_BY_LINE)) in plan(
         round_of(1, requests=cancel, jobs=QUEUED)
     )
+
+
+def test_a_job_that_is_retried_in_the_round_of_a_clear_is_in_the_lists_again() -> None:
+    done = {7: Job(7, JobState.FINISHED, Outcome.FAILED)}
+    wishes = (Request(1, "clear"), Request(2, "retry", "7"))
+    [change] = [
+        one for one in rounds.plan(round_of(1, requests=wishes, jobs=done)) if isinstance(one, act.JobChanged)
+    ]
+    assert (change.old.cleared_at, change.new.cleared_at) == (NOW.wall, None)
+
+
+def test_a_gpu_that_is_not_managed_can_be_paused() -> None:
+    other = gpu(5)
+    pausing = round_of(1, requests=(Request(1, "pause", "U5"),), other_gpus=(other,))
+    assert plan(pausing)[0] == act.SetPaused("U5", True)
 
 
 def test_every_job_waits_while_there_is_a_storage_issue() -> None:

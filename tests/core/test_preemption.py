@@ -18,7 +18,6 @@ from gpu_scheduler.core.model.job_spec import Need
 from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.model.wait_reason import WaitReason
 from gpu_scheduler.core.scheduling.facts import Facts, QueuedJob
-from gpu_scheduler.core.scheduling.gpu_use import Vacancy, availability
 from gpu_scheduler.core.scheduling.placement import place
 from gpu_scheduler.core.scheduling.plan import next_deadline
 from gpu_scheduler.core.scheduling.preemption import (
@@ -29,7 +28,7 @@ from gpu_scheduler.core.scheduling.preemption import (
 )
 from gpu_scheduler.core.scheduling.reconcile_attempt import leaving_attempts
 from tests.attempts import replace
-from tests.core.gpu_world import NOW, facts, gpu, running
+from tests.core.gpu_world import NOW, facts, gpu, ledgers, running
 from tests.core.preemption_world import needs, situations, without_attempts
 
 WHOLE, HALF, PAIR = Need(1, 1000), Need(1, 500), Need(2, 1000)
@@ -56,8 +55,11 @@ def chosen(
     given: Mapping[str, Sequence[Need]] = MappingProxyType({}),
 ) -> Preemption | None:
     """Returns the choice. given: the needs of the jobs to which the round has given each GPU already."""
-    gpus = [Vacancy(one, situation, given.get(one.uuid, ())) for one in situation.gpus]
-    found = choose_victims(need, allowed, candidates, leaving, gpus, situation.settings)
+    gpus = ledgers(situation)
+    for at, one in enumerate(gpus):
+        for placed in given.get(one.uuid, ()):
+            gpus[at] = gpus[at].plus(placed)
+    found = choose_victims(need, allowed, candidates, leaving, gpus)
     return found if isinstance(found, Preemption) else None
 
 
@@ -184,9 +186,7 @@ def test_a_search_beyond_its_budget_finds_a_set_without_spare_victims(gpus: int)
 
 
 def fits(need: Need, allowed: tuple[int, ...] | None, situation: Facts) -> tuple[str, ...] | None:
-    answer = place(
-        need, allowed, [availability(one, situation) for one in situation.gpus], situation.settings
-    )
+    answer = place(need, allowed, ledgers(situation))
     return None if isinstance(answer, WaitReason) else answer
 
 
@@ -240,7 +240,7 @@ def test_the_choice_is_as_good_as_the_best_of_all_sets(
 
 def found_for(need: Need, situation: Facts) -> Preemption | None:
     """Returns what a job of priority 100 preempts."""
-    gpus = [Vacancy(one, situation) for one in situation.gpus]
+    gpus = ledgers(situation)
     job = QueuedJob(99, 100, 1)
     found = find_preemption(job, need, None, situation, leaving_attempts(situation), gpus)
     return found if isinstance(found, Preemption) else None

@@ -14,9 +14,8 @@ from gpu_scheduler.core.model.gpu import LOST, Gpu, GpuClaim, GpuProcess
 from gpu_scheduler.core.model.job_spec import Need
 from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.scheduling.facts import Facts
-from gpu_scheduler.core.scheduling.gpu_use import Vacancy, availability
+from gpu_scheduler.core.scheduling.gpu_use import ledger_of
 from gpu_scheduler.core.scheduling.history import GpuTime
-from gpu_scheduler.core.scheduling.placement import obstacle_kind
 from gpu_scheduler.core.scheduling.queue_reservation import (
     ExpectedEnd,
     PlannedReservation,
@@ -26,7 +25,7 @@ from gpu_scheduler.core.scheduling.queue_reservation import (
 )
 from gpu_scheduler.core.scheduling.run_times import Estimate
 from tests.attempts import replace
-from tests.core.gpu_world import NOW, facts, gpu
+from tests.core.gpu_world import NOW, facts, gpu, ledgers
 from tests.core.preemption_world import needs, situations, without_attempts
 from tests.core.queue_world import GivenTimes, exactly, holder
 
@@ -38,7 +37,7 @@ def planned(
     need: Need, situation: Facts, allowed: tuple[int, ...] | None = None
 ) -> PlannedReservation | None:
     """Returns the reservation for a job with this need."""
-    gpus = [Vacancy(one, situation) for one in situation.gpus]
+    gpus = ledgers(situation)
     return plan_reservation(need, allowed, gpus, expected_ends(situation))
 
 
@@ -249,7 +248,8 @@ def test_a_job_that_waits_long_enough_gets_in_unless_the_budget_is_exceeded(
 
 def test_the_needs_of_other_reservations_are_left_out() -> None:
     situation = box(2, holder(1, runs="hour"), holder(2, "U1", runs="two"))
-    gpus = [Vacancy(situation.gpus[0], situation, reserved=(HALF,)), Vacancy(situation.gpus[1], situation)]
+    first, second = ledgers(situation)
+    gpus = [first.plus(HALF, reserved_for=9), second]
     found = plan_reservation(WHOLE, None, gpus, expected_ends(situation))
     assert found is not None
     assert found.gpus == ("U1",)
@@ -280,7 +280,7 @@ def test_a_gpu_is_free_at_the_first_end_after_which_it_accepts_the_job(
         else:
             continue
         free_in.append(at)
-    gpus = [Vacancy(one, situation) for one in situation.gpus]
+    gpus = ledgers(situation)
     found = plan_reservation(need, None, gpus, ends)
     if len(free_in) < need.count:
         assert found is None
@@ -292,4 +292,4 @@ def test_a_gpu_is_free_at_the_first_end_after_which_it_accepts_the_job(
 
 def accepts(one: Gpu, need: Need, situation: Facts) -> bool:
     """Returns whether a GPU accepts a job with this need now."""
-    return obstacle_kind(availability(one, situation), need, situation.settings) is None
+    return ledger_of(one, situation.attempts, situation.settings).accepts(need)

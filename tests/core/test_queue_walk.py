@@ -524,11 +524,11 @@ def test_the_gpus_are_judged_for_a_job_as_the_next_round_judges_them() -> None:
     situation = queue(jobs_of(PAIR, OLDEST), new(2), queue_reservation=held)
     need = need_of(WHOLE, situation)
     behind = judged_gpus(situation, need, waiting(2, ago_s=NEW_S))
-    assert behind[1].unavailable is not None
-    assert (behind[1].unavailable.job_id, behind[1].unavailable.overtakes) == (1, 9)
-    assert judged_gpus(situation, need, waiting(2, ago_s=NEW_S, runs="short"))[1].unavailable is None
-    assert judged_gpus(situation, need, waiting(2, 100))[1].unavailable is None
-    assert judged_gpus(situation, need_of(PAIR, situation), OLDEST)[1].unavailable is None
+    assert behind[1].closed is not None
+    assert (behind[1].closed.job_id, behind[1].closed.overtakes) == (1, 9)
+    assert judged_gpus(situation, need, waiting(2, ago_s=NEW_S, runs="short"))[1].closed is None
+    assert judged_gpus(situation, need, waiting(2, 100))[1].closed is None
+    assert judged_gpus(situation, need_of(PAIR, situation), OLDEST)[1].closed is None
 
 
 def test_the_gpus_are_judged_beside_a_process_that_no_runner_watches() -> None:
@@ -536,7 +536,7 @@ def test_the_gpus_are_judged_beside_a_process_that_no_runner_watches() -> None:
     held = stored(OLDEST, PAIR, "U0", "U1")
     situation = queue(jobs_of(PAIR, OLDEST), queue_reservation=held, adopted_jobs=(adopted,))
     judged = judged_gpus(situation, need_of(WHOLE, situation), waiting(2, ago_s=NEW_S))
-    assert [one.occupied for one in judged] == [True, True]
+    assert all(one.allocated_share for one in judged)
 
 
 def test_nothing_is_reserved_in_a_round_without_overtakes() -> None:

@@ -7,6 +7,7 @@ import re
 
 import pytest
 
+from gpu_scheduler.core.model.attempt_status import Checkpoint
 from gpu_scheduler.core.model.gpu import FaultKind, GpuClaim, GpuFault
 from gpu_scheduler.core.model.job_spec import Need
 from gpu_scheduler.core.model.request_answer import AnswerCode, RequestAnswer
@@ -60,7 +61,18 @@ def test_stores_only_the_fields_that_differ_from_their_defaults(value: StoredVal
 
 @pytest.mark.parametrize(
     "text",
-    ["{}", "", "interrupted", "7", "null", '["kind"]', '{"kind": "new"}', '{"kind": "held", "new": 1}'],
+    [
+        "{}",
+        "",
+        "interrupted",
+        "7",
+        "null",
+        '["kind"]',
+        '{"kind": "new"}',
+        '{"kind": "held", "new": 1}',
+        '{"kind": "\\udcff"}',
+        '{"kind": "held", "\\udcff": 1}',
+    ],
 )
 def test_reads_a_stored_text_of_another_version_as_unknown(text: str) -> None:
     assert StateReason.from_json(text) == StateReason(ReasonKind.UNKNOWN, message=text)
@@ -69,7 +81,7 @@ def test_reads_a_stored_text_of_another_version_as_unknown(text: str) -> None:
     assert WaitReason.from_json(text) == WaitReason(WaitKind.UNKNOWN, text)
 
 
-@pytest.mark.parametrize("part", [3, None, "lost", ["lost"]])
+@pytest.mark.parametrize("part", [3, "lost", ["lost"], {"kind": "new"}])
 def test_a_stored_value_with_a_part_of_another_version_is_read_as_unknown(part: object) -> None:
     text = json.dumps({"kind": "interrupted", "next_steps": [part]})
     assert StateReason.from_json(text).kind is ReasonKind.UNKNOWN
@@ -82,6 +94,22 @@ def test_a_class_without_an_unknown_value_rejects_a_text_that_it_cannot_read(tex
     message = f"the stored text is not a valid GpuClaim: {text!r}"
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         GpuClaim.from_json(text)
+
+
+def test_a_text_with_bytes_that_are_not_utf_8_survives_being_stored() -> None:
+    reason = StateReason(ReasonKind.RUNNER_REPORT, message="caf\udce9", left=("\udcff",))
+    assert StateReason.from_json(reason.to_json()) == reason
+    assert reason.to_json().isascii()
+
+
+def test_of_a_doubled_key_the_last_value_counts() -> None:
+    text = '{"kind": "held", "kind": "request", "cause": "a", "cause": "b"}'
+    assert WaitReason.from_json(text) == WaitReason(WaitKind.REQUEST, "b")
+
+
+def test_reads_and_writes_numbers_that_json_does_not_define() -> None:
+    checkpoint = Checkpoint.from_json('{"path": "/a", "step": NaN, "saved_at": Infinity}')
+    assert checkpoint.to_json() == '{"path": "/a", "step": NaN, "saved_at": Infinity}'
 
 
 def test_an_unknown_answer_counts_as_a_refusal() -> None:

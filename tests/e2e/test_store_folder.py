@@ -90,7 +90,7 @@ def test_a_copied_data_directory_never_signals_the_processes_of_the_original(
     assert copy.wait_finished(2)[2]["outcome"] == "completed"
     assert (tmp_path / "here").read_text() == f"{tmp_path}/b\n"
     assert list(copy.jobs()) == [2]
-    assert [gpu["jobs"] for gpu in copy.status()["gpus"]] == [[], [], [], []]
+    wait_for(lambda: [gpu["jobs"] for gpu in copy.status()["gpus"]] == [[], [], [], []], "free GPUs")
     assert copy.end_scheduler() == 0
     copy.start()  # From now on, the copy is a separate store.
     assert copy.end_scheduler() == 0

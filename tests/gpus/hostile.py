@@ -18,10 +18,8 @@ import GPUtil  # noqa: F401 - otherwise each input would import it again
 
 from gpu_scheduler.core.model.gpu import ClaimedGpu, Gpu, GpuSample, Snapshot
 from gpu_scheduler.core.model.units import Now
-from gpu_scheduler.core.scheduling.facts import Facts
 from gpu_scheduler.core.scheduling.gpu_faults import update_faults
-from gpu_scheduler.core.scheduling.gpu_use import availability
-from gpu_scheduler.core.scheduling.needs import LlmConfig
+from gpu_scheduler.core.scheduling.gpu_use import ledger_of
 from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.gpus.probes import Probe, gputil
 from gpu_scheduler.gpus.probes.gputil import GputilProbe
@@ -198,8 +196,7 @@ class Chain:
         watch = GpuWatch()
         watch.accept_sample(snapshot)
         managed = watch.gpus([Gpu(gpu.uuid, gpu.index) for gpu in settled], {})
-        facts = Facts(now, self.settings, LlmConfig(), managed)
-        assert [availability(gpu, facts).uuid for gpu in managed]
+        assert [ledger_of(gpu, (), self.settings).uuid for gpu in managed]
         claimed = [ClaimedGpu(gpu) for gpu in settled]
         assert (to_text(claimed, 80) + to_json(claimed)).encode()
         assert all(finding(gpu).message.encode() for gpu in settled)

@@ -62,7 +62,7 @@ class Rig:
         logs = LogFolder.from_option(str(folder / "logs"))
         self.claim_folder = ClaimFolder.of(find_lock_folder(), None)
         executors = Executors(self.executor)
-        recorder = StepWriter(self.store, settings)
+        recorder = StepWriter(self.store, settings, executors.default.name)
         self.launcher = Launcher(
             self.store, recorder, executors, options, environment, 0o022, logs, self.claim_folder
         )

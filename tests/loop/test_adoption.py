@@ -418,9 +418,9 @@ def test_why_and_logs_say_that_the_output_of_a_process_goes_to_no_file(
     nowhere = "its output does not go to a file"
     assert log_error() == f"job {job} is process {process.pid}, which is not watched yet, and {nowhere}"
     runner_of(rig, job, 1)
-    assert said(Check.RUNS).endswith(f"; {nowhere}")
-    assert said(Check.LOG) == "none, because the output of the process does not go to a file"
+    assert said("runs").endswith(f"; {nowhere}")
+    assert said("log") == "none, because the output of the process does not go to a file"
     assert log_error() == f"job {job} is process {process.pid}, which was adopted, and {nowhere}"
     finish(tmp_path, 0)
     rig.tick_until_ended(job)
-    assert said(Check.LOG) == "none, because the output of the process does not go to a file"
+    assert said("log") == "none, because the output of the process does not go to a file"

@@ -14,7 +14,6 @@ from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
 from gpu_scheduler.core.model.states import Outcome
 from gpu_scheduler.intake import jobs_file_watcher
 from gpu_scheduler.store import accepted_lines
-from gpu_scheduler.store.dependencies import has_unsettled_dependencies
 from gpu_scheduler.store.requests import add_request
 from tests import steps as act
 from tests.loop.rig import SETTINGS, Rig
@@ -330,7 +329,7 @@ def test_a_file_without_references_does_not_touch_the_dependencies(desk: Desk) -
     desk.append("[name=a] true 2\n")
     desk.save("true 1\n[name=a] true 3\n")
     assert desk.parents() == {other: "1 1"}
-    assert not has_unsettled_dependencies(desk.rig.store)
+    assert not desk.rig.store.marks().has_unsettled_dependencies
 
 
 def test_a_job_waits_for_a_name_on_a_last_line_without_a_line_ending(

@@ -14,7 +14,7 @@ import pytest
 from gpu_scheduler.store.dependencies import dependencies_of
 from gpu_scheduler.store.job_lists import job_count
 from gpu_scheduler.store.requests import add_request, open_requests
-from gpu_scheduler.store.submissions import environment_of_job
+from gpu_scheduler.store.submissions import launch_context
 from tests.loop.crash_place import Place
 from tests.processes import kill_attempts
 from tests.stress.dying_scheduler import DIES_AT
@@ -156,4 +156,6 @@ def test_a_submit_that_is_killed_has_submitted_the_whole_job_or_none(place: Plac
     new = range(parent + 1, parent + 1 + sum(submitted))
     edges = dependencies_of(place.store, new)
     assert [{one.parent_id for one in edges[job]} for job in new] == [{parent}] * len(new)
-    assert all((environment_of_job(place.store, job) or {}).get("PATH") == os.environ["PATH"] for job in new)
+    assert all(
+        (launch_context(place.store, job).environment or {}).get("PATH") == os.environ["PATH"] for job in new
+    )

@@ -64,6 +64,17 @@ def test_starts_and_ends_are_saved_durably_before_the_loop_acts_on_them(rig: Rig
     assert len({text for text in statements if any(part in text for part in durable)}) == 2
 
 
+def test_a_round_in_which_nothing_has_changed_asks_the_store_four_questions(rig: Rig) -> None:
+    job = rig.add_job("sleep 60")
+    rig.tick_until(lambda: rig.job(job).state == "running", "the start")
+    statements: list[str] = []
+    rig.store.db.connection.set_trace_callback(statements.append)
+    assert rig.loop.tick() is not None
+    rig.store.db.connection.set_trace_callback(None)
+    # Which tables have anything new, the GPUs, the open attempts, and the GPU time.
+    assert len([text for text in statements if text.startswith("SELECT")]) == 4, statements
+
+
 def test_a_new_scheduler_reads_results_written_before_its_start(rig: Rig) -> None:
     jobs = [rig.add_job(f"sleep 0.2; exit {code}", share=250) for code in (0, 9)]
     rig.tick()

@@ -34,9 +34,9 @@ def rig(tmp_path: Path) -> Rig:
 def test_a_failure_is_explained_in_the_store_and_in_the_log(
     rig: Rig, caplog: pytest.LogCaptureFixture
 ) -> None:
-    rig.loop.on_action = EventReporter(
+    rig.loop.on_recorded = EventReporter(
         rig.store, rig.clock, rig.loop.settings, None, rig.loop.progress
-    ).action_recorded
+    ).actions_recorded
     caplog.set_level(logging.INFO)
     (rig.folder / "output").write_text(f"{TRACEBACK}ValueError: bad\x1b[0m rate\n")
     job = rig.add_job("cat output; exit 1")
@@ -144,9 +144,9 @@ def on_gpu_1(rig: Rig, pid: int) -> None:
 
 def test_a_misplaced_process_is_reported_only_once(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
     rig.loop.recorder.record_gpus((), ["U0", "U1"], rig.clock.now())
-    rig.loop.on_action = EventReporter(
+    rig.loop.on_recorded = EventReporter(
         rig.store, rig.clock, rig.loop.settings, None, rig.loop.progress
-    ).action_recorded
+    ).actions_recorded
     job = rig.add_job("echo $$ > pid; sleep 60")
     rig.runner_pid(job)
     rig.tick_until(
@@ -157,9 +157,9 @@ def test_a_misplaced_process_is_reported_only_once(rig: Rig, caplog: pytest.LogC
     rig.tick()
     assert rig.store.attempts(job)[0].misplaced == (("U1", pid), ("U2", pid))
     again = Rig(rig.folder, gpus=3)
-    again.loop.on_action = EventReporter(
+    again.loop.on_recorded = EventReporter(
         again.store, again.clock, again.loop.settings, None, again.loop.progress
-    ).action_recorded
+    ).actions_recorded
     on_gpu_1(again, pid)
     again.tick()
     messages = [record.getMessage() for record in caplog.records if "was given" in record.getMessage()]

@@ -59,7 +59,7 @@ def test_why_shows_what_reserved_gpus_hold_now(rig: Rig) -> None:
     urgent = rig.add_job("true", priority=HIGH, preempt=True, gpus=2)
     rig.tick_until(lambda: rig.job(first).state is JobState.STOPPING, "the preemption")
     other = rig.add_job("true", share=100)
-    said = [one.message.partition(", load")[0] for one in findings(rig, other, Check.GPU)]
+    said = [one.message.partition(", load")[0] for one in findings(rig, other, "GPU")]
     refused = f"does not accept the job: reserved for job {urgent}; share 0.6 allocated to job"
     assert said == [f"{refused} {first}", f"{refused} {second}"]
 
@@ -113,6 +113,6 @@ def test_why_says_why_a_job_that_may_preempt_does_not(rig: Rig) -> None:
     job = rig.add_job("true", priority=HIGH, preempt=True)
     rig.tick()
     other = rig.add_job("true", priority=HIGH)
-    [said] = findings(rig, job, Check.PREEMPTING)
+    [said] = findings(rig, job, "preempting")
     assert said.message == "the job may preempt others, but not now: no job of lower priority is running"
-    assert findings(rig, other, Check.PREEMPTING) == []
+    assert findings(rig, other, "preempting") == []

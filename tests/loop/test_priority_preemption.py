@@ -139,7 +139,8 @@ def test_the_freed_gpu_is_kept_from_other_jobs_until_the_last_victim_has_left(ri
     assert [rig.job(job).state for job in (urgent, backfill, quick)] == [JobState.QUEUED] * 3
     explained = diagnose(Location(str(rig.folder / "state.json")), backfill).waiting
     assert explained is not None
-    assert [gpu.reserved_for for gpu in explained.placement.judged] == [(urgent,), (urgent,)]
+    reserved = [[job for job, _ in gpu.reserved] for gpu in explained.placement.judged]
+    assert reserved == [[urgent], [urgent]]
     (rig.folder / "go").touch()
     tick_until_state(rig, urgent, JobState.FINISHED)
     tick_until_state(rig, backfill, JobState.FINISHED)

@@ -146,7 +146,7 @@ def test_the_row_of_several_jobs_says_for_whom_gpus_are_reserved(rig: Rig, is_up
 @pytest.mark.usefixtures("is_up")
 def test_why_shows_the_reservation_and_the_estimates_behind_it(rig: Rig) -> None:
     holder, big = reserve(rig)
-    own, awaited = (one.message for one in findings(rig, big, Check.RESERVED))
+    own, awaited = (one.message for one in findings(rig, big, "reserved"))
     assert own == "GPUs 0,1 are reserved for it from about T, because it has been overtaken once"
     assert awaited.startswith(f"GPU 0: job {holder} is expected to end in 1 h 2")
     assert awaited.endswith("(it has run for T; one earlier run took 1 h 23 min)")
@@ -160,16 +160,16 @@ def test_why_shows_what_lets_a_job_use_reserved_gpus(rig: Rig) -> None:
         f"GPU 1 is reserved for job {big} from about T (it has been overtaken once); the job may use a"
         " reserved GPU only if it leaves room for that job or ends before it starts, and"
     )
-    [found] = findings(rig, unknown, Check.RESERVED)
+    [found] = findings(rig, unknown, "reserved")
     assert found.message == f"{rule} nothing is known about how long it takes"
     advice = f"if it surely ends before that, with `set {unknown}`, give it a time limit, such as timeout="
     assert found.remedy.startswith(advice)
     assert 60 < int(found.remedy.removeprefix(advice).removesuffix("m")) <= 90  # GPU 0 is held for 1 h 23 min
-    [found] = findings(rig, limited, Check.RESERVED)
+    [found] = findings(rig, limited, "reserved")
     assert found.message == f"{rule} it takes at most its time limit of 2 h 46 min"
     assert found.remedy == ""
     short = rig.add_job(UNKNOWN, gpus=1, timeout_s=60.0)
-    assert findings(rig, short, Check.RESERVED) == []
+    assert findings(rig, short, "reserved") == []
 
 
 @pytest.mark.usefixtures("is_up")
@@ -178,12 +178,12 @@ def test_why_shows_how_often_a_job_must_be_overtaken_and_what_its_reservation_wo
     rig.store.record_options(StartOptions(aging=2))
     rig.runner_pid(rig.add_job(UNKNOWN, gpus=1))
     big = add_old_job(rig, gpus=2)
-    assert findings(rig, big, Check.OVERTAKEN) == []
+    assert findings(rig, big, "overtaken") == []
     overtake(rig)
-    [found] = findings(rig, big, Check.OVERTAKEN)
+    [found] = findings(rig, big, "overtaken")
     assert found.message == "overtaken once; after 2, GPUs may be reserved for it"
     rig.store.record_options(StartOptions(aging=1, idle_budget=0.01))
-    [found] = findings(rig, big, Check.OVERTAKEN)
+    [found] = findings(rig, big, "overtaken")
     # GPU 1 would be idle for the 600 s that the job on GPU 0 is guessed to take.
     assert found.message == (
         "overtaken once; no GPUs are reserved for it yet, because they would be idle for about 0.167 GPU"
@@ -191,7 +191,7 @@ def test_why_shows_how_often_a_job_must_be_overtaken_and_what_its_reservation_wo
         " the GPU time for which it has waited"
     )
     rig.store.record_options(StartOptions(queue_order=QueueOrder.BACKFILL))
-    assert findings(rig, big, Check.OVERTAKEN) == []
+    assert findings(rig, big, "overtaken") == []
 
 
 def test_the_events_say_when_a_reservation_begins_and_ends(rig: Rig) -> None:
@@ -209,7 +209,7 @@ def test_the_events_say_when_a_reservation_begins_and_ends(rig: Rig) -> None:
 @pytest.mark.usefixtures("is_up")
 def test_why_announces_nothing_to_a_job_whose_line_is_malformed(rig: Rig) -> None:
     _, big = reserve(rig)
-    assert findings(rig, big, Check.RESERVED) != []
+    assert findings(rig, big, "reserved") != []
     rig.loop.set_line_waits({big: WaitReason(WaitKind.LINE_MALFORMED)})
     rig.tick_until(lambda: queue_reservation(rig.store) is None, "the end of the reservation", 20)
-    assert findings(rig, big, Check.RESERVED) == findings(rig, big, Check.OVERTAKEN) == []
+    assert findings(rig, big, "reserved") == findings(rig, big, "overtaken") == []

@@ -15,7 +15,6 @@ from gpu_scheduler.core.jobsfile.references import find_cycles
 from gpu_scheduler.core.model.job_spec import UNRESOLVED, DependencyKind, ParentStatus, parent_status
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.store import accepted_lines
-from gpu_scheduler.store.dependencies import has_unsettled_dependencies
 from tests.loop.test_dependencies import Desk
 
 KINDS = {"after": DependencyKind.COMPLETED, "after_any": DependencyKind.FINISHED}
@@ -66,7 +65,7 @@ class CheckedDesk(Desk):
             )
             assert not (failed and row["state"] == "queued")
             assert failed or row["outcome"] != "skipped"
-        assert not has_unsettled_dependencies(self.rig.store)
+        assert not self.rig.store.marks().has_unsettled_dependencies
 
     def _check_reading(
         self, reading: Reading, edges: Mapping[int, Mapping[tuple[int, DependencyKind], str]]

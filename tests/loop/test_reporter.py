@@ -73,8 +73,7 @@ class ReporterHarness:
         """Records a step, and reports it."""
         changes = act.changes(self.store, step, self.clock.now())
         self.record(*changes)
-        for one in changes:
-            self.reporter.action_recorded(one)
+        self.reporter.actions_recorded(changes)
 
     def start(self, job: int, **values: Any) -> int:
         return self.record(act.Start(job, ("U0",), **{"share": 500, **values}))[job]
@@ -132,7 +131,7 @@ def test_each_start_message_contains_the_number_of_dispatched_jobs(
 ) -> None:
     jobs = [harness.job(f"echo {n}") for n in range(3)]
     harness.record(act.Start(jobs[0], ("U0",), 0, vram=18432), act.Start(jobs[1], ("U1",), 500))
-    harness.reporter.action_recorded(act.AnswerRequest(1, RequestAnswer(AnswerCode.HELD)))
+    harness.reporter.actions_recorded([act.AnswerRequest(1, RequestAnswer(AnswerCode.HELD))])
     assert logged() == [
         "job 1 starts on gpu [0] (1/3 dispatched, declared 18432 MiB/gpu) — echo 0",
         "job 2 starts on gpu [1] (2/3 dispatched, share 0.5) — echo 1",
@@ -463,7 +462,7 @@ def test_reports_new_events_that_reuse_the_ids_of_events_lost_in_a_power_cut(
     assert logged() == ["job 1 held: held by the user"]
 
 
-def test_events_missed_because_of_a_failed_read_are_logged_with_the_next_action(
+def test_events_missed_because_of_a_failed_read_are_logged_with_the_next_actions(
     harness: ReporterHarness, logged: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> int:
@@ -472,10 +471,10 @@ def test_events_missed_because_of_a_failed_read_are_logged_with_the_next_action(
     job = harness.job()
     harness.record(act.HoldJob(job, "user", worded("held by the user")))
     with monkeypatch.context() as patch:
-        patch.setattr("gpu_scheduler.reporting.reporter.events.newest_event_id", fail)
-        harness.reporter.action_recorded(act.AnswerRequest(1, RequestAnswer(AnswerCode.HELD)))
+        patch.setattr("gpu_scheduler.reporting.reporter.events.notable_events", fail)
+        harness.reporter.actions_recorded([act.AnswerRequest(1, RequestAnswer(AnswerCode.HELD))])
     assert logged() == []
-    harness.reporter.action_recorded(act.AnswerRequest(1, RequestAnswer(AnswerCode.HELD)))
+    harness.reporter.actions_recorded([act.AnswerRequest(1, RequestAnswer(AnswerCode.HELD))])
     assert logged() == ["job 1 held: held by the user"]
 
 
@@ -700,7 +699,7 @@ def test_the_status_board_shows_the_progress_of_running_jobs(harness: ReporterHa
     def text() -> str:
         harness.clock.boot += MIN_INTERVAL_S
         harness.gpus[0] = replace(harness.gpus[0], sampled_boot=harness.clock.now().boot)
-        harness.reporter.action_recorded(act.ReleaseAllocation(0))
+        harness.reporter.actions_recorded([act.ReleaseAllocation(0)])
         harness.update()
         return harness.board.read_text()
 

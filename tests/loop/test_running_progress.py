@@ -6,13 +6,14 @@ import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from subprocess import Popen
+from typing import Any
 
 import pytest
 
 from gpu_scheduler.attempts import running_progress
 from gpu_scheduler.attempts.job_logs import current_log
 from gpu_scheduler.attempts.running_progress import MIN_INTERVAL_S, RunningProgress, with_remaining_times
-from gpu_scheduler.core.model.attempt import Attempt
+from gpu_scheduler.core.model.attempt import ActiveAttempt
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.model.units import Now
@@ -34,29 +35,39 @@ def clock() -> ManualClock:
 
 @pytest.fixture
 def progress(tmp_path: Path, clock: ManualClock) -> Iterator[RunningProgress]:
-    """Provides the progress of the attempts of job 1, which is in the store."""
+    """Provides the progress of the attempts of job 1."""
     store = Store(DataDir.of(str(tmp_path / "state.json")), create=True)
-    store.insert_job(JobSpec("command", "python t.py", str(tmp_path), command="python t.py"), "test")
     found = RunningProgress(store, clock)
     yield found
     found.close()
     store.close()
 
 
+def running(folder: Path, **values: Any) -> ActiveAttempt:
+    """Returns a running attempt of job 1 with these values."""
+    spec = JobSpec("command", "python t.py", str(folder), command="python t.py")
+    return replace(
+        make_attempt(11, 1, "t", "boot", AttemptState.RUNNING),
+        created_at=940.0,
+        spec_json=spec.to_json(),
+        **values,
+    )
+
+
 @pytest.fixture
-def attempt(tmp_path: Path, clock: ManualClock) -> Attempt:
+def attempt(tmp_path: Path, clock: ManualClock) -> ActiveAttempt:
     """Provides a running attempt that has done 25 of 100 steps in 50 s."""
     log = tmp_path / "job.log"
     log.write_text("Step 1/100\nStep 25/100\n")
-    return attempt_record(job_id=1, log=str(log), started_at=log.stat().st_mtime - 50.0)
+    return running(tmp_path, log=str(log), started_at=log.stat().st_mtime - 50.0)
 
 
-def percent(known: Mapping[int, JobProgress], attempt: Attempt) -> float | None:
+def percent(known: Mapping[int, JobProgress], attempt: ActiveAttempt) -> float | None:
     return known[attempt.id].percent if attempt.id in known else None
 
 
 def test_the_first_reading_is_waited_for_and_later_ones_are_not(
-    progress: RunningProgress, attempt: Attempt, clock: ManualClock
+    progress: RunningProgress, attempt: ActiveAttempt, clock: ManualClock
 ) -> None:
     assert percent(progress.read_now([attempt]), attempt) == 25.0
     assert attempt.log is not None
@@ -70,13 +81,13 @@ def test_the_first_reading_is_waited_for_and_later_ones_are_not(
     wait_for(lambda: later() == 30.0, "the next reading")
 
 
-def test_an_attempt_that_has_not_started_is_not_read(progress: RunningProgress) -> None:
-    assert progress.read_now([attempt_record(job_id=1, started_at=None)]) == {}
+def test_an_attempt_that_has_not_started_is_not_read(tmp_path: Path, progress: RunningProgress) -> None:
+    assert progress.read_now([running(tmp_path, started_at=None)]) == {}
     assert progress.read_now([]) == {}
 
 
 def test_a_folder_that_does_not_respond_is_waited_for_only_once(
-    progress: RunningProgress, attempt: Attempt, monkeypatch: pytest.MonkeyPatch
+    progress: RunningProgress, attempt: ActiveAttempt, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     go_on, waits = threading.Event(), []
     monkeypatch.setattr(job_progress, "read_progress_file", lambda path: go_on.wait(60) and None)
@@ -97,7 +108,7 @@ def test_a_folder_that_does_not_respond_is_waited_for_only_once(
 
 def test_a_reading_that_is_older_than_a_minute_does_not_count(
     progress: RunningProgress,
-    attempt: Attempt,
+    attempt: ActiveAttempt,
     clock: ManualClock,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -114,7 +125,7 @@ def test_a_reading_that_is_older_than_a_minute_does_not_count(
 
 
 def test_a_thread_that_ends_for_lack_of_memory_is_not_waited_for_and_started_again(
-    progress: RunningProgress, attempt: Attempt, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+    progress: RunningProgress, attempt: ActiveAttempt, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr("_thread.start_new_thread", lambda *_: 0)  # it has ended before it runs

@@ -146,8 +146,8 @@ def test_the_output_of_a_job_without_screen_is_printed_with_its_job_id(
     configure_logging(tmp_path / "main.log", console)
     job = rig.add_job("echo one; printf '\\033[32mtwo\\033[0m\\n'; exit 3")
     rig.tick()
-    attempt = rig.store.attempts(job)[0].id
-    console.follow_attempt(attempt, rig.store)
+    attempt = rig.store.attempts(job)[0]
+    console.follow_attempt(attempt)
     rig.tick_until_ended(job)
     console.finish_attempt(job, 1)
     logging.getLogger("gpu_scheduler").info("a line of ours, about %s\n  and more", "\x1b]0;evil\x07")
@@ -186,7 +186,7 @@ def test_ended_runners_and_signals_wake_the_scheduler_even_if_files_cannot_be_wa
     wakeups = Wakeups()
     assert not wakeups.watch(tmp_path / "jobs.txt", "jobs")
     runner = subprocess.Popen(["sleep", "60"])
-    assert wakeups.watch_attempts({tmp_path: runner.pid})
+    assert not wakeups.watch_attempts({tmp_path: runner.pid})
     assert wakeups.wait(0.05) == set()
     runner.kill()
     assert wakeups.wait(60) == {"runner"}
@@ -194,6 +194,15 @@ def test_ended_runners_and_signals_wake_the_scheduler_even_if_files_cannot_be_wa
     wakeups.watch_attempts({})
     wakeups.close()
     assert caplog.text.count(f"fs.inotify.max_user_{limit}=") == 1
+
+
+def test_a_folder_that_is_watched_before_its_runner_starts_is_not_new(tmp_path: Path) -> None:
+    wakeups = Wakeups()
+    assert wakeups.watch_attempt(tmp_path)
+    (tmp_path / "claim").write_text("x")
+    assert not wakeups.watch_attempts({tmp_path: None})
+    assert wakeups.wait(60) == {"attempt"}
+    wakeups.close()
 
 
 def test_watches_the_folder_and_the_runner_of_an_attempt_until_it_ends(tmp_path: Path) -> None:

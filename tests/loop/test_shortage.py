@@ -19,7 +19,6 @@ from msgspec.structs import replace
 from gpu_scheduler.attempts.executor import AttemptRef, LaunchError
 from gpu_scheduler.attempts.job_logs import LogFolder, read_tail
 from gpu_scheduler.clock import Clock
-from gpu_scheduler.core.model.finding import HealthSubject
 from gpu_scheduler.core.model.state_reason import StateReason
 from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.errors import SchedulerError
@@ -169,7 +168,7 @@ def test_a_file_is_not_reported_as_missing_if_descriptors_are_used_up(
         with pytest.raises(OSError, match="Too many open files"):
             look()
     home = DataDir.of(str(tmp_path / "state.json"))
-    issue = unusable_file_issue(HealthSubject.MAIN_LOG, path, trust=False)
+    issue = unusable_file_issue("main log", path, trust=False)
     assert [issue, *find_issues(home, None)] == [None]
     missing = tmp_path / "missing"
     monkeypatch.setattr(os, "open", refuse(errno.ENOENT))
@@ -218,7 +217,7 @@ def test_the_console_starts_no_threads_after_its_creation(
     shown: list[str] = []
     monkeypatch.setattr(console, "put", shown.append)
     for _ in range(2):
-        console.follow_attempt(rig.store.attempts(job)[0].id, rig.store)
+        console.follow_attempt(rig.store.attempts(job)[0])
         wait_for(lambda: not console._has_tails.is_set() or "[job 1] out" in shown, "the job's output")
         console.finish_attempt(job, 1)
         wait_for(lambda: not console._has_tails.is_set(), "the end of the log")
@@ -238,7 +237,7 @@ def test_the_console_stops_following_logs_during_a_shortage_and_then_resumes(
     rig.tick_until_ended(job)
     with monkeypatch.context() as short:
         short.setattr(job_output, "open", refuse(errno.EMFILE), raising=False)
-        console.follow_attempt(rig.store.attempts(job)[0].id, rig.store)
+        console.follow_attempt(rig.store.attempts(job)[0])
         wait_for(lambda: shown, "output on the console")
         console.finish_attempt(job, 1)
     wait_for(lambda: not console._has_tails.is_set(), "the end of the log")
@@ -254,14 +253,18 @@ def test_a_runner_is_watched_again_after_a_shortage(tmp_path: Path, monkeypatch:
     wakeups = Wakeups()
     with monkeypatch.context() as short:
         short.setattr(os, "pidfd_open", refuse(errno.EMFILE))
-        wakeups.watch_attempts({tmp_path: os.getpid()})
+        assert wakeups.watch_attempts({tmp_path: os.getpid()})
         assert not wakeups.watch_attempts({tmp_path: os.getpid()})
     with monkeypatch.context() as short:
         short.setattr(wakeups._selector, "register", refuse(errno.ENOMEM))
         before = len(os.listdir("/proc/self/fd"))
         assert not wakeups.watch_attempts({tmp_path: os.getpid()})
         assert len(os.listdir("/proc/self/fd")) == before
-    assert wakeups.watch_attempts({tmp_path: os.getpid()})
+    child = subprocess.Popen(["sleep", "60"])
+    assert not wakeups.watch_attempts({tmp_path: child.pid})
+    child.kill()
+    assert wakeups.wait(60) == {"runner"}
+    child.wait()
     wakeups.close()
 
 

@@ -15,7 +15,7 @@ from gpu_scheduler.attempts import job_logs as log_folder
 from gpu_scheduler.attempts.folder import prepare
 from gpu_scheduler.attempts.job_logs import LogFolder
 from gpu_scheduler.clock import Clock
-from gpu_scheduler.core.model.finding import HealthIssue, HealthSubject
+from gpu_scheduler.core.model.finding import HealthIssue
 from gpu_scheduler.core.model.units import Now
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.health import storage, storage_monitor
@@ -181,7 +181,7 @@ def test_reports_a_log_folder_that_something_else_has_replaced(
     plant(chosen)
     [issue] = find_issues(home, logs)
     assert issue == HealthIssue(
-        HealthSubject.LOG_FOLDER,
+        "log folder",
         str(chosen),
         problem,
         "remove it, or name a folder that you own with --log-dir",

@@ -100,7 +100,7 @@ def test_bad_items_are_set_aside_and_never_in_the_way(boxes: Boxes, queue: Sourc
     large = queue.submit("job.py", 10**6)
     box.start()
     ends(queue, good)
-    wait_for(lambda: queue.waiting() == [lacking, large], "the rest of the queue")
+    wait_for(lambda: set(queue.waiting()) == {lacking, large}, "the rest of the queue")
     found = json.loads(box.cli("redis-queue", "--redis", box.url, "--json").stdout)
     assert len(found["rejected"]) == 8
     assert {"it has no record", "the record is larger than 65536 bytes"} <= {

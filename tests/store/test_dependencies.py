@@ -26,7 +26,6 @@ from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.dependencies import (
     children,
-    has_unsettled_dependencies,
     is_ancestor,
     parents_of,
     remove_dependencies,
@@ -96,9 +95,9 @@ def test_a_failed_parent_skips_its_descendants(store: Store, outcome: Outcome) -
         settle(store)
         assert state(store, parent) == "queued"
         return
-    assert has_unsettled_dependencies(store)
+    assert store.marks().has_unsettled_dependencies
     settle(store)
-    assert not has_unsettled_dependencies(store)
+    assert not store.marks().has_unsettled_dependencies
     job = store.job(grandchild)
     assert job is not None
     assert job.outcome is Outcome.SKIPPED
@@ -113,7 +112,7 @@ def test_after_any_is_met_by_every_outcome(store: Store) -> None:
     parent = add_job(store)
     child = add_job(store, parent, kind=DependencyKind.FINISHED)
     finish(store, parent, Outcome.FAILED)
-    assert not has_unsettled_dependencies(store)
+    assert not store.marks().has_unsettled_dependencies
     assert startable(store) == {child}
 
 
@@ -122,7 +121,7 @@ def test_a_held_job_is_not_skipped_until_it_is_released(store: Store) -> None:
     child = add_job(store, parent)
     record(store, act.HoldJob(child, "user", StateReason(ReasonKind.HELD_BY_USER)))
     finish(store, parent, Outcome.FAILED)
-    assert not has_unsettled_dependencies(store)
+    assert not store.marks().has_unsettled_dependencies
     record(store, act.RequeueJob(child, StateReason(ReasonKind.RELEASED_BY_USER)))
     settle(store)
     assert state(store, child) == "skipped"
@@ -193,7 +192,7 @@ def test_settles_a_chain_of_10000_jobs(store: Store) -> None:
             chain.append(add_job(store, chain[-1]))
     finish(store, chain[0], Outcome.CANCELLED)
     rounds = 0
-    while has_unsettled_dependencies(store):
+    while store.marks().has_unsettled_dependencies:
         settle(store)
         rounds += 1
     assert rounds == 2
@@ -286,7 +285,7 @@ def test_random_graphs_agree_with_the_model(store: Store, data: st.DataObject) -
         elif step == "s":
             settle(store)
             model.settle()
-            assert not has_unsettled_dependencies(store)
+            assert not store.marks().has_unsettled_dependencies
         assert startable(store) == model.startable()
         for one, (job_state, end) in model.jobs.items():
             assert state(store, one) == str(end or job_state)

@@ -9,7 +9,7 @@ from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.new_store import forgetting_jobs
 from gpu_scheduler.store.store import Store
-from gpu_scheduler.store.submissions import add_environment, environment_of_job
+from gpu_scheduler.store.submissions import add_environment, launch_context
 
 SPEC = JobSpec(kind="command", text="true", cwd="/", command="true")
 
@@ -22,7 +22,7 @@ def store(tmp_path: Path) -> Store:
 @pytest.mark.parametrize("variables", [{}, {"A": "1", "ü": "\udcff\n", "BASH_FUNC_f%%": "() { :; }"}])
 def test_returns_the_variables_of_a_job_unchanged(store: Store, variables: Mapping[str, str]) -> None:
     job = store.insert_job(SPEC, "submit", environment=add_environment(store, variables))
-    assert environment_of_job(store, job) == variables
+    assert launch_context(store, job).environment == variables
 
 
 def test_jobs_with_equal_variables_share_one_row(store: Store) -> None:
@@ -34,14 +34,13 @@ def test_jobs_with_equal_variables_share_one_row(store: Store) -> None:
 
 
 def test_a_job_of_a_jobs_file_has_no_variables_of_its_own(store: Store) -> None:
-    assert environment_of_job(store, store.insert_job(SPEC, "file:/jobs.txt")) is None
-    assert environment_of_job(store, 99) is None
+    assert launch_context(store, store.insert_job(SPEC, "file:/jobs.txt")) == (None, None)
 
 
 def test_a_lost_environment_raises_an_error(store: Store) -> None:
     job = store.insert_job(SPEC, "submit", environment="gone")
     with pytest.raises(KeyError):
-        environment_of_job(store, job)
+        launch_context(store, job)
 
 
 def test_forgetting_the_jobs_forgets_their_variables(store: Store) -> None:

@@ -326,17 +326,17 @@ def test_summarizes_the_usage_of_a_workload_class(store: Store) -> None:
 
 def test_learned_needs_are_updated_after_a_measurement(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     learned = LearnedNeedsReader(store, 0.10)
-    assert learned.needs() == {}
+    assert learned.needs(store.marks()) == {}
     ran(store, "python ä.py", 1000)
     job = store.job(1)
     assert job is not None
     family = workload_class_of(job.spec)
-    assert learned.needs() == {family: 1100}
+    assert learned.needs(store.marks()) == {family: 1100}
     ran(store, "python ä.py", 2000)
     ran(store, "python b.py", 10)
-    assert learned.needs() == {family: 2200, '["b.py", null]': 11}
+    assert learned.needs(store.marks()) == {family: 2200, '["b.py", null]': 11}
     monkeypatch.setattr("gpu_scheduler.store.attempt_history.workload_classes", None)
-    assert learned.needs()[family] == 2200
+    assert learned.needs(store.marks())[family] == 2200
 
 
 def test_reads_an_open_attempt_for_the_next_round(store: Store) -> None:

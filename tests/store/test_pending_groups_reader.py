@@ -74,7 +74,7 @@ class Desk:
         self.writer = StepWriter(self.store, Settings())
         for _ in range(2):
             self.insert(1, 100)
-        self.reader.read(self.now)
+        self.reader.read(self.now, self.store.marks())
 
     def insert(self, job: int, share: int) -> None:
         self.store.insert_job(replace(SPEC, share=share), "test", NOW.wall)
@@ -146,8 +146,8 @@ def test_a_reader_of_changes_finds_the_same_as_a_new_reader(
         for number, (change, reads) in enumerate(changes, 1):
             desk.change(*change)
             if reads or number == len(changes):
-                expected = PendingGroupsReader(desk.store).read(desk.now)
-                read = desk.reader.read(desk.now)
+                expected = PendingGroupsReader(desk.store).read(desk.now, desk.store.marks())
+                read = desk.reader.read(desk.now, desk.store.marks())
                 assert found(read) == found(expected)
                 assert list(read) == list(expected)
         desk.store.close()
@@ -159,13 +159,13 @@ def test_a_reading_without_changes_reads_no_group(tmp_path: Path) -> None:
         store.insert_job(replace(SPEC, share=share), "test")
     reader = PendingGroupsReader(store)
     statements: list[str] = []
-    assert len(reader.read(NOW)) == 100
+    assert len(reader.read(NOW, store.marks())) == 100
     store.db.connection.set_trace_callback(statements.append)
-    assert len(reader.read(NOW)) == 100
-    assert len(statements) == 2
+    assert len(reader.read(NOW, store.marks())) == 100
+    assert len(statements) == 1
     store.insert_job(SPEC, "test")
     statements.clear()
-    reader.read(NOW)
+    reader.read(NOW, store.marks())
     store.db.connection.set_trace_callback(None)
     assert len([text for text in statements if text.startswith("SELECT")]) == 4
 
@@ -177,16 +177,18 @@ def test_a_group_is_read_again_when_its_retry_is_due(tmp_path: Path) -> None:
         "UPDATE job SET not_before_boot = 1005, boot_id = 'boot' WHERE id = ?", (job,)
     )
     reader = PendingGroupsReader(store)
-    assert list(reader.read(NOW)) == []
-    assert list(reader.read(replace(NOW, boot=1004.9))) == []
-    assert [one.job_id for group in reader.read(replace(NOW, boot=1005.0)) for one in group.jobs] == [job]
+    assert list(reader.read(NOW, store.marks())) == []
+    assert list(reader.read(replace(NOW, boot=1004.9), store.marks())) == []
+    assert [
+        one.job_id for group in reader.read(replace(NOW, boot=1005.0), store.marks()) for one in group.jobs
+    ] == [job]
 
 
 def test_a_job_starts_after_the_last_attempt_and_the_reservation_are_gone(tmp_path: Path) -> None:
     desk = Desk(tmp_path)
 
     def startable() -> list[int]:
-        return [job.job_id for group in desk.reader.read(desk.now) for job in group.jobs]
+        return [job.job_id for group in desk.reader.read(desk.now, desk.store.marks()) for job in group.jobs]
 
     assert startable() == [1, 2]
     desk.attempt(1, "running")
@@ -206,7 +208,7 @@ def test_a_change_of_another_program_during_a_reading_is_found_by_the_next(tmp_p
     store, other = new_store(tmp_path), new_store(tmp_path)
     store.insert_job(SPEC, "test")
     reader = PendingGroupsReader(store)
-    reader.read(NOW)
+    reader.read(NOW, store.marks())
     store.insert_job(SPEC, "test")
     seen: list[str] = []
 
@@ -216,8 +218,8 @@ def test_a_change_of_another_program_during_a_reading_is_found_by_the_next(tmp_p
             other.insert_job(SPEC, "test")
 
     store.db.connection.set_trace_callback(insert_once)
-    reader.read(NOW)
+    reader.read(NOW, store.marks())
     store.db.connection.set_trace_callback(None)
     assert seen
-    [group] = reader.read(NOW)
+    [group] = reader.read(NOW, store.marks())
     assert [job.job_id for job in group.jobs] == [1, 2, 3]

@@ -86,7 +86,7 @@ def test_a_job_is_submitted_again_by_a_retry_but_not_by_a_release(store: Store) 
     record(store, act.FinishJob(job, Outcome.CANCELLED, None), after_s=30.0)
     record(store, again, after_s=40.0)
     record(store, act.Start(job, ("U0",), 1000), after_s=50.0)
-    [start] = QueueStartsReader(store).overtakes().starts
+    [start] = QueueStartsReader(store).overtakes(store.marks()).starts
     assert (start.submitted_at, start.started_at) == (WALL + 40.0, WALL + 50.0)
 
 
@@ -101,19 +101,19 @@ def test_a_failed_launch_does_not_interrupt_the_wait(store: Store) -> None:
 
 def test_a_start_is_remembered_with_the_place_that_the_job_had_in_the_queue(store: Store) -> None:
     reader = QueueStartsReader(store)
-    assert reader.overtakes().starts == ()
+    assert reader.overtakes(store.marks()).starts == ()
     first, second = add(store), add(store, priority=100, after_s=5.0)
     record(store, act.Start(first, ("U0",), 1000), after_s=10.0)
     positions = {job: row.position for job in (first, second) if (row := store.job(job))}
     begun = QueueStart(200, positions[first], WALL, WALL + 10.0)
-    assert reader.overtakes().starts == (begun,)
+    assert reader.overtakes(store.marks()).starts == (begun,)
     record(store, act.Start(second, ("U1",), 1000), after_s=20.0)
     expected = (begun, QueueStart(100, positions[second], WALL + 5.0, WALL + 20.0))
-    assert reader.overtakes().starts == expected
-    assert QueueStartsReader(store).overtakes().starts == expected
-    assert reader.overtakes() is reader.overtakes()
+    assert reader.overtakes(store.marks()).starts == expected
+    assert QueueStartsReader(store).overtakes(store.marks()).starts == expected
+    assert reader.overtakes(store.marks()) is reader.overtakes(store.marks())
     record(store, act.Start(add(store, after_s=25.0), (), 0), after_s=30.0)
-    assert reader.overtakes().starts == expected  # a job without a GPU overtakes nobody
+    assert reader.overtakes(store.marks()).starts == expected  # a job without a GPU overtakes nobody
 
 
 def test_a_job_waits_since_it_was_last_queued(store: Store) -> None:

@@ -112,13 +112,13 @@ def test_keeps_the_newest_runs_of_each_class(store: Store, monkeypatch: pytest.M
 
 def test_reads_only_the_classes_with_new_runs(store: Store) -> None:
     reader = RunTimesReader(store)
-    assert reader.run_times() == RunTimes()
+    assert reader.run_times(store.marks()) == RunTimes()
     ran(store, "python t.py", 10.0)
     ran(store, "python u.py", 1.0)
-    first = reader.run_times()
-    assert reader.run_times() is first
+    first = reader.run_times(store.marks())
+    assert reader.run_times(store.marks()) is first
     ran(store, "python t.py", 20.0)
-    second = reader.run_times()
+    second = reader.run_times(store.marks())
     t, u = (workload_class_of(spec(f"python {name}.py")) for name in "tu")
     assert [seconds for _, seconds in first.classes[t].runs] == [10.0]
     assert [seconds for _, seconds in second.classes[t].runs] == [10.0, 20.0]
@@ -130,7 +130,7 @@ def test_keeps_the_newest_runs_of_all_classes(store: Store, monkeypatch: pytest.
     reader = RunTimesReader(store)
     for number in range(1, 6):
         ran(store, f"bash job_{number}.sh", float(number))
-        known = reader.run_times().classes
+        known = reader.run_times(store.marks()).classes
     assert [seconds for _, seconds in recorded(store)] == [3.0, 4.0, 5.0]
     assert [one.runs[0][1] for one in known.values()] == [3.0, 4.0, 5.0]
 
@@ -147,8 +147,8 @@ def test_a_reader_that_has_followed_all_runs_knows_the_same_as_a_new_one(
             patch.setattr(run_times, "KEPT", 6)
             ran(store, f"python {name}.py", float(number))
         if is_read:
-            reader.run_times()
-    assert reader.run_times() == RunTimesReader(store).run_times()
+            reader.run_times(store.marks())
+    assert reader.run_times(store.marks()) == RunTimesReader(store).run_times(store.marks())
 
 
 def test_an_upgrade_takes_over_the_run_times_of_measured_attempts(tmp_path: Path) -> None:

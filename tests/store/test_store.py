@@ -159,6 +159,16 @@ def test_a_hold_keeps_the_count_of_used_retries_and_a_retry_resets_it(store: Sto
     assert ResourceSpec.from_key(row.spec_key) == ResourceSpec(is_command=True, vram=4096, min_vram_mib=5120)
 
 
+@pytest.mark.parametrize("state", ["held", "finished"])
+def test_a_job_that_is_queued_again_gets_the_current_key_of_its_needs(store: Store, state: str) -> None:
+    job = store.insert_job(spec(vram=4096), "cli")
+    before = store.db.rows("SELECT spec_key FROM job")[0]["spec_key"]
+    with store.db.transaction() as db:  # as if `start --learn` had come while it ran
+        db.execute("UPDATE job SET state = ?, spec_key = '[]'", (state,))
+    record(store, act.RequeueJob(job, worded("released")))
+    assert store.db.rows("SELECT spec_key FROM job")[0]["spec_key"] == before
+
+
 def test_only_jobs_that_wait_solely_for_gpus_are_startable(store: Store) -> None:
     ready, gone, later, left = (store.insert_job(spec(str(n)), "cli") for n in range(4))
     recorder = StepWriter(store, Settings())

@@ -16,7 +16,8 @@ from gpu_scheduler.core.model.gpu import (
     GpuFault,
     GpuSample,
 )
-from gpu_scheduler.core.scheduling.gpu_choice import Ineligibility, IneligibilityKind, impossibility
+from gpu_scheduler.core.model.wait_reason import GpuObstacle, ObstacleKind
+from gpu_scheduler.core.scheduling.gpu_choice import impossibility
 from gpu_scheduler.views.gpu_choice import (
     impossible_text,
     ineligibility_text,
@@ -34,41 +35,41 @@ UNKNOWN = ClaimedGpu(GpuSample("GPU-b", 2, "a\x1b[2Jb"))
 @pytest.mark.parametrize(
     ("kind", "values", "text"),
     [
-        (IneligibilityKind.FAULT, {"fault": LOST}, "GPU 1 has a fault: lost"),
+        (ObstacleKind.FAULT, {"fault": LOST}, "GPU 1 has a fault: lost"),
         (
-            IneligibilityKind.FAULT,
+            ObstacleKind.FAULT,
             {"fault": GpuFault(FaultKind.QUERY_FAILED, "\x1b[2J")},
             r"GPU 1 has a fault: query failed: \x1b[2J",
         ),
         (
-            IneligibilityKind.CLAIMED,
+            ObstacleKind.CLAIMED,
             {"claims": (GpuClaim(None, 7, "ann"),)},
             "GPU 1 is claimed by run, pid 7, user ann",
         ),
         (
-            IneligibilityKind.CLAIMED,
+            ObstacleKind.CLAIMED,
             {"claims": (GpuClaim(500, 7, "ann"), GpuClaim(700, 8, "bob", by_scheduler=True))},
             "GPU 1 has 500 MiB claimed by run, pid 7, user ann; 700 MiB claimed by a scheduler's job, pid 8,"
             " user bob",
         ),
         (
-            IneligibilityKind.CLAIMS_UNKNOWN,
-            {"claims_problem": "/locks/GPU-a is not a regular file"},
+            ObstacleKind.CLAIMS_UNKNOWN,
+            {"detail": "/locks/GPU-a is not a regular file"},
             "GPU 1 cannot be claimed: /locks/GPU-a is not a regular file",
         ),
-        (IneligibilityKind.MEMORY, {"free_mib": 812}, "GPU 1 has 812 MiB free"),
+        (ObstacleKind.MEMORY, {"free": 812}, "GPU 1 has 812 MiB free"),
         (
-            IneligibilityKind.MEMORY,
-            {"free_mib": 812, "claims": (GpuClaim(500, 7, "ann"),)},
+            ObstacleKind.MEMORY,
+            {"free": 812, "claims": (GpuClaim(500, 7, "ann"),)},
             "GPU 1 has 812 MiB free; 500 MiB claimed by run, pid 7, user ann",
         ),
-        (IneligibilityKind.MEMORY_UNKNOWN, {}, "GPU 1 does not report its free memory"),
-        (IneligibilityKind.LOAD, {"load_percent": 96.6}, "GPU 1 has a utilization of 97%"),
-        (IneligibilityKind.LOAD_UNKNOWN, {}, "GPU 1 does not report its utilization"),
+        (ObstacleKind.MEMORY_UNKNOWN, {}, "GPU 1 does not report its free memory"),
+        (ObstacleKind.FOREIGN_LOAD, {"foreign_load": 97}, "GPU 1 has a utilization of 97%"),
+        (ObstacleKind.LOAD_UNKNOWN, {}, "GPU 1 does not report its utilization"),
     ],
 )
-def test_every_reason_names_the_gpu(kind: IneligibilityKind, values: dict[str, Any], text: str) -> None:
-    assert ineligibility_text(Ineligibility(1, kind, **values)) == text
+def test_every_reason_names_the_gpu(kind: ObstacleKind, values: dict[str, Any], text: str) -> None:
+    assert ineligibility_text(GpuObstacle(1, kind, **values)) == text
 
 
 def test_the_taken_gpus_are_named_with_their_free_memory() -> None:

@@ -9,10 +9,10 @@ from gpu_scheduler.core.model.finding import Check
 from gpu_scheduler.core.model.wait_reason import GpuObstacle, ObstacleKind
 from gpu_scheduler.core.scheduling.facts import QueuedJob, QueueReservation
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
-from gpu_scheduler.core.scheduling.placement import GpuAvailability
 from gpu_scheduler.core.scheduling.queue_outlook import AwaitedEnd, EndBasis, QueueOutlook
 from gpu_scheduler.core.scheduling.run_times import Estimate, Prediction
 from gpu_scheduler.views import why as queue_findings
+from tests.core.gpu_world import ledger
 
 NOW = 1_800_000_000.0
 OVERTAKEN = QueueOutlook(9, 8, 7200.0, 36_000.0, True, None, None, (), (), Estimate())
@@ -54,7 +54,7 @@ def messages(outlook: QueueOutlook) -> list[tuple[Check, str]]:
 def test_an_overtaken_job_without_a_reservation_is_told_what_it_waits_for(
     changes: dict[str, object], then: str
 ) -> None:
-    assert messages(replace(OVERTAKEN, **changes)) == [(Check.OVERTAKEN, then)]
+    assert messages(replace(OVERTAKEN, **changes)) == [("overtaken", then)]
 
 
 def test_a_job_that_was_never_overtaken_has_no_finding() -> None:
@@ -106,10 +106,10 @@ def test_the_end_of_a_job_that_must_leave_is_shown_with_its_source(awaited: Awai
     own = QueueReservation(QueuedJob(7, 200, 7), ResourceSpec(), ("GPU-1",), NOW + 3600, 9)
     outlook = replace(OVERTAKEN, reservation=own, gpus=(1,), awaited=(awaited,))
     [(check, first), second] = messages(outlook)
-    assert check is Check.RESERVED
+    assert check == "reserved"
     assert first.startswith("GPU 1 is reserved for it from about ")
     assert first.endswith(", because it has been overtaken 9 times")
-    assert second == (Check.RESERVED, message)
+    assert second == ("reserved", message)
 
 
 @pytest.mark.parametrize(
@@ -123,11 +123,11 @@ def test_the_advised_time_limit_ends_before_the_first_reservation(
     kept = [
         GpuObstacle(n, ObstacleKind.RESERVED, 7, reserved_from=NOW + one) for n, one in enumerate(starts_in_s)
     ]
-    judged = [GpuAvailability(f"U{one.gpu}", one.gpu, 1000, unavailable=one) for one in kept]
+    judged = [ledger(one.gpu, 1000, closed=one) for one in kept]
     own = replace(OVERTAKEN, overtakes=0)
     [found] = queue_findings.queue_findings(own, judged, NOW, 0.10, "on the job's line")
     assert (found.check, found.remedy.endswith(advice), bool(found.remedy)) == (
-        Check.RESERVED, True, bool(advice),
+        "reserved", True, bool(advice),
     )  # fmt: skip
     known = replace(own, estimate=Estimate(timeout_s=100.0))
     [found] = queue_findings.queue_findings(known, judged, NOW, 0.10, "on the job's line")

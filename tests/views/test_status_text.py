@@ -14,7 +14,7 @@ from rich.cells import cell_len
 
 from gpu_scheduler.app.status_report import StatusReport
 from gpu_scheduler.core.model.attempt_status import Checkpoint, Progress, ProgressUnit
-from gpu_scheduler.core.model.finding import HealthIssue, HealthSubject
+from gpu_scheduler.core.model.finding import HealthIssue
 from gpu_scheduler.core.model.gpu import LOST, FaultKind, GpuClaim, GpuFault
 from gpu_scheduler.core.model.job_spec import JobSpec, Need
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
@@ -104,14 +104,14 @@ REPORT = StatusReport(
     ),
     health_issues=(
         HealthIssue(
-            HealthSubject.STORE,
+            "store",
             "/home/me/gpu_scheduler_state.d",
             "is on a full disk",
             "free some space there",
             True,
         ),
         HealthIssue(
-            HealthSubject.STATE_FILE, "/home/me/s\x1b.json", "may not be read", "chmod u+rw it", False
+            "state file", "/home/me/s\x1b.json", "may not be read", "chmod u+rw it", False
         ),
     ),
 )  # fmt: skip

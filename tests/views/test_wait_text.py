@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from gpu_scheduler.core.model.gpu import LOST, UNLISTED, FaultKind, GpuFault, Suspicion
+from gpu_scheduler.core.model.gpu import LOST, UNLISTED, FaultKind, GpuFault
 from gpu_scheduler.core.model.job_spec import Need
 from gpu_scheduler.core.model.units import round_mib
 from gpu_scheduler.core.model.wait_reason import GpuObstacle, ObstacleKind, WaitKind, WaitReason
-from gpu_scheduler.core.scheduling.placement import GpuAvailability, obstacle
-from gpu_scheduler.core.scheduling.settings import Limits
+from gpu_scheduler.core.scheduling.placement import Ledger
 from gpu_scheduler.core.text.formatting import format_memory
 from gpu_scheduler.views.gpu_text import obstacle_remedy, obstacle_text
 from gpu_scheduler.views.wait_text import held_text, job_reason_text, wait_text
+from tests.core.gpu_world import ledger
 from tests.reasons import worded
 from tests.records import job_view
 
 ONE, ALONE = Need(1, 500), Need(1, 1000, alone=True)
-#: A noon, in local time.
-NOON = time.mktime((2027, 6, 1, 12, 0, 0, 0, 0, -1))
-
 OBSTACLES = st.builds(
     GpuObstacle, st.integers(0, 9), st.sampled_from(ObstacleKind),
     job_id=st.none() | st.integers(1, 9), pids=st.lists(st.integers(1, 9), max_size=4).map(tuple),
@@ -83,9 +78,9 @@ def test_the_text_of_a_held_job_contains_the_word_held_only_once(
     assert held_text(job_view(1, "held", reason=worded(reason) if reason else None, wait=wait)) == words
 
 
-def closed(kind: ObstacleKind, **values: object) -> GpuAvailability:
+def closed(kind: ObstacleKind, **values: object) -> Ledger:
     found = GpuObstacle(3, kind, **values)  # type: ignore[arg-type]
-    return GpuAvailability("U", 3, 1000, unavailable=found)
+    return ledger(3, 1000, closed=found)
 
 
 @pytest.mark.parametrize(
@@ -96,35 +91,35 @@ def closed(kind: ObstacleKind, **values: object) -> GpuAvailability:
         (closed(ObstacleKind.NOT_SAMPLED), ONE, "`doctor`"),
         (closed(ObstacleKind.QUARANTINED, job_id=1, pids=(7,)), ONE, "kill -9"),
         (closed(ObstacleKind.AWAITING_MEMORY), ONE, "in a few seconds"),
-        (GpuAvailability("U", 3, 1000, foreign_mib=None), ONE, "`nvidia-smi -q -i 3`"),
-        (GpuAvailability("U", 3, 1000, foreign_mib=900, foreign_pid=7), ONE, "--mem-threshold"),
+        (ledger(3, 1000, foreign_mib=None), ONE, "`nvidia-smi -q -i 3`"),
+        (ledger(3, 1000, foreign_mib=900, foreign_pid=7), ONE, "--mem-threshold"),
         (
-            GpuAvailability("U", 3, 1000, foreign_mib=300, foreign_pid=7, mean_foreign_load=90.0),
+            ledger(3, 1000, foreign_mib=300, foreign_pid=7, mean_foreign_load=90.0),
             ONE,
             "--load-thre",
         ),
-        (GpuAvailability("U", 3, 1000, foreign_mib=300, foreign_pid=7), ALONE, "[share=0.5]"),
-        (GpuAvailability("U", 3, 1000, foreign_mib=900, foreign_pid=7), ALONE, "[share=0.5]"),
+        (ledger(3, 1000, foreign_mib=300, foreign_pid=7), ALONE, "[share=0.5]"),
+        (ledger(3, 1000, foreign_mib=900, foreign_pid=7), ALONE, "[share=0.5]"),
         (
-            GpuAvailability("U", 3, 1000, foreign_mib=300, foreign_pid=7, mean_foreign_load=90.0),
+            ledger(3, 1000, foreign_mib=300, foreign_pid=7, mean_foreign_load=90.0),
             ALONE,
             "[share=0.5]",
         ),
-        (GpuAvailability("U", 3, 1000, allocated_share=800), ONE, ""),
+        (ledger(3, 1000, allocated_share=800), ONE, ""),
     ],
 )
-def test_gives_a_remedy_for_a_gpu_that_accepts_no_jobs(gpu: GpuAvailability, need: Need, part: str) -> None:
-    why = obstacle(gpu, need, Limits())
+def test_gives_a_remedy_for_a_gpu_that_accepts_no_jobs(gpu: Ledger, need: Need, part: str) -> None:
+    why = gpu.obstacle(need)
     assert why is not None
     text = obstacle_remedy(why)
     assert part in text
     assert bool(text) is bool(part)
 
 
-AVAILABILITIES = st.builds(
-    GpuAvailability, st.just("U"), st.just(3), st.sampled_from((None, 1000, 24_576)),
-    allocated_share=st.sampled_from((0, 300, 1000)), committed_mib=st.none() | st.integers(0, 26_000),
-    occupied=st.booleans(), foreign_mib=st.none() | st.integers(0, 26_000),
+LEDGERS = st.builds(
+    ledger, st.just(3), st.sampled_from((None, 1000, 24_576)),
+    allocated_share=st.sampled_from((0, 300, 1000)), foreign_kept_mib=st.none() | st.integers(0, 26_000),
+    foreign_mib=st.none() | st.integers(0, 26_000),
     foreign_pid=st.none() | st.just(7), foreign_peak_mib=st.just(0) | st.integers(0, 26_000),
     mean_foreign_load=st.none() | st.floats(0, 100), processes_listed=st.booleans(),
 )  # fmt: skip
@@ -133,54 +128,18 @@ NEEDS = st.sampled_from(
 )
 
 
-LOADED = GpuAvailability("U", 3, None, foreign_mib=201, mean_foreign_load=80.0)
+LOADED = ledger(3, None, foreign_mib=201, mean_foreign_load=80.0)
 
 
 @settings(max_examples=500, deadline=None)
-@given(AVAILABILITIES, AVAILABILITIES, NEEDS)
+@given(LEDGERS, LEDGERS, NEEDS)
 @example(LOADED, replace(LOADED, processes_listed=False), ONE)
 def test_two_obstacles_are_equal_exactly_if_their_texts_are_equal(
-    one: GpuAvailability, other: GpuAvailability, need: Need
+    one: Ledger, other: Ledger, need: Need
 ) -> None:
-    found = [obstacle(view, need, Limits()) for view in (one, other)]
+    found = [view.obstacle(need) for view in (one, other)]
     words = [why and obstacle_text(why) for why in found]
     assert (found[0] == found[1]) is (words[0] == words[1])
-
-
-@pytest.mark.parametrize(
-    ("victims", "text"),
-    [
-        ((3,), "waiting for job 3, which is being preempted for it"),
-        ((3, 4), "waiting for jobs 3, 4, which are being preempted for it"),
-        ((), "about to start on the GPUs that are reserved for it"),
-    ],
-)
-def test_a_job_with_a_reservation_waits_for_its_victims(victims: tuple[int, ...], text: str) -> None:
-    assert wait_text(WaitReason(WaitKind.PREEMPTING, victims=victims)) == text
-
-
-@pytest.mark.parametrize(
-    ("found", "text"),
-    [
-        (
-            Suspicion((1, 2), NOON - 60, "ECC error"),
-            "suspect: jobs 1, 2 failed on it with ECC error; {} from 12:09 on",
-        ),
-        (
-            Suspicion((3,), NOON - 601),
-            "suspect: job 3 failed on it soon after their start, unlike jobs on other GPUs; {} now",
-        ),
-        (
-            Suspicion((1, 2), NOON, awaits=7),
-            "jobs 1, 2 failed on it; job 7 shows soon whether others fail elsewhere, too",
-        ),
-    ],
-)
-def test_a_suspect_gpu_is_shown_with_the_jobs_the_error_and_the_time_of_the_next_trial(
-    found: Suspicion, text: str
-) -> None:
-    blocked = GpuObstacle(0, ObstacleKind.SUSPECT, suspicion=found)
-    assert obstacle_text(blocked, NOON) == text.format("a job with retries left may try it")
 
 
 @pytest.mark.parametrize(("count", "end"), [(3, "GPU 2: paused)"), (4, "GPU 3: paused)"), (5, "and 1 more)")])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import ClassVar, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -184,8 +184,6 @@ class AdoptedProcess(StoredValue, frozen=True):
     started_at: float
     gpus: tuple[str, ...] = ()
     log: str | None = None
-
-    _BUILD: ClassVar = {"gpus": tuple}
 
     @classmethod
     def unknown(cls, text: str) -> AdoptedProcess:

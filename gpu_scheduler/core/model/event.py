@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from enum import Enum
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -11,40 +10,49 @@ from msgspec import Struct, field
 from msgspec.structs import asdict
 
 from gpu_scheduler.core.model.state_reason import StateReason
+from gpu_scheduler.core.model.stored_value import Code
 from gpu_scheduler.core.model.wait_reason import WaitReason
 
 if TYPE_CHECKING:
     from gpu_scheduler.core.model.request import PauseCause
 
 
-class EventKind(str, Enum):
-    """The kind of an event, as stored: a job's new state, or something else that happened."""
+# fmt: off
+class EventKind(Code):
+    """The kind of an event, as stored: a job's new state, or something else that happened.
 
-    QUEUED = "queued"
-    HELD = "held"
-    STARTING = "starting"
-    RUNNING = "running"
-    STOPPING = "stopping"
-    FINISHED = "finished"
-    OVERUSE = "exceeded"
-    MISPLACED_PROCESS = "misplaced_process"
-    WINDOW_CLOSED = "window_closed"
-    PREEMPTION_WITHDRAWN = "preemption_withdrawn"
-    GPUS_RESERVED = "gpus_reserved"
-    RESERVATION_DROPPED = "reservation_dropped"
-    RELAUNCHED = "relaunched"
-    RUNNER_LOST = "runner_lost"
-    RUNNER_KILLED = "runner_killed"
-    INFEASIBLE = "infeasible"
-    RESTORED = "restored"
-    PAUSED = "paused"
-    RESUMED = "resumed"
-    SUSPECTED = "suspected"
-    SUSPICION_ENDED = "suspicion_ended"
-    FORGOTTEN = "forgotten"
+    The sentence follows the name of the job. It is "" if it depends on more than the values of the event.
+    """
+
+    QUEUED = "queued", ""
+    HELD = "held", ""
+    STARTING = "starting", ""
+    RUNNING = "running", ""
+    STOPPING = "stopping", ""
+    FINISHED = "finished", ""
+    OVERUSE = "exceeded", ""
+    MISPLACED_PROCESS = "misplaced_process", ""
+    WINDOW_CLOSED = ("window_closed",
+        "continues although its Screen window was closed; `logs {job} -f` follows its output")
+    PREEMPTION_WITHDRAWN = (
+        "preemption_withdrawn", "did not end in time, so it is not preempted and continues")
+    GPUS_RESERVED = "gpus_reserved", "preempts {victims}; {reserved} reserved for it"
+    RESERVATION_DROPPED = ("reservation_dropped",
+        "cannot start on the GPUs that were reserved for it; they accept other jobs again")
+    RELAUNCHED = "relaunched", "is launched again: no runner claimed attempt {attempt} in time"
+    RUNNER_LOST = "runner_lost", "lost the runner of attempt {attempt}, which left no result"
+    RUNNER_KILLED = "runner_killed", "did not end in time; the runner of attempt {attempt} is killed"
+    INFEASIBLE = "infeasible", "waits, {reason}"
+    RESTORED = "restored", "restored from the folder of attempt {attempt}"
+    PAUSED = "paused", "GPU {gpus} paused {reason}"
+    RESUMED = "resumed", "GPU {gpus} resumed {reason}"
+    SUSPECTED = "suspected", "GPU {gpus} is {why}; `resume {gpus}` uses it again at once"
+    SUSPICION_ENDED = "suspicion_ended", "GPU {gpus} is no longer suspect; it accepts jobs again"
+    FORGOTTEN = "forgotten", ""
+    # fmt: on
 
     def __str__(self) -> str:
-        return self.value
+        return self._value_
 
 
 class EventDetails(Struct, frozen=True):

@@ -2,35 +2,35 @@
 
 from __future__ import annotations
 
-from enum import Enum
 from typing import Literal
 
 from msgspec import Struct
 
+#: The subject of a check, which is its name in texts and in JSON.
+Check = Literal[
+    # Subjects of checks of the machine and of the scheduler's files.
+    "clock", "conda", "attempts", "backups", "CUDA_VISIBLE_DEVICES", "database", "driver", "file system",
+    "GPU", "GPU claims", "inotify", "jobs file", "kind of GPUs", "llm_config", "lock folder", "log folder",
+    "logind", "main log", "older sessions", "packages", "probe", "ptys", "Python", "logind's RemoveIPC",
+    "scheduler", "Screen", "Screen's sockets", "state file", "store", "user",
+    # Subjects of checks of one job.
+    "allowed GPUs", "blocked by", "by hand", "children", "end", "environment", "events", "folder", "GPUs",
+    "held", "line", "log", "memory", "near it", "need", "parent", "order", "overtaken", "placing",
+    "preempting", "progress", "reserved", "retry", "runs", "script", "seen", "values",
+]  # fmt: skip
+
+
 # A health issue: a problem with a location that the scheduler writes to, and its remedy.
-
-
-class HealthSubject(str, Enum):
-    """The folder or file that a health issue is about; the value is its name in messages and in JSON."""
-
-    LOG_FOLDER = "log folder"
-    STORE = "store"
-    STATE_FILE = "state file"
-    MAIN_LOG = "main log"
-    LLM_CONFIG = "llm_config"
-
-    def __str__(self) -> str:
-        return self.value
 
 
 class HealthIssue(Struct, frozen=True):
     """A problem with one location.
 
-    problem: a predicate, such as "is on a full disk"; blocks_starts: whether the problem keeps all jobs from
-    starting. Running jobs continue in any case.
+    subject: the folder or file; problem: a predicate, such as "is on a full disk"; blocks_starts: whether the
+    problem keeps all jobs from starting. Running jobs continue in any case.
     """
 
-    subject: HealthSubject
+    subject: Check
     path: str
     problem: str
     remedy: str
@@ -41,73 +41,6 @@ class HealthIssue(Struct, frozen=True):
 
 
 Grade = Literal["ok", "warn", "bad"]
-
-
-class Check(str, Enum):
-    """The subject of a check; the value is its name in texts and in JSON."""
-
-    # Subjects of checks of the machine and of the scheduler's files.
-    CLOCK = "clock"
-    CONDA = "conda"
-    ATTEMPTS = "attempts"
-    BACKUPS = "backups"
-    CUDA_VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
-    DATABASE = "database"
-    DRIVER = "driver"
-    FILE_SYSTEM = "file system"
-    GPU = "GPU"
-    GPU_CLAIMS = "GPU claims"
-    INOTIFY = "inotify"
-    JOBS_FILE = "jobs file"
-    KIND_OF_GPUS = "kind of GPUs"
-    LLM_CONFIG = "llm_config"
-    LOCK_FOLDER = "lock folder"
-    LOG_FOLDER = "log folder"
-    LOGIND = "logind"
-    MAIN_LOG = "main log"
-    OLDER_SESSIONS = "older sessions"
-    PACKAGES = "packages"
-    PROBE = "probe"
-    PTYS = "ptys"
-    PYTHON = "Python"
-    REMOVE_IPC = "logind's RemoveIPC"
-    SCHEDULER = "scheduler"
-    SCREEN = "Screen"
-    SCREEN_SOCKETS = "Screen's sockets"
-    STATE_FILE = "state file"
-    STORE = "store"
-    USER = "user"
-    # Subjects of checks of one job.
-    ALLOWED_GPUS = "allowed GPUs"
-    BLOCKED_BY = "blocked by"
-    BY_HAND = "by hand"
-    CHILDREN = "children"
-    END = "end"
-    ENVIRONMENT = "environment"
-    EVENTS = "events"
-    FOLDER = "folder"
-    GPUS = "GPUs"
-    HELD = "held"
-    LINE = "line"
-    LOG = "log"
-    MEMORY = "memory"
-    NEAR_IT = "near it"
-    NEED = "need"
-    PARENT = "parent"
-    ORDER = "order"
-    OVERTAKEN = "overtaken"
-    PLACING = "placing"
-    PREEMPTING = "preempting"
-    PROGRESS = "progress"
-    RESERVED = "reserved"
-    RETRY = "retry"
-    RUNS = "runs"
-    SCRIPT = "script"
-    SEEN = "seen"
-    VALUES = "values"
-
-    def __str__(self) -> str:
-        return self.value
 
 
 class Finding(Struct, frozen=True):
@@ -126,7 +59,7 @@ class Finding(Struct, frozen=True):
     @property
     def name(self) -> str:
         """The name of the check, such as "database" or "GPU 3"."""
-        return str(self.check) if self.gpu is None else f"{self.check} {self.gpu}"
+        return self.check if self.gpu is None else f"{self.check} {self.gpu}"
 
 
 def ok(check: Check, message: str, gpu: int | None = None) -> Finding:
@@ -147,4 +80,4 @@ def bad(check: Check, message: str, remedy: str, gpu: int | None = None) -> Find
 def from_health_issue(issue: HealthIssue) -> Finding:
     """Returns the finding for a health issue, which is bad if the issue keeps jobs from starting."""
     judge = bad if issue.blocks_starts else warn
-    return judge(Check(issue.subject.value), f"{issue.path} {issue.problem}", issue.remedy)
+    return judge(issue.subject, f"{issue.path} {issue.problem}", issue.remedy)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from enum import Enum
 from functools import lru_cache
-from typing import ClassVar
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gpu_scheduler.core.model.stored_value import StoredValue
+from gpu_scheduler.core.model.stored_value import Code, StoredValue
 
 #: Prefix of the identity of a GPU whose UUID was never read; the GPU's index follows it.
 UNKNOWN_UUID_PREFIX = "unknown-"
@@ -74,8 +72,6 @@ class Suspicion(StoredValue, frozen=True):
     failed_trials: int = 0
     awaits: int | None = None
 
-    _BUILD: ClassVar = {"jobs": tuple}
-
     @property
     def trial_at(self) -> float:
         """The time from which one job may try the GPU again, in wall seconds."""
@@ -113,18 +109,24 @@ def without_impossible_values(sample: GpuSample) -> GpuSample:
 GOOD_SAMPLES_NEEDED = 3
 
 
-class FaultKind(str, Enum):
-    """The kind of a fault. UNREADABLE: no GPU can be read now, so this one may or may not be faulty."""
+# fmt: off
+class FaultKind(Code):
+    """The kind of a fault. Its sentence is a phrase that follows the name of the GPU."""
 
     LOST = "lost"
-    UNLISTED = "unlisted"
-    QUERY_FAILED = "query failed"
-    MIG_MODE = "mig mode"
-    PROHIBITED = "prohibited"
-    RECOVERING = "recovering"
-    UNREADABLE = "unreadable"
+    UNLISTED = "unlisted", "lost: the driver no longer lists it"
+    QUERY_FAILED = "query failed", "query failed: {cause}"
+    #: A job would get one slice of the GPU instead of its share.
+    MIG_MODE = ("mig mode",
+        "in MIG mode, which is not supported (`sudo nvidia-smi -i GPU -mig 0` turns it off)")
+    PROHIBITED = ("prohibited",
+        "in compute mode Prohibited: no process can use it (`sudo nvidia-smi -i GPU -c 0`)")
+    RECOVERING = "recovering", f"recovering: {{good_samples}} of {GOOD_SAMPLES_NEEDED} good samples"
+    #: No GPU can be read now, so this one may or may not be faulty.
+    UNREADABLE = "unreadable", "the GPUs cannot be read: {cause}"
     #: A fault that only another version defines; `cause` is its stored text.
-    UNKNOWN = "unknown"
+    UNKNOWN = "unknown", "{cause}"
+# fmt: on
 
 
 class GpuFault(StoredValue, frozen=True):
@@ -138,19 +140,9 @@ class GpuFault(StoredValue, frozen=True):
     cause: str = ""
     good_samples: int = 0
 
-    _BUILD: ClassVar = {"kind": FaultKind}
-
     def __str__(self) -> str:
         """Returns the fault as a phrase that follows the name of the GPU."""
-        if self.kind is FaultKind.QUERY_FAILED:
-            return f"query failed: {self.cause}"
-        if self.kind is FaultKind.RECOVERING:
-            return f"recovering: {self.good_samples} of {GOOD_SAMPLES_NEEDED} good samples"
-        if self.kind is FaultKind.UNKNOWN:
-            return self.cause
-        if self.kind is FaultKind.UNREADABLE:
-            return f"the GPUs cannot be read: {self.cause}"
-        return _PHRASES[self.kind]
+        return self.kind.fill(self, {})
 
     @property
     def is_lost(self) -> bool:
@@ -165,15 +157,8 @@ class GpuFault(StoredValue, frozen=True):
 
 LOST = GpuFault(FaultKind.LOST)
 UNLISTED = GpuFault(FaultKind.UNLISTED)
-#: In MIG mode a job would get one slice of the GPU instead of its share.
 MIG_MODE = GpuFault(FaultKind.MIG_MODE)
 PROHIBITED = GpuFault(FaultKind.PROHIBITED)
-_PHRASES = {
-    FaultKind.LOST: "lost",
-    FaultKind.UNLISTED: "lost: the driver no longer lists it",
-    FaultKind.MIG_MODE: "in MIG mode, which is not supported (`sudo nvidia-smi -i GPU -mig 0` turns it off)",
-    FaultKind.PROHIBITED: "in compute mode Prohibited: no process can use it (`sudo nvidia-smi -i GPU -c 0`)",
-}
 
 
 # The claim of a program on a GPU's memory (docs/design.md, GPU claims).

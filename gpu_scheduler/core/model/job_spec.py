@@ -18,6 +18,7 @@ from typing import Any, Literal, NamedTuple
 from msgspec import Struct
 
 from gpu_scheduler.core.model.states import JobState, Outcome
+from gpu_scheduler.core.model.stored_value import StoredValue
 from gpu_scheduler.core.text.quoting import mask_quoted, split_words
 
 Kind = Literal["csv", "command"]
@@ -308,7 +309,7 @@ def parse_priority(text: str) -> int:
 # The GPU need of a job.
 
 
-class Need(Struct, frozen=True):
+class Need(StoredValue, frozen=True):
     """The need of a job on each of `count` distinct GPUs: `share` thousandths, `vram` MiB, or both.
 
     A count of 0 means that the job needs no GPU. A share of 0 or a vram of None means that it was not

@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import Enum
-from typing import ClassVar
 
 from gpu_scheduler.core.model.states import JobState, Outcome
-from gpu_scheduler.core.model.stored_value import StoredValue
+from gpu_scheduler.core.model.stored_value import Code, StoredValue
 
 
-class AnswerCode(str, Enum):
+# fmt: off
+class AnswerCode(Code):
     """The result of a request. `REFUSALS` contains the results of requests that were not carried out."""
 
     CANCELLED = "cancelled"
-    STOPPING = "stopping"
-    QUEUED = "queued"
+    STOPPING = "stopping", "being stopped"
+    QUEUED = "queued", "{queued}"
     HELD = "held"
     RELEASED = "released"
-    RECOVERED = "recovered"
-    CLEARED = "cleared"
+    RECOVERED = "recovered", "no job is interrupted"
+    CLEARED = "cleared", "{cleared}"
     CONFIRMED = "confirmed"
     UNCONFIRMED = "unconfirmed"
-    ATTRIBUTE_SET = "attribute set"
-    ATTRIBUTE_REMOVED = "attribute removed"
+    ATTRIBUTE_SET = "attribute set", "{attribute} set"
+    ATTRIBUTE_REMOVED = "attribute removed", "{attribute} removed"
     POSITIONS_SET = "positions set"
     PAUSED = "paused"
     RESUMED = "resumed"
@@ -31,28 +30,31 @@ class AnswerCode(str, Enum):
     NOT_PAUSED = "was not paused"
     ENDING = "ending"
     WITHDRAWN = "withdrawn"
-    #: The job is already being cancelled, so it cannot be preempted.
-    BEING_CANCELLED = "being cancelled"
+    BEING_CANCELLED = "being cancelled", "job {job} is already being cancelled"
     #: The job is an adopted process that no runner watches now.
-    NOT_WATCHED = "not watched"
-    NO_SUCH_JOB = "no such job"
-    WRONG_STATE = "wrong state"
-    ALREADY_FINISHED = "already finished"
-    NOT_INTERRUPTED = "not interrupted"
+    NOT_WATCHED = ("not watched",
+        "job {job} is an adopted process, which already runs, so it cannot be {changed}")
+    NO_SUCH_JOB = "no such job", "there is no job {job} in {data_dir}; `status --all` lists the jobs"
+    WRONG_STATE = "wrong state", "job {job} is {wrong_state}"
+    ALREADY_FINISHED = "already finished", "job {job} is already finished ({end})"
+    NOT_INTERRUPTED = "not interrupted", "job {job} is {state}, not interrupted{again}"
     #: The job was interrupted or preempted, so the user must choose between resuming it and a new start.
-    UNFINISHED_WORK = "unfinished work"
-    #: Only with a checkpoint that the user names is a completed job resumed.
-    ALREADY_COMPLETED = "already completed"
-    #: The job was a process that had changed its title, so it is not known how to start it.
-    NO_COMMAND = "no command"
-    #: The job would be skipped again at once, because a parent failed.
-    PARENT_FAILED = "parent failed"
-    #: The job would wait for itself.
-    CYCLE = "cycle"
-    GPU_NOT_MANAGED = "gpu not managed"
-    SCHEDULER_ENDED = "scheduler ended"
+    UNFINISHED_WORK = ("unfinished work", "job {job} is {outcome}; `resume --job {job}` continues it from a"
+        " checkpoint, and `retry {job}` starts it from its beginning")
+    ALREADY_COMPLETED = ("already completed",
+        "job {job} has completed; `resume --job {job} --from PATH` continues it nevertheless")
+    #: The job was a process that had changed its title.
+    NO_COMMAND = ("no command",
+        "it is not known how to start job {job}; `retry {job} --set command='…'` sets its command")
+    PARENT_FAILED = ("parent failed",
+        "job {job} would be skipped, because job {parent} did not complete; run {retries}")
+    CYCLE = "cycle", "job {job} would wait for itself; its dependencies were not changed"
+    GPU_NOT_MANAGED = "gpu not managed", "this GPU is no longer managed"
+    SCHEDULER_ENDED = "scheduler ended", "the scheduler had already ended"
     #: An answer that only another version defines.
-    UNKNOWN = "unknown"
+    UNKNOWN = ("unknown",
+        "this version cannot interpret the answer, because the scheduler's version differs")
+# fmt: on
 
 
 REFUSALS = frozenset({
@@ -64,18 +66,12 @@ REFUSALS = frozenset({
 
 
 class RequestAnswer(StoredValue, frozen=True):
-    """An answer: its code, and the data that belongs to this code.
+    """An answer: its code, and the data that the sentence of the code names.
 
-    state, accepted              WRONG_STATE: the job's state, and the states in which the request is possible
-    verb                         WRONG_STATE, NOT_WATCHED: the verb of the request
-    state                        NOT_INTERRUPTED: the job's state
-    jobs                         RECOVERED: the ids of all jobs that were queued again
-    count                        CLEARED: the number of jobs, if all finished jobs were cleared
-    outcome                      UNFINISHED_WORK: why the job is held
-    outcome, exit_code, signal   ALREADY_FINISHED: how the job ended
-    parent                       PARENT_FAILED: the id of the parent
-    attribute                    ATTRIBUTE_SET: the attribute, as written in a jobs file; ATTRIBUTE_REMOVED:
-                                 the name of the attribute; QUEUED: the changes that were made first
+    state, outcome, exit_code, signal: those of the job. verb, accepted: the verb of a request that is not
+    possible, and the states in which it is. jobs: the ids of all jobs that were queued again. count: the
+    number of jobs, if all finished jobs were cleared. parent: the job because of which this one would be
+    skipped. attribute: what was set, as written in a jobs file, or the name of what was removed.
     """
 
     code: AnswerCode
@@ -89,14 +85,6 @@ class RequestAnswer(StoredValue, frozen=True):
     parent: int | None = None
     jobs: tuple[int, ...] = ()
     count: int | None = None
-
-    _BUILD: ClassVar = {
-        "code": AnswerCode,
-        "state": JobState,
-        "accepted": lambda states: tuple(map(JobState, states)),
-        "outcome": Outcome,
-        "jobs": tuple,
-    }
 
     @classmethod
     def unknown(cls, text: str) -> RequestAnswer:

@@ -1,148 +1,198 @@
 """Defines the reason why a job or an attempt is in its state, such as why it ended.
 
-A reason is determined once and stored as JSON. Only `views.job_text` turns it into words. Texts within a
-reason come from the user, a program or the runner, and no decision depends on them.
+A reason is determined once and stored as JSON. Texts within a reason come from the user, a program or the
+runner, and no decision depends on them.
 """
 
 from __future__ import annotations
 
-from enum import Enum
-from typing import ClassVar, Literal
+from typing import Literal
 
 from gpu_scheduler.core.model.states import Outcome
-from gpu_scheduler.core.model.stored_value import StoredValue
+from gpu_scheduler.core.model.stored_value import Code, StoredValue
 
 
-class ReasonKind(str, Enum):
+# fmt: off
+class ReasonKind(Code):
     """The cause of the state of a job or attempt."""
 
-    COMMAND_FAILED = "command_failed"
-    LAUNCH_FAILED = "launch_failed"
-    RUNNER_NEVER_STARTED = "runner_never_started"
+    #: How it ended is in `exit_code`, `signal` or `failure`.
+    COMMAND_FAILED = "command_failed", "{exit}"
+    LAUNCH_FAILED = "launch_failed", "{launch_error}"
+    RUNNER_NEVER_STARTED = "runner_never_started", "its runner did not start in {launches} launches"
     #: Another program claimed a GPU of the attempt before its runner did.
-    GPU_CLAIMED = "gpu_claimed"
+    GPU_CLAIMED = "gpu_claimed", "{claimed_gpu} was claimed by {program} first"
     #: The attempt was stopped or completed, and its runner reported a problem.
-    RUNNER_REPORT = "runner_report"
+    RUNNER_REPORT = "runner_report", "{report}"
     #: The command completed, but its pipe was closed early or it left processes.
-    COMPLETED = "completed"
-    PREEMPTED = "preempted"
+    COMPLETED = "completed", "{remains}"
+    PREEMPTED = "preempted", "preempted{for_job}"
     INTERRUPTED = "interrupted"
-    RUNNER_DIED = "runner_died"
-    FOLDER_REMOVED = "folder_removed"
-    MACHINE_ENDED = "machine_ended"
-    MACHINE_RESTARTED = "machine_restarted"
-    #: The attempt had not begun when the store was lost.
-    STORE_LOST = "store_lost"
-    SUPERSEDED = "superseded"
-    CANCELLED_BY_USER = "cancelled_by_user"
-    CANCELLED_BY_LINE = "cancelled_by_line"
+    RUNNER_DIED = "runner_died", "its runner {death}"
+    FOLDER_REMOVED = "folder_removed", "its folder was removed"
+    MACHINE_ENDED = "machine_ended", "the machine was shut down or its login session ended"
+    MACHINE_RESTARTED = "machine_restarted", "the machine was restarted"
+    STORE_LOST = "store_lost", "it had not begun when the store was lost"
+    SUPERSEDED = "superseded", "another attempt followed"
+    CANCELLED_BY_USER = "cancelled_by_user", "cancelled by the user"
+    CANCELLED_BY_LINE = "cancelled_by_line", "cancelled by its line"
     #: The job never started here, and another machine may run its item of a Redis queue.
-    GIVEN_BACK = "given_back"
-    LINE_REMOVED = "line_removed"
-    LINE_ADDED_AGAIN = "line_added_again"
-    HELD_BY_USER = "held_by_user"
-    HELD_BY_LINE = "held_by_line"
-    #: A job that `import` read waits for one that neither completed nor was imported; `subject` names it.
-    PARENT_NOT_IMPORTED = "parent_not_imported"
-    RELEASED_BY_USER = "released_by_user"
-    RELEASED_BY_LINE = "released_by_line"
-    RETRIED_BY_USER = "retried_by_user"
-    #: The user resumed the job from the checkpoint in `subject`.
-    RESUMED_BY_USER = "resumed_by_user"
+    GIVEN_BACK = "given_back", "given back to the Redis queue"
+    LINE_REMOVED = "line_removed", "line removed"
+    LINE_ADDED_AGAIN = "line_added_again", "added to {subject} again"
+    HELD_BY_USER = "held_by_user", "held by the user"
+    HELD_BY_LINE = "held_by_line", "held by its line"
+    PARENT_NOT_IMPORTED = (
+        "parent_not_imported", "held by `import`, because {subject} in the file did not complete")
+    RELEASED_BY_USER = "released_by_user", "released"
+    RELEASED_BY_LINE = "released_by_line", "its line no longer holds it"
+    RETRIED_BY_USER = "retried_by_user", "retried"
+    RESUMED_BY_USER = "resumed_by_user", "resumed from {subject}"
     #: An interrupted job was queued again, by the user or by the scheduler itself (`next_steps`).
     RECOVERED = "recovered"
     #: The job was skipped, because a parent did not complete.
-    PARENT_FAILED = "parent_failed"
+    PARENT_FAILED = "parent_failed", "{parent_end}"
     #: The job was queued again, because no parent that did not complete is left.
-    PARENT_RETRIED = "parent_retried"
+    PARENT_RETRIED = "parent_retried", "it no longer waits for a failed job"
     #: A reason that only another version defines; `message` is its stored text.
-    UNKNOWN = "unknown"
+    UNKNOWN = "unknown", "{report}"
 
 
-class FailureKind(str, Enum):
-    """The cause of a failed command or launch, as far as it is known. The remedy depends on it.
+_PIPEFAIL_OFF = "{pipefail=off} if only the last program of the pipe matters"
+_CORRECT_LINE = "correct the line (this creates a new job), or create the script or environment that it names"
 
-    If several kinds fit a command that ran, the one that comes first in this list counts.
+
+class FailureKind(Code):
+    """The cause of a failed command or launch, as far as it is known.
+
+    If several kinds fit a command that ran, the one that comes first in this list counts. The sentence is ""
+    if the exit code or the error says enough. Remedies contain attributes of jobs: {gpus=2} as an
+    instruction, <gpus=2> as an example (`views.why`).
     """
 
-    CUDA_OOM = "cuda_oom"
-    MISREAD_GPU_IDS = "misread_gpu_ids"
-    CUDA_FORKED = "cuda_forked"
-    GPU_ECC = "gpu_ecc"
-    GPU_BUSY = "gpu_busy"
-    #: The NVSwitches that connect the GPUs are not ready.
-    FABRIC_NOT_READY = "fabric_not_ready"
+    CUDA_OOM = "cuda_oom", ""
+    MISREAD_GPU_IDS = "misread_gpu_ids", ""
+    CUDA_FORKED = "cuda_forked", "", 'use the start method "spawn" of multiprocessing'
+    GPU_ECC = ("gpu_ecc", "",
+        "the memory of the GPU is defective (uncorrectable ECC error, see `nvidia-smi -q -d ECC`): reset the"
+        " GPU (`sudo nvidia-smi --gpu-reset -i N`) or restart the machine; `pause N` keeps jobs off it")
+    GPU_BUSY = ("gpu_busy", "",
+        "the GPU is busy or unavailable: its compute mode may let only one process use it (`nvidia-smi -q -d"
+        " COMPUTE`; `sudo nvidia-smi -i N -c 0` changes it), or it needs a reset")
+    FABRIC_NOT_READY = ("fabric_not_ready", "",
+        "the links between the GPUs are not ready (CUDA error 802): start the Fabric Manager (`sudo"
+        " systemctl restart nvidia-fabricmanager`), whose version must be that of the driver")
     #: The GPU itself reports an error, or cannot be used at all.
-    DEVICE_ERROR = "device_error"
-    INVALID_GPU_NUMBER = "invalid_gpu_number"
-    NO_KERNEL_IMAGE = "no_kernel_image"
-    #: Code of the program accessed memory outside its data on the GPU, or an assertion in it failed.
-    KERNEL_FAULT = "kernel_fault"
-    CUDA_OPTION_UNKNOWN = "cuda_option_unknown"
-    GPU_USED_TWICE = "gpu_used_twice"
-    HOST_OOM = "host_oom"
-    #: A script with the line ends of Windows.
-    CRLF = "crlf"
-    CONDA_NOT_INITIALISED = "conda_not_initialised"
-    MODULE_MISSING = "module_missing"
-    ADDRESS_IN_USE = "address_in_use"
-    TOO_MANY_FILES = "too_many_files"
-    SHARED_MEMORY = "shared_memory"
-    NOT_LOGGED_IN = "not_logged_in"
-    END_OF_INPUT = "end_of_input"
-    COMMAND_NOT_FOUND = "command_not_found"
-    NOT_EXECUTABLE = "not_executable"
-    DISK_FULL = "disk_full"
-    FILE_MISSING = "file_missing"
-    PERMISSION = "permission"
-    NO_GPU_VISIBLE = "no_gpu_visible"
-    GPU_DRIVER = "gpu_driver"
+    DEVICE_ERROR = "device_error", "", "check the GPU with `nvidia-smi -q` and `dmesg`; it may need a reset"
+    INVALID_GPU_NUMBER = ("invalid_gpu_number", "",
+        "the program uses a GPU number that the job does not have: the job's GPUs are always numbered from"
+        " 0, so use cuda:0, or request more GPUs, as in <gpus=2>")
+    NO_KERNEL_IMAGE = ("no_kernel_image", "",
+        "the program has no kernel image for this kind of GPU: install a build of the library (such as"
+        " PyTorch) that supports it, or keep the job on other GPUs, as in <allowed=0>")
+    KERNEL_FAULT = ("kernel_fault", "",
+        "code on the GPU used memory outside its data, often because of an index or a label that is too"
+        " large; CUDA reports this late, so the traceback may show a later place:"
+        " <env:CUDA_LAUNCH_BLOCKING=1> makes it show the right one")
+    CUDA_OPTION_UNKNOWN = ("cuda_option_unknown", "",
+        "{cuda=off}, because the script does not accept --cuda; the job's first GPU is number 0 even without"
+        " --cuda")
+    GPU_USED_TWICE = ("gpu_used_twice", "",
+        "two processes of the job use the same GPU: request one GPU for each process, as in <gpus=2>, or"
+        " start fewer processes")
+    HOST_OOM = ("host_oom", "",
+        "host memory ran out: use fewer workers, smaller batches, or fewer jobs at once")
+    CRLF = ("crlf", "",
+        "the script has Windows line ends (CRLF): convert it with `sed -i 's/\\r$//' SCRIPT`")
+    CONDA_NOT_INITIALISED = ("conda_not_initialised", "",
+        "`conda activate` needs conda to be initialised in the job's shell: leave it out and give the job"
+        ' its environment (conda=NAME), or write `eval "$(conda shell.bash hook)"` before it')
+    MODULE_MISSING = ("module_missing", "",
+        "install the module in the job's environment, or name the right environment (conda=NAME or"
+        " venv=PATH)")
+    ADDRESS_IN_USE = ("address_in_use", "",
+        "another process uses the address (port): give the program the port that the scheduler keeps free"
+        ' for the job, such as `--master_port "$MASTER_PORT"`')
+    TOO_MANY_FILES = ("too_many_files", "",
+        "the limit on open files is too low: write `ulimit -n 65536 &&` before the command, or use fewer"
+        " workers")
+    SHARED_MEMORY = ("shared_memory", "",
+        "/dev/shm is full or too small: use fewer workers, remove old files from it, or enlarge it (in a"
+        " container with --shm-size or --ipc=host)")
+    NOT_LOGGED_IN = ("not_logged_in", "",
+        "the program is not logged in to a service: log in once in your own shell (`wandb login`, `hf auth"
+        " login`), or set its key in the job's environment (WANDB_API_KEY, HF_TOKEN, COMET_API_KEY); access"
+        " to a gated model is requested on its page")
+    END_OF_INPUT = ("end_of_input", "",
+        "the program asked for input, but the standard input of a job is empty: pass the answer as an option"
+        " or through a pipe, as in `echo y | …`")
+    COMMAND_NOT_FOUND = ("command_not_found", "",
+        "check the spelling, and that the job's environment contains the program (conda=NAME or venv=PATH)")
+    NOT_EXECUTABLE = ("not_executable", "",
+        "make the file executable (chmod +x), or run it with its interpreter")
+    DISK_FULL = "disk_full", "", "free some space on the disk to which the job writes"
+    FILE_MISSING = ("file_missing", "",
+        "relative paths are looked up in the job's working folder: use absolute paths, or set [cwd=DIR]")
+    PERMISSION = "permission", "", "check the owner and permissions of the path in the message"
+    NO_GPU_VISIBLE = ("no_gpu_visible", "",
+        "the program sees no CUDA GPU: do not set CUDA_VISIBLE_DEVICES in the command or the script, use a"
+        " build of the library with CUDA, and check the driver with `doctor`")
+    GPU_DRIVER = "gpu_driver", "", "check the driver with `doctor`"
     #: The program rejected its arguments.
-    WRONG_USAGE = "wrong_usage"
+    WRONG_USAGE = "wrong_usage", "", "correct the arguments on its line, which adds a new job"
     #: A wrong call of the program, or an error in its own code.
-    PROGRAM = "program"
-    CRASHED = "crashed"
-    KILLED = "killed"
-    TERMINATED = "terminated"
-    BACKGROUND_WORK = "background_work"
-    BROKEN_PIPE = "broken_pipe"
-    GREP_IN_PIPE = "grep_in_pipe"
+    PROGRAM = "program", ""
+    CRASHED = "crashed", "", "native code crashed, often because of incompatible libraries"
+    KILLED = ("killed", "",
+        "something other than the scheduler killed it: `journalctl -k | grep -i oom` shows whether the"
+        " kernel killed it because host memory ran out")
+    TERMINATED = "terminated", "", "something other than the scheduler terminated it"
+    BACKGROUND_WORK = ("background_work", "its work was still running in the background",
+        "add `wait` at the end of the script, or {background=wait}, with which the job lasts as long as its"
+        " processes; {background=ignore} if these do not matter")
+    BROKEN_PIPE = (
+        "broken_pipe", "a program wrote to a pipe whose reader had read enough", _PIPEFAIL_OFF)
+    GREP_IN_PIPE = (
+        "grep_in_pipe", "`grep` found no line, or another program in the pipe failed", _PIPEFAIL_OFF)
     # Codes that command.sh or the runner reports when a launch fails.
-    GPU_CLAIM = "gpu_claim"
-    SCRIPT_MISSING = "script_missing"
-    CONDA_MISSING = "conda_missing"
-    ENVIRONMENT_MISSING = "environment_missing"
-    ENVIRONMENT_BROKEN = "environment_broken"
-    PYTHON_MISSING = "python_missing"
-    TORCHRUN_MISSING = "torchrun_missing"
-    CWD_UNREACHABLE = "cwd_unreachable"
-    CUDA_OPTION_UNPLACED = "cuda_option_unplaced"
+    GPU_CLAIM = "gpu_claim", ""
+    SCRIPT_MISSING = "script_missing", "", _CORRECT_LINE
+    CONDA_MISSING = "conda_missing", "", _CORRECT_LINE
+    ENVIRONMENT_MISSING = "environment_missing", "", _CORRECT_LINE
+    ENVIRONMENT_BROKEN = "environment_broken", ""
+    PYTHON_MISSING = "python_missing", ""
+    TORCHRUN_MISSING = "torchrun_missing", ""
+    CWD_UNREACHABLE = "cwd_unreachable", ""
+    CUDA_OPTION_UNPLACED = "cuda_option_unplaced", ""
+
+
+class NextKind(Code):
+    """A job's next step after an attempt, or the reason why an allowed retry does not take place."""
+
+    OOM_RETRY = "oom_retry", "OOM retry {number} of {of}{with_memory}"
+    OOM_RETRIES_USED_UP = "oom_retries_used_up", "OOM retries used up ({of})"
+    NO_LARGER_GPU = "no_larger_gpu", "no larger GPU: it already had {memory}, which is the maximum"
+    RETRY = "retry", "retry {number} of {of} in {wait_s:g} s"
+    LAUNCH_RETRY = "launch_retry", "try {number} of {of} in {wait_s:g} s"
+    LAUNCH_RETRY_UNCOUNTED = "launch_retry_uncounted", "next try in {wait_s:g} s, not counted as a failure"
+    #: The text of the cause says so.
+    LAUNCH_ABANDONED = "launch_abandoned", ""
+    HELD = "held", "{continuation}"
+    WATCHED_AGAIN = "watched_again", "another runner watches the adopted process in {wait_s:g} s"
+    #: The scheduler itself queues an interrupted job again.
+    RECOVERY = "recovery", "recovery {number} of {of}"
+    RECOVERIES_USED_UP = (
+        "recoveries_used_up", "recovered {of} times already; `recover {job_id}` runs it again")
+    #: The job starts again with a checkpoint.
+    RESUME = "resume", "resumes from {origin}"
+    #: Nothing shows that its command accepts a checkpoint.
+    START_OVER = ("start_over",
+        "starts from its beginning, because it has no resume-flag (newest checkpoint: {origin})")
+# fmt: on
 
 
 #: The kinds of failures that a GPU reports about itself.
 DEVICE_FAILURES = (FailureKind.GPU_ECC, FailureKind.GPU_BUSY, FailureKind.DEVICE_ERROR)
-
-
-class NextKind(str, Enum):
-    """A job's next step after an attempt, or the reason why an allowed retry does not take place."""
-
-    OOM_RETRY = "oom_retry"
-    OOM_RETRIES_USED_UP = "oom_retries_used_up"
-    NO_LARGER_GPU = "no_larger_gpu"
-    RETRY = "retry"
-    LAUNCH_RETRY = "launch_retry"
-    LAUNCH_RETRY_UNCOUNTED = "launch_retry_uncounted"
-    LAUNCH_ABANDONED = "launch_abandoned"
-    HELD = "held"
-    #: Another runner watches the adopted process.
-    WATCHED_AGAIN = "watched_again"
-    #: The scheduler itself queues an interrupted job again.
-    RECOVERY = "recovery"
-    RECOVERIES_USED_UP = "recoveries_used_up"
-    #: The job starts again with a checkpoint.
-    RESUME = "resume"
-    #: The job starts again from its beginning, because nothing shows that its command accepts a checkpoint.
-    START_OVER = "start_over"
 
 
 class NextStep(StoredValue, frozen=True):
@@ -162,8 +212,6 @@ class NextStep(StoredValue, frozen=True):
     job_id: int | None = None
     checkpoint: str | None = None
     step: float | None = None
-
-    _BUILD: ClassVar = {"kind": NextKind}
 
     @property
     def is_retry(self) -> bool:
@@ -207,16 +255,6 @@ class StateReason(StoredValue, frozen=True):
     left: tuple[str, ...] = ()
     left_count: int | None = None
     next_steps: tuple[NextStep, ...] = ()
-
-    _BUILD: ClassVar = {
-        "kind": ReasonKind,
-        "failure": FailureKind,
-        "gpu_ids": tuple,
-        "parent_outcome": Outcome,
-        "survivors": tuple,
-        "left": tuple,
-        "next_steps": lambda steps: tuple(NextStep.from_values(step) for step in steps),
-    }
 
     @classmethod
     def unknown(cls, text: str) -> StateReason:

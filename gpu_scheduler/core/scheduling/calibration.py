@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
-from enum import Enum
 from statistics import median
 from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from gpu_scheduler.core.model.stored_value import Code
 from gpu_scheduler.core.model.units import WHOLE, format_mib, parse_share
 from gpu_scheduler.core.scheduling.accounting import with_spike_buffer
 from gpu_scheduler.core.scheduling.needs import LlmConfig, WorkloadClass
@@ -25,12 +25,12 @@ MIN_ENTRY_RUNS, MIN_RUN_S = 3, 600.0
 STEP_MIB = 64
 
 
-class NoSuggestion(str, Enum):
+class NoSuggestion(Code):
     """The reason why nothing is suggested."""
 
-    NEEDS_WHOLE_GPU = "needs_whole_gpu"
-    WITHIN_TOLERANCE = "within_tolerance"
-    AS_SUGGESTED = "as_suggested"
+    NEEDS_WHOLE_GPU = "needs_whole_gpu", "needs a GPU to itself"
+    WITHIN_TOLERANCE = "within_tolerance", "within ±{percent:g}%"
+    AS_SUGGESTED = "as_suggested", "the current entry is right"
 
 
 class CalibrationRules(Struct, frozen=True):

@@ -90,7 +90,8 @@ class Facts(Struct, frozen=True):
     all_sampled: whether every managed GPU has been sampled. probe_error: why the GPUs cannot be read; None if
     they can. storage_issue: the problem with our own storage that blocks new starts; None if there is none.
     pending_groups: the queued jobs that preempt no others. unmanaged_gpus: GPUs in the sample that this
-    scheduler does not manage. learned_mib: the MiB that a job of each workload class needs, if needs are
+    scheduler does not manage; other_gpus: known ones that it does not manage, if requests concern them.
+    learned_mib: the MiB that a job of each workload class needs, if needs are
     learned. has_unsettled_dependencies: whether a job is to be skipped or queued again because of its
     parents. cyclic_request: the id of the first request that sets dependencies, if its job would wait for
     itself. adopted_jobs: the queued jobs that are running processes, which no runner watches.
@@ -105,6 +106,7 @@ class Facts(Struct, frozen=True):
     config: LlmConfig
     gpus: tuple[Gpu, ...] = ()
     unmanaged_gpus: tuple[Gpu, ...] = ()
+    other_gpus: tuple[Gpu, ...] = ()
     all_sampled: bool = True
     probe_error: str | None = None
     storage_issue: str | None = None

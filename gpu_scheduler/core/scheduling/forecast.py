@@ -35,7 +35,7 @@ from gpu_scheduler.core.scheduling.actions import (
 )
 from gpu_scheduler.core.scheduling.adoption import unwatched_attempts
 from gpu_scheduler.core.scheduling.facts import Facts, PendingGroup, QueuedJob, QueueReservation, ReservedJob
-from gpu_scheduler.core.scheduling.gpu_use import Vacancy
+from gpu_scheduler.core.scheduling.gpu_use import ledger_of
 from gpu_scheduler.core.scheduling.history import PERIOD_HOURS, GpuTime, QueueStart
 from gpu_scheduler.core.scheduling.needs import ResourceSpec, resources_of
 from gpu_scheduler.core.scheduling.pending_queue import queue_key
@@ -74,7 +74,7 @@ def without_attempt(gpu: Gpu, attempt: ActiveAttempt, facts: Facts) -> Gpu:
     sample = gpu.sample
     if gpu.uuid not in attempt.gpus or sample is None or not sample.used_mib:
         return gpu
-    used = Vacancy(gpu, facts).occupancies[attempt.id].used_mib
+    used = ledger_of(gpu, facts.attempts, facts.settings).holdings[attempt.id].used_mib
     processes = sample.processes
     if processes is not None:
         processes = tuple(one for one in processes if gpu.owners.get(one.pid) != attempt.id)
@@ -303,7 +303,7 @@ class Playback:
             job=Job(
                 job.job_id, spec_key=resources.key(), priority=job.priority,
                 identity="" if job.run_time is None else job.run_time.identity,
-                spec_json="" if job.run_time is None else job.run_time.spec_json,
+                spec_json="{}" if job.run_time is None else job.run_time.spec_json,
             ),
         )  # fmt: skip
         self._next_attempt += 1

@@ -13,46 +13,15 @@ from enum import Enum
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gpu_scheduler.core.model.gpu import ClaimedGpu, GpuClaim, GpuCriteria, GpuFault, GpuSample
-
-
-class IneligibilityKind(str, Enum):
-    """The kind of the reason why a GPU is not eligible now."""
-
-    FAULT = "fault"
-    CLAIMED = "claimed"
-    EXCLUSIVE = "exclusive"
-    CLAIMS_UNKNOWN = "claims unknown"
-    MEMORY = "memory"
-    MEMORY_UNKNOWN = "memory unknown"
-    LOAD = "load"
-    LOAD_UNKNOWN = "load unknown"
-
-
-class Ineligibility(Struct, frozen=True):
-    """The reason why a GPU is not eligible now. gpu: the index of the GPU.
-
-    fault            FAULT: the fault of the GPU
-    claims           CLAIMED: the claims of other programs; MEMORY: the same if they leave less than is free
-    claims_problem   CLAIMS_UNKNOWN: why the GPU cannot be claimed
-    free_mib         MEMORY: the memory that no process uses and no other program claims, in MiB
-    load_percent     LOAD: the utilization of the GPU
-    """
-
-    gpu: int
-    kind: IneligibilityKind
-    fault: GpuFault | None = None
-    claims: tuple[GpuClaim, ...] = ()
-    claims_problem: str = ""
-    free_mib: int | None = None
-    load_percent: float | None = None
+from gpu_scheduler.core.model.gpu import ClaimedGpu, GpuCriteria, GpuSample
+from gpu_scheduler.core.model.wait_reason import GpuObstacle, ObstacleKind
 
 
 class GpuChoice(Struct, frozen=True):
     """The eligible GPUs, best first, and the reasons why the other GPUs are not eligible, by index."""
 
     eligible: tuple[ClaimedGpu, ...]
-    ineligible: tuple[Ineligibility, ...]
+    ineligible: tuple[GpuObstacle, ...]
 
 
 class ImpossibilityKind(str, Enum):
@@ -87,7 +56,7 @@ def choose(gpus: Sequence[ClaimedGpu], criteria: GpuCriteria) -> GpuChoice:
     allow are left out.
     """
     allowed = [gpu for gpu in gpus if criteria.allows(gpu.sample.index)]
-    reasons = {gpu.sample.index: _ineligibility(gpu, criteria) for gpu in allowed}
+    reasons = {gpu.sample.index: _obstacle(gpu, criteria) for gpu in allowed}
     eligible = sorted((gpu for gpu in allowed if reasons[gpu.sample.index] is None), key=_rank)
     return GpuChoice(
         tuple(eligible),
@@ -136,17 +105,28 @@ def impossibility(samples: Collection[GpuSample], criteria: GpuCriteria) -> Impo
     return None
 
 
-def _ineligibility(gpu: ClaimedGpu, criteria: GpuCriteria) -> Ineligibility | None:
-    index = gpu.sample.index
-    if gpu.sample.fault is not None:
-        return Ineligibility(index, IneligibilityKind.FAULT, fault=gpu.sample.fault)
+def _obstacle(gpu: ClaimedGpu, criteria: GpuCriteria) -> GpuObstacle | None:
+    """Returns why a GPU does not meet the criteria; None if it does."""
+    index, sample = gpu.sample.index, gpu.sample
+    if sample.fault is not None:
+        return GpuObstacle(index, ObstacleKind.FAULT, fault=sample.fault)
     if gpu.claims_problem:
-        return Ineligibility(index, IneligibilityKind.CLAIMS_UNKNOWN, claims_problem=gpu.claims_problem)
+        return GpuObstacle(index, ObstacleKind.CLAIMS_UNKNOWN, detail=gpu.claims_problem)
     if _is_claimed(gpu, criteria.claim_mib):
-        return Ineligibility(index, IneligibilityKind.CLAIMED, claims=gpu.claims)
-    if gpu.sample.exclusive and any(not one.graphics_only for one in gpu.sample.processes or ()):
-        return Ineligibility(index, IneligibilityKind.EXCLUSIVE)
-    return _memory_reason(gpu, criteria) or _load_reason(gpu, criteria)
+        return GpuObstacle(index, ObstacleKind.CLAIMED, claims=gpu.claims)
+    if sample.exclusive and any(not one.graphics_only for one in sample.processes or ()):
+        return GpuObstacle(index, ObstacleKind.EXCLUSIVE)
+    available, load = gpu.available_mib, sample.load_percent
+    if criteria.needed_mib and available is None:
+        return GpuObstacle(index, ObstacleKind.MEMORY_UNKNOWN)
+    if available is not None and available < criteria.needed_mib:
+        claims = gpu.claims if available != gpu.free_mib else ()
+        return GpuObstacle(index, ObstacleKind.MEMORY, claims=claims, free=available)
+    if criteria.max_load_percent is None or (load is not None and load <= criteria.max_load_percent):
+        return None
+    if load is None:
+        return GpuObstacle(index, ObstacleKind.LOAD_UNKNOWN)
+    return GpuObstacle(index, ObstacleKind.FOREIGN_LOAD, foreign_load=round(load))
 
 
 def _is_claimed(gpu: ClaimedGpu, wanted_mib: int | None) -> bool:
@@ -154,29 +134,6 @@ def _is_claimed(gpu: ClaimedGpu, wanted_mib: int | None) -> bool:
     if wanted_mib is None or gpu.sample.exclusive:
         return bool(gpu.claims)
     return gpu.unclaimed_mib is not None and gpu.unclaimed_mib < wanted_mib
-
-
-def _memory_reason(gpu: ClaimedGpu, criteria: GpuCriteria) -> Ineligibility | None:
-    if not criteria.needed_mib:
-        return None
-    available = gpu.available_mib
-    if available is None:
-        return Ineligibility(gpu.sample.index, IneligibilityKind.MEMORY_UNKNOWN)
-    if available >= criteria.needed_mib:
-        return None
-    claims = gpu.claims if available != gpu.free_mib else ()
-    return Ineligibility(gpu.sample.index, IneligibilityKind.MEMORY, claims=claims, free_mib=available)
-
-
-def _load_reason(gpu: ClaimedGpu, criteria: GpuCriteria) -> Ineligibility | None:
-    load = gpu.sample.load_percent
-    if criteria.max_load_percent is None:
-        return None
-    if load is None:
-        return Ineligibility(gpu.sample.index, IneligibilityKind.LOAD_UNKNOWN)
-    if load <= criteria.max_load_percent:
-        return None
-    return Ineligibility(gpu.sample.index, IneligibilityKind.LOAD, load_percent=load)
 
 
 def _rank(gpu: ClaimedGpu) -> tuple[float, float, int]:

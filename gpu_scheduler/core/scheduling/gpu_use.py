@@ -1,97 +1,113 @@
-"""Determines how a GPU is used: its allocations, foreign memory and load, and any pause or fault.
+"""Determines how a GPU is used: what attempts take up, foreign memory and load, and any pause or fault.
 
-The rules are in docs/design.md, Accounting. `placement` decides whether a GPU counts as idle.
+The rules are in docs/design.md, Accounting. `placement` decides what a GPU still accepts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from gpu_scheduler.core.model.attempt import ActiveAttempt, Allocation
 from gpu_scheduler.core.model.gpu import LOAD_SAMPLES, Gpu, GpuProcess
-from gpu_scheduler.core.model.job_spec import Need
 from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.model.wait_reason import GpuObstacle, ObstacleKind
 from gpu_scheduler.core.scheduling.accounting import (
     DRIVER_MIB,
     allocated_mib,
-    allocated_share,
+    claimable_total,
     with_spike_buffer,
 )
 from gpu_scheduler.core.scheduling.actions import AttemptChanged, GpuChanged
-from gpu_scheduler.core.scheduling.facts import Facts
-from gpu_scheduler.core.scheduling.placement import (
-    GpuAvailability,
-    claim_size,
-    claimable_total,
-    obstacle_kind,
-    unclaimed_mib,
-    with_allocation,
-)
+from gpu_scheduler.core.scheduling.placement import Holding, Ledger, closing
 from gpu_scheduler.core.scheduling.settings import Limits, Settings
+
+if TYPE_CHECKING:
+    from gpu_scheduler.core.scheduling.facts import Facts
 
 #: Maximum number of processes that the obstacle of a quarantined GPU names.
 _MAX_PIDS = 4
 
 
-def availability(gpu: Gpu, facts: Facts) -> GpuAvailability:
-    """Returns the availability of a GPU, taking into account every attempt that still holds part of it."""
-    return availability_beside(gpu, facts.attempts_on(gpu.uuid), facts.settings)
-
-
-def availability_beside(gpu: Gpu, here: Sequence[ActiveAttempt], limits: Limits) -> GpuAvailability:
-    """Returns the availability of a GPU. here: the attempts that have not left it."""
-    holders = _holders(gpu, here)
-    total = gpu.sample.total_mib if gpu.sample else None
-    return GpuAvailability(
-        uuid=gpu.uuid,
-        index=gpu.index,
-        total_mib=total,
-        allocated_share=sum(
-            allocated_share(a.allocation_on(gpu.uuid), total, limits.spike_buffer) for a in holders
-        ),
-        committed_mib=None if total is None else _committed_memory(gpu, holders, here, limits),
-        occupied=bool(holders),
+def ledger_of(gpu: Gpu, attempts: Iterable[ActiveAttempt], limits: Limits) -> Ledger:
+    """Returns the ledger of a GPU with those of the attempts that have not left it."""
+    attempts = [one for one in attempts if gpu.uuid in one.gpus]
+    # An attempt that has been released still explains the memory that the driver has not freed yet.
+    here = [one if one.state.holds_gpus else replace(one, state=AttemptState.ENDED) for one in attempts]
+    total, holdings = gpu.last.total_mib, _holdings(gpu, attempts, limits)
+    held, claimable = holdings.values(), None
+    if gpu.claims:
+        others = (claimable_total(total) if claim.mib is None else claim.mib for claim in gpu.claims)
+        claimable = claimable_total(total) - sum(others) - sum(one.claimed_mib for one in held)
+    return Ledger(
+        gpu.uuid,
+        gpu.index,
+        limits,
+        total,
+        holdings=holdings,
+        allocated_share=sum(one.share for one in held),
+        allocated_mib=sum(one.allocated_mib for one in held),
+        used_mib=gpu.last.used_mib or 0,
         foreign_mib=foreign_memory(gpu, here, limits),
+        foreign_kept_mib=_foreign_kept(gpu, here, limits),
+        foreign_peak_mib=_foreign_peak_above_use(gpu, here),
         foreign_pid=_foreign_pid(gpu, here),
         processes_listed=_identified_processes(gpu) is not None,
-        foreign_peak_mib=_foreign_peak_above_use(gpu, here),
         mean_load=gpu.mean_load,
         mean_foreign_load=_mean(gpu.foreign_loads),
-        unavailable=unavailability(gpu, here),
+        closed=_closed(gpu) or closing(held),
         claims=gpu.claims,
-        claimable_mib=_claimable_memory(gpu, holders, total),
+        claimable_mib=claimable,
         claims_problem=gpu.claims_problem,
-        exclusive=gpu.sample is not None and gpu.sample.exclusive,
+        exclusive=gpu.last.exclusive,
     )
 
 
-def _claimable_memory(gpu: Gpu, holders: Sequence[ActiveAttempt], total_mib: int | None) -> int | None:
-    """Returns the MiB that neither other programs nor our attempts claim; None if only ours claim any."""
-    if not gpu.claims:
+def _closed(gpu: Gpu) -> GpuObstacle | None:
+    """Returns why a GPU accepts no new job, whatever is on it, or None."""
+    if gpu.paused:
+        return GpuObstacle(gpu.index, ObstacleKind.PAUSED)
+    if gpu.sample is None:
+        return GpuObstacle(gpu.index, ObstacleKind.NOT_SAMPLED)
+    if gpu.fault is not None:
+        return GpuObstacle(gpu.index, ObstacleKind.FAULT, fault=gpu.fault)
+    if gpu.suspicion is not None:
+        return GpuObstacle(gpu.index, ObstacleKind.SUSPECT, suspicion=gpu.suspicion)
+    return None
+
+
+def _holdings(gpu: Gpu, attempts: Iterable[ActiveAttempt], limits: Limits) -> dict[int, Holding]:
+    """Returns what each of these attempts takes up on a GPU, by its id."""
+    used: dict[int | None, int] = {}
+    for process in listed_processes(gpu) or ():
+        owner = gpu.owners.get(process.pid)
+        used[owner] = used.get(owner, 0) + (process.used_mib or 0)
+    unlisted_mib, holdings = _unlisted_memory(gpu), {}
+    for attempt in attempts:
+        taken = Holding.of(attempt.allocation_on(gpu.uuid), gpu.last.total_mib, limits.spike_buffer)
+        holdings[attempt.id] = replace(
+            taken,
+            used_mib=used.get(attempt.id, min(taken.allocated_mib, unlisted_mib)),
+            claimed_mib=taken.claimed_mib or claimable_total(gpu.last.total_mib),
+            closes=_closes(gpu, attempt),
+        )
+    return holdings
+
+
+def _closes(gpu: Gpu, attempt: ActiveAttempt) -> GpuObstacle | None:
+    """Returns why a GPU accepts no other job until this attempt has left it, or None."""
+    if attempt.state is AttemptState.RELEASED:
+        return GpuObstacle(gpu.index, ObstacleKind.AWAITING_MEMORY)
+    if attempt.state is not AttemptState.ENDED:
         return None
-    ours = [claim_size(attempt.allocation_on(gpu.uuid), total_mib) for attempt in holders]
-    return unclaimed_mib([*ours, *(claim.mib for claim in gpu.claims)], total_mib)
+    pids = (attempt.observed.survivors or ())[:_MAX_PIDS]
+    kind = ObstacleKind.QUARANTINED if pids else ObstacleKind.RELEASING
+    return GpuObstacle(gpu.index, kind, job_id=attempt.job_id, pids=pids)
 
 
-def _committed_memory(
-    gpu: Gpu, holders: Sequence[ActiveAttempt], attempts: Sequence[ActiveAttempt], limits: Limits
-) -> int | None:
-    """Returns the committed memory in MiB; None if unknown.
-
-    This is the sum of the allocations and the buffered foreign use, but at least the actual use.
-    """
-    foreign = foreign_commitment(gpu, attempts, limits)
-    if foreign is None:
-        return None
-    used = gpu.sample.used_mib if gpu.sample else None
-    return max(_allocated_memory(gpu, holders, limits) + foreign, used or 0)
-
-
-def foreign_commitment(gpu: Gpu, attempts: Sequence[ActiveAttempt], limits: Limits) -> int | None:
+def _foreign_kept(gpu: Gpu, attempts: Sequence[ActiveAttempt], limits: Limits) -> int | None:
     """Returns the MiB reserved for foreign use; None if unknown.
 
     This is the sum of the buffered peaks of all foreign processes, plus the unattributed memory.
@@ -264,155 +280,6 @@ def _foreign_pid(gpu: Gpu, attempts: Sequence[ActiveAttempt]) -> int | None:
     """Returns the foreign process that uses the most memory, or None."""
     foreign = _foreign_processes(gpu, _identified_processes(gpu) or (), attempts)
     return min(foreign, key=lambda p: -(p.used_mib or 0)).pid if foreign else None
-
-
-def unavailability(gpu: Gpu, here: Sequence[ActiveAttempt]) -> GpuObstacle | None:
-    """Returns why a GPU accepts no new job at all, or None. here: the attempts that have not left it."""
-    if gpu.paused:
-        return GpuObstacle(gpu.index, ObstacleKind.PAUSED)
-    if gpu.sample is None:
-        return GpuObstacle(gpu.index, ObstacleKind.NOT_SAMPLED)
-    if gpu.sample.fault is not None:
-        return GpuObstacle(gpu.index, ObstacleKind.FAULT, fault=gpu.sample.fault)
-    if gpu.suspicion is not None:
-        return GpuObstacle(gpu.index, ObstacleKind.SUSPECT, suspicion=gpu.suspicion)
-    for attempt in here:
-        if attempt.state is AttemptState.ENDED:
-            pids = (attempt.observed.survivors or ())[:_MAX_PIDS]
-            kind = ObstacleKind.QUARANTINED if pids else ObstacleKind.RELEASING
-            return GpuObstacle(gpu.index, kind, job_id=attempt.job_id, pids=pids)
-    if any(attempt.state is AttemptState.RELEASED for attempt in here):
-        return GpuObstacle(gpu.index, ObstacleKind.AWAITING_MEMORY)
-    return None
-
-
-# Computes the availability of one GPU once some of the attempts on it have left it.
-#
-# Foreign use counts as it is judged now, because it does not change when our attempts leave. With their
-# allocations, the memory that their processes use becomes free.
-
-
-class Occupancy(Struct, frozen=True):
-    """The part of one GPU that an attempt takes up. share: thousandths; the other values are in MiB.
-
-    allocated_mib: the memory that the accounting allocates to it; used_mib: the memory that its processes
-    use; claimed_mib: the memory that it claims.
-    """
-
-    share: int
-    allocated_mib: int
-    used_mib: int
-    claimed_mib: int
-
-
-class Vacancy:
-    """One GPU and the attempts on it.
-
-    placed: the needs of the jobs to which it has been given in this round; reserved: of those for which it
-    is reserved.
-    """
-
-    def __init__(
-        self, gpu: Gpu, facts: Facts, placed: Sequence[Need] = (), reserved: Sequence[Need] = ()
-    ) -> None:
-        self._gpu = gpu
-        self._limits: Limits = facts.settings
-        self._placed = placed
-        self._reserved = reserved
-        # An attempt that has been released still explains the memory that the driver has not freed yet.
-        here = [_as_holder(one) for one in facts.attempts if gpu.uuid in one.gpus]
-        self._ended = [one for one in here if one.state is AttemptState.ENDED]
-        self._view = availability(gpu, replace(facts, attempts=tuple(here)))
-        used = self._used_memory()
-        total_used = (gpu.sample.used_mib if gpu.sample else None) or 0
-        self._unlisted_mib = max(0, total_used - sum(used.values()))
-        self.occupancies = {one.id: self._occupancy(one, used.get(one.id)) for one in here}
-        self._foreign_mib = foreign_commitment(gpu, here, self._limits)
-        self._allocated_mib = sum(one.allocated_mib for one in self.occupancies.values())
-
-    @property
-    def uuid(self) -> str:
-        """The UUID of the GPU."""
-        return self._gpu.uuid
-
-    @property
-    def index(self) -> int:
-        """The index of the GPU."""
-        return self._gpu.index
-
-    def accepts(self, need: Need, leaving: Collection[int]) -> bool:
-        """Returns whether the GPU accepts a job with this need once these attempts have left it.
-
-        It must then still accept each job for which it is reserved: a job that declares no memory fits beside
-        one that does, but not always the other way round.
-        """
-        empty = self._without(leaving, self._placed)
-        jobs = [need, *self._reserved]
-        return all(
-            obstacle_kind(self._beside(empty, jobs[:at] + jobs[at + 1 :]), one, self._limits) is None
-            for at, one in enumerate(jobs)
-        )
-
-    def without(self, leaving: Collection[int]) -> GpuAvailability:
-        """Returns the availability of the GPU once these attempts, given by their ids, have left it."""
-        return self._without(leaving, (*self._placed, *self._reserved))
-
-    def _beside(self, view: GpuAvailability, needs: Sequence[Need]) -> GpuAvailability:
-        for need in needs:
-            view = with_allocation(view, need, self._limits)
-        return view
-
-    def _without(self, leaving: Collection[int], needs: Sequence[Need]) -> GpuAvailability:
-        gone = [self.occupancies[one] for one in leaving if one in self.occupancies]
-        ended = [one for one in self._ended if one.id not in leaving]
-        left = replace(
-            self._view,
-            allocated_share=self._view.allocated_share - sum(one.share for one in gone),
-            committed_mib=self._committed(gone),
-            occupied=len(gone) < len(self.occupancies),
-            unavailable=unavailability(self._gpu, ended),
-            claimable_mib=self._claimable(leaving),
-        )
-        return self._beside(left, needs)
-
-    def _committed(self, gone: Sequence[Occupancy]) -> int | None:
-        if self._view.committed_mib is None or self._foreign_mib is None:
-            return None
-        allocated = self._allocated_mib - sum(one.allocated_mib for one in gone)
-        used = (self._gpu.sample.used_mib if self._gpu.sample else None) or 0
-        return max(allocated + self._foreign_mib, used - sum(one.used_mib for one in gone))
-
-    def _claimable(self, leaving: Collection[int]) -> int | None:
-        if not self._gpu.claims:
-            return None
-        total = claimable_total(self._view.total_mib)
-        ours = sum(one.claimed_mib for key, one in self.occupancies.items() if key not in leaving)
-        foreign = sum(total if claim.mib is None else claim.mib for claim in self._gpu.claims)
-        return max(0, total - ours - foreign)
-
-    def _used_memory(self) -> dict[int | None, int]:
-        used: dict[int | None, int] = {}
-        for process in listed_processes(self._gpu) or ():
-            owner = self._gpu.owners.get(process.pid)
-            used[owner] = used.get(owner, 0) + (process.used_mib or 0)
-        return used
-
-    def _occupancy(self, attempt: ActiveAttempt, used_mib: int | None) -> Occupancy:
-        """Returns the occupancy of an attempt. used_mib: None if none of its processes is listed."""
-        total, spike = self._view.total_mib, self._limits.spike_buffer
-        allocation = attempt.allocation_on(self._gpu.uuid)
-        allocated = allocated_mib(allocation, total or 0, spike)
-        claimed = claim_size(allocation, total)
-        return Occupancy(
-            allocated_share(allocation, total, spike),
-            allocated,
-            min(allocated, self._unlisted_mib) if used_mib is None else used_mib,
-            claimable_total(total) if claimed is None else claimed,
-        )
-
-
-def _as_holder(attempt: ActiveAttempt) -> ActiveAttempt:
-    return attempt if attempt.state.holds_gpus else replace(attempt, state=AttemptState.ENDED)
 
 
 # Records what a new sample contains: use and overuse by attempts, and peaks and load of foreign processes.

@@ -11,10 +11,9 @@ from msgspec.structs import replace
 from gpu_scheduler.core.model.gpu import Gpu
 from gpu_scheduler.core.model.job_spec import Need
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
-from gpu_scheduler.core.scheduling.accounting import could_fit
+from gpu_scheduler.core.scheduling.accounting import claim_size, could_fit
 from gpu_scheduler.core.scheduling.facts import Facts, PendingGroup, QueuedJob
 from gpu_scheduler.core.scheduling.needs import ResourceSpec, resolve, resources_of
-from gpu_scheduler.core.scheduling.placement import claim_size
 
 # Orders waiting jobs by priority and queue position. Everything that reads the queue uses this order.
 
@@ -61,20 +60,9 @@ def allowed_gpus(resources: ResourceSpec, facts: Facts) -> list[Gpu]:
     return [gpu for gpu in facts.gpus if resources.allowed is None or gpu.index in resources.allowed]
 
 
-class RequestKind(NamedTuple):
-    """All of a request but its size.
-
-    If a GPU accepts a request, it accepts every smaller one of the kind too, whatever else is on it or is
-    reserved there. gpus: the number of GPUs. share: 0 if the share is the size; has_vram: whether the memory
-    is.
-    """
-
-    allowed: tuple[int, ...] | None
-    gpus: int
-    share: int
-    alone: bool
-    exclusive: bool
-    has_vram: bool
+#: All of a request but its size. If a GPU accepts a request, it accepts every smaller one of the kind too,
+#: whatever else is on it or is reserved there.
+RequestKind = tuple[tuple[int, ...] | None, Need]
 
 
 class Request(NamedTuple):
@@ -102,10 +90,9 @@ def request_of(group: PendingGroup, facts: Facts) -> Request:
 
 
 def _request(need: Need, allowed: tuple[int, ...] | None) -> Request:
-    has_vram = need.vram is not None
-    share = need.share if has_vram else 0
-    kind = RequestKind(allowed, need.count, share, need.alone, need.exclusive, has_vram)
-    return Request(need, kind, need.share if need.vram is None else need.vram)
+    if need.vram is None:
+        return Request(need, (allowed, replace(need, share=0)), need.share)
+    return Request(need, (allowed, replace(need, vram=0)), need.vram)
 
 
 # Limits how many jobs of a group (attribute `max-running`) and jobs without a GPU run at the same time.

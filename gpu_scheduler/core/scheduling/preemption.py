@@ -23,10 +23,9 @@ from gpu_scheduler.core.model.states import AttemptState, JobState
 from gpu_scheduler.core.model.units import Now
 from gpu_scheduler.core.scheduling.actions import Action, Reserve, stopped
 from gpu_scheduler.core.scheduling.facts import Facts, QueuedJob
-from gpu_scheduler.core.scheduling.gpu_use import Occupancy, Vacancy
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
-from gpu_scheduler.core.scheduling.placement import place
-from gpu_scheduler.core.scheduling.settings import Limits, Settings
+from gpu_scheduler.core.scheduling.placement import Holding, Ledger, place
+from gpu_scheduler.core.scheduling.settings import Settings
 
 # Searches for the cheapest set of attempts without which enough GPUs accept a job.
 #
@@ -56,27 +55,25 @@ class Candidate(Struct, frozen=True):
 _Cost = tuple[int, float, int]
 
 
-def find_victims(
-    need: Need, gpus: Sequence[Vacancy], candidates: Sequence[Candidate], leaving: frozenset[int]
-) -> frozenset[int]:
+def find_victims(need: Need, gpus: Sequence[Ledger], candidates: Sequence[Candidate]) -> frozenset[int]:
     """Returns the ids of the fewest candidates, with the least lost work, without which the job can start.
 
     gpus: those that accept the job once all candidates have left; there are enough of them.
     """
-    search = _Search(need, candidates, leaving, gpus)
+    search = _Search(need, candidates, gpus)
     options = sorted((search.options(gpu) for gpu in gpus), key=lambda found: search.cost(found[0]))
     victims = search.combine(options, need.count)
     return victims if search.is_exact else _without_spare_ones(search, gpus, need.count, victims)
 
 
 def _without_spare_ones(
-    search: _Search, gpus: Sequence[Vacancy], count: int, victims: frozenset[int]
+    search: _Search, gpus: Sequence[Ledger], count: int, victims: frozenset[int]
 ) -> frozenset[int]:
     """Returns the victims except those that need not leave, the most expensive first."""
     accepting = [gpu for gpu in gpus if search.accepts(gpu, victims)]
     for one in sorted(victims, key=lambda victim: search.cost([victim]), reverse=True):
         fewer = victims - {one}
-        still = [gpu for gpu in accepting if one not in gpu.occupancies or search.accepts(gpu, fewer)]
+        still = [gpu for gpu in accepting if one not in gpu.holdings or search.accepts(gpu, fewer)]
         if len(still) >= count:
             accepting, victims = still, fewer
     return victims
@@ -85,13 +82,10 @@ def _without_spare_ones(
 class _Search:
     """One search. All GPUs share its budget of trials."""
 
-    def __init__(
-        self, need: Need, candidates: Sequence[Candidate], leaving: frozenset[int], gpus: Sequence[Vacancy]
-    ) -> None:
+    def __init__(self, need: Need, candidates: Sequence[Candidate], gpus: Sequence[Ledger]) -> None:
         self._need = need
-        self._leaving = leaving
         self._lost = {one.attempt_id: one.lost_work_s for one in candidates}
-        self._gpus_of = {one: sum(one in gpu.occupancies for gpu in gpus) for one in self._lost}
+        self._gpus_of = {one: sum(one in gpu.holdings for gpu in gpus) for one in self._lost}
         self._trials_left = MAX_TRIALS
         self._steps_left = MAX_STEPS
         self.is_exact = True
@@ -100,14 +94,14 @@ class _Search:
         """Returns the cost of a set of victims."""
         return len(victims), sum(self._lost[one] for one in victims), -sum(victims)
 
-    def options(self, gpu: Vacancy) -> list[frozenset[int]]:
+    def options(self, gpu: Ledger) -> list[frozenset[int]]:
         """Returns sets of victims, one of which an optimal choice contains if it frees this GPU.
 
         Victims that occupy other GPUs too may be needed there anyway. For each set of these, the cheapest
         addition of other victims is an option. The cheapest option comes first.
         """
         here = sorted(
-            (one for one in self._lost if one in gpu.occupancies), key=lambda one: (self._lost[one], -one)
+            (one for one in self._lost if one in gpu.holdings), key=lambda one: (self._lost[one], -one)
         )
         # A job that needs the GPU for itself needs the places of all of them.
         needed = [one for one in here if self._need.whole or not self.accepts(gpu, set(here) - {one})]
@@ -131,7 +125,7 @@ class _Search:
         for number in range(len(items) + 1):
             yield from combinations(items, number)
 
-    def _addition(self, gpu: Vacancy, first: Sequence[int], others: Sequence[int]) -> Sequence[int]:
+    def _addition(self, gpu: Ledger, first: Sequence[int], others: Sequence[int]) -> Sequence[int]:
         """Returns the cheapest of the others that must leave a GPU with these first ones."""
         for number in range(len(others) + 1):
             if comb(len(others), number) > self._trials_left:
@@ -143,9 +137,9 @@ class _Search:
                 return found
         return self._good_addition(gpu, first, others)
 
-    def _good_addition(self, gpu: Vacancy, first: Sequence[int], others: Sequence[int]) -> Sequence[int]:
+    def _good_addition(self, gpu: Ledger, first: Sequence[int], others: Sequence[int]) -> Sequence[int]:
         """Returns few of the others, the largest first, from which none can be left out."""
-        ranked = sorted(others, key=lambda one: (-self._size(gpu.occupancies[one]), self._lost[one]))
+        ranked = sorted(others, key=lambda one: (-self._size(gpu.holdings[one]), self._lost[one]))
         low, high = 0, len(ranked)
         while low < high:
             middle = (low + high) // 2
@@ -159,16 +153,16 @@ class _Search:
                 chosen.remove(one)
         return chosen
 
-    def _size(self, occupancy: Occupancy) -> int:
+    def _size(self, holding: Holding) -> int:
         """Returns how much of what the job needs becomes free with an attempt."""
         if self._need.vram is None or self._need.whole:
-            return occupancy.share
-        return max(occupancy.allocated_mib, occupancy.used_mib)
+            return holding.share
+        return max(holding.allocated_mib, holding.used_mib)
 
-    def accepts(self, gpu: Vacancy, victims: Collection[int]) -> bool:
+    def accepts(self, gpu: Ledger, victims: Collection[int]) -> bool:
         """Returns whether a GPU accepts the job once these victims have left it."""
         self._trials_left -= 1
-        return gpu.accepts(self._need, self._leaving.union(victims))
+        return gpu.minus(victims).accepts(self._need)
 
     def combine(self, options: Sequence[Sequence[frozenset[int]]], count: int) -> frozenset[int]:
         """Returns the cheapest union of options of `count` GPUs. options: those of each GPU."""
@@ -229,7 +223,7 @@ def find_preemption(
     allowed: tuple[int, ...] | None,
     facts: Facts,
     leaving: Collection[int],
-    gpus: Sequence[Vacancy],
+    gpus: Sequence[Ledger],
 ) -> Preemption | NoPreemption:
     """Returns which attempts a waiting job preempts, or why none. leaving, gpus: see `choose_victims`."""
     holders = [one for one in facts.attempts if one.gpus and one.state.holds_gpus]
@@ -241,7 +235,7 @@ def find_preemption(
     ]
     if not candidates:
         return NoPreemption.SPARED if lower else NoPreemption.NO_LOWER_PRIORITY
-    return choose_victims(need, allowed, candidates, leaving, gpus, facts.settings)
+    return choose_victims(need, allowed, candidates, leaving, gpus)
 
 
 def preempt(job_id: int, preemption: Preemption, facts: Facts) -> list[Action]:
@@ -296,19 +290,18 @@ def choose_victims(
     allowed: tuple[int, ...] | None,
     candidates: Sequence[Candidate],
     leaving: Collection[int],
-    gpus: Sequence[Vacancy],
-    limits: Limits,
+    gpus: Sequence[Ledger],
 ) -> Preemption | NoPreemption:
     """Returns which attempts to preempt so that a job with this need can start, or why none.
 
     candidates: the attempts that may be preempted for the job. leaving: the ids of the attempts that are
     ending without it, and whose places the job therefore gets at no cost. gpus: all managed GPUs.
     """
-    usable = [gpu for gpu in gpus if allowed is None or gpu.index in allowed]
+    usable = [gpu.minus(leaving) for gpu in gpus if allowed is None or gpu.index in allowed]
 
-    def accepting(victims: Iterable[Candidate]) -> list[Vacancy]:
-        gone = {*leaving, *(one.attempt_id for one in victims)}
-        return [gpu for gpu in usable if gpu.accepts(need, gone)]
+    def accepting(victims: Iterable[Candidate]) -> list[Ledger]:
+        gone = {one.attempt_id for one in victims}
+        return [gpu for gpu in usable if gpu.minus(gone).accepts(need)]
 
     if len(accepting(())) >= need.count:
         return NoPreemption.ENDING_ANYWAY
@@ -318,10 +311,8 @@ def choose_victims(
     priorities = sorted({one.priority for one in candidates}, reverse=True)
     allowing = [[one for one in candidates if one.priority >= lowest] for lowest in priorities]
     first = bisect_left(allowing, need.count, key=lambda victims: len(accepting(victims)))
-    victims = find_victims(need, accepting(allowing[first]), allowing[first], frozenset(leaving))
-    gone = victims | frozenset(leaving)
-    views = [gpu.without(gone) for gpu in usable if gpu.accepts(need, gone)]
-    uuids = place(need, allowed, views, limits)
+    victims = find_victims(need, accepting(allowing[first]), allowing[first])
+    uuids = place(need, allowed, [gpu.minus(victims) for gpu in usable])
     if not isinstance(uuids, tuple):
         return NoPreemption.NO_HELP
     return Preemption(tuple(sorted(victims)), uuids)

@@ -12,7 +12,7 @@ from gpu_scheduler.core.model.wait_reason import WaitReason
 from gpu_scheduler.core.scheduling.facts import Facts, QueuedJob, QueueReservation
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
 from gpu_scheduler.core.scheduling.pending_queue import GroupLimits, need_of, queue_key
-from gpu_scheduler.core.scheduling.placement import GpuAvailability
+from gpu_scheduler.core.scheduling.placement import Ledger
 from gpu_scheduler.core.scheduling.preemption import NoPreemption, Preemption, find_preemption, may_preempt
 from gpu_scheduler.core.scheduling.queue_placement import budget_left_s, keep_reserved_gpus, waiting_since
 from gpu_scheduler.core.scheduling.queue_reservation import (
@@ -90,7 +90,7 @@ def queue_outlook(
         return None
     gpus = gpus_for(job, facts)
     ends = expected_ends(gpus.facts)
-    planned = plan_reservation(need, resources.allowed, gpus.vacancies(), ends)
+    planned = plan_reservation(need, resources.allowed, gpus.ledgers(), ends)
     own = stored if stored is not None and stored.job.job_id == job.job_id else None
     is_behind = own is None and stored is not None and queue_key(stored.job) < queue_key(job)
     since = waiting_since(job, resources, need, facts)
@@ -118,7 +118,7 @@ def _awaited(
 ) -> tuple[AwaitedEnd, ...]:
     """Returns the jobs that must leave the reserved GPUs, the first end first."""
     where: dict[int, list[int]] = {}
-    for gpu in gpus.vacancies():
+    for gpu in gpus.ledgers():
         if gpu.uuid in planned.gpus:
             for attempt_id in attempts_to_leave(gpu, need, ends) or ():
                 where.setdefault(attempt_id, []).append(gpu.index)
@@ -149,10 +149,10 @@ def _basis(attempt: ActiveAttempt, end: ExpectedEnd, facts: Facts) -> EndBasis:
 
 def judged_gpus(
     facts: Facts, need: Need, job: QueuedJob, allowed: tuple[int, ...] | None = None
-) -> list[GpuAvailability]:
+) -> list[Ledger]:
     """Returns each GPU as the next round judges it for a queued job with this need."""
-    views = gpus_for(job, facts).views(need, job.job_id, _upper_s(job, facts))
-    return without_failed_gpus(views, job, need, allowed, facts)
+    judged = gpus_for(job, facts).judged(need, job.job_id, _upper_s(job, facts))
+    return without_failed_gpus(judged, job, need, allowed, facts)
 
 
 def possible_preemption(
@@ -177,7 +177,7 @@ def gpus_for(job: QueuedJob, facts: Facts) -> RoundAllocations:
     if stored is not None and queue_key(stored.job) < queue_key(job):
         wanted = need_of(stored.resources, facts)
         ends = expected_ends(gpus.facts)
-        planned = plan_reservation(wanted, stored.resources.allowed, gpus.vacancies(), ends)
+        planned = plan_reservation(wanted, stored.resources.allowed, gpus.ledgers(), ends)
         if planned is not None:
             gpus.reserve_in_order(stored.job.job_id, wanted, planned, stored.start_at, stored.overtakes)
     return gpus

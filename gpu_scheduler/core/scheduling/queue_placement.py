@@ -27,7 +27,7 @@ from gpu_scheduler.core.scheduling.actions import (
 )
 from gpu_scheduler.core.scheduling.facts import Facts, PendingGroup, QueuedJob, QueueReservation, ReservedJob
 from gpu_scheduler.core.scheduling.gpu_faults import is_due
-from gpu_scheduler.core.scheduling.gpu_use import availability_beside
+from gpu_scheduler.core.scheduling.gpu_use import ledger_of
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
 from gpu_scheduler.core.scheduling.pending_queue import (
     GroupLimits,
@@ -290,9 +290,8 @@ class _Walk:
         self, job: QueuedJob, need: Need, allowed: tuple[int, ...] | None, upper_s: float
     ) -> tuple[str, ...] | WaitReason:
         """Returns the GPUs for a job on which it has not failed, or why it waits."""
-        views = self._gpus.views(need, upper_s=upper_s)
-        views = without_failed_gpus(views, job, need, allowed, self._facts)
-        return place(need, allowed, views, self._facts.settings)
+        judged = self._gpus.judged(need, upper_s=upper_s)
+        return place(need, allowed, without_failed_gpus(judged, job, need, allowed, self._facts))
 
     def _start(
         self, group: PendingGroup, job: QueuedJob, need: Need, gpus: tuple[str, ...], upper_s: float
@@ -428,7 +427,7 @@ class _Walk:
     def _plan(self, need: Need, allowed: tuple[int, ...] | None) -> PlannedReservation | None:
         if self._ends is None:
             self._ends = expected_ends(self._gpus.facts)
-        return plan_reservation(need, allowed, self._gpus.vacancies(), self._ends)
+        return plan_reservation(need, allowed, self._gpus.ledgers(), self._ends)
 
     def _changed_reservation(self) -> list[Action]:
         stored, wanted = self._facts.queue_reservation, self._reservation
@@ -501,10 +500,10 @@ def _try_suspect(
 ) -> list[Action]:
     """Starts a job with tries left, which found no other GPU, on a suspect GPU that is due for a trial."""
     for gpu in (one for one in facts.gpus if is_due(one, facts)):
-        view = availability_beside(replace(gpu, suspicion=None), facts.attempts_on(gpu.uuid), facts.settings)
+        ledger = ledger_of(replace(gpu, suspicion=None), facts.attempts, facts.settings)
         for group in groups[:_MAX_TRYING]:
             need = need_of(group.resources, facts)
-            answer = place(need, group.resources.allowed, [view], facts.settings)
+            answer = place(need, group.resources.allowed, [ledger])
             if isinstance(answer, WaitReason) or limits.refusal(group.resources) is not None:
                 continue
             for job in group.jobs:

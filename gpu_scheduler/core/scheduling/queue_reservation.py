@@ -20,7 +20,7 @@ from gpu_scheduler.core.model.units import WHOLE
 from gpu_scheduler.core.scheduling.accounting import allocated_share
 from gpu_scheduler.core.scheduling.actions import Action, RecordGpuTime
 from gpu_scheduler.core.scheduling.facts import Facts
-from gpu_scheduler.core.scheduling.gpu_use import Vacancy
+from gpu_scheduler.core.scheduling.placement import Ledger
 from gpu_scheduler.core.scheduling.reconcile_attempt import departure_s
 from gpu_scheduler.core.scheduling.run_times import key_of
 
@@ -76,21 +76,21 @@ def _expected_end(attempt: ActiveAttempt, facts: Facts) -> ExpectedEnd:
 
 
 def plan_reservation(
-    need: Need, allowed: tuple[int, ...] | None, gpus: Sequence[Vacancy], ends: Mapping[int, ExpectedEnd]
+    need: Need, allowed: tuple[int, ...] | None, gpus: Sequence[Ledger], ends: Mapping[int, ExpectedEnd]
 ) -> PlannedReservation | None:
     """Returns the GPUs that are free first for a job with this need; None if too few will ever be.
 
     Of GPUs that are free at the same time, it reserves those with the most free share, then those with the
     lowest index.
     """
-    found: list[tuple[float, int, int, Vacancy]] = []
+    found: list[tuple[float, int, int, Ledger]] = []
     for gpu in gpus:
         if allowed is not None and gpu.index not in allowed:
             continue
         gone = attempts_to_leave(gpu, need, ends)
         if gone is not None:
             free_in_s = max((ends[one].in_s for one in gone), default=0.0)
-            found.append((free_in_s, gpu.without(()).allocated_share, gpu.index, gpu))
+            found.append((free_in_s, gpu.allocated_share, gpu.index, gpu))
     if len(found) < need.count or not need.count:
         return None
     chosen = sorted(found, key=lambda one: one[:3])[: need.count]
@@ -103,20 +103,18 @@ def plan_reservation(
     )
 
 
-def _idle_s(gpu: Vacancy, until_s: float, ends: Mapping[int, ExpectedEnd]) -> float:
+def _idle_s(gpu: Ledger, until_s: float, ends: Mapping[int, ExpectedEnd]) -> float:
     """Returns the GPU-seconds until then that no attempt on a GPU uses, if nothing starts there."""
-    free = (WHOLE - gpu.without(()).allocated_share) * until_s
-    freed = sum(one.share * max(0.0, until_s - ends[key].in_s) for key, one in gpu.occupancies.items())
+    free = (WHOLE - gpu.allocated_share) * until_s
+    freed = sum(one.share * max(0.0, until_s - ends[key].in_s) for key, one in gpu.holdings.items())
     return max(0.0, free + freed) / WHOLE
 
 
-def attempts_to_leave(gpu: Vacancy, need: Need, ends: Mapping[int, ExpectedEnd]) -> frozenset[int] | None:
+def attempts_to_leave(gpu: Ledger, need: Need, ends: Mapping[int, ExpectedEnd]) -> frozenset[int] | None:
     """Returns the attempts whose end a job with this need must wait for on a GPU; None if it never fits."""
-    here = sorted(
-        (one for one in gpu.occupancies if ends[one].in_s < math.inf), key=lambda one: ends[one].in_s
-    )
+    here = sorted((one for one in gpu.holdings if ends[one].in_s < math.inf), key=lambda one: ends[one].in_s)
     # The more attempts have left, the more jobs fit.
-    number = bisect_left(range(len(here) + 1), True, key=lambda left: gpu.accepts(need, here[:left]))
+    number = bisect_left(range(len(here) + 1), True, key=lambda left: gpu.minus(here[:left]).accepts(need))
     return frozenset(here[:number]) if number <= len(here) else None
 
 

@@ -284,12 +284,29 @@ def answer_requests(facts: Facts) -> list[Action]:
         if waits:
             continue
         changes, answer = _carry_out_request(request, facts)
-        for change in changes:
-            if isinstance(change, GpuChanged):  # the next request for the same GPU follows this one
-                gpus = [change.new if gpu is change.old else gpu for gpu in facts.gpus]
-                facts = replace(facts, gpus=tuple(gpus))
+        facts = _after(changes, facts)
         actions += [*changes, AnswerRequest(request.request_id, answer)]
     return actions
+
+
+def _after(changes: Sequence[Action], facts: Facts) -> Facts:
+    """Returns the facts for the next request, which follows these changes of GPUs or of all finished jobs."""
+    for change in changes:
+        if isinstance(change, GpuChanged):
+            gpus, others = (
+                tuple(change.new if gpu is change.old else gpu for gpu in some)
+                for some in (facts.gpus, facts.other_gpus)
+            )
+            facts = replace(facts, gpus=gpus, other_gpus=others)
+        elif isinstance(change, ClearFinished):
+            cleared = {
+                job_id: replace(job, cleared_at=job.cleared_at or facts.now.wall)
+                if job.state is JobState.FINISHED
+                else job
+                for job_id, job in facts.jobs.items()
+            }
+            facts = replace(facts, jobs=cleared)
+    return facts
 
 
 def is_ending(facts: Facts) -> bool:
@@ -357,7 +374,8 @@ def _carry_out_request(request: Request, facts: Facts) -> ActionsAndAnswer:
         return done(AnswerCode.ENDING, EndScheduler())
     if request.verb in ("pause", "resume"):
         paused = request.verb == "pause"
-        gpu = next((one for one in facts.gpus if one.uuid == request.target), None)
+        known = (*facts.gpus, *facts.other_gpus)
+        gpu = next((one for one in known if one.uuid == request.target), None)
         is_used = gpu is not None and not gpu.paused and gpu.suspicion is None
         code = AnswerCode.NOT_PAUSED if is_used else AnswerCode.RESUMED
         changed = [] if gpu is None else _paused(gpu, request, facts.now, paused=paused)

@@ -19,7 +19,7 @@ from gpu_scheduler.core.model.state_reason import FailureKind, NextKind, NextSte
 from gpu_scheduler.core.model.wait_reason import GpuObstacle, ObstacleKind, WaitReason
 from gpu_scheduler.core.scheduling.accounting import allocated_mib
 from gpu_scheduler.core.scheduling.facts import Facts, QueuedJob
-from gpu_scheduler.core.scheduling.placement import GpuAvailability, place
+from gpu_scheduler.core.scheduling.placement import Ledger, place
 from gpu_scheduler.core.scheduling.settings import Settings
 
 #: Factor by which the observed or declared memory is multiplied after a job ran out of GPU memory.
@@ -66,8 +66,8 @@ def decide_retry(
 
 
 def without_failed_gpus(
-    gpus: Sequence[GpuAvailability], job: QueuedJob, need: Need, allowed: tuple[int, ...] | None, facts: Facts
-) -> list[GpuAvailability]:
+    gpus: Sequence[Ledger], job: QueuedJob, need: Need, allowed: tuple[int, ...] | None, facts: Facts
+) -> list[Ledger]:
     """Returns these GPUs; if enough others could hold a retried job, those on which it failed are closed.
 
     They accept it again once it has waited long enough.
@@ -77,12 +77,12 @@ def without_failed_gpus(
         return list(gpus)
     usable = {gpu.uuid for gpu in facts.gpus if gpu.is_in_service and gpu.suspicion is None}
     others = [gpu for gpu in gpus if gpu.uuid in usable.difference(job.failed_on)]
-    answer = place(need, allowed, others, facts.settings)
+    answer = place(need, allowed, others)
     if isinstance(answer, WaitReason) and answer.is_infeasible:
         return list(gpus)
     return [
-        replace(gpu, unavailable=GpuObstacle(gpu.index, ObstacleKind.FAILED_HERE, job_id=job.job_id))
-        if gpu.uuid in job.failed_on and gpu.unavailable is None
+        replace(gpu, closed=GpuObstacle(gpu.index, ObstacleKind.FAILED_HERE, job_id=job.job_id))
+        if gpu.uuid in job.failed_on and gpu.closed is None
         else gpu
         for gpu in gpus
     ]

@@ -23,16 +23,9 @@ from gpu_scheduler.core.model.wait_reason import GpuObstacle, ObstacleKind, Wait
 from gpu_scheduler.core.scheduling.actions import Start
 from gpu_scheduler.core.scheduling.adoption import unwatched_attempts
 from gpu_scheduler.core.scheduling.facts import Facts
-from gpu_scheduler.core.scheduling.gpu_use import Vacancy, availability, unattributed_memory
-from gpu_scheduler.core.scheduling.placement import GpuAvailability, obstacle_kind, place, with_allocation
+from gpu_scheduler.core.scheduling.gpu_use import ledger_of, unattributed_memory
+from gpu_scheduler.core.scheduling.placement import Ledger, place
 from gpu_scheduler.core.scheduling.queue_reservation import PlannedReservation
-
-
-class _Given(Struct, frozen=True):
-    """A part of a GPU that this round has given to a job, which will have ended within upper_s seconds."""
-
-    need: Need
-    upper_s: float
 
 
 class _QueueReservation(Struct, frozen=True):
@@ -48,26 +41,21 @@ class _QueueReservation(Struct, frozen=True):
 class RoundAllocations:
     """The GPUs, the parts of them that this round has given to jobs, and those that are reserved for jobs.
 
-    leaving: the ids of the attempts that free their GPUs soon.
+    leaving: the ids of the attempts that free their GPUs soon. facts: those of the round, with an attempt for
+    each adopted process that no runner watches.
     """
 
     def __init__(self, facts: Facts, leaving: Collection[int]) -> None:
-        facts = replace(facts, attempts=(*facts.attempts, *unwatched_attempts(facts)))
-        self._facts = facts
+        self.facts = facts = replace(facts, attempts=(*facts.attempts, *unwatched_attempts(facts)))
         self.leaving = leaving
-        self._gpus = {gpu.uuid: gpu for gpu in facts.gpus}
-        self._views = {gpu.uuid: availability(gpu, facts) for gpu in facts.gpus}
-        self._given: dict[str, list[_Given]] = {gpu.uuid: [] for gpu in facts.gpus}
-        self._reserved: dict[str, dict[int, Need]] = {gpu.uuid: {} for gpu in facts.gpus}
-        self._vacancies: dict[tuple[str, int | None], Vacancy] = {}
+        self._before = {gpu.uuid: ledger_of(gpu, facts.attempts, facts.settings) for gpu in facts.gpus}
+        self._now = dict(self._before)
+        #: The needs of the jobs to which this round gives each GPU, and the seconds within which they end.
+        self._given: dict[str, list[tuple[Need, float]]] = {uuid: [] for uuid in self._before}
+        self._reserved: dict[str, dict[int, Need]] = {uuid: {} for uuid in self._before}
         self._queue: _QueueReservation | None = None
-        self._queue_vacancies: dict[str, Vacancy] = {}
-        self._beside: dict[str, dict[Need, bool]] = {}
-
-    @property
-    def facts(self) -> Facts:
-        """The facts, with an attempt for each adopted process that no runner watches."""
-        return self._facts
+        self._later_ledgers: dict[tuple[str, int | None], Ledger] = {}
+        self._queue_ledgers: dict[str, Ledger] = {}
 
     @property
     def has_queue_reservation(self) -> bool:
@@ -88,97 +76,95 @@ class RoundAllocations:
 
         upper_s: the seconds within which the job will have ended; infinite if unknown.
         """
-        return place(need, allowed, self.views(need, upper_s=upper_s), self._facts.settings)
+        return place(need, allowed, self.judged(need, upper_s=upper_s))
 
-    def views(
-        self, need: Need, job_id: int | None = None, upper_s: float = math.inf
-    ) -> list[GpuAvailability]:
+    def judged(self, need: Need, job_id: int | None = None, upper_s: float = math.inf) -> list[Ledger]:
         """Returns each GPU as it is judged for a job with this need, and without its own reservation."""
         return [
-            self._beside_queue(uuid, self._view(uuid, need, job_id), need, upper_s) for uuid in self._gpus
+            self._beside_queue(uuid, self._now_or_later(uuid, need, job_id), need, upper_s)
+            for uuid in self._now
         ]
 
     def place_reserved(
         self, job_id: int, need: Need, allowed: tuple[int, ...] | None
     ) -> tuple[str, ...] | WaitReason:
         """Returns the UUIDs of the GPUs for a job, of those that are reserved for it, or why it waits."""
-        views = [self._view(uuid, need, job_id) for uuid in self._reserved_for(job_id)]
-        return place(need, allowed, views, self._facts.settings)
+        return place(
+            need, allowed, [self._now_or_later(uuid, need, job_id) for uuid in self._reserved_for(job_id)]
+        )
 
     def fits_later(self, job_id: int, need: Need, allowed: tuple[int, ...] | None) -> bool:
         """Returns whether a job fits on the GPUs reserved for it once the leaving attempts have left."""
-        views = [self._vacancy(uuid, job_id).without(self.leaving) for uuid in self._reserved_for(job_id)]
-        return isinstance(place(need, allowed, views, self._facts.settings), tuple)
+        gpus = [replace(self._later(uuid, job_id), reserved=()) for uuid in self._reserved_for(job_id)]
+        return isinstance(place(need, allowed, gpus), tuple)
 
     def _reserved_for(self, job_id: int) -> list[str]:
         return [uuid for uuid, jobs in self._reserved.items() if job_id in jobs]
 
-    def _view(self, uuid: str, need: Need, job_id: int | None = None) -> GpuAvailability:
+    def _now_or_later(self, uuid: str, need: Need, job_id: int | None = None) -> Ledger:
         """Returns a GPU as it is now or, if only that keeps this need off it, as it is later."""
-        others = tuple(other for other in self._reserved[uuid] if other != job_id)
-        if not others:
-            return self._views[uuid]
-        vacancy, limits = self._vacancy(uuid, job_id), self._facts.settings
-        if vacancy.accepts(need, self.leaving):
-            return self._views[uuid]
-        later = replace(vacancy.without(self.leaving), reserved_for=others)
-        if obstacle_kind(later, need, limits) is not None:
-            return later
-        kept = GpuObstacle(later.index, ObstacleKind.RESERVED, job_id=others[0])
-        return replace(later, unavailable=kept)
+        if not self._reserved[uuid].keys() - {job_id}:
+            return self._now[uuid]
+        later = self._later(uuid, job_id)
+        return self._now[uuid] if later.accepts(need) else later
 
-    def _beside_queue(self, uuid: str, view: GpuAvailability, need: Need, upper_s: float) -> GpuAvailability:
-        """Returns this view, or a closed one if only the reservation by queue order keeps the job off."""
+    def _beside_queue(self, uuid: str, ledger: Ledger, need: Need, upper_s: float) -> Ledger:
+        """Returns this ledger, or a closed one if only the reservation by queue order keeps the job off."""
         queue = self._queue
-        if queue is None or obstacle_kind(view, need, self._facts.settings) is not None:
-            return view
-        if self._leaves_room_for_queue(uuid, need, upper_s):
-            return view
+        if queue is None or self._leaves_room_for_queue(uuid, need, upper_s) or not ledger.accepts(need):
+            return ledger
         closed = GpuObstacle(
-            view.index, ObstacleKind.RESERVED, job_id=queue.job_id, reserved_from=queue.start_at,
+            ledger.index, ObstacleKind.RESERVED, job_id=queue.job_id, reserved_from=queue.start_at,
             overtakes=queue.overtakes,
         )  # fmt: skip
-        return replace(view, unavailable=closed)
+        return replace(ledger, closed=closed)
 
     def _leaves_room_for_queue(self, uuid: str, need: Need, upper_s: float) -> bool:
         """Returns whether a job with this need leaves a GPU to the one for which queue order reserves it."""
         queue = self._queue
         if queue is None or uuid not in queue.planned.gpus or upper_s <= queue.planned.start_in_s:
             return True
-        beside = self._beside.setdefault(uuid, {})
-        if need not in beside:
-            leaving = {*queue.planned.leaving, *self.leaving}
-            beside[need] = self._queue_vacancy(uuid, queue).accepts(need, leaving)
-        return beside[need]
+        return self._queue_ledger(uuid, queue).accepts(need)
 
-    def _queue_vacancy(self, uuid: str, queue: _QueueReservation) -> Vacancy:
-        """Returns the vacancy of a GPU when the job starts for which queue order reserves it."""
-        if uuid not in self._queue_vacancies:
-            staying = [one.need for one in self._given[uuid] if one.upper_s > queue.planned.start_in_s]
-            reserved = [*self._reserved[uuid].values(), queue.need]
-            self._queue_vacancies[uuid] = Vacancy(self._gpus[uuid], self._facts, staying, reserved)
-        return self._queue_vacancies[uuid]
+    def _queue_ledger(self, uuid: str, queue: _QueueReservation) -> Ledger:
+        """Returns the ledger of a GPU when the job starts for which queue order reserves it."""
+        if uuid not in self._queue_ledgers:
+            ledger = self._before[uuid].minus({*queue.planned.leaving, *self.leaving})
+            for need, upper_s in self._given[uuid]:
+                if upper_s > queue.planned.start_in_s:
+                    ledger = ledger.plus(need)
+            for job_id, need in (*self._reserved[uuid].items(), (queue.job_id, queue.need)):
+                ledger = ledger.plus(need, job_id)
+            self._queue_ledgers[uuid] = ledger
+        return self._queue_ledgers[uuid]
 
-    def _vacancy(self, uuid: str, job_id: int | None = None) -> Vacancy:
-        """Returns the vacancy of a GPU, less what was given away and what is reserved for other jobs."""
-        if (uuid, job_id) not in self._vacancies:
-            others = [need for other, need in self._reserved[uuid].items() if other != job_id]
-            given = [one.need for one in self._given[uuid]]
-            vacancy = Vacancy(self._gpus[uuid], self._facts, given, others)
-            self._vacancies[uuid, job_id] = vacancy
-        return self._vacancies[uuid, job_id]
+    def _later(self, uuid: str, job_id: int | None) -> Ledger:
+        """Returns the ledger of a GPU once the leaving attempts have left it; see `_with_reserved`."""
+        if (uuid, job_id) not in self._later_ledgers:
+            self._later_ledgers[uuid, job_id] = self._with_reserved(uuid, job_id).minus(self.leaving)
+        return self._later_ledgers[uuid, job_id]
 
-    def vacancies(self) -> list[Vacancy]:
-        """Returns the vacancy of each GPU, less what was given away and what is reserved."""
-        return [self._vacancy(uuid) for uuid in self._gpus]
+    def _with_reserved(self, uuid: str, job_id: int | None = None) -> Ledger:
+        """Returns the ledger of a GPU with what is reserved for jobs other than this one."""
+        ledger = self._now[uuid]
+        for other, need in self._reserved[uuid].items():
+            if other != job_id:
+                ledger = ledger.plus(need, other)
+        return ledger
 
-    def preemptible(self, need: Need, upper_s: float) -> list[Vacancy]:
-        """Returns the vacancy of each GPU on which a job with this need may preempt others.
+    def ledgers(self) -> list[Ledger]:
+        """Returns the ledger of each GPU with what was given away and what is reserved."""
+        return [self._with_reserved(uuid) for uuid in self._now]
+
+    def preemptible(self, need: Need, upper_s: float) -> list[Ledger]:
+        """Returns the ledger of each GPU on which a job with this need may preempt others.
 
         upper_s: the seconds within which the job will have ended; infinite if unknown.
         """
         return [
-            self._vacancy(uuid) for uuid in self._gpus if self._leaves_room_for_queue(uuid, need, upper_s)
+            self._with_reserved(uuid)
+            for uuid in self._now
+            if self._leaves_room_for_queue(uuid, need, upper_s)
         ]
 
     def start(self, job_id: int, uuids: tuple[str, ...], need: Need, upper_s: float = math.inf) -> Start:
@@ -187,27 +173,22 @@ class RoundAllocations:
         upper_s: the seconds within which the job will have ended; infinite if unknown.
         """
         self.release(job_id)
-        limits = self._facts.settings
         for uuid in uuids:
-            self._views[uuid] = with_allocation(self._views[uuid], need, limits)
-            self._given[uuid].append(_Given(need, upper_s))
-            self._queue_vacancies.pop(uuid, None)
-            self._beside.pop(uuid, None)
-        self._vacancies.clear()
+            self._now[uuid] = self._now[uuid].plus(need)
+            self._given[uuid].append((need, upper_s))
+        facts = self.facts
         baseline = tuple(
-            (uuid, unattributed_memory(gpu, self._facts.attempts, limits) or 0)
-            for uuid, gpu in self._gpus.items()
-            if uuid in uuids
+            (gpu.uuid, unattributed_memory(gpu, facts.attempts, facts.settings) or 0)
+            for gpu in facts.gpus
+            if gpu.uuid in uuids
         )
         return Start(job_id, uuids, need.share, baseline, need.vram, need.whole, need.learned, need.assumed)
 
     def reserve(self, job_id: int, uuids: Sequence[str], need: Need) -> None:
         """Keeps each of these GPUs, as far as it is managed, for a job with this need."""
-        for uuid in self._gpus.keys() & set(uuids):
+        for uuid in self._now.keys() & set(uuids):
             self._reserved[uuid][job_id] = need
-        self._vacancies.clear()
-        self._queue_vacancies.clear()
-        self._beside.clear()
+        self._forget()
 
     def reserve_in_order(
         self, job_id: int, need: Need, planned: PlannedReservation, start_at: float, overtakes: int
@@ -217,11 +198,14 @@ class RoundAllocations:
         start_at, overtakes: the values that the obstacles of other jobs show.
         """
         self._queue = _QueueReservation(job_id, need, planned, start_at, overtakes)
-        self._queue_vacancies.clear()
-        self._beside.clear()
+        self._forget()
 
     def release(self, job_id: int) -> None:
         """Ends the reservation of a job, if it has one."""
         for jobs in self._reserved.values():
             jobs.pop(job_id, None)
-        self._vacancies.clear()
+        self._forget()
+
+    def _forget(self) -> None:
+        self._later_ledgers.clear()
+        self._queue_ledgers.clear()

@@ -139,10 +139,15 @@ def times_text(count: int) -> str:
     return "once" if count == 1 else f"{count} times"
 
 
-def format_jobs(job_ids: Iterable[int]) -> str:
-    """Formats the ids of jobs: "job 3", "jobs 3, 4"."""
+def format_jobs(job_ids: Iterable[int], noun: str = "job") -> str:
+    """Formats the ids of jobs, or the indices of GPUs: "job 3", "jobs 3, 4"."""
     listed = [str(job_id) for job_id in job_ids]
-    return f"job{'' if len(listed) == 1 else 's'} {', '.join(listed)}"
+    return f"{noun}{'' if len(listed) == 1 else 's'} {', '.join(listed)}"
+
+
+def format_gpus(indices: Iterable[int]) -> str:
+    """Formats the indices of GPUs: "GPU 3", "GPUs 3, 4"."""
+    return format_jobs(indices, "GPU")
 
 
 def and_more(listed: str, more: int) -> str:

@@ -135,6 +135,11 @@ def masked_json(value: Any, indent: int | None = None) -> str:
     return json.dumps(masked_values(value), indent=indent)
 
 
+def picked(value: object, *names: str) -> dict[str, Any]:
+    """Returns these attributes of a value, as members of a JSON object with the same names."""
+    return {name: getattr(value, name) for name in names}
+
+
 def masked_values(value: Any, key: str = "") -> Any:
     """Returns a JSON value with all secrets hidden.
 

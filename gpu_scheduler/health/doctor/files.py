@@ -27,7 +27,7 @@ from gpu_scheduler.claims.lock_folder import (
     find_lock_folder,
     folder_problem,
 )
-from gpu_scheduler.core.model.finding import Check, Finding, HealthSubject, bad, from_health_issue, ok, warn
+from gpu_scheduler.core.model.finding import Check, Finding, bad, from_health_issue, ok, warn
 from gpu_scheduler.core.model.gpu import SIMULATED_UUID_PREFIX, GpuClaim, format_ranges
 from gpu_scheduler.core.text.formatting import count_noun, pid_text
 from gpu_scheduler.errors import SchedulerError, UsageError
@@ -63,10 +63,12 @@ def folders(data_dir: DataDir, log_folder: LogFolder, *, trust: bool = False) ->
     found = find_issues(data_dir, log_folder, trust=trust)
     yield from map(from_health_issue, found)
     reported = {issue.subject for issue in found if issue.blocks_starts}
-    written = {HealthSubject.LOG_FOLDER: log_folder.usable_path(), HealthSubject.STORE: data_dir.folder}
-    for subject, path in written.items():
+    written: tuple[tuple[Check, Path | None], ...] = (
+        ("log folder", log_folder.usable_path()), ("store", data_dir.folder),
+    )  # fmt: skip
+    for subject, path in written:
         if subject not in reported and path is not None:
-            yield _free_space(Check(subject.value), path)
+            yield _free_space(subject, path)
 
 
 def _free_space(check: Check, path: Path) -> Finding:
@@ -85,21 +87,21 @@ def store_findings(data_dir: DataDir) -> Iterator[Finding]:
     kind = kind_of(data_dir.folder)
     if is_shared(kind):
         message = f"{data_dir.folder} is on {kind}, which several hosts may share"
-        yield bad(Check.FILE_SYSTEM, message, "use --data-dir to choose a folder on a local disk")
+        yield bad("file system", message, "use --data-dir to choose a folder on a local disk")
     else:
-        yield ok(Check.FILE_SYSTEM, f"{data_dir.folder} is on {kind or 'an unknown file system'}")
+        yield ok("file system", f"{data_dir.folder} is on {kind or 'an unknown file system'}")
     try:
         data_dir.check_access()
         if data_dir.folder.is_dir():
             check_entries(data_dir.folder)
     except SchedulerError as error:
         message, _, remedy = str(error).partition("\n")
-        yield bad(Check.DATABASE, message, remedy or "use --state-file to choose a state file that you own")
+        yield bad("database", message, remedy or "use --state-file to choose a state file that you own")
         return
     owner = data_dir.other_host()
     if owner is not None:  # the other host would not notice the locks of a reader on this host
         message = f"{data_dir.database} belongs to host {owner.name} and was not checked"
-        yield warn(Check.DATABASE, message, f"run `doctor` on {owner.name}")
+        yield warn("database", message, f"run `doctor` on {owner.name}")
         return
     if is_missing_or_empty(data_dir.database):
         yield _missing_database(data_dir)
@@ -108,18 +110,16 @@ def store_findings(data_dir: DataDir) -> Iterator[Finding]:
         yield _integrity(data_dir.database)
     except sqlite3.OperationalError as error:
         remedy = "check the permissions of the file and of its folder"
-        yield warn(Check.DATABASE, f"{data_dir.database} cannot be read: {error}", remedy)
+        yield warn("database", f"{data_dir.database} cannot be read: {error}", remedy)
     except sqlite3.DatabaseError as error:
-        yield bad(Check.DATABASE, f"{data_dir.database} is damaged: {error}", _RESTORE_REMEDY)
+        yield bad("database", f"{data_dir.database} is damaged: {error}", _RESTORE_REMEDY)
     yield from _backups_and_attempts(data_dir)
 
 
 def _missing_database(data_dir: DataDir) -> Finding:
     if not is_store_lost(data_dir):
-        return ok(Check.DATABASE, "there is none yet; the first `start` creates it")
-    return bad(
-        Check.DATABASE, f"{data_dir.database} is missing or empty: its content is lost", _RESTORE_REMEDY
-    )
+        return ok("database", "there is none yet; the first `start` creates it")
+    return bad("database", f"{data_dir.database} is missing or empty: its content is lost", _RESTORE_REMEDY)
 
 
 def _backups_and_attempts(data_dir: DataDir) -> Iterator[Finding]:
@@ -131,14 +131,14 @@ def _backups_and_attempts(data_dir: DataDir) -> Iterator[Finding]:
         message = f"{count_noun(len(there), 'backup')} in {data_dir.backups}; the newest is from {when}"
         if age_s > _MAX_BACKUP_AGE_S and scheduler_pid(data_dir.lock) is not None:
             yield warn(
-                Check.BACKUPS,
+                "backups",
                 f"{message}, although a scheduler is running",
                 f"look for the reason in {data_dir.main_log}",
             )
         else:
-            yield ok(Check.BACKUPS, message)
+            yield ok("backups", message)
     else:
-        yield ok(Check.BACKUPS, "none yet; a scheduler makes one soon after it starts, then one per day")
+        yield ok("backups", "none yet; a scheduler makes one soon after it starts, then one per day")
     try:
         unknown_folders = unknown_attempt_folders(data_dir)
     except (OSError, sqlite3.Error):
@@ -151,15 +151,15 @@ def _backups_and_attempts(data_dir: DataDir) -> Iterator[Finding]:
             f"{count_noun(len(unknown_folders), 'attempt folder')} in {data_dir.runs} ({jobs})"
             f" {verb} missing from the store, which seems to be out of date"
         )
-        yield bad(Check.ATTEMPTS, message, _RESTORE_REMEDY)
+        yield bad("attempts", message, _RESTORE_REMEDY)
 
 
 def _integrity(path: Path) -> Finding:
     schema, damage = check_integrity(path, _CHECK_TIMEOUT_S)
     if damage is not None:
-        return bad(Check.DATABASE, f"{path} is damaged: {damage}", _RESTORE_REMEDY)
+        return bad("database", f"{path} is damaged: {damage}", _RESTORE_REMEDY)
     size = path.stat().st_size / 1024**2
-    return ok(Check.DATABASE, f"{path}, schema {schema}, {size:.1f} MiB, intact")
+    return ok("database", f"{path}, schema {schema}, {size:.1f} MiB, intact")
 
 
 def gpu_kind(data_dir: DataDir, simulated: bool) -> Iterator[Finding]:
@@ -169,7 +169,7 @@ def gpu_kind(data_dir: DataDir, simulated: bool) -> Iterator[Finding]:
     """
     found = recorded_gpus(data_dir.database) if data_dir.other_host() is None else None
     if found is not None and found.conflicts_with(simulated):
-        yield warn(Check.KIND_OF_GPUS, *found.refusal(data_dir.folder))
+        yield warn("kind of GPUs", *found.refusal(data_dir.folder))
 
 
 def state_file(data_dir: DataDir, *, trust: bool = False) -> Finding:
@@ -178,31 +178,31 @@ def state_file(data_dir: DataDir, *, trust: bool = False) -> Finding:
     found = safe_file.read(path, trust=trust)
     if isinstance(found, FileProblem):
         if found.kind is ProblemKind.MISSING:
-            return ok(Check.STATE_FILE, f"{path} (does not exist yet)")
+            return ok("state file", f"{path} (does not exist yet)")
         forbidden = found.kind is ProblemKind.UNREADABLE and found.errno in (errno.EACCES, errno.EPERM)
         remedy = f"chmod u+rw {path}" if forbidden else found.remedy or "remove it, or move it aside"
-        return bad(Check.STATE_FILE, f"{path} {found.description}", remedy)
+        return bad("state file", f"{path} {found.description}", remedy)
     try:
         statefile.parse(found.data)
     except ValueError as error:
         remedy = "correct it; otherwise the scheduler renames it to .bad and writes a new one"
-        return warn(Check.STATE_FILE, f"{path}: {error}", remedy)
-    return _check_permissions(Check.STATE_FILE, path, "valid JSON", trust=trust)
+        return warn("state file", f"{path}: {error}", remedy)
+    return _check_permissions("state file", path, "valid JSON", trust=trust)
 
 
 def jobs_file(path: str, *, trust: bool = False) -> Finding:
     """Returns the finding about the jobs file. Anyone who can write to it can run commands as this user."""
     if not path:
-        return ok(Check.JOBS_FILE, "the scheduler uses none")
+        return ok("jobs file", "the scheduler uses none")
     file = Path(os.path.abspath(path))
     found = JobsFile(file, trust=trust).read()
     if isinstance(found, FileProblem):
         if found.kind is ProblemKind.MISSING:
-            return ok(Check.JOBS_FILE, f"{file} (does not exist; `start` waits for it)")
+            return ok("jobs file", f"{file} (does not exist; `start` waits for it)")
         remedy = found.remedy or "give a readable text file with one job per line"
-        return bad(Check.JOBS_FILE, f"{file} {found.description}", remedy)
+        return bad("jobs file", f"{file} {found.description}", remedy)
     return _check_permissions(
-        Check.JOBS_FILE, file, f"`lint {shlex.quote(path)}` explains its lines", trust=trust
+        "jobs file", file, f"`lint {shlex.quote(path)}` explains its lines", trust=trust
     )
 
 
@@ -211,10 +211,10 @@ def llm_config(path: str | None, *, trust: bool = False) -> Finding:
     try:
         file = LlmConfigFile(path, trust=trust)
     except UsageError as error:
-        return bad(Check.LLM_CONFIG, str(error), "correct it, or choose another file with --llm-config")
+        return bad("llm_config", str(error), "correct it, or choose another file with --llm-config")
     if not file.path.exists():
-        return ok(Check.LLM_CONFIG, f"{file.path} (does not exist; a job that declares no need gets 1 GPU)")
-    return _check_permissions(Check.LLM_CONFIG, file.path, "valid JSON", trust=trust)
+        return ok("llm_config", f"{file.path} (does not exist; a job that declares no need gets 1 GPU)")
+    return _check_permissions("llm_config", file.path, "valid JSON", trust=trust)
 
 
 def scheduler(data_dir: DataDir) -> Finding:
@@ -222,13 +222,13 @@ def scheduler(data_dir: DataDir) -> Finding:
     owner = data_dir.other_host()
     if owner is not None:
         message, _, remedy = data_dir.refusal(owner).partition("\n")
-        return bad(Check.SCHEDULER, message, remedy)
+        return bad("scheduler", message, remedy)
     original = copied_from(data_dir, read_meta(data_dir.database, FOLDER_KEY))
     if original is not None:
         message, _, remedy = copy_refusal(data_dir, original).partition("\n")
-        return bad(Check.SCHEDULER, message, remedy)
+        return bad("scheduler", message, remedy)
     pid = scheduler_pid(data_dir.lock)
-    return ok(Check.SCHEDULER, "not running" if pid is None else f"running, {pid_text(pid)}")
+    return ok("scheduler", "not running" if pid is None else f"running, {pid_text(pid)}")
 
 
 def _check_permissions(check: Check, path: Path, message: str, *, trust: bool) -> Finding:
@@ -282,16 +282,16 @@ def gpu_locks(
         folder = find_lock_folder(env, system_folder)
     except UsageError as error:
         message, _, remedy = str(error).partition("; ")
-        yield bad(Check.LOCK_FOLDER, message, remedy)
+        yield bad("lock folder", message, remedy)
         return
     try:
         problem = folder_problem(folder)
     except OSError as error:
         remedy = f"set {VARIABLE} to a folder that you can write to"
-        yield bad(Check.LOCK_FOLDER, f"{folder} cannot be used: {error.strerror}", remedy)
+        yield bad("lock folder", f"{folder} cannot be used: {error.strerror}", remedy)
         return
     if problem is not None:
-        yield bad(Check.LOCK_FOLDER, f"{folder} {problem.text}", problem.remedy)
+        yield bad("lock folder", f"{folder} {problem.text}", problem.remedy)
         return
     path = ClaimFolder.of(folder, str(data_dir.simulation) if simulated else None).path
     yield _other_folder_of_scheduler(data_dir, path) or _users_of(
@@ -308,7 +308,7 @@ def _other_folder_of_scheduler(data_dir: DataDir, path: Path) -> Finding | None:
     if used in (None, str(path)):
         return None
     message = f"{path}, but the lock files of the running scheduler are in {used}"
-    return warn(Check.LOCK_FOLDER, message, f"set {VARIABLE} to the same folder, or restart the scheduler")
+    return warn("lock folder", message, f"set {VARIABLE} to the same folder, or restart the scheduler")
 
 
 def _users_of(folder: Path, is_named: bool, system_folder: Path) -> Finding:
@@ -318,14 +318,14 @@ def _users_of(folder: Path, is_named: bool, system_folder: Path) -> Finding:
     text = f"{folder}{f', named by {VARIABLE}' if is_named else ''}{'' if exists else ' (not created yet)'}"
     if is_named and folder != system_folder and os.path.lexists(system_folder):
         message = f"{text}; programs without this variable use {system_folder} and do not see the same claims"
-        return warn(Check.LOCK_FOLDER, message, f"unset {VARIABLE}")
+        return warn("lock folder", message, f"unset {VARIABLE}")
     if mode & _OTHERS_WRITE:
         users = "all users" if mode & stat.S_IWOTH else "the users of its group"
-        return ok(Check.LOCK_FOLDER, f"{text}, shared by {users}")
+        return ok("lock folder", f"{text}, shared by {users}")
     private = f"{text}; only your own programs see each other's claims"
     make = f"`sudo install -d -m 1777 {system_folder}`{f' and unset {VARIABLE}' if is_named else ''}"
     return ok(
-        Check.LOCK_FOLDER,
+        "lock folder",
         f"{private}; while no job runs, an administrator can make a folder for all users: {make}",
     )
 
@@ -340,7 +340,7 @@ def _claims(folder: Path) -> Finding:
         names, is_shared = [], False
     except OSError as error:
         return bad(
-            Check.GPU_CLAIMS,
+            "GPU claims",
             f"{folder} cannot be read: {error.strerror}",
             f"run `chmod u+r {shlex.quote(str(folder))}`",
         )
@@ -352,13 +352,13 @@ def _claims(folder: Path) -> Finding:
             mode = os.stat(path).st_mode
         except OSError as error:
             problem, _, remedy = lock_problem(error).partition("; ")
-            return bad(Check.GPU_CLAIMS, problem, remedy or f"check the permissions of {path}")
+            return bad("GPU claims", problem, remedy or f"check the permissions of {path}")
         if is_shared and mode & _LOCK_FILE_MODE != _LOCK_FILE_MODE:
             message = f"{path} has mode {stat.S_IMODE(mode):o}, so not every user can claim this GPU"
-            return bad(Check.GPU_CLAIMS, message, f"its owner must run `chmod 1666 {shlex.quote(str(path))}`")
+            return bad("GPU claims", message, f"its owner must run `chmod 1666 {shlex.quote(str(path))}`")
     texts = [f"{name}: {', '.join(map(_text, claims))}" for name, claims in held.items() if claims]
     total = count_noun(sum(map(len, held.values())), "claim")
-    return ok(Check.GPU_CLAIMS, f"{total} in {folder}: {'; '.join(texts)}" if texts else "none")
+    return ok("GPU claims", f"{total} in {folder}: {'; '.join(texts)}" if texts else "none")
 
 
 def _text(claim: GpuClaim) -> str:

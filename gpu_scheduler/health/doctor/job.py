@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from gpu_scheduler.core.command.build import find_conda_sh
-from gpu_scheduler.core.model.finding import Check, Finding, bad, ok
+from gpu_scheduler.core.model.finding import Finding, bad, ok
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.system.procfs import RunningProcess, read_running_process
 
@@ -28,21 +28,21 @@ def environment(
     """
     if not os.path.isdir(spec.cwd):
         other = "choose another with [cwd=DIR]" if is_of_file else _SUBMIT_AGAIN
-        yield bad(Check.FOLDER, f"{spec.cwd} does not exist", f"create it, or {other}")
+        yield bad("folder", f"{spec.cwd} does not exist", f"create it, or {other}")
     if spec.venv is not None:
         message = f"virtual environment {spec.venv}"
         if os.path.isfile(os.path.join(spec.venv, "bin", "activate")):
-            yield ok(Check.ENVIRONMENT, message)
+            yield ok("environment", message)
         else:
             missing = f"{message} does not exist (it has no bin/activate)"
             other = "correct [venv=DIR] on the line" if is_of_file else _SUBMIT_AGAIN
-            yield bad(Check.ENVIRONMENT, missing, f"create it, or {other}")
+            yield bad("environment", missing, f"create it, or {other}")
     elif conda is None:
-        yield ok(Check.ENVIRONMENT, "the job names no environment")
+        yield ok("environment", "the job names no environment")
     elif conda_sh is None or not os.path.isfile(conda_sh):
         message = f"the job needs the conda environment {conda}, but conda was not found"
         remedy = "pass the path of the installation's etc/profile.d/conda.sh to `start --conda-sh`"
-        yield bad(Check.ENVIRONMENT, message, remedy)
+        yield bad("environment", message, remedy)
     else:
         yield _conda(conda, conda_sh, "correct the line" if is_of_file else _SUBMIT_AGAIN)
 
@@ -51,15 +51,15 @@ def _conda(name: str, conda_sh: str, other: str) -> Finding:
     result = list_environments(conda_sh)
     if not result.succeeded:
         return bad(
-            Check.ENVIRONMENT,
+            "environment",
             f"`conda env list` failed: {result.failure_reason()}",
             f"run `. {shlex.quote(conda_sh)}; conda env list`",
         )
     known = parse_environments(result.output)
     if name in known or os.path.isdir(os.path.expanduser(name)):
-        return ok(Check.ENVIRONMENT, f"conda environment {name} exists")
+        return ok("environment", f"conda environment {name} exists")
     return bad(
-        Check.ENVIRONMENT,
+        "environment",
         f"conda environment {name} does not exist; environments: {', '.join(known) or 'none'}",
         f"create it (conda create -n {shlex.quote(name)}), or {other}",
     )
@@ -69,18 +69,18 @@ def script(spec: JobSpec) -> Finding:
     """Returns the finding about the script of a CSV line. A command cannot be checked without running it."""
     path = spec.script
     if path is None:
-        return ok(Check.SCRIPT, "none; the programs in a shell command are not checked in advance")
+        return ok("script", "none; the programs in a shell command are not checked in advance")
     if not os.path.exists(path):
         return bad(
-            Check.SCRIPT,
+            "script",
             f"{path} does not exist",
             f"correct the line; relative paths are looked up in {spec.cwd}",
         )
     if os.path.isdir(path) and not os.path.exists(os.path.join(path, "__main__.py")):
-        return bad(Check.SCRIPT, f"{path} is a folder without __main__.py", "name a script on the line")
+        return bad("script", f"{path} is a folder without __main__.py", "name a script on the line")
     if not os.access(path, os.R_OK):
-        return bad(Check.SCRIPT, f"{path} cannot be read", f"chmod u+r {shlex.quote(path)}")
-    return ok(Check.SCRIPT, f"{path} exists")
+        return bad("script", f"{path} cannot be read", f"chmod u+r {shlex.quote(path)}")
+    return ok("script", f"{path} exists")
 
 
 # Finds the conda that the next launch uses, and lists its environments.

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from gpu_scheduler.config import VERSION, ProbeKind
 from gpu_scheduler.core.command.sessions import parse_session_list
-from gpu_scheduler.core.model.finding import Check, Finding, bad, ok, warn
+from gpu_scheduler.core.model.finding import Finding, bad, ok, warn
 from gpu_scheduler.core.model.gpu import GpuSample
 from gpu_scheduler.errors import GpuStateError
 from gpu_scheduler.executors.screen import screen_problem
@@ -48,11 +48,11 @@ def inotify(limits: Path = Path("/proc/sys/fs/inotify")) -> Finding:
     except OSError as error:
         message = f"no instance is available ({error.strerror}); the scheduler polls files every few seconds"
         remedy = f"sudo sysctl fs.inotify.max_user_instances={4 * (instances or 128)}"
-        return warn(Check.INOTIFY, message, remedy)
+        return warn("inotify", message, remedy)
     if watches is not None and watches < _MIN_WATCHES:
         message = f"limit: {watches} watches; with many jobs, the scheduler polls files every few seconds"
-        return warn(Check.INOTIFY, message, "sudo sysctl fs.inotify.max_user_watches=65536")
-    return ok(Check.INOTIFY, f"limits: {_or_unknown(instances)} instances, {_or_unknown(watches)} watches")
+        return warn("inotify", message, "sudo sysctl fs.inotify.max_user_watches=65536")
+    return ok("inotify", f"limits: {_or_unknown(instances)} instances, {_or_unknown(watches)} watches")
 
 
 def ptys(limits: Path = Path("/proc/sys/kernel/pty")) -> Finding:
@@ -60,8 +60,8 @@ def ptys(limits: Path = Path("/proc/sys/kernel/pty")) -> Finding:
     most, used = _read_number(limits / "max"), _read_number(limits / "nr")
     if most is not None and used is not None and most - used < _MIN_FREE_PTYS:
         message = f"{most - used} of {most} are free; each job in Screen takes two"
-        return warn(Check.PTYS, message, f"sudo sysctl kernel.pty.max={2 * most}")
-    return ok(Check.PTYS, f"{_or_unknown(used)} of {_or_unknown(most)} in use")
+        return warn("ptys", message, f"sudo sysctl kernel.pty.max={2 * most}")
+    return ok("ptys", f"{_or_unknown(used)} of {_or_unknown(most)} in use")
 
 
 def clock(now: float, files: Iterable[Path]) -> Finding:
@@ -69,15 +69,15 @@ def clock(now: float, files: Iterable[Path]) -> Finding:
     shown = time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(now))
     if now < _EARLIEST_VALID_S:
         return warn(
-            Check.CLOCK,
+            "clock",
             f"{shown}: the clock was never set, so ages and times are wrong",
             "set the clock (timedatectl)",
         )
     ahead = [path for path in files if _modified_at(path) > now + _MAX_AHEAD_S]
     if ahead:
         message = f"{shown}, which is earlier than the time of the last change to {ahead[0]}"
-        return warn(Check.CLOCK, message, "set the clock (timedatectl); this does not correct recorded times")
-    return ok(Check.CLOCK, shown)
+        return warn("clock", message, "set the clock (timedatectl); this does not correct recorded times")
+    return ok("clock", shown)
 
 
 def _modified_at(path: Path) -> float:
@@ -120,17 +120,17 @@ def python() -> Finding:
     found = ".".join(map(str, sys.version_info[:3]))
     if not sys.executable:
         remedy = "run the program with a Python interpreter whose path can be determined"
-        return bad(Check.PYTHON, f"{found}, but the path of the interpreter is unknown", remedy)
-    return ok(Check.PYTHON, f"{found}, {sys.executable}")
+        return bad("Python", f"{found}, but the path of the interpreter is unknown", remedy)
+    return ok("Python", f"{found}, {sys.executable}")
 
 
 def packages(wanted: Mapping[str, str] = PACKAGES) -> Finding:
     """Returns the finding about this package and its dependencies: their versions, or which are missing."""
     missing = [package for module, package in wanted.items() if find_spec(module) is None]
     if missing:
-        return bad(Check.PACKAGES, f"missing: {', '.join(missing)}", "run `make install` or `pip install .`")
+        return bad("packages", f"missing: {', '.join(missing)}", "run `make install` or `pip install .`")
     found = ", ".join(f"{package} {_package_version(package)}" for package in wanted.values())
-    return ok(Check.PACKAGES, f"gpu-scheduler {VERSION}; {found}")
+    return ok("packages", f"gpu-scheduler {VERSION}; {found}")
 
 
 def _package_version(package: str) -> str:
@@ -144,8 +144,8 @@ def user(uid: int) -> Finding:
     """Returns the finding about the user that jobs run as."""
     if uid == 0:
         message = "root: anyone who can write to the jobs file can run commands as root"
-        return warn(Check.USER, message, "run the scheduler as a dedicated user")
-    return ok(Check.USER, f"uid {uid}")
+        return warn("user", message, "run the scheduler as a dedicated user")
+    return ok("user", f"uid {uid}")
 
 
 def conda(conda_sh: str | None, is_named: bool) -> Iterator[Finding]:
@@ -154,7 +154,7 @@ def conda(conda_sh: str | None, is_named: bool) -> Iterator[Finding]:
     conda_sh: the path of conda's script, None if it was not found; is_named: whether --conda-sh named it.
     """
     if conda_sh is None:
-        yield ok(Check.CONDA, "not found; jobs whose lines name no environment run without conda")
+        yield ok("conda", "not found; jobs whose lines name no environment run without conda")
         return
     if not os.path.isfile(conda_sh):
         remedy = (
@@ -162,14 +162,14 @@ def conda(conda_sh: str | None, is_named: bool) -> Iterator[Finding]:
             if is_named
             else "install conda again"
         )
-        yield bad(Check.CONDA, f"{conda_sh} does not exist", remedy)
+        yield bad("conda", f"{conda_sh} does not exist", remedy)
         return
     result = list_environments(conda_sh)
     if not result.succeeded:
         remedy = f"run `. {shlex.quote(conda_sh)}; conda env list`"
-        yield bad(Check.CONDA, f"{conda_sh}: `conda env list` failed: {result.failure_reason()}", remedy)
+        yield bad("conda", f"{conda_sh}: `conda env list` failed: {result.failure_reason()}", remedy)
         return
-    yield ok(Check.CONDA, f"{conda_sh}; environments: {_listed(parse_environments(result.output))}")
+    yield ok("conda", f"{conda_sh}; environments: {_listed(parse_environments(result.output))}")
 
 
 def _listed(names: Iterable[str]) -> str:
@@ -191,9 +191,9 @@ def driver(version: Path = Path("/proc/driver/nvidia/version")) -> Finding:
         text = version.read_text("utf-8", "replace")
     except OSError:
         remedy = "install the driver, or use --simulate 4"
-        return warn(Check.DRIVER, "the NVIDIA driver is not loaded", remedy)
+        return warn("driver", "the NVIDIA driver is not loaded", remedy)
     found = re.search(r"\b(\d+\.\d+(?:\.\d+)?)\b", text)
-    return ok(Check.DRIVER, f"NVIDIA {found[1] if found else text.strip().splitlines()[0]}")
+    return ok("driver", f"NVIDIA {found[1] if found else text.strip().splitlines()[0]}")
 
 
 def probe(
@@ -209,16 +209,14 @@ def probe(
             snapshot = asked.sample(PROBE_TIMEOUT_S)
         except GpuStateError as error:
             message, _, remedy = str(error).partition("\n")
-            yield bad(Check.PROBE, message, remedy or "check whether `nvidia-smi` answers")
+            yield bad("probe", message, remedy or "check whether `nvidia-smi` answers")
             return
     managed, note = restrict_to_visible(snapshot.gpus, visible)
     if note is not None:
         judge = warn if managed else bad
-        yield judge(Check.CUDA_VISIBLE_DEVICES, note, "unset CUDA_VISIBLE_DEVICES to use all GPUs")
+        yield judge("CUDA_VISIBLE_DEVICES", note, "unset CUDA_VISIBLE_DEVICES to use all GPUs")
     if snapshot.note:
-        yield warn(
-            Check.PROBE, snapshot.note, "install nvidia-ml-py and check the driver, to see the processes"
-        )
+        yield warn("probe", snapshot.note, "install nvidia-ml-py and check the driver, to see the processes")
     for gpu in snapshot.gpus:
         yield _gpu(gpu)
 
@@ -226,15 +224,15 @@ def probe(
 def _gpu(gpu: GpuSample) -> Finding:
     if gpu.fault is not None:
         remedy = "check the GPU with `nvidia-smi`, and look at the kernel log"
-        return bad(Check.GPU, f"{gpu.name}: {gpu.fault}", remedy, gpu.index)
+        return bad("GPU", f"{gpu.name}: {gpu.fault}", remedy, gpu.index)
     unknown = [
         name for name, value in (("memory", gpu.used_mib), ("load", gpu.load_percent)) if value is None
     ]
     if unknown:
         message = f"{gpu.name}: {' and '.join(unknown)} cannot be read"
-        return warn(Check.GPU, message, f"check the GPU with `nvidia-smi -q -i {gpu.index}`", gpu.index)
+        return warn("GPU", message, f"check the GPU with `nvidia-smi -q -i {gpu.index}`", gpu.index)
     memory = f"{gpu.used_mib} of {gpu.total_mib} MiB in use"
-    return ok(Check.GPU, f"{gpu.name}, {memory}, load {gpu.load_percent:.0f} %", gpu.index)
+    return ok("GPU", f"{gpu.name}, {memory}, load {gpu.load_percent:.0f} %", gpu.index)
 
 
 # Checks GNU Screen, which only `--screen` needs, and looks for jobs of the older scheduler in it.
@@ -252,13 +250,13 @@ def screen(problem: Callable[[], str | None] = screen_problem) -> Iterator[Findi
     program = shutil.which("screen")
     if program is None:
         remedy = "install it if jobs should run in sessions: sudo apt-get install screen"
-        yield warn(Check.SCREEN, "not installed; `start --screen` is refused", remedy)
+        yield warn("Screen", "not installed; `start --screen` is refused", remedy)
         return
     yield _version(program)
     why = problem()
     if why is not None:
         message, _, remedy = why.partition("\n")
-        yield bad(Check.SCREEN_SOCKETS, message, remedy or "repair Screen, or leave out --screen")
+        yield bad("Screen's sockets", message, remedy or "repair Screen, or leave out --screen")
     else:
         yield sockets(
             parse_session_list(run_program([program, "-ls"]).output).folder or os.environ.get("SCREENDIR")
@@ -270,7 +268,7 @@ def _version(program: str) -> Finding:
     found = re.search(r"Screen version (\d+)\.(\d+)(?:\.(\d+))?", result.output)
     if found is None:
         return bad(
-            Check.SCREEN,
+            "Screen",
             f"{program} -v: {result.failure_reason()}",
             "reinstall it: sudo apt-get install --reinstall screen",
         )
@@ -279,33 +277,33 @@ def _version(program: str) -> Finding:
     is_set_uid = bool(os.stat(program).st_mode & stat.S_ISUID)
     if number in _VULNERABLE_VERSIONS and is_set_uid:
         remedy = f"any user can become root through it; run `sudo chmod u-s {program}` and update Screen"
-        return bad(Check.SCREEN, f"{text}, which is set-uid and has a known vulnerability", remedy)
+        return bad("Screen", f"{text}, which is set-uid and has a known vulnerability", remedy)
     if is_set_uid:
         return warn(
-            Check.SCREEN,
+            "Screen",
             f"{text}, which is set-uid",
             f"sudo chmod u-s {program}; a single user does not need the set-uid bit",
         )
     if number in _VULNERABLE_VERSIONS:
-        return warn(Check.SCREEN, f"{text}, which has a known vulnerability", "update Screen")
-    return ok(Check.SCREEN, text)
+        return warn("Screen", f"{text}, which has a known vulnerability", "update Screen")
+    return ok("Screen", text)
 
 
 def sockets(folder: str | None) -> Finding:
     """Returns the finding about Screen's socket folder. folder: None means the default folder."""
     if folder is None:
-        return ok(Check.SCREEN_SOCKETS, "in the default folder")
+        return ok("Screen's sockets", "in the default folder")
     try:
         status = os.stat(folder)
     except OSError as error:
-        return bad(Check.SCREEN_SOCKETS, f"{folder}: {error.strerror}", f"mkdir -m 700 {folder}")
+        return bad("Screen's sockets", f"{folder}: {error.strerror}", f"mkdir -m 700 {folder}")
     if status.st_uid != os.geteuid():
         remedy = "set SCREENDIR to a folder that you own, or unset it"
-        return bad(Check.SCREEN_SOCKETS, f"{folder} belongs to uid {status.st_uid}", remedy)
+        return bad("Screen's sockets", f"{folder} belongs to uid {status.st_uid}", remedy)
     if stat.S_IMODE(status.st_mode) != 0o700:
         mode = f"{stat.S_IMODE(status.st_mode):o}"
-        return bad(Check.SCREEN_SOCKETS, f"{folder} has mode {mode}", f"chmod 700 {folder}")
-    return ok(Check.SCREEN_SOCKETS, folder)
+        return bad("Screen's sockets", f"{folder} has mode {mode}", f"chmod 700 {folder}")
+    return ok("Screen's sockets", folder)
 
 
 def older_sessions(data_dir: DataDir, now: float) -> Finding:
@@ -315,9 +313,9 @@ def older_sessions(data_dir: DataDir, now: float) -> Finding:
     """
     found = old_sessions()
     if not found:
-        return ok(Check.OLDER_SESSIONS, "none: no job of the older scheduler runs in Screen")
+        return ok("older sessions", "none: no job of the older scheduler runs in Screen")
     named = "; ".join(session.describe(now) for session in found)
     if imports_old_state_file(data_dir):
-        return bad(Check.OLDER_SESSIONS, f"{REFUSAL}: {named}", REMEDY)
+        return bad("older sessions", f"{REFUSAL}: {named}", REMEDY)
     remedy = "these jobs of the older scheduler use GPUs but are not in the store"
-    return warn(Check.OLDER_SESSIONS, named, remedy)
+    return warn("older sessions", named, remedy)
