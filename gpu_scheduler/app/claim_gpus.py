@@ -198,7 +198,7 @@ def find_gpus(source: GpuSource, request: GpuRequest, on_wait: OnWait) -> FoundG
     be used.
     """
     end = None if request.timeout_s is None else time.monotonic() + request.timeout_s
-    search = _Search(source, request, on_wait)
+    search = _GpuSearch(source, request, on_wait)
     try:
         first = search.begin()
     except LateAnswerError as error:
@@ -217,7 +217,7 @@ def find_gpus(source: GpuSource, request: GpuRequest, on_wait: OnWait) -> FoundG
         samples = search.wait_and_sample(end)
 
 
-class _Search:
+class _GpuSearch:
     """The search for GPUs of one command."""
 
     def __init__(self, source: GpuSource, request: GpuRequest, on_wait: OnWait) -> None:

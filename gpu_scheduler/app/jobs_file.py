@@ -35,7 +35,7 @@ from gpu_scheduler.config import NO_GPUS
 from gpu_scheduler.core.command.build import environment_of
 from gpu_scheduler.core.jobsfile import references
 from gpu_scheduler.core.jobsfile.compose import format_command_line, format_script_line
-from gpu_scheduler.core.jobsfile.diff import AcceptedLines, NewJob, ReadingDiff
+from gpu_scheduler.core.jobsfile.diff import AcceptedLines, InsertJob, ReadingDiff
 from gpu_scheduler.core.jobsfile.reading import Line
 from gpu_scheduler.core.jobsfile.shell_syntax import script_refusal
 from gpu_scheduler.core.model.gpu import parse_gpu_list
@@ -350,7 +350,7 @@ def _previews(parser: TextParser, lines: Sequence[Line], context: PreviewContext
 def _duplicate_lines(lines: Sequence[Line]) -> Mapping[int, int]:
     """Returns the number of the first line with the same job, by the number of each duplicate line."""
     actions = ReadingDiff((), AcceptedLines(tuple(lines), (None,) * len(lines)), {}, {}).actions
-    jobs = {action.index for action in actions if isinstance(action, NewJob)}
+    jobs = {action.index for action in actions if isinstance(action, InsertJob)}
     first = {lines[index].identity: lines[index].number for index in sorted(jobs, reverse=True)}
     return {
         line.number: first[line.identity]

@@ -24,7 +24,7 @@ from gpu_scheduler.core.model.attempt_status import (
     StopRequest,
 )
 from gpu_scheduler.core.model.state_reason import FailureKind
-from gpu_scheduler.runner.folder import FileProblem, boot_id, move_aside, open_file, read_object
+from gpu_scheduler.runner.folder import UnusableFile, boot_id, move_aside, open_file, read_object
 from gpu_scheduler.runner.process_scan import has_terminal, is_running, send_signal
 from gpu_scheduler.runner.spec import (
     OLDER_STOP,
@@ -120,7 +120,7 @@ class ClaimFile(Struct, frozen=True):
     log: str | None = None
 
 
-def parse_claim(value: dict[str, Any], token: str) -> ClaimFile | FileProblem:
+def parse_claim(value: dict[str, Any], token: str) -> ClaimFile | UnusableFile:
     """Parses the contents of the file `claim`."""
     if value.get("void") is True:
         return _problem(value, token, {}) or ClaimFile(void=True)
@@ -131,7 +131,7 @@ def parse_claim(value: dict[str, Any], token: str) -> ClaimFile | FileProblem:
     return ClaimFile(False, runner, value.get("session"), value.get("log"))
 
 
-def parse_stop(value: dict[str, Any], token: str) -> StopRequest | FileProblem:
+def parse_stop(value: dict[str, Any], token: str) -> StopRequest | UnusableFile:
     """Parses the contents of the file `stop` or `withdrawn`."""
     value = {**OLDER_STOP, **value}
     problem = _problem(value, token, STOP_FIELDS)
@@ -140,7 +140,7 @@ def parse_stop(value: dict[str, Any], token: str) -> StopRequest | FileProblem:
     )
 
 
-def parse_result(value: dict[str, Any], token: str) -> AttemptResult | FileProblem:
+def parse_result(value: dict[str, Any], token: str) -> AttemptResult | UnusableFile:
     """Parses the contents of the file `result`."""
     problem = _problem({**_OLDER_RESULT, **value}, token, _RESULT)
     if problem is not None:
@@ -148,7 +148,7 @@ def parse_result(value: dict[str, Any], token: str) -> AttemptResult | FileProbl
     ends = (value["exit_code"] is not None) + (value["signal"] is not None)
     # The kernel does not always tell how a process ended that the runner did not start.
     if ends > 1 or (value["began"] and ends == 0 and not value.get("watched")):
-        return FileProblem("does not contain exactly one of 'exit_code' and 'signal'")
+        return UnusableFile("does not contain exactly one of 'exit_code' and 'signal'")
     message = value["message"]
     return AttemptResult(
         cause=value["cause"],
@@ -173,9 +173,9 @@ def parse_result(value: dict[str, Any], token: str) -> AttemptResult | FileProbl
 
 def _problem(
     value: dict[str, Any], token: str, fields: Mapping[str, Callable[[Any], bool]]
-) -> FileProblem | None:
+) -> UnusableFile | None:
     if value.get("token") != token:
-        return FileProblem(f"has the wrong token ({str(value.get('token'))[:8]}…)")
+        return UnusableFile(f"has the wrong token ({str(value.get('token'))[:8]}…)")
     return invalid_field(value, fields)
 
 
@@ -299,7 +299,7 @@ class FolderReader:
         self._token = token
         self.anomalies: dict[str, str] = {}
 
-    def read(self, name: str, parse: Callable[[dict[str, Any], str], T | FileProblem]) -> T | None:
+    def read(self, name: str, parse: Callable[[dict[str, Any], str], T | UnusableFile]) -> T | None:
         """Returns the content of a file; None if it is absent or unusable. Raises OSError."""
         fd = open_file(f"{self._folder}/{name}")
         if isinstance(fd, int):
@@ -311,12 +311,12 @@ class FolderReader:
             return None
         else:
             found = fd
-        if isinstance(found, FileProblem):
+        if isinstance(found, UnusableFile):
             self.anomalies[name] = f"{name} {found.text}; ignored"
             return None
         return found
 
-    def read_claim(self) -> tuple[ClaimFile | FileProblem | None, int | None]:
+    def read_claim(self) -> tuple[ClaimFile | UnusableFile | None, int | None]:
         """Returns the claim or its problem, and the pid of the process that holds the lock on the claim.
 
         Each of the two is None if it does not exist. Raises OSError.
@@ -330,21 +330,21 @@ class FolderReader:
         finally:
             os.close(fd)
 
-    def damage(self, claim: ClaimFile | FileProblem | None, state: ClaimState) -> str | None:
+    def damage(self, claim: ClaimFile | UnusableFile | None, state: ClaimState) -> str | None:
         """Returns the problem with the claim or the result; None if there is none."""
         if "result" in self.anomalies:
             return f"the file {self.anomalies['result'].removesuffix('; ignored')}"
-        if isinstance(claim, FileProblem):
+        if isinstance(claim, UnusableFile):
             return f"the file claim {claim.text}"
         return "the file claim was removed" if claim is None and state != "none" else None
 
-    def _parse(self, fd: int, parse: Callable[[dict[str, Any], str], T | FileProblem]) -> T | FileProblem:
+    def _parse(self, fd: int, parse: Callable[[dict[str, Any], str], T | UnusableFile]) -> T | UnusableFile:
         value = read_object(fd)
-        return value if isinstance(value, FileProblem) else parse(value, self._token)
+        return value if isinstance(value, UnusableFile) else parse(value, self._token)
 
 
 def _claim_state(
-    claim: ClaimFile | FileProblem | None,
+    claim: ClaimFile | UnusableFile | None,
     holder: int | None,
     recorded_runner: RunnerIdentity | None,
     folder: Path,
@@ -361,11 +361,11 @@ def _claim_state(
 
 
 def _claim_anomalies(
-    folder: Path, state: ClaimState, claim: ClaimFile | FileProblem | None, runner: RunnerIdentity | None
+    folder: Path, state: ClaimState, claim: ClaimFile | UnusableFile | None, runner: RunnerIdentity | None
 ) -> list[str]:
     """Returns warnings about a claim that was removed, damaged or copied."""
     pid = runner.pid if runner is not None else 0
-    problem = claim.text if isinstance(claim, FileProblem) else "was removed"
+    problem = claim.text if isinstance(claim, UnusableFile) else "was removed"
     if state == "unlocked":
         return [
             f"its runner (pid {pid}) is alive but has no lock on the claim in {folder}, because the folder"
@@ -470,7 +470,7 @@ def _signal_runner(
     if isinstance(fd, int):
         try:
             value = read_object(fd)
-            claim = value if isinstance(value, FileProblem) else parse_claim(value, token)
+            claim = value if isinstance(value, UnusableFile) else parse_claim(value, token)
             if isinstance(claim, ClaimFile):
                 return _signal_holder(fd, number)
         finally:

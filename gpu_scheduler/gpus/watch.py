@@ -44,7 +44,7 @@ _SAME_START_S = 0.005
 _REAL_GPU_PREFIXES = ("GPU-", "MIG-", UNKNOWN_UUID_PREFIX)
 
 
-class Ownership(Struct, frozen=True):
+class SampleOwners(Struct, frozen=True):
     """The owners of the processes in one sample of a GPU.
 
     owners: the attempt of each process by pid, None if the process is foreign. starts: the known start times
@@ -130,7 +130,7 @@ class ProcessOwners:
         tokens: Mapping[str, int],
         command_of: Callable[[str], RecordedCommand | None] = lambda token: None,
         watched: Mapping[tuple[int, int], str] = NOTHING_WATCHED,
-    ) -> Ownership:
+    ) -> SampleOwners:
         """Returns the owners of the processes on a GPU in the newest sample.
 
         tokens: the open attempts by token. command_of: returns the recorded command of the attempt with a
@@ -156,7 +156,7 @@ class ProcessOwners:
                 owners[listed.pid] = None
             elif found is _NoProcess.UNMATCHED and not listed.graphics_only:
                 unmatched = True
-        return Ownership(owners, starts, unmatched)
+        return SampleOwners(owners, starts, unmatched)
 
     def _attribute(self, pid: int, is_real_gpu: bool) -> _KnownProcess | _NoProcess:
         process, known = self._proc.process(pid), self._known.get(pid)
@@ -394,7 +394,9 @@ class GpuWatch:
         for gpu in known:
             sample = samples.get(gpu.uuid)
             loads = [load for load in self._loads.get(gpu.uuid, ()) if load is not None]
-            owned = self._owners.ownership_of(sample, tokens, command_of, watched) if sample else Ownership()
+            owned = (
+                self._owners.ownership_of(sample, tokens, command_of, watched) if sample else SampleOwners()
+            )
             sampled = replace(
                 gpu,
                 index=sample.index if sample else gpu.index,

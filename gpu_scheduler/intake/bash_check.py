@@ -39,7 +39,7 @@ _FUNCTION, _END = "BASH_FUNC_", "%%"
 _MESSAGE_PREFIX = re.compile(r"^bash: (?:-c: )?(?:line \d+: |warning: )*")
 
 
-class Refusal(Struct, frozen=True):
+class BashRefusal(Struct, frozen=True):
     """The reason why bash rejects a command.
 
     unfinished: whether more lines could complete the command. False for an open quote, because quoted text
@@ -51,17 +51,17 @@ class Refusal(Struct, frozen=True):
 
 
 #: The refusal of a command that was not checked, because too many others are wrong.
-NOT_CHECKED = Refusal(
+NOT_CHECKED = BashRefusal(
     f"not checked, because bash rejects {_MAX_REFUSALS} other commands in the file; fix those first", False
 )
 
 
-def find_refusals(commands: Sequence[str]) -> dict[str, Refusal]:
+def find_refusals(commands: Sequence[str]) -> dict[str, BashRefusal]:
     """Returns the refusal of each command that bash rejects, by command; empty if bash is not installed.
 
     Raises OSError if memory, processes or open files run out.
     """
-    found: dict[str, Refusal] = {}
+    found: dict[str, BashRefusal] = {}
     waiting: list[list[str]] = []
     together: list[str] = []
     for command in dict.fromkeys(commands):
@@ -152,7 +152,7 @@ def _syntax_error(script: str) -> str:
     return process.stderr.decode("utf-8", "replace").strip() or ("refused" if process.returncode else "")
 
 
-def _check_one(command: str) -> Refusal | None:
+def _check_one(command: str) -> BashRefusal | None:
     complaint = _syntax_error(command + "\n")
     if not complaint:
         return None
@@ -160,7 +160,7 @@ def _check_one(command: str) -> Refusal | None:
     quote = any("looking for matching `\"'" in line or "looking for matching `''" in line for line in lines)
     ends_early = re.search(r"unexpected end of file|unexpected EOF|here-document", complaint)
     reason = lines[0].removeprefix("syntax error: ").removeprefix("syntax error ")
-    return Refusal(f"bash rejects the command: {reason}", bool(ends_early) and not quote)
+    return BashRefusal(f"bash rejects the command: {reason}", bool(ends_early) and not quote)
 
 
 def find_continuations(texts: Sequence[str], results: Sequence[object]) -> dict[int, Malformed]:

@@ -289,7 +289,7 @@ class JobsFileWatcher:
         shell, config = job_shell(os.environ), self._config()
         with self._store.db.transaction():
             for action in result.actions:
-                if not isinstance(action, diff.NewJob):
+                if not isinstance(action, diff.InsertJob):
                     self._request(action, result.lines)
                     continue
                 spec = self._reader.spec_of(result.lines[action.index])
@@ -311,7 +311,7 @@ class JobsFileWatcher:
         self._log_messages(messages, warnings)
         self._log_mistakes(mistakes)
 
-    def _new_job_event(self, action: diff.NewJob, job_id: int, spec: JobSpec) -> Event:
+    def _new_job_event(self, action: diff.InsertJob, job_id: int, spec: JobSpec) -> Event:
         """Returns the event that the terminal shows for a new job, with its name and its line in the file."""
         where = f"{self.path.name}, line {action.number}"
         where += f", same text as {action.duplicate_of}" if action.duplicate_of else ""

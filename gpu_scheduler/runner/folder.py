@@ -59,14 +59,14 @@ def exists(folder: int, name: str) -> bool:
     return True
 
 
-class FileProblem:
+class UnusableFile:
     """The reason why a file cannot be used, as a predicate such as "is a folder"."""
 
     def __init__(self, text: str) -> None:
         self.text = text
 
 
-def open_file(path: str, folder: int | None = None) -> int | FileProblem | None:
+def open_file(path: str, folder: int | None = None) -> int | UnusableFile | None:
     """Opens a file for reading without blocking; returns None if it does not exist.
 
     Raises OSError for an error that is not caused by the file itself.
@@ -77,11 +77,11 @@ def open_file(path: str, folder: int | None = None) -> int | FileProblem | None:
         if error.errno in (errno.ENOENT, errno.ENOTDIR):
             return None
         if error.errno == errno.ELOOP:
-            return FileProblem("is a symbolic link")
+            return UnusableFile("is a symbolic link")
         if error.errno in (errno.ENXIO, errno.ENODEV):
-            return FileProblem("is not a regular file")
+            return UnusableFile("is not a regular file")
         if error.errno == errno.EACCES and os.access(os.path.dirname(path) or ".", os.X_OK, dir_fd=folder):
-            return FileProblem("is not readable")
+            return UnusableFile("is not readable")
         raise
 
 
@@ -114,23 +114,23 @@ def parse_object(data: bytes) -> dict[str, Any] | None:
     return value if isinstance(value, dict) and end == len(text) else None
 
 
-def read_object(fd: int) -> dict[str, Any] | FileProblem:
+def read_object(fd: int) -> dict[str, Any] | UnusableFile:
     """Reads a JSON object from an open file. Raises OSError."""
     status = os.fstat(fd)
     mode = status.st_mode
     if not stat.S_ISREG(mode):
-        return FileProblem("is a folder" if stat.S_ISDIR(mode) else "is not a regular file")
+        return UnusableFile("is a folder" if stat.S_ISDIR(mode) else "is not a regular file")
     data = b""
     while max(len(data), status.st_size) <= _MAX_BYTES:
         piece = os.read(fd, 1 << 20)
         if not piece:
             value = parse_object(data)
-            return FileProblem(f"is incomplete ({len(data)} bytes)") if value is None else value
+            return UnusableFile(f"is incomplete ({len(data)} bytes)") if value is None else value
         data += piece
-    return FileProblem(f"is larger than {_MAX_BYTES >> 20} MiB")
+    return UnusableFile(f"is larger than {_MAX_BYTES >> 20} MiB")
 
 
-def try_load(folder: int, name: str) -> dict[str, Any] | FileProblem | None:
+def try_load(folder: int, name: str) -> dict[str, Any] | UnusableFile | None:
     """Reads a JSON object from a file in the folder; returns None if the file is missing or unreadable."""
     try:
         return load(folder, name)
@@ -138,7 +138,7 @@ def try_load(folder: int, name: str) -> dict[str, Any] | FileProblem | None:
         return None
 
 
-def load(folder: int, name: str) -> dict[str, Any] | FileProblem | None:
+def load(folder: int, name: str) -> dict[str, Any] | UnusableFile | None:
     """Reads a JSON object from a file in the folder; returns None if the file is missing. Raises OSError."""
     fd = open_file(name, folder)
     if not isinstance(fd, int):

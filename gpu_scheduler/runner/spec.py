@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 
-from .folder import FileProblem, load, open_folder
+from .folder import UnusableFile, load, open_folder
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 _MAX_S = 1e12
 
 
-def invalid_field(value: dict[str, Any], fields: Mapping[str, Callable[[Any], bool]]) -> FileProblem | None:
+def invalid_field(value: dict[str, Any], fields: Mapping[str, Callable[[Any], bool]]) -> UnusableFile | None:
     """Returns a problem for the first of these fields that is missing or invalid; None if all are valid."""
     for name, is_right in fields.items():
         if name not in value or not is_right(value[name]):
-            return FileProblem(f"has no valid {name!r}")
+            return UnusableFile(f"has no valid {name!r}")
     return None
 
 
@@ -119,7 +119,7 @@ _OLDER_SPEC = {
 }  # fmt: skip
 
 
-def invalid_spec(spec: dict[str, Any]) -> FileProblem | None:
+def invalid_spec(spec: dict[str, Any]) -> UnusableFile | None:
     """Returns a problem for the first invalid field of a spec; None if all are valid."""
     return invalid_field({**_OLDER_SPEC, **spec}, _SPEC_FIELDS)
 
@@ -133,7 +133,7 @@ def read_spec(path: str | os.PathLike[str]) -> dict[str, Any]:
         os.close(folder)
     if spec is None:
         raise FileNotFoundError(f"spec.json is missing in {os.fspath(path)}")
-    problem = spec if isinstance(spec, FileProblem) else invalid_spec(spec)
-    if problem is not None or isinstance(spec, FileProblem):
+    problem = spec if isinstance(spec, UnusableFile) else invalid_spec(spec)
+    if problem is not None or isinstance(spec, UnusableFile):
         raise OSError(errno.EINVAL, f"spec.json {problem and problem.text}", os.fspath(path))
     return spec

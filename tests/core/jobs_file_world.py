@@ -14,8 +14,8 @@ from gpu_scheduler.core.jobsfile.diff import (
     AttributeChanged,
     CancelRunning,
     DiffAction,
+    InsertJob,
     LineRemoved,
-    NewJob,
     ReadingDiff,
     RequeueFinished,
     job_order,
@@ -107,7 +107,7 @@ class JobsFileWorld:
         self.messages += result.messages
         new: dict[int, int] = {}
         for action in result.actions:
-            if isinstance(action, NewJob):
+            if isinstance(action, InsertJob):
                 spec = accepted.lines[action.index].spec
                 assert spec is not None
                 new[action.index] = self.insert(spec)

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpu_scheduler.core.jobsfile.diff import NewJob, ReadingDiff
+from gpu_scheduler.core.jobsfile.diff import InsertJob, ReadingDiff
 from gpu_scheduler.core.jobsfile.reading import Reading
 from gpu_scheduler.core.model.job import Job
 from gpu_scheduler.core.model.states import JobState
@@ -49,7 +49,7 @@ class ReaderDriver:
             result = ReadingDiff(self.reading, poll.accepted, self.facts(), {})
             new = {}
             for action in result.actions:
-                if isinstance(action, NewJob):
+                if isinstance(action, InsertJob):
                     new[action.index] = len(self.jobs) + 1
                     self.jobs[len(self.jobs) + 1] = poll.accepted.lines[action.index].text
             self.reading = result.to_reading(new)

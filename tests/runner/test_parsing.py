@@ -20,7 +20,7 @@ from gpu_scheduler.attempts.folder import (
     wake_runner,
 )
 from gpu_scheduler.core.model.attempt_status import AttemptStatus, OnTimeout, StopRequest
-from gpu_scheduler.runner.folder import FileProblem
+from gpu_scheduler.runner.folder import UnusableFile
 from gpu_scheduler.runner.spec import invalid_spec, read_spec
 
 CLAIM = {"token": "t", "pid": 5, "start_ticks": 6, "boot_id": "b", "session": None, "log": "/x.log"}
@@ -151,12 +151,12 @@ def test_reads_complete_files_of_an_attempt(tmp_path: Path) -> None:
 @pytest.mark.parametrize("file", PARSERS)
 def test_rejects_attempt_files_with_missing_fields_or_invalid_values(file: str) -> None:
     parse, good = PARSERS[file]
-    assert not isinstance(parse(good, "t"), FileProblem)
+    assert not isinstance(parse(good, "t"), UnusableFile)
     for field in good.keys() - {"lost_bytes"}:
         for value in NEVER_RIGHT:
-            assert isinstance(parse({**good, field: value}, "t"), FileProblem), (field, value)
+            assert isinstance(parse({**good, field: value}, "t"), UnusableFile), (field, value)
         missing = {name: good[name] for name in good.keys() - {field}}
-        assert isinstance(parse(missing, "t"), FileProblem) is (field not in OPTIONAL), field
+        assert isinstance(parse(missing, "t"), UnusableFile) is (field not in OPTIONAL), field
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_rejects_attempt_files_with_missing_fields_or_invalid_values(file: str) 
     ],
 )  # fmt: skip
 def test_rejects_a_claim_that_does_not_identify_a_process(change: dict[str, object]) -> None:
-    assert isinstance(parse_claim({**CLAIM, **change}, "t"), FileProblem)
+    assert isinstance(parse_claim({**CLAIM, **change}, "t"), UnusableFile)
 
 
 @pytest.mark.parametrize(
@@ -187,15 +187,15 @@ def test_rejects_a_claim_that_does_not_identify_a_process(change: dict[str, obje
     ],
 )
 def test_rejects_a_result_unless_it_has_either_an_exit_code_or_a_signal(change: dict[str, object]) -> None:
-    assert isinstance(parse_result({**RESULT, **change}, "t"), FileProblem)
+    assert isinstance(parse_result({**RESULT, **change}, "t"), UnusableFile)
 
 
 def test_only_the_result_of_a_watched_process_may_lack_a_code_and_a_signal() -> None:
     found = parse_result({**RESULT, "exit_code": None, "watched": True}, "t")
-    assert not isinstance(found, FileProblem)
+    assert not isinstance(found, UnusableFile)
     assert (found.exit_code, found.signal, found.began) == (None, None, True)
-    assert isinstance(parse_result({**RESULT, "exit_code": None, "watched": False}, "t"), FileProblem)
-    assert isinstance(parse_result({**RESULT, "watched": 1}, "t"), FileProblem)
+    assert isinstance(parse_result({**RESULT, "exit_code": None, "watched": False}, "t"), UnusableFile)
+    assert isinstance(parse_result({**RESULT, "watched": 1}, "t"), UnusableFile)
 
 
 WATCH = {"pid": 5, "start_ticks": 6, "boot_id": "b", "started_at": 7.5}
@@ -219,7 +219,7 @@ def test_rejects_a_process_to_watch_that_is_not_identified(change: dict[str, obj
 
 def test_a_message_in_a_result_is_converted_to_valid_utf_8() -> None:
     found = parse_result({**RESULT, "message": "x\ud800"}, "t")
-    assert not isinstance(found, FileProblem)
+    assert not isinstance(found, UnusableFile)
     assert found.message == "x?"
 
 
@@ -289,14 +289,14 @@ def test_a_stop_request_replaces_whatever_has_its_file_name(tmp_path: Path, kind
 
 def test_reads_the_files_of_an_earlier_version() -> None:
     old = parse_result(RESULT, "t")
-    assert not isinstance(old, FileProblem)
+    assert not isinstance(old, UnusableFile)
     assert (old.left, old.left_count, old.verdict) == ((), None, None)
     assert invalid_spec(SPEC) is None
 
 
 @pytest.mark.parametrize("change", [{"left": [1]}, {"left": "x"}, {"left_count": 0}, {"verdict": 1}])
 def test_rejects_a_result_with_an_invalid_note(change: dict[str, Any]) -> None:
-    assert isinstance(parse_result({**RESULT, **change}, "t"), FileProblem)
+    assert isinstance(parse_result({**RESULT, **change}, "t"), UnusableFile)
 
 
 @pytest.mark.parametrize(

@@ -191,7 +191,7 @@ def _removal_rank(line: Line, jobs: Mapping[int, Job]) -> tuple[int, int]:
     return rank, -(line.job_id or 0)
 
 
-class NewJob(Struct, frozen=True):
+class InsertJob(Struct, frozen=True):
     """Inserts a job for line `index` of the reading. duplicate_of: the newest job with the same text."""
 
     index: int
@@ -239,7 +239,7 @@ class CancelRunning(Struct, frozen=True):
     job_id: int
 
 
-DiffAction = NewJob | BindLine | RequeueFinished | LineRemoved | AttributeChanged | CancelRunning
+DiffAction = InsertJob | BindLine | RequeueFinished | LineRemoved | AttributeChanged | CancelRunning
 
 
 class AcceptedLines(Struct, frozen=True):
@@ -307,7 +307,7 @@ class ReadingDiff:
         self._diff_lines()
 
     def to_reading(self, new_jobs: Mapping[int, int]) -> Reading:
-        """Returns the reading to keep. new_jobs: the ids of the new jobs, by the index of each NewJob."""
+        """Returns the reading to keep. new_jobs: the ids of the new jobs, by the index of each InsertJob."""
         kept = enumerate(zip(self.lines, self._job_ids, strict=True))
         return tuple(line.with_job(new_jobs.get(i, job)) for i, (line, job) in kept)
 
@@ -354,7 +354,7 @@ class ReadingDiff:
                 self._diff_attributes(line, self._jobs.get(old.job_id), old.attributes)
             return
         same = self._newest.get(line.identity or "")
-        self.actions.append(NewJob(index, line.number, _job_label(same) if same is not None else None))
+        self.actions.append(InsertJob(index, line.number, _job_label(same) if same is not None else None))
 
     def _diff_csv(self, index: int, line: Line, new: Line | None, is_new: bool) -> None:
         """Handles the first line with a given identity. new: the last new line with that identity, if any."""
@@ -369,7 +369,7 @@ class ReadingDiff:
             return
         job = self._newest.get(line.identity) or (self._jobs.get(job_id) if job_id is not None else None)
         if job is None:
-            self.actions.append(NewJob(index, line.number))
+            self.actions.append(InsertJob(index, line.number))
             return
         new = new or line
         self._job_ids[index] = job.id

@@ -60,14 +60,14 @@ def find_victims(need: Need, gpus: Sequence[Ledger], candidates: Sequence[Candid
 
     gpus: those that accept the job once all candidates have left; there are enough of them.
     """
-    search = _Search(need, candidates, gpus)
+    search = _VictimSearch(need, candidates, gpus)
     options = sorted((search.options(gpu) for gpu in gpus), key=lambda found: search.cost(found[0]))
     victims = search.combine(options, need.count)
     return victims if search.is_exact else _without_spare_ones(search, gpus, need.count, victims)
 
 
 def _without_spare_ones(
-    search: _Search, gpus: Sequence[Ledger], count: int, victims: frozenset[int]
+    search: _VictimSearch, gpus: Sequence[Ledger], count: int, victims: frozenset[int]
 ) -> frozenset[int]:
     """Returns the victims except those that need not leave, the most expensive first."""
     accepting = [gpu for gpu in gpus if search.accepts(gpu, victims)]
@@ -79,7 +79,7 @@ def _without_spare_ones(
     return victims
 
 
-class _Search:
+class _VictimSearch:
     """One search. All GPUs share its budget of trials."""
 
     def __init__(self, need: Need, candidates: Sequence[Candidate], gpus: Sequence[Ledger]) -> None:
