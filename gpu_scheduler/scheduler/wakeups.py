@@ -87,6 +87,8 @@ class Wakeups:
 
     def watch_attempt(self, folder: Path) -> bool:
         """Watches an attempt folder before its runner is started. Returns False if it cannot be watched."""
+        if folder in self._attempt_watches:  # the folder was made again
+            self._remove_watch(self._attempt_watches.pop(folder))
         wd = self._add_watch(folder, flags.MOVED_TO | flags.CREATE)
         if wd is None:
             return False
@@ -169,37 +171,46 @@ class _ProcessWatch:
         self.key = key
         self._selector = selector
         self._pidfds: dict[int, int] = {}
-        #: The processes that could not be watched at the last attempt.
-        self._unwatched: set[int] = set()
+        #: The processes that could not be watched at the last attempt, with the errno.
+        self._unwatched: dict[int, int] = {}
 
     def watch(self, pids: Collection[int]) -> bool:
         """Watches exactly these processes; returns whether there is a new one that cannot be watched.
 
-        The end of a process that is watched now wakes the scheduler, even if it has ended since it was seen.
+        One that has ended since a shortage kept it from being watched is new, too. The end of a process that
+        is watched now wakes the scheduler, even if it has ended since it was seen.
         """
         for pid in [p for p in self._pidfds if p not in pids]:
             self._drop(pid)
         missing = [pid for pid in pids if pid not in self._pidfds]
-        known, self._unwatched = self._unwatched, {pid for pid in missing if not self._add(pid)}
-        return not self._unwatched <= known
+        known, self._unwatched = self._unwatched, {}
+        for pid in missing:
+            error = self._add(pid)
+            if error:
+                self._unwatched[pid] = error
+        return any(
+            pid not in known or (error == errno.ESRCH and known[pid] != error)
+            for pid, error in self._unwatched.items()
+        )
 
     def close(self) -> None:
         """Ends the watch."""
         for pid in list(self._pidfds):
             self._drop(pid)
 
-    def _add(self, pid: int) -> bool:
+    def _add(self, pid: int) -> int:
+        """Watches a process. Returns the errno if it has ended or something runs out, otherwise 0."""
         try:
             fd = os.pidfd_open(pid)
-        except OSError:
-            return False  # the process has ended or no descriptor is free; the scheduler also polls
+        except OSError as error:
+            return error.errno or errno.EIO
         try:
             self._selector.register(fd, selectors.EVENT_READ, self.key)
-        except OSError:
+        except OSError as error:
             os.close(fd)
-            return False  # out of memory
+            return error.errno or errno.EIO
         self._pidfds[pid] = fd
-        return True
+        return 0
 
     def _drop(self, pid: int) -> None:
         fd = self._pidfds.pop(pid)

@@ -185,8 +185,8 @@ class LearnedNeedsReader:
     def needs(self, marks: Marks) -> dict[str, int]:
         """Returns the memory that each workload class needs, in MiB."""
         if marks.newest_measurement != self._newest:
-            self._newest = marks.newest_measurement
             self._needs = learned_needs(workload_classes(self._store), self._spike_buffer)
+            self._newest = marks.newest_measurement
         return self._needs
 
 

@@ -138,6 +138,8 @@ class Database:
     def __init__(self, path: Path, *, create: bool = False) -> None:
         if not create and not path.exists():
             raise no_store_error(path)
+        #: True within `Store.snapshot`.
+        self.is_reading = False
         # Only a new file needs it. All threads share the umask, so two of them would restore a wrong one.
         old = os.umask(0o077) if create else None
         try:
@@ -167,6 +169,7 @@ class Database:
         changes survive the death of every process and reach the disk with the next synced transaction. Only a
         power cut can undo them.
         """
+        assert not self.is_reading, "a snapshot of the store is only read"
         if self.connection.in_transaction:
             yield self.connection
             return

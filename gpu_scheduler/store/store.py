@@ -270,19 +270,24 @@ class Store:
 
     @contextmanager
     def snapshot(self) -> Iterator[None]:
-        """Runs all queries of the block on one snapshot of the store, taken at the first query."""
+        """Runs all queries of the block on one snapshot of the store, taken at the first query.
+
+        The block must not write: its changes would not be synced.
+        """
         self.db.connection.execute("BEGIN")
+        self.db.is_reading = True
         try:
             yield
         finally:
+            self.db.is_reading = False
             # After some errors, SQLite has already ended the transaction.
             if self.db.connection.in_transaction:
-                self.db.connection.execute("COMMIT")
+                self.db.connection.execute("ROLLBACK")
 
     def marks(self) -> Marks:
         """Returns what tells a round which other queries it can leave out."""
         [row] = self.db.rows(_MARKS)
-        return Marks(*row)
+        return Marks(*map(bool, row[:5]), *row[5:])
 
     def newest_attempts(self, job_ids: Iterable[int]) -> dict[int, Attempt]:
         """Returns the newest attempt of each of these jobs that has one, by job id."""

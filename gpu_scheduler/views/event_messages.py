@@ -224,16 +224,16 @@ def _fixed_message(event: Event, details: EventDetails | None) -> EventMessage |
     if "gpus" in values:
         values["reserved"] = f"{format_gpus(values['gpus'])} {'is' if len(values['gpus']) == 1 else 'are'}"
         values["gpus"] = ", ".join(map(str, values["gpus"]))
-    if isinstance(details, GpuSuspected):
-        from gpu_scheduler.views.gpu_text import suspicion_text
-
-        values["why"] = suspicion_text(Suspicion.from_values(details.suspicion), event.at)
     if "victims" in values:
         values["victims"] = format_jobs(values["victims"])
     try:
+        if isinstance(details, GpuSuspected):
+            from gpu_scheduler.views.gpu_text import suspicion_text
+
+            values["why"] = suspicion_text(Suspicion.from_values(details.suspicion), event.at)
         level = _INFO if event.kind in _INFORMATIVE else _WARNING
         return EventMessage(level, _SENTENCES[event.kind].format_map(values).rstrip())
-    except KeyError:
+    except (KeyError, ValueError):
         return None
 
 

@@ -38,6 +38,9 @@ def held(share: int, job_id: int = 3, **values: Any) -> Attempt:
         ({"unified": True, "used_mib": 800, "processes": None}, [], False, "busy", 0),
         # Up to 512 MiB that no process uses belong to the driver, as for the placement of jobs.
         ({"used_mib": 500, "processes": (), "foreign_loads": (99.0,)}, [], False, "available", 0),
+        # A display does not count; the memory of listed processes counts if the total use is unknown.
+        ({"used_mib": 900, "processes": (GpuProcess(7, 900, True),)}, [], False, "available", 0),
+        ({"used_mib": None, "processes": (GpuProcess(7, 900),)}, [], False, "busy", 0),
         (
             {"used_mib": 500, "processes": (GpuProcess(7, 300),), "foreign_loads": (99.0,)},
             [],

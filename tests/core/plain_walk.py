@@ -19,7 +19,7 @@ class PlainWalk(_Walk):
         del n, group, job
         return True
 
-    def _is_refused(self, request: pending_queue.Request, *, ends_in_time: bool) -> bool:
+    def _is_refused(self, request: pending_queue.GroupRequest, *, ends_in_time: bool) -> bool:
         del request, ends_in_time
         return False
 

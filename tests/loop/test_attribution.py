@@ -16,7 +16,7 @@ import pytest
 from gpu_scheduler.attempts.sweep import recorded_command
 from gpu_scheduler.core.model.gpu import Gpu, GpuProcess, GpuSample, Snapshot
 from gpu_scheduler.executors.screen import ScreenExecutor
-from gpu_scheduler.gpus.watch import GpuWatch, Ownership, ProcessOwners, is_alive
+from gpu_scheduler.gpus.watch import GpuWatch, ProcessOwners, SampleOwners, is_alive
 from gpu_scheduler.system.procfs import Proc
 from tests.processes import exists, has_arguments, is_zombie, name_of, parent_of, started_at
 from tests.runner.attempt import PreparedAttempt, socket_folder
@@ -41,7 +41,7 @@ def gpu_sample(*pids: int, uuid: str = "SIM-0", graphics_only: bool = False) -> 
     return GpuSample(uuid, 0, "card", 24576, 0, 0.0, processes)
 
 
-def owner_of(owners: ProcessOwners, tokens: dict[str, int], *pids: int, uuid: str = "SIM-0") -> Ownership:
+def owner_of(owners: ProcessOwners, tokens: dict[str, int], *pids: int, uuid: str = "SIM-0") -> SampleOwners:
     """Returns which attempts own these processes, according to a new sample of one GPU that lists them."""
     owners.begin_sample(set(pids))
     return owners.ownership_of(gpu_sample(*pids, uuid=uuid), tokens)
@@ -377,10 +377,10 @@ def test_a_process_that_ended_after_the_sample_keeps_its_owner(
     zombie = owner_of(owners, tokens, pid)
     process.wait()
     after = owner_of(owners, tokens, pid)
-    assert before == zombie == after == Ownership({pid: owner}, before.starts, False)
+    assert before == zombie == after == SampleOwners({pid: owner}, before.starts, False)
     assert owner_of(owners, tokens).unmatched is False
-    assert owner_of(owners, tokens, pid) == Ownership()
-    assert owner_of(owners, tokens, pid) == Ownership(unmatched=True)
+    assert owner_of(owners, tokens, pid) == SampleOwners()
+    assert owner_of(owners, tokens, pid) == SampleOwners(unmatched=True)
 
 
 def test_a_zombie_that_was_never_seen_alive_belongs_to_the_attempt_of_its_parent(

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpu_scheduler.gpus.watch import Ownership, ProcessOwners, is_alive
+from gpu_scheduler.gpus.watch import ProcessOwners, SampleOwners, is_alive
 from gpu_scheduler.system.procfs import Proc, Process
 from tests.fakes.proc import FakeProc
 from tests.loop.test_attribution import OTHER, OURS, gpu_sample, owner_of
@@ -192,7 +192,7 @@ def test_in_a_container_a_pid_that_matches_only_by_chance_is_not_attributed(
         assert (seen.owners, seen.unmatched) == ({pid: OURS if token else None}, False)
         assert set(seen.starts) == {pid}
     else:
-        assert seen == Ownership(unmatched=True)
+        assert seen == SampleOwners(unmatched=True)
 
 
 def test_a_pid_that_is_the_inner_pid_of_another_process_is_attributed_to_that_process(
@@ -203,7 +203,7 @@ def test_a_pid_that_is_the_inner_pid_of_another_process_is_attributed_to_that_pr
     owners = ProcessOwners(str(container.root))
     for _ in range(2):
         seen = owner_of(owners, AB, 100, uuid="GPU-a")
-        assert seen == Ownership({100: OTHER}, {100: 1000007.0})
+        assert seen == SampleOwners({100: OTHER}, {100: 1000007.0})
 
 
 def test_in_a_container_a_confirmed_pid_stays_confirmed_until_it_is_reused(container: FakeProc) -> None:
@@ -213,12 +213,12 @@ def test_in_a_container_a_confirmed_pid_stays_confirmed_until_it_is_reused(conta
     (container.root / "100" / "fd" / "3").unlink()
     assert owner_of(owners, AB, pid, uuid="GPU-a").owners == {pid: OURS}
     container.add_process(100, start=900)
-    assert owner_of(owners, AB, pid, uuid="GPU-a") == Ownership(unmatched=True)
+    assert owner_of(owners, AB, pid, uuid="GPU-a") == SampleOwners(unmatched=True)
 
 
 def test_in_a_container_a_pid_that_no_process_has_is_unmatched_at_once(container: FakeProc) -> None:
     owners = ProcessOwners(str(container.root))
-    assert owner_of(owners, AB, 7000, uuid="GPU-a") == Ownership(unmatched=True)
+    assert owner_of(owners, AB, 7000, uuid="GPU-a") == SampleOwners(unmatched=True)
     owners.begin_sample({7000})
     assert not owners.ownership_of(gpu_sample(7000, uuid="GPU-a", graphics_only=True), AB).unmatched
 
@@ -361,7 +361,7 @@ def test_finds_the_nearest_ancestor_with_an_open_token_in_any_process_tree(
         assert owner_of(owners, AB, *listed).owners == {pid: owner(pid - 100) for pid in pids}
 
 
-def watched_owner(owners: ProcessOwners, watched: dict[tuple[int, int], str], *pids: int) -> Ownership:
+def watched_owner(owners: ProcessOwners, watched: dict[tuple[int, int], str], *pids: int) -> SampleOwners:
     owners.begin_sample(set(pids))
     return owners.ownership_of(gpu_sample(*pids), AB, watched=watched)
 

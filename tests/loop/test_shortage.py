@@ -265,6 +265,14 @@ def test_a_runner_is_watched_again_after_a_shortage(tmp_path: Path, monkeypatch:
     child.kill()
     assert wakeups.wait(60) == {"runner"}
     child.wait()
+    gone = subprocess.Popen(["true"])
+    with monkeypatch.context() as short:
+        short.setattr(os, "pidfd_open", refuse(errno.EMFILE))
+        assert wakeups.watch_attempts({tmp_path: gone.pid})
+    gone.wait()
+    # It has ended in the meantime, so the attempt must be observed again.
+    assert wakeups.watch_attempts({tmp_path: gone.pid})
+    assert not wakeups.watch_attempts({tmp_path: gone.pid})
     wakeups.close()
 
 

@@ -259,6 +259,13 @@ def test_a_killed_writer_loses_no_confirmed_job(tmp_path: Path) -> None:
     assert set(answered) <= kept
 
 
+def test_a_snapshot_is_only_read(store: Store) -> None:
+    with pytest.raises(AssertionError, match="only read"), store.snapshot():
+        store.insert_job(spec(), "cli")
+    store.insert_job(spec(), "cli")
+    assert [row["id"] for row in store.db.rows("SELECT id FROM job")] == [1]
+
+
 def test_foreign_keys_and_full_sync_are_enabled(store: Store) -> None:
     settings = {
         name: store.db.rows(f"PRAGMA {name}")[0][0]

@@ -65,7 +65,7 @@ def allowed_gpus(resources: ResourceSpec, facts: Facts) -> list[Gpu]:
 RequestKind = tuple[tuple[int, ...] | None, Need]
 
 
-class GpuRequest(NamedTuple):
+class GroupRequest(NamedTuple):
     """The request of a pending group. size: MiB or, if it declares no memory, thousandths of a GPU."""
 
     need: Need
@@ -73,7 +73,7 @@ class GpuRequest(NamedTuple):
     size: int
 
 
-def request_of(group: PendingGroup, facts: Facts) -> GpuRequest:
+def request_of(group: PendingGroup, facts: Facts) -> GroupRequest:
     """Returns the request of a group with its current need.
 
     A group remembers its request as long as nothing changes on which the need depends: to resolve 10,000
@@ -83,16 +83,16 @@ def request_of(group: PendingGroup, facts: Facts) -> GpuRequest:
     if resources.workload_class in facts.learned_mib:
         return _request(need_of(resources, facts), resources.allowed)
     basis = facts.config, facts.settings.exclusive
-    known: tuple[object, GpuRequest] | None = group.__dict__.get("_request")
+    known: tuple[object, GroupRequest] | None = group.__dict__.get("_request")
     if known is None or known[0] != basis:
         known = group.__dict__["_request"] = basis, _request(need_of(resources, facts), resources.allowed)
     return known[1]
 
 
-def _request(need: Need, allowed: tuple[int, ...] | None) -> GpuRequest:
+def _request(need: Need, allowed: tuple[int, ...] | None) -> GroupRequest:
     if need.vram is None:
-        return GpuRequest(need, (allowed, replace(need, share=0)), need.share)
-    return GpuRequest(need, (allowed, replace(need, vram=0)), need.vram)
+        return GroupRequest(need, (allowed, replace(need, share=0)), need.share)
+    return GroupRequest(need, (allowed, replace(need, vram=0)), need.vram)
 
 
 # Limits how many jobs of a group (attribute `max-running`) and jobs without a GPU run at the same time.

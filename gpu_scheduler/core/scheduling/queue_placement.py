@@ -30,8 +30,8 @@ from gpu_scheduler.core.scheduling.gpu_faults import is_due
 from gpu_scheduler.core.scheduling.gpu_use import ledger_of
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
 from gpu_scheduler.core.scheduling.pending_queue import (
-    GpuRequest,
     GroupLimits,
+    GroupRequest,
     RequestKind,
     allowed_gpus,
     in_queue_order,
@@ -242,7 +242,7 @@ class _Walk:
         aging = self._facts.settings.aging
         return self._may_reserve and self._facts.overtakes.may_reach(job.place, submitted_at, aging)
 
-    def _is_refused(self, request: GpuRequest, *, ends_in_time: bool) -> bool:
+    def _is_refused(self, request: GroupRequest, *, ends_in_time: bool) -> bool:
         return request.size >= self._refused[ends_in_time].get(request.kind, _NO_SIZE)
 
     def _visit(self, n: int, group: PendingGroup, job: QueuedJob) -> bool:
@@ -275,7 +275,7 @@ class _Walk:
         return True
 
     def _place(
-        self, request: GpuRequest, allowed: tuple[int, ...] | None, upper_s: float
+        self, request: GroupRequest, allowed: tuple[int, ...] | None, upper_s: float
     ) -> tuple[str, ...] | WaitReason:
         """Returns the GPUs for a request, or why it waits. Larger ones of its kind are then refused too."""
         answer = self._gpus.place(request.need, allowed, upper_s)
