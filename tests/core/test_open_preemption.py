@@ -11,6 +11,7 @@ from gpu_scheduler.core.model.attempt_status import (
     AttemptResult,
     AttemptStatus,
     Checkpoint,
+    OnTimeout,
     SavedWork,
     StopRequest,
 )
@@ -19,8 +20,10 @@ from gpu_scheduler.core.model.request import Request
 from gpu_scheduler.core.model.request_answer import AnswerCode
 from gpu_scheduler.core.model.states import AttemptState, JobState, Outcome
 from gpu_scheduler.core.model.units import Now
+from gpu_scheduler.core.scheduling import reconcile_attempt
 from gpu_scheduler.core.scheduling.facts import Facts
 from gpu_scheduler.core.scheduling.needs import LlmConfig
+from gpu_scheduler.core.scheduling.reconcile_attempt import departure_s
 from gpu_scheduler.core.scheduling.settings import Settings
 from tests import steps as act
 from tests.attempts import make_attempt, replace
@@ -56,6 +59,14 @@ def test_a_withdrawal_clears_its_own_preemption_and_the_job_runs_again() -> None
         act.ClearStop(1, 7, "first"),
         act.Transition(7, 1, JobState.RUNNING),
     ]
+
+
+def test_the_grace_period_of_a_stop_after_a_withdrawal_begins_anew() -> None:
+    withdrawn = replace(LIVE, status=live(withdrawn=FIRST))
+    [change] = reconcile_attempt.reconcile(withdrawn, NOW, SETTINGS)
+    assert isinstance(change, act.AttemptChanged)
+    again = replace(change.new, stop_request=CANCEL)
+    assert departure_s(again, NOW, SETTINGS) == CANCEL.grace_s
 
 
 def test_the_withdrawal_of_an_earlier_preemption_does_not_clear_a_later_one() -> None:
@@ -201,11 +212,25 @@ def test_a_preemption_that_the_runner_has_already_withdrawn_is_not_recorded() ->
     assert answer.answer.code is AnswerCode.WITHDRAWN
 
 
-def test_the_stricter_of_two_preemptions_counts() -> None:
-    for_job = StopRequest("preempted", 10.0, "kill", "first", next_state=JobState.QUEUED, preemptor=9)
-    stop, _ = preempted(Job(7, JobState.STOPPING, stop=for_job))
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        ((10.0, "kill"), (30.0, "withdraw"), (10.0, "kill")),
+        # A withdrawal never shortens the time that a command has until SIGKILL.
+        ((30.0, "kill"), (10.0, "withdraw"), (30.0, "kill")),
+        ((10.0, "withdraw"), (30.0, "kill"), (30.0, "kill")),
+        ((30.0, "kill"), (10.0, "kill"), (10.0, "kill")),
+        ((10.0, "withdraw"), (30.0, "withdraw"), (10.0, "withdraw")),
+    ],
+)
+def test_the_stricter_of_two_preemptions_counts(
+    first: tuple[float, OnTimeout], second: tuple[float, OnTimeout], expected: tuple[float, OnTimeout]
+) -> None:
+    for_job = StopRequest("preempted", *first, "first", next_state=JobState.QUEUED, preemptor=9)
+    job = Job(7, JobState.STOPPING, stop=for_job)
+    stop, _ = preempted(job, grace_s=second[0], on_timeout=second[1])
     assert stop == act.RecordStop(
-        7, StopRequest("preempted", 10.0, "kill", "second", next_state=JobState.HELD, preemptor=9)
+        7, StopRequest("preempted", *expected, "second", next_state=JobState.HELD, preemptor=9)
     )
 
 

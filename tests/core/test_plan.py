@@ -248,11 +248,31 @@ def test_stop_with_jobs_cancels_running_jobs_and_starts_no_more() -> None:
     dying = whole("U0", stop_request=stop_request, signalled_boot=999.9, state=AttemptState.STOPPING)
     told = replace(dying, status=AttemptStatus(claim="live", stop=StopRequest("cancelled", 2.0)))
     assert plan(replace(asked, attempts=(told,))) == []
+    left = whole("U0", state=AttemptState.ENDED)
+    assert plan(replace(asked, attempts=(left,))) == []
     gone = whole("U0", state=AttemptState.RELEASED, released_boot=998.0)
     assert [type(a).__name__ for a in plan(replace(asked, attempts=(gone,)))] == [
         "EndScheduler",
         "AnswerRequest",
     ]
+
+
+@pytest.mark.parametrize(
+    ("line_wait", "expected"),
+    [
+        # It could not be overtaken while the queue in Redis kept it from starting.
+        (WaitReason(WaitKind.NOT_CONFIRMED), (False, None, NOW.wall)),
+        (None, (False, None, 5.0)),
+    ],
+)
+def test_a_job_waits_for_gpus_from_its_confirmation_on(
+    line_wait: WaitReason | None, expected: tuple[bool, WaitReason | None, float]
+) -> None:
+    gated = Job(7, source_missing=line_wait is not None, line_wait=line_wait, queued_at=5.0)
+    asked = round_of(1, requests=(Request(1, "confirm", "7"),), jobs={7: gated})
+    change = rounds.plan(asked)[0]
+    assert isinstance(change, act.JobChanged)
+    assert (change.new.source_missing, change.new.line_wait, change.new.queued_at) == expected
 
 
 def test_removing_hold_from_a_line_releases_only_a_job_held_by_that_line() -> None:

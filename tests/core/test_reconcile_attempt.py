@@ -71,8 +71,11 @@ def finished(attempt: ActiveAttempt, settings: Settings = SETTINGS) -> act.Finis
 def test_the_result_file_decides_the_outcome_of_an_attempt(
     result: AttemptResult, outcome: Outcome, state: JobState
 ) -> None:
-    end = finished(replace(OPEN, status=status(claim="dead", result=result), survivors=(77,)))
+    seen = status(claim="dead", result=result)
+    end = finished(replace(OPEN, status=seen, survivors=(77,), launch_failures=1))
     assert (end.outcome, end.state) == (outcome, state)
+    # Only launches that fail one after the other count.
+    assert end.launch_failures == (0 if result.began else 2)
     expected = (result.exit_code, result.signal) if result.began else (None, None)
     assert (end.exit_code, end.signal) == expected
 
@@ -191,6 +194,14 @@ def test_sweeps_the_processes_of_a_dead_runner_and_interrupts_its_job() -> None:
     assert words(interrupted.reason) == "its runner was killed; `retry 7` runs it again"
     restarted = finished(replace(dead, survivors=(), boot_id="another"))
     assert "the machine was restarted" in words(restarted.reason)
+
+
+@pytest.mark.parametrize("stop", [None, CANCEL])
+def test_an_orphaned_attempt_is_supervised_again_when_its_folder_is_back(stop: StopRequest | None) -> None:
+    back = replace(OPEN, state=AttemptState.ORPHANED, runner_died_boot=990.0, stop_request=stop)
+    changed, *stops = reconcile(replace(back, status=status(claim="live", pid=5)), NOW, SETTINGS)
+    assert changed == act.Transition(7, 1, JobState.STOPPING if stop else JobState.RUNNING)
+    assert stops == ([act.RequestStop(1, stop)] if stop else [])
 
 
 def test_records_surviving_processes_only_after_sigkill() -> None:

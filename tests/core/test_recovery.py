@@ -20,6 +20,7 @@ from gpu_scheduler.core.model.request import Request
 from gpu_scheduler.core.model.request_answer import AnswerCode, RequestAnswer, not_interrupted
 from gpu_scheduler.core.model.state_reason import NextKind, ReasonKind, StateReason
 from gpu_scheduler.core.model.states import AttemptState, JobState, Outcome
+from gpu_scheduler.core.scheduling import attempt_end
 from gpu_scheduler.core.scheduling.attempt_end import MAX_RECOVERIES
 from gpu_scheduler.core.scheduling.facts import Facts
 from gpu_scheduler.core.scheduling.reconcile_attempt import has_ended
@@ -134,6 +135,14 @@ def test_the_scheduler_itself_recovers_a_job_three_times(used: int) -> None:
     assert [(one.job_id, one.recoveries) for one in again] == ([(7, used + 1)] if used < 3 else [])
     assert [words(one.reason) for one in again] == [f"recovered; recovery {used + 1} of 3"][: used < 3]
     assert recover_interrupted(facts(interrupted=held)) == []
+
+
+def test_only_the_user_gives_a_recovered_job_all_its_retries_again() -> None:
+    held = interrupted(7, oom_retries_used=2, fail_retries_used=1)
+    [by_scheduler] = attempt_end.recover_interrupted(facts(settings=RECOVER, interrupted=(held,)))
+    by_user = attempt_end.recovery(held, NOW)
+    used = [(one.new.oom_retries_used, one.new.fail_retries_used) for one in (by_scheduler, by_user)]
+    assert used == [(2, 1), (0, 0)]
 
 
 def test_recovers_only_in_a_round_that_changes_nothing_else_and_not_while_the_scheduler_ends() -> None:

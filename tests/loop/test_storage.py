@@ -295,6 +295,21 @@ def test_a_launch_prevented_by_a_full_disk_does_not_count_as_a_failure(
     assert caplog.text.count("spec.json: No space left on device: free some space there") == 1
 
 
+def test_a_disk_that_has_become_full_since_the_last_check_opens_no_attempt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig, clock = Rig(tmp_path), ManualClock()
+    logs = LogFolder.from_option(str(tmp_path / "logs"))
+    watch = rig.loop.storage = StorageMonitor(rig.store.data_dir, logs, clock)
+    assert watch.issue() is None
+    monkeypatch.setattr(storage, "_write_error", lambda folder: OSError(errno.ENOSPC, "full"))
+    job = rig.add_job("exit 0")
+    rig.tick()
+    assert rig.store.attempts(job) == []
+    [reason] = wait_reasons(rig.store).values()
+    assert "is on a full disk" in reason.cause
+
+
 def test_launches_pause_after_storage_failures_that_the_checks_do_not_detect(
     home: DataDir, caplog: pytest.LogCaptureFixture
 ) -> None:

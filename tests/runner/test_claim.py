@@ -9,6 +9,7 @@ import shutil
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ from gpu_scheduler.attempts.sweep import processes_of, sweep, sweep_once
 from gpu_scheduler.core.model.attempt_status import StopRequest
 from gpu_scheduler.executors.local import ChildProcesses, DirectExecutor
 from gpu_scheduler.runner import process_scan
-from gpu_scheduler.runner.folder import START, boot_id, start_ticks
+from gpu_scheduler.runner.folder import START, ResultWriter, boot_id, open_folder, start_ticks
 from gpu_scheduler.runner.spec import read_spec
 from tests.runner.attempt import killed_at, patched, wait_for
 from tests.runner.conftest import Make
@@ -172,6 +173,40 @@ def test_prepare_adds_the_missing_files_of_an_attempt_folder(make: Make) -> None
     prepare(attempt.folder, attempt.spec, attempt.command_sh)
     executor.launch(attempt.ref)
     assert attempt.result().exit_code == 6
+
+
+@pytest.fixture
+def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Returns the paths that are synced, in order, and "" for each file that is renamed."""
+    found: list[str] = []
+    rename = os.rename
+
+    def record_sync(fd: int) -> None:
+        found.append(os.readlink(f"/proc/self/fd/{fd}"))
+
+    def record_rename(*args: Any, **folders: Any) -> None:
+        found.append("")
+        rename(*args, **folders)
+
+    monkeypatch.setattr(os, "fsync", record_sync)
+    monkeypatch.setattr(os, "rename", record_rename)
+    return found
+
+
+def test_a_power_cut_loses_no_folder_of_a_launched_attempt(tmp_path: Path, synced: list[str]) -> None:
+    (tmp_path / "runs").mkdir()
+    prepare(tmp_path / "runs" / "7" / "1-abc", {}, "")
+    assert {str(tmp_path / "runs"), str(tmp_path / "runs" / "7")} <= set(synced)
+
+
+def test_a_power_cut_loses_no_published_result(tmp_path: Path, synced: list[str]) -> None:
+    folder = open_folder(str(tmp_path))
+    writer = ResultWriter(folder)
+    synced.clear()
+    assert writer.publish({"exit_code": 7})
+    assert synced == [str(tmp_path / f".result.{os.getpid()}"), "", str(tmp_path)]
+    os.close(writer._fd)
+    os.close(folder)
 
 
 def test_incomplete_claims_and_results_and_those_with_another_token_are_invalid(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Callable
@@ -69,6 +70,19 @@ def test_a_recorded_runner_can_be_stopped_and_killed_without_its_claim(make: Mak
             assert kill_runner(attempt.folder, attempt.token, known)
             wait_for(lambda a=attempt, k=known: status_of(a, k).claim == "dead", "a dead claim")  # type: ignore[misc]
             assert status_of(attempt, known).damage == "the file claim was removed"
+
+
+def test_a_claim_names_its_runner_only_if_that_process_holds_its_lock(make: Make) -> None:
+    """The runner of a claim that was written in another pid namespace is not known here."""
+    attempt = make("echo up; exec sleep 300").launch()
+    attempt.until_logged("up")
+    known, claim = runner_of(attempt), attempt.folder / "claim"
+    fields = json.loads(claim.read_text())
+    claim.write_text(json.dumps({**fields, "pid": os.getpid(), "start_ticks": 5}))
+    seen = attempt.status()
+    assert (seen.claim, seen.pid, seen.runner) == ("live", known.pid, None)
+    attempt.stop()
+    assert attempt.result().cause == "cancelled"
 
 
 def test_a_recorded_runner_with_another_boot_id_or_start_time_counts_as_dead(tmp_path: Path) -> None:

@@ -248,6 +248,17 @@ def test_processes_that_end_by_themselves_do_not_change_the_end_of_the_command(
     assert attempt.body() == "late\n"
 
 
+def test_a_command_has_ended_before_the_processes_that_it_leaves(make: Make, tmp_path: Path) -> None:
+    go, pid = tmp_path / "go", tmp_path / "pid"
+    rest = f"until [ -e '{go}' ]; do sleep 0.01; done; sleep 0.5"
+    attempt = make(f"({rest}) & echo $$ > '{pid}'; exit 7", leftover_wait_s=60).launch()
+    wait_for(lambda: pid.exists() and pid.read_text(), "the pid of the command")
+    wait_for(lambda: not Path(f"/proc/{pid.read_text().strip()}").exists(), "the end of the command")
+    ended_at = time.time()
+    go.touch()
+    assert attempt.result().ended_at < ended_at + 0.5
+
+
 @pytest.mark.parametrize("background", [None, "ignore"])
 def test_the_processes_of_a_failed_command_are_named_but_do_not_change_its_end(
     make: Make, background: str | None

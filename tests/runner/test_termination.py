@@ -82,6 +82,8 @@ def test_a_machine_shutdown_still_applies_after_a_preemption_was_withdrawn() -> 
     assert ending.due(10) == "withdraw"
     ending.withdraw()
     assert ending.cause == "machine"
+    # The machine has sent SIGTERM, so a cancel neither repeats it nor gives the command more time.
+    assert ending.request("cancelled", 60, "kill", now=12) is False
     assert ending.due(14.9) is None
     assert ending.due(15) == "kill"
 

@@ -290,6 +290,19 @@ def test_a_full_disk_rolls_back_a_transaction_and_later_transactions_work(store:
     assert store.db.meta("large") == "small"
 
 
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
+def test_an_error_in_a_transaction_undoes_all_of_it(store: Store, error: type[BaseException]) -> None:
+    def fail() -> None:
+        with store.db.transaction():
+            store.insert_job(spec(), "cli")
+            raise error
+
+    with pytest.raises(error):
+        fail()
+    assert not store.db.connection.in_transaction
+    assert store.db.rows("SELECT id FROM job") == []
+
+
 def test_shrinks_the_write_ahead_log(store: Store) -> None:
     store.db.set_meta("key", 50_000 * "x")
     log = store.data_dir.database.with_name(f"{store.data_dir.database.name}-wal")
@@ -377,6 +390,30 @@ def test_the_next_retry_is_the_first_one_of_this_boot_that_is_still_to_come(stor
             )
     found = [next_retry(store, Now(0.0, boot, "boot")) for boot in (1000.0, 1002.0, 1005.0, 1009.0)]
     assert found == [1002.0, 1005.0, 1009.0, None]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "created_at", "ended_at", "is_shared"),
+    [
+        (("U1",), 5.0, None, True),
+        (("U0", "U1"), 5.0, 11.0, True),
+        (("U1",), 5.0, 10.0, False),
+        (("U1",), 19.0, None, True),
+        (("U1",), 20.0, None, False),
+        (("U0",), 5.0, None, False),
+    ],
+)
+def test_a_gpu_was_shared_if_another_job_had_it_at_that_time(
+    store: Store, gpus: tuple[str, ...], created_at: float, ended_at: float | None, is_shared: bool
+) -> None:
+    job, other = store.insert_job(spec(), "cli"), store.insert_job(spec(), "cli")
+    record(store, act.Start(job, ("U1", "U2"), 500), act.Start(other, gpus, 500))
+    with store.db.transaction() as db:
+        db.execute(
+            "UPDATE attempt SET created_at = ?, ended_at = ? WHERE job_id = ?", (created_at, ended_at, other)
+        )
+    [attempt] = store.attempts(job)
+    assert store.was_gpu_shared(attempt, 10.0, 20.0) is is_shared
 
 
 def test_jobs_of_the_same_kind_start_in_the_order_of_their_priorities_and_positions(store: Store) -> None:
