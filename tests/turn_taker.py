@@ -49,9 +49,12 @@ class TurnTaker:
         """Takes the hold on a GPU; returns whether nobody else has it."""
         return bool(self._say("hold", uuid))
 
-    def ahead(self, uuid: str) -> int | None:
-        """Returns the other process that has the hold on a GPU or is first in line; None if there is none."""
-        found = self._say("ahead", uuid, boot_s())
+    def ahead(self, uuid: str, ago_s: float = 0.0) -> int | None:
+        """Returns the other process that has the hold on a GPU or is ahead of one that has waited this time.
+
+        Returns None if there is none.
+        """
+        found = self._say("ahead", uuid, boot_s() - ago_s)
         return None if found is None else int(found)
 
     def give_up(self) -> None:

@@ -105,6 +105,22 @@ def test_only_the_first_of_several_starts_has_the_place_of_the_queue(
     rig.tick_until(lambda: all(rig.job(job).state == "finished" for job in jobs))
 
 
+def test_a_start_ends_the_wait_of_the_queue_on_every_gpu(tmp_path: Path, other: TurnTaker) -> None:
+    rig = Rig(tmp_path, gpus=2)
+    refused, started = rig.add_job("true", allowed=(0,)), rig.add_job("true", allowed=(1,))
+    with rig.store.db.transaction() as db:
+        db.execute("UPDATE job SET queued_at = queued_at - 50")
+    other.wait_in_line("U0", 100.0)
+    while not rig.store.attempts(started):
+        rig.tick_once()
+    assert rig.store.attempts(refused) == []
+    assert other.ahead("U0", 10.0) is None
+    assert other.ahead("U0") == os.getpid()
+    other.kill()
+    for job in (refused, started):
+        rig.tick_until_ended(job)
+
+
 def test_a_claim_that_was_taken_after_the_facts_were_read_costs_no_attempt(
     tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
