@@ -228,14 +228,6 @@ class Store:
         rows = self.db.rows(f"SELECT {ATTEMPTS.columns} FROM attempt WHERE {where}", *values)
         return list(map(ATTEMPTS.record, rows))
 
-    def attempt_with_job(self, attempt_id: int) -> tuple[Attempt, Job]:
-        """Returns an attempt, which must exist, and its job."""
-        attempt = self.attempt(attempt_id)
-        assert attempt is not None
-        job = self.job(attempt.job_id)
-        assert job is not None
-        return attempt, job
-
     def attempts(self, job_id: int) -> list[Attempt]:
         """Returns the attempts of a job, oldest first."""
         return self._attempts("job_id = ? ORDER BY number", job_id)
