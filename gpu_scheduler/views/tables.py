@@ -163,8 +163,10 @@ def held_row(job: JobView, _: float) -> JobCells:
 def finished_row(job: JobView, now: float) -> JobCells:
     """Returns the row of a finished job, with its outcome, run time, and reason or age."""
     took = ""
-    if job.started_at is not None and job.record.finished_at is not None:
-        took = format_elapsed(job.record.finished_at - job.started_at)
+    # The job may have ended long after its last attempt, for example when it was cancelled in the queue.
+    end = (job.attempt and job.attempt.ended_at) or job.record.finished_at
+    if job.started_at is not None and end is not None:
+        took = format_elapsed(end - job.started_at)
     outcome = job.record.outcome or Outcome.ENDED
     colour = of_outcome(outcome)
     about = Cell(_one_line(job_reason_text(job)), colour if colour == RED else "")

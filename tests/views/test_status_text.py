@@ -23,7 +23,7 @@ from gpu_scheduler.store.jobs_files import JobsFileRecord, MalformedLineRecord
 from gpu_scheduler.views.layout import Viewport
 from gpu_scheduler.views.status_json import job_object, to_json
 from gpu_scheduler.views.status_text import to_text
-from gpu_scheduler.views.tables import gpu_rows, held_row
+from gpu_scheduler.views.tables import finished_row, gpu_rows, held_row
 from tests.reasons import worded
 from tests.records import attempt_record, gpu_view, job_view
 
@@ -372,6 +372,12 @@ def test_an_interrupted_job_shows_its_run_time() -> None:
     row = held_row(job, NOW)
     assert (row.state.text, row.time.text) == ("interrupted", "1:05")
     assert held_row(job_view(3, "held"), NOW).time.text == ""
+
+
+def test_a_job_that_is_cancelled_in_the_queue_shows_the_run_time_of_its_last_attempt() -> None:
+    attempt = attempt_record(started_at=NOW - 100, ended_at=NOW - 35, outcome="failed")
+    job = job_view(3, "finished", "cancelled", finished_at=NOW - 1)._replace(attempt=attempt)
+    assert finished_row(job, NOW).time.text == "1:05"
 
 
 def test_the_json_has_the_pid_of_a_running_job() -> None:
