@@ -37,7 +37,7 @@ def add_environment(store: Store, variables: Mapping[str, str]) -> str:
 
 
 class LaunchContext(NamedTuple):
-    """What a launch needs to know about the submission of a job.
+    """The parts of the submission of a job that its launch needs.
 
     environment: the variables with which it was submitted; None if it uses those of the scheduler.
     source_cwd: the working folder of its jobs file; None for any other source.

@@ -1,4 +1,4 @@
-"""What is left on a GPU once attempts have left it, and once jobs have been placed on it."""
+"""Tests the ledger of a GPU after attempts have left it and after jobs have been placed on it."""
 
 from __future__ import annotations
 

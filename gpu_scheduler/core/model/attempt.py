@@ -49,7 +49,7 @@ class Allocation(Struct, frozen=True):
 
 
 class Observed(Struct, frozen=True):
-    """What the folder and the processes of an attempt show.
+    """The observations of an attempt: the evidence in its folder and among its processes.
 
     survivors: the pids of its remaining processes; None if no scan looked for them. failure_context: the
     context of a failed command. saved_work: the work that it has left; None until it has ended. saved_at:

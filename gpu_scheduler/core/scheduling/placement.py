@@ -54,7 +54,7 @@ class Holding(Struct, frozen=True):
 
 
 class Ledger(Struct, frozen=True):
-    """What is on one managed GPU, what is left of it, and whether that is enough for one more job.
+    """The account of one managed GPU: its use, the rest, and whether the rest is enough for one more job.
 
     Our jobs are on two accounts. The share account adds their shares. The memory account adds the memory that
     is allocated to them and the memory that is kept for foreign processes; it is at least the memory in use.
