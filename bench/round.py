@@ -18,6 +18,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from gpu_scheduler.attempts.executor import Executors
+from gpu_scheduler.attempts.local import DirectExecutor
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.model.gpu import GpuSample, Snapshot
 from gpu_scheduler.core.model.job_spec import JobSpec
@@ -25,7 +26,6 @@ from gpu_scheduler.core.model.states import Outcome
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.attempt_end import end_attempt
 from gpu_scheduler.core.scheduling.settings import Settings
-from gpu_scheduler.executors.local import DirectExecutor
 from gpu_scheduler.gpus.watch import GpuWatch
 from gpu_scheduler.rounds.loop import Loop
 from gpu_scheduler.store.data_dir import DataDir

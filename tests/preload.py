@@ -6,7 +6,7 @@ import gc
 from contextlib import suppress
 from importlib import import_module
 
-import gpu_scheduler.scheduler.service
+import gpu_scheduler.daemon.service
 from gpu_scheduler.cli.commands import COMMANDS
 
 __all__ = ["gpu_scheduler"]

@@ -10,12 +10,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from gpu_scheduler.claims.turns import boot_s
+from gpu_scheduler.system.turns import boot_s
 
 _PROGRAM = """
 import json, sys
 from pathlib import Path
-from gpu_scheduler.claims import turns
+from gpu_scheduler.system import turns
 mine = turns.Turns(Path(sys.argv[1]))
 now = turns.boot_s
 for line in sys.stdin:

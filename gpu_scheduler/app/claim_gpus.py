@@ -20,15 +20,6 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from gpu_scheduler.app.machine_gpus import GpuSource, claim_folder, surrounding_claims, uuids_of, with_claims
-from gpu_scheduler.claims.gpu_claims import (
-    LockReading,
-    is_below_runner,
-    lock_problem,
-    own_claims,
-    read_locks_of,
-    turn_claim,
-)
-from gpu_scheduler.claims.turns import MOVE_EVERY_S, TURN_EVERY_S, Turns, boot_s
 from gpu_scheduler.core.model.gpu import ClaimedGpu, GpuClaim, GpuCriteria, GpuSample
 from gpu_scheduler.core.model.wait_reason import GpuObstacle
 from gpu_scheduler.core.scheduling.gpu_choice import (
@@ -42,8 +33,17 @@ from gpu_scheduler.gpus.probes.probe_client import LateAnswerError
 from gpu_scheduler.gpus.selection import restrict_to_visible
 from gpu_scheduler.runner.folder import TOKEN
 from gpu_scheduler.runner.gpu_lock import Refusal, Wanted, claim_gpus
+from gpu_scheduler.system.gpu_claims import (
+    LockReading,
+    is_below_runner,
+    lock_problem,
+    own_claims,
+    read_locks_of,
+    turn_claim,
+)
 from gpu_scheduler.system.shortages import reraise_shortage
 from gpu_scheduler.system.simulated_usage import FOLDER_VARIABLE
+from gpu_scheduler.system.turns import MOVE_EVERY_S, TURN_EVERY_S, Turns, boot_s
 
 # Waits until claims on GPUs or turns change, by watching the processes that hold them.
 

@@ -27,12 +27,12 @@ from gpu_scheduler.app.round_facts import CurrentNeed, current_need, round_facts
 from gpu_scheduler.app.status_report import JobView
 from gpu_scheduler.app.store_access import open_store, scheduler_pid_of
 from gpu_scheduler.attempts.job_logs import read_tail
+from gpu_scheduler.attempts.job_progress import ProgressReader
 from gpu_scheduler.attempts.observe import observe_attempt
 from gpu_scheduler.attempts.running_progress import progress_source, with_remaining_times
-from gpu_scheduler.claims.gpu_claims import ForeignClaims
 from gpu_scheduler.core.command.build import environment_of
-from gpu_scheduler.core.failure.cuda_oom import is_fragmented
-from gpu_scheduler.core.failure.log_end import rendered_lines
+from gpu_scheduler.core.explain.cuda_oom import is_fragmented
+from gpu_scheduler.core.explain.log_end import rendered_lines
 from gpu_scheduler.core.model.attempt import ActiveAttempt, Attempt
 from gpu_scheduler.core.model.event import Event, EventKind
 from gpu_scheduler.core.model.finding import Finding, HealthIssue
@@ -56,16 +56,16 @@ from gpu_scheduler.core.scheduling.queue_outlook import (
 from gpu_scheduler.core.scheduling.settings import Limits, QueueOrder
 from gpu_scheduler.health.doctor import job as checks
 from gpu_scheduler.health.doctor.job import conda_sh_of
-from gpu_scheduler.progress.job_progress import ProgressReader
 from gpu_scheduler.store.attempt_history import RunTimesReader
 from gpu_scheduler.store.events import events_of_job
 from gpu_scheduler.store.job_lists import jobs_ahead_of
 from gpu_scheduler.store.jobs_files import LineLocation, MalformedLineRecord, line_of, malformed_lines
 from gpu_scheduler.store.pending_groups import queued_job_of
 from gpu_scheduler.store.store import Store
+from gpu_scheduler.system.gpu_claims import ForeignClaims
 
 if TYPE_CHECKING:
-    from gpu_scheduler.core.progress.eta import JobProgress
+    from gpu_scheduler.core.explain.eta import JobProgress
 
 
 # Reads from the store the facts on which the advice for a job that ran out of GPU memory depends.

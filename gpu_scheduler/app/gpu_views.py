@@ -10,14 +10,6 @@ from msgspec.structs import replace
 
 from gpu_scheduler.app import status_report
 from gpu_scheduler.app.status_report import GpuView
-from gpu_scheduler.claims.gpu_claims import (
-    LOCK_FOLDER_KEY,
-    ForeignClaims,
-    LockReading,
-    read_locks_of,
-    turn_claim,
-)
-from gpu_scheduler.claims.turns import keeper
 from gpu_scheduler.core.model.attempt import Attempt
 from gpu_scheduler.core.model.gpu import Gpu
 from gpu_scheduler.core.model.job_spec import Need
@@ -26,6 +18,14 @@ from gpu_scheduler.core.scheduling.accounting import allocated_mib, allocated_sh
 from gpu_scheduler.core.scheduling.gpu_use import ledger_of
 from gpu_scheduler.core.scheduling.settings import Limits
 from gpu_scheduler.store.store import Store
+from gpu_scheduler.system.gpu_claims import (
+    LOCK_FOLDER_KEY,
+    ForeignClaims,
+    LockReading,
+    read_locks_of,
+    turn_claim,
+)
+from gpu_scheduler.system.turns import keeper
 
 if TYPE_CHECKING:
     from gpu_scheduler.core.model.attempt import ActiveAttempt

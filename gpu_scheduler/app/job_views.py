@@ -28,11 +28,11 @@ from gpu_scheduler.store.store import Store
 
 if TYPE_CHECKING:
     from gpu_scheduler.app.status_report import AttemptWarning
+    from gpu_scheduler.attempts.job_progress import ProgressReader
     from gpu_scheduler.core.model.attempt import ActiveAttempt, Attempt
     from gpu_scheduler.core.model.attempt_status import AttemptStatus, StopRequest
     from gpu_scheduler.core.model.job_spec import Parent
     from gpu_scheduler.core.model.units import Now
-    from gpu_scheduler.progress.job_progress import ProgressReader
     from gpu_scheduler.store.pending_groups import QueueReservationRecord
 
 
@@ -445,7 +445,7 @@ def blocking_ancestor(store: Store, job: Job, context: ViewContext) -> JobView |
 
 def new_reader() -> ProgressReader:
     """Returns a reader for `with_progress`. If the next call uses it again, it reads only what is new."""
-    from gpu_scheduler.progress.job_progress import ProgressReader
+    from gpu_scheduler.attempts.job_progress import ProgressReader
 
     return ProgressReader()
 

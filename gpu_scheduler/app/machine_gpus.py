@@ -9,20 +9,20 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gpu_scheduler.app.location import Location
-from gpu_scheduler.claims.gpu_claims import (
-    LockReading,
-    ancestor_pids,
-    can_be_claimed,
-    claims_of,
-    read_locks_of,
-)
-from gpu_scheduler.claims.lock_folder import ClaimFolder, LockFolderError, find_lock_folder
 from gpu_scheduler.config import ProbeKind
 from gpu_scheduler.core.model.gpu import ClaimedGpu, GpuClaim, GpuSample
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.gpus.probes.probe_client import ProbeClient
 from gpu_scheduler.gpus.probes.simulated import check_simulate
 from gpu_scheduler.store.scheduler_lock import scheduler_pid
+from gpu_scheduler.system.gpu_claims import (
+    LockReading,
+    ancestor_pids,
+    can_be_claimed,
+    claims_of,
+    read_locks_of,
+)
+from gpu_scheduler.system.lock_folder import ClaimFolder, LockFolderError, find_lock_folder
 from gpu_scheduler.system.simulated_usage import FOLDER_VARIABLE
 
 # Starts the probe for the commands that use GPUs without a scheduler.

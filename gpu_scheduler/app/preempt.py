@@ -25,21 +25,21 @@ from gpu_scheduler.app.job_views import observed_job
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.app.store_access import open_store
 from gpu_scheduler.attempts.executor import LOCAL_EXECUTORS
+from gpu_scheduler.attempts.job_progress import ProgressReader
 from gpu_scheduler.attempts.observe import readable_status
 from gpu_scheduler.attempts.running_progress import newest_checkpoint, progress_source
 from gpu_scheduler.attempts.sweep import recorded_command
 from gpu_scheduler.core.command.shell_words import CHECKPOINT_VARIABLE, DEFAULT_RESUME_FLAG, with_checkpoint
+from gpu_scheduler.core.explain.eta import JobProgress
+from gpu_scheduler.core.explain.run_options import output_option, step_in
 from gpu_scheduler.core.model.attempt import ActiveAttempt, Attempt
 from gpu_scheduler.core.model.attempt_status import Checkpoint, ProgressUnit, StopRequest
 from gpu_scheduler.core.model.job import Job
 from gpu_scheduler.core.model.job_spec import DEFAULT_STOP_SIGNAL, JobSpec
 from gpu_scheduler.core.model.request_answer import AnswerCode, RequestAnswer, refusal_to_resume, wrong_state
 from gpu_scheduler.core.model.states import ACTIVE, AttemptState, JobState, Outcome
-from gpu_scheduler.core.progress.eta import JobProgress
-from gpu_scheduler.core.progress.run_options import output_option, step_in
 from gpu_scheduler.core.text.formatting import safe_text
 from gpu_scheduler.errors import SchedulerError, UsageError
-from gpu_scheduler.progress.job_progress import ProgressReader
 from gpu_scheduler.store.dependencies import failed_ancestors
 from gpu_scheduler.store.jobs_files import line_of
 from gpu_scheduler.store.requests import add_request, request_answer, withdraw_request

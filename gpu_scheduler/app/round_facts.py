@@ -8,7 +8,6 @@ from enum import Enum
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gpu_scheduler.claims.gpu_claims import ForeignClaims
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.model.attempt import ActiveAttempt
 from gpu_scheduler.core.model.gpu import Gpu, GpuSample, Snapshot
@@ -30,6 +29,7 @@ from gpu_scheduler.store.attempt_history import (
 )
 from gpu_scheduler.store.pending_groups import queue_reservation, reserved_jobs
 from gpu_scheduler.store.store import Store
+from gpu_scheduler.system.gpu_claims import ForeignClaims
 
 # Determines a job's need, as the scheduler does, and where that need comes from.
 #

@@ -38,7 +38,7 @@ from gpu_scheduler.store.store import Store
 from gpu_scheduler.store.taken_items import newest_job_of, redis_problem
 
 if TYPE_CHECKING:
-    from gpu_scheduler.progress.job_progress import ProgressReader as ProgressReader
+    from gpu_scheduler.attempts.job_progress import ProgressReader as ProgressReader
 
 #: Number of bytes at the end of a running job's log that are searched for its last line.
 _TAIL_BYTES = 4096

@@ -14,9 +14,8 @@ from msgspec.structs import replace
 from gpu_scheduler.attempts.executor import Executor, Executors, LaunchError
 from gpu_scheduler.attempts.folder import is_usable, prepare
 from gpu_scheduler.attempts.job_logs import LogFolder, create_log
+from gpu_scheduler.attempts.job_progress import PROGRESS_FILE
 from gpu_scheduler.attempts.observe import attempt_ref
-from gpu_scheduler.claims.gpu_claims import can_be_claimed, own_claims, read_locks_of
-from gpu_scheduler.claims.lock_folder import VARIABLE, ClaimFolder, LockFolderError
 from gpu_scheduler.config import DATA_DIR_VARIABLE, STATE_FILE_VARIABLE, StartOptions
 from gpu_scheduler.core.command.build import GIVEN_PORT, build_command, find_conda_sh, ports_for
 from gpu_scheduler.core.command.sessions import session_name
@@ -27,12 +26,13 @@ from gpu_scheduler.core.model.job import Job
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.scheduling.accounting import BEYOND_MIB, capped_claim, claimable_total
 from gpu_scheduler.core.text.formatting import safe_text
-from gpu_scheduler.progress.job_progress import PROGRESS_FILE
 from gpu_scheduler.runner.spec import read_spec
 from gpu_scheduler.store import attempt_folders
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.store.submissions import LaunchContext, launch_context
 from gpu_scheduler.store.writer import StoreWriter
+from gpu_scheduler.system.gpu_claims import can_be_claimed, own_claims, read_locks_of
+from gpu_scheduler.system.lock_folder import VARIABLE, ClaimFolder, LockFolderError
 
 # Determines the claims on GPUs that the runner of an attempt holds (docs/design.md, GPU claims).
 

@@ -30,7 +30,7 @@ def start(options: Namespace) -> int:
 
         refuse_script(location_of(options), options.jobs_file)
     if options.daemon:
-        from gpu_scheduler.scheduler import background
+        from gpu_scheduler.daemon import background
 
         background.check(chosen)
     if options.fresh:
@@ -58,7 +58,7 @@ def _take_url(options: Namespace) -> None:
 
 
 def _run_scheduler(chosen: StartOptions, on_up: Callable[[], None]) -> int:
-    from gpu_scheduler.scheduler.service import run
+    from gpu_scheduler.daemon.service import run
 
     def is_up() -> None:
         on_up()
@@ -77,7 +77,7 @@ def _run_scheduler(chosen: StartOptions, on_up: Callable[[], None]) -> int:
 
 def _confirm_fresh(chosen: StartOptions, *, ask: bool) -> None:
     """Asks on a terminal whether to forget the jobs. Raises SchedulerError unless the user answers yes."""
-    from gpu_scheduler.scheduler.service import count_jobs_to_forget
+    from gpu_scheduler.daemon.service import count_jobs_to_forget
 
     home = Location(chosen.state_file, chosen.data_dir).resolve()
     jobs = count_jobs_to_forget(home, take_over=chosen.take_over)

@@ -18,7 +18,9 @@ from typing import NoReturn
 from msgspec.structs import replace
 
 from gpu_scheduler.attempts.executor import LOCAL_EXECUTORS, Executors
+from gpu_scheduler.attempts.local import DirectExecutor
 from gpu_scheduler.attempts.observe import attempts_without_processes
+from gpu_scheduler.attempts.screen import ScreenExecutor
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.model.request_answer import AnswerCode, RequestAnswer
 from gpu_scheduler.core.scheduling.actions import AnswerRequest
@@ -26,8 +28,6 @@ from gpu_scheduler.core.scheduling.facts import Facts
 from gpu_scheduler.core.scheduling.plan import plan_for_command
 from gpu_scheduler.core.scheduling.reconcile_attempt import has_ended
 from gpu_scheduler.errors import NotOwnerError
-from gpu_scheduler.executors.local import DirectExecutor
-from gpu_scheduler.executors.screen import ScreenExecutor
 from gpu_scheduler.gpus.watch import GpuWatch
 from gpu_scheduler.intake.state_file_watcher import StateFileWatcher
 from gpu_scheduler.rounds.loop import Loop

@@ -18,7 +18,6 @@ from gpu_scheduler.attempts.executor import AttemptRef, Executor, Executors, Lau
 from gpu_scheduler.attempts.observe import attempt_ref, observe_attempt, runner_pids
 from gpu_scheduler.attempts.running_progress import RunningProgress, with_remaining_times, with_saved_times
 from gpu_scheduler.attempts.sweep import processes_of, recorded_command, sweep_once
-from gpu_scheduler.claims.gpu_claims import LockReading, read_locks_of
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.model.attempt import ActiveAttempt
 from gpu_scheduler.core.model.gpu import Gpu, GpuClaim
@@ -53,6 +52,7 @@ from gpu_scheduler.store.pending_groups_reader import PendingGroupsReader
 from gpu_scheduler.store.requests import open_requests
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.store.writer import StoreWriter
+from gpu_scheduler.system.gpu_claims import LockReading, read_locks_of
 
 # Gathers the facts of a round: the store, the status and processes of open attempts, and the GPUs.
 

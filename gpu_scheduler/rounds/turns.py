@@ -12,14 +12,14 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from gpu_scheduler.attempts.observe import runner_pids
-from gpu_scheduler.claims.gpu_claims import claims_of, lock_problem, own_claims, read_locks_of, turn_claim
-from gpu_scheduler.claims.turns import MOVE_EVERY_S, TURN_EVERY_S, Turns
 from gpu_scheduler.core.model.gpu import Gpu, GpuClaim
 from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.scheduling import pending_queue as rules
 from gpu_scheduler.core.scheduling.actions import Action, Start
 from gpu_scheduler.core.scheduling.facts import Facts
 from gpu_scheduler.runner.record_lock import Lock
+from gpu_scheduler.system.gpu_claims import claims_of, lock_problem, own_claims, read_locks_of, turn_claim
+from gpu_scheduler.system.turns import MOVE_EVERY_S, TURN_EVERY_S, Turns
 
 log = logging.getLogger(__name__)
 

@@ -15,8 +15,8 @@ from gpu_scheduler.attempts.sweep import processes_of
 from gpu_scheduler.core.model.attempt_status import AttemptResult, AttemptStatus
 from gpu_scheduler.core.model.request_answer import AnswerCode
 from gpu_scheduler.core.model.states import Outcome
+from gpu_scheduler.daemon.restore import refuse_active
 from gpu_scheduler.errors import SchedulerError
-from gpu_scheduler.scheduler.restore import refuse_active
 from tests import steps as act
 from tests.cli.desk import Desk
 

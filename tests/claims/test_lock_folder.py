@@ -10,8 +10,9 @@ from tempfile import gettempdir
 
 import pytest
 
-from gpu_scheduler.claims import lock_folder
-from gpu_scheduler.claims.lock_folder import (
+from gpu_scheduler.errors import UsageError
+from gpu_scheduler.system import lock_folder
+from gpu_scheduler.system.lock_folder import (
     VARIABLE,
     LockFolderError,
     find_lock_folder,
@@ -21,7 +22,6 @@ from gpu_scheduler.claims.lock_folder import (
     prepare_simulated_folder,
     simulated_folder,
 )
-from gpu_scheduler.errors import UsageError
 from tests.isolation import LOCK_DIR
 
 IN_VAR_TMP = Path("/var/tmp", f"gpu_scheduler-{os.geteuid()}", "locks")

@@ -20,8 +20,8 @@ os.execv(sys.argv[3], sys.argv[3:])
 PRINT_OWN_CLAIMS = """
 import sys
 from pathlib import Path
-from gpu_scheduler.claims.gpu_claims import read_locks_of
-from gpu_scheduler.claims.gpu_claims import own_claims
+from gpu_scheduler.system.gpu_claims import read_locks_of
+from gpu_scheduler.system.gpu_claims import own_claims
 for _ in range(2):
     locks = read_locks_of(Path(sys.argv[1]), ("GPU-a", "GPU-b")).locks
     print(sorted(own_claims(locks)), [(lock.start, lock.end) for held in locks.values() for lock in held])

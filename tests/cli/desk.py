@@ -14,6 +14,7 @@ import pytest
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.attempts.executor import AttemptRef
 from gpu_scheduler.attempts.folder import kill_runner, observe, prepare
+from gpu_scheduler.attempts.local import DirectExecutor
 from gpu_scheduler.attempts.sweep import processes_of, sweep
 from gpu_scheduler.cli import main
 from gpu_scheduler.clock import Clock
@@ -23,7 +24,6 @@ from gpu_scheduler.core.model.gpu import GpuSample
 from gpu_scheduler.core.model.job_spec import Dependency, DependencyKind, JobSpec
 from gpu_scheduler.core.model.states import JobState
 from gpu_scheduler.core.scheduling.settings import Settings
-from gpu_scheduler.executors.local import DirectExecutor
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.requests import open_requests
 from gpu_scheduler.store.scheduler_lock import scheduler_pid

@@ -10,11 +10,11 @@ import sys
 import time
 
 from gpu_scheduler.attempts.executor import Executors, LaunchError
+from gpu_scheduler.attempts.local import DirectExecutor
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.model.request_answer import AnswerCode, RequestAnswer
 from gpu_scheduler.core.scheduling.actions import AnswerRequest
 from gpu_scheduler.core.scheduling.settings import Settings
-from gpu_scheduler.executors.local import DirectExecutor
 from gpu_scheduler.gpus.watch import GpuWatch
 from gpu_scheduler.rounds.loop import Loop
 from gpu_scheduler.store.data_dir import DataDir

@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 from gpu_scheduler.cli.commands import COMMANDS
 from gpu_scheduler.cli.parser import first_word_index, parse
 from gpu_scheduler.config import StartOptions
+from gpu_scheduler.daemon import background, service
 from gpu_scheduler.errors import UsageError
-from gpu_scheduler.scheduler import background, service
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.job_lists import state_counts
 from gpu_scheduler.store.scheduler_lock import scheduler_pid

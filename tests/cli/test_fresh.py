@@ -20,10 +20,10 @@ from gpu_scheduler.core.model.attempt_status import StopRequest
 from gpu_scheduler.core.model.job_spec import Need
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
+from gpu_scheduler.daemon import restore
+from gpu_scheduler.daemon.service import count_jobs_to_forget
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.intake.state_file_edits import requested_pauses
-from gpu_scheduler.scheduler import restore
-from gpu_scheduler.scheduler.service import count_jobs_to_forget
 from gpu_scheduler.store import accepted_lines
 from gpu_scheduler.store import new_store as forget
 from gpu_scheduler.store.job_lists import state_counts

@@ -17,8 +17,8 @@ import pytest
 from gpu_scheduler.attempts.folder import kill_runner, observe
 from gpu_scheduler.config import StartOptions
 from gpu_scheduler.core.model.states import Outcome
+from gpu_scheduler.daemon import restore
 from gpu_scheduler.errors import SchedulerError
-from gpu_scheduler.scheduler import restore
 from gpu_scheduler.store.data_dir import DataDir
 from tests import steps as act
 from tests.cli.desk import Desk

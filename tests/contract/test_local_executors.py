@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from gpu_scheduler.attempts.executor import AttemptRef, Executor, LaunchError
-from gpu_scheduler.claims.gpu_claims import claims_of
-from gpu_scheduler.executors.forking import ForkingExecutor
-from gpu_scheduler.executors.local import DirectExecutor
-from gpu_scheduler.executors.screen import ScreenExecutor, screen_problem
+from gpu_scheduler.attempts.forking import ForkingExecutor
+from gpu_scheduler.attempts.local import DirectExecutor
+from gpu_scheduler.attempts.screen import ScreenExecutor, screen_problem
 from gpu_scheduler.runner.record_lock import Lock
+from gpu_scheduler.system.gpu_claims import claims_of
 from gpu_scheduler.system.procfs import Proc
 from tests.runner.attempt import PreparedAttempt, socket_folder, wait_for
 from tests.runner.fork_helper import helper_pid
@@ -153,7 +153,7 @@ def test_runner_survives_the_process_that_started_it(kind: str, make: Make, tmp_
     until_ready = "\nwhile not helper_pid(executor): time.sleep(0.001)" if kind == "forking" else ""
     module = "local" if kind == "direct" else kind
     program = (
-        f"from gpu_scheduler.executors.{module} import {name}\n"
+        f"from gpu_scheduler.attempts.{module} import {name}\n"
         "from pathlib import Path; import os, sys, time\n"
         "from gpu_scheduler.attempts.executor import AttemptRef\n"
         "from tests.runner.fork_helper import helper_pid\n"

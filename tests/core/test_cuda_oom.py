@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_scheduler.core.failure.cuda_oom import KEYWORDS, SIGNATURES, Signature
-from gpu_scheduler.core.failure.cuda_oom import cuda_oom as cuda_oom_at
-from gpu_scheduler.core.failure.log_end import PRINTED_ERROR, LogEnd
+from gpu_scheduler.core.explain.cuda_oom import KEYWORDS, SIGNATURES, Signature
+from gpu_scheduler.core.explain.cuda_oom import cuda_oom as cuda_oom_at
+from gpu_scheduler.core.explain.log_end import PRINTED_ERROR, LogEnd
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "oom"
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpu_scheduler.core.explain.eta import remaining_s, work_before
+from gpu_scheduler.core.explain.run_options import CheckpointKind, matched_name, parse_name, step_in
 from gpu_scheduler.core.model.attempt_status import Progress, ProgressUnit
-from gpu_scheduler.core.progress.eta import remaining_s, work_before
-from gpu_scheduler.core.progress.run_options import CheckpointKind, matched_name, parse_name, step_in
 
 STEP = ProgressUnit.STEP
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from gpu_scheduler.app.diagnosis import OomCase
-from gpu_scheduler.core.failure.cuda_oom import is_fragmented
-from gpu_scheduler.core.failure.explanation import explain_failure, explain_launch_failure, is_failure
+from gpu_scheduler.core.explain.cuda_oom import is_fragmented
+from gpu_scheduler.core.explain.explanation import explain_failure, explain_launch_failure, is_failure
 from gpu_scheduler.core.model.attempt_status import AttemptResult, FailureContext
 from gpu_scheduler.core.model.state_reason import FailureKind
 from gpu_scheduler.views.job_text import reason_text

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_scheduler.core.failure.log_end import LogEnd, rendered_lines
+from gpu_scheduler.core.explain.log_end import LogEnd, rendered_lines
 
 
 def last_error(tail: str, max_lines_after: int | None = None) -> str | None:

@@ -29,8 +29,7 @@ CORE = (
     "core.text",
     "core.command",
     "core.jobsfile",
-    "core.failure",
-    "core.progress",
+    "core.explain",
     "core.scheduling",
 )
 
@@ -43,26 +42,21 @@ MAY: Mapping[str, tuple[str, ...]] = {
     "core.text": (),
     "core.model": ("core.text",),
     "core.command": ("core.model", "core.text"),
-    "core.failure": ("core.model", "core.text"),
-    "core.progress": ("core.model", "core.text"),
+    "core.explain": ("core.model", "core.text"),
     "core.jobsfile": ("core.model", "core.text", "core.command"),
     "core.scheduling": (
-        "core.model", "core.text", "core.failure", "core.jobsfile", "core.command.shell_words",
+        "core.model", "core.text", "core.explain", "core.jobsfile", "core.command.shell_words",
     ),
     "runner": (),
-    "system": ("errors", "runner.folder", "runner.process_scan", "runner.record_lock"),
-    "claims": ("core.model", "errors", "system", "runner.folder", "runner.gpu_lock", "runner.record_lock"),
+    "system": (
+        "core.model", "errors", "runner.folder", "runner.gpu_lock", "runner.process_scan",
+        "runner.record_lock",
+    ),
     "store": (*CORE, *TOP, "system", "runner.folder", "runner.record_lock"),
     "gpus.probes": ("core.model", "errors", "config", "runner.folder", "system.simulated_usage"),
     "gpus": (*CORE, *TOP, "system", "runner.membership", "gpus.probes", "store"),
-    "progress": ("core.model", "core.text", "core.progress", "core.command.shell_words"),
     "attempts": (
-        *CORE, *TOP, "system", "runner", "claims", "progress", *STORE, "store.writer",
-        "store.attempt_folders",
-    ),
-    "executors": (
-        "core.command", "runner.folder", "runner.spec", "runner.fork_server", "attempts.executor",
-        "attempts.folder", "core.model", "system.run_program",
+        *CORE, *TOP, "system", "runner", *STORE, "store.writer", "store.attempt_folders",
     ),
     "intake": (*CORE, *TOP, "system", *STORE),
     "health": (
@@ -73,30 +67,23 @@ MAY: Mapping[str, tuple[str, ...]] = {
         "core.model", "core.text", "core.command", "errors", "config", "system", "health",
         "store.attempt_folders", "store.backups", "store.data_dir", "store.database", "store.gpu_kind",
         "store.inspection", "store.moved_or_copied", "store.scheduler_lock", "store.state_file",
-        "claims", "gpus.probes", "gpus.selection", "attempts.job_logs", "executors.screen", "intake",
+        "gpus.probes", "gpus.selection", "attempts.job_logs", "attempts.screen", "intake",
     ),
     "app": (
-        *CORE, *TOP, "system", "runner", *STORE, "attempts", "claims", "gpus", "gpus.probes", "intake",
-        "health", "progress", "rounds.command",
+        *CORE, *TOP, "system", "runner", *STORE, "attempts", "gpus", "gpus.probes", "intake", "health",
+        "rounds.command",
     ),
     # Views import the types of the records that results contain, but views do not read the store.
     "views": (
-        "core.model", "core.text", "core.scheduling", "core.progress", "core.command.shell_words", "app",
+        "core.model", "core.text", "core.scheduling", "core.explain", "core.command.shell_words", "app",
         "store.records", "store.jobs_files",
     ),
-    "reporting": (
-        "claims", "core.model", "core.text", "core.scheduling", "errors", "clock", "system",
-        "store.dependencies", "store.events", "store.job_lists", "store.jobs_files", "store.pending_groups",
-        "store.records", "store.store", "health.storage", "attempts.job_logs",
-        "attempts.running_progress", "core.progress", "app", "views",
-    ),
     "rounds": (
-        *CORE, *TOP, "system", "runner", "store", "attempts", "claims", "gpus", "executors", "intake",
-        "health",
+        *CORE, *TOP, "system", "runner", "store", "attempts", "gpus", "intake", "health",
     ),
-    "scheduler": (
-        *CORE, *TOP, "system", "runner", "store", "attempts", "claims", "gpus", "gpus.probes", "executors",
-        "intake", "health", "rounds", "reporting", "views.wait_text",
+    "daemon": (
+        *CORE, *TOP, "system", "runner", "store", "attempts", "gpus", "gpus.probes", "intake", "health",
+        "rounds", "app", "views",
     ),
     "web": (
         "app", "views", "core.model", "core.text", "core.jobsfile.attributes", *TOP, "store.job_lists",
@@ -115,7 +102,7 @@ MAY: Mapping[str, tuple[str, ...]] = {
         "web.server", "web.tokens", "mcp_server", "client", "redis_queue",
     ),
     "cli.start": (
-        "scheduler.service", "scheduler.background", "gpus.probes.simulated", "health.logind",
+        "daemon.service", "daemon.background", "gpus.probes.simulated", "health.logind",
     ),
     "simjob": ("system.simulated_usage",),
     "clock": ("core.model",),
@@ -127,7 +114,9 @@ MAY: Mapping[str, tuple[str, ...]] = {
 STREAMS = [("sys", name) for name in ("argv", "stdin", "stdout", "stderr")]
 
 #: Names in `attempts` that use cases may not import, because only the loop uses them.
-NOT_FOR_USE_CASES = ("void_claim", "prepare", "kill_runner", "Launcher")
+NOT_FOR_USE_CASES = (
+    "void_claim", "prepare", "kill_runner", "Launcher", "DirectExecutor", "ForkingExecutor", "ScreenExecutor",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -259,8 +248,9 @@ def test_the_runner_needs_only_the_standard_library() -> None:
         ("core/scheduling/a.py", "from gpu_scheduler.core.model import b", False),
         ("core/model/a.py", "def f() -> None:\n    import gpu_scheduler.gpus.probes.nvml", True),
         ("runner/a.py", "from gpu_scheduler.core.model import states", True),
-        ("executors/a.py", "from gpu_scheduler.runner.folder import write", False),
-        ("executors/a.py", "from gpu_scheduler.runner import supervise", True),
+        ("system/a.py", "from gpu_scheduler.runner.folder import write", False),
+        ("system/a.py", "from gpu_scheduler.runner import supervise", True),
+        ("app/a.py", "from gpu_scheduler.attempts.local import DirectExecutor", True),
         ("store/a.py", "from gpu_scheduler.errors import UsageError", False),
         ("app/a.py", "from gpu_scheduler.attempts.observe import observe", False),
         ("app/a.py", "from gpu_scheduler.attempts.folder import request_stop", False),
@@ -271,15 +261,15 @@ def test_the_runner_needs_only_the_standard_library() -> None:
         ("cli/a.py", "from gpu_scheduler.attempts.observe import observe", True),
         ("cli/a.py", "from gpu_scheduler.store.store import Store", True),
         ("cli/a.py", "from gpu_scheduler.rounds.loop import Loop", True),
-        ("cli/a.py", "from gpu_scheduler.executors.local import Direct", True),
-        ("cli/start.py", "from gpu_scheduler.scheduler.service import run", False),
-        ("cli/other.py", "from gpu_scheduler.scheduler.service import run", True),
+        ("cli/a.py", "from gpu_scheduler.attempts.local import Direct", True),
+        ("cli/start.py", "from gpu_scheduler.daemon.service import run", False),
+        ("cli/other.py", "from gpu_scheduler.daemon.service import run", True),
         ("cli/other.py", "from gpu_scheduler.store.writer import StoreWriter", True),
         ("intake/x.py", "from gpu_scheduler.store.writer import StoreWriter", True),
-        ("scheduler/loop.py", "from gpu_scheduler.store.store import Store", False),
-        ("scheduler/loop.py", "from gpu_scheduler.cli import main", True),
-        ("scheduler/loop.py", "from gpu_scheduler.reporting.reporter import EventReporter", False),
-        ("scheduler/loop.py", "from gpu_scheduler.views.tables import title", True),
+        ("rounds/loop.py", "from gpu_scheduler.store.store import Store", False),
+        ("rounds/loop.py", "from gpu_scheduler.cli import main", True),
+        ("daemon/a.py", "from gpu_scheduler.daemon.reporter import EventReporter", False),
+        ("rounds/loop.py", "from gpu_scheduler.views.tables import title", True),
         ("attempts/a.py", "from gpu_scheduler.views.tables import title", True),
         ("health/doctor/a.py", "from gpu_scheduler.views.tables import title", True),
         ("views/a.py", "from gpu_scheduler.store.store import Store", True),
@@ -292,8 +282,8 @@ def test_the_import_checks_reject_only_forbidden_imports(
     for module in (
         "store/store.py", "store/writer.py", "gpus/probes/nvml.py", "core/model/b.py",
         "core/scheduling/plan.py",
-        "runner/supervise.py", "attempts/observe.py", "executors/local.py", "scheduler/service.py",
-        "errors.py", "reporting/reporter.py", "views/tables.py",
+        "runner/supervise.py", "attempts/observe.py", "attempts/local.py", "daemon/service.py",
+        "errors.py", "daemon/reporter.py", "views/tables.py",
     ):  # fmt: skip
         (tmp_path / module).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / module).write_text("")

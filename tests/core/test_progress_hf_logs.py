@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from gpu_scheduler.core.explain.eta import remaining_s
+from gpu_scheduler.core.explain.log_progress import LogWindow, progress_of_log
+from gpu_scheduler.core.explain.run_options import RunOptions
 from gpu_scheduler.core.model.attempt_status import Progress, ProgressUnit
 from gpu_scheduler.core.model.job_spec import JobSpec
-from gpu_scheduler.core.progress.eta import remaining_s
-from gpu_scheduler.core.progress.log_progress import LogWindow, progress_of_log
-from gpu_scheduler.core.progress.run_options import RunOptions
 
 LOGS = Path(__file__).parents[1] / "data" / "logs"
 NAMES = sorted(path.stem for path in LOGS.glob("*.json"))

@@ -185,7 +185,7 @@ def test_an_internal_error_is_logged_to_the_main_log(tmp_path: Path) -> None:
     program.write_text(
         "import logging, sys\n"
         "from pathlib import Path\n"
-        "from gpu_scheduler.scheduler import background\n"
+        "from gpu_scheduler.daemon import background\n"
         "def serve(up):\n"
         "    logging.basicConfig(filename='main.log')\n"
         "    up()\n"

@@ -11,9 +11,9 @@ from tempfile import gettempdir
 
 import pytest
 
-from gpu_scheduler.claims.gpu_claims import read_gpu_locks
-from gpu_scheduler.claims.lock_folder import ClaimFolder
 from gpu_scheduler.store.data_dir import DataDir
+from gpu_scheduler.system.gpu_claims import read_gpu_locks
+from gpu_scheduler.system.lock_folder import ClaimFolder
 from tests.claim_holder import claim_holder, holder_words
 from tests.e2e.world import World
 from tests.waiting import wait_for

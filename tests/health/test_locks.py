@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.claims import lock_folder
-from gpu_scheduler.claims.gpu_claims import LOCK_FOLDER_KEY
-from gpu_scheduler.claims.lock_folder import VARIABLE, prepare_simulated_folder
 from gpu_scheduler.core.model.finding import Finding
 from gpu_scheduler.health.doctor import files
 from gpu_scheduler.runner.gpu_lock import Wanted, claim_gpus
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.store import Store
+from gpu_scheduler.system import lock_folder
+from gpu_scheduler.system.gpu_claims import LOCK_FOLDER_KEY
+from gpu_scheduler.system.lock_folder import VARIABLE, prepare_simulated_folder
 from gpu_scheduler.system.safe_file import name_of_user
 from tests.isolation import LOCK_DIR
 from tests.users import User

@@ -12,7 +12,7 @@ import sys
 
 from gpu_scheduler.config import StartOptions
 from gpu_scheduler.core.scheduling import reconcile_attempt
-from gpu_scheduler.scheduler.service import run
+from gpu_scheduler.daemon.service import run
 
 
 def main(step: str, nth: int, screen: bool, full: bool) -> int:

@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from gpu_scheduler.attempts.executor import Executor, Executors
 from gpu_scheduler.attempts.job_logs import LogFolder
 from gpu_scheduler.attempts.launch import Launcher
+from gpu_scheduler.attempts.local import DirectExecutor
 from gpu_scheduler.attempts.sweep import sweep
-from gpu_scheduler.claims.lock_folder import ClaimFolder, find_lock_folder
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.config import StartOptions
 from gpu_scheduler.core.model.gpu import GpuSample, Snapshot
@@ -20,12 +20,12 @@ from gpu_scheduler.core.model.job import Job
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.scheduling.facts import Facts
 from gpu_scheduler.core.scheduling.settings import Settings
-from gpu_scheduler.executors.local import DirectExecutor
 from gpu_scheduler.gpus.watch import GpuWatch
 from gpu_scheduler.rounds.loop import Loop
 from gpu_scheduler.rounds.turns import QueueTurns
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.store import Store
+from gpu_scheduler.system.lock_folder import ClaimFolder, find_lock_folder
 from tests.steps import StepWriter
 from tests.waiting import wait_for
 

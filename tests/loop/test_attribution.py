@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from gpu_scheduler.attempts.screen import ScreenExecutor
 from gpu_scheduler.attempts.sweep import recorded_command
 from gpu_scheduler.core.model.gpu import Gpu, GpuProcess, GpuSample, Snapshot
-from gpu_scheduler.executors.screen import ScreenExecutor
 from gpu_scheduler.gpus.watch import GpuWatch, ProcessOwners, SampleOwners, is_alive
 from gpu_scheduler.system.procfs import Proc
 from tests.processes import exists, has_arguments, is_zombie, name_of, parent_of, started_at

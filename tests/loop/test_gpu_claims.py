@@ -12,14 +12,14 @@ from tempfile import gettempdir
 import pytest
 
 from gpu_scheduler.attempts.executor import AttemptRef
-from gpu_scheduler.claims.gpu_claims import claims_of, read_gpu_locks
+from gpu_scheduler.attempts.local import DirectExecutor
 from gpu_scheduler.core.model.gpu import GpuClaim
 from gpu_scheduler.core.model.state_reason import ReasonKind
-from gpu_scheduler.executors.local import DirectExecutor
+from gpu_scheduler.daemon.wakeups import Wakeups
 from gpu_scheduler.runner.gpu_lock import Refusal, Wanted, claim_gpus, release
 from gpu_scheduler.runner.spec import read_spec
-from gpu_scheduler.scheduler.wakeups import Wakeups
 from gpu_scheduler.store.pending_groups import wait_reasons
+from gpu_scheduler.system.gpu_claims import claims_of, read_gpu_locks
 from gpu_scheduler.system.safe_file import name_of_user
 from gpu_scheduler.views.wait_text import wait_text
 from tests.claim_holder import claim_holder, holder_words

@@ -12,11 +12,11 @@ import pytest
 from msgspec.structs import replace
 
 from gpu_scheduler.attempts.executor import AttemptRef, LaunchError
+from gpu_scheduler.attempts.local import DirectExecutor
 from gpu_scheduler.attempts.sweep import processes_of
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.plan import next_deadline
-from gpu_scheduler.executors.local import DirectExecutor
 from gpu_scheduler.runner.folder import START
 from gpu_scheduler.store.pending_groups import wait_reasons
 from gpu_scheduler.store.requests import add_request

@@ -15,7 +15,7 @@ from gpu_scheduler.attempts.job_logs import read_tail
 from gpu_scheduler.config import StartOptions
 from gpu_scheduler.core.model.attempt_status import AttemptStatus
 from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample, Snapshot
-from gpu_scheduler.reporting.reporter import EventReporter
+from gpu_scheduler.daemon.reporter import EventReporter
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.requests import add_request
 from gpu_scheduler.store.store import Store

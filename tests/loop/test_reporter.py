@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from gpu_scheduler.attempts import job_progress as progress
 from gpu_scheduler.attempts.job_logs import LogFolder
 from gpu_scheduler.attempts.running_progress import MIN_INTERVAL_S, RunningProgress
 from gpu_scheduler.core.model.attempt import ActiveAttempt
@@ -28,9 +29,8 @@ from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.core.scheduling.facts import Facts
 from gpu_scheduler.core.scheduling.needs import LlmConfig
 from gpu_scheduler.core.scheduling.settings import Settings
-from gpu_scheduler.progress import job_progress as progress
-from gpu_scheduler.reporting import reporter as journal
-from gpu_scheduler.reporting.reporter import MAX_LINES, RETRY_S, EventReporter
+from gpu_scheduler.daemon import reporter as journal
+from gpu_scheduler.daemon.reporter import MAX_LINES, RETRY_S, EventReporter
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.views.event_messages import iso_time
@@ -471,7 +471,7 @@ def test_events_missed_because_of_a_failed_read_are_logged_with_the_next_actions
     job = harness.job()
     harness.record(act.HoldJob(job, "user", worded("held by the user")))
     with monkeypatch.context() as patch:
-        patch.setattr("gpu_scheduler.reporting.reporter.events.notable_events", fail)
+        patch.setattr("gpu_scheduler.daemon.reporter.events.notable_events", fail)
         harness.reporter.actions_recorded([act.AnswerRequest(1, RequestAnswer(AnswerCode.HELD))])
     assert logged() == []
     harness.reporter.actions_recorded([act.AnswerRequest(1, RequestAnswer(AnswerCode.HELD))])

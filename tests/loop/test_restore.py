@@ -21,13 +21,13 @@ from msgspec.structs import asdict
 
 from gpu_scheduler.attempts.executor import AttemptRef
 from gpu_scheduler.attempts.folder import observe
+from gpu_scheduler.attempts.local import DirectExecutor
 from gpu_scheduler.attempts.sweep import sweep
 from gpu_scheduler.config import StartOptions
+from gpu_scheduler.daemon.restore import jobs_forgotten, open_store, refuse_unrecorded
+from gpu_scheduler.daemon.service import count_jobs_to_forget
 from gpu_scheduler.errors import SchedulerError
-from gpu_scheduler.executors.local import DirectExecutor
 from gpu_scheduler.intake.jobs_file_watcher import JobsFileWatcher
-from gpu_scheduler.scheduler.restore import jobs_forgotten, open_store, refuse_unrecorded
-from gpu_scheduler.scheduler.service import count_jobs_to_forget
 from gpu_scheduler.store import attempt_folders, backups, moved_or_copied
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.inspection import inspect_store

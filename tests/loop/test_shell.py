@@ -15,14 +15,14 @@ from inotify_simple import INotify
 from gpu_scheduler.attempts import job_logs
 from gpu_scheduler.config import StartOptions
 from gpu_scheduler.core.model.gpu import Gpu, GpuProcess, GpuSample, Snapshot
+from gpu_scheduler.daemon.console import Console
+from gpu_scheduler.daemon.log_setup import configure_logging
+from gpu_scheduler.daemon.start_checks import check_paths
+from gpu_scheduler.daemon.wakeups import Wakeups
 from gpu_scheduler.errors import UsageError
 from gpu_scheduler.gpus.selection import count_note, select_gpus
 from gpu_scheduler.gpus.watch import GpuWatch
-from gpu_scheduler.reporting.console import Console
-from gpu_scheduler.reporting.log_setup import configure_logging
 from gpu_scheduler.runner.spec import read_spec
-from gpu_scheduler.scheduler.start_checks import check_paths
-from gpu_scheduler.scheduler.wakeups import Wakeups
 from tests.loop.rig import Rig
 from tests.waiting import wait_for
 

@@ -16,26 +16,26 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from gpu_scheduler.attempts import forking
 from gpu_scheduler.attempts.executor import AttemptRef, LaunchError
 from gpu_scheduler.attempts.job_logs import LogFolder, read_tail
+from gpu_scheduler.attempts.local import DirectExecutor
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.model.state_reason import StateReason
 from gpu_scheduler.core.scheduling.settings import Settings
+from gpu_scheduler.daemon import console as job_output
+from gpu_scheduler.daemon.console import Console
+from gpu_scheduler.daemon.daemon import Daemon
+from gpu_scheduler.daemon.wakeups import Wakeups
 from gpu_scheduler.errors import SchedulerError
-from gpu_scheduler.executors import forking
-from gpu_scheduler.executors.local import DirectExecutor
 from gpu_scheduler.gpus.probes import probe_client
 from gpu_scheduler.health import storage_monitor
 from gpu_scheduler.health.storage import find_issues, unusable_file_issue
 from gpu_scheduler.health.storage_monitor import StorageMonitor
 from gpu_scheduler.intake import jobs_file_content
 from gpu_scheduler.intake.jobs_file_watcher import JobsFileWatcher
-from gpu_scheduler.reporting import console as job_output
-from gpu_scheduler.reporting.console import Console
 from gpu_scheduler.runner import folder
 from gpu_scheduler.runner.spec import read_spec
-from gpu_scheduler.scheduler.daemon import Daemon
-from gpu_scheduler.scheduler.wakeups import Wakeups
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.events import events_of_job
 from gpu_scheduler.store.job_lists import state_counts

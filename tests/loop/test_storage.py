@@ -17,11 +17,11 @@ from gpu_scheduler.attempts.job_logs import LogFolder
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.model.finding import HealthIssue
 from gpu_scheduler.core.model.units import Now
+from gpu_scheduler.daemon.log_setup import MainLog
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.health import storage, storage_monitor
 from gpu_scheduler.health.storage import describe_store_error, find_issues
 from gpu_scheduler.health.storage_monitor import StorageMonitor
-from gpu_scheduler.reporting.log_setup import MainLog
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.pending_groups import wait_reasons
 from gpu_scheduler.store.requests import add_request

@@ -12,14 +12,14 @@ import pytest
 from gpu_scheduler.attempts.launch import Launcher
 from gpu_scheduler.config import StartOptions
 from gpu_scheduler.core.model.states import JobState
+from gpu_scheduler.daemon import log_setup
+from gpu_scheduler.daemon.start_checks import check_files, check_paths
 from gpu_scheduler.errors import NotOwnerError, UsageError
 from gpu_scheduler.health.storage import find_issues
 from gpu_scheduler.intake.jobs_file_watcher import JobsFileWatcher
 from gpu_scheduler.intake.llm_config import LlmConfigFile
 from gpu_scheduler.intake.state_file_edits import edit_pauses_in_file
 from gpu_scheduler.intake.state_file_watcher import StateFileWatcher
-from gpu_scheduler.reporting import log_setup
-from gpu_scheduler.scheduler.start_checks import check_files, check_paths
 from gpu_scheduler.store import state_file
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.job_lists import open_jobs

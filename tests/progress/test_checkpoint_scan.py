@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from gpu_scheduler.attempts.job_progress import find_checkpoint, scan_checkpoints
 from gpu_scheduler.core.model.attempt_status import Checkpoint
 from gpu_scheduler.core.model.job_spec import JobSpec
-from gpu_scheduler.progress.job_progress import find_checkpoint, scan_checkpoints
 from tests.progress.training import spec, trainer_checkpoint, zip_checkpoint
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from gpu_scheduler.attempts.job_progress import SCAN_INTERVAL_S, ProgressReader, ProgressSource
+from gpu_scheduler.core.explain.eta import JobProgress
 from gpu_scheduler.core.model.attempt_status import Checkpoint, ProgressUnit
-from gpu_scheduler.core.progress.eta import JobProgress
-from gpu_scheduler.progress.job_progress import SCAN_INTERVAL_S, ProgressReader, ProgressSource
 from tests.core.training_logs import tqdm
 from tests.progress.training import spec, trainer_checkpoint
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.progress.job_progress import ReportedProgress, read_progress_file
+from gpu_scheduler.attempts.job_progress import ReportedProgress, read_progress_file
 
 
 @pytest.mark.parametrize(

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from gpu_scheduler.attempts import forking
 from gpu_scheduler.attempts.executor import Executor, LaunchError
+from gpu_scheduler.attempts.forking import ForkingExecutor
+from gpu_scheduler.attempts.local import DirectExecutor
 from gpu_scheduler.attempts.sweep import sweep
-from gpu_scheduler.executors import forking
-from gpu_scheduler.executors.forking import ForkingExecutor
-from gpu_scheduler.executors.local import DirectExecutor
 from gpu_scheduler.runner import process_scan
 from gpu_scheduler.runner.folder import START
 from gpu_scheduler.runner.fork_server import NO_TOKEN
@@ -181,7 +181,7 @@ def test_the_helper_collects_its_ended_runners_and_ends_with_the_scheduler(
 
     wait_for(lambda: not children(), "the end and collection of every child")
     program = (
-        "from gpu_scheduler.executors.forking import ForkingExecutor; import os, time\n"
+        "from gpu_scheduler.attempts.forking import ForkingExecutor; import os, time\n"
         "from tests.runner.fork_helper import helper_pid\n"
         "executor = ForkingExecutor()\n"
         "while not helper_pid(executor): time.sleep(0.001)\n"

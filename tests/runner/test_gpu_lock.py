@@ -15,7 +15,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpu_scheduler.claims.gpu_claims import read_locks_of
 from gpu_scheduler.runner import gpu_lock, record_lock
 from gpu_scheduler.runner.folder import SHORTAGE
 from gpu_scheduler.runner.gpu_lock import (
@@ -30,6 +29,7 @@ from gpu_scheduler.runner.gpu_lock import (
     release,
 )
 from gpu_scheduler.runner.record_lock import Lock
+from gpu_scheduler.system.gpu_claims import read_locks_of
 from gpu_scheduler.views.gpu_text import holder_text
 from tests.runner.lock_process import LockProcess, lock_processes, locks_on
 

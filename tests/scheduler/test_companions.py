@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from gpu_scheduler.config import StartOptions
-from gpu_scheduler.scheduler.companions import Companion, Companions, companions_of
-from gpu_scheduler.scheduler.wakeups import Wakeups
+from gpu_scheduler.daemon.companions import Companion, Companions, companions_of
+from gpu_scheduler.daemon.wakeups import Wakeups
 from gpu_scheduler.store.data_dir import DataDir
 from tests.processes import exists
 from tests.waiting import wait_for
@@ -141,7 +141,7 @@ def test_companions_end_with_the_scheduler_and_not_with_its_terminal(stage: Stag
     indirect=True,
 )
 def test_a_companion_that_does_not_end_is_killed(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpu_scheduler.scheduler.companions._GRACE_S", 0.1)
+    monkeypatch.setattr("gpu_scheduler.daemon.companions._GRACE_S", 0.1)
     pid = stage.start(0)
     wait_for(lambda: stage.main_log.exists() and stage.main_log.read_text() == "up\n", "its output")
     stage.companions.close()

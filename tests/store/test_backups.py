@@ -16,9 +16,9 @@ import pytest
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.units import Now
+from gpu_scheduler.daemon.daemon import BackupTimer
+from gpu_scheduler.daemon.restore import _newest_usable_backup
 from gpu_scheduler.errors import SchedulerError
-from gpu_scheduler.scheduler.daemon import BackupTimer
-from gpu_scheduler.scheduler.restore import _newest_usable_backup
 from gpu_scheduler.store import backups
 from gpu_scheduler.store.backups import Backup, DamagedDatabaseError, HighestIds
 from gpu_scheduler.store.data_dir import DataDir

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from gpu_scheduler.daemon.restore import in_own_folder
 from gpu_scheduler.errors import SchedulerError
-from gpu_scheduler.scheduler.restore import in_own_folder
 from gpu_scheduler.store import moved_or_copied
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.store import Store

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from gpu_scheduler.daemon import service
 from gpu_scheduler.errors import SchedulerError
-from gpu_scheduler.scheduler import service
 from gpu_scheduler.store import scheduler_lock as instance
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.scheduler_lock import InstanceLock, locking_pids, scheduler_pid

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from gpu_scheduler.attempts.executor import Executors
+from gpu_scheduler.attempts.local import DirectExecutor
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.model.gpu import GpuSample
 from gpu_scheduler.core.model.job_spec import JobSpec
@@ -20,7 +21,6 @@ from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.scheduling.needs import LlmConfig
 from gpu_scheduler.core.scheduling.plan import plan
 from gpu_scheduler.core.scheduling.settings import Settings
-from gpu_scheduler.executors.local import DirectExecutor
 from gpu_scheduler.gpus.watch import GpuWatch
 from gpu_scheduler.intake.state_file_edits import apply_edit, request_pauses, requested_pauses
 from gpu_scheduler.intake.state_file_watcher import StateFileWatcher, summarize

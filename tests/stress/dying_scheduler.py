@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from gpu_scheduler.config import StartOptions
 from gpu_scheduler.core.jobsfile import debounce
-from gpu_scheduler.scheduler import service
+from gpu_scheduler.daemon import service
 from gpu_scheduler.store import pending_groups
 from tests.stress.commit_steps import step_at_commits
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from gpu_scheduler.attempts.executor import AttemptRef
-from gpu_scheduler.executors.local import DirectExecutor
+from gpu_scheduler.attempts.local import DirectExecutor
 from tests.isolation import SYSTEM_CONDA, SYSTEM_CONDA_REASON
 from tests.stress.harness import Stage, environment, newest_attempts, pause, program_for, scheduler
 from tests.stress.part import Findings, Order

@@ -22,8 +22,8 @@ from typing import Any
 from redis.connection import AbstractConnection
 
 from gpu_scheduler.config import StartOptions
+from gpu_scheduler.daemon import service
 from gpu_scheduler.redis_queue import scripts
-from gpu_scheduler.scheduler import service
 from tests.stress.commit_steps import step_at_commits
 
 UNCONFIRMED = "AGENT_UNCONFIRMED"

@@ -17,9 +17,9 @@ import subprocess
 import time
 from pathlib import Path
 
-from gpu_scheduler.claims.lock_folder import VARIABLE, simulated_folder
 from gpu_scheduler.runner.gpu_lock import Refusal, Wanted, claim_gpus, release
 from gpu_scheduler.store.store import Store
+from gpu_scheduler.system.lock_folder import VARIABLE, simulated_folder
 from tests.stress.claim_judge import Holding, Promise, Trace, broken_promises, held_twice
 from tests.stress.gated import end_scheduler
 from tests.stress.harness import Stage, pause, program_for, scheduler

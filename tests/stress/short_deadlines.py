@@ -11,7 +11,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from gpu_scheduler.config import StartOptions
-from gpu_scheduler.scheduler import service
+from gpu_scheduler.daemon import service
 
 _real = service.run
 

@@ -7,7 +7,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from gpu_scheduler.core.command.shell_words import stands_in
-from gpu_scheduler.core.failure.explanation import explain_failure, explain_launch_failure
+from gpu_scheduler.core.explain.explanation import explain_failure, explain_launch_failure
 from gpu_scheduler.core.model.attempt import ActiveAttempt
 from gpu_scheduler.core.model.attempt_status import AttemptResult, Checkpoint, StopRequest
 from gpu_scheduler.core.model.job import Job

@@ -13,20 +13,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from gpu_scheduler.attempts.job_logs import LogFolder
-from gpu_scheduler.claims.gpu_claims import (
-    LOCK_FOLDER_KEY,
-    check_writable,
-    claims_of,
-    lock_problem,
-    read_gpu_locks,
-)
-from gpu_scheduler.claims.lock_folder import (
-    SYSTEM_FOLDER,
-    VARIABLE,
-    ClaimFolder,
-    find_lock_folder,
-    folder_problem,
-)
 from gpu_scheduler.core.model.finding import Check, Finding, bad, from_health_issue, ok, warn
 from gpu_scheduler.core.model.gpu import SIMULATED_UUID_PREFIX, GpuClaim, format_ranges
 from gpu_scheduler.core.text.formatting import count_noun, pid_text
@@ -44,6 +30,20 @@ from gpu_scheduler.store.moved_or_copied import FOLDER_KEY, copied_from, copy_re
 from gpu_scheduler.store.scheduler_lock import scheduler_pid
 from gpu_scheduler.system import safe_file
 from gpu_scheduler.system.filesystem import is_shared, kind_of
+from gpu_scheduler.system.gpu_claims import (
+    LOCK_FOLDER_KEY,
+    check_writable,
+    claims_of,
+    lock_problem,
+    read_gpu_locks,
+)
+from gpu_scheduler.system.lock_folder import (
+    SYSTEM_FOLDER,
+    VARIABLE,
+    ClaimFolder,
+    find_lock_folder,
+    folder_problem,
+)
 from gpu_scheduler.system.safe_file import FileProblem, ProblemKind
 
 #: `doctor` warns if fewer bytes than this are free on a disk.

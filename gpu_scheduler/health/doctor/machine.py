@@ -14,12 +14,12 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
+from gpu_scheduler.attempts.screen import screen_problem
 from gpu_scheduler.config import VERSION, ProbeKind
 from gpu_scheduler.core.command.sessions import parse_session_list
 from gpu_scheduler.core.model.finding import Finding, bad, ok, warn
 from gpu_scheduler.core.model.gpu import GpuSample
 from gpu_scheduler.errors import GpuStateError
-from gpu_scheduler.executors.screen import screen_problem
 from gpu_scheduler.gpus.probes.probe_client import ProbeClient
 from gpu_scheduler.gpus.selection import restrict_to_visible
 from gpu_scheduler.health.doctor.job import list_environments, parse_environments

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.claims.gpu_claims import own_locks
 from gpu_scheduler.store.requests import open_requests
 from gpu_scheduler.store.store import Store
+from gpu_scheduler.system.gpu_claims import own_locks
 from gpu_scheduler.system.safe_file import name_of_user
 from gpu_scheduler.web.peers import Listener
 from tests.certificate import make_certificate

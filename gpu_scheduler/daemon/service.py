@@ -9,19 +9,16 @@ from collections.abc import Callable
 from contextlib import ExitStack, closing
 
 from gpu_scheduler.attempts.executor import Executors
+from gpu_scheduler.attempts.forking import ForkingExecutor
+from gpu_scheduler.attempts.local import DirectExecutor
+from gpu_scheduler.attempts.screen import ScreenExecutor, screen_problem
 from gpu_scheduler.config import STATE_FILE, StartOptions
 from gpu_scheduler.core.text.formatting import pid_text
-from gpu_scheduler.errors import SchedulerError
-from gpu_scheduler.executors.forking import ForkingExecutor
-from gpu_scheduler.executors.local import DirectExecutor
-from gpu_scheduler.executors.screen import ScreenExecutor, screen_problem
-from gpu_scheduler.health.storage import describe_store_error
-from gpu_scheduler.reporting.console import Console
-from gpu_scheduler.reporting.log_setup import configure_logging
-from gpu_scheduler.runner.folder import set_mark
-from gpu_scheduler.scheduler.daemon import Daemon
-from gpu_scheduler.scheduler.restore import in_own_folder, open_store, refuse_active, refuse_unrecorded
-from gpu_scheduler.scheduler.start_checks import (
+from gpu_scheduler.daemon.console import Console
+from gpu_scheduler.daemon.daemon import Daemon
+from gpu_scheduler.daemon.log_setup import configure_logging
+from gpu_scheduler.daemon.restore import in_own_folder, open_store, refuse_active, refuse_unrecorded
+from gpu_scheduler.daemon.start_checks import (
     check_files,
     check_old_sessions,
     check_paths,
@@ -29,6 +26,9 @@ from gpu_scheduler.scheduler.start_checks import (
     check_store,
     claim_folder_of,
 )
+from gpu_scheduler.errors import SchedulerError
+from gpu_scheduler.health.storage import describe_store_error
+from gpu_scheduler.runner.folder import set_mark
 from gpu_scheduler.store import moved_or_copied
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.database import damaged_error, is_damage, newest_schema_version

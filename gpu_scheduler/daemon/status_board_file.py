@@ -9,11 +9,10 @@ from pathlib import Path
 from gpu_scheduler.app import gpu_views, job_views
 from gpu_scheduler.app.status_report import StatusReport
 from gpu_scheduler.attempts.running_progress import RunningProgress
-from gpu_scheduler.claims.gpu_claims import ForeignClaims
 from gpu_scheduler.clock import Clock
+from gpu_scheduler.core.explain.eta import JobProgress
 from gpu_scheduler.core.model.attempt import ActiveAttempt
 from gpu_scheduler.core.model.states import ACTIVE, JobState
-from gpu_scheduler.core.progress.eta import JobProgress
 from gpu_scheduler.core.scheduling.facts import Facts
 from gpu_scheduler.core.scheduling.gpu_use import attempt_memory
 from gpu_scheduler.core.scheduling.settings import Limits
@@ -26,6 +25,7 @@ from gpu_scheduler.store.pending_groups import (
     wait_reasons,
 )
 from gpu_scheduler.store.store import Store
+from gpu_scheduler.system.gpu_claims import ForeignClaims
 from gpu_scheduler.system.safe_file import replace_file
 from gpu_scheduler.views import status_text as board
 

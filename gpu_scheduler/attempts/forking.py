@@ -19,7 +19,7 @@ from errno import EMFILE, ENOSYS
 from pathlib import Path
 
 from gpu_scheduler.attempts.executor import AttemptRef, LaunchError
-from gpu_scheduler.executors.local import ChildProcesses, DirectExecutor, minimal_environment
+from gpu_scheduler.attempts.local import ChildProcesses, DirectExecutor, minimal_environment
 from gpu_scheduler.runner.folder import SHORTAGE, START, TOKEN
 from gpu_scheduler.runner.fork_server import FORKED, NO_TOKEN, READY, REFUSED, TITLE_BYTES
 from gpu_scheduler.runner.spec import read_spec

@@ -39,8 +39,8 @@ from gpu_scheduler.core.scheduling.draining import drained_exit_code, job_exit_c
 from gpu_scheduler.core.scheduling.facts import Facts
 from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.core.text.formatting import count_noun
+from gpu_scheduler.daemon.status_board_file import StatusBoardFile
 from gpu_scheduler.health.storage import STORAGE_ERRORS
-from gpu_scheduler.reporting.status_board_file import StatusBoardFile
 from gpu_scheduler.store import events
 from gpu_scheduler.store.dependencies import parents_of
 from gpu_scheduler.store.job_lists import jobs_of_file, open_jobs, state_counts

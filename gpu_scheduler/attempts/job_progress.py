@@ -19,17 +19,15 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gpu_scheduler.core.command.shell_words import program_folder
-from gpu_scheduler.core.model.attempt_status import Checkpoint, Progress, ProgressUnit
-from gpu_scheduler.core.model.job_spec import JobSpec
-from gpu_scheduler.core.progress.eta import JobProgress, remaining_s, work_before
-from gpu_scheduler.core.progress.log_progress import (
+from gpu_scheduler.core.explain.eta import JobProgress, remaining_s, work_before
+from gpu_scheduler.core.explain.log_progress import (
     MAX_LINES,
     LogWindow,
     Mark,
     first_readings,
     progress_of_log,
 )
-from gpu_scheduler.core.progress.run_options import (
+from gpu_scheduler.core.explain.run_options import (
     CheckpointKind,
     CheckpointName,
     RunOptions,
@@ -38,6 +36,8 @@ from gpu_scheduler.core.progress.run_options import (
     parse_name,
     step_in,
 )
+from gpu_scheduler.core.model.attempt_status import Checkpoint, Progress, ProgressUnit
+from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.text.quoting import mark_expansions
 from gpu_scheduler.core.text.strict_json import decode, parse
 

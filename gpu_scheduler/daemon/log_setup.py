@@ -13,7 +13,7 @@ from pathlib import Path
 
 from gpu_scheduler.core.model.event import Event
 from gpu_scheduler.core.text.formatting import count_noun, safe_text
-from gpu_scheduler.reporting.console import Console
+from gpu_scheduler.daemon.console import Console
 from gpu_scheduler.system.safe_file import FileProblem, ProblemKind, check_status, trusted_owners
 from gpu_scheduler.views import layout
 from gpu_scheduler.views.event_messages import message_of

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gpu_scheduler.attempts.job_logs import LogFolder
-from gpu_scheduler.claims.lock_folder import ClaimFolder, find_lock_folder
 from gpu_scheduler.config import JOBS_FILE, LLM_CONFIG, PIPE_REMEDY, StartOptions
 from gpu_scheduler.errors import SchedulerError, UsageError
 from gpu_scheduler.health.old_sessions import REFUSAL, REMEDY, old_sessions
@@ -21,6 +20,7 @@ from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.gpu_kind import recorded_gpus
 from gpu_scheduler.store.new_store import check_encoding, check_state_file
 from gpu_scheduler.store.scheduler_lock import scheduler_pid
+from gpu_scheduler.system.lock_folder import ClaimFolder, find_lock_folder
 from gpu_scheduler.system.safe_file import (
     MAX_JSON_BYTES,
     FileProblem,

@@ -18,8 +18,6 @@ from msgspec.structs import replace
 from gpu_scheduler.attempts.executor import LOCAL_EXECUTORS, Executors
 from gpu_scheduler.attempts.job_logs import LogFolder
 from gpu_scheduler.attempts.launch import Launcher
-from gpu_scheduler.claims.gpu_claims import LOCK_FOLDER_KEY
-from gpu_scheduler.claims.lock_folder import ClaimFolder
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.config import StartOptions
 from gpu_scheduler.core.model.request_answer import AnswerCode, RequestAnswer
@@ -30,6 +28,10 @@ from gpu_scheduler.core.scheduling.needs import ResourceSpec
 from gpu_scheduler.core.scheduling.plan import next_deadline
 from gpu_scheduler.core.scheduling.reconcile_attempt import has_ended
 from gpu_scheduler.core.text.formatting import count_noun
+from gpu_scheduler.daemon.companions import Companions, companions_of
+from gpu_scheduler.daemon.console import Console
+from gpu_scheduler.daemon.reporter import DrainReport, EventReporter
+from gpu_scheduler.daemon.wakeups import Wakeups
 from gpu_scheduler.errors import NotOwnerError, SchedulerError
 from gpu_scheduler.gpus.probes.probe_client import ProbeClient
 from gpu_scheduler.gpus.sampling import Sampler
@@ -39,12 +41,8 @@ from gpu_scheduler.health.storage_monitor import StorageMonitor
 from gpu_scheduler.intake.jobs_file_watcher import JobsFileWatcher
 from gpu_scheduler.intake.llm_config import LlmConfigFile
 from gpu_scheduler.intake.state_file_watcher import StateFileWatcher
-from gpu_scheduler.reporting.console import Console
-from gpu_scheduler.reporting.reporter import DrainReport, EventReporter
 from gpu_scheduler.rounds.loop import Loop
 from gpu_scheduler.rounds.turns import QueueTurns
-from gpu_scheduler.scheduler.companions import Companions, companions_of
-from gpu_scheduler.scheduler.wakeups import Wakeups
 from gpu_scheduler.store import backups, state_file
 from gpu_scheduler.store.attempt_history import skip_gpu_time
 from gpu_scheduler.store.database import damaged_error, is_damage
@@ -55,6 +53,8 @@ from gpu_scheduler.store.scheduler_lock import Ownership
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.store.taken_items import set_redis_problem
 from gpu_scheduler.system.filesystem import is_shared, kind_of
+from gpu_scheduler.system.gpu_claims import LOCK_FOLDER_KEY
+from gpu_scheduler.system.lock_folder import ClaimFolder
 from gpu_scheduler.system.shortages import describe_shortage, shortage_of
 from gpu_scheduler.views.wait_text import wait_text
 

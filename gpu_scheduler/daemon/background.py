@@ -13,13 +13,13 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from gpu_scheduler.claims.gpu_claims import own_locks
 from gpu_scheduler.config import StartOptions
+from gpu_scheduler.daemon.log_setup import open_main_log
+from gpu_scheduler.daemon.start_checks import claim_folder_of
 from gpu_scheduler.errors import UsageError
-from gpu_scheduler.reporting.log_setup import open_main_log
 from gpu_scheduler.runner.folder import close_inherited
-from gpu_scheduler.scheduler.start_checks import claim_folder_of
 from gpu_scheduler.store.data_dir import DataDir
+from gpu_scheduler.system.gpu_claims import own_locks
 
 log = logging.getLogger(__name__)
 

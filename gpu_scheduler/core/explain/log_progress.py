@@ -25,9 +25,9 @@ from enum import Enum
 from itertools import islice
 from typing import NamedTuple
 
+from gpu_scheduler.core.explain.eta import FIRST_READINGS
+from gpu_scheduler.core.explain.run_options import RunOptions
 from gpu_scheduler.core.model.attempt_status import Progress, ProgressUnit
-from gpu_scheduler.core.progress.eta import FIRST_READINGS
-from gpu_scheduler.core.progress.run_options import RunOptions
 from gpu_scheduler.core.text.job_output import ESCAPE
 
 # Values for what a line of a log says about progress.

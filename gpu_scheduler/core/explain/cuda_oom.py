@@ -18,7 +18,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from gpu_scheduler.core.failure.log_end import (
+from gpu_scheduler.core.explain.log_end import (
     ADVICE,
     AFTERMATH,
     CLAUSE_END,

@@ -12,7 +12,7 @@ from gpu_scheduler.core.model.attempt_status import AttemptResult, FailureContex
 from gpu_scheduler.core.model.state_reason import DEVICE_FAILURES, FailureKind, ReasonKind, StateReason
 
 if TYPE_CHECKING:
-    from gpu_scheduler.core.failure.log_end import LogEnd
+    from gpu_scheduler.core.explain.log_end import LogEnd
 
 #: Maximum number of characters of the error that are kept.
 _MAX_ERROR_CHARS = 300
@@ -58,8 +58,8 @@ def explain_failure(result: AttemptResult, context: FailureContext | None = None
         return StateReason(ReasonKind.COMMAND_FAILED, FailureKind.BACKGROUND_WORK, 0, message=result.message)
     # Imported here because compiling the regular expressions in these modules takes 5 ms, and `status` needs
     # them only for an attempt whose end is not in the store yet.
-    from gpu_scheduler.core.failure.cuda_oom import cuda_oom
-    from gpu_scheduler.core.failure.log_end import LogEnd, failure_kinds, most_specific, telling_line
+    from gpu_scheduler.core.explain.cuda_oom import cuda_oom
+    from gpu_scheduler.core.explain.log_end import LogEnd, failure_kinds, most_specific, telling_line
 
     tail = context.log_tail if context is not None else ""
     end = LogEnd(tail)
@@ -101,7 +101,7 @@ def explain_launch_failure(result: AttemptResult, context: FailureContext | None
     if result.claimed_gpu is not None:
         index = context.claimed_gpu if context is not None else None
         return StateReason(ReasonKind.GPU_CLAIMED, gpu=index, pid=result.claimed_by)
-    from gpu_scheduler.core.failure.log_end import failure_kinds, most_specific
+    from gpu_scheduler.core.explain.log_end import failure_kinds, most_specific
 
     kind = result.failure
     if kind is None and result.message is None:

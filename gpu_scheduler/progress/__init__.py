@@ -1,1 +1,0 @@
-"""Reads the progress of jobs: their logs, their checkpoints, and the files in which they report it."""

@@ -1,1 +1,0 @@
-"""Writes what the running scheduler reports: log lines, journal, status board, console output."""

@@ -1,1 +1,0 @@
-"""The scheduler process: how it starts, runs rounds, waits between them, and ends."""
