@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from gpu_scheduler.core.model.units import Now
+from gpu_scheduler.core.model.values import Now
 
 
 class Clock:

@@ -8,9 +8,7 @@ from typing import Any, TypeVar, cast
 
 from msgspec import Struct, structs
 
-from gpu_scheduler.core.model.attempt import ActiveAttempt, Allocation, Observed
-from gpu_scheduler.core.model.attempt_status import AdoptedProcess
-from gpu_scheduler.core.model.job import Job
+from gpu_scheduler.core.model.job import ActiveAttempt, AdoptedProcess, Allocation, Job, Observed
 from gpu_scheduler.core.model.states import AttemptState, JobState
 
 #: Values of its job.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
+from gpu_scheduler.core.model.reasons import ReasonKind, StateReason
 from gpu_scheduler.views.job_text import reason_text
 
 

@@ -6,9 +6,8 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from gpu_scheduler.app.status_report import GpuView, JobView
-from gpu_scheduler.core.model.attempt import Allocation, Attempt
 from gpu_scheduler.core.model.gpu import Gpu, GpuSample
-from gpu_scheduler.core.model.job import Job
+from gpu_scheduler.core.model.job import Allocation, Attempt, Job
 from gpu_scheduler.core.model.states import AttemptState, JobState, Outcome
 
 

@@ -11,15 +11,12 @@ from typing import Any, ParamSpec
 
 from msgspec.structs import replace
 
-from gpu_scheduler.core.model.attempt import ActiveAttempt
-from gpu_scheduler.core.model.attempt_status import Checkpoint, StopRequest
 from gpu_scheduler.core.model.gpu import Gpu, Suspicion
-from gpu_scheduler.core.model.job import Job
+from gpu_scheduler.core.model.job import ActiveAttempt, Checkpoint, Job, StopRequest
+from gpu_scheduler.core.model.reasons import StateReason, WaitKind, WaitReason
 from gpu_scheduler.core.model.request import PauseCause
-from gpu_scheduler.core.model.state_reason import StateReason
 from gpu_scheduler.core.model.states import AttemptState, JobState, Outcome
-from gpu_scheduler.core.model.units import Now
-from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
+from gpu_scheduler.core.model.values import Now
 from gpu_scheduler.core.scheduling import attempt_end, gpu_use, reconcile_attempt, requests
 from gpu_scheduler.core.scheduling import plan as rounds
 from gpu_scheduler.core.scheduling.actions import (

@@ -9,7 +9,7 @@ from statistics import fmean, median
 from bench.replay.estimates import KINDS
 from bench.replay.trace import TraceJob, shortest_makespan_s
 from gpu_scheduler.core.model.gpu import Gpu, GpuSample
-from gpu_scheduler.core.model.units import Now
+from gpu_scheduler.core.model.values import Now
 from gpu_scheduler.core.scheduling.facts import Facts, QueuedJob
 from gpu_scheduler.core.scheduling.forecast import Playback
 from gpu_scheduler.core.scheduling.needs import LlmConfig

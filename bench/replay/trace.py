@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
-from gpu_scheduler.core.model.units import WHOLE, parse_share
+from gpu_scheduler.core.model.values import WHOLE, parse_share
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
 
 COLUMNS = ("submit_s", "duration_s", "gpus", "share", "class")

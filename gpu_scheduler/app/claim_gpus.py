@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from gpu_scheduler.app.machine_gpus import GpuSource, claim_folder, surrounding_claims, uuids_of, with_claims
 from gpu_scheduler.core.model.gpu import ClaimedGpu, GpuClaim, GpuCriteria, GpuSample
-from gpu_scheduler.core.model.wait_reason import GpuObstacle
+from gpu_scheduler.core.model.reasons import GpuObstacle
 from gpu_scheduler.core.scheduling.gpu_choice import (
     Impossibility,
     choose,

@@ -15,8 +15,8 @@ from msgspec import Struct
 
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.app.store_access import ANSWER_TIMEOUT_S, POLL_INTERVAL_S, open_store
-from gpu_scheduler.core.model.request_answer import RequestAnswer
-from gpu_scheduler.core.model.stored_value import Code
+from gpu_scheduler.core.model.request import RequestAnswer
+from gpu_scheduler.core.model.values import Code
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.store.requests import request_answer
 from gpu_scheduler.store.scheduler_lock import scheduler_pid

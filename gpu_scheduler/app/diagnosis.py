@@ -33,15 +33,14 @@ from gpu_scheduler.attempts.running_progress import progress_source, with_remain
 from gpu_scheduler.core.command.build import environment_of
 from gpu_scheduler.core.explain.cuda_oom import is_fragmented
 from gpu_scheduler.core.explain.log_end import rendered_lines
-from gpu_scheduler.core.model.attempt import ActiveAttempt, Attempt
 from gpu_scheduler.core.model.event import Event, EventKind
 from gpu_scheduler.core.model.finding import Finding, HealthIssue
 from gpu_scheduler.core.model.gpu import Gpu
-from gpu_scheduler.core.model.job import Job
+from gpu_scheduler.core.model.job import ActiveAttempt, Attempt, Job
 from gpu_scheduler.core.model.job_spec import JobSpec, Need
-from gpu_scheduler.core.model.state_reason import FailureKind
+from gpu_scheduler.core.model.reasons import FailureKind
 from gpu_scheduler.core.model.states import FAILED, WAITING, AttemptState, JobState
-from gpu_scheduler.core.model.units import Now
+from gpu_scheduler.core.model.values import Now
 from gpu_scheduler.core.scheduling.facts import Facts
 from gpu_scheduler.core.scheduling.gpu_use import ledger_of
 from gpu_scheduler.core.scheduling.needs import ResourceSpec

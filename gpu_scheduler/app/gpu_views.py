@@ -10,10 +10,10 @@ from msgspec.structs import replace
 
 from gpu_scheduler.app import status_report
 from gpu_scheduler.app.status_report import GpuView
-from gpu_scheduler.core.model.attempt import Attempt
 from gpu_scheduler.core.model.gpu import Gpu
+from gpu_scheduler.core.model.job import Attempt
 from gpu_scheduler.core.model.job_spec import Need
-from gpu_scheduler.core.model.units import WHOLE
+from gpu_scheduler.core.model.values import WHOLE
 from gpu_scheduler.core.scheduling.accounting import allocated_mib, allocated_share
 from gpu_scheduler.core.scheduling.gpu_use import ledger_of
 from gpu_scheduler.core.scheduling.settings import Limits
@@ -28,7 +28,7 @@ from gpu_scheduler.system.gpu_claims import (
 from gpu_scheduler.system.turns import keeper
 
 if TYPE_CHECKING:
-    from gpu_scheduler.core.model.attempt import ActiveAttempt
+    from gpu_scheduler.core.model.job import ActiveAttempt
 
 
 # Reads the claims of other programs on the managed GPUs, in the lock folder that the scheduler recorded.

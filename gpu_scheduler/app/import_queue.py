@@ -27,7 +27,7 @@ from gpu_scheduler.app.new_line import AttributeValues, recorded_setting
 from gpu_scheduler.app.submit import NewJob, Submission, check_job, insert_new, inserted_before
 from gpu_scheduler.core.jobsfile.attributes import MAX_RETRIES
 from gpu_scheduler.core.model.job_spec import JobSpec
-from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
+from gpu_scheduler.core.model.reasons import ReasonKind, StateReason
 from gpu_scheduler.core.text import strict_json
 from gpu_scheduler.core.text.formatting import count_noun
 from gpu_scheduler.core.text.quoting import split_words

@@ -24,9 +24,8 @@ from gpu_scheduler.app.location import Location
 from gpu_scheduler.app.round_facts import CurrentNeed, current_need
 from gpu_scheduler.app.status_report import JobView
 from gpu_scheduler.app.store_access import open_store, scheduler_pid_of
-from gpu_scheduler.core.model.attempt import Attempt
 from gpu_scheduler.core.model.event import Event
-from gpu_scheduler.core.model.job import Job
+from gpu_scheduler.core.model.job import Attempt, Job
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.scheduling.accounting import DeclarationAccuracy, judge_declaration
 from gpu_scheduler.core.scheduling.run_times import RunTimeKey, RunTimes

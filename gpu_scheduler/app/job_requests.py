@@ -19,7 +19,7 @@ from gpu_scheduler.app.job_refs import JobRef, job_record, resolve_job, resolve_
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.app.store_access import requested_verbs
 from gpu_scheduler.core.model.job import Job
-from gpu_scheduler.core.model.request_answer import ACCEPTED_STATES, AnswerCode, RequestAnswer, wrong_state
+from gpu_scheduler.core.model.request import ACCEPTED_STATES, AnswerCode, RequestAnswer, wrong_state
 from gpu_scheduler.core.model.states import FAILED, JobState, Outcome
 from gpu_scheduler.store.dependencies import failed_ancestors, is_ancestor
 from gpu_scheduler.store.job_lists import open_jobs

@@ -13,11 +13,10 @@ from gpu_scheduler.app.status_report import JobView
 from gpu_scheduler.app.store_access import requested_verbs
 from gpu_scheduler.attempts.job_logs import LogFolder
 from gpu_scheduler.clock import Clock
-from gpu_scheduler.core.model.attempt import ActiveAttempt
 from gpu_scheduler.core.model.finding import HealthIssue
-from gpu_scheduler.core.model.job import Job
+from gpu_scheduler.core.model.job import ActiveAttempt, Job
+from gpu_scheduler.core.model.reasons import WaitKind, WaitReason
 from gpu_scheduler.core.model.states import ACTIVE, WAITING, AttemptState, JobState
-from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.health.storage import LOG_FOLDER_KEY, find_issues, unusable_file_issue
 from gpu_scheduler.store.dependencies import ancestor_that_needs_user, children, failed_ancestors, parents_of
 from gpu_scheduler.store.jobs_files import LineLocation, line_of
@@ -29,10 +28,9 @@ from gpu_scheduler.store.store import Store
 if TYPE_CHECKING:
     from gpu_scheduler.app.status_report import AttemptWarning
     from gpu_scheduler.attempts.job_progress import ProgressReader
-    from gpu_scheduler.core.model.attempt import ActiveAttempt, Attempt
-    from gpu_scheduler.core.model.attempt_status import AttemptStatus, StopRequest
+    from gpu_scheduler.core.model.job import ActiveAttempt, Attempt, AttemptStatus, StopRequest
     from gpu_scheduler.core.model.job_spec import Parent
-    from gpu_scheduler.core.model.units import Now
+    from gpu_scheduler.core.model.values import Now
     from gpu_scheduler.store.pending_groups import QueueReservationRecord
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
-from gpu_scheduler.core.model.stored_value import Code
+from gpu_scheduler.core.model.values import Code
 
 
 # fmt: off

@@ -19,10 +19,8 @@ from gpu_scheduler.app.store_access import open_store, scheduler_pid_of
 from gpu_scheduler.attempts.job_logs import current_log
 from gpu_scheduler.attempts.observe import read_status, readable_status
 from gpu_scheduler.core.command.sessions import SessionList, parse_session_list
-from gpu_scheduler.core.model.attempt import Attempt
-from gpu_scheduler.core.model.attempt_status import AttemptStatus
-from gpu_scheduler.core.model.job import Job
-from gpu_scheduler.core.model.state_reason import StateReason
+from gpu_scheduler.core.model.job import Attempt, AttemptStatus, Job
+from gpu_scheduler.core.model.reasons import StateReason
 from gpu_scheduler.core.model.states import ACTIVE, WAITING, JobState
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.store.job_lists import open_jobs

@@ -32,11 +32,9 @@ from gpu_scheduler.attempts.sweep import recorded_command
 from gpu_scheduler.core.command.shell_words import CHECKPOINT_VARIABLE, DEFAULT_RESUME_FLAG, with_checkpoint
 from gpu_scheduler.core.explain.eta import JobProgress
 from gpu_scheduler.core.explain.run_options import output_option, step_in
-from gpu_scheduler.core.model.attempt import ActiveAttempt, Attempt
-from gpu_scheduler.core.model.attempt_status import Checkpoint, ProgressUnit, StopRequest
-from gpu_scheduler.core.model.job import Job
+from gpu_scheduler.core.model.job import ActiveAttempt, Attempt, Checkpoint, Job, ProgressUnit, StopRequest
 from gpu_scheduler.core.model.job_spec import DEFAULT_STOP_SIGNAL, JobSpec
-from gpu_scheduler.core.model.request_answer import AnswerCode, RequestAnswer, refusal_to_resume, wrong_state
+from gpu_scheduler.core.model.request import AnswerCode, RequestAnswer, refusal_to_resume, wrong_state
 from gpu_scheduler.core.model.states import ACTIVE, AttemptState, JobState, Outcome
 from gpu_scheduler.core.text.formatting import safe_text
 from gpu_scheduler.errors import SchedulerError, UsageError

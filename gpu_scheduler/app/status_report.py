@@ -9,16 +9,14 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from gpu_scheduler.core.model.finding import HealthIssue
+from gpu_scheduler.core.model.reasons import WaitReason
 from gpu_scheduler.core.model.states import ACTIVE, FAILED, JobState, Outcome
-from gpu_scheduler.core.model.wait_reason import WaitReason
 
 if TYPE_CHECKING:
     from gpu_scheduler.core.explain.eta import JobProgress
-    from gpu_scheduler.core.model.attempt import Attempt
-    from gpu_scheduler.core.model.attempt_status import StopRequest
     from gpu_scheduler.core.model.event import MisplacedProcess, Overuse
     from gpu_scheduler.core.model.gpu import Gpu, GpuClaim
-    from gpu_scheduler.core.model.job import Job
+    from gpu_scheduler.core.model.job import Attempt, Job, StopRequest
     from gpu_scheduler.core.model.job_spec import Parent
     from gpu_scheduler.store.jobs_files import JobsFileRecord, MalformedLineRecord
 

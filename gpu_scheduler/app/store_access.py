@@ -18,8 +18,7 @@ from gpu_scheduler.store.scheduler_lock import scheduler_pid
 from gpu_scheduler.store.store import Store
 
 if TYPE_CHECKING:
-    from gpu_scheduler.core.model.request import Request
-    from gpu_scheduler.core.model.request_answer import RequestAnswer
+    from gpu_scheduler.core.model.request import Request, RequestAnswer
     from gpu_scheduler.store.data_dir import DataDir
 
 #: Seconds that a command waits for the scheduler's answer.

@@ -38,8 +38,7 @@ from gpu_scheduler.app.new_line import (
 from gpu_scheduler.app.store_access import create_missing_store, open_store, scheduler_pid_of
 from gpu_scheduler.core.jobsfile.compose import format_command_line
 from gpu_scheduler.core.model.job_spec import Dependency, DependencyKind, JobSpec
-from gpu_scheduler.core.model.state_reason import StateReason
-from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
+from gpu_scheduler.core.model.reasons import StateReason, WaitKind, WaitReason
 from gpu_scheduler.errors import StoreNotFoundError, UsageError
 from gpu_scheduler.store.job_lists import job_ids_of_source
 from gpu_scheduler.store.new_store import check_encoding

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from gpu_scheduler.core.model.attempt_status import AttemptStatus, RunnerIdentity, StopRequest
+from gpu_scheduler.core.model.job import AttemptStatus, RunnerIdentity, StopRequest
 
 #: The executors whose attempts can be observed through their folders, even by a front end.
 LOCAL_EXECUTORS = ("direct", "screen")

@@ -16,14 +16,14 @@ from msgspec.structs import replace
 
 from gpu_scheduler.attempts.job_logs import read_tail
 from gpu_scheduler.attempts.sweep import recorded_command
-from gpu_scheduler.core.model.attempt_status import (
+from gpu_scheduler.core.model.job import (
     AttemptResult,
     AttemptStatus,
     ClaimState,
     RunnerIdentity,
     StopRequest,
 )
-from gpu_scheduler.core.model.state_reason import FailureKind
+from gpu_scheduler.core.model.reasons import FailureKind
 from gpu_scheduler.runner.folder import UnusableFile, boot_id, move_aside, open_file, read_object
 from gpu_scheduler.runner.process_scan import has_terminal, is_running, send_signal
 from gpu_scheduler.runner.spec import (

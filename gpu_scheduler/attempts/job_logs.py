@@ -11,7 +11,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from gpu_scheduler.core.model.attempt import Attempt
+from gpu_scheduler.core.model.job import Attempt
 from gpu_scheduler.runner.folder import SHORTAGE, fields_of
 from gpu_scheduler.system.procfs import output_file
 from gpu_scheduler.system.safe_file import check_folder_status

@@ -36,7 +36,7 @@ from gpu_scheduler.core.explain.run_options import (
     parse_name,
     step_in,
 )
-from gpu_scheduler.core.model.attempt_status import Checkpoint, Progress, ProgressUnit
+from gpu_scheduler.core.model.job import Checkpoint, Progress, ProgressUnit
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.text.quoting import mark_expansions
 from gpu_scheduler.core.text.strict_json import decode, parse

@@ -20,9 +20,8 @@ from gpu_scheduler.config import DATA_DIR_VARIABLE, STATE_FILE_VARIABLE, StartOp
 from gpu_scheduler.core.command.build import GIVEN_PORT, build_command, find_conda_sh, ports_for
 from gpu_scheduler.core.command.sessions import session_name
 from gpu_scheduler.core.command.shell_words import CHECKPOINT_VARIABLE, with_checkpoint
-from gpu_scheduler.core.model.attempt import ActiveAttempt, Attempt
 from gpu_scheduler.core.model.gpu import Gpu
-from gpu_scheduler.core.model.job import Job
+from gpu_scheduler.core.model.job import ActiveAttempt, Attempt, Job
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.scheduling.accounting import BEYOND_MIB, capped_claim, claimable_total
 from gpu_scheduler.core.text.formatting import safe_text

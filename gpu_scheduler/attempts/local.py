@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from gpu_scheduler.attempts import folder
 from gpu_scheduler.attempts.executor import AttemptRef, LaunchError
-from gpu_scheduler.core.model.attempt_status import AttemptStatus, StopRequest
+from gpu_scheduler.core.model.job import AttemptStatus, StopRequest
 from gpu_scheduler.runner.folder import START, TOKEN
 from gpu_scheduler.runner.spec import read_spec
 

@@ -12,8 +12,7 @@ from gpu_scheduler.attempts.job_logs import read_tail
 from gpu_scheduler.attempts.sweep import processes_of
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.explain.explanation import is_failure
-from gpu_scheduler.core.model.attempt import ActiveAttempt, Attempt, Observed
-from gpu_scheduler.core.model.attempt_status import AttemptStatus, FailureContext
+from gpu_scheduler.core.model.job import ActiveAttempt, Attempt, AttemptStatus, FailureContext, Observed
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.store.store import Store

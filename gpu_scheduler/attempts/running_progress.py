@@ -12,12 +12,10 @@ from gpu_scheduler.attempts.job_progress import PROGRESS_FILE, ProgressReader, P
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.command.shell_words import has_place, stands_in
 from gpu_scheduler.core.explain.eta import JobProgress
-from gpu_scheduler.core.model.attempt import ActiveAttempt, Attempt
-from gpu_scheduler.core.model.attempt_status import AttemptStatus, Checkpoint, SavedWork
-from gpu_scheduler.core.model.job import Job
+from gpu_scheduler.core.model.job import ActiveAttempt, Attempt, AttemptStatus, Checkpoint, Job, SavedWork
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.states import AttemptState
-from gpu_scheduler.core.model.units import Now
+from gpu_scheduler.core.model.values import Now
 from gpu_scheduler.runner.folder import boot_id, is_alive
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.system.deadline import start_thread, within

@@ -73,7 +73,7 @@ def mib(text: str) -> int:
 
 def positive_mib(text: str) -> int:
     """Reads an amount of memory written as in attributes (512, 1G, 1.5GiB). Returns MiB."""
-    from gpu_scheduler.core.model.units import parse_mib
+    from gpu_scheduler.core.model.values import parse_mib
 
     return _checked(parse_mib, text)
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from gpu_scheduler.core.model.attempt import Attempt
+from gpu_scheduler.core.model.job import Attempt
 from gpu_scheduler.core.text.job_output import FrameFilter, sanitized
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.system.deadline import start_thread

@@ -20,7 +20,7 @@ from gpu_scheduler.attempts.job_logs import LogFolder
 from gpu_scheduler.attempts.launch import Launcher
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.config import StartOptions
-from gpu_scheduler.core.model.request_answer import AnswerCode, RequestAnswer
+from gpu_scheduler.core.model.request import AnswerCode, RequestAnswer
 from gpu_scheduler.core.scheduling.actions import AnswerRequest
 from gpu_scheduler.core.scheduling.draining import is_drained, stopped_exit_code
 from gpu_scheduler.core.scheduling.facts import Facts

@@ -23,11 +23,11 @@ from gpu_scheduler.app.status_report import JobView
 from gpu_scheduler.attempts.job_logs import LogFolder
 from gpu_scheduler.attempts.running_progress import RunningProgress
 from gpu_scheduler.clock import Clock
-from gpu_scheduler.core.model.attempt import Attempt
 from gpu_scheduler.core.model.event import AttemptEnded, Event, EventKind
-from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
+from gpu_scheduler.core.model.job import Attempt
+from gpu_scheduler.core.model.reasons import ReasonKind, StateReason
 from gpu_scheduler.core.model.states import ACTIVE, JobState, Outcome
-from gpu_scheduler.core.model.units import share_text
+from gpu_scheduler.core.model.values import share_text
 from gpu_scheduler.core.scheduling.actions import (
     Action,
     AttemptChanged,

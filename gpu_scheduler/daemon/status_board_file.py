@@ -11,7 +11,7 @@ from gpu_scheduler.app.status_report import StatusReport
 from gpu_scheduler.attempts.running_progress import RunningProgress
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.explain.eta import JobProgress
-from gpu_scheduler.core.model.attempt import ActiveAttempt
+from gpu_scheduler.core.model.job import ActiveAttempt
 from gpu_scheduler.core.model.states import ACTIVE, JobState
 from gpu_scheduler.core.scheduling.facts import Facts
 from gpu_scheduler.core.scheduling.gpu_use import attempt_memory

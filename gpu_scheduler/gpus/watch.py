@@ -12,8 +12,8 @@ from typing import TypeVar
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from gpu_scheduler.core.model.attempt import ActiveAttempt
 from gpu_scheduler.core.model.gpu import LOAD_SAMPLES, UNKNOWN_UUID_PREFIX, Gpu, GpuSample, Snapshot
+from gpu_scheduler.core.model.job import ActiveAttempt
 from gpu_scheduler.runner import membership
 from gpu_scheduler.runner.membership import Membership, RecordedCommand
 from gpu_scheduler.system.procfs import PROC, Proc, Process

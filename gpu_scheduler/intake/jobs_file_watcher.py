@@ -24,8 +24,8 @@ from gpu_scheduler.core.jobsfile.references import malformed_names, uncounted_na
 from gpu_scheduler.core.model.event import Event
 from gpu_scheduler.core.model.job import Job
 from gpu_scheduler.core.model.job_spec import COMPARED_ATTRIBUTES, JobSpec
+from gpu_scheduler.core.model.reasons import WaitKind, WaitReason
 from gpu_scheduler.core.model.states import JobState
-from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.core.scheduling.needs import LlmConfig, ResourceSpec, resolve
 from gpu_scheduler.core.text.formatting import limit_length, safe_text
 from gpu_scheduler.intake.bash_check import job_shell

@@ -13,7 +13,7 @@ from gpu_scheduler.core.jobsfile.reading import Line, Reading
 from gpu_scheduler.core.jobsfile.references import find_cycles, name_keys, references_of
 from gpu_scheduler.core.model import job_spec
 from gpu_scheduler.core.model.job_spec import UNRESOLVED, Dependency, DependencyKind
-from gpu_scheduler.core.model.wait_reason import WaitReason
+from gpu_scheduler.core.model.reasons import WaitReason
 from gpu_scheduler.store.dependencies import (
     dependencies_of,
     dependent_jobs_of_file,

@@ -10,8 +10,8 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gpu_scheduler.core.model.attempt import ActiveAttempt
 from gpu_scheduler.core.model.gpu import Gpu
+from gpu_scheduler.core.model.job import ActiveAttempt
 from gpu_scheduler.core.model.states import ACTIVE, JobState
 from gpu_scheduler.core.scheduling.accounting import allocated_share
 from gpu_scheduler.intake.jobs_file_content import is_open_for_writing

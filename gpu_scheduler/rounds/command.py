@@ -22,7 +22,7 @@ from gpu_scheduler.attempts.local import DirectExecutor
 from gpu_scheduler.attempts.observe import attempts_without_processes
 from gpu_scheduler.attempts.screen import ScreenExecutor
 from gpu_scheduler.clock import Clock
-from gpu_scheduler.core.model.request_answer import AnswerCode, RequestAnswer
+from gpu_scheduler.core.model.request import AnswerCode, RequestAnswer
 from gpu_scheduler.core.scheduling.actions import AnswerRequest
 from gpu_scheduler.core.scheduling.facts import Facts
 from gpu_scheduler.core.scheduling.plan import plan_for_command

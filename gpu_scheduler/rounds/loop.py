@@ -19,12 +19,11 @@ from gpu_scheduler.attempts.observe import attempt_ref, observe_attempt, runner_
 from gpu_scheduler.attempts.running_progress import RunningProgress, with_remaining_times, with_saved_times
 from gpu_scheduler.attempts.sweep import processes_of, recorded_command, sweep_once
 from gpu_scheduler.clock import Clock
-from gpu_scheduler.core.model.attempt import ActiveAttempt
 from gpu_scheduler.core.model.gpu import Gpu, GpuClaim
-from gpu_scheduler.core.model.job import Job
+from gpu_scheduler.core.model.job import ActiveAttempt, Job
+from gpu_scheduler.core.model.reasons import WaitReason
 from gpu_scheduler.core.model.request import Request
-from gpu_scheduler.core.model.units import Now
-from gpu_scheduler.core.model.wait_reason import WaitReason
+from gpu_scheduler.core.model.values import Now
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.facts import Facts
 from gpu_scheduler.core.scheduling.history import GpuHistory, Overtakes

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 
 from gpu_scheduler.core.jobsfile.reading import Line, Reading, attributes_from_json, attributes_to_json
 from gpu_scheduler.core.model.job import Job
-from gpu_scheduler.core.model.wait_reason import WaitReason
+from gpu_scheduler.core.model.reasons import WaitReason
 from gpu_scheduler.store.store import Store
 
 #: The distance between the positions of adjacent lines.

@@ -17,9 +17,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from gpu_scheduler.core.model.attempt import Allocation, Attempt
-from gpu_scheduler.core.model.attempt_status import AdoptedProcess
-from gpu_scheduler.core.model.job import Job
+from gpu_scheduler.core.model.job import AdoptedProcess, Allocation, Attempt, Job
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.text import strict_json
 from gpu_scheduler.store.data_dir import ATTEMPT_FOLDER_NAME, JOB_FOLDER_NAME, DataDir

@@ -11,8 +11,7 @@ import sqlite3
 from collections.abc import Iterable
 from itertools import groupby
 
-from gpu_scheduler.core.model.attempt import Attempt
-from gpu_scheduler.core.model.job import Job
+from gpu_scheduler.core.model.job import Attempt, Job
 from gpu_scheduler.core.model.states import Outcome
 from gpu_scheduler.core.scheduling.actions import Action, AttemptChanged
 from gpu_scheduler.core.scheduling.history import (

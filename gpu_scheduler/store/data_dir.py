@@ -34,7 +34,7 @@ from gpu_scheduler.system.safe_file import (
 )
 
 if TYPE_CHECKING:
-    from gpu_scheduler.core.model.attempt import ActiveAttempt, Attempt
+    from gpu_scheduler.core.model.job import ActiveAttempt, Attempt
 
 
 # Keeps the data directory and its content private to the user and free of links.

@@ -8,9 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from gpu_scheduler.core.model.event import Event, EventKind
-from gpu_scheduler.core.model.state_reason import StateReason
+from gpu_scheduler.core.model.reasons import StateReason, WaitReason
 from gpu_scheduler.core.model.states import IllegalTransitionError, JobState
-from gpu_scheduler.core.model.wait_reason import WaitReason
 from gpu_scheduler.store.store import Store
 
 _COLUMNS = (

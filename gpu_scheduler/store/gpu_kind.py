@@ -13,8 +13,8 @@ from msgspec import Struct
 
 from gpu_scheduler.core.model.gpu import is_simulated
 from gpu_scheduler.core.model.job_spec import JobSpec
-from gpu_scheduler.core.model.request_answer import AnswerCode, RequestAnswer
-from gpu_scheduler.core.model.units import Now
+from gpu_scheduler.core.model.request import AnswerCode, RequestAnswer
+from gpu_scheduler.core.model.values import Now
 from gpu_scheduler.store.database import query_read_only
 from gpu_scheduler.store.store import Store
 

@@ -6,11 +6,11 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
+from gpu_scheduler.core.model.reasons import WaitKind, WaitReason
 from gpu_scheduler.store.store import Store
 
 if TYPE_CHECKING:
-    from gpu_scheduler.core.model.units import Now
+    from gpu_scheduler.core.model.values import Now
     from gpu_scheduler.core.scheduling.facts import QueuedJob, QueueReservation, ReservedJob
     from gpu_scheduler.core.scheduling.forecast import WaitingJob
 

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping
 
 from msgspec.structs import replace
 
-from gpu_scheduler.core.model.units import Now
-from gpu_scheduler.core.model.wait_reason import WaitReason
+from gpu_scheduler.core.model.reasons import WaitReason
+from gpu_scheduler.core.model.values import Now
 from gpu_scheduler.core.scheduling.actions import Action, SetWaitReason
 from gpu_scheduler.core.scheduling.facts import PendingGroup
 from gpu_scheduler.core.scheduling.needs import ResourceSpec

@@ -10,14 +10,19 @@ from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from gpu_scheduler.core.model.attempt import ActiveAttempt, Allocation, Attempt
-from gpu_scheduler.core.model.attempt_status import AdoptedProcess, Checkpoint, StopRequest
 from gpu_scheduler.core.model.gpu import Gpu, GpuProcess, GpuSample, Suspicion
-from gpu_scheduler.core.model.job import Job
-from gpu_scheduler.core.model.state_reason import StateReason
+from gpu_scheduler.core.model.job import (
+    ActiveAttempt,
+    AdoptedProcess,
+    Allocation,
+    Attempt,
+    Checkpoint,
+    Job,
+    StopRequest,
+)
+from gpu_scheduler.core.model.reasons import StateReason, WaitReason
 from gpu_scheduler.core.model.states import AttemptState, JobState, Outcome
-from gpu_scheduler.core.model.stored_value import StoredValue
-from gpu_scheduler.core.model.wait_reason import WaitReason
+from gpu_scheduler.core.model.values import StoredValue
 
 if TYPE_CHECKING:
     from gpu_scheduler.core.model.gpu import GpuFault

@@ -10,8 +10,7 @@ from gpu_scheduler.store.database import insert
 from gpu_scheduler.store.store import Store
 
 if TYPE_CHECKING:
-    from gpu_scheduler.core.model.request import Request
-    from gpu_scheduler.core.model.request_answer import RequestAnswer
+    from gpu_scheduler.core.model.request import Request, RequestAnswer
 
 
 def add_request(store: Store, verb: str, target: str = "", by: str = "cli", **args: object) -> int:
@@ -27,7 +26,7 @@ def request_answer(store: Store, request_id: int) -> RequestAnswer | None:
     row = store.db.row("SELECT answer FROM request WHERE id = ?", request_id)
     if row is None or row["answer"] is None:
         return None
-    from gpu_scheduler.core.model.request_answer import RequestAnswer
+    from gpu_scheduler.core.model.request import RequestAnswer
 
     return RequestAnswer.from_json(row["answer"])
 
@@ -50,7 +49,7 @@ def open_requests(store: Store) -> list[Request]:
 
 def withdraw_request(store: Store, request_id: int) -> bool:
     """Withdraws a request. Returns False if it has already been answered."""
-    from gpu_scheduler.core.model.request_answer import AnswerCode, RequestAnswer
+    from gpu_scheduler.core.model.request import AnswerCode, RequestAnswer
 
     with store.db.transaction() as db:
         cursor = db.execute(

@@ -25,13 +25,10 @@ if TYPE_CHECKING:
     import sqlite3
 
     from gpu_scheduler.config import StartOptions
-    from gpu_scheduler.core.model.attempt import ActiveAttempt, Attempt
-    from gpu_scheduler.core.model.attempt_status import AdoptedProcess
     from gpu_scheduler.core.model.gpu import Gpu
-    from gpu_scheduler.core.model.job import Job
+    from gpu_scheduler.core.model.job import ActiveAttempt, AdoptedProcess, Attempt, Job
     from gpu_scheduler.core.model.job_spec import Dependency, JobSpec
-    from gpu_scheduler.core.model.state_reason import StateReason
-    from gpu_scheduler.core.model.wait_reason import WaitReason
+    from gpu_scheduler.core.model.reasons import StateReason, WaitReason
 
 #: Key in `meta` for the options of the newest scheduler.
 _OPTIONS_KEY = "started_with"
@@ -178,7 +175,7 @@ class Store:
         gate: why it must not start until a request lifts this.
         """
         from gpu_scheduler.core.model.job_spec import NORMAL_PRIORITY
-        from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
+        from gpu_scheduler.core.model.reasons import ReasonKind, StateReason
 
         at = time.time() if now is None else now
         state = JobState.HELD if spec.hold else JobState.QUEUED

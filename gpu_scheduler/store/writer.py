@@ -12,7 +12,6 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import asdict, replace
 
-from gpu_scheduler.core.model.attempt import ActiveAttempt, Allocation
 from gpu_scheduler.core.model.event import (
     AttemptDetails,
     AttemptEnded,
@@ -29,12 +28,11 @@ from gpu_scheduler.core.model.event import (
     StopStarted,
 )
 from gpu_scheduler.core.model.gpu import FaultKind, GpuFault, GpuSample
-from gpu_scheduler.core.model.job import Job
+from gpu_scheduler.core.model.job import ActiveAttempt, Allocation, Job
 from gpu_scheduler.core.model.job_spec import ParentStatus, status_of
-from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
+from gpu_scheduler.core.model.reasons import ReasonKind, StateReason, WaitKind, WaitReason
 from gpu_scheduler.core.model.states import AttemptState, JobState, Outcome
-from gpu_scheduler.core.model.units import Now
-from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
+from gpu_scheduler.core.model.values import Now
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.accounting import declared_mib
 from gpu_scheduler.core.scheduling.history import PERIOD_HOURS

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from gpu_scheduler.app.control import Answer, AnswerKind
 from gpu_scheduler.app.location import Location, Verdict
-from gpu_scheduler.core.model.request_answer import RequestAnswer
+from gpu_scheduler.core.model.request import RequestAnswer
 from gpu_scheduler.core.model.states import JobState, Outcome
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from gpu_scheduler.core.model.units import format_mib
+from gpu_scheduler.core.model.values import format_mib
 from gpu_scheduler.core.scheduling.calibration import (
     MIN_ENTRY_RUNS,
     MIN_RUN_S,

@@ -29,9 +29,8 @@ from gpu_scheduler.core.model.event import (
     StopStarted,
 )
 from gpu_scheduler.core.model.gpu import Suspicion
-from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
-from gpu_scheduler.core.model.units import WHOLE, format_share, share_text
-from gpu_scheduler.core.model.wait_reason import WaitReason
+from gpu_scheduler.core.model.reasons import ReasonKind, StateReason, WaitReason
+from gpu_scheduler.core.model.values import WHOLE, format_share, share_text
 from gpu_scheduler.core.scheduling.accounting import DeclarationAccuracy, judge_declaration
 from gpu_scheduler.core.text.formatting import count_noun, format_gpus, format_jobs, safe_text, times_text
 from gpu_scheduler.core.text.secrets import masked_json

@@ -8,7 +8,7 @@ from typing import Any
 
 from gpu_scheduler.app.claim_gpus import FoundGpus, Impossible, NotExecuted, NotExecutedKind
 from gpu_scheduler.core.model.gpu import ClaimedGpu, GpuClaim, format_gpu_list
-from gpu_scheduler.core.model.wait_reason import GpuObstacle, ObstacleKind
+from gpu_scheduler.core.model.reasons import GpuObstacle, ObstacleKind
 from gpu_scheduler.core.scheduling.gpu_choice import Impossibility, ImpossibilityKind
 from gpu_scheduler.core.text.formatting import count_noun, safe_text
 from gpu_scheduler.core.text.secrets import masked_json, picked

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from gpu_scheduler.app.control import ADOPT, SUBMIT
-from gpu_scheduler.core.model.units import WHOLE
+from gpu_scheduler.core.model.values import WHOLE
 from gpu_scheduler.core.text.formatting import format_age, format_duration, safe_text
 from gpu_scheduler.core.text.secrets import hide_secrets, masked_json, masked_words, picked
 from gpu_scheduler.views.calibrate import estimate_object, estimate_text
@@ -27,8 +27,7 @@ from gpu_scheduler.views.wait_text import current_need_text, job_reason_text, pa
 
 if TYPE_CHECKING:
     from gpu_scheduler.app.job_detail import AttemptView, JobDetail
-    from gpu_scheduler.core.model.attempt import Attempt
-    from gpu_scheduler.core.model.job import Job
+    from gpu_scheduler.core.model.job import Attempt, Job
     from gpu_scheduler.core.model.job_spec import JobSpec
 
 _LABEL_WIDTH = 14

@@ -10,8 +10,8 @@ from gpu_scheduler.app.status_report import JobView
 from gpu_scheduler.core.command.shell_words import has_place
 from gpu_scheduler.core.model.finding import Finding
 from gpu_scheduler.core.model.job_spec import UNRESOLVED
+from gpu_scheduler.core.model.reasons import WaitKind
 from gpu_scheduler.core.model.states import WAITING, JobState, Outcome
-from gpu_scheduler.core.model.wait_reason import WaitKind
 from gpu_scheduler.core.text.formatting import count_noun, limit_length, safe_text
 from gpu_scheduler.core.text.secrets import masked_json, picked
 from gpu_scheduler.store.jobs_files import MalformedLineRecord

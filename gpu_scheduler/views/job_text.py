@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import asdict
 
-from gpu_scheduler.core.model.state_reason import NextKind, NextStep, ReasonKind, StateReason
+from gpu_scheduler.core.model.reasons import NextKind, NextStep, ReasonKind, StateReason
 from gpu_scheduler.core.model.states import ACTIVE, Outcome
-from gpu_scheduler.core.model.units import share_text
+from gpu_scheduler.core.model.values import share_text
 from gpu_scheduler.core.text.formatting import format_eta, format_memory, times_text
 
 if TYPE_CHECKING:
     from gpu_scheduler.app.job_detail import AttemptView
     from gpu_scheduler.app.status_report import AttemptWarning, JobView
     from gpu_scheduler.core.explain.eta import JobProgress
-    from gpu_scheduler.core.model.attempt_status import Checkpoint, Progress
     from gpu_scheduler.core.model.event import MisplacedProcess, Overuse
+    from gpu_scheduler.core.model.job import Checkpoint, Progress
 
 # Formats checkpoints: where they are, and at which step they were saved.
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from gpu_scheduler.app.control import Answer, AnswerKind
 from gpu_scheduler.app.preempt import PreemptEnd, PreemptReport, PreemptWait, ResumeResult, why_no_checkpoint
 from gpu_scheduler.core.command.shell_words import has_place
-from gpu_scheduler.core.model.attempt_status import Checkpoint
+from gpu_scheduler.core.model.job import Checkpoint
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.text.formatting import count_noun, format_duration, format_memory, pid_text, safe_text
 from gpu_scheduler.views.answers import answer_text

@@ -8,7 +8,7 @@ from typing import Any
 from msgspec.structs import asdict
 
 from gpu_scheduler.app.status_report import GpuView, JobView, StatusReport
-from gpu_scheduler.core.model.units import WHOLE
+from gpu_scheduler.core.model.values import WHOLE
 from gpu_scheduler.core.text.secrets import masked_json, picked
 from gpu_scheduler.views.gpu_text import claim_objects
 from gpu_scheduler.views.job_text import job_warnings, progress_object

@@ -9,7 +9,7 @@ from itertools import zip_longest
 
 from gpu_scheduler.app.status_report import JobView, StatusReport
 from gpu_scheduler.core.model.states import ACTIVE, WAITING, JobState, Outcome
-from gpu_scheduler.core.model.units import format_share
+from gpu_scheduler.core.model.values import format_share
 from gpu_scheduler.core.text.formatting import format_age, limit_length, pid_text, safe_text
 from gpu_scheduler.views import tables
 from gpu_scheduler.views.job_text import job_warnings, short_text

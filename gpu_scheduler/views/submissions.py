@@ -13,7 +13,7 @@ from gpu_scheduler.app.new_line import Preview
 from gpu_scheduler.core.model.gpu import format_gpu_list
 from gpu_scheduler.core.model.job_spec import Need
 from gpu_scheduler.core.model.states import Outcome
-from gpu_scheduler.core.model.units import WHOLE
+from gpu_scheduler.core.model.values import WHOLE
 from gpu_scheduler.core.text.formatting import (
     count_noun,
     format_duration,

@@ -13,9 +13,9 @@ from msgspec.structs import replace
 from gpu_scheduler.app import status_report
 from gpu_scheduler.app.status_report import GpuView, JobView
 from gpu_scheduler.core.model.gpu import format_ranges
+from gpu_scheduler.core.model.reasons import WaitKind
 from gpu_scheduler.core.model.states import ACTIVE, JobState, Outcome
-from gpu_scheduler.core.model.units import format_share
-from gpu_scheduler.core.model.wait_reason import WaitKind
+from gpu_scheduler.core.model.values import format_share
 from gpu_scheduler.core.text.formatting import (
     format_age,
     format_elapsed,

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 from gpu_scheduler.app.status_report import JobView
 from gpu_scheduler.core.model.gpu import format_gpu_list
 from gpu_scheduler.core.model.job_spec import UNRESOLVED, Parent, ParentStatus, status_of
-from gpu_scheduler.core.model.state_reason import StateReason
+from gpu_scheduler.core.model.reasons import GpuObstacle, ObstacleKind, StateReason, WaitKind, WaitReason
 from gpu_scheduler.core.model.states import JobState, Outcome
-from gpu_scheduler.core.model.units import WHOLE, format_share
-from gpu_scheduler.core.model.wait_reason import GpuObstacle, ObstacleKind, WaitKind, WaitReason
+from gpu_scheduler.core.model.values import WHOLE, format_share
 from gpu_scheduler.core.text.formatting import (
     and_more,
     count_noun,
@@ -26,7 +25,7 @@ from gpu_scheduler.views.job_text import finish_text, from_time_text, parent_end
 
 if TYPE_CHECKING:
     from gpu_scheduler.app.round_facts import CurrentNeed
-    from gpu_scheduler.core.model.attempt_status import StopRequest
+    from gpu_scheduler.core.model.job import StopRequest
     from gpu_scheduler.core.model.job_spec import Need
 
 

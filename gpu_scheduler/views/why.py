@@ -19,10 +19,9 @@ from gpu_scheduler.core.model.finding import Finding, bad, from_health_issue, ok
 from gpu_scheduler.core.model.gpu import format_gpu_list
 from gpu_scheduler.core.model.job import Job
 from gpu_scheduler.core.model.job_spec import UNRESOLVED, Need, Parent, ParentStatus, status_of
-from gpu_scheduler.core.model.state_reason import FailureKind
+from gpu_scheduler.core.model.reasons import FailureKind, GpuObstacle, WaitKind, WaitReason
 from gpu_scheduler.core.model.states import FAILED, WAITING, JobState, Outcome
-from gpu_scheduler.core.model.units import format_seconds, format_share
-from gpu_scheduler.core.model.wait_reason import GpuObstacle, WaitKind, WaitReason
+from gpu_scheduler.core.model.values import format_seconds, format_share
 from gpu_scheduler.core.scheduling.placement import Ledger, counts_as_idle, place
 from gpu_scheduler.core.scheduling.preemption import NoPreemption, Preemption
 from gpu_scheduler.core.scheduling.queue_outlook import AwaitedEnd, EndBasis, QueueOutlook

@@ -9,18 +9,18 @@ import pytest
 
 from gpu_scheduler.app.job_views import ViewContext, job_view, runs_as_recorded
 from gpu_scheduler.app.status_report import JobView
-from gpu_scheduler.core.model.attempt_status import (
+from gpu_scheduler.core.model.event import MisplacedProcess
+from gpu_scheduler.core.model.job import (
     AttemptResult,
     AttemptStatus,
     ClaimState,
     FailureContext,
     StopRequest,
 )
-from gpu_scheduler.core.model.event import MisplacedProcess
 from gpu_scheduler.core.model.job_spec import DependencyKind, Need, Parent
+from gpu_scheduler.core.model.reasons import WaitKind, WaitReason
 from gpu_scheduler.core.model.states import AttemptState, JobState
-from gpu_scheduler.core.model.units import Now
-from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
+from gpu_scheduler.core.model.values import Now
 from gpu_scheduler.core.scheduling.reconcile_attempt import reconcile
 from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.views import tables

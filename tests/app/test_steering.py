@@ -12,8 +12,8 @@ from gpu_scheduler.app.location import Location
 from gpu_scheduler.attempts import observe
 from gpu_scheduler.attempts.observe import attempts_without_processes
 from gpu_scheduler.attempts.sweep import processes_of
-from gpu_scheduler.core.model.attempt_status import AttemptResult, AttemptStatus
-from gpu_scheduler.core.model.request_answer import AnswerCode
+from gpu_scheduler.core.model.job import AttemptResult, AttemptStatus
+from gpu_scheduler.core.model.request import AnswerCode
 from gpu_scheduler.core.model.states import Outcome
 from gpu_scheduler.daemon.restore import refuse_active
 from gpu_scheduler.errors import SchedulerError

@@ -19,8 +19,8 @@ from gpu_scheduler.attempts.sweep import processes_of, sweep
 from gpu_scheduler.cli import main
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.command.build import REPORT_START
-from gpu_scheduler.core.model.attempt import Attempt
 from gpu_scheduler.core.model.gpu import GpuSample
+from gpu_scheduler.core.model.job import Attempt
 from gpu_scheduler.core.model.job_spec import Dependency, DependencyKind, JobSpec
 from gpu_scheduler.core.model.states import JobState
 from gpu_scheduler.core.scheduling.settings import Settings

@@ -12,7 +12,7 @@ import time
 from gpu_scheduler.attempts.executor import Executors, LaunchError
 from gpu_scheduler.attempts.local import DirectExecutor
 from gpu_scheduler.clock import Clock
-from gpu_scheduler.core.model.request_answer import AnswerCode, RequestAnswer
+from gpu_scheduler.core.model.request import AnswerCode, RequestAnswer
 from gpu_scheduler.core.scheduling.actions import AnswerRequest
 from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.gpus.watch import GpuWatch

@@ -15,7 +15,7 @@ from gpu_scheduler.app.control import Answer, AnswerKind
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.attempts.sweep import processes_of
 from gpu_scheduler.config import StartOptions
-from gpu_scheduler.core.model.request_answer import AnswerCode
+from gpu_scheduler.core.model.request import AnswerCode
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.errors import NotOwnerError
 from gpu_scheduler.rounds import command

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gpu_scheduler.core.model.job_spec import UNRESOLVED, Dependency, DependencyKind
-from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
+from gpu_scheduler.core.model.reasons import ReasonKind, StateReason
 from gpu_scheduler.core.model.states import Outcome
 from tests import steps as act
 from tests.cli.desk import Desk

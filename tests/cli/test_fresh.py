@@ -16,10 +16,10 @@ import pytest
 
 from gpu_scheduler.attempts.folder import observe, request_stop
 from gpu_scheduler.attempts.sweep import sweep
-from gpu_scheduler.core.model.attempt_status import StopRequest
+from gpu_scheduler.core.model.job import StopRequest
 from gpu_scheduler.core.model.job_spec import Need
+from gpu_scheduler.core.model.reasons import WaitKind, WaitReason
 from gpu_scheduler.core.model.states import JobState, Outcome
-from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.daemon import restore
 from gpu_scheduler.daemon.service import count_jobs_to_forget
 from gpu_scheduler.errors import SchedulerError

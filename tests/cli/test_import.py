@@ -14,7 +14,7 @@ import pytest
 
 from gpu_scheduler.app import import_queue
 from gpu_scheduler.core.model.job import Job
-from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
+from gpu_scheduler.core.model.reasons import ReasonKind, StateReason
 from gpu_scheduler.core.model.states import JobState
 from gpu_scheduler.store.dependencies import parents_of
 from gpu_scheduler.store.job_lists import job_count

@@ -12,7 +12,7 @@ import pytest
 
 from gpu_scheduler.app import job_wait
 from gpu_scheduler.cli import submit
-from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
+from gpu_scheduler.core.model.reasons import ReasonKind, StateReason
 from gpu_scheduler.core.model.states import Outcome
 from gpu_scheduler.store.data_dir import DataDir
 from tests import steps as act

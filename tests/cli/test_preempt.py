@@ -18,7 +18,7 @@ from gpu_scheduler.app import preempt as app
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.app.preempt import PreemptEnd, PreemptReport, PreemptWait
 from gpu_scheduler.attempts.folder import observe, request_stop
-from gpu_scheduler.core.model.attempt_status import StopRequest
+from gpu_scheduler.core.model.job import StopRequest
 from gpu_scheduler.core.model.states import Outcome
 from tests import steps as act
 from tests.cli.desk import Desk

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gpu_scheduler.app.job_requests import recover
-from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
+from gpu_scheduler.core.model.reasons import ReasonKind, StateReason
 from gpu_scheduler.core.model.states import JobState, Outcome
 from tests import steps as act
 from tests.cli.desk import Desk

@@ -12,9 +12,8 @@ import pytest
 
 from gpu_scheduler.app.control import AnswerKind
 from gpu_scheduler.app.preempt import resume_job
-from gpu_scheduler.core.model.attempt_status import Checkpoint
-from gpu_scheduler.core.model.job import Job
-from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
+from gpu_scheduler.core.model.job import Checkpoint, Job
+from gpu_scheduler.core.model.reasons import ReasonKind, StateReason
 from gpu_scheduler.core.model.states import JobState, Outcome
 from tests import steps as act
 from tests.cli.desk import Desk

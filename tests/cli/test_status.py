@@ -23,8 +23,8 @@ from gpu_scheduler.app.job_requests import cancel
 from gpu_scheduler.attempts.folder import observe
 from gpu_scheduler.config import StartOptions
 from gpu_scheduler.core.model.job_spec import Need
+from gpu_scheduler.core.model.reasons import WaitKind, WaitReason
 from gpu_scheduler.core.model.states import JobState, Outcome
-from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
 from gpu_scheduler.store.job_lists import state_counts
 from gpu_scheduler.store.requests import open_requests

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
+from gpu_scheduler.core.model.reasons import ReasonKind, StateReason, WaitKind, WaitReason
 from gpu_scheduler.core.model.states import Outcome
-from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.store.dependencies import dependencies_of
 from tests import steps as act
 from tests.cli.desk import Desk

@@ -14,7 +14,7 @@ from gpu_scheduler.clock import Clock
 from gpu_scheduler.config import StartOptions
 from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample
 from gpu_scheduler.core.model.job_spec import JobSpec
-from gpu_scheduler.core.model.state_reason import FailureKind, ReasonKind, StateReason
+from gpu_scheduler.core.model.reasons import FailureKind, ReasonKind, StateReason
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.gpus.watch import ProcessOwners
 from gpu_scheduler.store.requests import add_request

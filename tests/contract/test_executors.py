@@ -14,7 +14,7 @@ from gpu_scheduler.attempts.executor import AttemptRef, Executor
 from gpu_scheduler.attempts.forking import ForkingExecutor
 from gpu_scheduler.attempts.local import DirectExecutor
 from gpu_scheduler.attempts.screen import ScreenExecutor
-from gpu_scheduler.core.model.attempt_status import AttemptResult, AttemptStatus, StopRequest
+from gpu_scheduler.core.model.job import AttemptResult, AttemptStatus, StopRequest
 from tests.fakes.remote_executor import RemoteExecutor
 from tests.runner.attempt import PreparedAttempt, socket_folder, wait_for
 from tests.runner.fork_helper import helper_pid

@@ -25,8 +25,8 @@ from gpu_scheduler.core.jobsfile.job_line import parse_line
 from gpu_scheduler.core.jobsfile.reading import Reading, line_from_result
 from gpu_scheduler.core.model.job import Job
 from gpu_scheduler.core.model.job_spec import JobSpec
+from gpu_scheduler.core.model.reasons import WaitReason
 from gpu_scheduler.core.model.states import ACTIVE, WAITING, JobState, Outcome
-from gpu_scheduler.core.model.wait_reason import WaitReason
 
 
 class JobOfWorld(Struct):

@@ -13,13 +13,12 @@ from fractions import Fraction
 
 from msgspec import Struct
 
-from gpu_scheduler.core.model.attempt import ActiveAttempt, Allocation
-from gpu_scheduler.core.model.attempt_status import AttemptStatus
 from gpu_scheduler.core.model.gpu import Gpu, GpuProcess, GpuSample
+from gpu_scheduler.core.model.job import ActiveAttempt, Allocation, AttemptStatus
 from gpu_scheduler.core.model.job_spec import Need
+from gpu_scheduler.core.model.reasons import WaitReason
 from gpu_scheduler.core.model.states import AttemptState
-from gpu_scheduler.core.model.units import Now
-from gpu_scheduler.core.model.wait_reason import WaitReason
+from gpu_scheduler.core.model.values import Now
 from gpu_scheduler.core.scheduling.accounting import declared_mib
 from gpu_scheduler.core.scheduling.facts import Facts, PendingGroup, QueuedJob
 from gpu_scheduler.core.scheduling.needs import LlmConfig, ResourceSpec

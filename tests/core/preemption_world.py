@@ -6,8 +6,8 @@ from collections.abc import Collection
 
 from hypothesis import strategies as st
 
-from gpu_scheduler.core.model.attempt import ActiveAttempt
 from gpu_scheduler.core.model.gpu import LOST, Gpu, GpuClaim, GpuFault, GpuProcess, GpuSample
+from gpu_scheduler.core.model.job import ActiveAttempt
 from gpu_scheduler.core.model.job_spec import Need
 from gpu_scheduler.core.scheduling.facts import Facts
 from tests.attempts import replace

@@ -12,11 +12,10 @@ from dataclasses import dataclass, field
 
 from msgspec import Struct
 
-from gpu_scheduler.core.model.attempt import ActiveAttempt
-from gpu_scheduler.core.model.attempt_status import AttemptStatus
+from gpu_scheduler.core.model.job import ActiveAttempt, AttemptStatus
 from gpu_scheduler.core.model.job_spec import Need
 from gpu_scheduler.core.model.states import AttemptState
-from gpu_scheduler.core.model.units import Now
+from gpu_scheduler.core.model.values import Now
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.facts import Facts, PendingGroup, QueuedJob, QueueReservation
 from gpu_scheduler.core.scheduling.history import Overtakes, QueueStart

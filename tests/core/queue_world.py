@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from gpu_scheduler.core.model.attempt import ActiveAttempt
+from gpu_scheduler.core.model.job import ActiveAttempt
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.facts import PendingGroup, QueuedJob, QueueReservation

@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
-from gpu_scheduler.core.model.attempt import ActiveAttempt
-from gpu_scheduler.core.model.attempt_status import (
+from gpu_scheduler.core.model.gpu import GpuProcess
+from gpu_scheduler.core.model.job import (
+    ActiveAttempt,
     AdoptedProcess,
     AttemptResult,
     AttemptStatus,
+    Job,
     SavedWork,
     StopRequest,
 )
-from gpu_scheduler.core.model.gpu import GpuProcess
-from gpu_scheduler.core.model.job import Job
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.request import Request
 from gpu_scheduler.core.model.states import AttemptState, JobState, Outcome

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_scheduler.core.model.attempt import Allocation
+from gpu_scheduler.core.model.job import Allocation
 from gpu_scheduler.core.model.job_spec import Need
 from gpu_scheduler.core.scheduling.accounting import (
     capped_claim,

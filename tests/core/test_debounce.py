@@ -9,8 +9,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gpu_scheduler.core.jobsfile.debounce import REASON, starts_a_line
+from gpu_scheduler.core.model.reasons import WaitKind, WaitReason
 from gpu_scheduler.core.model.states import Outcome
-from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from tests.core.jobs_file_world import JobsFileWorld
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gpu_scheduler.core.explain.eta import remaining_s, work_before
 from gpu_scheduler.core.explain.run_options import CheckpointKind, matched_name, parse_name, step_in
-from gpu_scheduler.core.model.attempt_status import Progress, ProgressUnit
+from gpu_scheduler.core.model.job import Progress, ProgressUnit
 
 STEP = ProgressUnit.STEP
 

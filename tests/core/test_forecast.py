@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from gpu_scheduler.core.model.attempt import ActiveAttempt
+from gpu_scheduler.core.model.job import ActiveAttempt
 from gpu_scheduler.core.model.job_spec import JobSpec
+from gpu_scheduler.core.model.reasons import WaitKind
 from gpu_scheduler.core.model.states import AttemptState
-from gpu_scheduler.core.model.wait_reason import WaitKind
 from gpu_scheduler.core.scheduling.facts import Facts, QueuedJob
 from gpu_scheduler.core.scheduling.forecast import Forecast, WaitingJob, forecast
 from gpu_scheduler.core.scheduling.needs import ResourceSpec, workload_class_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpu_scheduler.core.model.attempt import ActiveAttempt
+from gpu_scheduler.core.model.job import ActiveAttempt
 from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.facts import Facts

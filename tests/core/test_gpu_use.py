@@ -6,11 +6,11 @@ import re
 
 import pytest
 
-from gpu_scheduler.core.model.attempt import ActiveAttempt
 from gpu_scheduler.core.model.gpu import Gpu, GpuClaim, GpuProcess, GpuSample
+from gpu_scheduler.core.model.job import ActiveAttempt
 from gpu_scheduler.core.model.job_spec import Need
+from gpu_scheduler.core.model.reasons import GpuObstacle, ObstacleKind
 from gpu_scheduler.core.model.states import AttemptState
-from gpu_scheduler.core.model.wait_reason import GpuObstacle, ObstacleKind
 from gpu_scheduler.core.scheduling.gpu_use import (
     display_memory,
     foreign_load,

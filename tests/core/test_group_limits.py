@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from gpu_scheduler.core.model.attempt import ActiveAttempt
+from gpu_scheduler.core.model.job import ActiveAttempt
 from gpu_scheduler.core.model.job_spec import JobSpec
+from gpu_scheduler.core.model.reasons import WaitKind, WaitReason
 from gpu_scheduler.core.model.states import AttemptState
-from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.facts import Facts, PendingGroup, ReservedJob
 from gpu_scheduler.core.scheduling.forecast import WaitingJob, forecast

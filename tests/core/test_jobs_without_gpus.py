@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from gpu_scheduler.core.command.build import build_command, display_command
 from gpu_scheduler.core.command.sessions import session_name
-from gpu_scheduler.core.model.attempt import ActiveAttempt
 from gpu_scheduler.core.model.gpu import LOST, Gpu, GpuClaim, Suspicion
+from gpu_scheduler.core.model.job import ActiveAttempt
 from gpu_scheduler.core.model.job_spec import JobSpec, Need
+from gpu_scheduler.core.model.reasons import WaitKind, WaitReason
 from gpu_scheduler.core.model.states import AttemptState
-from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.core.scheduling.draining import is_drained
 from gpu_scheduler.core.scheduling.facts import Facts, PendingGroup, ReservedJob
 from gpu_scheduler.core.scheduling.forecast import WaitingJob, forecast

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpu_scheduler.core.model.job_spec import Need
+from gpu_scheduler.core.model.reasons import GpuObstacle, ObstacleKind
 from gpu_scheduler.core.model.states import AttemptState
-from gpu_scheduler.core.model.wait_reason import GpuObstacle, ObstacleKind
 from gpu_scheduler.core.scheduling.facts import Facts
 from tests.core.gpu_world import facts, gpu, ledger, ledgers, running
 from tests.core.preemption_world import needs, situations, without_attempts

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gpu_scheduler.core.explain.log_progress import MAX_LINES, LogWindow, progress_of_log
 from gpu_scheduler.core.explain.run_options import RunOptions
-from gpu_scheduler.core.model.attempt_status import Progress, ProgressUnit
+from gpu_scheduler.core.model.job import Progress, ProgressUnit
 from tests.core import training_logs
 from tests.core.training_logs import Piece, tqdm
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gpu_scheduler.core.model.attempt import ActiveAttempt
 from gpu_scheduler.core.model.gpu import Gpu, GpuProcess, GpuSample
+from gpu_scheduler.core.model.job import ActiveAttempt
 from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.scheduling.facts import Facts
 from tests.attempts import replace

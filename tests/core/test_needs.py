@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from gpu_scheduler.core.model.job_spec import JobSpec, Need
-from gpu_scheduler.core.model.units import format_share, parse_share
+from gpu_scheduler.core.model.values import format_share, parse_share
 from gpu_scheduler.core.scheduling.needs import (
     LlmConfig,
     Requirement,

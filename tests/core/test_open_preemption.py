@@ -6,20 +6,19 @@ from typing import Any
 
 import pytest
 
-from gpu_scheduler.core.model.attempt import ActiveAttempt
-from gpu_scheduler.core.model.attempt_status import (
+from gpu_scheduler.core.model.job import (
+    ActiveAttempt,
     AttemptResult,
     AttemptStatus,
     Checkpoint,
+    Job,
     OnTimeout,
     SavedWork,
     StopRequest,
 )
-from gpu_scheduler.core.model.job import Job
-from gpu_scheduler.core.model.request import Request
-from gpu_scheduler.core.model.request_answer import AnswerCode
+from gpu_scheduler.core.model.request import AnswerCode, Request
 from gpu_scheduler.core.model.states import AttemptState, JobState, Outcome
-from gpu_scheduler.core.model.units import Now
+from gpu_scheduler.core.model.values import Now
 from gpu_scheduler.core.scheduling import reconcile_attempt
 from gpu_scheduler.core.scheduling.facts import Facts
 from gpu_scheduler.core.scheduling.needs import LlmConfig

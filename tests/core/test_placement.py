@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gpu_scheduler.core.model.gpu import GpuClaim
 from gpu_scheduler.core.model.job_spec import Need
-from gpu_scheduler.core.model.wait_reason import GpuObstacle, ObstacleKind, WaitKind, WaitReason
+from gpu_scheduler.core.model.reasons import GpuObstacle, ObstacleKind, WaitKind, WaitReason
 from gpu_scheduler.core.scheduling.placement import Ledger, place
 from gpu_scheduler.core.scheduling.settings import Limits
 from gpu_scheduler.views.gpu_text import obstacle_text

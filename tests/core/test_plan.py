@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from gpu_scheduler.core.model.attempt import ActiveAttempt
-from gpu_scheduler.core.model.attempt_status import AttemptStatus, Checkpoint, StopRequest
 from gpu_scheduler.core.model.gpu import LOST, Gpu, GpuClaim, GpuProcess, GpuSample
-from gpu_scheduler.core.model.job import Job
+from gpu_scheduler.core.model.job import ActiveAttempt, AttemptStatus, Checkpoint, Job, StopRequest
 from gpu_scheduler.core.model.job_spec import JobSpec, Need
+from gpu_scheduler.core.model.reasons import ReasonKind, StateReason, WaitKind, WaitReason
 from gpu_scheduler.core.model.request import Request
-from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
 from gpu_scheduler.core.model.states import AttemptState, JobState, Outcome
-from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.core.scheduling import plan as rounds
 from gpu_scheduler.core.scheduling.draining import is_drained
 from gpu_scheduler.core.scheduling.gpu_use import foreign_memory, ledger_of

@@ -11,12 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_scheduler.core.model.attempt import ActiveAttempt
-from gpu_scheduler.core.model.attempt_status import AttemptStatus, StopRequest
 from gpu_scheduler.core.model.gpu import LOST, Gpu, GpuClaim, GpuProcess
+from gpu_scheduler.core.model.job import ActiveAttempt, AttemptStatus, StopRequest
 from gpu_scheduler.core.model.job_spec import Need
+from gpu_scheduler.core.model.reasons import WaitReason
 from gpu_scheduler.core.model.states import AttemptState
-from gpu_scheduler.core.model.wait_reason import WaitReason
 from gpu_scheduler.core.scheduling.facts import Facts, QueuedJob
 from gpu_scheduler.core.scheduling.placement import place
 from gpu_scheduler.core.scheduling.plan import next_deadline

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from gpu_scheduler.core.model.attempt import ActiveAttempt
 from gpu_scheduler.core.model.gpu import Gpu, GpuClaim, GpuProcess
+from gpu_scheduler.core.model.job import ActiveAttempt
+from gpu_scheduler.core.model.reasons import WaitKind, WaitReason
 from gpu_scheduler.core.model.states import AttemptState
-from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling import queue_placement
 from gpu_scheduler.core.scheduling.facts import Facts, PendingGroup, QueuedJob, ReservedJob

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from gpu_scheduler.core.model.attempt_status import StopRequest
 from gpu_scheduler.core.model.gpu import LOST, GpuClaim
+from gpu_scheduler.core.model.job import StopRequest
 from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.scheduling.facts import Facts, PendingGroup, QueuedJob, QueueReservation, ReservedJob
 from gpu_scheduler.core.scheduling.history import Overtakes, QueueStart

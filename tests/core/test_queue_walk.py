@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 
-from gpu_scheduler.core.model.attempt_status import AdoptedProcess, StopRequest
 from gpu_scheduler.core.model.gpu import LOST, Gpu, GpuClaim, GpuProcess
-from gpu_scheduler.core.model.job import Job
+from gpu_scheduler.core.model.job import AdoptedProcess, Job, StopRequest
 from gpu_scheduler.core.model.job_spec import Need
+from gpu_scheduler.core.model.reasons import ObstacleKind
 from gpu_scheduler.core.model.states import AttemptState
-from gpu_scheduler.core.model.wait_reason import ObstacleKind
 from gpu_scheduler.core.scheduling.facts import Facts, PendingGroup, ReservedJob
 from gpu_scheduler.core.scheduling.history import GpuTime, Overtakes
 from gpu_scheduler.core.scheduling.needs import ResourceSpec

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from gpu_scheduler.core.model.attempt import ActiveAttempt
-from gpu_scheduler.core.model.attempt_status import (
+from gpu_scheduler.core.model.job import (
+    ActiveAttempt,
     AttemptResult,
     AttemptStatus,
     FailureContext,
     RunnerIdentity,
     StopRequest,
 )
-from gpu_scheduler.core.model.state_reason import FailureKind
+from gpu_scheduler.core.model.reasons import FailureKind
 from gpu_scheduler.core.model.states import AttemptState, JobState, Outcome
-from gpu_scheduler.core.model.units import Now
+from gpu_scheduler.core.model.values import Now
 from gpu_scheduler.core.scheduling.reconcile_attempt import (
     check_memory_release,
     needs_process_scan,

@@ -6,19 +6,18 @@ from typing import Any
 
 import pytest
 
-from gpu_scheduler.core.model.attempt import ActiveAttempt
-from gpu_scheduler.core.model.attempt_status import (
+from gpu_scheduler.core.model.job import (
+    ActiveAttempt,
     AttemptResult,
     AttemptStatus,
     Checkpoint,
+    Job,
     SavedWork,
     StopRequest,
 )
-from gpu_scheduler.core.model.job import Job
 from gpu_scheduler.core.model.job_spec import JobSpec
-from gpu_scheduler.core.model.request import Request
-from gpu_scheduler.core.model.request_answer import AnswerCode, RequestAnswer, not_interrupted
-from gpu_scheduler.core.model.state_reason import NextKind, ReasonKind, StateReason
+from gpu_scheduler.core.model.reasons import NextKind, ReasonKind, StateReason
+from gpu_scheduler.core.model.request import AnswerCode, Request, RequestAnswer, not_interrupted
 from gpu_scheduler.core.model.states import AttemptState, JobState, Outcome
 from gpu_scheduler.core.scheduling import attempt_end
 from gpu_scheduler.core.scheduling.attempt_end import MAX_RECOVERIES

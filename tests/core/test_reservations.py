@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from gpu_scheduler.core.model.attempt import ActiveAttempt
-from gpu_scheduler.core.model.attempt_status import StopRequest
+from gpu_scheduler.core.model.job import ActiveAttempt, StopRequest
 from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.scheduling.facts import Facts, QueuedJob, ReservedJob
 from gpu_scheduler.core.scheduling.needs import ResourceSpec

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gpu_scheduler.core.model.attempt import ActiveAttempt
-from gpu_scheduler.core.model.attempt_status import AttemptResult, AttemptStatus, FailureContext
+from gpu_scheduler.core.model.job import ActiveAttempt, AttemptResult, AttemptStatus, FailureContext
 from gpu_scheduler.core.model.states import AttemptState, JobState, Outcome
-from gpu_scheduler.core.model.units import Now
+from gpu_scheduler.core.model.values import Now
 from gpu_scheduler.core.scheduling.settings import Settings
 from tests.attempts import make_attempt, replace
 from tests.reasons import words

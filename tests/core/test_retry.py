@@ -7,10 +7,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpu_scheduler.core.explain.explanation import explain_failure
-from gpu_scheduler.core.model.attempt import ActiveAttempt
-from gpu_scheduler.core.model.attempt_status import AttemptResult, AttemptStatus, FailureContext, StopRequest
 from gpu_scheduler.core.model.gpu import Gpu, GpuProcess, GpuSample
-from gpu_scheduler.core.model.state_reason import NextKind, NextStep
+from gpu_scheduler.core.model.job import (
+    ActiveAttempt,
+    AttemptResult,
+    AttemptStatus,
+    FailureContext,
+    StopRequest,
+)
+from gpu_scheduler.core.model.reasons import NextKind, NextStep
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.scheduling.accounting import could_fit
 from gpu_scheduler.core.scheduling.facts import Facts

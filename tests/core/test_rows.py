@@ -7,18 +7,18 @@ from typing import Any
 import pytest
 from msgspec import Struct
 
-from gpu_scheduler.core.model.attempt_status import (
+from gpu_scheduler.core.model.job import (
     AdoptedProcess,
     AttemptResult,
     Checkpoint,
     FailureContext,
+    Job,
     StopRequest,
 )
-from gpu_scheduler.core.model.job import Job
 from gpu_scheduler.core.model.job_spec import JobSpec
-from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
+from gpu_scheduler.core.model.reasons import ReasonKind, StateReason
 from gpu_scheduler.core.model.states import AttemptState, JobState, Outcome
-from gpu_scheduler.core.model.units import Now
+from gpu_scheduler.core.model.values import Now
 from gpu_scheduler.core.scheduling.attempt_end import end_with_result
 from gpu_scheduler.core.scheduling.retry import GpuInventory
 from gpu_scheduler.core.scheduling.settings import Settings

@@ -6,8 +6,8 @@ import signal
 
 import pytest
 
+from gpu_scheduler.core.model.reasons import WaitKind, WaitReason
 from gpu_scheduler.core.model.states import JobState, Outcome
-from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.core.scheduling.draining import (
     drained_exit_code,
     job_exit_code,

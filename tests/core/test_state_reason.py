@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_scheduler.core.command import build
-from gpu_scheduler.core.model.state_reason import FailureKind, NextKind, NextStep, ReasonKind, StateReason
+from gpu_scheduler.core.model.reasons import FailureKind, NextKind, NextStep, ReasonKind, StateReason
 from gpu_scheduler.core.model.states import Outcome
 from gpu_scheduler.runner.attempt_supervisor import CLAIM_FAILURE
 from gpu_scheduler.runner.child import SPAWN_FAILURES

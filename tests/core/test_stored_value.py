@@ -7,14 +7,20 @@ import re
 
 import pytest
 
-from gpu_scheduler.core.model.attempt_status import Checkpoint
 from gpu_scheduler.core.model.gpu import FaultKind, GpuClaim, GpuFault
+from gpu_scheduler.core.model.job import Checkpoint
 from gpu_scheduler.core.model.job_spec import Need
-from gpu_scheduler.core.model.request_answer import AnswerCode, RequestAnswer
-from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
+from gpu_scheduler.core.model.reasons import (
+    GpuObstacle,
+    ObstacleKind,
+    ReasonKind,
+    StateReason,
+    WaitKind,
+    WaitReason,
+)
+from gpu_scheduler.core.model.request import AnswerCode, RequestAnswer
 from gpu_scheduler.core.model.states import JobState, Outcome
-from gpu_scheduler.core.model.stored_value import StoredValue
-from gpu_scheduler.core.model.wait_reason import GpuObstacle, ObstacleKind, WaitKind, WaitReason
+from gpu_scheduler.core.model.values import StoredValue
 
 
 @pytest.mark.parametrize(

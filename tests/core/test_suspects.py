@@ -9,13 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpu_scheduler.core.explain.explanation import explain_failure
-from gpu_scheduler.core.model.attempt import ActiveAttempt
-from gpu_scheduler.core.model.attempt_status import AttemptResult, FailureContext
 from gpu_scheduler.core.model.gpu import Suspicion
-from gpu_scheduler.core.model.state_reason import DEVICE_FAILURES, FailureKind, ReasonKind, StateReason
+from gpu_scheduler.core.model.job import ActiveAttempt, AttemptResult, FailureContext
+from gpu_scheduler.core.model.reasons import DEVICE_FAILURES, FailureKind, ReasonKind, StateReason, WaitReason
 from gpu_scheduler.core.model.states import AttemptState
-from gpu_scheduler.core.model.units import Now
-from gpu_scheduler.core.model.wait_reason import WaitReason
+from gpu_scheduler.core.model.values import Now
 from gpu_scheduler.core.scheduling.draining import is_drained
 from gpu_scheduler.core.scheduling.facts import Facts, PendingGroup, QueuedJob
 from gpu_scheduler.core.scheduling.gpu_faults import find_suspects

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_scheduler.core.model.units import format_mib, format_seconds, parse_mib, parse_seconds
+from gpu_scheduler.core.model.values import format_mib, format_seconds, parse_mib, parse_seconds
 from gpu_scheduler.core.text.formatting import format_memory
 
 

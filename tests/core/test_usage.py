@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_scheduler.core.model.attempt import ActiveAttempt
-from gpu_scheduler.core.model.attempt_status import AttemptResult, AttemptStatus
 from gpu_scheduler.core.model.gpu import Gpu, GpuProcess, GpuSample
+from gpu_scheduler.core.model.job import ActiveAttempt, AttemptResult, AttemptStatus
 from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.scheduling.facts import Facts
 from gpu_scheduler.core.scheduling.gpu_use import attempt_memory

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 
 from gpu_scheduler.core.model.event import EventKind
-from gpu_scheduler.core.model.wait_reason import ObstacleKind
+from gpu_scheduler.core.model.reasons import ObstacleKind
 from gpu_scheduler.core.scheduling.needs import workload_class_of
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.events import events_of_job

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gpu_scheduler.attempts.executor import AttemptRef, LaunchError
-from gpu_scheduler.core.model.attempt_status import AttemptResult, AttemptStatus, StopRequest
+from gpu_scheduler.core.model.job import AttemptResult, AttemptStatus, StopRequest
 
 
 @dataclass

@@ -17,7 +17,7 @@ from unittest.mock import patch
 import GPUtil  # noqa: F401 - otherwise each input would import it again
 
 from gpu_scheduler.core.model.gpu import ClaimedGpu, Gpu, GpuSample, Snapshot
-from gpu_scheduler.core.model.units import Now
+from gpu_scheduler.core.model.values import Now
 from gpu_scheduler.core.scheduling.gpu_faults import update_faults
 from gpu_scheduler.core.scheduling.gpu_use import ledger_of
 from gpu_scheduler.core.scheduling.settings import Settings

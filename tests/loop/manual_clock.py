@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpu_scheduler.clock import Clock
-from gpu_scheduler.core.model.units import Now
+from gpu_scheduler.core.model.values import Now
 
 
 class ManualClock(Clock):

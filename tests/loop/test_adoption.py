@@ -17,9 +17,9 @@ from msgspec.structs import replace
 from gpu_scheduler.app.diagnosis import diagnose
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.app.logs import open_log
-from gpu_scheduler.core.model.attempt_status import AdoptedProcess, RunnerIdentity, StopRequest
 from gpu_scheduler.core.model.finding import Check
 from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample, Snapshot
+from gpu_scheduler.core.model.job import AdoptedProcess, RunnerIdentity, StopRequest
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.daemon.restore import in_own_folder

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.core.model.attempt_status import AdoptedProcess
+from gpu_scheduler.core.model.job import AdoptedProcess
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.runner.folder import boot_id
 from gpu_scheduler.runner.process_scan import ticks_of

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpu_scheduler.core.model.job_spec import UNRESOLVED, Dependency, DependencyKind, JobSpec
-from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
+from gpu_scheduler.core.model.reasons import ReasonKind, StateReason
 from gpu_scheduler.core.model.states import Outcome
 from gpu_scheduler.intake import jobs_file_watcher
 from gpu_scheduler.store import accepted_lines

@@ -14,7 +14,7 @@ import pytest
 from gpu_scheduler.attempts.executor import AttemptRef
 from gpu_scheduler.attempts.local import DirectExecutor
 from gpu_scheduler.core.model.gpu import GpuClaim
-from gpu_scheduler.core.model.state_reason import ReasonKind
+from gpu_scheduler.core.model.reasons import ReasonKind
 from gpu_scheduler.daemon.wakeups import Wakeups
 from gpu_scheduler.runner.gpu_lock import Refusal, Wanted, claim_gpus, release
 from gpu_scheduler.runner.spec import read_spec

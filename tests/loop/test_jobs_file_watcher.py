@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.core.model.request_answer import wrong_state
+from gpu_scheduler.core.model.reasons import WaitKind, WaitReason
+from gpu_scheduler.core.model.request import wrong_state
 from gpu_scheduler.core.model.states import JobState
-from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.core.scheduling.needs import ResourceSpec, parse_llm_config
 from gpu_scheduler.intake.jobs_file_watcher import JobsFileWatcher
 from gpu_scheduler.store.jobs_files import jobs_files

@@ -13,8 +13,8 @@ from msgspec.structs import replace
 from gpu_scheduler.attempts import observe
 from gpu_scheduler.attempts.job_logs import read_tail
 from gpu_scheduler.config import StartOptions
-from gpu_scheduler.core.model.attempt_status import AttemptStatus
 from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample, Snapshot
+from gpu_scheduler.core.model.job import AttemptStatus
 from gpu_scheduler.daemon.reporter import EventReporter
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.requests import add_request

@@ -16,7 +16,7 @@ from gpu_scheduler.attempts.sweep import sweep
 from gpu_scheduler.config import StartOptions
 from gpu_scheduler.core.model.event import EventKind
 from gpu_scheduler.core.model.finding import Check, Finding
-from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
+from gpu_scheduler.core.model.reasons import WaitKind, WaitReason
 from gpu_scheduler.core.scheduling.needs import workload_class_of
 from gpu_scheduler.core.scheduling.settings import QueueOrder
 from gpu_scheduler.daemon.status_board_file import StatusBoardFile

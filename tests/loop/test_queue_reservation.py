@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from gpu_scheduler.core.model.event import EventKind
 from gpu_scheduler.core.model.gpu import GOOD_SAMPLES_NEEDED, LOST, GpuProcess, GpuSample, Snapshot
 from gpu_scheduler.core.model.job_spec import JobSpec
-from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
+from gpu_scheduler.core.model.reasons import WaitKind, WaitReason
 from gpu_scheduler.core.scheduling.needs import workload_class_of
 from gpu_scheduler.core.scheduling.settings import QueueOrder
 from gpu_scheduler.store.events import events_of_job

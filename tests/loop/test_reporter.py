@@ -19,13 +19,12 @@ import pytest
 from gpu_scheduler.attempts import job_progress as progress
 from gpu_scheduler.attempts.job_logs import LogFolder
 from gpu_scheduler.attempts.running_progress import MIN_INTERVAL_S, RunningProgress
-from gpu_scheduler.core.model.attempt import ActiveAttempt
 from gpu_scheduler.core.model.gpu import Gpu, GpuProcess, GpuSample
+from gpu_scheduler.core.model.job import ActiveAttempt
 from gpu_scheduler.core.model.job_spec import Dependency, DependencyKind, JobSpec
-from gpu_scheduler.core.model.request_answer import AnswerCode, RequestAnswer
-from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
+from gpu_scheduler.core.model.reasons import ReasonKind, StateReason, WaitKind, WaitReason
+from gpu_scheduler.core.model.request import AnswerCode, RequestAnswer
 from gpu_scheduler.core.model.states import AttemptState, JobState, Outcome
-from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.core.scheduling.facts import Facts
 from gpu_scheduler.core.scheduling.needs import LlmConfig
 from gpu_scheduler.core.scheduling.settings import Settings

@@ -11,9 +11,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from gpu_scheduler.core.model.attempt import Attempt
-from gpu_scheduler.core.model.attempt_status import Checkpoint
-from gpu_scheduler.core.model.job import Job
+from gpu_scheduler.core.model.job import Attempt, Checkpoint, Job
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.states import Outcome
 from gpu_scheduler.store.requests import add_request, request_answer

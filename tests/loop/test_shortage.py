@@ -21,7 +21,7 @@ from gpu_scheduler.attempts.executor import AttemptRef, LaunchError
 from gpu_scheduler.attempts.job_logs import LogFolder, read_tail
 from gpu_scheduler.attempts.local import DirectExecutor
 from gpu_scheduler.clock import Clock
-from gpu_scheduler.core.model.state_reason import StateReason
+from gpu_scheduler.core.model.reasons import StateReason
 from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.daemon import console as job_output
 from gpu_scheduler.daemon.console import Console

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from gpu_scheduler.attempts.job_progress import find_checkpoint, scan_checkpoints
-from gpu_scheduler.core.model.attempt_status import Checkpoint
+from gpu_scheduler.core.model.job import Checkpoint
 from gpu_scheduler.core.model.job_spec import JobSpec
 from tests.progress.training import spec, trainer_checkpoint, zip_checkpoint
 

@@ -10,7 +10,7 @@ import pytest
 
 from gpu_scheduler.attempts.job_progress import SCAN_INTERVAL_S, ProgressReader, ProgressSource
 from gpu_scheduler.core.explain.eta import JobProgress
-from gpu_scheduler.core.model.attempt_status import Checkpoint, ProgressUnit
+from gpu_scheduler.core.model.job import Checkpoint, ProgressUnit
 from tests.core.training_logs import tqdm
 from tests.progress.training import spec, trainer_checkpoint
 

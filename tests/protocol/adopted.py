@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from functools import cache
 
-from gpu_scheduler.core.model.attempt_status import AdoptedProcess
-from gpu_scheduler.core.model.job import Job
-from gpu_scheduler.core.model.units import Now
+from gpu_scheduler.core.model.job import AdoptedProcess, Job
+from gpu_scheduler.core.model.values import Now
 from gpu_scheduler.core.scheduling.adoption import watch_adopted
 from gpu_scheduler.core.scheduling.facts import Facts
 from gpu_scheduler.core.scheduling.needs import LlmConfig, ResourceSpec

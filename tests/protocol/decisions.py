@@ -12,10 +12,9 @@ from functools import cache
 from itertools import product
 from typing import NamedTuple
 
-from gpu_scheduler.core.model.attempt import ActiveAttempt
-from gpu_scheduler.core.model.attempt_status import AttemptResult, AttemptStatus, ClaimState, SavedWork
+from gpu_scheduler.core.model.job import ActiveAttempt, AttemptResult, AttemptStatus, ClaimState, SavedWork
 from gpu_scheduler.core.model.states import AttemptState
-from gpu_scheduler.core.model.units import Now
+from gpu_scheduler.core.model.values import Now
 from gpu_scheduler.core.scheduling.reconcile_attempt import (
     has_ended,
     needs_process_scan,

@@ -9,12 +9,10 @@ from __future__ import annotations
 from functools import cache
 from itertools import product
 
-from gpu_scheduler.core.model.attempt import ActiveAttempt, Observed
-from gpu_scheduler.core.model.attempt_status import AttemptStatus, StopRequest
-from gpu_scheduler.core.model.job import Job
+from gpu_scheduler.core.model.job import ActiveAttempt, AttemptStatus, Job, Observed, StopRequest
 from gpu_scheduler.core.model.request import Request
 from gpu_scheduler.core.model.states import AttemptState, JobState
-from gpu_scheduler.core.model.units import Now
+from gpu_scheduler.core.model.values import Now
 from gpu_scheduler.core.scheduling.facts import Facts
 from gpu_scheduler.core.scheduling.needs import LlmConfig
 from gpu_scheduler.core.scheduling.settings import Settings

@@ -19,7 +19,7 @@ from gpu_scheduler.attempts.folder import observe, prepare, request_stop
 from gpu_scheduler.attempts.local import DirectExecutor
 from gpu_scheduler.attempts.sweep import processes_of, sweep_once
 from gpu_scheduler.core.command.build import REPORT_START
-from gpu_scheduler.core.model.attempt_status import AttemptResult, AttemptStatus, OnTimeout, StopRequest
+from gpu_scheduler.core.model.job import AttemptResult, AttemptStatus, OnTimeout, StopRequest
 from gpu_scheduler.runner.folder import START, boot_id
 
 T = TypeVar("T")

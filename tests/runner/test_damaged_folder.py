@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpu_scheduler.attempts.folder import kill_runner, observe, request_stop
-from gpu_scheduler.core.model.attempt_status import AttemptStatus, RunnerIdentity, StopRequest
+from gpu_scheduler.core.model.job import AttemptStatus, RunnerIdentity, StopRequest
 from tests.runner.attempt import PreparedAttempt, wait_for
 from tests.runner.conftest import Make
 

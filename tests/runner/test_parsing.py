@@ -19,7 +19,7 @@ from gpu_scheduler.attempts.folder import (
     request_stop,
     wake_runner,
 )
-from gpu_scheduler.core.model.attempt_status import AttemptStatus, OnTimeout, StopRequest
+from gpu_scheduler.core.model.job import AttemptStatus, OnTimeout, StopRequest
 from gpu_scheduler.runner.folder import UnusableFile
 from gpu_scheduler.runner.spec import invalid_spec, read_spec
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from gpu_scheduler.attempts.folder import observe, request_stop, wake_runner
-from gpu_scheduler.core.model.attempt_status import OnTimeout, StopRequest
+from gpu_scheduler.core.model.job import OnTimeout, StopRequest
 from tests.runner.attempt import PreparedAttempt, patched, wait_for
 from tests.runner.conftest import Make
 

@@ -15,7 +15,7 @@ import pytest
 
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.model.job_spec import JobSpec
-from gpu_scheduler.core.model.units import Now
+from gpu_scheduler.core.model.values import Now
 from gpu_scheduler.daemon.daemon import BackupTimer
 from gpu_scheduler.daemon.restore import _newest_usable_backup
 from gpu_scheduler.errors import SchedulerError

@@ -9,14 +9,12 @@ from typing import Any
 import pytest
 
 from gpu_scheduler.config import StartOptions
-from gpu_scheduler.core.model.attempt import ActiveAttempt, Attempt
 from gpu_scheduler.core.model.gpu import GpuSample
-from gpu_scheduler.core.model.job import Job
+from gpu_scheduler.core.model.job import ActiveAttempt, Attempt, Job
 from gpu_scheduler.core.model.job_spec import JobSpec, Need
-from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
+from gpu_scheduler.core.model.reasons import ReasonKind, StateReason, WaitKind, WaitReason
 from gpu_scheduler.core.model.states import JobState, Outcome
-from gpu_scheduler.core.model.units import Now
-from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
+from gpu_scheduler.core.model.values import Now
 from gpu_scheduler.core.scheduling.needs import ResourceSpec, workload_class_of
 from gpu_scheduler.core.scheduling.reconcile_attempt import was_sent_sigkill
 from gpu_scheduler.core.scheduling.settings import Settings

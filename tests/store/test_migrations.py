@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.core.model.attempt import Allocation
+from gpu_scheduler.core.model.job import Allocation
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.errors import SchemaError, StoreNotFoundError
 from gpu_scheduler.store import database, scheduler_lock

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.core.model.attempt_status import AdoptedProcess
 from gpu_scheduler.core.model.gpu import LOST, GpuFault, GpuSample, Suspicion
+from gpu_scheduler.core.model.job import AdoptedProcess
 from gpu_scheduler.core.model.job_spec import Dependency, DependencyKind, JobSpec
-from gpu_scheduler.core.model.state_reason import FailureKind, ReasonKind, StateReason
+from gpu_scheduler.core.model.reasons import FailureKind, ReasonKind, StateReason
 from gpu_scheduler.core.model.states import JobState, Outcome
-from gpu_scheduler.core.model.units import Now
+from gpu_scheduler.core.model.values import Now
 from gpu_scheduler.core.scheduling import history
 from gpu_scheduler.core.scheduling.history import GpuTime, QueueStart
 from gpu_scheduler.core.scheduling.settings import Settings

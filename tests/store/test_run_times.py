@@ -11,10 +11,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpu_scheduler.core.model.attempt_status import AdoptedProcess, Checkpoint
+from gpu_scheduler.core.model.job import AdoptedProcess, Checkpoint
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.states import JobState, Outcome
-from gpu_scheduler.core.model.units import Now
+from gpu_scheduler.core.model.values import Now
 from gpu_scheduler.core.scheduling.needs import workload_class_of
 from gpu_scheduler.core.scheduling.run_times import RunTimes
 from gpu_scheduler.core.scheduling.settings import Settings

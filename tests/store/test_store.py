@@ -12,13 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.core.model.attempt_status import AdoptedProcess, Checkpoint, StopRequest
 from gpu_scheduler.core.model.gpu import FaultKind, GpuFault
+from gpu_scheduler.core.model.job import AdoptedProcess, Checkpoint, StopRequest
 from gpu_scheduler.core.model.job_spec import JobSpec
-from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
+from gpu_scheduler.core.model.reasons import ReasonKind, StateReason, WaitKind, WaitReason
 from gpu_scheduler.core.model.states import AttemptState, IllegalTransitionError, JobState, Outcome
-from gpu_scheduler.core.model.units import Now
-from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
+from gpu_scheduler.core.model.values import Now
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
 from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.errors import SchedulerError

@@ -7,14 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.core.model.attempt import ActiveAttempt
-from gpu_scheduler.core.model.attempt_status import StopRequest
 from gpu_scheduler.core.model.gpu import GpuSample
+from gpu_scheduler.core.model.job import ActiveAttempt, StopRequest
 from gpu_scheduler.core.model.job_spec import JobSpec
-from gpu_scheduler.core.model.request_answer import AnswerCode, RequestAnswer
+from gpu_scheduler.core.model.reasons import WaitKind, WaitReason
+from gpu_scheduler.core.model.request import AnswerCode, RequestAnswer
 from gpu_scheduler.core.model.states import JobState, Outcome
-from gpu_scheduler.core.model.units import Now
-from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
+from gpu_scheduler.core.model.values import Now
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.store import writer

@@ -16,7 +16,7 @@ from gpu_scheduler.core.model.job_spec import (
     ParentStatus,
     status_of,
 )
-from gpu_scheduler.core.model.request_answer import AnswerCode
+from gpu_scheduler.core.model.request import AnswerCode
 from gpu_scheduler.store.accepted_lines import load
 from gpu_scheduler.store.dependencies import dependencies_of, parents_of
 from gpu_scheduler.store.requests import request_answer

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from gpu_scheduler.core.model.job_spec import Dependency, DependencyKind, JobSpec
-from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
+from gpu_scheduler.core.model.reasons import ReasonKind, StateReason
 from gpu_scheduler.core.model.states import JobState, Outcome
-from gpu_scheduler.core.model.units import Now
+from gpu_scheduler.core.model.values import Now
 from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.store import Store

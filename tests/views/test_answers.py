@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_scheduler.app.control import Answer, AnswerKind
-from gpu_scheduler.core.model.request_answer import (
+from gpu_scheduler.core.model.request import (
     ACCEPTED_STATES,
     REFUSALS,
     AnswerCode,

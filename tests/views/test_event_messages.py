@@ -28,7 +28,7 @@ from gpu_scheduler.core.model.event import (
     Overuse,
 )
 from gpu_scheduler.core.model.job_spec import Need
-from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
+from gpu_scheduler.core.model.reasons import WaitKind, WaitReason
 from gpu_scheduler.views.event_messages import detail, format_seconds, message_of, to_json
 from tests.views.event_data import end, start
 

@@ -16,7 +16,7 @@ from gpu_scheduler.core.model.gpu import (
     GpuFault,
     GpuSample,
 )
-from gpu_scheduler.core.model.wait_reason import GpuObstacle, ObstacleKind
+from gpu_scheduler.core.model.reasons import GpuObstacle, ObstacleKind
 from gpu_scheduler.core.scheduling.gpu_choice import impossibility
 from gpu_scheduler.views.gpu_choice import (
     impossible_text,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpu_scheduler.core.model.attempt_status import Checkpoint
+from gpu_scheduler.core.model.job import Checkpoint
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.views.job_findings import queueing_command
 from tests.records import job_record

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpu_scheduler.app.preempt import PreemptEnd, PreemptReport
-from gpu_scheduler.core.model.attempt_status import Checkpoint
+from gpu_scheduler.core.model.job import Checkpoint
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.states import Outcome
 from gpu_scheduler.views.preempt import to_text

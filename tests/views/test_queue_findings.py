@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from gpu_scheduler.core.model.finding import Check
-from gpu_scheduler.core.model.wait_reason import GpuObstacle, ObstacleKind
+from gpu_scheduler.core.model.reasons import GpuObstacle, ObstacleKind
 from gpu_scheduler.core.scheduling.facts import QueuedJob, QueueReservation
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
 from gpu_scheduler.core.scheduling.queue_outlook import AwaitedEnd, EndBasis, QueueOutlook

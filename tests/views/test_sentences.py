@@ -16,10 +16,19 @@ from gpu_scheduler.app.line_note import LineNote, Note, NoteKind
 from gpu_scheduler.core.model.event import Event, EventKind
 from gpu_scheduler.core.model.gpu import FaultKind, GpuClaim, GpuFault, Suspicion
 from gpu_scheduler.core.model.job_spec import Need
-from gpu_scheduler.core.model.request_answer import ACCEPTED_STATES, AnswerCode, RequestAnswer, wrong_state
-from gpu_scheduler.core.model.state_reason import FailureKind, NextKind, NextStep, ReasonKind, StateReason
+from gpu_scheduler.core.model.reasons import (
+    FailureKind,
+    GpuObstacle,
+    NextKind,
+    NextStep,
+    ObstacleKind,
+    ReasonKind,
+    StateReason,
+    WaitKind,
+    WaitReason,
+)
+from gpu_scheduler.core.model.request import ACCEPTED_STATES, AnswerCode, RequestAnswer, wrong_state
 from gpu_scheduler.core.model.states import JobState, Outcome
-from gpu_scheduler.core.model.wait_reason import GpuObstacle, ObstacleKind, WaitKind, WaitReason
 from gpu_scheduler.views.answers import answer_text
 from gpu_scheduler.views.event_messages import detail, message_of
 from gpu_scheduler.views.gpu_text import obstacle_remedy, obstacle_text

@@ -14,11 +14,11 @@ from rich.cells import cell_len
 
 from gpu_scheduler.app.status_report import StatusReport
 from gpu_scheduler.core.explain.eta import JobProgress
-from gpu_scheduler.core.model.attempt_status import Checkpoint, Progress, ProgressUnit
 from gpu_scheduler.core.model.finding import HealthIssue
 from gpu_scheduler.core.model.gpu import LOST, FaultKind, GpuClaim, GpuFault
+from gpu_scheduler.core.model.job import Checkpoint, Progress, ProgressUnit
 from gpu_scheduler.core.model.job_spec import JobSpec, Need
-from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
+from gpu_scheduler.core.model.reasons import WaitKind, WaitReason
 from gpu_scheduler.store.jobs_files import JobsFileRecord, MalformedLineRecord
 from gpu_scheduler.views.layout import Viewport
 from gpu_scheduler.views.status_json import job_object, to_json

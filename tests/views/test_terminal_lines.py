@@ -10,7 +10,7 @@ import pytest
 
 from gpu_scheduler.core.model.event import Event
 from gpu_scheduler.core.model.job_spec import JobSpec, Need
-from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
+from gpu_scheduler.core.model.reasons import WaitKind, WaitReason
 from gpu_scheduler.views.event_messages import message_of
 from gpu_scheduler.views.layout import display_width
 from gpu_scheduler.views.terminal_lines import Terminal, format_event, format_message

@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from gpu_scheduler.core.model.gpu import LOST, UNLISTED, FaultKind, GpuFault
 from gpu_scheduler.core.model.job_spec import Need
-from gpu_scheduler.core.model.units import round_mib
-from gpu_scheduler.core.model.wait_reason import GpuObstacle, ObstacleKind, WaitKind, WaitReason
+from gpu_scheduler.core.model.reasons import GpuObstacle, ObstacleKind, WaitKind, WaitReason
+from gpu_scheduler.core.model.values import round_mib
 from gpu_scheduler.core.scheduling.placement import Ledger
 from gpu_scheduler.core.text.formatting import format_memory
 from gpu_scheduler.views.gpu_text import obstacle_remedy, obstacle_text

@@ -14,7 +14,7 @@ import pytest
 
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.app.store_access import ANSWER_TIMEOUT_S
-from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
+from gpu_scheduler.core.model.reasons import ReasonKind, StateReason
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.store.data_dir import DataDir, Host
 from gpu_scheduler.store.taken_items import TakenItem, add_item

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from msgspec import Struct
 
-from gpu_scheduler.core.model.attempt_status import Checkpoint, Progress
+from gpu_scheduler.core.model.job import Checkpoint, Progress
 
 #: A longer estimate, of more than ten years, says only that the job has hardly begun.
 _MAX_LEFT_S = 10 * 365 * 86400.0

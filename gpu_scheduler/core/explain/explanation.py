@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Literal
 
-from gpu_scheduler.core.model.attempt_status import AttemptResult, FailureContext
-from gpu_scheduler.core.model.state_reason import DEVICE_FAILURES, FailureKind, ReasonKind, StateReason
+from gpu_scheduler.core.model.job import AttemptResult, FailureContext
+from gpu_scheduler.core.model.reasons import DEVICE_FAILURES, FailureKind, ReasonKind, StateReason
 
 if TYPE_CHECKING:
     from gpu_scheduler.core.explain.log_end import LogEnd

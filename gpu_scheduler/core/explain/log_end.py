@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from gpu_scheduler.core.model.state_reason import FailureKind
+from gpu_scheduler.core.model.reasons import FailureKind
 from gpu_scheduler.core.text.job_output import ESCAPE
 
 # Patterns for log lines: errors of programs, and the words around a report of exhausted GPU memory.

@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 from gpu_scheduler.core.explain.eta import FIRST_READINGS
 from gpu_scheduler.core.explain.run_options import RunOptions
-from gpu_scheduler.core.model.attempt_status import Progress, ProgressUnit
+from gpu_scheduler.core.model.job import Progress, ProgressUnit
 from gpu_scheduler.core.text.job_output import ESCAPE
 
 # Values for what a line of a log says about progress.

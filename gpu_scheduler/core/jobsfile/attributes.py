@@ -16,7 +16,7 @@ from msgspec import Struct
 from gpu_scheduler.core.model import job_spec
 from gpu_scheduler.core.model.gpu import format_gpu_list, parse_gpu_list
 from gpu_scheduler.core.model.job_spec import STOP_SIGNALS, parse_priority
-from gpu_scheduler.core.model.units import (
+from gpu_scheduler.core.model.values import (
     WHOLE,
     format_mib,
     format_seconds,

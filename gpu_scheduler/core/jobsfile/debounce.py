@@ -18,8 +18,8 @@ from gpu_scheduler.core.jobsfile.diff import AcceptedLines, LinePairs, find_typo
 from gpu_scheduler.core.jobsfile.job_line import Malformed, looks_like_csv
 from gpu_scheduler.core.jobsfile.reading import Line, Reading, line_from_result
 from gpu_scheduler.core.model.job import Job
+from gpu_scheduler.core.model.reasons import WaitKind, WaitReason
 from gpu_scheduler.core.model.states import ACTIVE
-from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 
 # Detects a torn append: a second line that was appended to a last line without a line ending.
 #

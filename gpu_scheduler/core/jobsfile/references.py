@@ -16,7 +16,7 @@ from msgspec import Struct, field
 
 from gpu_scheduler.core.jobsfile.reading import Line, Reading
 from gpu_scheduler.core.model import job_spec
-from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
+from gpu_scheduler.core.model.reasons import WaitKind, WaitReason
 
 # Finds the nodes of a graph that wait for themselves.
 

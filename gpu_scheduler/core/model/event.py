@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from msgspec import Struct, field
 from msgspec.structs import asdict
 
-from gpu_scheduler.core.model.state_reason import StateReason
-from gpu_scheduler.core.model.stored_value import Code
-from gpu_scheduler.core.model.wait_reason import WaitReason
+from gpu_scheduler.core.model.reasons import StateReason, WaitReason
+from gpu_scheduler.core.model.values import Code
 
 if TYPE_CHECKING:
     from gpu_scheduler.core.model.request import PauseCause

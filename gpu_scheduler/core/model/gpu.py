@@ -9,14 +9,12 @@ from functools import lru_cache
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gpu_scheduler.core.model.stored_value import Code, StoredValue
+from gpu_scheduler.core.model.values import MAX_MIB, Code, StoredValue
 
 #: Prefix of the identity of a GPU whose UUID was never read; the GPU's index follows it.
 UNKNOWN_UUID_PREFIX = "unknown-"
 #: Prefix of the identity of a simulated GPU; the GPU's index follows it.
 SIMULATED_UUID_PREFIX = "SIM-"
-#: Upper bound of plausible GPU memory: 1 PiB, in MiB.
-MAX_MIB = 1 << 30
 #: Number of samples over which loads are averaged.
 LOAD_SAMPLES = 3
 #: Seconds until a job may try a suspect GPU again. They double with each job that fails then.

@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple
 from msgspec import Struct
 
 from gpu_scheduler.core.model.states import JobState, Outcome
-from gpu_scheduler.core.model.stored_value import StoredValue
+from gpu_scheduler.core.model.values import StoredValue
 from gpu_scheduler.core.text.quoting import mask_quoted, split_words
 
 Kind = Literal["csv", "command"]

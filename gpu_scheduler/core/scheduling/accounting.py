@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Literal
 
 from msgspec import Struct
 
-from gpu_scheduler.core.model.attempt import Allocation
-from gpu_scheduler.core.model.units import WHOLE
+from gpu_scheduler.core.model.job import Allocation
+from gpu_scheduler.core.model.values import WHOLE
 
 if TYPE_CHECKING:
     from gpu_scheduler.core.model.job_spec import Need

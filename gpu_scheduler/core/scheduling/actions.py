@@ -11,18 +11,16 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gpu_scheduler.core.model.attempt import ActiveAttempt, Allocation
 from gpu_scheduler.core.model.gpu import Gpu
-from gpu_scheduler.core.model.job import Job
-from gpu_scheduler.core.model.state_reason import StateReason
+from gpu_scheduler.core.model.job import ActiveAttempt, Allocation, Job
+from gpu_scheduler.core.model.reasons import StateReason
 from gpu_scheduler.core.model.states import AttemptState, check_transition
 
 if TYPE_CHECKING:
-    from gpu_scheduler.core.model.attempt_status import AdoptedProcess, StopRequest
+    from gpu_scheduler.core.model.job import AdoptedProcess, StopRequest
     from gpu_scheduler.core.model.job_spec import Dependency, DependencyKind
-    from gpu_scheduler.core.model.request import PauseCause
-    from gpu_scheduler.core.model.request_answer import RequestAnswer
-    from gpu_scheduler.core.model.wait_reason import WaitReason
+    from gpu_scheduler.core.model.reasons import WaitReason
+    from gpu_scheduler.core.model.request import PauseCause, RequestAnswer
 
 
 class Action(Struct, frozen=True):

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from gpu_scheduler.core.model.attempt import ActiveAttempt
-from gpu_scheduler.core.model.attempt_status import AdoptedProcess
 from gpu_scheduler.core.model.gpu import Gpu
-from gpu_scheduler.core.model.job import Job
-from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
+from gpu_scheduler.core.model.job import ActiveAttempt, AdoptedProcess, Job
+from gpu_scheduler.core.model.reasons import ReasonKind, StateReason
 from gpu_scheduler.core.model.states import AttemptState, Outcome
-from gpu_scheduler.core.model.units import Now
+from gpu_scheduler.core.model.values import Now
 from gpu_scheduler.core.scheduling.actions import Action, JobChanged, Start
 from gpu_scheduler.core.scheduling.attempt_end import outcome_of
 from gpu_scheduler.core.scheduling.facts import Facts

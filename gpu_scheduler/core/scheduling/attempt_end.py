@@ -8,12 +8,10 @@ from msgspec.structs import replace
 
 from gpu_scheduler.core.command.shell_words import stands_in
 from gpu_scheduler.core.explain.explanation import explain_failure, explain_launch_failure
-from gpu_scheduler.core.model.attempt import ActiveAttempt
-from gpu_scheduler.core.model.attempt_status import AttemptResult, Checkpoint, StopRequest
-from gpu_scheduler.core.model.job import Job
-from gpu_scheduler.core.model.state_reason import FailureKind, NextKind, NextStep, ReasonKind, StateReason
+from gpu_scheduler.core.model.job import ActiveAttempt, AttemptResult, Checkpoint, Job, StopRequest
+from gpu_scheduler.core.model.reasons import FailureKind, NextKind, NextStep, ReasonKind, StateReason
 from gpu_scheduler.core.model.states import AttemptState, JobState, Outcome
-from gpu_scheduler.core.model.units import Now
+from gpu_scheduler.core.model.values import Now
 from gpu_scheduler.core.scheduling.actions import JobChanged
 from gpu_scheduler.core.scheduling.facts import Facts
 from gpu_scheduler.core.scheduling.retry import GpuInventory, decide_retry

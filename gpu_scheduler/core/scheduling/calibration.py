@@ -13,8 +13,7 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gpu_scheduler.core.model.stored_value import Code
-from gpu_scheduler.core.model.units import WHOLE, format_mib, parse_share
+from gpu_scheduler.core.model.values import WHOLE, Code, format_mib, parse_share
 from gpu_scheduler.core.scheduling.accounting import with_spike_buffer
 from gpu_scheduler.core.scheduling.needs import LlmConfig, WorkloadClass
 from gpu_scheduler.core.scheduling.run_times import MIN_RUNS, ClassRunTimes, RunTimes, upper_quantile

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from gpu_scheduler.core.model.job_spec import COMPLETED_OUTCOMES
+from gpu_scheduler.core.model.reasons import WaitKind, WaitReason
 from gpu_scheduler.core.model.states import JobState, Outcome
-from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.core.scheduling.accounting import could_fit
 from gpu_scheduler.core.scheduling.facts import Facts
 from gpu_scheduler.core.scheduling.needs import ResourceSpec

@@ -7,12 +7,11 @@ from functools import cached_property
 
 from msgspec import Struct, field
 
-from gpu_scheduler.core.model.attempt import ActiveAttempt
 from gpu_scheduler.core.model.gpu import Gpu
-from gpu_scheduler.core.model.job import Job
+from gpu_scheduler.core.model.job import ActiveAttempt, Job
+from gpu_scheduler.core.model.reasons import WaitReason
 from gpu_scheduler.core.model.request import Request
-from gpu_scheduler.core.model.units import Now
-from gpu_scheduler.core.model.wait_reason import WaitReason
+from gpu_scheduler.core.model.values import Now
 from gpu_scheduler.core.scheduling.history import GpuHistory, GpuTime, Overtakes
 from gpu_scheduler.core.scheduling.needs import LlmConfig, ResourceSpec
 from gpu_scheduler.core.scheduling.run_times import RunTimeEstimates, RunTimeKey, RunTimes

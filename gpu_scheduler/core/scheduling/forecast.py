@@ -16,13 +16,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from gpu_scheduler.core.model.attempt import ActiveAttempt, Observed
-from gpu_scheduler.core.model.attempt_status import AttemptStatus
 from gpu_scheduler.core.model.gpu import Gpu
-from gpu_scheduler.core.model.job import Job
+from gpu_scheduler.core.model.job import ActiveAttempt, AttemptStatus, Job, Observed
+from gpu_scheduler.core.model.reasons import WaitReason
 from gpu_scheduler.core.model.states import AttemptState
-from gpu_scheduler.core.model.units import Now
-from gpu_scheduler.core.model.wait_reason import WaitReason
+from gpu_scheduler.core.model.values import Now
 from gpu_scheduler.core.scheduling.actions import (
     Action,
     DropReservation,

@@ -14,7 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gpu_scheduler.core.model.gpu import ClaimedGpu, GpuCriteria, GpuSample
-from gpu_scheduler.core.model.wait_reason import GpuObstacle, ObstacleKind
+from gpu_scheduler.core.model.reasons import GpuObstacle, ObstacleKind
 
 
 class GpuChoice(Struct, frozen=True):

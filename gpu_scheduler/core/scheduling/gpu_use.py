@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from gpu_scheduler.core.model.attempt import ActiveAttempt, Allocation
 from gpu_scheduler.core.model.gpu import LOAD_SAMPLES, Gpu, GpuProcess
+from gpu_scheduler.core.model.job import ActiveAttempt, Allocation
+from gpu_scheduler.core.model.reasons import GpuObstacle, ObstacleKind
 from gpu_scheduler.core.model.states import AttemptState
-from gpu_scheduler.core.model.wait_reason import GpuObstacle, ObstacleKind
 from gpu_scheduler.core.scheduling.accounting import (
     DRIVER_MIB,
     allocated_mib,

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from gpu_scheduler.core.explain.explanation import blamed_gpus
-from gpu_scheduler.core.model.state_reason import DEVICE_FAILURES, StateReason
+from gpu_scheduler.core.model.reasons import DEVICE_FAILURES, StateReason
 
 #: Seconds by which a job must have been submitted later to count.
 LATE_S = 3600.0

@@ -17,12 +17,12 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from gpu_scheduler.core.model.job_spec import Need, group_of
-from gpu_scheduler.core.model.units import WHOLE, parse_mib, parse_share
+from gpu_scheduler.core.model.values import WHOLE, parse_mib, parse_share
 from gpu_scheduler.core.scheduling.accounting import with_spike_buffer
 from gpu_scheduler.core.text import strict_json
 
 if TYPE_CHECKING:
-    from gpu_scheduler.core.model.attempt import ActiveAttempt
+    from gpu_scheduler.core.model.job import ActiveAttempt
     from gpu_scheduler.core.model.job_spec import JobSpec
 
 

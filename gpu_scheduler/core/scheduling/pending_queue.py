@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from gpu_scheduler.core.model.gpu import Gpu
 from gpu_scheduler.core.model.job_spec import Need
-from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
+from gpu_scheduler.core.model.reasons import WaitKind, WaitReason
 from gpu_scheduler.core.scheduling.accounting import claim_size, could_fit
 from gpu_scheduler.core.scheduling.facts import Facts, PendingGroup, QueuedJob
 from gpu_scheduler.core.scheduling.needs import ResourceSpec, resolve, resources_of

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from gpu_scheduler.core.model.attempt import Allocation
 from gpu_scheduler.core.model.gpu import GpuClaim
-from gpu_scheduler.core.model.units import MAX_MIB, WHOLE, round_mib
-from gpu_scheduler.core.model.wait_reason import GpuObstacle, ObstacleKind, WaitKind, WaitReason
+from gpu_scheduler.core.model.job import Allocation
+from gpu_scheduler.core.model.reasons import GpuObstacle, ObstacleKind, WaitKind, WaitReason
+from gpu_scheduler.core.model.values import MAX_MIB, WHOLE, round_mib
 from gpu_scheduler.core.scheduling.accounting import (
     allocated_mib,
     allocated_share,

@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from msgspec.structs import replace
 
-from gpu_scheduler.core.model.attempt import ActiveAttempt
+from gpu_scheduler.core.model.job import ActiveAttempt
 from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.scheduling import requests
 from gpu_scheduler.core.scheduling.actions import (

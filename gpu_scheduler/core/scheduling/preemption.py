@@ -16,11 +16,10 @@ from math import comb
 
 from msgspec import Struct
 
-from gpu_scheduler.core.model.attempt import ActiveAttempt
-from gpu_scheduler.core.model.attempt_status import StopRequest
+from gpu_scheduler.core.model.job import ActiveAttempt, StopRequest
 from gpu_scheduler.core.model.job_spec import Need
 from gpu_scheduler.core.model.states import AttemptState, JobState
-from gpu_scheduler.core.model.units import Now
+from gpu_scheduler.core.model.values import Now
 from gpu_scheduler.core.scheduling.actions import Action, Reserve, stopped
 from gpu_scheduler.core.scheduling.facts import Facts, QueuedJob
 from gpu_scheduler.core.scheduling.needs import ResourceSpec

@@ -6,9 +6,9 @@ from enum import Enum
 
 from msgspec import Struct
 
-from gpu_scheduler.core.model.attempt import ActiveAttempt
+from gpu_scheduler.core.model.job import ActiveAttempt
 from gpu_scheduler.core.model.job_spec import Need
-from gpu_scheduler.core.model.wait_reason import WaitReason
+from gpu_scheduler.core.model.reasons import WaitReason
 from gpu_scheduler.core.scheduling.facts import Facts, QueuedJob, QueueReservation
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
 from gpu_scheduler.core.scheduling.pending_queue import GroupLimits, need_of, queue_key

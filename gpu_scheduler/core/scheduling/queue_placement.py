@@ -17,7 +17,7 @@ from heapq import heappop, heappush
 from msgspec.structs import replace
 
 from gpu_scheduler.core.model.job_spec import Need
-from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
+from gpu_scheduler.core.model.reasons import WaitKind, WaitReason
 from gpu_scheduler.core.scheduling.actions import (
     Action,
     DropReservation,

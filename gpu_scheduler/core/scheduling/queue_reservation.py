@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
-from gpu_scheduler.core.model.attempt import ActiveAttempt
 from gpu_scheduler.core.model.gpu import Gpu
+from gpu_scheduler.core.model.job import ActiveAttempt
 from gpu_scheduler.core.model.job_spec import Need
-from gpu_scheduler.core.model.units import WHOLE
+from gpu_scheduler.core.model.values import WHOLE
 from gpu_scheduler.core.scheduling.accounting import allocated_share
 from gpu_scheduler.core.scheduling.actions import Action, RecordGpuTime
 from gpu_scheduler.core.scheduling.facts import Facts

@@ -11,11 +11,10 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from gpu_scheduler.core.model.attempt import ActiveAttempt
-from gpu_scheduler.core.model.attempt_status import StopRequest
-from gpu_scheduler.core.model.state_reason import NextKind, NextStep, ReasonKind, StateReason
+from gpu_scheduler.core.model.job import ActiveAttempt, StopRequest
+from gpu_scheduler.core.model.reasons import NextKind, NextStep, ReasonKind, StateReason
 from gpu_scheduler.core.model.states import AttemptState, JobState, Outcome
-from gpu_scheduler.core.model.units import Now
+from gpu_scheduler.core.model.values import Now
 from gpu_scheduler.core.scheduling.accounting import DRIVER_MIB
 from gpu_scheduler.core.scheduling.actions import (
     Action,

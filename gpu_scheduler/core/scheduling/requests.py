@@ -15,24 +15,22 @@ from gpu_scheduler.core.jobsfile.attributes import (
     is_unset,
     key_of,
 )
-from gpu_scheduler.core.model.attempt import ActiveAttempt
-from gpu_scheduler.core.model.attempt_status import Checkpoint, StopRequest
 from gpu_scheduler.core.model.gpu import Gpu
-from gpu_scheduler.core.model.job import Job
+from gpu_scheduler.core.model.job import ActiveAttempt, Checkpoint, Job, StopRequest
 from gpu_scheduler.core.model.job_spec import REFERENCES, Dependency
-from gpu_scheduler.core.model.request import QUEUEING, Request
-from gpu_scheduler.core.model.request_answer import (
+from gpu_scheduler.core.model.reasons import ReasonKind, StateReason, WaitKind, WaitReason
+from gpu_scheduler.core.model.request import (
+    QUEUEING,
     AnswerCode,
+    Request,
     RequestAnswer,
     not_interrupted,
     refusal_to_resume,
     unfinished_work,
     wrong_state,
 )
-from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
 from gpu_scheduler.core.model.states import ACTIVE, JobState, Outcome
-from gpu_scheduler.core.model.units import Now
-from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
+from gpu_scheduler.core.model.values import Now
 from gpu_scheduler.core.scheduling.actions import (
     Action,
     AnswerRequest,

@@ -13,10 +13,16 @@ from collections.abc import Mapping, Sequence
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from gpu_scheduler.core.model.attempt import ActiveAttempt, Allocation
+from gpu_scheduler.core.model.job import ActiveAttempt, Allocation
 from gpu_scheduler.core.model.job_spec import Need
-from gpu_scheduler.core.model.state_reason import FailureKind, NextKind, NextStep
-from gpu_scheduler.core.model.wait_reason import GpuObstacle, ObstacleKind, WaitReason
+from gpu_scheduler.core.model.reasons import (
+    FailureKind,
+    GpuObstacle,
+    NextKind,
+    NextStep,
+    ObstacleKind,
+    WaitReason,
+)
 from gpu_scheduler.core.scheduling.accounting import allocated_mib
 from gpu_scheduler.core.scheduling.facts import Facts, QueuedJob
 from gpu_scheduler.core.scheduling.placement import Ledger, place

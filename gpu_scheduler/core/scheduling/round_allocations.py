@@ -19,7 +19,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gpu_scheduler.core.model.job_spec import Need
-from gpu_scheduler.core.model.wait_reason import GpuObstacle, ObstacleKind, WaitReason
+from gpu_scheduler.core.model.reasons import GpuObstacle, ObstacleKind, WaitReason
 from gpu_scheduler.core.scheduling.actions import Start
 from gpu_scheduler.core.scheduling.adoption import unwatched_attempts
 from gpu_scheduler.core.scheduling.facts import Facts

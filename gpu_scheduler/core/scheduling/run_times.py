@@ -14,7 +14,7 @@ from typing import Protocol
 
 from msgspec import Struct, field
 
-from gpu_scheduler.core.model.attempt import ActiveAttempt
+from gpu_scheduler.core.model.job import ActiveAttempt
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.scheduling.needs import workload_class_of
 

@@ -15,7 +15,6 @@ from msgspec.structs import replace
 
 from gpu_scheduler.core.model.gpu import (
     LOST,
-    MAX_MIB,
     MIG_MODE,
     PROHIBITED,
     UNKNOWN_UUID_PREFIX,
@@ -25,6 +24,7 @@ from gpu_scheduler.core.model.gpu import (
     GpuSample,
     without_impossible_values,
 )
+from gpu_scheduler.core.model.values import MAX_MIB
 from gpu_scheduler.gpus.probes import DRIVER_REMEDY, REBOOT_REMEDY, ProbeError, printable, with_machine_memory
 
 MIB = 1 << 20
