@@ -16,6 +16,6 @@
     stop.stop, calibrate.calibrate, doctor.doctor
 
 Most functions take a `Location`. They take typed arguments and return frozen values. These may contain
-secrets, which are hidden where they are shown (`core.text.secrets`). They raise the errors of
+secrets, which are hidden where they are shown (`core.text.formatting`). They raise the errors of
 `gpu_scheduler.errors`. No function parses a command line, reads standard streams or prints.
 """

@@ -28,9 +28,8 @@ from gpu_scheduler.app.submit import NewJob, Submission, check_job, insert_new, 
 from gpu_scheduler.core.jobsfile.attributes import MAX_RETRIES
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.reasons import ReasonKind, StateReason
-from gpu_scheduler.core.text import strict_json
 from gpu_scheduler.core.text.formatting import count_noun
-from gpu_scheduler.core.text.quoting import split_words
+from gpu_scheduler.core.text.parsing import parse_json, split_words
 from gpu_scheduler.errors import UsageError
 from gpu_scheduler.system import safe_file
 from gpu_scheduler.system.safe_file import FileProblem
@@ -198,7 +197,7 @@ def parse_queue(data: bytes) -> tuple[list[Entry], list[str]]:
 
     A job with a problem is left out. Raises ValueError if the text is not a queue.
     """
-    value = strict_json.parse(strict_json.decode(data))
+    value = parse_json(data)
     jobs = value.get("jobs") if isinstance(value, dict) else None
     if not isinstance(jobs, list):
         raise ValueError('not a queue, which is an object with a list of jobs: {"jobs": […]}')

@@ -38,8 +38,7 @@ from gpu_scheduler.core.explain.run_options import (
 )
 from gpu_scheduler.core.model.job import Checkpoint, Progress, ProgressUnit
 from gpu_scheduler.core.model.job_spec import JobSpec
-from gpu_scheduler.core.text.quoting import mark_expansions
-from gpu_scheduler.core.text.strict_json import decode, parse
+from gpu_scheduler.core.text.parsing import mark_expansions, parse_json
 
 # Finds the checkpoints of a job in its output folder, and those that match its attribute `checkpoints`.
 #
@@ -364,7 +363,7 @@ def first_report(path: str, reported: ReportedProgress) -> ReportedProgress:
 
 def _object(line: bytes) -> dict[str, Any] | None:
     try:
-        value = parse(decode(line.strip()))
+        value = parse_json(line.strip())
     except ValueError:
         return None
     return value if isinstance(value, dict) else None

@@ -92,7 +92,7 @@ def redis_queue(options: Namespace) -> int:
         if options.action == "accept-loss":
             print_done(queue.accept_loss())
         elif options.action is None:
-            from gpu_scheduler.core.text.secrets import masked_json
+            from gpu_scheduler.core.text.formatting import masked_json
 
             found = queue.listing()
             print(masked_json(found, 2) if options.json else _text(found))

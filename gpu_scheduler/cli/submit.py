@@ -15,8 +15,7 @@ from gpu_scheduler.cli.program import location_of, print_done, print_message
 from gpu_scheduler.cli.request_commands import MAX_LINES
 from gpu_scheduler.config import JOBS_FILE, STATE_FILE
 from gpu_scheduler.core.model.gpu import format_ranges
-from gpu_scheduler.core.text.formatting import count_noun, safe_text
-from gpu_scheduler.core.text.secrets import masked_json
+from gpu_scheduler.core.text.formatting import count_noun, masked_json, safe_text
 from gpu_scheduler.errors import UsageError
 from gpu_scheduler.system.deadline import interrupts_deferred
 from gpu_scheduler.views.answers import option_text

@@ -16,7 +16,7 @@ from urllib.parse import quote, urlencode, urlsplit
 from urllib.request import ProxyHandler, Request, build_opener
 
 from gpu_scheduler.app.location import Location
-from gpu_scheduler.core.text.secrets import masked, masked_json
+from gpu_scheduler.core.text.formatting import masked, masked_json
 from gpu_scheduler.errors import ClientError, SchedulerError
 from gpu_scheduler.views.event_messages import to_json
 from gpu_scheduler.web import operations

@@ -19,7 +19,7 @@ from gpu_scheduler.core.jobsfile.attributes import find_block_end
 from gpu_scheduler.core.jobsfile.job_line import Malformed, looks_like_csv
 from gpu_scheduler.core.jobsfile.line_warnings import JobShell
 from gpu_scheduler.core.jobsfile.shell_syntax import SUBSCRIPT
-from gpu_scheduler.core.text.quoting import mask_quoted
+from gpu_scheduler.core.text.parsing import mask_quoted
 from gpu_scheduler.system.shortages import reraise_shortage
 
 #: Timeout of one check, in seconds. If bash does not finish in time, the command is not rejected.

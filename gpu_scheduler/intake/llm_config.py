@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from gpu_scheduler.config import LLM_CONFIG, StartOptions
 from gpu_scheduler.core.scheduling.needs import LlmConfig, parse_llm_config
-from gpu_scheduler.core.text import strict_json
+from gpu_scheduler.core.text.parsing import decode_text, parse_json
 from gpu_scheduler.errors import UsageError
 from gpu_scheduler.system import safe_file
 from gpu_scheduler.system.safe_file import Content, FileProblem, ProblemKind, file_version
@@ -56,7 +56,7 @@ class LlmConfigFile:
             return False
         self._last_version, self._problem = file_version(found.status), None
         try:
-            config = parse_llm_config(strict_json.decode(found.data))
+            config = parse_llm_config(decode_text(found.data))
         except ValueError as error:
             log.error("%s: %s; the last valid version remains in use", self.path, error)
             return False
@@ -97,12 +97,12 @@ class LlmConfigText(Struct, frozen=True):
         if isinstance(found, FileProblem) and found.kind is ProblemKind.MISSING and not must_exist:
             return cls(real, "{}", LlmConfig())
         content, config = _validate(path, found)
-        return cls(real, strict_json.decode(content.data), config)
+        return cls(real, decode_text(content.data), config)
 
     @property
     def models(self) -> Mapping[str, Any]:
         """The models' entries, exactly as in the file."""
-        models: Mapping[str, Any] = strict_json.parse(self.text).get("models", {})
+        models: Mapping[str, Any] = parse_json(self.text).get("models", {})
         return models
 
 
@@ -113,7 +113,7 @@ def _validate(shown: str, found: Content | FileProblem) -> tuple[Content, LlmCon
             f"{shown} {found.description}; {found.remedy or 'name a JSON file that you can read'}"
         )
     try:
-        return found, parse_llm_config(strict_json.decode(found.data))
+        return found, parse_llm_config(decode_text(found.data))
     except ValueError as error:
         raise UsageError(
             f"{shown}: {error}; correct the file, because the needs of jobs are never guessed"

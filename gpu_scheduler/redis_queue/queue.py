@@ -17,7 +17,7 @@ from msgspec import Struct
 from msgspec.structs import asdict
 
 from gpu_scheduler.config import REDIS_URL_VARIABLE
-from gpu_scheduler.core.text.secrets import HIDDEN, hidden_password
+from gpu_scheduler.core.text.formatting import HIDDEN, hidden_password
 from gpu_scheduler.errors import NoSuchJobError, SchedulerError, UsageError, missing_package
 from gpu_scheduler.redis_queue import scripts
 from gpu_scheduler.redis_queue.records import (

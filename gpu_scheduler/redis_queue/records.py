@@ -13,7 +13,7 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import asdict, replace
 
-from gpu_scheduler.core.text import strict_json
+from gpu_scheduler.core.text.parsing import parse_json
 
 STATUSES = ("queued", "running", "completed", "failed")
 #: Longest accepted record in bytes.
@@ -125,7 +125,7 @@ def _object(text: bytes, what: str) -> dict[str, Any]:
     if len(text) > MAX_BYTES:
         raise RecordError(f"{what} is larger than {MAX_BYTES} bytes")
     try:
-        values = strict_json.parse(text.decode("utf-8"))
+        values = parse_json(text.decode("utf-8"))
         json.dumps(values, ensure_ascii=False).encode("utf-8")
     except UnicodeEncodeError:
         raise RecordError("the record has a text that is no UTF-8") from None

@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from gpu_scheduler.core.model.job import AdoptedProcess, Allocation, Attempt, Job
 from gpu_scheduler.core.model.job_spec import JobSpec
-from gpu_scheduler.core.text import strict_json
+from gpu_scheduler.core.text.parsing import parse_json
 from gpu_scheduler.store.data_dir import ATTEMPT_FOLDER_NAME, JOB_FOLDER_NAME, DataDir
 from gpu_scheduler.system.safe_file import read_json_bytes
 
@@ -187,7 +187,7 @@ def _valid_token(folder: AttemptFolder, content: Any) -> str | None:
 def _read_json(path: Path) -> Any:
     """Returns the content of a JSON file, or None if the file is unreadable or invalid."""
     try:
-        return strict_json.parse(strict_json.decode(read_json_bytes(path, trust=True)))
+        return parse_json(read_json_bytes(path, trust=True))
     except (OSError, ValueError):
         return None
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 from msgspec.structs import asdict
 
-from gpu_scheduler.core.text import strict_json
+from gpu_scheduler.core.text.parsing import parse_json
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.system import safe_file
 from gpu_scheduler.system.filesystem import is_shared, kind_of
@@ -252,7 +252,7 @@ def _machine_digest() -> str | None:
 
 def parse_host_file(path: Path) -> Host:
     """Returns the host that a file names. Raises OSError, and ValueError if the file does not name a host."""
-    value = strict_json.parse(strict_json.decode(read_json_bytes(path, trust=True)))
+    value = parse_json(read_json_bytes(path, trust=True))
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         raise ValueError("the file does not name a host")
     more = [value.get("machine"), value.get("data_dir")]

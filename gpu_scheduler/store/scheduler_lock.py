@@ -21,7 +21,7 @@ from pathlib import Path
 
 from msgspec.structs import asdict
 
-from gpu_scheduler.core.text import strict_json
+from gpu_scheduler.core.text.parsing import parse_json
 from gpu_scheduler.errors import NotOwnerError, SchedulerError
 from gpu_scheduler.runner.record_lock import conflicting_lock, try_lock
 from gpu_scheduler.store import data_dir as permissions
@@ -358,7 +358,7 @@ def _entries() -> Iterator[tuple[str, str, Path]]:
         if isinstance(content, FileProblem) or content.status.st_uid != os.geteuid():
             continue
         try:
-            value = strict_json.parse(strict_json.decode(content.data))
+            value = parse_json(content.data)
             if Host(str(value["name"]), value["machine"]).is_same_machine(here):
                 yield str(value["state_file"]), str(value["data_dir"]), path
         except (ValueError, LookupError, TypeError):

@@ -15,7 +15,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from gpu_scheduler.core.text import strict_json
+from gpu_scheduler.core.text.parsing import parse_json
 from gpu_scheduler.system.safe_file import (
     ProblemKind,
     check_status,
@@ -36,7 +36,7 @@ def digest(content: bytes) -> str:
 
 def parse(content: bytes) -> dict[str, Any]:
     """Returns the object in the file, with paused GPUs as integers. Raises ValueError with the problem."""
-    raw = strict_json.parse(strict_json.decode(content))
+    raw = parse_json(content)
     if not isinstance(raw, dict):
         raise ValueError("it is not a JSON object")
     for part in (raw, raw.get("_scheduler", {})):

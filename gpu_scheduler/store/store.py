@@ -313,7 +313,7 @@ def insert_dependencies(db: sqlite3.Connection, job_id: int, wanted: Iterable[De
 def _shown_redis(options: StartOptions) -> dict[str, str]:
     if options.redis is None:
         return {}
-    from gpu_scheduler.core.text.secrets import hidden_password
+    from gpu_scheduler.core.text.formatting import hidden_password
 
     return {"redis": hidden_password(options.redis)}
 

@@ -15,8 +15,7 @@ from gpu_scheduler.core.scheduling.calibration import (
     suggested_entries,
 )
 from gpu_scheduler.core.scheduling.run_times import MIN_RUNS
-from gpu_scheduler.core.text.formatting import count_noun, format_duration, safe_text
-from gpu_scheduler.core.text.secrets import masked_json, picked
+from gpu_scheduler.core.text.formatting import count_noun, format_duration, masked_json, picked, safe_text
 from gpu_scheduler.views.layout import Cell, Column, TableRow, render_table
 
 if TYPE_CHECKING:

@@ -32,8 +32,14 @@ from gpu_scheduler.core.model.gpu import Suspicion
 from gpu_scheduler.core.model.reasons import ReasonKind, StateReason, WaitReason
 from gpu_scheduler.core.model.values import WHOLE, format_share, share_text
 from gpu_scheduler.core.scheduling.accounting import DeclarationAccuracy, judge_declaration
-from gpu_scheduler.core.text.formatting import count_noun, format_gpus, format_jobs, safe_text, times_text
-from gpu_scheduler.core.text.secrets import masked_json
+from gpu_scheduler.core.text.formatting import (
+    count_noun,
+    format_gpus,
+    format_jobs,
+    masked_json,
+    safe_text,
+    times_text,
+)
 from gpu_scheduler.views.job_text import declared_text, misplaced_process_text, origin_text, reason_text
 from gpu_scheduler.views.wait_text import infeasibility_text, own_reservation_text, stop_cause_text, wait_text
 

@@ -14,9 +14,10 @@ from gpu_scheduler.core.text.formatting import (
     format_elapsed,
     format_eta,
     format_jobs,
+    masked_json,
+    picked,
     safe_text,
 )
-from gpu_scheduler.core.text.secrets import masked_json, picked
 from gpu_scheduler.views.job_text import finish_text, percent_text, progress_object, short_text
 from gpu_scheduler.views.layout import Cell, Column, TableRow, render_table, wrap_text
 from gpu_scheduler.views.tables import title

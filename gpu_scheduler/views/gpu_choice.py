@@ -10,8 +10,7 @@ from gpu_scheduler.app.claim_gpus import FoundGpus, Impossible, NotExecuted, Not
 from gpu_scheduler.core.model.gpu import ClaimedGpu, GpuClaim, format_gpu_list
 from gpu_scheduler.core.model.reasons import GpuObstacle, ObstacleKind
 from gpu_scheduler.core.scheduling.gpu_choice import Impossibility, ImpossibilityKind
-from gpu_scheduler.core.text.formatting import count_noun, safe_text
-from gpu_scheduler.core.text.secrets import masked_json, picked
+from gpu_scheduler.core.text.formatting import count_noun, masked_json, picked, safe_text
 from gpu_scheduler.views.gpu_text import (
     claim_objects,
     claim_text,

@@ -8,8 +8,7 @@ from typing import Any
 from gpu_scheduler.core.model.gpu import GpuClaim, GpuSample, Suspicion
 from gpu_scheduler.core.model.reasons import GpuObstacle, ObstacleKind
 from gpu_scheduler.core.model.values import format_share
-from gpu_scheduler.core.text.formatting import format_jobs, format_memory, safe_text
-from gpu_scheduler.core.text.secrets import picked
+from gpu_scheduler.core.text.formatting import format_jobs, format_memory, picked, safe_text
 from gpu_scheduler.views.job_text import finish_text, from_time_text
 
 # Formats the claims of programs on the memory of a GPU.

@@ -8,8 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 from gpu_scheduler.app.control import ADOPT, SUBMIT
 from gpu_scheduler.core.model.values import WHOLE
-from gpu_scheduler.core.text.formatting import format_age, format_duration, safe_text
-from gpu_scheduler.core.text.secrets import hide_secrets, masked_json, masked_words, picked
+from gpu_scheduler.core.text.formatting import (
+    format_age,
+    format_duration,
+    hide_secrets,
+    masked_json,
+    masked_words,
+    picked,
+    safe_text,
+)
 from gpu_scheduler.views.calibrate import estimate_object, estimate_text
 from gpu_scheduler.views.event_messages import accuracy_text
 from gpu_scheduler.views.event_messages import detail as event_detail

@@ -12,8 +12,7 @@ from gpu_scheduler.core.model.finding import Finding
 from gpu_scheduler.core.model.job_spec import UNRESOLVED
 from gpu_scheduler.core.model.reasons import WaitKind
 from gpu_scheduler.core.model.states import WAITING, JobState, Outcome
-from gpu_scheduler.core.text.formatting import count_noun, limit_length, safe_text
-from gpu_scheduler.core.text.secrets import masked_json, picked
+from gpu_scheduler.core.text.formatting import count_noun, limit_length, masked_json, picked, safe_text
 from gpu_scheduler.store.jobs_files import MalformedLineRecord
 from gpu_scheduler.views.job_text import outcome_text, reason_text
 from gpu_scheduler.views.layout import wrap_words

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from gpu_scheduler.core.text.formatting import count_noun, format_age, safe_text
-from gpu_scheduler.core.text.secrets import masked_json, picked
+from gpu_scheduler.core.text.formatting import count_noun, format_age, masked_json, picked, safe_text
 from gpu_scheduler.views.layout import Cell, Column, TableRow, render_table
 
 if TYPE_CHECKING:

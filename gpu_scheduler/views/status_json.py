@@ -9,7 +9,7 @@ from msgspec.structs import asdict
 
 from gpu_scheduler.app.status_report import GpuView, JobView, StatusReport
 from gpu_scheduler.core.model.values import WHOLE
-from gpu_scheduler.core.text.secrets import masked_json, picked
+from gpu_scheduler.core.text.formatting import masked_json, picked
 from gpu_scheduler.views.gpu_text import claim_objects
 from gpu_scheduler.views.job_text import job_warnings, progress_object
 from gpu_scheduler.views.wait_text import job_reason_text, parent_objects

@@ -19,10 +19,11 @@ from gpu_scheduler.core.text.formatting import (
     format_duration,
     format_gpus,
     limit_length,
+    masked_json,
+    picked,
     pid_text,
     safe_text,
 )
-from gpu_scheduler.core.text.secrets import masked_json, picked
 from gpu_scheduler.views.wait_text import need_text
 
 if TYPE_CHECKING:

@@ -21,10 +21,10 @@ from gpu_scheduler.core.text.formatting import (
     format_elapsed,
     format_memory,
     limit_length,
+    masked_words,
     memory_text,
     safe_text,
 )
-from gpu_scheduler.core.text.secrets import masked_words
 from gpu_scheduler.views.gpu_text import claims_problem_text, claims_text, mode_lines
 from gpu_scheduler.views.job_text import job_warnings, outcome_text, short_text
 from gpu_scheduler.views.layout import (

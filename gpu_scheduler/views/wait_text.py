@@ -18,9 +18,9 @@ from gpu_scheduler.core.text.formatting import (
     count_noun,
     format_jobs,
     format_memory,
+    picked,
     times_text,
 )
-from gpu_scheduler.core.text.secrets import picked
 from gpu_scheduler.views.job_text import finish_text, from_time_text, parent_end_text, reason_text
 
 if TYPE_CHECKING:

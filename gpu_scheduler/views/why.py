@@ -36,13 +36,14 @@ from gpu_scheduler.core.text.formatting import (
     format_jobs,
     format_memory,
     limit_length,
+    masked_json,
     memory_text,
+    picked,
     pid_text,
     safe_text,
     times_text,
     without_repetition,
 )
-from gpu_scheduler.core.text.secrets import masked_json, picked
 from gpu_scheduler.views.event_messages import dated_line
 from gpu_scheduler.views.gpu_text import obstacle_remedy, obstacle_text
 from gpu_scheduler.views.job_findings import (

@@ -21,7 +21,7 @@ from msgspec import Struct
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gpu_scheduler.core.text.secrets import masked_values
+from gpu_scheduler.core.text.formatting import masked_values
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.web.peers import PEER_UID, STREAM
 from gpu_scheduler.web.tokens import LOCAL, Token, Tokens

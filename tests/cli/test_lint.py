@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpu_scheduler.config import StartOptions
-from gpu_scheduler.core.text.secrets import HIDDEN
+from gpu_scheduler.core.text.formatting import HIDDEN
 from tests.cli.desk import Desk
 
 CONDA = Path(__file__).resolve().parents[1] / "fakes" / "conda.sh"

@@ -243,7 +243,7 @@ def test_each_command_imports_only_the_modules_that_it_needs(
     ("words", "never"),
     [
         ("cancel 1", (*HEAVY, "rich")),
-        ("pause 0", (*HEAVY, "logging", "gpu_scheduler.store.records", "gpu_scheduler.core.text.secrets")),
+        ("pause 0", (*HEAVY, "logging", "gpu_scheduler.store.records", "gpu_scheduler.core.text.formatting")),
     ],
 )
 def test_a_command_imports_no_rounds_while_a_scheduler_runs_them(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_scheduler.core.text.quoting import find_comment, mask_quoted, split_words
+from gpu_scheduler.core.text.parsing import find_comment, mask_quoted, split_words
 
 HARD = st.text(alphabet="ab ,'\"\\#$;\t", max_size=14)
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_scheduler.core.text.secrets import HIDDEN, masked, masked_json, masked_values, masked_words
+from gpu_scheduler.core.text.formatting import HIDDEN, masked, masked_json, masked_values, masked_words
 
 HF, HEX = "hf_" + "aB3dE" * 6, "0123456789" * 4
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from gpu_scheduler.core.text.secrets import HIDDEN, hidden_password
+from gpu_scheduler.core.text.formatting import HIDDEN, hidden_password
 from gpu_scheduler.errors import UsageError
 from gpu_scheduler.redis_queue.queue import Queue
 from tests.redis_queue.conftest import Boxes, Server, ends

@@ -25,7 +25,7 @@ from gpu_scheduler.core.model.values import (
     parse_seconds,
     parse_share,
 )
-from gpu_scheduler.core.text.quoting import BLANK, split_words
+from gpu_scheduler.core.text.parsing import BLANK, split_words
 
 MAX_RETRIES = 1000
 MAX_RUNNING = 1000

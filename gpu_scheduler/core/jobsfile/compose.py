@@ -40,7 +40,7 @@ from gpu_scheduler.core.jobsfile.shell_syntax import check_effect
 from gpu_scheduler.core.model.gpu import format_gpu_list
 from gpu_scheduler.core.model.job_spec import COMPARED_ATTRIBUTES, MAX_LENGTH, JobSpec
 from gpu_scheduler.core.model.values import format_seconds
-from gpu_scheduler.core.text.quoting import BLANK
+from gpu_scheduler.core.text.parsing import BLANK
 
 #: Put before a command that would otherwise be parsed as something else, such as `[ -f x ] && …` or
 #: `7,a.py,b`.

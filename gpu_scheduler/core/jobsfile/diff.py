@@ -18,7 +18,7 @@ from gpu_scheduler.core.jobsfile.attributes import FLAGS, find_block_end, format
 from gpu_scheduler.core.jobsfile.reading import Line, Reading
 from gpu_scheduler.core.model.job import Job
 from gpu_scheduler.core.model.states import ACTIVE, JobState, Outcome
-from gpu_scheduler.core.text.quoting import BLANK, find_comment
+from gpu_scheduler.core.text.parsing import BLANK, find_comment
 
 # Matches the lines of the current file with the lines of the last reading.
 

@@ -18,7 +18,7 @@ from gpu_scheduler.core.jobsfile import attributes, shell_syntax
 from gpu_scheduler.core.jobsfile.attributes import MAX_GPUS, AttributeBlock, parse_conda
 from gpu_scheduler.core.model.gpu import parse_gpu_items, parse_gpu_list
 from gpu_scheduler.core.model.job_spec import PRIORITY_WORDS, JobSpec, parse_priority
-from gpu_scheduler.core.text.quoting import BLANK, find_comment, split_words
+from gpu_scheduler.core.text.parsing import BLANK, find_comment, split_words
 
 # Recognises and parses the CSV line `priority,script_path,conda_env,arguments,allowed_gpus`.
 #

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import shlex
 
-from gpu_scheduler.core.text.quoting import find_comment, mask_quoted
+from gpu_scheduler.core.text.parsing import find_comment, mask_quoted
 
 ACCEPTED_FORM = "one complete shell command on one line, in the foreground; put a longer one into a script"
 

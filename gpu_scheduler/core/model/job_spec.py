@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.model.values import StoredValue
-from gpu_scheduler.core.text.quoting import mask_quoted, split_words
+from gpu_scheduler.core.text.parsing import mask_quoted, split_words
 
 Kind = Literal["csv", "command"]
 CudaMode = Literal["add", "rewrite", "off"]

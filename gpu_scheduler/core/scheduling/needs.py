@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from gpu_scheduler.core.model.job_spec import Need, group_of
 from gpu_scheduler.core.model.values import WHOLE, parse_mib, parse_share
 from gpu_scheduler.core.scheduling.accounting import with_spike_buffer
-from gpu_scheduler.core.text import strict_json
+from gpu_scheduler.core.text.parsing import parse_json
 
 if TYPE_CHECKING:
     from gpu_scheduler.core.model.job import ActiveAttempt
@@ -138,7 +138,7 @@ class LlmConfig(Struct, frozen=True):
 
 def parse_llm_config(text: str) -> LlmConfig:
     """Parses llm_config.json. Raises ValueError with the key, its value and the accepted forms."""
-    raw = strict_json.parse(text)
+    raw = parse_json(text)
     if not isinstance(raw, dict) or not isinstance(raw.get("models", {}), dict):
         raise ValueError('expected {"default_requirement": 1.0, "models": {"NAME": 0.5, …}}')
     models = {name: _requirement(f"models.{name}", value) for name, value in raw.get("models", {}).items()}

@@ -1,4 +1,4 @@
-"""Text processing: quoting, strict JSON, secrets and terminal escapes.
+"""Text processing: parsing it, making it safe to show, formatting times and sizes.
 
 This package imports no other package of this project.
 """

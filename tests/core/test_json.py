@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from gpu_scheduler.core.text import strict_json
+from gpu_scheduler.core.text.parsing import decode_text, parse_json
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ from gpu_scheduler.core.text import strict_json
 )
 def test_rejects_invalid_json_with_a_readable_message(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)) as caught:
-        strict_json.parse(text)
+        parse_json(text)
     assert type(caught.value) is ValueError
 
 
@@ -46,7 +46,7 @@ def test_rejects_invalid_json_with_a_readable_message(text: str, message: str) -
     ids=lambda value: str(value)[:20],
 )
 def test_parses_json_within_the_limits(text: str, value: object) -> None:
-    found = strict_json.parse(text)
+    found = parse_json(text)
     if isinstance(found, list):
         depth = 0
         while found is not None:
@@ -66,8 +66,8 @@ def test_parses_json_within_the_limits(text: str, value: object) -> None:
 )
 def test_the_error_names_the_first_byte_that_is_not_utf8(data: bytes, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        strict_json.decode(data)
+        decode_text(data)
 
 
 def test_ignores_a_byte_order_mark_at_the_start() -> None:
-    assert strict_json.decode(b"\xef\xbb\xbf{}") == "{}"
+    assert decode_text(b"\xef\xbb\xbf{}") == "{}"
