@@ -1,4 +1,4 @@
-"""The use cases: the functions that front ends, such as the command line, call.
+"""The use cases that read: the functions that front ends, such as the command line, call.
 
     status.status, status.empty_status        the GPUs and jobs
     job_detail.job_detail                     everything known about one job
@@ -7,13 +7,8 @@
     screens.screens                           the Screen sessions of running jobs
     events.open_events, logs.open_log         what happened, and the output of a job
     logs.attach_target                        the session to attach to
-    add.add, add.compose                      a new line of a jobs file
-    lint.lint                                 what each line of a jobs file will do
-    job_requests.cancel, retry, hold, release, set_priority
-    gpu_requests.pause, resume
     machine_gpus.machine_gpus                 the GPUs of this machine, without a store
-    claim_gpus.find_gpus, execute.execute     GPUs for a command that runs without a scheduler
-    stop.stop, calibrate.calibrate, doctor.doctor
+    calibrate.calibrate, doctor.doctor
 
 Most functions take a `Location`. They take typed arguments and return frozen values. These may contain
 secrets, which are hidden where they are shown (`core.text.formatting`). They raise the errors of

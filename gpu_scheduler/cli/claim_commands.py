@@ -18,9 +18,9 @@ from gpu_scheduler.cli.program import follow_simulation, location_of, print_mess
 from gpu_scheduler.errors import GpuStateError, UsageError
 
 if TYPE_CHECKING:
-    from gpu_scheduler.app.claim_gpus import FoundGpus, WaitReasons
-    from gpu_scheduler.app.job_wait import AwaitedJob
     from gpu_scheduler.app.location import Location
+    from gpu_scheduler.control.claim_gpus import FoundGpus, WaitReasons
+    from gpu_scheduler.control.wait import AwaitedJob
 
 #: The command `timeout` exits with 124, too.
 EXIT_IMPOSSIBLE, EXIT_TIMED_OUT = 3, 124
@@ -30,8 +30,13 @@ EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND = 126, 127
 def run(options: Namespace) -> int:
     """Waits for GPUs, claims them and executes the command. Returns an exit code only if that fails."""
     source = _open(options)
-    from gpu_scheduler.app.claim_gpus import command_environment, execute, missing_program
-    from gpu_scheduler.views.gpu_choice import not_executed_text, taken_text
+    from gpu_scheduler.control.claim_gpus import (
+        command_environment,
+        execute,
+        missing_program,
+        not_executed_text,
+        taken_text,
+    )
 
     failure = missing_program(options.command_words[0])
     if failure is None:
@@ -51,7 +56,7 @@ def wait(options: Namespace) -> int:
     found = _find(_open(options), options, claim=False)
     if isinstance(found, int):
         return found
-    from gpu_scheduler.views.gpu_choice import unclaimed_text
+    from gpu_scheduler.control.claim_gpus import unclaimed_text
 
     print_message(unclaimed_text(found))
     print(",".join(str(gpu.sample.index) for gpu in found.gpus))
@@ -59,8 +64,8 @@ def wait(options: Namespace) -> int:
 
 
 def _wait_for_jobs(options: Namespace) -> int:
-    from gpu_scheduler.app.job_wait import find_jobs
     from gpu_scheduler.cli.arguments import given_gpu_option
+    from gpu_scheduler.control.wait import find_jobs
 
     given = given_gpu_option(options)
     if given is not None:
@@ -94,9 +99,15 @@ def _open(options: Namespace) -> GpuSource:
 
 def _find(source: GpuSource, options: Namespace, *, claim: bool) -> FoundGpus | int:
     """Waits for GPUs and returns them, or the exit code, after printing the reason, if there are none."""
-    from gpu_scheduler.app.claim_gpus import FoundGpus, GpuRequest, TimedOut, find_gpus
+    from gpu_scheduler.control.claim_gpus import (
+        FoundGpus,
+        GpuRequest,
+        TimedOut,
+        find_gpus,
+        impossible_text,
+        timeout_text,
+    )
     from gpu_scheduler.core.model.gpu import GpuCriteria
-    from gpu_scheduler.views.gpu_choice import impossible_text, timeout_text
 
     criteria = GpuCriteria(
         options.count,
@@ -132,7 +143,7 @@ class _WaitReport:
     def __call__(self, found: WaitReasons) -> None:
         from msgspec.structs import replace
 
-        from gpu_scheduler.views.gpu_choice import ineligibility_text, wait_text
+        from gpu_scheduler.control.claim_gpus import ineligibility_text, wait_text
 
         if isinstance(found, GpuStateError):
             if str(found) != self._failure:
@@ -185,7 +196,7 @@ class JobWait:
 
         Returns the largest of their exit codes, or 124 after the timeout.
         """
-        from gpu_scheduler.app.job_wait import wait_for_jobs
+        from gpu_scheduler.control.wait import wait_for_jobs
 
         code = wait_for_jobs(self._location, self.left, self._report, timeout_s)
         if code is None:
@@ -195,7 +206,8 @@ class JobWait:
 
     def _report(self, jobs: Sequence[AwaitedJob]) -> None:
         """Prints the end of each job, and each new reason why a job may need the user."""
-        from gpu_scheduler.views.job_findings import end_text, obstacle_text
+        from gpu_scheduler.control.wait import obstacle_text
+        from gpu_scheduler.views.job_findings import end_text
 
         self.left = [job.view.record.id for job in jobs if not job.has_ended]
         lines = [end_text(job.view) for job in jobs if job.has_ended]

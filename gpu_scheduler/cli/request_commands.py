@@ -6,15 +6,15 @@ from argparse import Namespace
 from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from gpu_scheduler.app.control import ALL_JOBS, Answer, AnswerKind
 from gpu_scheduler.cli import program
 from gpu_scheduler.cli.program import location_of, print_message
+from gpu_scheduler.control.answers import answer_text
+from gpu_scheduler.control.requests import ALL_JOBS, Answer, AnswerKind
 from gpu_scheduler.errors import UsageError
-from gpu_scheduler.views.answers import answer_text
 
 if TYPE_CHECKING:
     from gpu_scheduler.app.job_refs import JobRef
-    from gpu_scheduler.app.job_requests import SetResult
+    from gpu_scheduler.control.job_requests import SetResult
 
 #: Up to this many jobs with the same answer get a line each. If there are more, they share one line.
 MAX_LINES = 20
@@ -22,7 +22,7 @@ MAX_LINES = 20
 
 def cancel(options: Namespace) -> int:
     """Cancels queued or running jobs, even without a running scheduler."""
-    from gpu_scheduler.app.job_requests import cancel as request
+    from gpu_scheduler.control.job_requests import cancel as request
 
     jobs = _jobs_unless(options.all, "--all", options)
     answers = request(location_of(options), jobs, options.grace)
@@ -31,7 +31,7 @@ def cancel(options: Namespace) -> int:
 
 def retry(options: Namespace) -> int:
     """Queues finished or held jobs again; with --set, changes attributes of them first."""
-    from gpu_scheduler.app.job_requests import retry as request
+    from gpu_scheduler.control.job_requests import retry as request
 
     jobs = _jobs_unless(options.failed, "--failed", options)
     return _print_set_result(options, request(location_of(options), jobs, options.set), "no job has failed")
@@ -39,21 +39,21 @@ def retry(options: Namespace) -> int:
 
 def hold(options: Namespace) -> int:
     """Keeps queued jobs from starting."""
-    from gpu_scheduler.app.job_requests import hold as request
+    from gpu_scheduler.control.job_requests import hold as request
 
     return _print_job_answers(options, request(location_of(options), options.jobs))
 
 
 def release(options: Namespace) -> int:
     """Returns held jobs to the queue."""
-    from gpu_scheduler.app.job_requests import release as request
+    from gpu_scheduler.control.job_requests import release as request
 
     return _print_job_answers(options, request(location_of(options), options.jobs))
 
 
 def recover(options: Namespace) -> int:
     """Queues interrupted jobs again."""
-    from gpu_scheduler.app import job_requests
+    from gpu_scheduler.control import job_requests
 
     options.jobs = [*options.jobs, *options.listed_jobs]
     jobs = _jobs_unless(options.all, "--all", options)
@@ -62,7 +62,7 @@ def recover(options: Namespace) -> int:
 
 def clear(options: Namespace) -> int:
     """Takes finished jobs out of the lists."""
-    from gpu_scheduler.app import job_requests
+    from gpu_scheduler.control import job_requests
 
     jobs = options.jobs or None
     return _print_job_answers(options, job_requests.clear(location_of(options), jobs))
@@ -70,21 +70,21 @@ def clear(options: Namespace) -> int:
 
 def priority(options: Namespace) -> int:
     """Changes the priority of waiting jobs."""
-    from gpu_scheduler.app.job_requests import set_priority as request
+    from gpu_scheduler.control.job_requests import set_priority as request
 
     return _print_job_answers(options, request(location_of(options), options.jobs, options.number))
 
 
 def set(options: Namespace) -> int:
     """Changes attributes of a waiting job that has no line in a jobs file."""
-    from gpu_scheduler.app.job_requests import set_attributes as request
+    from gpu_scheduler.control.job_requests import set_attributes as request
 
     return _print_set_result(options, request(location_of(options), options.job, options.changes))
 
 
 def _print_set_result(options: Namespace, result: SetResult, if_none: str = "") -> int:
     if result.notes:
-        from gpu_scheduler.views.submissions import line_note_text
+        from gpu_scheduler.control.submissions_text import line_note_text
 
         for note in result.notes:
             print_message(f"warning: {line_note_text(note)}")
@@ -127,7 +127,7 @@ def _print_job_answers(options: Namespace, answers: Collection[Answer], if_none:
 
 def pause(options: Namespace) -> int:
     """Keeps new jobs off these GPUs."""
-    from gpu_scheduler.app import gpu_requests
+    from gpu_scheduler.control import gpu_requests
 
     return _print_gpu_answers(options, gpu_requests.pause(location_of(options), _gpus(options)), "paused")
 
@@ -139,13 +139,13 @@ def resume(options: Namespace) -> int:
     if options.job is None:
         if options.from_path is not None:
             raise UsageError("--from names the checkpoint of a job; write `resume --job JOB --from PATH`")
-        from gpu_scheduler.app.gpu_requests import resume as request
+        from gpu_scheduler.control.gpu_requests import resume as request
 
         code = _print_gpu_answers(options, request(location_of(options), _gpus(options)), "resumed")
         _name_preempted_jobs(options)
         return code
-    from gpu_scheduler.app.preempt import resume_job
-    from gpu_scheduler.views.preempt import resume_text
+    from gpu_scheduler.control.preempt import resume_job
+    from gpu_scheduler.control.preempt_text import resume_text
 
     location = location_of(options)
     result = resume_job(location, options.job, options.from_path)
@@ -159,7 +159,7 @@ def resume(options: Namespace) -> int:
 
 def _name_preempted_jobs(options: Namespace) -> None:
     """Prints a note for each preempted job whose number is that of a GPU that was resumed."""
-    from gpu_scheduler.app.preempt import preempted_jobs
+    from gpu_scheduler.control.preempt import preempted_jobs
 
     numbers = {gpu for given in options.ids if given is not None for gpu in given}
     for job_id in preempted_jobs(location_of(options), numbers):
@@ -192,8 +192,8 @@ def _gpu_answer_text(options: Namespace, answer: Answer, done: str) -> str:
 
 def preempt(options: Namespace) -> int:
     """Preempts a job. Returns 1 if the job cannot be preempted, or if it has not ended in time."""
-    from gpu_scheduler.app import preempt as app
-    from gpu_scheduler.views.preempt import failure_text, interrupted_text, to_text, wait_text
+    from gpu_scheduler.control import preempt as app
+    from gpu_scheduler.control.preempt_text import failure_text, interrupted_text, to_text, wait_text
 
     location, waits = location_of(options), list[app.PreemptWait]()
 
@@ -220,8 +220,8 @@ def preempt(options: Namespace) -> int:
 
 def stop(options: Namespace) -> int:
     """Asks the scheduler to end; with --jobs, cancels the running jobs first."""
-    from gpu_scheduler.app import stop as app
-    from gpu_scheduler.views.answers import stop_text, stop_wait_text
+    from gpu_scheduler.control import stop as app
+    from gpu_scheduler.control.answers import stop_text, stop_wait_text
 
     def print_wait(wait: app.StopWait) -> None:
         try:

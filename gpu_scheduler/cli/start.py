@@ -26,7 +26,7 @@ def start(options: Namespace) -> int:
     chosen = StartOptions.from_values(vars(options))
     _validate(chosen)
     if options.jobs_file:
-        from gpu_scheduler.app.jobs_file import refuse_script
+        from gpu_scheduler.control.jobs_file import refuse_script
 
         refuse_script(location_of(options), options.jobs_file)
     if options.daemon:

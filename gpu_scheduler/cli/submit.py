@@ -8,21 +8,21 @@ from argparse import Namespace
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
-from gpu_scheduler.app import submit as app
-from gpu_scheduler.app.new_line import expand_grid
 from gpu_scheduler.cli.arguments import given_attributes
 from gpu_scheduler.cli.program import location_of, print_done, print_message
 from gpu_scheduler.cli.request_commands import MAX_LINES
 from gpu_scheduler.config import JOBS_FILE, STATE_FILE
+from gpu_scheduler.control import submit as app
+from gpu_scheduler.control.answers import option_text
+from gpu_scheduler.control.new_line import expand_grid
+from gpu_scheduler.control.submissions_text import line_note_text
 from gpu_scheduler.core.model.gpu import format_ranges
 from gpu_scheduler.core.text.formatting import count_noun, masked_json, safe_text
 from gpu_scheduler.errors import UsageError
 from gpu_scheduler.system.deadline import interrupts_deferred
-from gpu_scheduler.views.answers import option_text
-from gpu_scheduler.views.submissions import line_note_text
 
 if TYPE_CHECKING:
-    from gpu_scheduler.app.jobs_file import NewLine
+    from gpu_scheduler.control.jobs_file import NewLine
 
 
 def submit(options: Namespace) -> int:
@@ -110,9 +110,9 @@ _ONE_JOB = ("the job waits", "this is the first job")
 
 def adopt(options: Namespace) -> int:
     """Adopts the process and prints its job. Prints notes on stderr."""
-    from gpu_scheduler.app.adopt import Adoption
-    from gpu_scheduler.app.adopt import adopt as adopt_process
-    from gpu_scheduler.views.submissions import adopt_text, note_text
+    from gpu_scheduler.control.adopt import Adoption
+    from gpu_scheduler.control.adopt import adopt as adopt_process
+    from gpu_scheduler.control.submissions_text import adopt_text, note_text
 
     given, source = given_attributes(options), (options.gpu_probe, options.simulate)
     adoption = Adoption(options.pid, given, options.vram, options.gpus, *source)
@@ -125,8 +125,8 @@ def adopt(options: Namespace) -> int:
 
 def import_(options: Namespace) -> int:
     """Imports a file; prints warnings on stderr. Returns 1 if the file could not be renamed."""
-    from gpu_scheduler.app.import_queue import import_queue
-    from gpu_scheduler.views.submissions import import_text, import_warnings
+    from gpu_scheduler.control.import_queue import import_queue
+    from gpu_scheduler.control.submissions_text import import_text, import_warnings
 
     report = import_queue(location_of(options), options.file)
     print_done(import_text(report).rstrip("\n"))
@@ -137,8 +137,8 @@ def import_(options: Namespace) -> int:
 
 def add(options: Namespace) -> int:
     """Checks all options, then appends the line and prints it. Prints warnings on stderr."""
-    from gpu_scheduler.app.jobs_file import add as append
-    from gpu_scheduler.app.jobs_file import compose
+    from gpu_scheduler.control.jobs_file import add as append
+    from gpu_scheduler.control.jobs_file import compose
 
     location, new = location_of(options), _new_line(options)
     try:
@@ -159,7 +159,7 @@ def add(options: Namespace) -> int:
 
 
 def _new_line(options: Namespace) -> NewLine:
-    from gpu_scheduler.app.jobs_file import NewLine
+    from gpu_scheduler.control.jobs_file import NewLine
 
     if options.script == "-":
         where = JOBS_FILE if options.output_file in (None, "-") else options.output_file

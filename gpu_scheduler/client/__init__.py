@@ -18,8 +18,8 @@ from msgspec import Struct
 
 from gpu_scheduler.app.location import Location, QueueUse, find_queue
 from gpu_scheduler.client.transports import HttpTransport, StoreTransport, Transport
+from gpu_scheduler.control.answers import choice_text
 from gpu_scheduler.errors import ClientError
-from gpu_scheduler.views.answers import choice_text
 from gpu_scheduler.web.operations import MAX_PAGE, Json
 
 #: Seconds between two looks at jobs whose end no event has shown; without a scheduler, there are no events.

@@ -1,143 +1,19 @@
-"""Formats which GPUs `run` and `wait` chose, what they wait for, and why a request can never be met."""
+"""Formats the GPUs of this machine and the claims on them, as a table and as JSON."""
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from typing import Any
 
-from gpu_scheduler.app.claim_gpus import FoundGpus, Impossible, NotExecuted, NotExecutedKind
-from gpu_scheduler.core.model.gpu import ClaimedGpu, GpuClaim, format_gpu_list
-from gpu_scheduler.core.model.reasons import GpuObstacle, ObstacleKind
-from gpu_scheduler.core.scheduling.gpu_choice import Impossibility, ImpossibilityKind
-from gpu_scheduler.core.text.formatting import count_noun, masked_json, picked, safe_text
+from gpu_scheduler.core.model.gpu import ClaimedGpu
+from gpu_scheduler.core.text.formatting import masked_json, picked, safe_text
 from gpu_scheduler.views.gpu_text import (
     claim_objects,
     claim_text,
     claims_problem_text,
-    claims_text,
     mode_lines,
 )
 from gpu_scheduler.views.layout import Cell, Column, TableRow, render_table
-
-
-def wait_text(count: int) -> str:
-    """Returns the line that announces the wait."""
-    return "waiting for a free GPU ..." if count == 1 else f"waiting for {count} free GPUs ..."
-
-
-def ineligibility_text(found: GpuObstacle) -> str:
-    """Formats why a GPU is not eligible, as a sentence such as "GPU 1 has 812 MiB free"."""
-    return f"GPU {found.gpu} {_predicate(found)}"
-
-
-def _predicate(found: GpuObstacle) -> str:
-    if found.kind is ObstacleKind.FAULT:
-        return f"has a fault: {safe_text(str(found.fault))}"
-    if found.kind is ObstacleKind.CLAIMED:
-        return _claimed_predicate(found)
-    if found.kind is ObstacleKind.CLAIMS_UNKNOWN:
-        return f"cannot be claimed: {safe_text(found.detail or '')}"
-    if found.kind is ObstacleKind.MEMORY:
-        claimed = f"; {claims_text(found.claims)}" if found.claims else ""
-        return f"has {found.free} MiB free{claimed}"
-    if found.kind is ObstacleKind.FOREIGN_LOAD:
-        return f"has a utilization of {found.foreign_load}%"
-    return _PREDICATES[found.kind]
-
-
-_PREDICATES = {
-    ObstacleKind.EXCLUSIVE: "is in compute mode Exclusive_Process, and a process uses it",
-    ObstacleKind.MEMORY_UNKNOWN: "does not report its free memory",
-    ObstacleKind.LOAD_UNKNOWN: "does not report its utilization",
-}
-
-
-def _claimed_predicate(found: GpuObstacle) -> str:
-    whole = all(claim.mib is None for claim in found.claims)
-    return f"is {claims_text(found.claims)}" if whole else f"has {claims_text(found.claims)}"
-
-
-def taken_text(found: FoundGpus) -> str:
-    """Returns the line that names the GPUs that `run` uses."""
-    mib = found.criteria.claim_mib
-    gpus = _gpus_text(found)
-    if found.is_inside:
-        return f"using {gpus} of the surrounding job or command, without another claim"
-    each = "each of " if len(found.gpus) > 1 else ""
-    return f"took {gpus}" if mib is None else f"took {mib} MiB of {each}{gpus}"
-
-
-def unclaimed_text(found: FoundGpus) -> str:
-    """Returns the line with which `wait` says that it holds no claim."""
-    if found.is_inside:
-        return f"found {_gpus_text(found)} of the surrounding job or command"
-    verb, which = ("is", "it") if len(found.gpus) == 1 else ("are", "them")
-    return f"{_gpus_text(found)} {verb} free but not claimed, so another program may take {which} first"
-
-
-def _gpus_text(found: FoundGpus) -> str:
-    *others, last = [_gpu_text(gpu, found.surrounding.get(gpu.sample.uuid)) for gpu in found.gpus]
-    return f"{', '.join(others)} and {last}" if others else last
-
-
-def _gpu_text(gpu: ClaimedGpu, surrounding: GpuClaim | None) -> str:
-    free = "free memory unknown" if gpu.available_mib is None else f"{gpu.available_mib} MiB free"
-    claimed = ""
-    if surrounding is not None:
-        amount = "the whole GPU" if surrounding.mib is None else f"{surrounding.mib} MiB"
-        claimed = f", surrounding claim: {amount}"
-    return f"GPU {gpu.sample.index} ({safe_text(gpu.sample.name)}, {free}{claimed})"
-
-
-def timeout_text(seconds: float, count: int) -> str:
-    """Formats the end of an unsuccessful wait."""
-    what = "no GPU was" if count == 1 else f"fewer than {count} GPUs were"
-    return f"timed out: {what} free within {seconds:g} s"
-
-
-def not_executed_text(failure: NotExecuted) -> str:
-    """Formats why the command was not executed."""
-    program = shlex.quote(failure.program)
-    if failure.kind is NotExecutedKind.NOT_FOUND:
-        return f"{program}: command not found"
-    if failure.kind is NotExecutedKind.SHELL_SYNTAX:
-        return f"{program}: command not found (for a shell command, use `run -- bash -c '…'`)"
-    if failure.kind is NotExecutedKind.NO_INTERPRETER:
-        return f"{program}: cannot be executed (its interpreter does not exist)"
-    hint = "; does the script begin with #!?" if failure.kind is NotExecutedKind.NO_FORMAT else ""
-    return f"{program}: cannot be executed ({failure.reason}{hint})"
-
-
-def impossible_text(found: Impossible) -> str:
-    """Formats why a request can never be met, in one or two lines."""
-    reason = None if found.reason is None else _impossibility_text(found.reason)
-    return "\n".join(line for line in (reason, found.visible_note) if line)
-
-
-def _impossibility_text(found: Impossibility) -> str:
-    criteria, kind = found.criteria, found.kind
-    which = format_gpu_list(found.gpus)
-    if kind is ImpossibilityKind.NO_SUCH_GPU:
-        missing = format_gpu_list(found.missing)
-        subject = f"GPU {missing} is" if len(found.missing) == 1 else f"GPUs {missing} are"
-        return f"{subject} not among the GPUs to choose from ({which})"
-    wanted = f"{count_noun(criteria.count, 'GPU')} wanted"
-    if kind is ImpossibilityKind.TOO_FEW_GPUS and not found.gpus:
-        lists = "--exclude leaves" if criteria.only is None else "--allowed and --exclude leave"
-        return f"{wanted}, but {lists} none"
-    if kind is ImpossibilityKind.TOO_FEW_GPUS:
-        return f"{wanted}, but only {len(found.gpus)} to choose from ({which})"
-    mib = f"{criteria.needed_mib} MiB"
-    if not found.suitable_count:
-        return f"no GPU to choose from ({which}) has {mib}; the largest has {found.largest_mib} MiB"
-    return (
-        f"{wanted} with {mib} of memory, but only {found.suitable_count} of the"
-        f" {len(found.gpus)} GPUs to choose from ({which}) can have so much"
-    )
-
-
-# Formats the GPUs of this machine and the claims on them, as a table and as JSON.
 
 
 def to_text(gpus: Sequence[ClaimedGpu], width: int | None) -> str:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from gpu_scheduler.app.control import ADOPT, SUBMIT
+from gpu_scheduler.core.model.job import ADOPT, SUBMIT
 from gpu_scheduler.core.model.values import WHOLE
 from gpu_scheduler.core.text.formatting import (
     format_age,
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from gpu_scheduler.app.job_detail import AttemptView, JobDetail
     from gpu_scheduler.core.model.job import Attempt, Job
     from gpu_scheduler.core.model.job_spec import JobSpec
+
 
 _LABEL_WIDTH = 14
 

@@ -18,16 +18,11 @@ from typing import Any, TypeVar
 
 from msgspec import Struct
 
-from gpu_scheduler.app import gpu_requests, job_requests
-from gpu_scheduler.app.control import ALL_JOBS, GRACE_S, Answer, AnswerKind
 from gpu_scheduler.app.diagnosis import diagnose
 from gpu_scheduler.app.forecast import ForecastView, forecast_queue
 from gpu_scheduler.app.job_detail import job_detail
 from gpu_scheduler.app.job_refs import JobRef
-from gpu_scheduler.app.line_note import UNMET_NEEDS, Note
 from gpu_scheduler.app.location import Location
-from gpu_scheduler.app.new_line import expand_grid
-from gpu_scheduler.app.preempt import PreemptEnd, preempt, resume_job
 from gpu_scheduler.app.status import (
     JobPage,
     ProgressReport,
@@ -40,7 +35,16 @@ from gpu_scheduler.app.status import (
 )
 from gpu_scheduler.app.status_report import JobView, StatusReport
 from gpu_scheduler.app.store_access import ANSWER_TIMEOUT_S, open_store, recorded_request
-from gpu_scheduler.app.submit import (
+from gpu_scheduler.config import VERSION
+from gpu_scheduler.control import gpu_requests, job_requests
+from gpu_scheduler.control.answers import answer_text
+from gpu_scheduler.control.line_note import UNMET_NEEDS, Note
+from gpu_scheduler.control.new_line import expand_grid
+from gpu_scheduler.control.preempt import PreemptEnd, preempt, resume_job
+from gpu_scheduler.control.preempt_text import failure_text
+from gpu_scheduler.control.requests import ALL_JOBS, GRACE_S, Answer, AnswerKind
+from gpu_scheduler.control.submissions_text import line_note_text
+from gpu_scheduler.control.submit import (
     NewJob,
     Submission,
     answer_to,
@@ -48,7 +52,6 @@ from gpu_scheduler.app.submit import (
     insert_jobs,
     insert_once,
 )
-from gpu_scheduler.config import VERSION
 from gpu_scheduler.core.jobsfile.attributes import ATTRIBUTES
 from gpu_scheduler.core.model.job_spec import JobSpec, parse_job_ref
 from gpu_scheduler.core.model.states import ACTIVE, WAITING, JobState, Outcome
@@ -66,9 +69,6 @@ from gpu_scheduler.store.submissions import KeyReusedError, SubmissionKey
 from gpu_scheduler.views import forecast, status_json, why
 from gpu_scheduler.views import forecast as eta_view
 from gpu_scheduler.views import job_detail as detail_view
-from gpu_scheduler.views.answers import answer_text
-from gpu_scheduler.views.preempt import failure_text
-from gpu_scheduler.views.submissions import line_note_text
 
 Json = dict[str, Any]
 _Made = TypeVar("_Made")

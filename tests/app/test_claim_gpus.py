@@ -11,9 +11,17 @@ from typing import Any, Literal
 
 import pytest
 
-from gpu_scheduler.app import claim_gpus as app
-from gpu_scheduler.app.claim_gpus import FoundGpus, GpuRequest, Impossible, Shortfall, TimedOut, find_gpus
 from gpu_scheduler.app.machine_gpus import GpuSource
+from gpu_scheduler.control import claim_gpus as app
+from gpu_scheduler.control.claim_gpus import (
+    FoundGpus,
+    GpuRequest,
+    Impossible,
+    Shortfall,
+    TimedOut,
+    find_gpus,
+    ineligibility_text,
+)
 from gpu_scheduler.core.model.gpu import UNKNOWN_UUID_PREFIX, GpuCriteria, GpuSample, Snapshot
 from gpu_scheduler.gpus.probes.probe_client import LateAnswerError, ProbeClient, UnreadableError
 from gpu_scheduler.gpus.probes.probe_server import ProbeFailure
@@ -21,7 +29,6 @@ from gpu_scheduler.runner import gpu_lock
 from gpu_scheduler.runner.folder import TOKEN
 from gpu_scheduler.runner.gpu_lock import Refusal, Wanted
 from gpu_scheduler.system.safe_file import name_of_user
-from gpu_scheduler.views.gpu_choice import ineligibility_text
 from tests.claim_holder import claim_holder
 from tests.turn_taker import TurnTaker, turn_taker
 from tests.waiting import wait_for

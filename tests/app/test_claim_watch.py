@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.app import claim_gpus as claim_watch
-from gpu_scheduler.app.claim_gpus import ClaimWatch
+from gpu_scheduler.control import claim_gpus as claim_watch
+from gpu_scheduler.control.claim_gpus import ClaimWatch
 from tests.claim_holder import claim_holder
 
 TIMEOUT_S = 60.0

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_scheduler.app.import_queue import Entry, Parents, find_parents, parse_queue
+from gpu_scheduler.control.import_queue import Entry, Parents, find_parents, parse_queue
 
 
 def parsed(*jobs: object) -> tuple[list[Entry], list[str]]:

@@ -8,11 +8,11 @@ import pytest
 
 from gpu_scheduler.app.calibrate import calibrate
 from gpu_scheduler.app.events import open_events
-from gpu_scheduler.app.jobs_file import NewLine, add, compose, lint
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.app.logs import LogProgress, attach_target, open_log, screens
 from gpu_scheduler.app.status import StatusQuery, empty_status, status
-from gpu_scheduler.app.stop import stop
+from gpu_scheduler.control.jobs_file import NewLine, add, compose, lint
+from gpu_scheduler.control.stop import stop
 from gpu_scheduler.core.model.event import EventKind
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.errors import SchedulerError, StoreNotFoundError, UsageError

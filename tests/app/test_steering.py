@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.app import gpu_requests, job_requests
-from gpu_scheduler.app.control import Answer, AnswerKind
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.attempts import observe
 from gpu_scheduler.attempts.observe import attempts_without_processes
 from gpu_scheduler.attempts.sweep import processes_of
+from gpu_scheduler.control import gpu_requests, job_requests
+from gpu_scheduler.control.requests import Answer, AnswerKind
 from gpu_scheduler.core.model.job import AttemptResult, AttemptStatus
 from gpu_scheduler.core.model.request import AnswerCode
 from gpu_scheduler.core.model.states import Outcome

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpu_scheduler.app.jobs_file import append_line
 from gpu_scheduler.cli import main
 from gpu_scheduler.cli.parser import parse
 from gpu_scheduler.config import StartOptions
+from gpu_scheduler.control.jobs_file import append_line
 from gpu_scheduler.core.jobsfile.attributes import ATTRIBUTES, KNOWN_ATTRIBUTES, NAMED
 from gpu_scheduler.core.jobsfile.compose import format_command_line
 from gpu_scheduler.core.jobsfile.job_line import ParsedJob, parse_line

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.app import adopt
 from gpu_scheduler.clock import Clock
+from gpu_scheduler.control import adopt
 from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample
 from gpu_scheduler.core.model.states import Outcome
 from gpu_scheduler.runner.process_scan import ticks_of

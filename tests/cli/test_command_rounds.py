@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.app import job_requests
-from gpu_scheduler.app.control import Answer, AnswerKind
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.attempts.sweep import processes_of
 from gpu_scheduler.config import StartOptions
+from gpu_scheduler.control import job_requests
+from gpu_scheduler.control.requests import Answer, AnswerKind
 from gpu_scheduler.core.model.request import AnswerCode
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.errors import NotOwnerError

@@ -30,7 +30,7 @@ def test_pause_prints_the_answer_of_a_running_scheduler(desk: Desk) -> None:
 
 
 def test_pause_names_a_scheduler_that_does_not_answer(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpu_scheduler.app.control.ANSWER_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("gpu_scheduler.control.requests.ANSWER_TIMEOUT_S", 0.05)
     with desk.scheduler("deaf") as pid:
         code, out, _ = desk.run("resume", "1")
         assert (code, out) == (0, f"GPU 1: recorded; the scheduler (pid {pid}) has not answered yet\n")

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from gpu_scheduler.app import import_queue
+from gpu_scheduler.control import import_queue
 from gpu_scheduler.core.model.job import Job
 from gpu_scheduler.core.model.reasons import ReasonKind, StateReason
 from gpu_scheduler.core.model.states import JobState

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from gpu_scheduler.app import job_wait
 from gpu_scheduler.cli import submit
+from gpu_scheduler.control import wait as job_wait
 from gpu_scheduler.core.model.reasons import ReasonKind, StateReason
 from gpu_scheduler.core.model.states import Outcome
 from gpu_scheduler.store.data_dir import DataDir

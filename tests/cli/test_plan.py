@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from gpu_scheduler.app.job_requests import cancel
+from gpu_scheduler.control.job_requests import cancel
 from gpu_scheduler.core.model.job_spec import DependencyKind
 from gpu_scheduler.core.model.reasons import ReasonKind, StateReason
 from gpu_scheduler.core.model.states import JobState, Outcome

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 
 import pytest
 
-from gpu_scheduler.app.job_requests import set_priority
+from gpu_scheduler.control.job_requests import set_priority
 from gpu_scheduler.core.model.states import Outcome
 from gpu_scheduler.store.requests import open_requests
 from tests import steps as act

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gpu_scheduler.app.job_requests import recover
+from gpu_scheduler.control.job_requests import recover
 from gpu_scheduler.core.model.reasons import ReasonKind, StateReason
 from gpu_scheduler.core.model.states import JobState, Outcome
 from tests import steps as act
@@ -197,7 +197,7 @@ def test_a_recovery_that_the_scheduler_did_not_answer_before_it_died_is_carried_
 def test_a_recovery_that_the_scheduler_does_not_answer_says_so(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpu_scheduler.app.control.ANSWER_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("gpu_scheduler.control.requests.ANSWER_TIMEOUT_S", 0.05)
     interrupted(desk)
     with desk.scheduler("deaf") as pid:
         said = f"recorded; the scheduler (pid {pid}) has not answered yet\n"

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from gpu_scheduler.app.control import AnswerKind
-from gpu_scheduler.app.preempt import resume_job
+from gpu_scheduler.control.preempt import resume_job
+from gpu_scheduler.control.requests import AnswerKind
 from gpu_scheduler.core.model.job import Checkpoint, Job
 from gpu_scheduler.core.model.reasons import ReasonKind, StateReason
 from gpu_scheduler.core.model.states import JobState, Outcome

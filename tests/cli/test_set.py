@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gpu_scheduler.app.job_requests import set_attributes
+from gpu_scheduler.control.job_requests import set_attributes
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.store.dependencies import parents_of
 from tests import steps as act

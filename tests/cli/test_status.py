@@ -19,9 +19,9 @@ from typing import Any
 
 import pytest
 
-from gpu_scheduler.app.job_requests import cancel
 from gpu_scheduler.attempts.folder import observe
 from gpu_scheduler.config import StartOptions
+from gpu_scheduler.control.job_requests import cancel
 from gpu_scheduler.core.model.job_spec import Need
 from gpu_scheduler.core.model.reasons import WaitKind, WaitReason
 from gpu_scheduler.core.model.states import JobState, Outcome

@@ -17,8 +17,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_scheduler.app import new_line
-from gpu_scheduler.app.new_line import parse_new_line
+from gpu_scheduler.control import new_line
+from gpu_scheduler.control.new_line import parse_new_line
 from gpu_scheduler.core.command.build import display_command
 from gpu_scheduler.core.jobsfile.attributes import ATTRIBUTES
 from gpu_scheduler.core.jobsfile.compose import format_command_line
@@ -323,7 +323,7 @@ def test_a_venv_of_another_user_is_not_used(
     desk: Desk, script: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     venv = make_venv(desk.path)
-    monkeypatch.setattr("gpu_scheduler.app.submit.is_trusted", lambda path: False)
+    monkeypatch.setattr("gpu_scheduler.control.submit.is_trusted", lambda path: False)
     assert desk.store
     _, _, err = desk.run("submit", "train.py")
     assert f"warning: virtual environment {venv} is not used, because it belongs to another user" in err

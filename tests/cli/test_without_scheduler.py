@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.app import control
 from gpu_scheduler.attempts.local import DirectExecutor
 from gpu_scheduler.attempts.sweep import processes_of
 from gpu_scheduler.config import StartOptions
+from gpu_scheduler.control import requests as control
 from gpu_scheduler.core.model.states import Outcome
 from gpu_scheduler.rounds import command
 from gpu_scheduler.store.data_dir import Host, write_host

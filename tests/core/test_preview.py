@@ -6,11 +6,11 @@ from collections.abc import Collection
 
 import pytest
 
-from gpu_scheduler.app.new_line import Preview, PreviewContext, preview
+from gpu_scheduler.control.new_line import Preview, PreviewContext, preview
+from gpu_scheduler.control.submissions_text import line_note_text
 from gpu_scheduler.core.jobsfile.job_line import ParsedJob, parse_line
 from gpu_scheduler.core.scheduling.needs import LlmConfig, parse_llm_config
 from gpu_scheduler.core.scheduling.settings import Limits
-from gpu_scheduler.views.submissions import line_note_text
 from gpu_scheduler.views.wait_text import need_text
 
 CONFIG = parse_llm_config(

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gpu_scheduler.app.preempt import PreemptEnd, PreemptReport
+from gpu_scheduler.control.preempt import PreemptEnd, PreemptReport
 from gpu_scheduler.core.model.job import Job
 from gpu_scheduler.core.model.states import JobState, Outcome
 

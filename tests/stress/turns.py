@@ -34,7 +34,7 @@ read at rest < /proc/uptime; echo "$2 end $at $CUDA_VISIBLE_DEVICES" >> "$1"
 #: interpreter starts, which takes seconds on a busy machine. Run with TRACE, NAME and the arguments.
 _CALLER = """\
 import sys, time
-from gpu_scheduler.app.claim_gpus import _Search
+from gpu_scheduler.control.claim_gpus import _Search
 from gpu_scheduler.cli import main
 look = _Search.choose_and_claim
 def first_look(*args):

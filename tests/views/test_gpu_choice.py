@@ -6,7 +6,15 @@ from typing import Any
 
 import pytest
 
-from gpu_scheduler.app.claim_gpus import FoundGpus, Impossible
+from gpu_scheduler.control.claim_gpus import (
+    FoundGpus,
+    Impossible,
+    impossible_text,
+    ineligibility_text,
+    taken_text,
+    timeout_text,
+    unclaimed_text,
+)
 from gpu_scheduler.core.model.gpu import (
     LOST,
     ClaimedGpu,
@@ -18,15 +26,7 @@ from gpu_scheduler.core.model.gpu import (
 )
 from gpu_scheduler.core.model.reasons import GpuObstacle, ObstacleKind
 from gpu_scheduler.core.scheduling.gpu_choice import impossibility
-from gpu_scheduler.views.gpu_choice import (
-    impossible_text,
-    ineligibility_text,
-    taken_text,
-    timeout_text,
-    to_json,
-    to_text,
-    unclaimed_text,
-)
+from gpu_scheduler.views.gpu_choice import to_json, to_text
 
 FREE = ClaimedGpu(GpuSample("GPU-a", 1, "NVIDIA L40S", 46068, 1857, 3.0))
 UNKNOWN = ClaimedGpu(GpuSample("GPU-b", 2, "a\x1b[2Jb"))

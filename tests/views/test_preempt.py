@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from gpu_scheduler.app.preempt import PreemptEnd, PreemptReport
+from gpu_scheduler.control.preempt import PreemptEnd, PreemptReport
+from gpu_scheduler.control.preempt_text import to_text
 from gpu_scheduler.core.model.job import Checkpoint
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.states import Outcome
-from gpu_scheduler.views.preempt import to_text
 from tests.records import job_record
 
 END = 10_000.0

@@ -11,8 +11,10 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from gpu_scheduler.app.control import Answer, AnswerKind
-from gpu_scheduler.app.line_note import LineNote, Note, NoteKind
+from gpu_scheduler.control.answers import answer_text
+from gpu_scheduler.control.line_note import LineNote, Note, NoteKind
+from gpu_scheduler.control.requests import Answer, AnswerKind
+from gpu_scheduler.control.submissions_text import line_note_text
 from gpu_scheduler.core.model.event import Event, EventKind
 from gpu_scheduler.core.model.gpu import FaultKind, GpuClaim, GpuFault, Suspicion
 from gpu_scheduler.core.model.job_spec import Need
@@ -29,11 +31,9 @@ from gpu_scheduler.core.model.reasons import (
 )
 from gpu_scheduler.core.model.request import ACCEPTED_STATES, AnswerCode, RequestAnswer, wrong_state
 from gpu_scheduler.core.model.states import JobState, Outcome
-from gpu_scheduler.views.answers import answer_text
 from gpu_scheduler.views.event_messages import detail, message_of
 from gpu_scheduler.views.gpu_text import obstacle_remedy, obstacle_text
 from gpu_scheduler.views.job_text import reason_text
-from gpu_scheduler.views.submissions import line_note_text
 from gpu_scheduler.views.wait_text import job_reason_text, wait_text
 from gpu_scheduler.views.why import failure_remedy, timeout_remedy
 from tests.records import job_view

@@ -640,7 +640,7 @@ def test_the_store_holds_the_key_and_the_job_in_one_transaction(
     def fail(*_: object) -> None:
         raise sqlite3.OperationalError("disk I/O error")
 
-    monkeypatch.setattr("gpu_scheduler.app.submit.record_submission", fail)
+    monkeypatch.setattr("gpu_scheduler.control.submit.record_submission", fail)
     assert api().post("/jobs", json=JOB, headers={"Idempotency-Key": "a"}).status_code in (409, 503)
     assert desk.store.job(1) is None
     assert Path(desk.data_dir.database).exists()

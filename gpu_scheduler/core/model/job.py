@@ -283,6 +283,8 @@ class Progress(Struct, frozen=True):
 
 #: The outcomes for which a job is held until the user resumes it or starts it again.
 UNFINISHED = (Outcome.INTERRUPTED.value, Outcome.PREEMPTED.value)
+#: The sources of the jobs of `submit` and of `adopt`.
+SUBMIT, ADOPT = "submit", "adopt"
 
 
 class Job(Struct, frozen=True):

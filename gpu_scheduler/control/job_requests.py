@@ -14,10 +14,18 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gpu_scheduler.app.control import ALL_JOBS, COMMAND_LINE, Answer, AnswerKind, Control, control, unanswered
 from gpu_scheduler.app.job_refs import JobRef, job_record, resolve_job, resolve_jobs
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.app.store_access import requested_verbs
+from gpu_scheduler.control.requests import (
+    ALL_JOBS,
+    COMMAND_LINE,
+    Answer,
+    AnswerKind,
+    Control,
+    control,
+    unanswered,
+)
 from gpu_scheduler.core.model.job import Job
 from gpu_scheduler.core.model.request import ACCEPTED_STATES, AnswerCode, RequestAnswer, wrong_state
 from gpu_scheduler.core.model.states import FAILED, JobState, Outcome
@@ -27,8 +35,8 @@ from gpu_scheduler.store.requests import add_request
 from gpu_scheduler.store.store import Store
 
 if TYPE_CHECKING:
-    from gpu_scheduler.app.attribute_changes import AttributeChange
-    from gpu_scheduler.app.line_note import Note
+    from gpu_scheduler.control.attribute_changes import AttributeChange
+    from gpu_scheduler.control.line_note import Note
 
 
 class SetResult(Struct, frozen=True):
@@ -91,7 +99,7 @@ def retry(
         store = store_control.store
         ids = _failed_jobs(store) if jobs is None else _resolve(store, "retry", jobs)
         if items:
-            from gpu_scheduler.app.attribute_changes import attribute_changes
+            from gpu_scheduler.control.attribute_changes import attribute_changes
 
             changes = {job_id: attribute_changes(store, job_id, items) for job_id in ids}
         args = {job_id: _retry_args(made) for job_id, made in changes.items()}
@@ -144,7 +152,7 @@ def set_attributes(
     items: the changes, as in `vram=18G` or `vram=`. Nothing is requested unless all of them are valid. Raises
     UsageError or SchedulerError like `attribute_changes`.
     """
-    from gpu_scheduler.app.attribute_changes import attribute_changes
+    from gpu_scheduler.control.attribute_changes import attribute_changes
 
     with control(location) as store_control:
         store = store_control.store

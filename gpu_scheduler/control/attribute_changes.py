@@ -9,7 +9,7 @@ from typing import Any
 from msgspec import Struct
 
 from gpu_scheduler.app.job_refs import job_record, named_jobs
-from gpu_scheduler.app.line_note import Note, NoteKind
+from gpu_scheduler.control.line_note import Note, NoteKind
 from gpu_scheduler.core.jobsfile.attributes import key_of
 from gpu_scheduler.core.jobsfile.compose import check_changes, format_command_line, parse_changes
 from gpu_scheduler.core.model.job import Job

@@ -18,10 +18,10 @@ from typing import TypeVar
 from msgspec import Struct, field
 from msgspec.structs import asdict, replace
 
-from gpu_scheduler.app.line_note import LineNote, Note, NoteKind
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.app.store_access import open_store, scheduler_pid_of
 from gpu_scheduler.config import JOBS_FILE, StartOptions
+from gpu_scheduler.control.line_note import LineNote, Note, NoteKind
 from gpu_scheduler.core.command.build import display_command, environment_of
 from gpu_scheduler.core.command.shell_words import program_folder
 from gpu_scheduler.core.jobsfile import compose, shell_syntax

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from gpu_scheduler.app.control import COMMAND_LINE, Answer, AnswerKind, Control, control, unanswered
 from gpu_scheduler.app.location import Location
+from gpu_scheduler.control.requests import COMMAND_LINE, Answer, AnswerKind, Control, control, unanswered
 from gpu_scheduler.core.model.gpu import format_gpu_list
 from gpu_scheduler.errors import SchedulerError, StoreNotFoundError
 from gpu_scheduler.intake import state_file_edits

@@ -14,9 +14,11 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gpu_scheduler.app.line_note import LineNote, Note, NoteKind
 from gpu_scheduler.app.location import Location
-from gpu_scheduler.app.new_line import (
+from gpu_scheduler.app.store_access import job_lookup, open_store
+from gpu_scheduler.config import NO_GPUS
+from gpu_scheduler.control.line_note import LineNote, Note, NoteKind
+from gpu_scheduler.control.new_line import (
     NewWork,
     Preview,
     PreviewContext,
@@ -30,8 +32,6 @@ from gpu_scheduler.app.new_line import (
     preview,
     recorded_setting,
 )
-from gpu_scheduler.app.store_access import job_lookup, open_store
-from gpu_scheduler.config import NO_GPUS
 from gpu_scheduler.core.command.build import environment_of
 from gpu_scheduler.core.jobsfile import references
 from gpu_scheduler.core.jobsfile.compose import format_command_line, format_script_line

@@ -8,9 +8,9 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from gpu_scheduler.app.control import STOP_MARGIN_S, Control, control
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.app.store_access import POLL_INTERVAL_S, open_store
+from gpu_scheduler.control.requests import STOP_MARGIN_S, Control, control
 from gpu_scheduler.core.model.states import ACTIVE, Outcome
 from gpu_scheduler.core.text.formatting import pid_text
 from gpu_scheduler.errors import SchedulerError, StoreNotFoundError

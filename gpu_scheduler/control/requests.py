@@ -27,10 +27,6 @@ if TYPE_CHECKING:
 
 #: The requester recorded in the store, unless a front end gives its own name.
 COMMAND_LINE = "cli"
-#: The source that is recorded in the jobs of `submit`.
-SUBMIT = "submit"
-#: The source that is recorded in the jobs of `adopt`.
-ADOPT = "adopt"
 #: The target of an answer that concerns all jobs of a request, instead of one job.
 ALL_JOBS = 0
 

@@ -12,11 +12,11 @@ from typing import TypeVar
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from gpu_scheduler.app.attribute_changes import resolve_parents
-from gpu_scheduler.app.control import SUBMIT
-from gpu_scheduler.app.line_note import LineNote, Note, NoteKind
 from gpu_scheduler.app.location import Location
-from gpu_scheduler.app.new_line import (
+from gpu_scheduler.app.store_access import create_missing_store, open_store, scheduler_pid_of
+from gpu_scheduler.control.attribute_changes import resolve_parents
+from gpu_scheduler.control.line_note import LineNote, Note, NoteKind
+from gpu_scheduler.control.new_line import (
     AttributeValues,
     NewWork,
     RecordedSetting,
@@ -35,8 +35,8 @@ from gpu_scheduler.app.new_line import (
     script_command,
     script_path,
 )
-from gpu_scheduler.app.store_access import create_missing_store, open_store, scheduler_pid_of
 from gpu_scheduler.core.jobsfile.compose import format_command_line
+from gpu_scheduler.core.model.job import SUBMIT
 from gpu_scheduler.core.model.job_spec import Dependency, DependencyKind, JobSpec
 from gpu_scheduler.core.model.reasons import StateReason, WaitKind, WaitReason
 from gpu_scheduler.errors import StoreNotFoundError, UsageError

@@ -18,9 +18,7 @@ from enum import Enum
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gpu_scheduler.app.control import COMMAND_LINE, STOP_MARGIN_S, Answer, Control, control
 from gpu_scheduler.app.job_refs import JobRef, job_record, resolve_job
-from gpu_scheduler.app.job_requests import early_refusal, refused_answer, request_for_job
 from gpu_scheduler.app.job_views import observed_job
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.app.store_access import open_store
@@ -29,6 +27,8 @@ from gpu_scheduler.attempts.job_progress import ProgressReader
 from gpu_scheduler.attempts.observe import readable_status
 from gpu_scheduler.attempts.running_progress import newest_checkpoint, progress_source
 from gpu_scheduler.attempts.sweep import recorded_command
+from gpu_scheduler.control.job_requests import early_refusal, refused_answer, request_for_job
+from gpu_scheduler.control.requests import COMMAND_LINE, STOP_MARGIN_S, Answer, Control, control
 from gpu_scheduler.core.command.shell_words import CHECKPOINT_VARIABLE, DEFAULT_RESUME_FLAG, with_checkpoint
 from gpu_scheduler.core.explain.eta import JobProgress
 from gpu_scheduler.core.explain.run_options import output_option, step_in

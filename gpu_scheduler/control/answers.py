@@ -7,13 +7,13 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from gpu_scheduler.app.control import Answer, AnswerKind
 from gpu_scheduler.app.location import Location, Verdict
+from gpu_scheduler.control.requests import Answer, AnswerKind
 from gpu_scheduler.core.model.request import RequestAnswer
 from gpu_scheduler.core.model.states import JobState, Outcome
 
 if TYPE_CHECKING:
-    from gpu_scheduler.app.stop import StopReport, StopWait
+    from gpu_scheduler.control.stop import StopReport, StopWait
 
 
 def answer_text(answer: Answer, data_dir: str) -> str:

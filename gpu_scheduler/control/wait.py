@@ -12,10 +12,13 @@ from gpu_scheduler.app.job_views import blocking_ancestor, context_of, job_view
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.app.status_report import JobView
 from gpu_scheduler.app.store_access import open_store, scheduler_pid_of
+from gpu_scheduler.core.model.job_spec import UNRESOLVED
+from gpu_scheduler.core.model.reasons import WaitKind
 from gpu_scheduler.core.model.request import QUEUEING
-from gpu_scheduler.core.model.states import JobState
+from gpu_scheduler.core.model.states import WAITING, JobState
 from gpu_scheduler.core.scheduling.draining import job_exit_code
 from gpu_scheduler.store.store import Store
+from gpu_scheduler.views.job_findings import queueing_command, unfinished_job_text
 
 #: Seconds between two checks whether the store has changed.
 _POLL_INTERVAL_S = 0.1
@@ -137,3 +140,38 @@ def _wait_for_change(store: Store, version: int, read_s: float, end: float | Non
         time.sleep(_POLL_INTERVAL_S)
         now = time.monotonic()
     return end is None or now < end
+
+
+# Formats why a job that a command waits for may need the user.
+
+
+#: Reasons to wait that a user may have to change.
+_FOR_USER = frozenset({WaitKind.STORAGE, WaitKind.GPUS_UNREADABLE, WaitKind.LINE_MALFORMED})
+
+
+def obstacle_text(job: AwaitedJob) -> str | None:
+    """Formats why a waiting job may need the user; None if it does not wait or starts by itself."""
+    view, record = job.view, job.view.record
+    if record.state not in WAITING:
+        return None
+    if record.state is JobState.HELD:
+        return f"{unfinished_job_text(view)}; {_queueing_text(view)}"
+    if job.blocker is not None:
+        remedy = f"; {_queueing_text(job.blocker)}" if job.blocker.record.state is JobState.HELD else ""
+        return f"job {record.id} waits for other jobs, and {unfinished_job_text(job.blocker)}{remedy}"
+    if not job.is_scheduler_up:
+        return f"job {record.id} waits until `start`, because no scheduler is running"
+    if view.infeasible or _needs_user(view):
+        return unfinished_job_text(view)
+    return None
+
+
+def _queueing_text(held: JobView) -> str:
+    record = held.record
+    return f"`{queueing_command(record)}` queues it"
+
+
+def _needs_user(job: JobView) -> bool:
+    if job.wait is None:
+        return False
+    return job.wait.kind in _FOR_USER or any(parent.id == UNRESOLVED for parent in job.parents)

@@ -6,10 +6,10 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from gpu_scheduler.app.adopt import AdoptedJob
-from gpu_scheduler.app.import_queue import ImportReport
-from gpu_scheduler.app.line_note import LineNote, NoteKind
-from gpu_scheduler.app.new_line import Preview
+from gpu_scheduler.control.adopt import AdoptedJob
+from gpu_scheduler.control.import_queue import ImportReport
+from gpu_scheduler.control.line_note import LineNote, NoteKind
+from gpu_scheduler.control.new_line import Preview
 from gpu_scheduler.core.model.gpu import format_gpu_list
 from gpu_scheduler.core.model.job_spec import Need
 from gpu_scheduler.core.model.states import Outcome
@@ -27,7 +27,7 @@ from gpu_scheduler.core.text.formatting import (
 from gpu_scheduler.views.wait_text import need_text
 
 if TYPE_CHECKING:
-    from gpu_scheduler.app.jobs_file import LintView
+    from gpu_scheduler.control.jobs_file import LintView
     from gpu_scheduler.store.jobs_files import MalformedLineRecord
 
 # Formats the notes about a line of a jobs file.

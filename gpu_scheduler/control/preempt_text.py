@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpu_scheduler.app.control import Answer, AnswerKind
-from gpu_scheduler.app.preempt import PreemptEnd, PreemptReport, PreemptWait, ResumeResult, why_no_checkpoint
+from gpu_scheduler.control.answers import answer_text
+from gpu_scheduler.control.preempt import (
+    PreemptEnd,
+    PreemptReport,
+    PreemptWait,
+    ResumeResult,
+    why_no_checkpoint,
+)
+from gpu_scheduler.control.requests import Answer, AnswerKind
 from gpu_scheduler.core.command.shell_words import has_place
 from gpu_scheduler.core.model.job import Checkpoint
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.text.formatting import count_noun, format_duration, format_memory, pid_text, safe_text
-from gpu_scheduler.views.answers import answer_text
 from gpu_scheduler.views.job_text import checkpoint_text, outcome_text, path_in, step_text
 
 #: A checkpoint that was saved at most this many seconds before its attempt ended contains all of its work.
