@@ -31,8 +31,7 @@ from gpu_scheduler.attempts.job_progress import ProgressReader
 from gpu_scheduler.attempts.observe import observe_attempt
 from gpu_scheduler.attempts.running_progress import progress_source, with_remaining_times
 from gpu_scheduler.core.command.build import environment_of
-from gpu_scheduler.core.explain.cuda_oom import is_fragmented
-from gpu_scheduler.core.explain.log_end import rendered_lines
+from gpu_scheduler.core.explain.log_end import is_fragmented, rendered_lines
 from gpu_scheduler.core.model.event import Event, EventKind
 from gpu_scheduler.core.model.finding import Finding, HealthIssue
 from gpu_scheduler.core.model.gpu import Gpu
@@ -64,7 +63,7 @@ from gpu_scheduler.store.store import Store
 from gpu_scheduler.system.gpu_claims import ForeignClaims
 
 if TYPE_CHECKING:
-    from gpu_scheduler.core.explain.eta import JobProgress
+    from gpu_scheduler.core.explain.progress import JobProgress
 
 
 # Reads from the store the facts on which the advice for a job that ran out of GPU memory depends.

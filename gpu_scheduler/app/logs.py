@@ -18,7 +18,7 @@ from gpu_scheduler.app.location import Location
 from gpu_scheduler.app.store_access import open_store, scheduler_pid_of
 from gpu_scheduler.attempts.job_logs import current_log
 from gpu_scheduler.attempts.observe import read_status, readable_status
-from gpu_scheduler.core.command.sessions import SessionList, parse_session_list
+from gpu_scheduler.core.command.build import SessionList, parse_session_list
 from gpu_scheduler.core.model.job import Attempt, AttemptStatus, Job
 from gpu_scheduler.core.model.reasons import StateReason
 from gpu_scheduler.core.model.states import ACTIVE, WAITING, JobState

@@ -13,7 +13,7 @@ from gpu_scheduler.core.model.reasons import WaitReason
 from gpu_scheduler.core.model.states import ACTIVE, FAILED, JobState, Outcome
 
 if TYPE_CHECKING:
-    from gpu_scheduler.core.explain.eta import JobProgress
+    from gpu_scheduler.core.explain.progress import JobProgress
     from gpu_scheduler.core.model.event import MisplacedProcess, Overuse
     from gpu_scheduler.core.model.gpu import Gpu, GpuClaim
     from gpu_scheduler.core.model.job import Attempt, Job, StopRequest

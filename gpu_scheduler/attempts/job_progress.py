@@ -19,7 +19,6 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gpu_scheduler.core.command.shell_words import program_folder
-from gpu_scheduler.core.explain.eta import JobProgress, remaining_s, work_before
 from gpu_scheduler.core.explain.log_progress import (
     MAX_LINES,
     LogWindow,
@@ -27,14 +26,17 @@ from gpu_scheduler.core.explain.log_progress import (
     first_readings,
     progress_of_log,
 )
-from gpu_scheduler.core.explain.run_options import (
+from gpu_scheduler.core.explain.progress import (
     CheckpointKind,
     CheckpointName,
+    JobProgress,
     RunOptions,
     matched_name,
     output_option,
     parse_name,
+    remaining_s,
     step_in,
+    work_before,
 )
 from gpu_scheduler.core.model.job import Checkpoint, Progress, ProgressUnit
 from gpu_scheduler.core.model.job_spec import JobSpec

@@ -17,8 +17,7 @@ from gpu_scheduler.attempts.job_logs import LogFolder, create_log
 from gpu_scheduler.attempts.job_progress import PROGRESS_FILE
 from gpu_scheduler.attempts.observe import attempt_ref
 from gpu_scheduler.config import DATA_DIR_VARIABLE, STATE_FILE_VARIABLE, StartOptions
-from gpu_scheduler.core.command.build import GIVEN_PORT, build_command, find_conda_sh, ports_for
-from gpu_scheduler.core.command.sessions import session_name
+from gpu_scheduler.core.command.build import GIVEN_PORT, build_command, find_conda_sh, ports_for, session_name
 from gpu_scheduler.core.command.shell_words import CHECKPOINT_VARIABLE, with_checkpoint
 from gpu_scheduler.core.model.gpu import Gpu
 from gpu_scheduler.core.model.job import ActiveAttempt, Attempt, Job

@@ -11,7 +11,7 @@ from gpu_scheduler.attempts.job_logs import current_log, log_of_process
 from gpu_scheduler.attempts.job_progress import PROGRESS_FILE, ProgressReader, ProgressSource, find_checkpoint
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.command.shell_words import has_place, stands_in
-from gpu_scheduler.core.explain.eta import JobProgress
+from gpu_scheduler.core.explain.progress import JobProgress
 from gpu_scheduler.core.model.job import ActiveAttempt, Attempt, AttemptStatus, Checkpoint, Job, SavedWork
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.states import AttemptState

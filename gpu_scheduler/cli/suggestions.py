@@ -16,7 +16,7 @@ from shutil import which
 from gpu_scheduler.cli.commands import COMMANDS
 from gpu_scheduler.core.jobsfile import attributes
 from gpu_scheduler.core.jobsfile.compose import sbatch_options
-from gpu_scheduler.core.jobsfile.shell_syntax import SHELL_ENDINGS
+from gpu_scheduler.core.jobsfile.job_line import SHELL_ENDINGS
 
 #: What stands for the words that the user typed behind a command.
 _JOBS, _SCRIPT, _COMMAND = "JOB…", "SCRIPT…", "COMMAND"

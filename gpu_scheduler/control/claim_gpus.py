@@ -434,7 +434,7 @@ def _kind_of(error: Exception, program: str) -> NotExecutedKind:
 
 
 def _kind_of_missing(program: str) -> NotExecutedKind:
-    from gpu_scheduler.core.jobsfile.shell_syntax import BUILTINS, RESERVED
+    from gpu_scheduler.core.jobsfile.job_line import BUILTINS, RESERVED
 
     is_for_shell = " " in program or "=" in program or program in (*BUILTINS, *RESERVED)
     return NotExecutedKind.SHELL_SYNTAX if is_for_shell else NotExecutedKind.NOT_FOUND

@@ -33,11 +33,10 @@ from gpu_scheduler.control.new_line import (
     recorded_setting,
 )
 from gpu_scheduler.core.command.build import environment_of
-from gpu_scheduler.core.jobsfile import references
 from gpu_scheduler.core.jobsfile.compose import format_command_line, format_script_line
 from gpu_scheduler.core.jobsfile.diff import AcceptedLines, InsertJob, ReadingDiff
-from gpu_scheduler.core.jobsfile.reading import Line
-from gpu_scheduler.core.jobsfile.shell_syntax import script_refusal
+from gpu_scheduler.core.jobsfile.job_line import script_refusal
+from gpu_scheduler.core.jobsfile.reading import REFERENCE_FORM, Line
 from gpu_scheduler.core.model.gpu import parse_gpu_list
 from gpu_scheduler.core.model.job_spec import NORMAL_PRIORITY, JobSpec
 from gpu_scheduler.core.model.states import JobState, Outcome
@@ -171,7 +170,7 @@ def _check_references(location: Location, line: str, path: str, recorded: Record
     with job_lookup(location) as exists:
         parser = TextParser(recorded.cwd or os.getcwd(), os.path.expanduser("~"), recorded.known_gpus, exists)
         read = parser.parse(before + f"{line}\n".encode()).lines[-1]
-    if read.accepted_form == references.ACCEPTED_FORM:
+    if read.accepted_form == REFERENCE_FORM:
         raise UsageError(f"{line}: {read.problem}")
 
 

@@ -24,12 +24,17 @@ from gpu_scheduler.config import JOBS_FILE, StartOptions
 from gpu_scheduler.control.line_note import LineNote, Note, NoteKind
 from gpu_scheduler.core.command.build import display_command, environment_of
 from gpu_scheduler.core.command.shell_words import program_folder
-from gpu_scheduler.core.jobsfile import compose, shell_syntax
+from gpu_scheduler.core.jobsfile import compose
 from gpu_scheduler.core.jobsfile.attributes import ATTRIBUTES
 from gpu_scheduler.core.jobsfile.compose import ARRAY_INDEX, sbatch_options
-from gpu_scheduler.core.jobsfile.job_line import parse_csv
-from gpu_scheduler.core.jobsfile.line_warnings import JobShell, line_warnings
-from gpu_scheduler.core.jobsfile.shell_syntax import SHELL_ENDINGS
+from gpu_scheduler.core.jobsfile.job_line import (
+    OR_BACKGROUND,
+    SHELL_ENDINGS,
+    background_work,
+    needs_bash,
+    parse_csv,
+)
+from gpu_scheduler.core.jobsfile.reading import JobShell, line_warnings
 from gpu_scheduler.core.model.job_spec import NORMAL_PRIORITY, JobSpec, Need
 from gpu_scheduler.core.scheduling.accounting import could_fit
 from gpu_scheduler.core.scheduling.needs import LlmConfig, ResourceSpec, resolve
@@ -187,13 +192,13 @@ def _background_warnings(spec: JobSpec) -> Iterator[str]:
     """Yields warnings about work that a command or its shell scripts start without waiting for it."""
     texts = {} if spec.command is None or spec.background == "ignore" else {"the command": spec.command}
     for word in (word.rstrip(";") for word in spec.words()) if texts else ():
-        if word.endswith(shell_syntax.SHELL_ENDINGS):
+        if word.endswith(SHELL_ENDINGS):
             content = safe_file.read(posixpath.join(program_folder(spec) or spec.cwd, word), trust=True)
             if isinstance(content, safe_file.Content):
                 texts[word] = content.data.decode("utf-8", "replace")
     for where, text in texts.items():
-        for form, remedy in shell_syntax.background_work(text).items():
-            if spec.background is None or not remedy.endswith(shell_syntax.OR_BACKGROUND):
+        for form, remedy in background_work(text).items():
+            if spec.background is None or not remedy.endswith(OR_BACKGROUND):
                 yield f"{where} contains {form}, and the job does not wait for that work: {remedy}"
 
 
@@ -217,7 +222,7 @@ def _missing_script(spec: JobSpec, path_exists: Callable[[str], bool]) -> str | 
     Other commands are not checked.
     """
     words = spec.words()
-    if shell_syntax.needs_bash(spec.command or "") or not words or not _PYTHON.fullmatch(words[0]):
+    if needs_bash(spec.command or "") or not words or not _PYTHON.fullmatch(words[0]):
         return None
     first = next((word for word in words[1:] if not word.startswith("-") or word in ("-c", "-m", "-")), None)
     if first is None or not first.endswith(".py"):

@@ -30,8 +30,7 @@ from gpu_scheduler.attempts.sweep import recorded_command
 from gpu_scheduler.control.job_requests import early_refusal, refused_answer, request_for_job
 from gpu_scheduler.control.requests import COMMAND_LINE, STOP_MARGIN_S, Answer, Control, control
 from gpu_scheduler.core.command.shell_words import CHECKPOINT_VARIABLE, DEFAULT_RESUME_FLAG, with_checkpoint
-from gpu_scheduler.core.explain.eta import JobProgress
-from gpu_scheduler.core.explain.run_options import output_option, step_in
+from gpu_scheduler.core.explain.progress import JobProgress, output_option, step_in
 from gpu_scheduler.core.model.job import ActiveAttempt, Attempt, Checkpoint, Job, ProgressUnit, StopRequest
 from gpu_scheduler.core.model.job_spec import DEFAULT_STOP_SIGNAL, JobSpec
 from gpu_scheduler.core.model.request import AnswerCode, RequestAnswer, refusal_to_resume, wrong_state

@@ -10,7 +10,7 @@ from gpu_scheduler.app import gpu_views, job_views
 from gpu_scheduler.app.status_report import StatusReport
 from gpu_scheduler.attempts.running_progress import RunningProgress
 from gpu_scheduler.clock import Clock
-from gpu_scheduler.core.explain.eta import JobProgress
+from gpu_scheduler.core.explain.progress import JobProgress
 from gpu_scheduler.core.model.job import ActiveAttempt
 from gpu_scheduler.core.model.states import ACTIVE, JobState
 from gpu_scheduler.core.scheduling.facts import Facts

@@ -16,9 +16,8 @@ from functools import lru_cache
 from msgspec import Struct
 
 from gpu_scheduler.core.jobsfile.attributes import find_block_end
-from gpu_scheduler.core.jobsfile.job_line import Malformed, looks_like_csv
-from gpu_scheduler.core.jobsfile.line_warnings import JobShell
-from gpu_scheduler.core.jobsfile.shell_syntax import SUBSCRIPT
+from gpu_scheduler.core.jobsfile.job_line import SUBSCRIPT, Malformed, looks_like_csv
+from gpu_scheduler.core.jobsfile.reading import JobShell
 from gpu_scheduler.core.text.parsing import mask_quoted
 from gpu_scheduler.system.shortages import reraise_shortage
 

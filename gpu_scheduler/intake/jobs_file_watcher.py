@@ -18,9 +18,7 @@ from msgspec.structs import replace
 
 from gpu_scheduler.core.jobsfile import debounce, diff
 from gpu_scheduler.core.jobsfile.diff import AcceptedLines
-from gpu_scheduler.core.jobsfile.line_warnings import line_warnings
-from gpu_scheduler.core.jobsfile.reading import Line, Reading
-from gpu_scheduler.core.jobsfile.references import malformed_names, uncounted_names
+from gpu_scheduler.core.jobsfile.reading import Line, Reading, line_warnings, malformed_names, uncounted_names
 from gpu_scheduler.core.model.event import Event
 from gpu_scheduler.core.model.job import Job
 from gpu_scheduler.core.model.job_spec import COMPARED_ATTRIBUTES, JobSpec

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-from gpu_scheduler.core.jobsfile.reading import Line, Reading
-from gpu_scheduler.core.jobsfile.references import find_cycles, name_keys, references_of
+from gpu_scheduler.core.jobsfile.reading import Line, Reading, find_cycles, name_keys, references_of
 from gpu_scheduler.core.model import job_spec
 from gpu_scheduler.core.model.job_spec import UNRESOLVED, Dependency, DependencyKind
 from gpu_scheduler.core.model.reasons import WaitReason

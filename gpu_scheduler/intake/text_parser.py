@@ -13,10 +13,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from gpu_scheduler.core.jobsfile import references, shell_syntax
-from gpu_scheduler.core.jobsfile.job_line import LineResult, Malformed, ParsedJob, parse_line
-from gpu_scheduler.core.jobsfile.reading import Line, Reading, line_from_result
-from gpu_scheduler.core.jobsfile.references import TextReferences, references_of
+from gpu_scheduler.core.jobsfile.job_line import COMMAND_FORM, LineResult, Malformed, ParsedJob, parse_line
+from gpu_scheduler.core.jobsfile.reading import (
+    REFERENCE_FORM,
+    Line,
+    Reading,
+    TextReferences,
+    find_wrong_references,
+    line_from_result,
+    references_of,
+)
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.intake import bash_check
 from gpu_scheduler.intake.bash_check import find_continuations
@@ -118,16 +124,14 @@ class TextParser:
         """Returns the lines, with those marked that have a wrong reference, and the jobs that these miss."""
         if self._exists is None:
             return lines, frozenset()
-        problems = references.find_wrong_references(lines, self._exists, accepted)
+        problems = find_wrong_references(lines, self._exists, accepted)
         self._with_wrong_reference = {lines[index].raw: lines[index] for index in problems}
         if not problems:
             return lines, frozenset()
         checked = list(lines)
         for index, problem in problems.items():
             line = lines[index]
-            checked[index] = line_from_result(
-                line.number, line.raw, Malformed(problem, references.ACCEPTED_FORM)
-            )
+            checked[index] = line_from_result(line.number, line.raw, Malformed(problem, REFERENCE_FORM))
         wanted = {one for index in problems for one in references_of(lines[index])}
         return tuple(checked), frozenset(one for one in wanted if not self._exists(one))
 
@@ -151,7 +155,7 @@ class TextParser:
                 refusal = refused[command]
                 if refusal is bash_check.NOT_CHECKED:
                     self._not_checked.add(raw)
-                found[raw] = Malformed(refusal.reason, shell_syntax.ACCEPTED_FORM, refusal.unfinished)
+                found[raw] = Malformed(refusal.reason, COMMAND_FORM, refusal.unfinished)
         return [found[raw] for raw in raws]
 
     def _parse_one(self, raw: str) -> LineResult:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from gpu_scheduler.core.explain.run_options import output_option
+from gpu_scheduler.core.explain.progress import output_option
 from gpu_scheduler.core.model.states import ACTIVE
 from gpu_scheduler.core.text.formatting import (
     and_more,

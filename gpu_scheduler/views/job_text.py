@@ -18,7 +18,7 @@ from gpu_scheduler.core.text.formatting import format_eta, format_memory, times_
 if TYPE_CHECKING:
     from gpu_scheduler.app.job_detail import AttemptView
     from gpu_scheduler.app.status_report import AttemptWarning, JobView
-    from gpu_scheduler.core.explain.eta import JobProgress
+    from gpu_scheduler.core.explain.progress import JobProgress
     from gpu_scheduler.core.model.event import MisplacedProcess, Overuse
     from gpu_scheduler.core.model.job import Checkpoint, Progress
 

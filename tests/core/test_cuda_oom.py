@@ -14,9 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_scheduler.core.explain.cuda_oom import KEYWORDS, SIGNATURES, Signature
-from gpu_scheduler.core.explain.cuda_oom import cuda_oom as cuda_oom_at
-from gpu_scheduler.core.explain.log_end import PRINTED_ERROR, LogEnd
+from gpu_scheduler.core.explain.log_end import KEYWORDS, PRINTED_ERROR, SIGNATURES, LogEnd, Signature
+from gpu_scheduler.core.explain.log_end import cuda_oom as cuda_oom_at
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "oom"
 

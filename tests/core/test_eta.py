@@ -6,8 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_scheduler.core.explain.eta import remaining_s, work_before
-from gpu_scheduler.core.explain.run_options import CheckpointKind, matched_name, parse_name, step_in
+from gpu_scheduler.core.explain.progress import (
+    CheckpointKind,
+    matched_name,
+    parse_name,
+    remaining_s,
+    step_in,
+    work_before,
+)
 from gpu_scheduler.core.model.job import Progress, ProgressUnit
 
 STEP = ProgressUnit.STEP

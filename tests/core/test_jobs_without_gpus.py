@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_scheduler.core.command.build import build_command, display_command
-from gpu_scheduler.core.command.sessions import session_name
+from gpu_scheduler.core.command.build import build_command, display_command, session_name
 from gpu_scheduler.core.model.gpu import LOST, Gpu, GpuClaim, Suspicion
 from gpu_scheduler.core.model.job import ActiveAttempt
 from gpu_scheduler.core.model.job_spec import JobSpec, Need

@@ -103,7 +103,7 @@ MAY: Mapping[str, tuple[str, ...]] = {
     # The command line only parses arguments and formats results; every use case is in app.
     "cli": (
         "control", "app", "views", "core.model", "core.text", "core.jobsfile.attributes",
-        "core.jobsfile.compose", "core.jobsfile.shell_syntax", *TOP, "system.companion", "system.deadline",
+        "core.jobsfile.compose", "core.jobsfile.job_line", *TOP, "system.companion", "system.deadline",
         "system.shortages",
         "web.server", "web.tokens", "mcp_server", "client", "redis_queue",
     ),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpu_scheduler.core.jobsfile.job_line import ParsedJob, parse_line
-from gpu_scheduler.core.jobsfile.line_warnings import JobShell, line_warnings
+from gpu_scheduler.core.jobsfile.reading import JobShell, line_warnings
 from gpu_scheduler.core.scheduling.needs import LlmConfig, ResourceSpec, resolve
 
 PROGRAMS = (

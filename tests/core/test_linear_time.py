@@ -45,7 +45,7 @@ ELSEWHERE = (
     "re.sub(bound, f'\\\\1 {PROGRAM} {_CLONE_PROGRAM}', text, flags=re.MULTILINE)",
 )
 #: Tables whose patterns are not searched for.
-MATCHED = {"core.jobsfile.shell_syntax._BACKGROUND": "match"}
+MATCHED = {"core.jobsfile.job_line._BACKGROUND": "match"}
 ENDS = ("", "!\n")
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_scheduler.core.explain.log_progress import MAX_LINES, LogWindow, progress_of_log
-from gpu_scheduler.core.explain.run_options import RunOptions
+from gpu_scheduler.core.explain.progress import RunOptions
 from gpu_scheduler.core.model.job import Progress, ProgressUnit
 from tests.core import training_logs
 from tests.core.training_logs import Piece, tqdm

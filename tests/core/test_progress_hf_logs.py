@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from gpu_scheduler.core.explain.eta import remaining_s
 from gpu_scheduler.core.explain.log_progress import LogWindow, progress_of_log
-from gpu_scheduler.core.explain.run_options import RunOptions
+from gpu_scheduler.core.explain.progress import RunOptions, remaining_s
 from gpu_scheduler.core.model.job import Progress, ProgressUnit
 from gpu_scheduler.core.model.job_spec import JobSpec
 

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_scheduler.core.jobsfile.job_line import parse_line
-from gpu_scheduler.core.jobsfile.reading import Line, line_from_result
-from gpu_scheduler.core.jobsfile.references import find_wrong_references, references_of
+from gpu_scheduler.core.jobsfile.reading import Line, find_wrong_references, line_from_result, references_of
 
 
 def lines_of(text: str, first: int = 1) -> list[Line]:

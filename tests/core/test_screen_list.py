@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_scheduler.core.command.sessions import SessionList, parse_session_list
+from gpu_scheduler.core.command.build import SessionList, parse_session_list
 
 DEBIAN = """\
 There are screens on:

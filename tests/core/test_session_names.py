@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_scheduler.core.command.sessions import MAX_LENGTH, session_name
+from gpu_scheduler.core.command.build import MAX_LENGTH, session_name
 
 
 @pytest.mark.parametrize(

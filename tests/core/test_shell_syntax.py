@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from gpu_scheduler.core.jobsfile.job_line import Malformed, ParsedJob, parse_line
-from gpu_scheduler.core.jobsfile.shell_syntax import background_work, needs_bash, script_refusal
+from gpu_scheduler.core.jobsfile.job_line import (
+    Malformed,
+    ParsedJob,
+    background_work,
+    needs_bash,
+    parse_line,
+    script_refusal,
+)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.core.jobsfile.shell_syntax import BUILTINS, RESERVED
+from gpu_scheduler.core.jobsfile.job_line import BUILTINS, RESERVED
 from gpu_scheduler.intake.bash_check import job_shell
 
 

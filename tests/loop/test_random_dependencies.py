@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_scheduler.core.jobsfile.reading import Reading
-from gpu_scheduler.core.jobsfile.references import find_cycles
+from gpu_scheduler.core.jobsfile.reading import Reading, find_cycles
 from gpu_scheduler.core.model.job_spec import UNRESOLVED, DependencyKind, ParentStatus, parent_status
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.store import accepted_lines

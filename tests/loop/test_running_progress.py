@@ -13,7 +13,7 @@ import pytest
 from gpu_scheduler.attempts import job_progress, running_progress
 from gpu_scheduler.attempts.job_logs import current_log
 from gpu_scheduler.attempts.running_progress import MIN_INTERVAL_S, RunningProgress, with_remaining_times
-from gpu_scheduler.core.explain.eta import JobProgress
+from gpu_scheduler.core.explain.progress import JobProgress
 from gpu_scheduler.core.model.job import ActiveAttempt
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.states import AttemptState

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gpu_scheduler.attempts.job_progress import SCAN_INTERVAL_S, ProgressReader, ProgressSource
-from gpu_scheduler.core.explain.eta import JobProgress
+from gpu_scheduler.core.explain.progress import JobProgress
 from gpu_scheduler.core.model.job import Checkpoint, ProgressUnit
 from tests.core.training_logs import tqdm
 from tests.progress.training import spec, trainer_checkpoint

@@ -11,7 +11,7 @@ import pytest
 from gpu_scheduler.attempts import job_progress as log_reader
 from gpu_scheduler.attempts.job_progress import LogReader
 from gpu_scheduler.core.explain.log_progress import progress_of_log
-from gpu_scheduler.core.explain.run_options import RunOptions
+from gpu_scheduler.core.explain.progress import RunOptions
 
 
 def step(reader: LogReader) -> float | None:

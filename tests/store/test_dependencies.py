@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpu_scheduler.core.jobsfile.references import find_cycles
+from gpu_scheduler.core.jobsfile.reading import find_cycles
 from gpu_scheduler.core.model.job_spec import (
     Dependency,
     DependencyKind,

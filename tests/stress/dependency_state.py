@@ -6,8 +6,7 @@ import json
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
-from gpu_scheduler.core.jobsfile.reading import Line
-from gpu_scheduler.core.jobsfile.references import find_cycles
+from gpu_scheduler.core.jobsfile.reading import Line, find_cycles
 from gpu_scheduler.core.model.job_spec import (
     UNRESOLVED,
     Dependency,

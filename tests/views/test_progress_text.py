@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from gpu_scheduler.core.explain.eta import JobProgress
+from gpu_scheduler.core.explain.progress import JobProgress
 from gpu_scheduler.core.model.job import Checkpoint, Progress, ProgressUnit
 from gpu_scheduler.core.text.formatting import format_eta
 from gpu_scheduler.views.job_text import finish_text, long_text, progress_object, short_text

@@ -6,7 +6,7 @@ import re
 import time
 
 from gpu_scheduler.app.status_report import StatusReport
-from gpu_scheduler.core.explain.eta import JobProgress
+from gpu_scheduler.core.explain.progress import JobProgress
 from gpu_scheduler.core.model.gpu import FaultKind, GpuFault
 from gpu_scheduler.core.model.job import Progress, ProgressUnit
 from gpu_scheduler.core.model.reasons import WaitKind, WaitReason

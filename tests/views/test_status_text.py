@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from rich.cells import cell_len
 
 from gpu_scheduler.app.status_report import StatusReport
-from gpu_scheduler.core.explain.eta import JobProgress
+from gpu_scheduler.core.explain.progress import JobProgress
 from gpu_scheduler.core.model.finding import HealthIssue
 from gpu_scheduler.core.model.gpu import LOST, FaultKind, GpuClaim, GpuFault
 from gpu_scheduler.core.model.job import Checkpoint, Progress, ProgressUnit

@@ -4,7 +4,7 @@ The shell text activates the job's environment, checks the job's own command and
 appears in it only as single-quoted words. The shell text reports to descriptor 3. It writes "." right before
 it executes the job's own command; if it cannot execute the command, it writes "!", a FailureKind and the
 reason. Before the ".", it writes the /proc entries of its process to descriptor 4, because the same process
-then becomes the job's own command.
+then becomes the job's own command. This module also names the Screen session in which an attempt may run.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from gpu_scheduler.core.command.shell_words import format_cuda_ids, rewrite_arguments, rewrite_command
+from gpu_scheduler.core.model.gpu import format_gpu_list
 from gpu_scheduler.core.model.job_spec import CudaIds, CudaMode, JobSpec
 
 # Derives a job's environment variables from those that it inherits, and finds conda.
@@ -431,4 +432,53 @@ def _torchrun_check(environment: JobEnvironment) -> str:
     missing = f"{environment.label} has neither torchrun nor torch"
     return _FIND_TORCHRUN.format(
         there=f"[ -x {environment.bin_folder}/torchrun ]", missing=shlex.quote(missing)
+    )
+
+
+#: Maximum length of a session name. Screen silently fails to bind the socket of a longer one.
+MAX_LENGTH = 40
+
+
+def session_name(gpus: Sequence[int], mode: str, job_id: int) -> str:
+    """Returns `gpujob_<gpu_ids>_<mode>_<job_id>`: letters, digits and `_ - , .`, at most 40 characters.
+
+    The mode is truncated to fit, but the GPU ids never are. If the ids of many GPUs are too long, they are
+    written as ranges ("0-7"); if the ranges are too long as well, only the first id and the number of GPUs
+    are written ("0.x16"). Without GPUs, they are "cpu".
+    """
+    word = re.sub(r"[^A-Za-z0-9_.,-]", "-", mode) or "job"
+    room = MAX_LENGTH - len(f"gpujob___{job_id}")
+    if not gpus:
+        return f"gpujob_cpu_{word[: room - 3]}_{job_id}"
+    texts = (",".join(map(str, gpus)), format_gpu_list(gpus), f"{min(gpus)}.x{len(gpus)}")
+    ids = next((text for text in texts if len(text) < room), texts[-1])
+    return f"gpujob_{ids}_{word[: max(0, room - len(ids))]}_{job_id}"
+
+
+_SESSION = re.compile(r"^[ \t]+(?P<name>[0-9]+\.\S+)[ \t].*\((?P<state>[^()]*)\)[ \t]*$", re.MULTILINE)
+_FOLDER = re.compile(r"(?:[Ss]ockets? (?:found )?in) (/.*?)\.?\s*$")
+
+
+class SessionList(Struct, frozen=True):
+    """The sessions in the output of `screen -ls`, without those that Screen itself marks as dead.
+
+    folder: the socket folder; None if the output does not name it. attached: for each session, by its
+    `pid.name`, whether a terminal is attached to it.
+    """
+
+    folder: str | None = None
+    attached: Mapping[str, bool] = field(default_factory=dict)
+
+
+def parse_session_list(text: str) -> SessionList:
+    """Parses the output of `screen -ls`."""
+    folder = _FOLDER.search(text.strip())
+    states = {found["name"]: found["state"].lower() for found in _SESSION.finditer(text)}
+    return SessionList(
+        folder[1] if folder else None,
+        {
+            name: "attached" in state
+            for name, state in states.items()
+            if state.endswith(("attached", "detached", "private"))
+        },
     )

@@ -58,8 +58,13 @@ def explain_failure(result: AttemptResult, context: FailureContext | None = None
         return StateReason(ReasonKind.COMMAND_FAILED, FailureKind.BACKGROUND_WORK, 0, message=result.message)
     # Imported here because compiling the regular expressions in these modules takes 5 ms, and `status` needs
     # them only for an attempt whose end is not in the store yet.
-    from gpu_scheduler.core.explain.cuda_oom import cuda_oom
-    from gpu_scheduler.core.explain.log_end import LogEnd, failure_kinds, most_specific, telling_line
+    from gpu_scheduler.core.explain.log_end import (
+        LogEnd,
+        cuda_oom,
+        failure_kinds,
+        most_specific,
+        telling_line,
+    )
 
     tail = context.log_tail if context is not None else ""
     end = LogEnd(tail)

@@ -25,8 +25,7 @@ from enum import Enum
 from itertools import islice
 from typing import NamedTuple
 
-from gpu_scheduler.core.explain.eta import FIRST_READINGS
-from gpu_scheduler.core.explain.run_options import RunOptions
+from gpu_scheduler.core.explain.progress import FIRST_READINGS, RunOptions
 from gpu_scheduler.core.model.job import Progress, ProgressUnit
 from gpu_scheduler.core.text.job_output import ESCAPE
 

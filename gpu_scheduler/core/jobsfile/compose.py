@@ -33,10 +33,10 @@ from gpu_scheduler.core.jobsfile.job_line import (
     Malformed,
     ParsedJob,
     check_cuda_option,
+    check_effect,
     parse_line,
     quote_field,
 )
-from gpu_scheduler.core.jobsfile.shell_syntax import check_effect
 from gpu_scheduler.core.model.gpu import format_gpu_list
 from gpu_scheduler.core.model.job_spec import COMPARED_ATTRIBUTES, MAX_LENGTH, JobSpec
 from gpu_scheduler.core.model.values import format_seconds

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from gpu_scheduler.attempts.screen import screen_problem
 from gpu_scheduler.config import VERSION, ProbeKind
-from gpu_scheduler.core.command.sessions import parse_session_list
+from gpu_scheduler.core.command.build import parse_session_list
 from gpu_scheduler.core.model.finding import Finding, bad, ok, warn
 from gpu_scheduler.core.model.gpu import GpuSample
 from gpu_scheduler.errors import GpuStateError
