@@ -79,7 +79,7 @@ def choose_location(options: Namespace, argv: Sequence[str]) -> None:
         use = QueueUse.FIXED
     verdict, location, running = find_queue(use, options.state_file, options.data_dir)
     if running:
-        from gpu_scheduler.control.answers import choice_text
+        from gpu_scheduler.app.location import choice_text
 
         around = (f"{invocation()} ", f" {shlex.join(argv)}") if use is QueueUse.WHOLE else ("", "")
         text = choice_text(verdict, running, *around)

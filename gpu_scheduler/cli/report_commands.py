@@ -110,7 +110,7 @@ def screens(options: Namespace) -> int:
 def lint(options: Namespace) -> int:
     """Prints what each line of a jobs file would do; returns 1 if a line is malformed."""
     from gpu_scheduler.control import jobs_file as app
-    from gpu_scheduler.control.submissions_text import lint_json, lint_text
+    from gpu_scheduler.control.jobs_file import lint_json, lint_text
 
     content = app.read_stream(STDIN) if options.file == "-" else app.read_jobs_file(options.file)
     view = app.lint(

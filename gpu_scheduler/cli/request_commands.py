@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from gpu_scheduler.cli import program
 from gpu_scheduler.cli.program import location_of, print_message
-from gpu_scheduler.control.answers import answer_text
-from gpu_scheduler.control.requests import ALL_JOBS, Answer, AnswerKind
+from gpu_scheduler.control.requests import ALL_JOBS, Answer, AnswerKind, answer_text
 from gpu_scheduler.errors import UsageError
 
 if TYPE_CHECKING:
@@ -84,7 +83,7 @@ def set(options: Namespace) -> int:
 
 def _print_set_result(options: Namespace, result: SetResult, if_none: str = "") -> int:
     if result.notes:
-        from gpu_scheduler.control.submissions_text import line_note_text
+        from gpu_scheduler.control.line_note import line_note_text
 
         for note in result.notes:
             print_message(f"warning: {line_note_text(note)}")
@@ -144,8 +143,7 @@ def resume(options: Namespace) -> int:
         code = _print_gpu_answers(options, request(location_of(options), _gpus(options)), "resumed")
         _name_preempted_jobs(options)
         return code
-    from gpu_scheduler.control.preempt import resume_job
-    from gpu_scheduler.control.preempt_text import resume_text
+    from gpu_scheduler.control.preempt import resume_job, resume_text
 
     location = location_of(options)
     result = resume_job(location, options.job, options.from_path)
@@ -193,14 +191,13 @@ def _gpu_answer_text(options: Namespace, answer: Answer, done: str) -> str:
 def preempt(options: Namespace) -> int:
     """Preempts a job. Returns 1 if the job cannot be preempted, or if it has not ended in time."""
     from gpu_scheduler.control import preempt as app
-    from gpu_scheduler.control.preempt_text import failure_text, interrupted_text, to_text, wait_text
 
     location, waits = location_of(options), list[app.PreemptWait]()
 
     def print_wait(wait: app.PreemptWait) -> None:
         waits.append(wait)
         try:
-            print(wait_text(wait), flush=True)
+            print(app.wait_text(wait), flush=True)
         except OSError:  # the output cannot be written, but the job must still be preempted
             program.discard_output()
 
@@ -208,28 +205,27 @@ def preempt(options: Namespace) -> int:
         report = app.preempt(location, options.job, options.timeout, force=options.force, on_wait=print_wait)
     except KeyboardInterrupt:
         for wait in waits:
-            print_message(interrupted_text(wait))
+            print_message(app.interrupted_text(wait))
         raise
-    failure = failure_text(report, waits[0] if waits else None, str(location.resolve().folder))
+    failure = app.failure_text(report, waits[0] if waits else None, str(location.resolve().folder))
     if failure is not None:
         print_message(failure)
         return 1
-    program.print_done(to_text(report).rstrip("\n"))
+    program.print_done(app.preempt_text(report).rstrip("\n"))
     return 0
 
 
 def stop(options: Namespace) -> int:
     """Asks the scheduler to end; with --jobs, cancels the running jobs first."""
     from gpu_scheduler.control import stop as app
-    from gpu_scheduler.control.answers import stop_text, stop_wait_text
 
     def print_wait(wait: app.StopWait) -> None:
         try:
-            print(stop_wait_text(wait), flush=True)
+            print(app.stop_wait_text(wait), flush=True)
         except OSError:  # the output cannot be written, but the scheduler must still be stopped
             program.discard_output()
 
     location, grace_s = location_of(options), options.grace
     report = app.stop(location, end_jobs=options.jobs, grace_s=grace_s, on_wait=print_wait)
-    program.print_done(stop_text(report, with_jobs=options.jobs).rstrip("\n"))
+    program.print_done(app.stop_text(report, with_jobs=options.jobs).rstrip("\n"))
     return int(report.has_failed)

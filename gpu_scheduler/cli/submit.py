@@ -8,14 +8,14 @@ from argparse import Namespace
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
+from gpu_scheduler.app.location import option_text
 from gpu_scheduler.cli.arguments import given_attributes
 from gpu_scheduler.cli.program import location_of, print_done, print_message
 from gpu_scheduler.cli.request_commands import MAX_LINES
 from gpu_scheduler.config import JOBS_FILE, STATE_FILE
 from gpu_scheduler.control import submit as app
-from gpu_scheduler.control.answers import option_text
+from gpu_scheduler.control.line_note import line_note_text
 from gpu_scheduler.control.new_line import expand_grid
-from gpu_scheduler.control.submissions_text import line_note_text
 from gpu_scheduler.core.model.gpu import format_ranges
 from gpu_scheduler.core.text.formatting import count_noun, masked_json, safe_text
 from gpu_scheduler.errors import UsageError
@@ -110,9 +110,8 @@ _ONE_JOB = ("the job waits", "this is the first job")
 
 def adopt(options: Namespace) -> int:
     """Adopts the process and prints its job. Prints notes on stderr."""
-    from gpu_scheduler.control.adopt import Adoption
+    from gpu_scheduler.control.adopt import Adoption, adopt_text, note_text
     from gpu_scheduler.control.adopt import adopt as adopt_process
-    from gpu_scheduler.control.submissions_text import adopt_text, note_text
 
     given, source = given_attributes(options), (options.gpu_probe, options.simulate)
     adoption = Adoption(options.pid, given, options.vram, options.gpus, *source)
@@ -125,8 +124,7 @@ def adopt(options: Namespace) -> int:
 
 def import_(options: Namespace) -> int:
     """Imports a file; prints warnings on stderr. Returns 1 if the file could not be renamed."""
-    from gpu_scheduler.control.import_queue import import_queue
-    from gpu_scheduler.control.submissions_text import import_text, import_warnings
+    from gpu_scheduler.control.import_queue import import_queue, import_text, import_warnings
 
     report = import_queue(location_of(options), options.file)
     print_done(import_text(report).rstrip("\n"))

@@ -16,9 +16,8 @@ from typing import Any
 
 from msgspec import Struct
 
-from gpu_scheduler.app.location import Location, QueueUse, find_queue
+from gpu_scheduler.app.location import Location, QueueUse, choice_text, find_queue
 from gpu_scheduler.client.transports import HttpTransport, StoreTransport, Transport
-from gpu_scheduler.control.answers import choice_text
 from gpu_scheduler.errors import ClientError
 from gpu_scheduler.web.operations import MAX_PAGE, Json
 

@@ -6,7 +6,7 @@ import os
 import re
 import shlex
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct, field
@@ -20,7 +20,7 @@ from gpu_scheduler.core.jobsfile.attributes import parse_item
 from gpu_scheduler.core.model.gpu import GpuSample
 from gpu_scheduler.core.model.job import ADOPT, AdoptedProcess
 from gpu_scheduler.core.model.job_spec import JobSpec
-from gpu_scheduler.core.text.formatting import pid_text
+from gpu_scheduler.core.text.formatting import format_gpus, pid_text, safe_text
 from gpu_scheduler.errors import SchedulerError, StoreNotFoundError, UsageError
 from gpu_scheduler.runner.process_scan import environment, token_in
 from gpu_scheduler.store.job_lists import adopted_job_of
@@ -287,3 +287,28 @@ def _insert(
             process.log,
             scheduler_pid_of(store) is not None,
         )
+
+
+def adopt_text(job: AdoptedJob) -> str:
+    """Formats an adopted job as three lines: its id and name, its command and its folder."""
+    name = "" if job.name is None else f": {safe_text(job.name)}"
+    return (
+        f"Adopted PID {job.pid} as job {job.id}{name}\n"
+        f"    cmd: {safe_text(job.text)}\n"
+        f"    cwd: {safe_text(job.cwd)}\n"
+    )
+
+
+def note_text(job: AdoptedJob) -> Iterator[str]:
+    """Yields notes on the GPUs and the log of an adopted job, and on a scheduler that is not running."""
+    alone = "; no other job starts there, because --vram was not given" if job.is_alone else ""
+    yield f"it uses {format_gpus(job.gpus)}{alone}"
+    if not job.can_start:
+        yield (
+            "it has replaced its command line by a title, so it cannot be started again unless"
+            f" `set {job.id} command='…'` names its command after its end"
+        )
+    if job.log is None:
+        yield "its output does not go to a file, so `logs` cannot show it"
+    if not job.is_scheduler_up:
+        yield "no scheduler is running; the next one watches the process (`start`)"

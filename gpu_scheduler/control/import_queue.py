@@ -22,13 +22,13 @@ from typing import Any
 from msgspec import Struct
 
 from gpu_scheduler.app.location import Location
-from gpu_scheduler.control.line_note import LineNote, Note, NoteKind
+from gpu_scheduler.control.line_note import LineNote, Note, NoteKind, line_note_text
 from gpu_scheduler.control.new_line import AttributeValues, recorded_setting
 from gpu_scheduler.control.submit import NewJob, Submission, check_job, insert_new, inserted_before
 from gpu_scheduler.core.jobsfile.attributes import MAX_RETRIES
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.reasons import ReasonKind, StateReason
-from gpu_scheduler.core.text.formatting import count_noun
+from gpu_scheduler.core.text.formatting import count_noun, safe_text
 from gpu_scheduler.core.text.parsing import parse_json, split_words
 from gpu_scheduler.errors import UsageError
 from gpu_scheduler.system import safe_file
@@ -418,3 +418,54 @@ def _virtual_environment(python: str) -> str | None:
     programs, root = os.path.dirname(python), os.path.dirname(os.path.dirname(python))
     parts = (f"{root}/pyvenv.cfg", f"{root}/bin/activate")
     return root if os.path.basename(programs) == "bin" and all(map(os.path.isfile, parts)) else None
+
+
+#: Up to this many imported jobs get a line each.
+_MAX_LINES = 20
+
+
+def import_text(report: ImportReport) -> str:
+    """Formats the imported jobs, the jobs that were left out, and the new name of the file."""
+    return "".join(f"{safe_text(line)}\n" for line in _import_lines(report))
+
+
+def _import_lines(report: ImportReport) -> Iterator[str]:
+    path, made = report.path, report.made
+    if made.ids and not made.jobs:
+        yield f"{path} was imported before as {_ids(made.ids)}; nothing was imported again"
+    elif not made.jobs:
+        yield f"{path} has no pending jobs; nothing was imported"
+    elif len(made.jobs) > _MAX_LINES:
+        yield f"imported {_ids(made.ids)} from {path}"
+    else:
+        for job_id, job in zip(made.ids, made.jobs, strict=True):
+            after = f" (after {', '.join(job.after)})" if job.after else ""
+            yield f"job {job_id}: {f'{job.name}: ' if job.name else ''}{job.text}{after}"
+    if report.left_out:
+        counts = ", ".join(f"{number:,} {status}" for status, number in sorted(report.left_out.items()))
+        yield f"not imported, because only pending jobs are: {counts}"
+    if report.renamed_to is not None:
+        yield f"{path} is now {report.renamed_to}"
+    if made.jobs and not made.is_scheduler_up:
+        yield "no scheduler is running; `start` runs the jobs"
+
+
+def _ids(ids: tuple[int, ...]) -> str:
+    """Formats ids that are in ascending order, such as "jobs 4-6"."""
+    if len(ids) == 1:
+        return f"job {ids[0]}"
+    if ids[-1] - ids[0] == len(ids) - 1:
+        return f"jobs {ids[0]}-{ids[-1]}"
+    return f"{count_noun(len(ids), 'job')} from {ids[0]} to {ids[-1]}"
+
+
+def import_warnings(report: ImportReport) -> Iterator[str]:
+    """Yields the warnings about the imported jobs, and why the file was not renamed."""
+    if report.made.jobs:
+        for job_id, notes in zip(report.made.ids, report.notes, strict=True):
+            yield from (f"job {job_id}: {line_note_text(note)}" for note in notes)
+    if report.rename_problem is not None:
+        yield (
+            f"{report.path} was imported but not renamed: {report.rename_problem}; rename it yourself"
+            " (as long as it is unchanged, it is not imported again)"
+        )

@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -17,7 +18,7 @@ from msgspec.structs import replace
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.app.store_access import job_lookup, open_store
 from gpu_scheduler.config import NO_GPUS
-from gpu_scheduler.control.line_note import LineNote, Note, NoteKind
+from gpu_scheduler.control.line_note import LineNote, Note, NoteKind, line_note_text
 from gpu_scheduler.control.new_line import (
     NewWork,
     Preview,
@@ -37,10 +38,19 @@ from gpu_scheduler.core.jobsfile.compose import format_command_line, format_scri
 from gpu_scheduler.core.jobsfile.diff import AcceptedLines, InsertJob, ReadingDiff
 from gpu_scheduler.core.jobsfile.job_line import script_refusal
 from gpu_scheduler.core.jobsfile.reading import REFERENCE_FORM, Line
-from gpu_scheduler.core.model.gpu import parse_gpu_list
-from gpu_scheduler.core.model.job_spec import NORMAL_PRIORITY, JobSpec
+from gpu_scheduler.core.model.gpu import format_gpu_list, parse_gpu_list
+from gpu_scheduler.core.model.job_spec import NORMAL_PRIORITY, JobSpec, Need
 from gpu_scheduler.core.model.states import JobState, Outcome
+from gpu_scheduler.core.model.values import WHOLE
 from gpu_scheduler.core.scheduling.settings import Limits
+from gpu_scheduler.core.text.formatting import (
+    count_noun,
+    format_duration,
+    limit_length,
+    masked_json,
+    picked,
+    safe_text,
+)
 from gpu_scheduler.errors import SchedulerError, UsageError
 from gpu_scheduler.health.doctor.job import conda_sh_of, known_environments
 from gpu_scheduler.intake.bash_check import job_shell
@@ -49,6 +59,10 @@ from gpu_scheduler.intake.llm_config import LlmConfigFile
 from gpu_scheduler.intake.text_parser import TextParser
 from gpu_scheduler.store.jobs_files import MalformedLineRecord, newest_job_of
 from gpu_scheduler.system.safe_file import FileProblem
+from gpu_scheduler.views.wait_text import need_text
+
+if TYPE_CHECKING:
+    from gpu_scheduler.store.jobs_files import MalformedLineRecord
 
 
 class NewLine(NewWork, frozen=True):
@@ -355,4 +369,114 @@ def _duplicate_lines(lines: Sequence[Line]) -> Mapping[int, int]:
         line.number: first[line.identity]
         for index, line in enumerate(lines)
         if index not in jobs and not line.malformed
+    }
+
+
+def lint_text(linted: LintView) -> str:
+    """Formats every line in order and, below them, the numbers of jobs, duplicates and problems."""
+    blocks = [(line.number, _line_text(linted.path, line)) for line in linted.lines]
+    shown: set[str | None] = set()
+    for bad in linted.malformed:
+        blocks.append((bad.number, _malformed_text(bad, bad.accepted_form not in shown)))
+        shown.add(bad.accepted_form)
+    same = sum(line.duplicate_of is not None for line in linted.lines)
+    warned = sum(bool(line.warnings) for line in linted.lines)
+    counts = [count_noun(len(linted.lines) - same, "job")]
+    counts += [count_noun(same, "duplicate line")] if same else []
+    counts += [f"{count_noun(warned, 'line')} with a warning"] if warned else []
+    counts += [f"{len(linted.malformed):,} malformed"]
+    return "\n".join([*(text for _, text in sorted(blocks)), ", ".join(counts)]) + "\n"
+
+
+def _line_text(path: str, line: Preview) -> str:
+    spec = line.spec
+    if line.duplicate_of is not None:
+        duplicate = f"duplicate of line {line.duplicate_of}; both lines belong to one job"
+        return f"{safe_text(path)}:{line.number}: {duplicate}"
+    where = "any" if spec.allowed is None else format_gpu_list(spec.allowed)
+    facts = [_kind_name(line), f"needs {need_text(line.need)}"]
+    facts += [f"GPUs {where}"] if line.need.count else []
+    facts += [f"priority {line.priority}"]
+    facts += [f"name {spec.name}"] if spec.name else []
+    facts += [f"conda {line.conda}"] if line.conda else []
+    facts += [f"venv {spec.venv}"] if spec.venv else []
+    facts += [f"env {' '.join(name for name, _ in spec.env)}"] if spec.env else []
+    facts += [f"at most {format_duration(spec.timeout_s)}"] if spec.timeout_s is not None else []
+    retries = [("running out of memory", spec.oom_retries), ("a failure", spec.fail_retries)]
+    facts += [f"{n} retr{'y' if n == 1 else 'ies'} after {what}" for what, n in retries if n is not None]
+    facts += [f"starts after {', '.join(spec.after)}"] if spec.after else []
+    facts += [f"starts after the end of {', '.join(spec.after_any)}"] if spec.after_any else []
+    facts += ["may preempt jobs of lower priority"] if spec.preempt else []
+    facts += [f"preempted with SIG{spec.preempt_signal}"] if spec.preempt_signal else []
+    facts += [f"resumes with {spec.resume_flag}"] if spec.resume_flag else []
+    facts += [f"checkpoints {spec.checkpoints}"] if spec.checkpoints else []
+    facts += ["held until `release`"] if spec.hold else []
+    facts += ["cancelled by its line"] if spec.cancel else []
+    below = [safe_text(limit_length(line.command)), f"in {safe_text(spec.cwd)}"]
+    below += [f"note: {safe_text(limit_length(note))}" for note in map(line_note_text, line.notes)]
+    below += [
+        f"warning: {safe_text(limit_length(warning))}" for warning in map(line_note_text, line.warnings)
+    ]
+    head = f"{safe_text(path)}:{line.number}: {safe_text('; '.join(facts))}"
+    return "\n".join([head, *(f"    {text}" for text in below)])
+
+
+def _kind_name(line: Preview) -> str:
+    return "torchrun" if line.spec.torchrun is not None else line.spec.kind
+
+
+def _malformed_text(bad: MalformedLineRecord, show_accepted: bool) -> str:
+    """Formats a malformed line. show_accepted: also show the accepted form."""
+    head = f"{safe_text(bad.path)}:{bad.number}: malformed: {safe_text(limit_length(bad.problem))}"
+    below = [
+        safe_text(limit_length(bad.text)),
+        *([f"accepted: {safe_text(bad.accepted_form or '')}"] if show_accepted else []),
+    ]
+    return "\n    ".join([head, *below])
+
+
+def lint_json(linted: LintView) -> str:
+    """Formats the preview as JSON, as docs/json.md describes."""
+    value = {
+        "file": linted.path,
+        "cwd": linted.cwd,
+        "lines": [_line_object(line) for line in linted.lines],
+        "malformed": [
+            {"line": bad.number, "text": bad.text, "reason": bad.problem, "accepted": bad.accepted_form}
+            for bad in linted.malformed
+        ],
+    }
+    return masked_json(value, 2) + "\n"
+
+
+def need_object(need: Need) -> dict[str, Any]:
+    """Returns a need as the object that docs/json.md describes."""
+    return {
+        "gpus": need.count,
+        "share": need.share / WHOLE if need.share and not need.alone else None,
+        "vram": need.vram,
+        "idle": need.alone,
+        "exclusive": need.exclusive,
+        "description": need_text(need),
+    }
+
+
+def _line_object(line: Preview) -> dict[str, Any]:
+    spec, need = line.spec, line.need
+    return {
+        "line": line.number,
+        "text": spec.text,
+        "kind": _kind_name(line),
+        "name": spec.name,
+        "same_as_line": line.duplicate_of,
+        "priority": line.priority,
+        "need": need_object(need),
+        "allowed_gpus": None if spec.allowed is None else list(spec.allowed),
+        "conda": line.conda,
+        **picked(spec, "venv", "cwd"),
+        "env": dict(spec.env),
+        "command": line.command,
+        **picked(spec, "timeout_s", "oom_retries", "fail_retries", "after", "after_any", "hold", "cancel"),
+        "notes": list(map(line_note_text, line.notes)),
+        "warnings": list(map(line_note_text, line.warnings)),
     }

@@ -1,12 +1,18 @@
-"""Defines a note about a line of a jobs file: a reason why its job may not run as the user expects."""
+"""Defines and formats a note about a line of a jobs file: why its job may not run as the user expects."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
+from typing import Any
 
 from msgspec import Struct
 
+from gpu_scheduler.core.model.job_spec import Need
+from gpu_scheduler.core.model.states import Outcome
 from gpu_scheduler.core.model.values import Code
+from gpu_scheduler.core.text.formatting import count_noun, pid_text
+from gpu_scheduler.views.wait_text import need_text
 
 
 # fmt: off
@@ -66,3 +72,35 @@ class Note(Struct, frozen=True):
 UNMET_NEEDS = (NoteKind.TOO_FEW_GPUS, NoteKind.GPUS_TOO_SMALL)
 #: A plain string is a message from the line parser.
 LineNote = Note | str
+
+
+def line_note_text(note: LineNote) -> str:
+    """Formats a note about a line."""
+    if isinstance(note, str):
+        return note
+    values = {key: _value_text(key, one) for key, one in note.data.items()}
+    if note.kind is NoteKind.ENVIRONMENT:
+        values["programs"] = _programs_text(note.data)
+    return note.kind.sentence.format_map(values)
+
+
+def _programs_text(data: Mapping[str, Any]) -> str:
+    conda, venv = data["conda"], data["venv"]
+    text = "the programs on the scheduler's PATH" if conda is None else f"conda environment {conda}"
+    return (
+        text if venv is None else f"{text}; `--venv {shlex.quote(str(venv))}` takes the one that is nearest"
+    )
+
+
+def _value_text(key: str, value: object) -> str:
+    if isinstance(value, tuple) and key == "retried":
+        return " ".join(value)
+    if isinstance(value, tuple):
+        return ", ".join(value) or "none known"
+    if isinstance(value, Need):
+        return need_text(value)
+    if isinstance(value, int) and key in ("scheduler_pid", "usable"):
+        return pid_text(value) if key == "scheduler_pid" else count_noun(value, "GPU")
+    if isinstance(value, Outcome):
+        return str(value).replace("_", " ")
+    return "no jobs file" if key == "watched" and not value else str(value)

@@ -1,4 +1,4 @@
-"""Has the requests of a front end carried out, and defines the answers to them.
+"""Has the requests of a front end carried out, defines the answers to them, and formats these.
 
 The scheduler carries them out or, if none is running, rounds of this process. Only rounds change jobs. A
 server does not run rounds; the next `start` carries out what it has recorded.
@@ -7,7 +7,7 @@ server does not run rounds; the next `start` carries out what it has recorded.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,7 @@ from msgspec import Struct
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.app.store_access import ANSWER_TIMEOUT_S, POLL_INTERVAL_S, open_store
 from gpu_scheduler.core.model.request import RequestAnswer
+from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.model.values import Code
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.store.requests import request_answer
@@ -24,6 +25,7 @@ from gpu_scheduler.store.store import Store
 
 if TYPE_CHECKING:
     from gpu_scheduler.rounds.command import CommandRounds
+
 
 #: The requester recorded in the store, unless a front end gives its own name.
 COMMAND_LINE = "cli"
@@ -210,3 +212,74 @@ def _described(store: Store) -> Iterator[None]:
         from gpu_scheduler.health.storage import describe_store_error
 
         raise SchedulerError(describe_store_error(store.data_dir, error)) from None
+
+
+def answer_text(answer: Answer, data_dir: str) -> str:
+    """Formats the answer to a request as text that is safe to print. data_dir: the path of the store."""
+    said, reply = "; ".join(filter(None, (answer.kind.sentence, answer.kind.remedy))), answer.reply
+    if said:
+        from gpu_scheduler.core.text.formatting import pid_text
+
+        return said.format(target=answer.target, scheduler=pid_text(answer.scheduler_pid or 0))
+    return "" if reply is None else reply.code.fill(reply, _PHRASES, answer, data_dir)
+
+
+def _safe(text: str) -> str:
+    from gpu_scheduler.core.text.formatting import safe_text
+
+    return safe_text(text)
+
+
+def _retries(reply: RequestAnswer, answer: Answer, _: str) -> str:
+    """Formats the commands that retry a job together with the jobs because of which it would be skipped."""
+    job, parents = answer.target, " ".join(map(str, answer.failed_ancestors or [reply.parent]))
+    if answer.is_skipped:
+        return f"`retry {parents}` first, which also queues the jobs that were skipped because of it"
+    return f"`retry {parents} {job}`, or change what job {job} waits for"
+
+
+def _wrong_state(reply: RequestAnswer, answer: Answer, _: str) -> str:
+    """Formats the state of a job, after its name, and the states in which the request is possible."""
+    job, verb, state, wanted = answer.target, reply.verb, reply.state, " or ".join(map(str, reply.accepted))
+    if verb == "hold" and state is JobState.HELD:
+        return f"already held; `why {job}` shows how it can be queued again"
+    if verb == "set":  # the request of several commands
+        remedy = f"; `retry {job} --set KEY=VALUE` changes it and queues it again"
+        return f"{state}; only a job that is {wanted} can be changed{remedy * (state is JobState.FINISHED)}"
+    name = "`resume --job`" if verb == "resume_job" else verb
+    remedy = f"; `hold {job}` keeps it from starting" * (verb == "preempt" and state is JobState.QUEUED)
+    return f"{state}; {name} needs a job that is {wanted}{remedy}"
+
+
+def _cleared(reply: RequestAnswer, *_: object) -> str:
+    if not reply.count:
+        return "cleared" if reply.count is None else "there are no finished jobs to clear"
+    return f"{reply.count:,} job{'s' * (reply.count > 1)} cleared"
+
+
+def _end(reply: RequestAnswer, *_: object) -> str:
+    from gpu_scheduler.views.job_text import outcome_text
+
+    return outcome_text(reply.outcome or Outcome.ENDED, reply.exit_code, reply.signal)
+
+
+def _again(reply: RequestAnswer, answer: Answer, _: str) -> str:
+    is_idle = reply.state in (JobState.FINISHED, JobState.HELD)
+    return f"; `retry {answer.target}` runs it again" if is_idle else ""
+
+
+#: The phrases in the sentences of `AnswerCode`.
+_PHRASES: Mapping[str, Callable[[RequestAnswer, Answer, str], str]] = {
+    "job": lambda it, answer, _: str(answer.target),
+    "data_dir": lambda it, answer, data_dir: _safe(data_dir),
+    "attribute": lambda it, *_: _safe(it.attribute),
+    "queued": lambda it, *_: (
+        f"{_safe(it.attribute)} set, and queued again" if it.attribute else "queued again"
+    ),
+    "cleared": _cleared,
+    "changed": lambda it, *_: "held" if it.verb == "hold" else "changed",
+    "wrong_state": _wrong_state,
+    "end": _end,
+    "again": _again,
+    "retries": _retries,
+}

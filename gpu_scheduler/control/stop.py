@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import posixpath
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from msgspec import Struct, field
 
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.app.store_access import POLL_INTERVAL_S, open_store
-from gpu_scheduler.control.requests import STOP_MARGIN_S, Control, control
+from gpu_scheduler.control.requests import STOP_MARGIN_S, AnswerKind, Control, control
 from gpu_scheduler.core.model.states import ACTIVE, Outcome
 from gpu_scheduler.core.text.formatting import pid_text
 from gpu_scheduler.errors import SchedulerError, StoreNotFoundError
@@ -184,3 +185,39 @@ def _ends(store_control: Control, jobs: Iterable[int]) -> dict[int, RecordedEnd 
         elif job is not None and job.outcome is not None:
             ended[job_id] = RecordedEnd(job.outcome, job.exit_code, job.signal)
     return ended
+
+
+def stop_wait_text(wait: StopWait) -> str:
+    """Formats the progress message of a waiting `stop`."""
+    from gpu_scheduler.core.text.formatting import format_jobs, pid_text
+
+    jobs, kill = format_jobs(wait.jobs), f"SIGKILL after {wait.grace_s:g} s"
+    if wait.scheduler_pid is None:
+        return f"waiting for {jobs} to end ({kill})"
+    scheduler = f"waiting for the scheduler ({pid_text(wait.scheduler_pid)})"
+    return f"{scheduler} to cancel {jobs} ({kill}) and end" if wait.jobs else f"{scheduler} to end"
+
+
+def stop_text(report: StopReport, *, with_jobs: bool) -> str:
+    """Formats the report as lines. with_jobs: `stop` was to end the running jobs too."""
+    return "".join(f"{line}\n" for line in _stop_lines(report, with_jobs))
+
+
+def _stop_lines(report: StopReport, with_jobs: bool) -> Iterator[str]:
+    from gpu_scheduler.core.text.formatting import format_jobs, pid_text
+    from gpu_scheduler.views.job_text import outcome_text
+
+    if report.scheduler_pid is not None:
+        yield f"the scheduler ({pid_text(report.scheduler_pid)}) has ended"
+    elif not (with_jobs and set(report.running) - set(report.adopted)):
+        yield f"no scheduler is running on {report.state_file}"
+    continuing = report.adopted if with_jobs else report.running
+    if continuing:
+        how = "`cancel JOB` ends a job; the next `start` continues to manage them"
+        which = "adopted" if with_jobs else "running"
+        yield f"{which} jobs continue: {format_jobs(continuing)}; {how}"
+    for job_id, end in report.ended.items():
+        text = "" if end is None else outcome_text(end.outcome, end.exit_code, end.signal)
+        yield f"job {job_id}: {text or AnswerKind.NOT_ENDED.sentence}"
+    if report.shares is not None:
+        yield f"{posixpath.basename(report.state_file)} updated: gpu_status {report.shares}"

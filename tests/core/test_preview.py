@@ -6,8 +6,8 @@ from collections.abc import Collection
 
 import pytest
 
+from gpu_scheduler.control.line_note import line_note_text
 from gpu_scheduler.control.new_line import Preview, PreviewContext, preview
-from gpu_scheduler.control.submissions_text import line_note_text
 from gpu_scheduler.core.jobsfile.job_line import ParsedJob, parse_line
 from gpu_scheduler.core.scheduling.needs import LlmConfig, parse_llm_config
 from gpu_scheduler.core.scheduling.settings import Limits

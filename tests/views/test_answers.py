@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_scheduler.control.answers import answer_text
-from gpu_scheduler.control.requests import Answer, AnswerKind
+from gpu_scheduler.control.requests import Answer, AnswerKind, answer_text
 from gpu_scheduler.core.model.request import ACCEPTED_STATES, REFUSALS, AnswerCode, RequestAnswer, wrong_state
 from gpu_scheduler.core.model.states import JobState, Outcome
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpu_scheduler.control.preempt import PreemptEnd, PreemptReport
-from gpu_scheduler.control.preempt_text import to_text
+from gpu_scheduler.control.preempt import PreemptEnd, PreemptReport, preempt_text
 from gpu_scheduler.core.model.job import Checkpoint
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.states import Outcome
@@ -36,5 +35,5 @@ def test_says_what_came_after_the_newest_checkpoint(
         3, PreemptEnd.ENDED, job_record(state="held", spec_json=SPEC.to_json()), outcome=Outcome.PREEMPTED,
         checkpoint=Checkpoint("/w/out/checkpoint-150", step, saved_at), lost_steps=lost_steps, ended_at=END,
     )  # fmt: skip
-    _, shown, *_ = to_text(report).splitlines()
+    _, shown, *_ = preempt_text(report).splitlines()
     assert shown == f"  latest checkpoint: out/checkpoint-150 {text}".rstrip()

@@ -11,10 +11,8 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from gpu_scheduler.control.answers import answer_text
-from gpu_scheduler.control.line_note import LineNote, Note, NoteKind
-from gpu_scheduler.control.requests import Answer, AnswerKind
-from gpu_scheduler.control.submissions_text import line_note_text
+from gpu_scheduler.control.line_note import LineNote, Note, NoteKind, line_note_text
+from gpu_scheduler.control.requests import Answer, AnswerKind, answer_text
 from gpu_scheduler.core.model.event import Event, EventKind
 from gpu_scheduler.core.model.gpu import FaultKind, GpuClaim, GpuFault, Suspicion
 from gpu_scheduler.core.model.job_spec import Need
