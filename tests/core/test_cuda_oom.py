@@ -1,7 +1,8 @@
 """Logs of jobs that ran out of GPU memory, in the wording of each library, and logs that only look similar.
 
 In tests/golden/oom, each .log file has one log: the first line names the program that wrote it, the second
-has the line that reports the OOM or "none", and the log follows. Each .txt file has one case per line.
+has the line that reports the OOM or "none", and the log follows. Each .txt file has one case per line; in
+signatures.txt, the name of the signature precedes it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_scheduler.core.explain.log_end import KEYWORDS, PRINTED_ERROR, SIGNATURES, LogEnd, Signature
+from gpu_scheduler.core.explain.log_end import KEYWORDS, PRINTED_ERROR, SIGNATURES, LogEnd
 from gpu_scheduler.core.explain.log_end import cuda_oom as cuda_oom_at
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "oom"
@@ -48,7 +49,9 @@ def lines(name: str) -> list[str]:
 
 CASES = [read_case(path) for path in sorted(GOLDEN.glob("*.log"))]
 OOMS = [case for case in CASES if case.expected is not None]
-ROWS = [row.pattern for row in SIGNATURES]
+ROWS = list(SIGNATURES.values())
+#: For each signature, a line that only it matches.
+EXAMPLES = dict(line.split("\t") for line in lines("signatures"))
 TORCH = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 4.35 GiB. GPU 3 has a total capacity of"
     " 63.42 GiB of which 1.70 GiB is free. If reserved but unallocated memory is large try setting"
@@ -203,17 +206,17 @@ def test_strips_the_process_prefix_from_the_oom_line(mark: str) -> None:
     assert cuda_oom(with_process_mark(mark, died(TORCH) + MISTAKE)) is None
 
 
-@pytest.mark.parametrize("row", SIGNATURES, ids=lambda row: row.name)
-def test_each_example_of_an_oom_line_matches_only_its_own_signature(row: Signature) -> None:
-    assert [other.name for other in SIGNATURES if other.pattern.search(row.example)] == [row.name]
-    assert cuda_oom(row.example) == row.example
+@pytest.mark.parametrize("name", SIGNATURES)
+def test_each_example_of_an_oom_line_matches_only_its_own_signature(name: str) -> None:
+    example = EXAMPLES[name]
+    assert [other for other, pattern in SIGNATURES.items() if pattern.search(example)] == [name]
+    assert cuda_oom(example) == example
 
 
 @pytest.mark.parametrize("word", KEYWORDS)
 def test_each_oom_keyword_finds_a_line_that_no_other_keyword_finds(word: str) -> None:
-    lines = [case.expected.lower() for case in OOMS if case.expected] + [
-        row.example.lower() for row in SIGNATURES
-    ]
+    lines = [case.expected.lower() for case in OOMS if case.expected]
+    lines += map(str.lower, EXAMPLES.values())
     assert any([other for other in KEYWORDS if other in line] == [word] for line in lines)
 
 
@@ -250,7 +253,7 @@ def test_text_without_oom_keywords_never_counts_as_an_oom(text: str) -> None:
         assert cuda_oom(text) is None
 
 
-@given(st.lists(st.sampled_from((*PIECES, *(f"{row.example}\n" for row in SIGNATURES))), max_size=30))
+@given(st.lists(st.sampled_from((*PIECES, *(f"{example}\n" for example in EXAMPLES.values()))), max_size=30))
 def test_returns_at_most_one_line_for_any_log(pieces: list[str]) -> None:
     told = cuda_oom(" ".join(pieces))
     assert told is None or (

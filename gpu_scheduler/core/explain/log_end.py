@@ -1,4 +1,17 @@
-"""Reads the end of a failed program's log: its lines and tracebacks, the error, and the kind of failure."""
+"""Reads the end of a failed program's log: its lines and tracebacks, the error, and the kind of failure.
+
+It also decides whether the program ended because GPU memory was exhausted, because such a job is retried with
+more memory. A line that reports exhausted memory (because it matches one of the SIGNATURES) is therefore not
+enough. That error must also have ended the program: the program must not have continued after it, and no
+other error may follow, except one that results from it (an error of a launcher or of another rank, or one
+that was raised while the first error was being handled). Exhausted host memory never counts. A program that
+catches the error may print its own message and exit with an error; such a message counts only among the last
+lines.
+
+One similar message does not count: vLLM's "max seq len ... larger than the maximum number of tokens that can
+be stored in KV cache". In that case no allocation has failed. The requested length does not fit into the part
+of the GPU that vLLM always takes, so the job would fail again with any amount of memory.
+"""
 
 from __future__ import annotations
 
@@ -467,162 +480,62 @@ def most_specific(kinds: Iterable[FailureKind]) -> FailureKind | None:
 # Messages with which libraries report exhausted GPU memory, as quoted by users of these libraries.
 
 
-class Signature(NamedTuple):
-    """One library's message about exhausted GPU memory, with an example that only this signature matches.
-
-    is_error_name: the pattern matches the name of an error, which also occurs in settings and in prose.
-    """
-
-    name: str
-    pattern: re.Pattern[str]
-    example: str
-    is_error_name: bool = False
-
-
-def _signature(name: str, pattern: str, example: str, *, is_name: bool = False) -> Signature:
-    return Signature(name, re.compile(pattern), example, is_name)
-
-
-SIGNATURES = (
-    _signature(
-        "PyTorch",
-        r"(?:CUDA|HIP) out of memory(?:\.? Tried to allocate| occurred when)"
-        r"|(?:Error|Exception): (?:CUDA|HIP) out of memory",
-        "RuntimeError: CUDA out of memory. Tried to allocate 1.02 GiB (GPU 0; 11.17 GiB total capacity)",
-    ),
-    _signature(
-        "PyTorch, the class",
-        r"\btorch\.(?:cuda\.)?OutOfMemoryError(?::\s*\S|$)|\bOutOfMemoryError: Allocation on device",
-        "torch.OutOfMemoryError: Allocation on device 0 would exceed allowed memory. (out of memory)",
-        is_name=True,
-    ),
-    _signature(
-        "PyTorch without NVML figures",
-        r'NVML_SUCCESS == .{0,200}INTERNAL ASSERT FAILED at ".{0,200}CUDACachingAllocator\.cpp"',
-        'NVML_SUCCESS == r INTERNAL ASSERT FAILED at "../c10/cuda/CUDACachingAllocator.cpp":830',
-    ),
-    _signature(
-        "accelerate", r"\bNo executable batch size found\b", "No executable batch size found, reached zero."
-    ),
-    _signature(
-        "CUDA, message",
-        r"(?i:\b(?:cuda|hip|rocm) (?:runtime |driver )?error\b.{0,200}?\bout of memory)",
-        "RuntimeError: CUDA error: out of memory",
-    ),
-    _signature(
-        "CUDA, error name",
-        r"CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation|hipErrorOutOfMemory",
-        "CudaAPIError: [2] Call to cuMemAlloc results in CUDA_ERROR_OUT_OF_MEMORY",
-    ),
-    _signature(
-        "cudaMalloc (ggml, MXNet, Faiss, PyCUDA)",
-        r"\b(?:(?:cuda|hip)Malloc(?!Host)\w*|cuMem\w+)(?:\(.{0,200}?\))?(?: retry)?"
-        r" (?:failed(?: with error)?:?|error) out of memory",
-        "allocating 7825.94 MiB on device 0: cudaMalloc failed: out of memory",
-    ),
-    _signature(
-        "CUDA failed (CTranslate2, NCCL, ONNX Runtime)",
-        r"(?i:\bcuda fail(?:ed|ure)\b.{0,200}?\bout of memory)",
-        "RuntimeError: CUDA failed with error out of memory",
-    ),
-    _signature("NCCL", r"\bFailed to CUDA calloc\b", "Failed to CUDA calloc async 608 bytes"),
-    _signature(
-        "CUDA libraries",
-        r"\b(?:CU|HIP)(?:BLAS|DNN|SOLVER|SPARSE|TENSOR)_STATUS_ALLOC_FAILED"
-        r"|\b(?:CU|HIP)FFT_ALLOC_FAILED|\bCURAND_STATUS_ALLOCATION_FAILED",
-        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
-    ),
-    _signature(
-        "cuDNN, out of memory",
-        r"CUDNN_STATUS_(?:INTERNAL_ERROR|EXECUTION_FAILED)\b.{0,200}?\bout of memory",
-        "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR (out of memory)",
-    ),
-    _signature(
-        "XLA",
-        r"\bOut of memory while trying to allocate\b|\bFailed to allocate \d+ bytes for new constant"
-        r"|\bFailed to allocate request for .{0,60} on device ordinal",
-        "XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to allocate 7406166528 bytes.",
-    ),
-    _signature(
-        "TensorFlow",
-        r"OOM when allocating tensor[^/]{0,1000}/\S{0,200}[Gg][Pp][Uu]:\d",
-        "OOM when allocating tensor with shape[128,768] and type float on /job:localhost/device:GPU:0",
-    ),
-    _signature(
-        "TensorFlow's allocator",
-        r"Allocator \(GPU_\d+_bfc\) ran out of memory",
-        "W tensorflow/core/common_runtime/bfc_allocator.cc:479] Allocator (GPU_0_bfc) ran out of memory",
-    ),
-    _signature(
-        "CuPy",
-        r"\bOut of memory allocating [\d,]+ bytes \(allocated so far"
-        r"|\bout of memory to allocate \d+ bytes \(total|\bcupy\.cuda\.memory\.OutOfMemoryError",
-        "Out of memory allocating 25,600,000 bytes (allocated so far: 3,635,267,072 bytes).",
-    ),
-    _signature(
-        "RMM (cuDF, cuML)",
-        r"std::bad_alloc: out_of_memory|\bRMM_ERROR_OUT_OF_MEMORY\b|\bRMM failure.{0,300}pool size exceeded",
-        "MemoryError: std::bad_alloc: out_of_memory: RMM failure at: Maximum pool size exceeded",
-    ),
-    _signature(
-        "PaddlePaddle",
-        r"\bOut of memory error on GPU \d",
-        "Out of memory error on GPU 0. Cannot allocate 25MB",
-    ),
-    _signature(
-        "ONNX Runtime",
-        r"BFCArena::AllocateRawInternal.{0,300}Failed to allocate memory for requested buffer",
-        "BFCArena::AllocateRawInternal(size_t) Failed to allocate memory for requested buffer of size 6",
-    ),
-    _signature(
-        "TensorRT",
-        r"Cuda Runtime \(out of memory\)|\bError Code 2: OutOfMemory\b",
-        "[defaultAllocator.cpp::allocate::31] Error Code 1: Cuda Runtime (out of memory)",
-    ),
-    _signature(
-        "Triton server", r"(?i:\bfailed to allocate (?:GPU|CUDA) memory\b)", "failed to allocate GPU memory"
-    ),
-    _signature(
-        "vLLM",
-        r"\bNo available memory for the cache blocks\b"
-        r"|\bFree memory on device\b.{0,100}\bis less than desired GPU memory utilization\b",
-        "ValueError: No available memory for the cache blocks.",
-    ),
-    _signature(
-        "SGLang",
-        r"\bNot enough memory\. Please try .{0,40}--mem-fraction-static",
-        "Not enough memory. Please try to increase --mem-fraction-static.",
-    ),
-    _signature(
-        "Text Generation Inference",
-        r"\bNot enough memory to handle \d+ (?:prefill|total) tokens",
-        'Error: Warmup(Generation("Not enough memory to handle 4096 prefill tokens."))',
-    ),
-    _signature(
-        "bitsandbytes",
-        r"\bError out of memory at line \d+ in file\b",
-        "Error out of memory at line 8 in file ops.cu",
-    ),
-    _signature(
-        "CatBoost",
-        r"\bTOutOfMemoryError\b|\bError: Out of memory\. Requested [\d.]+(?: MB)?; Free\b",
-        "Error: Out of memory. Requested 8880 MB; Free 5902.061425 MB",
-    ),
-    _signature(
-        "LightGBM", r"\[CUDA\] out of memory\b", "[LightGBM] [Fatal] [CUDA] out of memory cuda_utils.hpp 37"
-    ),
-    _signature(
-        "OpenCV",
-        r"Gpu API call(?:\) | \()out of memory",
-        "(-217:Gpu API call) out of memory in function 'allocate'",
-    ),
-    _signature(
-        "CUDA.jl, Blender",
-        r"(?i:\bout of GPU memory\b)",
-        "ERROR: Out of GPU memory trying to allocate 8.000 GiB",
-    ),
-    _signature("Vulkan", r"\bErrorOutOfDeviceMemory\b", "vk::Device::allocateMemory: ErrorOutOfDeviceMemory"),
-)
+#: The messages, by library. tests/golden/oom/signatures.txt has an example of each.
+SIGNATURES = {
+    name: re.compile(pattern)
+    for name, pattern in (
+        ("PyTorch",
+         r"(?:CUDA|HIP) out of memory(?:\.? Tried to allocate| occurred when)"
+         r"|(?:Error|Exception): (?:CUDA|HIP) out of memory"),
+        ("PyTorch, the class",
+         r"\btorch\.(?:cuda\.)?OutOfMemoryError(?::\s*\S|$)|\bOutOfMemoryError: Allocation on device"),
+        ("PyTorch without NVML figures",
+         r'NVML_SUCCESS == .{0,200}INTERNAL ASSERT FAILED at ".{0,200}CUDACachingAllocator\.cpp"'),
+        ("accelerate", r"\bNo executable batch size found\b"),
+        ("CUDA, message", r"(?i:\b(?:cuda|hip|rocm) (?:runtime |driver )?error\b.{0,200}?\bout of memory)"),
+        ("CUDA, error name", r"CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation|hipErrorOutOfMemory"),
+        ("cudaMalloc (ggml, MXNet, Faiss, PyCUDA)",
+         r"\b(?:(?:cuda|hip)Malloc(?!Host)\w*|cuMem\w+)(?:\(.{0,200}?\))?(?: retry)?"
+         r" (?:failed(?: with error)?:?|error) out of memory"),
+        ("CUDA failed (CTranslate2, NCCL, ONNX Runtime)",
+         r"(?i:\bcuda fail(?:ed|ure)\b.{0,200}?\bout of memory)"),
+        ("NCCL", r"\bFailed to CUDA calloc\b"),
+        ("CUDA libraries",
+         r"\b(?:CU|HIP)(?:BLAS|DNN|SOLVER|SPARSE|TENSOR)_STATUS_ALLOC_FAILED"
+         r"|\b(?:CU|HIP)FFT_ALLOC_FAILED|\bCURAND_STATUS_ALLOCATION_FAILED"),
+        ("cuDNN, out of memory",
+         r"CUDNN_STATUS_(?:INTERNAL_ERROR|EXECUTION_FAILED)\b.{0,200}?\bout of memory"),
+        ("XLA",
+         r"\bOut of memory while trying to allocate\b|\bFailed to allocate \d+ bytes for new constant"
+         r"|\bFailed to allocate request for .{0,60} on device ordinal"),
+        ("TensorFlow", r"OOM when allocating tensor[^/]{0,1000}/\S{0,200}[Gg][Pp][Uu]:\d"),
+        ("TensorFlow's allocator", r"Allocator \(GPU_\d+_bfc\) ran out of memory"),
+        ("CuPy",
+         r"\bOut of memory allocating [\d,]+ bytes \(allocated so far"
+         r"|\bout of memory to allocate \d+ bytes \(total|\bcupy\.cuda\.memory\.OutOfMemoryError"),
+        ("RMM (cuDF, cuML)",
+         r"std::bad_alloc: out_of_memory|\bRMM_ERROR_OUT_OF_MEMORY\b"
+         r"|\bRMM failure.{0,300}pool size exceeded"),
+        ("PaddlePaddle", r"\bOut of memory error on GPU \d"),
+        ("ONNX Runtime",
+         r"BFCArena::AllocateRawInternal.{0,300}Failed to allocate memory for requested buffer"),
+        ("TensorRT", r"Cuda Runtime \(out of memory\)|\bError Code 2: OutOfMemory\b"),
+        ("Triton server", r"(?i:\bfailed to allocate (?:GPU|CUDA) memory\b)"),
+        ("vLLM",
+         r"\bNo available memory for the cache blocks\b"
+         r"|\bFree memory on device\b.{0,100}\bis less than desired GPU memory utilization\b"),
+        ("SGLang", r"\bNot enough memory\. Please try .{0,40}--mem-fraction-static"),
+        ("Text Generation Inference", r"\bNot enough memory to handle \d+ (?:prefill|total) tokens"),
+        ("bitsandbytes", r"\bError out of memory at line \d+ in file\b"),
+        ("CatBoost", r"\bTOutOfMemoryError\b|\bError: Out of memory\. Requested [\d.]+(?: MB)?; Free\b"),
+        ("LightGBM", r"\[CUDA\] out of memory\b"),
+        ("OpenCV", r"Gpu API call(?:\) | \()out of memory"),
+        ("CUDA.jl, Blender", r"(?i:\bout of GPU memory\b)"),
+        ("Vulkan", r"\bErrorOutOfDeviceMemory\b"),
+    )
+}  # fmt: skip
+#: The signature that is the name of an error, which also occurs in settings and in prose.
+_ERROR_NAME = "PyTorch, the class"
 
 #: Every line that matches a signature contains at least one of these, in upper or lower case.
 KEYWORDS = (
@@ -645,13 +558,11 @@ def has_keyword(text: str) -> bool:
 
 def is_signature(text: str) -> bool:
     """Returns whether the line is a library's report that GPU memory is exhausted."""
-    for row in SIGNATURES:
-        found = row.pattern.search(text)
-        if found is not None:
+    for name, pattern in SIGNATURES.items():
+        if found := pattern.search(text):
             before = text[: found.start()]
-            return not ADVICE.search(before) and not (
-                row.is_error_name and MENTION.search(before[-_CONTEXT_CHARS:])
-            )
+            is_mention = name == _ERROR_NAME and MENTION.search(before[-_CONTEXT_CHARS:])
+            return not ADVICE.search(before) and not is_mention
     return False
 
 

@@ -384,6 +384,12 @@ def _malformed_parent(item: str, number: int) -> str:
     return f"{item}: line {number}, which has this name, is malformed; correct line {number} first"
 
 
+# Warns about well-formed lines whose jobs will certainly fail or will not run as expected.
+#
+# The checks only parse the line, and give no warning when they cannot be sure. The caller determines which
+# programs are on the PATH of a job's shell.
+
+
 class JobShell(Struct, frozen=True):
     """The bash that runs a command.
 
