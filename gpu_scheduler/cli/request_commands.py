@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from gpu_scheduler.cli import program
@@ -36,42 +36,29 @@ def retry(options: Namespace) -> int:
     return _print_set_result(options, request(location_of(options), jobs, options.set), "no job has failed")
 
 
-def hold(options: Namespace) -> int:
-    """Keeps queued jobs from starting."""
-    from gpu_scheduler.control.job_requests import hold as request
+def _change(options: Namespace) -> int:
+    """Holds or releases the named jobs, or clears these or all finished jobs."""
+    from gpu_scheduler.control.job_requests import change_jobs
 
-    return _print_job_answers(options, request(location_of(options), options.jobs))
+    answers = change_jobs(location_of(options), options.command, options.jobs or None)
+    return _print_job_answers(options, answers)
 
 
-def release(options: Namespace) -> int:
-    """Returns held jobs to the queue."""
-    from gpu_scheduler.control.job_requests import release as request
-
-    return _print_job_answers(options, request(location_of(options), options.jobs))
+hold = release = clear = _change
 
 
 def recover(options: Namespace) -> int:
     """Queues interrupted jobs again."""
-    from gpu_scheduler.control import job_requests
-
     options.jobs = [*options.jobs, *options.listed_jobs]
-    jobs = _jobs_unless(options.all, "--all", options)
-    return _print_job_answers(options, job_requests.recover(location_of(options), jobs))
-
-
-def clear(options: Namespace) -> int:
-    """Takes finished jobs out of the lists."""
-    from gpu_scheduler.control import job_requests
-
-    jobs = options.jobs or None
-    return _print_job_answers(options, job_requests.clear(location_of(options), jobs))
+    _jobs_unless(options.all, "--all", options)
+    return _change(options)
 
 
 def priority(options: Namespace) -> int:
     """Changes the priority of waiting jobs."""
-    from gpu_scheduler.control.job_requests import set_priority as request
+    from gpu_scheduler.control.job_requests import set_priority
 
-    return _print_job_answers(options, request(location_of(options), options.jobs, options.number))
+    return _print_job_answers(options, set_priority(location_of(options), options.jobs, options.number))
 
 
 def set(options: Namespace) -> int:
@@ -126,9 +113,7 @@ def _print_job_answers(options: Namespace, answers: Collection[Answer], if_none:
 
 def pause(options: Namespace) -> int:
     """Keeps new jobs off these GPUs."""
-    from gpu_scheduler.control import gpu_requests
-
-    return _print_gpu_answers(options, gpu_requests.pause(location_of(options), _gpus(options)), "paused")
+    return _set_paused(options, paused=True)
 
 
 def resume(options: Namespace) -> int:
@@ -138,11 +123,8 @@ def resume(options: Namespace) -> int:
     if options.job is None:
         if options.from_path is not None:
             raise UsageError("--from names the checkpoint of a job; write `resume --job JOB --from PATH`")
-        from gpu_scheduler.control.gpu_requests import resume as request
-
-        code = _print_gpu_answers(options, request(location_of(options), _gpus(options)), "resumed")
-        _name_preempted_jobs(options)
-        return code
+        _set_paused(options, paused=False)
+        return _name_preempted_jobs(options)
     from gpu_scheduler.control.preempt import resume_job, resume_text
 
     location = location_of(options)
@@ -155,37 +137,28 @@ def resume(options: Namespace) -> int:
     return 0
 
 
-def _name_preempted_jobs(options: Namespace) -> None:
+def _name_preempted_jobs(options: Namespace) -> int:
     """Prints a note for each preempted job whose number is that of a GPU that was resumed."""
     from gpu_scheduler.control.preempt import preempted_jobs
 
     numbers = {gpu for given in options.ids if given is not None for gpu in given}
     for job_id in preempted_jobs(location_of(options), numbers):
         print_message(f"note: job {job_id} is preempted; `resume --job {job_id}` continues it")
-
-
-def _gpus(options: Namespace) -> Collection[int] | None:
-    """Returns the given GPUs; None means all GPUs. Raises UsageError if none are given."""
-    if not options.ids:
-        raise UsageError(f"name the GPUs to {options.command}, as in `{options.command} 0`, or give `all`")
-    return None if None in options.ids else {gpu for given in options.ids for gpu in given}
-
-
-def _print_gpu_answers(options: Namespace, answers: Iterable[Answer], done: str) -> int:
-    for answer in answers:
-        program.print_done(f"GPU {answer.target}: {_gpu_answer_text(options, answer, done)}")
     return 0
 
 
-def _gpu_answer_text(options: Namespace, answer: Answer, done: str) -> str:
-    home = location_of(options).resolve()
-    if answer.kind is AnswerKind.NOTHING_TO_DO:
-        return "not paused, because no scheduler has run here yet"
-    if answer.kind is AnswerKind.IN_STATE_FILE:
-        from gpu_scheduler.core.text.formatting import safe_text
+def _set_paused(options: Namespace, *, paused: bool) -> int:
+    """Pauses or resumes the given or all GPUs. Raises UsageError if none are given."""
+    from gpu_scheduler.control.gpu_requests import gpu_answer_text, set_paused
 
-        return f"{done} in {safe_text(str(home.state_file))}, which the first `start` reads"
-    return answer_text(answer, str(home.folder))
+    if not options.ids:
+        raise UsageError(f"name the GPUs to {options.command}, as in `{options.command} 0`, or give `all`")
+    gpus = None if None in options.ids else {gpu for given in options.ids for gpu in given}
+    location = location_of(options)
+    for answer in set_paused(location, gpus, paused=paused):
+        text = gpu_answer_text(answer, location.resolve(), paused=paused)
+        program.print_done(f"GPU {answer.target}: {text}")
+    return 0
 
 
 def preempt(options: Namespace) -> int:
@@ -196,10 +169,7 @@ def preempt(options: Namespace) -> int:
 
     def print_wait(wait: app.PreemptWait) -> None:
         waits.append(wait)
-        try:
-            print(app.wait_text(wait), flush=True)
-        except OSError:  # the output cannot be written, but the job must still be preempted
-            program.discard_output()
+        _print_progress(app.wait_text(wait))
 
     try:
         report = app.preempt(location, options.job, options.timeout, force=options.force, on_wait=print_wait)
@@ -219,13 +189,19 @@ def stop(options: Namespace) -> int:
     """Asks the scheduler to end; with --jobs, cancels the running jobs first."""
     from gpu_scheduler.control import stop as app
 
-    def print_wait(wait: app.StopWait) -> None:
-        try:
-            print(app.stop_wait_text(wait), flush=True)
-        except OSError:  # the output cannot be written, but the scheduler must still be stopped
-            program.discard_output()
-
-    location, grace_s = location_of(options), options.grace
-    report = app.stop(location, end_jobs=options.jobs, grace_s=grace_s, on_wait=print_wait)
+    report = app.stop(
+        location_of(options),
+        end_jobs=options.jobs,
+        grace_s=options.grace,
+        on_wait=lambda wait: _print_progress(app.stop_wait_text(wait)),
+    )
     program.print_done(app.stop_text(report, with_jobs=options.jobs).rstrip("\n"))
     return int(report.has_failed)
+
+
+def _print_progress(text: str) -> None:
+    """Prints what a command waits for. If this cannot be written, the command must still go on."""
+    try:
+        print(text, flush=True)
+    except OSError:
+        program.discard_output()

@@ -5,29 +5,29 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from gpu_scheduler.app.location import Location
-from gpu_scheduler.control.requests import COMMAND_LINE, Answer, AnswerKind, Control, control, unanswered
+from gpu_scheduler.control.requests import (
+    COMMAND_LINE,
+    Answer,
+    AnswerKind,
+    Control,
+    answer_text,
+    control,
+    unanswered,
+)
 from gpu_scheduler.core.model.gpu import format_gpu_list
 from gpu_scheduler.errors import SchedulerError, StoreNotFoundError
 from gpu_scheduler.intake import state_file_edits
+from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.store import Store
 
 
-def pause(location: Location, gpus: Collection[int] | None, *, by: str = COMMAND_LINE) -> tuple[Answer, ...]:
-    """Keeps new jobs off these GPUs; None means every managed GPU.
+def set_paused(
+    location: Location, gpus: Collection[int] | None, *, paused: bool, by: str = COMMAND_LINE
+) -> tuple[Answer, ...]:
+    """Keeps new jobs off these GPUs, or lets the GPUs accept them again; None means every managed GPU.
 
     Raises SchedulerError if a GPU is not managed.
     """
-    return _set_paused(location, gpus, by, paused=True)
-
-
-def resume(location: Location, gpus: Collection[int] | None, *, by: str = COMMAND_LINE) -> tuple[Answer, ...]:
-    """Lets these GPUs accept new jobs again; None means every managed GPU."""
-    return _set_paused(location, gpus, by, paused=False)
-
-
-def _set_paused(
-    location: Location, gpus: Collection[int] | None, by: str, *, paused: bool
-) -> tuple[Answer, ...]:
     try:
         with control(location) as store_control:
             return _request_in_store(store_control, gpus, by, paused)
@@ -90,3 +90,15 @@ def _selected_gpus(store: Store, gpus: Collection[int] | None, paused: bool) -> 
         hint = "" if job is None else f"; for job {job.id}, use `{verb} {job.id}`"
         raise SchedulerError(f"{which} not managed; the managed GPUs are {format_gpu_list(managed)}{hint}")
     return {gpu: managed[gpu] for gpu in named}
+
+
+def gpu_answer_text(answer: Answer, home: DataDir, *, paused: bool) -> str:
+    """Formats the answer as text that is safe to print."""
+    if answer.kind is AnswerKind.NOTHING_TO_DO:
+        return "not paused, because no scheduler has run here yet"
+    if answer.kind is AnswerKind.IN_STATE_FILE:
+        from gpu_scheduler.core.text.formatting import safe_text
+
+        done = "paused" if paused else "resumed"
+        return f"{done} in {safe_text(str(home.state_file))}, which the first `start` reads"
+    return answer_text(answer, str(home.folder))

@@ -6,9 +6,8 @@ answer per job. A request that can only be refused is not even recorded; all oth
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
@@ -62,9 +61,8 @@ def cancel(
         ids = _resolve(store, "cancel", jobs) if jobs is not None else ids
         if not ids:
             return tuple(spared)
-        requests, refused = _record_requests(store, "cancel", ids, by, {"grace_s": grace_s})
-        answers = store_control.carry_out(requests, requests.values(), grace_s)
-        made = _answers(store_control, requests, answers)
+        args = {"grace_s": grace_s}
+        refused, made = _request(store_control, "cancel", dict.fromkeys(ids, args), by, grace_s)
         if location.runs_rounds and store_control.scheduler_pid is None:
             made = [_with_end(store_control, answer) for answer in made]
         return (*refused, *made, *spared)
@@ -94,19 +92,20 @@ def retry(
 
     items: the changes to make first, as for `set_attributes`. A round makes them with the retry.
     """
-    changes: dict[int, list[AttributeChange]] = {}
     with control(location) as store_control:
         store = store_control.store
         ids = _failed_jobs(store) if jobs is None else _resolve(store, "retry", jobs)
+        changes: dict[int, list[AttributeChange]] = {job_id: [] for job_id in ids}
         if items:
             from gpu_scheduler.control.attribute_changes import attribute_changes
 
             changes = {job_id: attribute_changes(store, job_id, items) for job_id in ids}
         args = {job_id: _retry_args(made) for job_id, made in changes.items()}
-        requests, refused = _record_requests(store, "retry", ids, by, {}, args)
-        answers = (*refused, *_carry_out(store_control, requests))
-        made = chain.from_iterable(changes.get(job_id, ()) for job_id in requests.values())
-        return SetResult(answers, tuple(chain.from_iterable(one.notes for one in made)))
+        refused, answers = _request(store_control, "retry", args, by)
+        for answer in refused:
+            del changes[answer.target]
+        notes = (one.notes for one in chain.from_iterable(changes.values()))
+        return SetResult((*refused, *answers), tuple(chain.from_iterable(notes)))
 
 
 def _retry_args(changes: Sequence[AttributeChange]) -> dict[str, Any]:
@@ -115,33 +114,28 @@ def _retry_args(changes: Sequence[AttributeChange]) -> dict[str, Any]:
     return {"changes": made, **({"parents": list(chain.from_iterable(lists))} if lists else {})}
 
 
-def hold(location: Location, jobs: Sequence[JobRef], *, by: str = COMMAND_LINE) -> tuple[Answer, ...]:
-    """Keeps queued jobs from starting."""
-    return _request_for_jobs(location, "hold", jobs, by)
-
-
-def release(location: Location, jobs: Sequence[JobRef], *, by: str = COMMAND_LINE) -> tuple[Answer, ...]:
-    """Returns held jobs to the queue."""
-    return _request_for_jobs(location, "release", jobs, by)
-
-
-def recover(
-    location: Location, jobs: Sequence[JobRef] | None, *, by: str = COMMAND_LINE
+def change_jobs(
+    location: Location, verb: str, jobs: Sequence[JobRef] | None, *, by: str = COMMAND_LINE, **args: object
 ) -> tuple[Answer, ...]:
-    """Queues interrupted jobs again. jobs: None means every interrupted job."""
-    return _request_for_jobs(location, "recover", jobs, by)
+    """Holds, releases, recovers or clears jobs, or sets their priority. Returns an answer for each job.
 
-
-def clear(location: Location, jobs: Sequence[JobRef] | None, *, by: str = COMMAND_LINE) -> tuple[Answer, ...]:
-    """Takes finished jobs out of the lists. jobs: None means every finished job."""
-    return _request_for_jobs(location, "clear", jobs, by)
+    jobs: None means every interrupted job (recover), or every finished one (clear). args: those of the
+    request.
+    """
+    with control(location) as store_control:
+        store = store_control.store
+        if jobs is None:
+            return _answers_for_all(store_control, add_request(store, verb, by=by))
+        ids = _resolve(store, verb, jobs)
+        refused, answers = _request(store_control, verb, dict.fromkeys(ids, args), by) if ids else ([], [])
+        return (*refused, *answers)
 
 
 def set_priority(
     location: Location, jobs: Sequence[JobRef], priority: int, *, by: str = COMMAND_LINE
 ) -> tuple[Answer, ...]:
     """Changes the priority of waiting jobs."""
-    return _request_for_jobs(location, "set", jobs, by, name="priority", value=priority)
+    return change_jobs(location, "set", jobs, by=by, name="priority", value=priority)
 
 
 def set_attributes(
@@ -164,7 +158,7 @@ def set_attributes(
         with store.db.transaction():
             requests = {add_request(store, "set", str(job_id), by, **one.args): job_id for one in changes}
         # Equal answers, such as the refusal of each change, are given once.
-        made = _carry_out(store_control, requests)
+        made = _answers(store_control, requests, store_control.carry_out(requests))
         answers = tuple({replace(one, request=None): one for one in made}.values())
         notes = () if any(answer.has_failed for answer in answers) else (one.notes for one in changes)
         return SetResult(answers, tuple(chain.from_iterable(notes)))
@@ -172,23 +166,7 @@ def set_attributes(
 
 def request_for_job(store_control: Control, verb: str, job_id: int, by: str, **args: object) -> Answer:
     """Records a request for one job, has it carried out and returns the answer."""
-    requests, refused = _record_requests(store_control.store, verb, [job_id], by, args)
-    return (refused or _carry_out(store_control, requests))[0]
-
-
-def _request_for_jobs(
-    location: Location, verb: str, jobs: Sequence[JobRef] | None, by: str, **args: object
-) -> tuple[Answer, ...]:
-    """Records a request for each job, or one for all jobs that the verb applies to if `jobs` is None."""
-    with control(location) as store_control:
-        store = store_control.store
-        if jobs is None:
-            return _answers_for_all(store_control, add_request(store, verb, by=by))
-        ids = _resolve(store, verb, jobs)
-        if not ids:
-            return ()
-        requests, refused = _record_requests(store, verb, ids, by, args)
-        return (*refused, *_carry_out(store_control, requests))
+    return next(chain.from_iterable(_request(store_control, verb, {job_id: args}, by)))
 
 
 def _answers_for_all(store_control: Control, request: int) -> tuple[Answer, ...]:
@@ -205,30 +183,29 @@ def _resolve(store: Store, verb: str, refs: Sequence[JobRef]) -> list[int]:
     return resolve_jobs(store, refs, lambda job: concerns(verb, job))
 
 
-def _record_requests(
-    store: Store,
+def _request(
+    store_control: Control,
     verb: str,
-    jobs: Collection[int],
+    jobs: Mapping[int, Mapping[str, Any]],
     by: str,
-    args: Mapping[str, Any],
-    args_of: Mapping[int, Mapping[str, Any]] = MappingProxyType({}),
-) -> tuple[dict[int, int], list[Answer]]:
-    """Records a request for each job, all in one transaction.
+    end_grace_s: float | None = None,
+) -> tuple[list[Answer], list[Answer]]:
+    """Records a request for each job, all in one transaction, and has them carried out.
 
-    args_of: further arguments for single jobs. Returns the job of each request, and the answers for the
-    refused jobs.
+    jobs: the arguments of the request, by job; end_grace_s: set if the requests end the jobs. Returns the
+    answers for the jobs that were refused before anything was recorded, and those to the requests.
     """
-    made: dict[int, int] = {}
-    refused: list[Answer] = []
+    store, requests, refused = store_control.store, dict[int, int](), list[Answer]()
     with store.db.transaction():
-        for job_id in jobs:
-            given = {**args, **args_of.get(job_id, {})}
-            why = early_refusal(store, verb, job_id, given)
+        for job_id, args in jobs.items():
+            why = early_refusal(store, verb, job_id, args)
             if why is None:
-                made[add_request(store, verb, str(job_id), by, **given)] = job_id
+                requests[add_request(store, verb, str(job_id), by, **args)] = job_id
             else:
                 refused.append(refused_answer(store, job_id, why))
-    return made, refused
+    ending = () if end_grace_s is None else requests.values()
+    replies = store_control.carry_out(requests, ending, end_grace_s or 0.0)
+    return refused, _answers(store_control, requests, replies)
 
 
 def _open_jobs(store: Store) -> list[Job]:
@@ -243,11 +220,6 @@ def _failed_jobs(store: Store) -> list[int]:
 
     pending = requested_verbs(store)
     return sorted(job.record.id for job in failed_jobs(store) if job.record.id not in pending)
-
-
-def _carry_out(store_control: Control, requests: Mapping[int, int]) -> list[Answer]:
-    """Has the requests carried out and returns their answers. requests: the job of each request."""
-    return _answers(store_control, requests, store_control.carry_out(requests))
 
 
 def _answers(

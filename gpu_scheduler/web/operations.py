@@ -36,7 +36,8 @@ from gpu_scheduler.app.status import (
 from gpu_scheduler.app.status_report import JobView, StatusReport
 from gpu_scheduler.app.store_access import ANSWER_TIMEOUT_S, open_store, recorded_request
 from gpu_scheduler.config import VERSION
-from gpu_scheduler.control import gpu_requests, job_requests
+from gpu_scheduler.control import job_requests
+from gpu_scheduler.control.gpu_requests import set_paused
 from gpu_scheduler.control.line_note import UNMET_NEEDS, Note, line_note_text
 from gpu_scheduler.control.new_line import expand_grid
 from gpu_scheduler.control.preempt import PreemptEnd, failure_text, preempt, resume_job
@@ -358,7 +359,7 @@ def change_jobs(
     if refs is None or not refs:
         if verb != "clear" or refs is not None:
             raise UsageError(f"jobs: name the jobs to {verb}")
-        return _answers(context, job_requests.clear(location, None, by=by))
+        return _answers(context, job_requests.change_jobs(location, "clear", None, by=by))
     if verb == "cancel":
         answers = job_requests.cancel(location, refs, grace_s, by=by)
     elif verb == "retry":
@@ -373,8 +374,7 @@ def change_jobs(
     elif verb == "preempt":
         return {"answers": _each(refs, lambda one: _preempt(context, one, grace_s, force=force))}
     else:
-        simple = {"hold": job_requests.hold, "release": job_requests.release, "clear": job_requests.clear}
-        answers = simple[verb](location, refs, by=by)
+        answers = job_requests.change_jobs(location, verb, refs, by=by)
     return _answers(context, answers)
 
 
@@ -400,8 +400,8 @@ def _preempt(context: Context, ref: JobRef, grace_s: float, *, force: bool) -> J
 
 def change_gpus(context: Context, verb: str, gpus: Sequence[int] | None) -> Json:
     """Pauses or resumes GPUs; None means all. Raises SchedulerError if one is not managed."""
-    change = {"pause": gpu_requests.pause, "resume": gpu_requests.resume}[verb]
-    return _answers(context, change(context.location, gpus, by=context.source), "gpu")
+    answers = set_paused(context.location, gpus, paused=verb == "pause", by=context.source)
+    return _answers(context, answers, "gpu")
 
 
 def _answers(context: Context, answers: Iterable[Answer], key: str = "job") -> Json:

@@ -78,7 +78,7 @@ def test_a_scheduler_that_starts_takes_over_from_a_command_that_waits(desk: Desk
 def test_nobody_takes_a_command_for_a_scheduler(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int | None] = []
     monkeypatch.setattr(command, "failpoint", lambda step: seen.append(scheduler_pid(desk.data_dir.lock)))
-    job_requests.hold(place(desk), [desk.job()])
+    job_requests.change_jobs(place(desk), "hold", [desk.job()])
     assert set(seen) == {None}
 
 
@@ -95,7 +95,7 @@ def test_the_rounds_of_one_command_answer_the_request_of_another(desk: Desk) -> 
     try:
         wait_for(lambda: desk.state(stubborn) == JobState.STOPPING, "the cancel")
         began = time.monotonic()
-        (answer,) = job_requests.hold(place(desk), [queued])
+        (answer,) = job_requests.change_jobs(place(desk), "hold", [queued])
         assert answer.kind is AnswerKind.CARRIED_OUT
         assert desk.state(stubborn) == JobState.STOPPING, time.monotonic() - began
     finally:
@@ -115,14 +115,14 @@ def test_a_command_answers_a_stop_that_was_meant_for_an_earlier_scheduler(desk: 
     job = desk.run_job(LOOP)
     add_request(desk.store, "stop", jobs=True, grace_s=1.0)
     queued = desk.job()
-    job_requests.hold(place(desk), [queued])
+    job_requests.change_jobs(place(desk), "hold", [queued])
     assert desk.state(job) == JobState.RUNNING
     assert desk.requests() == []
 
 
 def test_a_server_only_records_a_request(desk: Desk) -> None:
     job = desk.job()
-    (answer,) = job_requests.hold(Location(str(desk.data_dir.state_file)), [job])
+    (answer,) = job_requests.change_jobs(Location(str(desk.data_dir.state_file)), "hold", [job])
     assert answer.kind is AnswerKind.RECORDED
     assert desk.requests() == [("hold", str(job))]
     assert desk.state(job) == JobState.QUEUED
@@ -133,7 +133,7 @@ def test_a_command_that_does_not_see_the_runners_only_records_its_request(
 ) -> None:
     job = desk.job()
     monkeypatch.setattr("gpu_scheduler.rounds.command.shows_own_pids", lambda: False)
-    (answer,) = job_requests.hold(place(desk), [job])
+    (answer,) = job_requests.change_jobs(place(desk), "hold", [job])
     assert answer.kind is AnswerKind.RECORDED
     assert desk.state(job) == JobState.QUEUED
 

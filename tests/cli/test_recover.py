@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gpu_scheduler.control.job_requests import recover
+from gpu_scheduler.control.job_requests import change_jobs
 from gpu_scheduler.core.model.reasons import ReasonKind, StateReason
 from gpu_scheduler.core.model.states import JobState, Outcome
 from tests import steps as act
@@ -97,10 +97,10 @@ def test_a_recovery_without_a_scheduler_is_carried_out(desk: Desk, words: list[s
 
 def test_status_shows_a_recovery_that_is_only_recorded(desk: Desk) -> None:
     job = interrupted(desk)
-    recover(desk.server, None)
+    change_jobs(desk.server, "recover", None)
     assert "recover requested; waiting for the scheduler\n" in desk.run("status")[1]
     for _ in range(2):
-        recover(desk.server, [job])
+        change_jobs(desk.server, "recover", [job])
     assert desk.requests() == [("recover", ""), ("recover", str(job)), ("recover", str(job))]
     with desk.scheduler():
         wait_for(lambda: not desk.requests(), "the answers")
@@ -127,7 +127,7 @@ def test_recovers_a_killed_job_whose_interruption_is_not_recorded_yet(
     assert "interrupted" in out
     assert "; not recorded yet" in out
     assert desk.state(job) == "running"
-    recover(desk.server, None if words == ["--all"] else [job])
+    change_jobs(desk.server, "recover", None if words == ["--all"] else [job])
     pending = "recover requested; waiting for the scheduler; not recorded yet\n"
     assert pending in desk.run("status")[1]
     desk.store.db.connection.execute("DELETE FROM request")
