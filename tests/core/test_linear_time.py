@@ -41,7 +41,6 @@ AFTER_LEADS = (" ", "a", "0", "1,", "a ", "a-", "a.")
 ELSEWHERE = (
     "re.compile(pattern)",
     "re.compile(pattern, re.IGNORECASE)",
-    "re.search(f'\\\\A\\\\S*{ending}\\\\Z', word.unquoted)",
     "re.sub(bound, f'\\\\1 {PROGRAM} {_CLONE_PROGRAM}', text, flags=re.MULTILINE)",
 )
 #: Tables whose patterns are not searched for.

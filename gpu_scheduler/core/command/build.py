@@ -219,46 +219,36 @@ def environment_of(spec: JobSpec, conda_sh: str | None) -> JobEnvironment:
 
 def activation_text(environment: JobEnvironment) -> str:
     """Returns the shell text that activates the environment, or fails with the reason why it cannot."""
-    if environment.venv is not None:
-        return _deactivation_text(environment.conda_sh) + _venv_text(environment)
-    if environment.conda is None:
+    label, conda, venv, conda_sh = (
+        environment.label,
+        environment.conda,
+        environment.venv,
+        environment.conda_sh,
+    )
+    if venv is None and conda is None:
         return ""
-    if environment.conda_sh is None:
-        reason = f"{environment.label}: conda was not found; pass its profile.d/conda.sh with --conda-sh"
+    broken = shlex.quote(f"{label} could not be activated; see the log of the job")
+    deactivation = source = ""  # without conda, `inherited_environment` has removed the active environment
+    if conda_sh is not None:
+        source = f"[ -r {shlex.quote(conda_sh)} ] && . {shlex.quote(conda_sh)}"
+        deactivation = _EXIT_HANDLER.format(named=_ENVIRONMENT_NAME) + _DEACTIVATE.format(source=source)
+    if venv is not None:
+        return deactivation + _ACTIVATE_VENV.format(
+            activate=shlex.quote(f"{venv}/bin/activate"),
+            exit=_EXIT_HANDLER.format(named=shlex.quote(label)),
+            missing=shlex.quote(f"{label} does not exist (no bin/activate in it)"),
+            broken=broken,
+        )
+    if conda_sh is None:
+        reason = f"{label}: conda was not found; pass its profile.d/conda.sh with --conda-sh"
         return f"fail conda_missing {shlex.quote(reason)}\n"
-    return _deactivation_text(environment.conda_sh) + _ACTIVATE_CONDA.format(
-        source=_source_text(environment.conda_sh),
-        name=shlex.quote(environment.conda),
-        no_conda=shlex.quote(f"conda cannot be set up from {environment.conda_sh}"),
-        broken=shlex.quote(f"{environment.label} could not be activated; see the log of the job"),
-        missing=shlex.quote(f"{environment.label} does not exist; environments: "),
+    return deactivation + _ACTIVATE_CONDA.format(
+        source=source,
+        name=shlex.quote(conda or ""),
+        no_conda=shlex.quote(f"conda cannot be set up from {conda_sh}"),
+        broken=broken,
+        missing=shlex.quote(f"{label} does not exist; environments: "),
     )
-
-
-def _venv_text(environment: JobEnvironment) -> str:
-    return _ACTIVATE_VENV.format(
-        activate=shlex.quote(f"{environment.venv}/bin/activate"),
-        exit=_EXIT_HANDLER.format(named=shlex.quote(environment.label)),
-        missing=shlex.quote(f"{environment.label} does not exist (no bin/activate in it)"),
-        broken=shlex.quote(f"{environment.label} could not be activated; see the log of the job"),
-    )
-
-
-def _deactivation_text(conda_sh: str | None) -> str:
-    """Returns the shell text that deactivates the active conda environment; "" if there is no conda.
-
-    If there is no conda, `inherited_environment` has already removed the active environment.
-    """
-    return (
-        ""
-        if conda_sh is None
-        else _EXIT_HANDLER.format(named=_ENVIRONMENT_NAME) + _DEACTIVATE.format(source=_source_text(conda_sh))
-    )
-
-
-def _source_text(conda_sh: str) -> str:
-    path = shlex.quote(conda_sh)
-    return f"[ -r {path} ] && . {path}"
 
 
 _HEADER = """\

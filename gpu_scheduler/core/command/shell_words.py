@@ -17,7 +17,6 @@ from msgspec.structs import replace
 from gpu_scheduler.core.model.job_spec import CudaIds, CudaMode, JobSpec
 
 _WHITESPACE = " \t\n"
-_OPERATORS = "|&;()<>`"
 
 
 class ShellWord(Struct, frozen=True):
@@ -28,45 +27,23 @@ class ShellWord(Struct, frozen=True):
     unquoted: str
 
 
+_WORD = re.compile(rf"""(?:[^'"\\{_WHITESPACE}|&;()<>`]|\\.?|'[^']*'?|"(?:[^"\\]|\\.)*"?)+""", re.DOTALL)
+_QUOTED = re.compile(r"""\\(.?)|'([^']*)'?|"((?:[^"\\]|\\.)*)"?""", re.DOTALL)
+
+
 def shell_words(command: str) -> list[ShellWord]:
     """Splits a shell text into words, at blanks and operators."""
-    words: list[ShellWord] = []
-    start, plain, i = -1, "", 0
-
-    def close(end: int) -> None:
-        nonlocal start, plain
-        if start >= 0:
-            words.append(ShellWord(start, end, plain))
-        start, plain = -1, ""
-
-    while i < len(command):
-        char = command[i]
-        if char in _WHITESPACE or char in _OPERATORS:
-            close(i)
-            i += 1
-            continue
-        start = i if start < 0 else start
-        text, length = _read_piece(command, i)
-        plain += text
-        i += length
-    close(len(command))
-    return words
+    return [
+        ShellWord(found.start(), found.end(), _QUOTED.sub(_unquoted, found[0]))
+        for found in _WORD.finditer(command)
+    ]
 
 
-def _read_piece(command: str, at: int) -> tuple[str, int]:
-    """Returns the next character or quoted part without its quotes, and its length in the text."""
-    char = command[at]
-    if char == "\\":
-        return command[at + 1 : at + 2], 2
-    if char == "'":
-        end = command.find("'", at + 1)
-        end = len(command) if end < 0 else end
-        return command[at + 1 : end], end + 1 - at
-    if char == '"':
-        found = re.compile(r'"((?:[^"\\]|\\.)*)"?', re.DOTALL).match(command, at)
-        assert found is not None
-        return re.sub(r'\\([$`"\\])', r"\1", found[1]), found.end() - at
-    return char, 1
+def _unquoted(found: re.Match[str]) -> str:
+    escaped, single, double = found.groups()
+    if double is not None:
+        return re.sub(r'\\([$`"\\])', r"\1", double)
+    return single if escaped is None else escaped
 
 
 def is_value_of(command: str, option: ShellWord, value: ShellWord) -> bool:
@@ -211,10 +188,8 @@ class _ScriptFinder(Struct, frozen=True):
         return scripts[0] if self.is_alone and len(scripts) == 1 else None
 
     def _is_script(self, word: ShellWord) -> bool:
-        ending = r"\.(?:py|sh|bash)" if self.shell_scripts else r"\.py"
-        return bool(re.search(rf"\A\S*{ending}\Z", word.unquoted)) and not _ASSIGNMENT.fullmatch(
-            word.unquoted
-        )
+        text, endings = word.unquoted, (".py", ".sh", ".bash") if self.shell_scripts else ".py"
+        return text.endswith(endings) and not re.search(r"\s", text) and not _ASSIGNMENT.fullmatch(text)
 
     def _first_script(self, words: Sequence[ShellWord]) -> ShellWord | None:
         return next((word for word in words if self._is_script(word)), None)

@@ -205,13 +205,6 @@ class InsertJob(Struct, frozen=True):
         return f"line {self.number}: job {job_id}, with the same text as {self.duplicate_of}"
 
 
-class BindLine(Struct, frozen=True):
-    """Assigns line `index` to an existing job."""
-
-    index: int
-    job_id: int
-
-
 class RequeueFinished(Struct, frozen=True):
     """Queues the finished job of line `index` again, with the line's attributes (`hold` holds the job)."""
 
@@ -239,7 +232,7 @@ class CancelRunning(Struct, frozen=True):
     job_id: int
 
 
-DiffAction = InsertJob | BindLine | RequeueFinished | LineRemoved | AttributeChanged | CancelRunning
+DiffAction = InsertJob | RequeueFinished | LineRemoved | AttributeChanged | CancelRunning
 
 
 class AcceptedLines(Struct, frozen=True):
@@ -379,7 +372,6 @@ class ReadingDiff:
             of = "" if new.attributes == line.attributes else f", with the attributes of line {line.number}"
             self.messages.append(f"line {new.number}: {_job_label(job)} is queued again{of}")
             return
-        self.actions.append(BindLine(index, job.id))
         if is_finished:
             self.messages.append(
                 f"line {new.number}: {_state_of(job)} as job {job.id}; `retry {job.id}` runs it again"

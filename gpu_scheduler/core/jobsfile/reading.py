@@ -12,10 +12,11 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
-from itertools import pairwise
+from itertools import dropwhile, pairwise
 from typing import Any, TypeVar
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from gpu_scheduler.core.command.shell_words import ShellWord, shell_words, simple_commands
 from gpu_scheduler.core.jobsfile.attributes import is_unset, parse_conda
@@ -122,19 +123,11 @@ class Line(Struct, frozen=True):
         """Returns the line with this job, and without the fields that a reading does not keep."""
         if self.job_id == job_id and self.spec is None and not self.notes:
             return self
-        return Line(
-            self.number, self.raw, self.text, self.kind, self.identity, self.attributes, self.problem,
-            self.accepted_form, self.is_typo, job_id,
-        )  # fmt: skip
+        return replace(self, job_id=job_id, spec=None, notes=())
 
     def with_number(self, number: int) -> Line:
         """Returns the same line with another line number."""
-        if number == self.number:
-            return self
-        return Line(
-            number, self.raw, self.text, self.kind, self.identity, self.attributes, self.problem,
-            self.accepted_form, self.is_typo, self.job_id, self.spec, self.notes,
-        )  # fmt: skip
+        return self if number == self.number else replace(self, number=number)
 
 
 Reading = tuple[Line, ...]
@@ -448,8 +441,9 @@ def line_warnings(spec: JobSpec, gpus: int, shell: JobShell | None) -> Iterator[
         yield from _check_conda_activate(text, commands)
     words = [[word.unquoted for word in command] for command in commands]
     for command in words:
-        yield from _check_launcher(command, gpus)
-        yield from _check_container(command)
+        run = list(dropwhile(_is_prefix_word, command))
+        yield from _check_launcher(run, gpus)
+        yield from _check_container(run)
     if cuda_override_note(text) is None:
         yield from _check_device(spec, [word for command in words for word in command], gpus)
 
@@ -525,8 +519,7 @@ def _check_launcher(words: Sequence[str], gpus: int) -> Iterator[str]:
 
 
 def _check_container(words: Sequence[str]) -> Iterator[str]:
-    first = next((at for at, word in enumerate(words) if not _is_prefix_word(word)), 0)
-    found = _ALL_GPUS.match(" ".join(words[first:]))
+    found = _ALL_GPUS.match(" ".join(words))
     if found is not None:
         option = _GPU_OPTIONS[found[1]]
         yield f"`{found[1]} run` with all GPUs ignores which GPUs the job has; write {option}"
@@ -534,8 +527,7 @@ def _check_container(words: Sequence[str]) -> Iterator[str]:
 
 def _find_launcher(words: Sequence[str]) -> tuple[str | None, Sequence[str]]:
     """Returns the launcher that starts a command's processes, if any, and the launcher's own options."""
-    at = next((i for i, word in enumerate(words) if not _is_prefix_word(word)), len(words))
-    program, options = words[at].rpartition("/")[2] if at < len(words) else "", words[at + 1 :]
+    program, options = "".join(words[:1]).rpartition("/")[2], words[1:]
     if _PYTHON.fullmatch(program):
         module = next((i for i, word in enumerate(options) if word in _TORCHRUN_MODULES), None)
         if not module or options[module - 1] != "-m":

@@ -14,13 +14,10 @@ from typing import Any
 #: error instead of going unnoticed.
 BLANK = " \t"
 
-_PLAIN = re.compile(r"[^'\"\\]*")
-_TOKEN = re.compile(
-    r"""(?P<blank>[ \t]+)|(?P<plain>[^ \t'"\\]+)|\\(?P<escaped>.)|'(?P<single>[^']*)'"""
-    r'''|"(?P<double>(?:[^"\\]|\\.)*)"''',
-    re.DOTALL,
-)
-_IN_DOUBLE = re.compile(r'\\(["\\])')
+_PIECE = r"""[^ \t'"\\]|\\.|'[^']*'|"(?:[^"\\]|\\.)*\""""
+_WORD = re.compile(f"(?:{_PIECE})+", re.DOTALL)
+_WORDS = re.compile(rf"(?:[ \t]|{_PIECE})*", re.DOTALL)
+_QUOTED = re.compile(r"""\\(.)|'([^']*)'|"((?:[^"\\]|\\.)*)\"""", re.DOTALL)
 
 
 def split_words(text: str) -> tuple[str, ...]:
@@ -28,36 +25,21 @@ def split_words(text: str) -> tuple[str, ...]:
 
     Raises ValueError for an unclosed quote, with its column (from 1), and for a backslash at the end.
     """
-    if _PLAIN.fullmatch(text):
-        return tuple(text.split(" ")) if _single_spaced(text) else _plain_words(text)
-    words: list[str] = []
-    word: str | None = None
-    at = 0
-    while at < len(text):
-        piece = _TOKEN.match(text, at)
-        if piece is None:
-            if text[at] == "\\":
-                raise ValueError("the text ends in a backslash")
-            raise ValueError(f"the quote {text[at]} at column {at + 1} is not closed")
-        at = piece.end()
-        if piece.lastgroup == "blank":
-            if word is not None:
-                words.append(word)
-            word = None
-            continue
-        value = piece[piece.lastgroup or 0]
-        word = (word or "") + (_IN_DOUBLE.sub(r"\1", value) if piece.lastgroup == "double" else value)
-    if word is not None:
-        words.append(word)
-    return tuple(words)
+    if "'" not in text and '"' not in text and "\\" not in text:
+        return tuple(filter(None, text.replace("\t", " ").split(" ")))
+    complete = _WORDS.match(text)
+    if complete is not None and (end := complete.end()) < len(text):
+        if text[end] == "\\":
+            raise ValueError("the text ends in a backslash")
+        raise ValueError(f"the quote {text[end]} at column {end + 1} is not closed")
+    return tuple(_QUOTED.sub(_unquoted, word) for word in _WORD.findall(text))
 
 
-def _single_spaced(text: str) -> bool:
-    return bool(text) and "  " not in text and "\t" not in text and text[0] != " " and text[-1] != " "
-
-
-def _plain_words(text: str) -> tuple[str, ...]:
-    return tuple(word for word in re.split(r"[ \t]+", text) if word)
+def _unquoted(found: re.Match[str]) -> str:
+    escaped, single, double = found.groups()
+    if double is not None:
+        return re.sub(r'\\(["\\])', r"\1", double)
+    return escaped or single or ""
 
 
 _SHELL_TOKEN = re.compile(
