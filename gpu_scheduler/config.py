@@ -1,6 +1,6 @@
 """Defines the options of `start` and their defaults, in one place for the whole program.
 
-`cli/arguments.py` defines the command-line name, the range and the help text of each option.
+`cli/commands.py` defines the command-line name, the range and the help text of each option.
 """
 
 from __future__ import annotations

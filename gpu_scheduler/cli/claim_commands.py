@@ -64,7 +64,7 @@ def wait(options: Namespace) -> int:
 
 
 def _wait_for_jobs(options: Namespace) -> int:
-    from gpu_scheduler.cli.arguments import given_gpu_option
+    from gpu_scheduler.cli.commands import given_gpu_option
     from gpu_scheduler.control.wait import find_jobs
 
     given = given_gpu_option(options)

@@ -14,8 +14,7 @@ from itertools import takewhile
 from typing import Any, NoReturn
 
 from gpu_scheduler import config
-from gpu_scheduler.cli import arguments
-from gpu_scheduler.cli.commands import COMMANDS, GROUPS
+from gpu_scheduler.cli.commands import COMMANDS, GROUPS, set_attribute
 from gpu_scheduler.cli.program import PROGRAM, invocation
 from gpu_scheduler.cli.values import path
 from gpu_scheduler.errors import UsageError
@@ -169,7 +168,7 @@ def _parse_submit(first: Sequence[str], behind: Sequence[str]) -> argparse.Names
         except ValueError as error:
             parser.error(str(error))
         for option, value in own.items():
-            if not arguments.set_attribute(options, option.removeprefix("--"), value):
+            if not set_attribute(options, option.removeprefix("--"), value):
                 parser.error(f"{option} is given both before and after the script; give it once")
         options.script = rest[0]
         options.own_words = [word for item in own.items() for word in item]

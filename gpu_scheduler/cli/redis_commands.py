@@ -7,7 +7,7 @@ import os
 from argparse import Namespace
 from typing import TYPE_CHECKING, Any
 
-from gpu_scheduler.cli.arguments import redis_submit_options
+from gpu_scheduler.cli.commands import REDIS_SUBMIT, declare
 from gpu_scheduler.cli.program import location_of, print_done, print_message
 from gpu_scheduler.config import REDIS_URL_VARIABLE
 from gpu_scheduler.errors import SchedulerError, UsageError
@@ -64,7 +64,7 @@ def redis_submit(options: Namespace) -> int:
     while count < len(words) and words[count].partition("=")[0] in _SUBMIT_OPTIONS:
         count += 1 if "=" in words[count] else 2
     after_script = argparse.ArgumentParser(prog="redis-submit", allow_abbrev=False)
-    redis_submit_options(after_script)
+    declare(after_script, REDIS_SUBMIT)
     after_script.parse_args(words[:count], options)
     options.arguments = words[count:]
     if options.gpu_memory_mb is None:

@@ -9,7 +9,7 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from gpu_scheduler.app.location import option_text
-from gpu_scheduler.cli.arguments import given_attributes
+from gpu_scheduler.cli.commands import given_attributes
 from gpu_scheduler.cli.program import location_of, print_done, print_message
 from gpu_scheduler.cli.request_commands import MAX_LINES
 from gpu_scheduler.config import JOBS_FILE, STATE_FILE
