@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from bench.replay.trace import TraceJob
-from gpu_scheduler.core.scheduling.run_times import Estimate, RunTimeKey
+from gpu_scheduler.core.scheduling.history import Estimate, RunTimeKey
 
 #: The number of newest runs whose ratios the scheduler keeps.
 KEPT_RUNS = 200

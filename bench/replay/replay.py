@@ -12,8 +12,8 @@ from gpu_scheduler.core.model.gpu import Gpu, GpuSample
 from gpu_scheduler.core.model.values import Now
 from gpu_scheduler.core.scheduling.facts import Facts, QueuedJob
 from gpu_scheduler.core.scheduling.forecast import Playback
+from gpu_scheduler.core.scheduling.history import RunTimeKey
 from gpu_scheduler.core.scheduling.needs import LlmConfig
-from gpu_scheduler.core.scheduling.run_times import RunTimeKey
 from gpu_scheduler.core.scheduling.settings import Settings
 
 #: Run times below this count as this in the slowdown, so that very short jobs do not dominate it.

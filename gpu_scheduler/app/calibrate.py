@@ -10,14 +10,8 @@ from msgspec import Struct
 from gpu_scheduler import config
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.app.store_access import open_store
-from gpu_scheduler.core.scheduling.calibration import (
-    Advice,
-    CalibrationRules,
-    RunTimeSummary,
-    advise,
-    suggested_entries,
-    summarise,
-)
+from gpu_scheduler.core.scheduling.history import RunTimeSummary, summarise
+from gpu_scheduler.core.scheduling.needs import Advice, CalibrationRules, advise, suggested_entries
 from gpu_scheduler.intake.llm_config import LlmConfigText
 from gpu_scheduler.store.attempt_history import RunTimesReader, workload_classes
 from gpu_scheduler.store.store import Store

@@ -41,16 +41,16 @@ from gpu_scheduler.core.model.reasons import FailureKind
 from gpu_scheduler.core.model.states import FAILED, WAITING, AttemptState, JobState
 from gpu_scheduler.core.model.values import Now
 from gpu_scheduler.core.scheduling.facts import Facts
-from gpu_scheduler.core.scheduling.gpu_use import ledger_of
-from gpu_scheduler.core.scheduling.needs import ResourceSpec
-from gpu_scheduler.core.scheduling.placement import Ledger, counts_as_idle
-from gpu_scheduler.core.scheduling.preemption import NoPreemption, Preemption
-from gpu_scheduler.core.scheduling.queue_outlook import (
+from gpu_scheduler.core.scheduling.forecast import (
     QueueOutlook,
     judged_gpus,
     possible_preemption,
     queue_outlook,
 )
+from gpu_scheduler.core.scheduling.gpu_use import ledger_of
+from gpu_scheduler.core.scheduling.needs import ResourceSpec
+from gpu_scheduler.core.scheduling.placement import Ledger, counts_as_idle
+from gpu_scheduler.core.scheduling.preemption import NoPreemption, Preemption
 from gpu_scheduler.core.scheduling.settings import Limits, QueueOrder
 from gpu_scheduler.health.doctor import job as checks
 from gpu_scheduler.health.doctor.job import conda_sh_of

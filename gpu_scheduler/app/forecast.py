@@ -25,10 +25,10 @@ from gpu_scheduler.core.model.states import ACTIVE, JobState
 from gpu_scheduler.core.scheduling.actions import Reserve, Start
 from gpu_scheduler.core.scheduling.facts import Facts, PendingGroup, QueuedJob
 from gpu_scheduler.core.scheduling.forecast import Forecast, JobForecast, WaitingJob, forecast
+from gpu_scheduler.core.scheduling.history import UNKNOWN, Estimate, RunTimeKey
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
 from gpu_scheduler.core.scheduling.pending_queue import queue_key
 from gpu_scheduler.core.scheduling.queue_placement import place_jobs, with_start_interval
-from gpu_scheduler.core.scheduling.run_times import UNKNOWN, Estimate, RunTimeKey
 from gpu_scheduler.store.attempt_history import RunTimesReader
 from gpu_scheduler.store.job_lists import open_jobs, state_counts
 from gpu_scheduler.store.pending_groups import waiting_jobs

@@ -14,8 +14,8 @@ from gpu_scheduler.core.model.gpu import Gpu
 from gpu_scheduler.core.model.job import Attempt
 from gpu_scheduler.core.model.job_spec import Need
 from gpu_scheduler.core.model.values import WHOLE
-from gpu_scheduler.core.scheduling.accounting import allocated_mib, allocated_share
 from gpu_scheduler.core.scheduling.gpu_use import ledger_of
+from gpu_scheduler.core.scheduling.placement import allocated_mib, allocated_share
 from gpu_scheduler.core.scheduling.settings import Limits
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.system.gpu_claims import (

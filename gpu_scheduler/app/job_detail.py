@@ -27,8 +27,8 @@ from gpu_scheduler.app.store_access import open_store, scheduler_pid_of
 from gpu_scheduler.core.model.event import Event
 from gpu_scheduler.core.model.job import Attempt, Job
 from gpu_scheduler.core.model.states import JobState, Outcome
-from gpu_scheduler.core.scheduling.accounting import DeclarationAccuracy, judge_declaration
-from gpu_scheduler.core.scheduling.run_times import RunTimeKey, RunTimes
+from gpu_scheduler.core.scheduling.history import RunTimeKey, RunTimes
+from gpu_scheduler.core.scheduling.placement import DeclarationAccuracy, judge_declaration
 from gpu_scheduler.store.attempt_history import class_run_times
 from gpu_scheduler.store.events import events_of_job
 from gpu_scheduler.store.jobs_files import LineLocation, line_of

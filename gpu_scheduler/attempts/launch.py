@@ -22,7 +22,7 @@ from gpu_scheduler.core.command.shell_words import CHECKPOINT_VARIABLE, with_che
 from gpu_scheduler.core.model.gpu import Gpu
 from gpu_scheduler.core.model.job import ActiveAttempt, Attempt, Job
 from gpu_scheduler.core.model.job_spec import JobSpec
-from gpu_scheduler.core.scheduling.accounting import BEYOND_MIB, capped_claim, claimable_total
+from gpu_scheduler.core.scheduling.placement import BEYOND_MIB, capped_claim, claimable_total
 from gpu_scheduler.core.text.formatting import safe_text
 from gpu_scheduler.runner.spec import read_spec
 from gpu_scheduler.store import attempt_folders

@@ -36,8 +36,8 @@ from gpu_scheduler.core.jobsfile.job_line import (
 )
 from gpu_scheduler.core.jobsfile.reading import JobShell, line_warnings
 from gpu_scheduler.core.model.job_spec import NORMAL_PRIORITY, JobSpec, Need
-from gpu_scheduler.core.scheduling.accounting import could_fit
 from gpu_scheduler.core.scheduling.needs import LlmConfig, ResourceSpec, resolve
+from gpu_scheduler.core.scheduling.placement import could_fit
 from gpu_scheduler.core.scheduling.settings import Limits
 from gpu_scheduler.errors import SchedulerError, UsageError
 from gpu_scheduler.health.doctor.job import conda_sh_of, known_environments

@@ -16,7 +16,7 @@ from gpu_scheduler.core.model.job_spec import UNRESOLVED
 from gpu_scheduler.core.model.reasons import WaitKind
 from gpu_scheduler.core.model.request import QUEUEING
 from gpu_scheduler.core.model.states import WAITING, JobState
-from gpu_scheduler.core.scheduling.draining import job_exit_code
+from gpu_scheduler.core.scheduling.pending_queue import job_exit_code
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.views.job_findings import queueing_command, unfinished_job_text
 

@@ -22,9 +22,9 @@ from gpu_scheduler.clock import Clock
 from gpu_scheduler.config import StartOptions
 from gpu_scheduler.core.model.request import AnswerCode, RequestAnswer
 from gpu_scheduler.core.scheduling.actions import AnswerRequest
-from gpu_scheduler.core.scheduling.draining import is_drained, stopped_exit_code
 from gpu_scheduler.core.scheduling.facts import Facts
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
+from gpu_scheduler.core.scheduling.pending_queue import is_drained, stopped_exit_code
 from gpu_scheduler.core.scheduling.plan import next_deadline
 from gpu_scheduler.core.scheduling.reconcile_attempt import has_ended
 from gpu_scheduler.core.text.formatting import count_noun
@@ -41,8 +41,7 @@ from gpu_scheduler.health.storage_monitor import StorageMonitor
 from gpu_scheduler.intake.jobs_file_watcher import JobsFileWatcher
 from gpu_scheduler.intake.llm_config import LlmConfigFile
 from gpu_scheduler.intake.state_file_watcher import StateFileWatcher
-from gpu_scheduler.rounds.loop import Loop
-from gpu_scheduler.rounds.turns import QueueTurns
+from gpu_scheduler.rounds.loop import Loop, QueueTurns
 from gpu_scheduler.store import backups, state_file
 from gpu_scheduler.store.attempt_history import skip_gpu_time
 from gpu_scheduler.store.database import damaged_error, is_damage

@@ -35,8 +35,8 @@ from gpu_scheduler.core.scheduling.actions import (
     JobChanged,
     SetWaitReason,
 )
-from gpu_scheduler.core.scheduling.draining import drained_exit_code, job_exit_code
 from gpu_scheduler.core.scheduling.facts import Facts
+from gpu_scheduler.core.scheduling.pending_queue import drained_exit_code, job_exit_code
 from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.core.text.formatting import count_noun
 from gpu_scheduler.daemon.status_board_file import StatusBoardFile

@@ -13,7 +13,7 @@ from typing import Any
 from gpu_scheduler.core.model.gpu import Gpu
 from gpu_scheduler.core.model.job import ActiveAttempt
 from gpu_scheduler.core.model.states import ACTIVE, JobState
-from gpu_scheduler.core.scheduling.accounting import allocated_share
+from gpu_scheduler.core.scheduling.placement import allocated_share
 from gpu_scheduler.intake.jobs_file_content import is_open_for_writing
 from gpu_scheduler.intake.state_file_edits import apply_edit, forget_last_edit, requested_pauses, resume_all
 from gpu_scheduler.store import state_file

@@ -19,13 +19,14 @@ from gpu_scheduler.core.scheduling.history import (
     REMEMBERED_ENDS,
     REMEMBERED_STARTS,
     AttemptEnd,
+    ClassRunTimes,
     GpuHistory,
     GpuTime,
     Overtakes,
     QueueStart,
+    RunTimes,
 )
 from gpu_scheduler.core.scheduling.needs import WorkloadClass, learned_needs, quantile, workload_class_of
-from gpu_scheduler.core.scheduling.run_times import ClassRunTimes, RunTimes
 from gpu_scheduler.store.database import insert
 from gpu_scheduler.store.records import ATTEMPTS
 from gpu_scheduler.store.store import Marks, Store

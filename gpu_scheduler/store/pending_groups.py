@@ -130,7 +130,7 @@ def waiting_jobs(
 def queued_job(row: tuple[Any, ...]) -> QueuedJob:
     """Builds a queued job from a row of QUEUED_JOB_COLUMNS."""
     from gpu_scheduler.core.scheduling.facts import QueuedJob
-    from gpu_scheduler.core.scheduling.run_times import RunTimeKey
+    from gpu_scheduler.core.scheduling.history import RunTimeKey
 
     job_id, priority, position, submitted_at, since, identity, spec_json, retries, failed_on = row
     gpus = tuple(json.loads(failed_on)) if failed_on else ()

@@ -34,8 +34,8 @@ from gpu_scheduler.core.model.reasons import ReasonKind, StateReason, WaitKind, 
 from gpu_scheduler.core.model.states import AttemptState, JobState, Outcome
 from gpu_scheduler.core.model.values import Now
 from gpu_scheduler.core.scheduling import actions as act
-from gpu_scheduler.core.scheduling.accounting import declared_mib
 from gpu_scheduler.core.scheduling.history import PERIOD_HOURS
+from gpu_scheduler.core.scheduling.placement import declared_mib
 from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.store import dependencies
 from gpu_scheduler.store.attempt_history import COUNTED_UNTIL_KEY, record_measurement, record_run_time

@@ -7,14 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gpu_scheduler.core.model.values import format_mib
-from gpu_scheduler.core.scheduling.calibration import (
-    MIN_ENTRY_RUNS,
-    MIN_RUN_S,
-    Advice,
-    RunTimeSummary,
-    suggested_entries,
-)
-from gpu_scheduler.core.scheduling.run_times import MIN_RUNS
+from gpu_scheduler.core.scheduling.history import MIN_RUNS, RunTimeSummary
+from gpu_scheduler.core.scheduling.needs import MIN_ENTRY_RUNS, MIN_RUN_S, Advice, suggested_entries
 from gpu_scheduler.core.text.formatting import count_noun, format_duration, masked_json, picked, safe_text
 from gpu_scheduler.views.layout import Cell, Column, TableRow, render_table
 

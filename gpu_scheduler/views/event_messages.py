@@ -31,7 +31,7 @@ from gpu_scheduler.core.model.event import (
 from gpu_scheduler.core.model.gpu import Suspicion
 from gpu_scheduler.core.model.reasons import ReasonKind, StateReason, WaitReason
 from gpu_scheduler.core.model.values import WHOLE, format_share, share_text
-from gpu_scheduler.core.scheduling.accounting import DeclarationAccuracy, judge_declaration
+from gpu_scheduler.core.scheduling.placement import DeclarationAccuracy, judge_declaration
 from gpu_scheduler.core.text.formatting import (
     count_noun,
     format_gpus,

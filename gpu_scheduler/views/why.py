@@ -22,10 +22,10 @@ from gpu_scheduler.core.model.job_spec import UNRESOLVED, Need, Parent, ParentSt
 from gpu_scheduler.core.model.reasons import FailureKind, GpuObstacle, WaitKind, WaitReason
 from gpu_scheduler.core.model.states import FAILED, WAITING, JobState, Outcome
 from gpu_scheduler.core.model.values import format_seconds, format_share
+from gpu_scheduler.core.scheduling.forecast import AwaitedEnd, EndBasis, QueueOutlook
+from gpu_scheduler.core.scheduling.history import Estimate, Prediction
 from gpu_scheduler.core.scheduling.placement import Ledger, counts_as_idle, place
 from gpu_scheduler.core.scheduling.preemption import NoPreemption, Preemption
-from gpu_scheduler.core.scheduling.queue_outlook import AwaitedEnd, EndBasis, QueueOutlook
-from gpu_scheduler.core.scheduling.run_times import Estimate, Prediction
 from gpu_scheduler.core.scheduling.settings import Limits
 from gpu_scheduler.core.text.formatting import (
     and_more,

@@ -13,7 +13,7 @@ from bench.replay.estimates import KINDS, Learned
 from bench.replay.generate import MIXES, batch, mix, stream
 from bench.replay.replay import figures, replay
 from bench.replay.trace import TraceJob, read_trace, shortest_makespan_s, write_trace
-from gpu_scheduler.core.scheduling.run_times import RunTimeKey
+from gpu_scheduler.core.scheduling.history import RunTimeKey
 from gpu_scheduler.core.scheduling.settings import QueueOrder, Settings
 
 BACKFILL = Settings(queue_order=QueueOrder.BACKFILL)

@@ -7,11 +7,10 @@ from gpu_scheduler.core.model.job import ActiveAttempt, AttemptStatus
 from gpu_scheduler.core.model.reasons import WaitReason
 from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.model.values import Now
-from gpu_scheduler.core.scheduling.accounting import declared_mib
 from gpu_scheduler.core.scheduling.facts import Facts, PendingGroup, QueuedJob
 from gpu_scheduler.core.scheduling.gpu_use import ledger_of
 from gpu_scheduler.core.scheduling.needs import LlmConfig, ResourceSpec
-from gpu_scheduler.core.scheduling.placement import Ledger
+from gpu_scheduler.core.scheduling.placement import Ledger, declared_mib
 from gpu_scheduler.core.scheduling.settings import Limits, Settings
 from tests.attempts import make_attempt, replace
 

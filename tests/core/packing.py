@@ -19,10 +19,10 @@ from gpu_scheduler.core.model.job_spec import Need
 from gpu_scheduler.core.model.reasons import WaitReason
 from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.model.values import Now
-from gpu_scheduler.core.scheduling.accounting import declared_mib
 from gpu_scheduler.core.scheduling.facts import Facts, PendingGroup, QueuedJob
 from gpu_scheduler.core.scheduling.needs import LlmConfig, ResourceSpec
 from gpu_scheduler.core.scheduling.pending_queue import need_of
+from gpu_scheduler.core.scheduling.placement import declared_mib
 from gpu_scheduler.core.scheduling.settings import Settings
 from tests import steps as act
 from tests.attempts import make_attempt, replace

@@ -18,11 +18,10 @@ from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.model.values import Now
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.facts import Facts, PendingGroup, QueuedJob, QueueReservation
-from gpu_scheduler.core.scheduling.history import Overtakes, QueueStart
+from gpu_scheduler.core.scheduling.history import Overtakes, QueueStart, RunTimeEstimates, RunTimes
 from gpu_scheduler.core.scheduling.needs import LlmConfig, ResourceSpec
 from gpu_scheduler.core.scheduling.pending_queue import need_of, queue_key
 from gpu_scheduler.core.scheduling.queue_placement import place_jobs
-from gpu_scheduler.core.scheduling.run_times import RunTimeEstimates, RunTimes
 from gpu_scheduler.core.scheduling.settings import Settings
 from tests.attempts import make_attempt, replace
 from tests.core.gpu_world import TOTAL, gpu

@@ -9,9 +9,8 @@ from gpu_scheduler.core.model.job import ActiveAttempt
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.facts import PendingGroup, QueuedJob, QueueReservation
-from gpu_scheduler.core.scheduling.history import Overtakes, QueueStart
+from gpu_scheduler.core.scheduling.history import MIN_RUNS, Estimate, Overtakes, QueueStart, RunTimeKey
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
-from gpu_scheduler.core.scheduling.run_times import MIN_RUNS, Estimate, RunTimeKey
 from tests.core.gpu_world import NOW, running
 
 HOUR = 3600.0

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpu_scheduler.core.model.job import Allocation
-from gpu_scheduler.core.scheduling.accounting import allocated_mib, allocated_share, with_spike_buffer
+from gpu_scheduler.core.scheduling.placement import allocated_mib, allocated_share, with_spike_buffer
 
 TOTAL, SPIKE = 24_000, 0.10
 

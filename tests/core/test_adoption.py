@@ -19,9 +19,9 @@ from gpu_scheduler.core.model.job import (
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.request import Request
 from gpu_scheduler.core.model.states import AttemptState, JobState, Outcome
-from gpu_scheduler.core.scheduling.draining import is_drained, job_exit_code
 from gpu_scheduler.core.scheduling.facts import Facts
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
+from gpu_scheduler.core.scheduling.pending_queue import is_drained, job_exit_code
 from gpu_scheduler.core.scheduling.reconcile_attempt import has_ended
 from gpu_scheduler.core.scheduling.settings import Settings
 from tests import steps as act

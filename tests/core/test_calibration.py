@@ -10,14 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from gpu_scheduler.core.scheduling.calibration import (
+from gpu_scheduler.core.scheduling.needs import (
     Advice,
     CalibrationRules,
+    LlmConfig,
     NoSuggestion,
+    WorkloadClass,
     advise,
+    parse_llm_config,
     suggested_entries,
 )
-from gpu_scheduler.core.scheduling.needs import LlmConfig, WorkloadClass, parse_llm_config
 
 RULES = CalibrationRules(spike_buffer=0.10, tolerance=0.10, margin_mib=512, totals_mib=(24576, 24576))
 QWEN = WorkloadClass("/x/t.py", "qwen", 3, 8300, 8300, None, 1, 10.0)

@@ -8,12 +8,7 @@ from hypothesis import strategies as st
 
 from gpu_scheduler.core.model.job import Allocation
 from gpu_scheduler.core.model.job_spec import Need
-from gpu_scheduler.core.scheduling.accounting import (
-    capped_claim,
-    claim_size,
-    unclaimed_mib,
-)
-from gpu_scheduler.core.scheduling.placement import Ledger
+from gpu_scheduler.core.scheduling.placement import Ledger, capped_claim, claim_size, unclaimed_mib
 from gpu_scheduler.core.scheduling.settings import Limits
 
 TOTAL = 24_000

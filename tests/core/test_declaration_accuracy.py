@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from gpu_scheduler.core.scheduling.accounting import DeclarationAccuracy, judge_declaration
+from gpu_scheduler.core.scheduling.placement import DeclarationAccuracy, judge_declaration
 
 
 @pytest.mark.parametrize(

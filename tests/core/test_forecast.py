@@ -10,8 +10,8 @@ from gpu_scheduler.core.model.reasons import WaitKind
 from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.scheduling.facts import Facts, QueuedJob
 from gpu_scheduler.core.scheduling.forecast import Forecast, WaitingJob, forecast
+from gpu_scheduler.core.scheduling.history import ClassRunTimes, Estimate, RunTimeKey, RunTimes
 from gpu_scheduler.core.scheduling.needs import ResourceSpec, workload_class_of
-from gpu_scheduler.core.scheduling.run_times import ClassRunTimes, Estimate, RunTimeKey, RunTimes
 from tests.attempts import replace
 from tests.core.gpu_world import gpu, round_of, running
 

@@ -9,7 +9,7 @@ from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.facts import Facts
 from gpu_scheduler.core.scheduling.history import GpuTime
-from gpu_scheduler.core.scheduling.queue_reservation import count_gpu_time
+from gpu_scheduler.core.scheduling.round_allocations import count_gpu_time
 from tests.attempts import replace
 from tests.core.gpu_world import NOW, round_of, running
 from tests.core.queue_world import PAIR, stored, waiting

@@ -12,10 +12,9 @@ from gpu_scheduler.core.model.reasons import WaitKind, WaitReason
 from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.facts import Facts, PendingGroup, ReservedJob
-from gpu_scheduler.core.scheduling.forecast import WaitingJob, forecast
+from gpu_scheduler.core.scheduling.forecast import WaitingJob, forecast, possible_preemption
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
 from gpu_scheduler.core.scheduling.pending_queue import need_of, queue_line
-from gpu_scheduler.core.scheduling.queue_outlook import possible_preemption
 from gpu_scheduler.core.scheduling.queue_placement import place_jobs
 from tests.attempts import replace
 from tests.core.gpu_world import NOW, group, round_of

@@ -14,16 +14,19 @@ from gpu_scheduler.core.model.job import ActiveAttempt
 from gpu_scheduler.core.model.job_spec import JobSpec, Need
 from gpu_scheduler.core.model.reasons import WaitKind, WaitReason
 from gpu_scheduler.core.model.states import AttemptState
-from gpu_scheduler.core.scheduling.draining import is_drained
 from gpu_scheduler.core.scheduling.facts import Facts, PendingGroup, ReservedJob
-from gpu_scheduler.core.scheduling.forecast import WaitingJob, forecast
-from gpu_scheduler.core.scheduling.history import Overtakes, QueueStart
+from gpu_scheduler.core.scheduling.forecast import (
+    WaitingJob,
+    forecast,
+    judged_gpus,
+    possible_preemption,
+    queue_outlook,
+)
+from gpu_scheduler.core.scheduling.history import Overtakes, QueueStart, RunTimes
 from gpu_scheduler.core.scheduling.needs import LlmConfig, Requirement, ResourceSpec
-from gpu_scheduler.core.scheduling.pending_queue import need_of, queue_line
+from gpu_scheduler.core.scheduling.pending_queue import is_drained, need_of, queue_line
 from gpu_scheduler.core.scheduling.preemption import NoPreemption
-from gpu_scheduler.core.scheduling.queue_outlook import judged_gpus, possible_preemption, queue_outlook
 from gpu_scheduler.core.scheduling.queue_placement import place_jobs
-from gpu_scheduler.core.scheduling.run_times import RunTimes
 from gpu_scheduler.core.scheduling.settings import Settings
 from tests import steps as act
 from tests.attempts import replace

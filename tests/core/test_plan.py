@@ -11,11 +11,10 @@ from gpu_scheduler.core.model.reasons import ReasonKind, StateReason, WaitKind, 
 from gpu_scheduler.core.model.request import Request
 from gpu_scheduler.core.model.states import AttemptState, JobState, Outcome
 from gpu_scheduler.core.scheduling import plan as rounds
-from gpu_scheduler.core.scheduling.draining import is_drained
 from gpu_scheduler.core.scheduling.gpu_use import foreign_memory, ledger_of
 from gpu_scheduler.core.scheduling.history import Overtakes, QueueStart
 from gpu_scheduler.core.scheduling.needs import LlmConfig, Requirement, ResourceSpec
-from gpu_scheduler.core.scheduling.pending_queue import need_of
+from gpu_scheduler.core.scheduling.pending_queue import is_drained, need_of
 from gpu_scheduler.core.scheduling.plan import next_deadline
 from gpu_scheduler.core.scheduling.settings import Limits, Settings
 from gpu_scheduler.views.wait_text import wait_text

@@ -12,10 +12,10 @@ from gpu_scheduler.core.scheduling import forecast as module
 from gpu_scheduler.core.scheduling.actions import Action, RecordGpuTime
 from gpu_scheduler.core.scheduling.facts import Facts, QueuedJob
 from gpu_scheduler.core.scheduling.forecast import Playback, Run
+from gpu_scheduler.core.scheduling.history import Estimate, RunTimeKey
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
 from gpu_scheduler.core.scheduling.plan import plan
 from gpu_scheduler.core.scheduling.queue_placement import place_jobs
-from gpu_scheduler.core.scheduling.run_times import Estimate, RunTimeKey
 from gpu_scheduler.core.scheduling.settings import QueueOrder, Settings
 from tests.attempts import replace
 from tests.core.gpu_world import NOW, TOTAL, facts, gpu, group, running

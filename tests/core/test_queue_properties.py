@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
+from gpu_scheduler.core.scheduling.history import Estimate
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
-from gpu_scheduler.core.scheduling.run_times import Estimate
 from gpu_scheduler.core.scheduling.settings import QueueOrder, Settings
 from tests.attempts import replace
 from tests.core.queue_player import STEP_S, PlannedJob, Player

@@ -14,15 +14,14 @@ from gpu_scheduler.core.model.job_spec import Need
 from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.scheduling.facts import Facts
 from gpu_scheduler.core.scheduling.gpu_use import ledger_of
-from gpu_scheduler.core.scheduling.history import GpuTime
-from gpu_scheduler.core.scheduling.queue_reservation import (
+from gpu_scheduler.core.scheduling.history import Estimate, GpuTime
+from gpu_scheduler.core.scheduling.round_allocations import (
     ExpectedEnd,
     PlannedReservation,
     expected_ends,
     may_begin,
     plan_reservation,
 )
-from gpu_scheduler.core.scheduling.run_times import Estimate
 from tests.attempts import replace
 from tests.core.gpu_world import NOW, facts, gpu, ledgers
 from tests.core.preemption_world import needs, situations, without_attempts

@@ -13,10 +13,10 @@ from gpu_scheduler.core.model.job_spec import Need
 from gpu_scheduler.core.model.reasons import ObstacleKind
 from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.scheduling.facts import Facts, PendingGroup, ReservedJob
+from gpu_scheduler.core.scheduling.forecast import judged_gpus, possible_preemption
 from gpu_scheduler.core.scheduling.history import GpuTime, Overtakes
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
 from gpu_scheduler.core.scheduling.pending_queue import need_of
-from gpu_scheduler.core.scheduling.queue_outlook import judged_gpus, possible_preemption
 from gpu_scheduler.core.scheduling.queue_placement import place_jobs, waiting_since
 from gpu_scheduler.core.scheduling.settings import QueueOrder, Settings
 from tests import steps as act

@@ -17,16 +17,11 @@ from gpu_scheduler.core.model.job import (
 )
 from gpu_scheduler.core.model.reasons import NextKind, NextStep
 from gpu_scheduler.core.model.states import JobState, Outcome
-from gpu_scheduler.core.scheduling.accounting import could_fit
+from gpu_scheduler.core.scheduling.attempt_end import FIRST_WAIT_S, MAX_WAIT_S, GpuInventory, decide_retry
 from gpu_scheduler.core.scheduling.facts import Facts
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
 from gpu_scheduler.core.scheduling.pending_queue import need_of
-from gpu_scheduler.core.scheduling.retry import (
-    FIRST_WAIT_S,
-    MAX_WAIT_S,
-    GpuInventory,
-    decide_retry,
-)
+from gpu_scheduler.core.scheduling.placement import could_fit
 from gpu_scheduler.core.scheduling.settings import Limits, Settings
 from tests.attempts import replace
 from tests.core.gpu_world import NOW, TOTAL, facts, gpu, running

@@ -19,8 +19,7 @@ from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.reasons import ReasonKind, StateReason
 from gpu_scheduler.core.model.states import AttemptState, JobState, Outcome
 from gpu_scheduler.core.model.values import Now
-from gpu_scheduler.core.scheduling.attempt_end import end_with_result
-from gpu_scheduler.core.scheduling.retry import GpuInventory
+from gpu_scheduler.core.scheduling.attempt_end import GpuInventory, end_with_result
 from gpu_scheduler.core.scheduling.settings import Settings
 from tests.attempts import make_attempt, replace
 

@@ -10,12 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_scheduler.core.model.job_spec import JobSpec
-from gpu_scheduler.core.scheduling.calibration import RunTimeSummary, summarise
-from gpu_scheduler.core.scheduling.run_times import (
+from gpu_scheduler.core.scheduling.history import (
     ClassRunTimes,
     Estimate,
     RunTimeKey,
     RunTimes,
+    RunTimeSummary,
+    summarise,
 )
 
 #: The fewest ratios from which anything is concluded.

@@ -8,11 +8,7 @@ import pytest
 
 from gpu_scheduler.core.model.reasons import WaitKind, WaitReason
 from gpu_scheduler.core.model.states import JobState, Outcome
-from gpu_scheduler.core.scheduling.draining import (
-    drained_exit_code,
-    job_exit_code,
-    stopped_exit_code,
-)
+from gpu_scheduler.core.scheduling.pending_queue import drained_exit_code, job_exit_code, stopped_exit_code
 
 
 def unfinished(state: JobState, wait: WaitKind | None = None) -> int:

@@ -14,12 +14,11 @@ from gpu_scheduler.core.model.job import ActiveAttempt, AttemptResult, FailureCo
 from gpu_scheduler.core.model.reasons import DEVICE_FAILURES, FailureKind, ReasonKind, StateReason, WaitReason
 from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.model.values import Now
-from gpu_scheduler.core.scheduling.draining import is_drained
 from gpu_scheduler.core.scheduling.facts import Facts, PendingGroup, QueuedJob
 from gpu_scheduler.core.scheduling.gpu_faults import find_suspects
-from gpu_scheduler.core.scheduling.history import AttemptEnd, GpuHistory
+from gpu_scheduler.core.scheduling.history import AttemptEnd, GpuHistory, RunTimeKey
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
-from gpu_scheduler.core.scheduling.run_times import RunTimeKey
+from gpu_scheduler.core.scheduling.pending_queue import is_drained
 from gpu_scheduler.core.scheduling.settings import Settings
 from tests.attempts import replace
 from tests.core.gpu_world import NOW, facts, gpu, running

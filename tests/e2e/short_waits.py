@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 
 from gpu_scheduler.cli import main
-from gpu_scheduler.core.scheduling import retry
+from gpu_scheduler.core.scheduling import attempt_end
 
 if __name__ == "__main__":
-    retry.FIRST_WAIT_S = 1.0
+    attempt_end.FIRST_WAIT_S = 1.0
     sys.exit(main(sys.argv[1:]))

@@ -21,8 +21,7 @@ from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.scheduling.facts import Facts
 from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.gpus.watch import GpuWatch
-from gpu_scheduler.rounds.loop import Loop
-from gpu_scheduler.rounds.turns import QueueTurns
+from gpu_scheduler.rounds.loop import Loop, QueueTurns
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.system.lock_folder import ClaimFolder, find_lock_folder

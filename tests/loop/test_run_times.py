@@ -13,7 +13,7 @@ from gpu_scheduler.attempts import running_progress
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.facts import Facts
-from gpu_scheduler.core.scheduling.run_times import Estimate, RunTimeKey
+from gpu_scheduler.core.scheduling.history import Estimate, RunTimeKey
 from gpu_scheduler.core.scheduling.settings import QueueOrder
 from tests.loop.rig import SETTINGS, Rig
 from tests.waiting import wait_for

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from gpu_scheduler.core.model.states import JobState
+from gpu_scheduler.rounds.loop import read_facts
 from gpu_scheduler.store.pending_groups import wait_reasons
 from gpu_scheduler.store.requests import add_request
-from gpu_scheduler.system.gpu_claims import LockReading, read_gpu_locks
+from gpu_scheduler.system.gpu_claims import read_gpu_locks
 from gpu_scheduler.system.safe_file import name_of_user
 from gpu_scheduler.system.turns import PASSED_OVER_S
 from gpu_scheduler.views.wait_text import wait_text
@@ -127,7 +128,10 @@ def test_a_claim_that_was_taken_after_the_facts_were_read_costs_no_attempt(
     rig = Rig(tmp_path, gpus=1)
     job = rig.add_job("true")
     with claim_holder(folder, "U0") as process:
-        monkeypatch.setattr("gpu_scheduler.rounds.loop.read_locks_of", lambda *args: LockReading())
+        monkeypatch.setattr(
+            "gpu_scheduler.rounds.loop.read_facts",
+            lambda *args, **options: read_facts(*args, **{**options, "lock_folder": None}),
+        )
         rig.tick()
         assert rig.store.attempts(job) == []
         assert f"pid {process.pid}" in reason_of(rig)

@@ -10,9 +10,9 @@ from functools import cache
 
 from gpu_scheduler.core.model.job import AdoptedProcess, Job
 from gpu_scheduler.core.model.values import Now
-from gpu_scheduler.core.scheduling.adoption import watch_adopted
 from gpu_scheduler.core.scheduling.facts import Facts
 from gpu_scheduler.core.scheduling.needs import LlmConfig, ResourceSpec
+from gpu_scheduler.core.scheduling.reconcile_attempt import watch_adopted
 from gpu_scheduler.core.scheduling.settings import Settings
 from tests import steps as act
 from tests.protocol import state as st

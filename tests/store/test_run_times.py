@@ -15,8 +15,8 @@ from gpu_scheduler.core.model.job import AdoptedProcess, Checkpoint
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.model.values import Now
+from gpu_scheduler.core.scheduling.history import RunTimes
 from gpu_scheduler.core.scheduling.needs import workload_class_of
-from gpu_scheduler.core.scheduling.run_times import RunTimes
 from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.store import attempt_history as run_times
 from gpu_scheduler.store.attempt_history import RunTimesReader

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from gpu_scheduler.app.calibrate import CalibrationView
-from gpu_scheduler.core.scheduling.calibration import Advice
-from gpu_scheduler.core.scheduling.needs import WorkloadClass
+from gpu_scheduler.core.scheduling.needs import Advice, WorkloadClass
 from gpu_scheduler.views.calibrate import to_text
 
 

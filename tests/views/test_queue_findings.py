@@ -8,9 +8,9 @@ from msgspec.structs import replace
 from gpu_scheduler.core.model.finding import Check
 from gpu_scheduler.core.model.reasons import GpuObstacle, ObstacleKind
 from gpu_scheduler.core.scheduling.facts import QueuedJob, QueueReservation
+from gpu_scheduler.core.scheduling.forecast import AwaitedEnd, EndBasis, QueueOutlook
+from gpu_scheduler.core.scheduling.history import Estimate, Prediction
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
-from gpu_scheduler.core.scheduling.queue_outlook import AwaitedEnd, EndBasis, QueueOutlook
-from gpu_scheduler.core.scheduling.run_times import Estimate, Prediction
 from gpu_scheduler.views import why as queue_findings
 from tests.core.gpu_world import ledger
 

@@ -12,9 +12,15 @@ from gpu_scheduler.core.model.job import ActiveAttempt, Job
 from gpu_scheduler.core.model.reasons import WaitReason
 from gpu_scheduler.core.model.request import Request
 from gpu_scheduler.core.model.values import Now
-from gpu_scheduler.core.scheduling.history import GpuHistory, GpuTime, Overtakes
+from gpu_scheduler.core.scheduling.history import (
+    GpuHistory,
+    GpuTime,
+    Overtakes,
+    RunTimeEstimates,
+    RunTimeKey,
+    RunTimes,
+)
 from gpu_scheduler.core.scheduling.needs import LlmConfig, ResourceSpec
-from gpu_scheduler.core.scheduling.run_times import RunTimeEstimates, RunTimeKey, RunTimes
 from gpu_scheduler.core.scheduling.settings import Settings
 
 
@@ -39,6 +45,11 @@ class QueuedJob(Struct, frozen=True):
     def place(self) -> tuple[int, int]:
         """Its place in the queue: its priority and position."""
         return self.priority, self.position
+
+    def has_tries_left(self, settings: Settings) -> bool:
+        """Returns whether it would be retried if it failed once more."""
+        times = None if self.run_time is None else self.run_time.fail_retries
+        return self.fail_retries_used < (settings.fail_retries if times is None else times)
 
 
 class PendingGroup(Struct, frozen=True, dict=True):

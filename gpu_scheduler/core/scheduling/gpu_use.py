@@ -14,14 +14,16 @@ from gpu_scheduler.core.model.gpu import LOAD_SAMPLES, Gpu, GpuProcess
 from gpu_scheduler.core.model.job import ActiveAttempt, Allocation
 from gpu_scheduler.core.model.reasons import GpuObstacle, ObstacleKind
 from gpu_scheduler.core.model.states import AttemptState
-from gpu_scheduler.core.scheduling.accounting import (
+from gpu_scheduler.core.scheduling.actions import AttemptChanged, GpuChanged
+from gpu_scheduler.core.scheduling.placement import (
     DRIVER_MIB,
+    Holding,
+    Ledger,
     allocated_mib,
     claimable_total,
+    closing,
     with_spike_buffer,
 )
-from gpu_scheduler.core.scheduling.actions import AttemptChanged, GpuChanged
-from gpu_scheduler.core.scheduling.placement import Holding, Ledger, closing
 from gpu_scheduler.core.scheduling.settings import Limits, Settings
 
 if TYPE_CHECKING:

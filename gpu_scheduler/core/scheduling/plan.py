@@ -22,8 +22,7 @@ from gpu_scheduler.core.scheduling.actions import (
     VoidClaim,
     WakeRunner,
 )
-from gpu_scheduler.core.scheduling.adoption import watch_adopted
-from gpu_scheduler.core.scheduling.attempt_end import recover_interrupted
+from gpu_scheduler.core.scheduling.attempt_end import GpuInventory, recover_interrupted
 from gpu_scheduler.core.scheduling.facts import Facts
 from gpu_scheduler.core.scheduling.gpu_faults import find_suspects
 from gpu_scheduler.core.scheduling.gpu_use import (
@@ -35,14 +34,14 @@ from gpu_scheduler.core.scheduling.needs import resources_of
 from gpu_scheduler.core.scheduling.pending_queue import allowed_gpus
 from gpu_scheduler.core.scheduling.preemption import protection_left_s
 from gpu_scheduler.core.scheduling.queue_placement import place_jobs, start_wait_s, with_start_interval
-from gpu_scheduler.core.scheduling.queue_reservation import count_gpu_time
 from gpu_scheduler.core.scheduling.reconcile_attempt import (
     check_memory_release,
     has_ended,
     reconcile,
     release_allocation,
+    watch_adopted,
 )
-from gpu_scheduler.core.scheduling.retry import GpuInventory
+from gpu_scheduler.core.scheduling.round_allocations import count_gpu_time
 
 # Detects misplaced processes: processes of a job on a GPU outside its allocation.
 #

@@ -41,16 +41,16 @@ from gpu_scheduler.core.scheduling.pending_queue import (
 )
 from gpu_scheduler.core.scheduling.placement import place
 from gpu_scheduler.core.scheduling.preemption import NoPreemption, find_preemption, may_preempt, preempt
-from gpu_scheduler.core.scheduling.queue_reservation import (
+from gpu_scheduler.core.scheduling.reconcile_attempt import leaving_attempts
+from gpu_scheduler.core.scheduling.round_allocations import (
     ExpectedEnd,
     PlannedReservation,
+    RoundAllocations,
     expected_ends,
     may_begin,
     plan_reservation,
+    without_failed_gpus,
 )
-from gpu_scheduler.core.scheduling.reconcile_attempt import leaving_attempts
-from gpu_scheduler.core.scheduling.retry import has_tries_left, without_failed_gpus
-from gpu_scheduler.core.scheduling.round_allocations import RoundAllocations
 from gpu_scheduler.core.scheduling.settings import QueueOrder
 
 #: Maximum number of groups whose wait reasons a round determines, the first ones that do not fit.
@@ -507,7 +507,7 @@ def _try_suspect(
             if isinstance(answer, WaitReason) or limits.refusal(group.resources) is not None:
                 continue
             for job in group.jobs:
-                if has_tries_left(job, facts.settings):
+                if job.has_tries_left(facts.settings):
                     return [gpus.start(job.job_id, answer, need)]
     return []
 
