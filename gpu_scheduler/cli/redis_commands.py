@@ -57,8 +57,7 @@ def redis_agent(options: Namespace) -> int:
 
 def redis_submit(options: Namespace) -> int:
     """Adds an item to the queue and prints its id."""
-    from gpu_scheduler.redis_queue.queue import new_item
-    from gpu_scheduler.redis_queue.records import Arguments
+    from gpu_scheduler.redis_queue.queue import Arguments, new_item
 
     words, count = options.arguments, 0
     while count < len(words) and words[count].partition("=")[0] in _SUBMIT_OPTIONS:

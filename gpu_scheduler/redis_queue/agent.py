@@ -26,12 +26,25 @@ from gpu_scheduler.app.store_access import create_missing_store, open_store, sch
 from gpu_scheduler.control.submit import NewJob, Submission, check_jobs, insert_gated
 from gpu_scheduler.core.text.formatting import safe_text
 from gpu_scheduler.errors import UsageError
-from gpu_scheduler.redis_queue import scripts
-from gpu_scheduler.redis_queue.queue import LOOK_LIMIT, Queue, Times, decoded, decoded_pairs, error_text
-from gpu_scheduler.redis_queue.records import (
+from gpu_scheduler.redis_queue.queue import (
+    BEAT,
+    BEGIN,
+    CLAIM,
+    CONFIRM,
+    GIVE_BACK,
+    LOOK,
+    LOOK_LIMIT,
+    REJECT,
+    REPORT,
+    RESTORE,
+    WRITE_BACK,
     Arguments,
+    Queue,
     Record,
     RecordError,
+    Times,
+    error_text,
+    pairs,
     parse_arguments,
     parse_record,
     record_or_problem,
@@ -98,22 +111,22 @@ class Silence:
 
 def _record_now(item: TakenItem) -> str:
     """Returns the record of an item with the status of its job."""
-    record = parse_record(item.record.encode(), item.redis_id)
+    record = parse_record(item.record, item.redis_id)
     return record.with_status(item.status, item.gpus, item.pid).to_json()
 
 
 class _Candidate(Struct, frozen=True):
     """An item that may be taken. text, arguments, place: its record, arguments and score as read."""
 
-    text: bytes
-    arguments: bytes | None
+    text: str
+    arguments: str | None
     place: str
     record: Record
     job: Submission
 
 
 class Agent:
-    """The agent of one store. folder: that of relative scripts. requeue_after: the seconds of silence after
+    """The agent of one store. folder: that of relative  requeue_after: the seconds of silence after
     which the confirmed items of another box are given back too; None: never."""
 
     def __init__(
@@ -192,15 +205,15 @@ class Agent:
     def round(self, store: Store) -> None:
         """Does all that is due now."""
         self._data_version = store.db.data_version
-        number, at, cancelled, items = self._queue.run(scripts.LOOK, LOOK_LIMIT, self._offset)
+        number, at, cancelled, items = self._queue.run(LOOK, LOOK_LIMIT, self._offset)
         is_open = at is not None
-        if number is None or decoded(number) != self._number or not is_open:
+        if number is None or number != self._number or not is_open:
             is_open = self._report(store, number) or is_open
         if is_open:
             self._problem = None
         now = time.monotonic()
         is_due = now >= self._beat_due
-        self._settle(store, now, {decoded(one) for one in cancelled}, is_due=is_due)
+        self._settle(store, now, set(cancelled), is_due=is_due)
         if is_due:
             self._beat(store, now)
             self._beat_due = now + self._times.beat
@@ -209,21 +222,19 @@ class Agent:
 
     # A new run of Redis
 
-    def _report(self, store: Store, found: bytes | None) -> bool:
+    def _report(self, store: Store, number: str | None) -> bool:
         """Writes the claims of this box back if this is a new run of Redis. Returns whether it is open."""
-        if found is None:
+        if number is None:
             knows_nothing = store.db.meta(_RUN_KEY) is None and not kept_items(store)
             waits = self._times.open_wait, self._times.first_wait
-            found = self._queue.run(
-                scripts.BEGIN, secrets.token_hex(8), "1" if knows_nothing else "0", *waits
-            )
-        number = decoded(found)
+            number = self._queue.run(BEGIN, secrets.token_hex(8), "1" if knows_nothing else "0", *waits)
+        assert number is not None
         if number != self._number:
             for text in self._queue.warnings():
                 log.warning("%s", text)
         if number != store.db.meta(_RUN_KEY):
             log.info("a new run of Redis; this box reports to it what it has taken")
-            self._queue.run_each(scripts.RESTORE, self._restored(store))
+            self._queue.run_each(RESTORE, self._restored(store))
             self._silence.forget()
             self._beat_due = 0.0
             store.db.set_meta(_RUN_KEY, number)
@@ -251,7 +262,7 @@ class Agent:
         }  # fmt: skip
         known = json.loads(store.db.meta(_BOXES_KEY) or "[]")
         text = json.dumps(box, ensure_ascii=False).encode("utf-8", "replace")  # Redis refuses lone surrogates
-        is_open = bool(self._queue.run(scripts.REPORT, self._box, text, self._number, "0", *known))
+        is_open = bool(self._queue.run(REPORT, self._box, text, self._number, "0", *known))
         if not is_open:
             problem = f"waits until {self._away()} has reported, or for `redis-queue accept-loss`"
             if problem != self._problem:
@@ -262,9 +273,12 @@ class Agent:
     def _away(self) -> str:
         """Returns the boxes that have not reported to this run of Redis."""
         found: Any = self._queue.redis.hgetall("gpusched:boxes")
-        boxes = {decoded(key): json.loads(text) for key, text in found.items()}
-        away = [f"{box.get('host', 'box')} ({key})" for key, box in sorted(boxes.items())
-                if box.get("run") != self._number]  # fmt: skip
+        boxes = {key: json.loads(text) for key, text in sorted(found.items())}
+        away = [
+            f"{box.get('host', 'box')} ({key})"
+            for key, box in boxes.items()
+            if box.get("run") != self._number
+        ]
         return ", ".join(away) or "another box"
 
     # The items of this box
@@ -307,7 +321,7 @@ class Agent:
             if answer == 1:
                 log.info("item %s did not start here and is in the queue again", item.redis_id)
         else:
-            answer = self._run(scripts.CONFIRM, item, self._number, self._times.open_wait)
+            answer = self._run(CONFIRM, item, self._number, self._times.open_wait)
             if answer == 1:
                 return True
             if answer == 0:
@@ -321,7 +335,7 @@ class Agent:
     def _give_back(self, item: TakenItem) -> int:
         """Returns an item to the queue, and takes it again only after some time. Returns what Redis says."""
         self._not_before[item.redis_id] = time.monotonic() + self._times.start
-        return int(self._run(scripts.GIVE_BACK, item, "", "1", "", self._number))
+        return int(self._run(GIVE_BACK, item, "", "1", "", self._number))
 
     def _follow(self, store: Store, item: TakenItem, now: float, *, is_due: bool) -> None:
         """Writes the status of a job back. Asks for the return of one that does not start."""
@@ -333,7 +347,7 @@ class Agent:
         if not is_new and not is_due:
             return
         is_over = "1" if item.is_over else "0"
-        answer = self._run(scripts.WRITE_BACK, item, _record_now(item), is_over, self._number)
+        answer = self._run(WRITE_BACK, item, _record_now(item), is_over, self._number)
         if answer == 1 and (is_new or item.is_over):
             set_item(store, item, "ended" if item.is_over else "open", text)
         elif answer == 0 and item.may_return:
@@ -350,27 +364,26 @@ class Agent:
 
     def _beat(self, store: Store, now: float) -> None:
         """Raises the counter of this box, and gives back what silent boxes and lost jobs hold."""
-        found, boxes, claims = self._queue.run(scripts.BEAT, self._box)
-        counters = decoded_pairs(found)
-        known = json.dumps(sorted(map(decoded, boxes)))
+        found, boxes, claims = self._queue.run(BEAT, self._box)
+        counters = pairs(found)
+        known = json.dumps(sorted(boxes))
         if known != store.db.meta(_BOXES_KEY):
             store.db.set_meta(_BOXES_KEY, known)
         silent = self._silence.read({box: one for box, one in counters.items() if box != self._box}, now)
         self._without_job = []
         self._checked.cache_clear()
-        for key, *claim, _, text in sorted(claims):
-            item, (box, fence, confirmed) = decoded(key), map(decoded, claim)
+        for item, box, fence, confirmed, _, text in sorted(claims):
             if box == self._box and not has_item(store, item, fence):
                 if confirmed == "1":
                     self._without_job.append(item)  # the store was lost, so its job may have run
                 else:
-                    self._queue.run(scripts.GIVE_BACK, item, box, fence, "", "0", "", self._number)
+                    self._queue.run(GIVE_BACK, item, box, fence, "", "0", "", self._number)
             elif box in silent:
                 forced = self._requeue_after is not None and silent[box] >= self._requeue_after
                 record = record_or_problem(text, item) if forced and confirmed == "1" else ""
                 queued = record.with_status("queued").to_json() if isinstance(record, Record) else ""
                 given = (item, box, fence, counters[box], "1" if forced else "0", queued, self._number)
-                if self._queue.run(scripts.GIVE_BACK, *given) == 1:
+                if self._queue.run(GIVE_BACK, *given) == 1:
                     log.warning("box %s is silent; item %s is in the queue again", box, item)
         self._describe(store)
 
@@ -381,13 +394,13 @@ class Agent:
         if scheduler_pid_of(store) is None:
             return False
         self._lacks, self._sizes = {}, [gpu.total_mib or 0 for gpu in store.gpus()]
-        known = {decoded(one[0]) for one in items}
+        known = {one[0] for one in items}
         self._not_before = {key: at for key, at in self._not_before.items() if at > now}
         if not self._offset:
             self._without_record = {key: at for key, at in self._without_record.items() if key in known}
         found: list[_Candidate] = []
         for row in items:
-            with self._alone(decoded(row[0])):
+            with self._alone(row[0]):
                 found += filter(None, [self._candidate(row, now)])
         # Nothing of these items can ever start here, so those behind them are looked at next.
         self._offset = self._offset + LOOK_LIMIT if len(items) == LOOK_LIMIT and not found else 0
@@ -397,18 +410,18 @@ class Agent:
 
     def _candidate(self, row: Any, now: float) -> _Candidate | None:
         """Returns an item that may be taken; sets aside what is no item."""
-        item, text = decoded(row[0]), row[2]
+        item, place, text, arguments_text = row
         if text is None:
             since = self._without_record.setdefault(item, now)
             if now - since >= self._times.record_wait:
-                self._queue.run(scripts.REJECT, item, "it has no record", "")
+                self._queue.run(REJECT, item, "it has no record", "")
             return None
         try:
             record = parse_record(text, item)
-            arguments = Arguments() if row[3] is None else parse_arguments(row[3])
+            arguments = Arguments() if arguments_text is None else parse_arguments(arguments_text)
         except RecordError as error:
             log.warning("item %s is set aside: %s", item, error)
-            self._queue.run(scripts.REJECT, item, str(error), text)
+            self._queue.run(REJECT, item, str(error), text)
             return None
         if record.status != "queued" or item in self._not_before:
             return None
@@ -419,7 +432,7 @@ class Agent:
         if isinstance(job, str):
             self._lacks[item] = job
             return None
-        return _Candidate(text, row[3], decoded(row[1]), record, job)
+        return _Candidate(text, arguments_text, place, record, job)
 
     def _check(
         self, script: str, memory_mb: int, gpus: int, priority: int, arguments: Arguments
@@ -448,13 +461,12 @@ class Agent:
         """Takes an item and inserts its job, which waits for the confirmation."""
         name = found.record.job_id
         answer: Any = self._queue.run(
-            scripts.CLAIM, name, self._box, secrets.token_hex(16), found.text, self._number,
+            CLAIM, name, self._box, secrets.token_hex(16), found.text, self._number,
             self._times.open_wait,
         )  # fmt: skip
         if not isinstance(answer, list):
             return False
-        arguments = None if found.arguments is None else found.arguments.decode()
-        item = TakenItem(name, decoded(answer[0]), 0, found.place, found.text.decode(), arguments)
+        item = TakenItem(name, answer[0], 0, found.place, found.text, found.arguments)
         try:
             insert_gated(self._location, found.job, f"redis:{name}", lambda made: replace(item, job_id=made))
         except Exception as error:  # noqa: BLE001 - no other item must suffer

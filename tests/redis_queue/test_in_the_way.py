@@ -14,9 +14,8 @@ import pytest
 
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.redis_queue import agent as agent_module
-from gpu_scheduler.redis_queue import scripts
 from gpu_scheduler.redis_queue.agent import Agent
-from gpu_scheduler.redis_queue.queue import LOOK_LIMIT, Queue
+from gpu_scheduler.redis_queue.queue import BEGIN, LOOK, LOOK_LIMIT, Queue
 from tests.redis_queue.conftest import Boxes, Server, ends, traces
 from tests.redis_queue.source_document import SourceQueue
 from tests.redis_queue.test_scripts import RIGHTS
@@ -48,14 +47,14 @@ def agent(server: Server, queue: SourceQueue, tmp_path: Path) -> Iterator[Agent]
     found = Queue(server.url)
     made = Agent(Location(str(tmp_path / "state.json")), found, str(tmp_path))
     made._box, made._sizes, made._number = "box-a", [20000], "1"
-    found.run(scripts.BEGIN, "1", "1", 60, 0)
+    found.run(BEGIN, "1", "1", 60, 0)
     (tmp_path / "job.py").touch()
     with closing(found.redis):
         yield made
 
 
 def rows(agent: Agent) -> list[Any]:
-    return list(agent._queue.run(scripts.LOOK, LOOK_LIMIT, 0)[3])
+    return list(agent._queue.run(LOOK, LOOK_LIMIT, 0)[3])
 
 
 def test_an_unexpected_error_about_one_item_leaves_the_others(

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gpu_scheduler.redis_queue.records import MAX_BYTES, RecordError, parse_arguments, parse_record
+from gpu_scheduler.redis_queue.queue import MAX_BYTES, RecordError, parse_arguments, parse_record
 
 GOOD: dict[str, Any] = {
     "model_script": "train.py", "gpu_memory_mb": 16000, "num_gpus": 1, "priority": 100,
@@ -18,7 +18,7 @@ GOOD: dict[str, Any] = {
 
 
 def parsed(text: bytes) -> Any:
-    return parse_record(text, "0123456789ab")
+    return parse_record(text.decode("utf-8", "surrogateescape"), "0123456789ab")
 
 
 def test_a_record_is_written_back_with_exactly_its_nine_fields() -> None:
@@ -71,7 +71,7 @@ def test_rejects_a_time_that_is_no_number(number: str) -> None:
 
 
 def test_reads_the_arguments_of_redis_submit() -> None:
-    found = parse_arguments(b'{"args": ["--lr", "1"], "cwd": "/data", "env": {"A": "b"}}')
+    found = parse_arguments('{"args": ["--lr", "1"], "cwd": "/data", "env": {"A": "b"}}')
     assert (found.args, found.cwd, found.env) == (("--lr", "1"), "/data", (("A", "b"),))
 
 
@@ -85,4 +85,4 @@ def test_reads_the_arguments_of_redis_submit() -> None:
 )  # fmt: skip
 def test_rejects_wrong_arguments(text: bytes) -> None:
     with pytest.raises(RecordError, match=r"arguments|variable"):
-        parse_arguments(text)
+        parse_arguments(text.decode())

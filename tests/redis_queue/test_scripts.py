@@ -13,8 +13,8 @@ import pytest
 import redis
 
 from gpu_scheduler.errors import SchedulerError
-from gpu_scheduler.redis_queue import scripts
-from gpu_scheduler.redis_queue.queue import Queue, decoded
+from gpu_scheduler.redis_queue import queue as scripts
+from gpu_scheduler.redis_queue.queue import Queue
 from tests.redis_queue.conftest import Server
 from tests.redis_queue.source_document import SourceQueue
 from tests.stress.redis_source import record_of, submit
@@ -35,7 +35,7 @@ class Ours:
         self.begin()
 
     def begin(self, number: str = "1", *, knows_nothing: bool = True) -> str:
-        return decoded(self.run(scripts.BEGIN, number, "1" if knows_nothing else "0", 60, 0))
+        return str(self.run(scripts.BEGIN, number, "1" if knows_nothing else "0", 60, 0))
 
     def record(self, item: str) -> bytes:
         return bytes(self.source.r.get("scheduler:job:" + item))
@@ -43,16 +43,14 @@ class Ours:
     def claim(self, item: str, of: tuple[str, str] = A, number: str = "1") -> str:
         box, fence = of
         answer = self.run(scripts.CLAIM, item, box, fence[2:], self.record(item), number, 60)
-        return "claimed" if answer == [fence.encode()] else decoded(answer)
+        return "claimed" if answer == [fence] else str(answer)
 
     def confirm(self, item: str, of: tuple[str, str] = A, number: str = "1") -> Any:
         return self.run(scripts.CONFIRM, item, *of, number, 60)
 
     def restore(self, item: str, of: tuple[str, str] = A, ended: str = "0", confirmed: str = "1") -> str:
         record = record_of(item, "a.py", 1000) | {"status": "completed" if ended == "1" else "running"}
-        return decoded(
-            self.run(scripts.RESTORE, item, *of, "5", ended, confirmed, json.dumps(record), "args")
-        )
+        return str(self.run(scripts.RESTORE, item, *of, "5", ended, confirmed, json.dumps(record), "args"))
 
     def write_back(self, item: str, status: str, of: tuple[str, str] = A) -> Any:
         record = record_of(item, "a.py", 1000) | {"status": status}
@@ -121,7 +119,7 @@ def test_the_rights_of_the_page_are_those_that_the_scripts_use() -> None:
     used = set(
         re.findall(
             r"redis\.call\('([A-Z]+)'",
-            "".join(vars(scripts)[name] for name in dir(scripts) if name.isupper() and name != "_COMMON"),
+            "".join(text for text in vars(scripts).values() if str(text).startswith(scripts._COMMON)),
         )
     )
     others = {"ping", "eval", "evalsha", "script|load", "config|get", "multi", "exec", "select"}
@@ -130,7 +128,7 @@ def test_the_rights_of_the_page_are_those_that_the_scripts_use() -> None:
 
 def test_a_record_that_changed_since_it_was_read_is_not_claimed(ours: Ours) -> None:
     item = ours.source.submit("a.py")
-    assert ours.run(scripts.CLAIM, item, *A, b"older", "1", 60) == b"changed"
+    assert ours.run(scripts.CLAIM, item, *A, b"older", "1", 60) == "changed"
     assert ours.source.waiting() == [item]
 
 
@@ -146,7 +144,7 @@ def test_nothing_is_claimed_or_confirmed_before_the_run_is_open(ours: Ours) -> N
     assert ours.report(A[0], "2", "0", B[0]) == 0  # A remembers B, which has not reported
     assert ours.report(B[0], "2") == 1
     assert ours.claim(other, number="2") == "run"  # it is not old enough
-    assert ours.run(scripts.CLAIM, other, *A, ours.record(other), "2", 0) == [b"1:" + A[1].encode()]
+    assert ours.run(scripts.CLAIM, other, *A, ours.record(other), "2", 0) == ["1:" + A[1]]
 
 
 def test_accepting_losses_forgets_the_boxes_that_have_not_reported(ours: Ours) -> None:
@@ -317,7 +315,7 @@ def test_without_one_of_its_rights_a_user_loses_no_item(ours: Ours, server: Serv
         ):
             with suppress(redis.RedisError):
                 some.run(script, *args)
-    held = {one[0].decode() for one in ours.run(scripts.LIST)[1]}
+    held = {one[0] for one in ours.run(scripts.LIST)[1]}
     waits = {*held, *ours.source.waiting()}
     is_over = {
         "reject": r.zscore("gpusched:rejected", items["reject"]) is not None,

@@ -23,7 +23,7 @@ from redis.connection import AbstractConnection
 
 from gpu_scheduler.config import StartOptions
 from gpu_scheduler.daemon import service
-from gpu_scheduler.redis_queue import scripts
+from gpu_scheduler.redis_queue import queue as scripts
 from tests.stress.commit_steps import step_at_commits
 
 UNCONFIRMED = "AGENT_UNCONFIRMED"
@@ -38,7 +38,7 @@ def _digest(script: bytes) -> str:
 _SCRIPTS = {
     _digest(text.encode()): name
     for name, text in vars(scripts).items()
-    if name.isupper() and isinstance(text, str)
+    if str(text).startswith(scripts._COMMON)
 }
 
 _wanted, _signal = os.environ.get(STEP, ""), int(os.environ.get(SIGNAL, "9"))

@@ -8,14 +8,12 @@ it, and boxes that start what they claim without `confirm`.
 from __future__ import annotations
 
 import contextlib
-import inspect
 import json
-import re
 import shutil
 import signal
 from collections.abc import Callable, Iterator
 
-from gpu_scheduler.redis_queue import agent, scripts
+from gpu_scheduler.redis_queue import agent, queue
 from gpu_scheduler.store.taken_items import box_id
 from tests.stress.harness import pause, program_for
 from tests.stress.part import Findings, Order
@@ -37,7 +35,8 @@ _STEPPING = "tests.stress.redis_agent_steps"
 _STEPS_OF_SCRIPTS = {
     f"{moment} script {name}"
     for moment in ("before", "sent", "after")
-    for name in re.findall(r"\bscripts\.([A-Z_]+)", inspect.getsource(agent))
+    for name, text in vars(agent).items()
+    if str(text).startswith(queue._COMMON)
 }
 _NO_SERVER = "redis-server is not installed"
 #: Memory that allows a box with four GPUs to run 40 jobs at once, and their number.
@@ -281,7 +280,7 @@ def _claim_without_job(lab: Lab, box: RedisBox) -> None:
     item = name_of(max(lab.codes))
     with lab.server.client() as client, contextlib.closing(box.stage.store()) as store:
         number, text = client.hget("gpusched:run", "number"), client.get(RECORD + item)
-        answer = client.eval(scripts.CLAIM, 0, item, box_id(store), "lost", text, number, "0")
+        answer = client.eval(queue.CLAIM, 0, item, box_id(store), "lost", text, number, "0")
         assert isinstance(answer, list), answer
 
 
