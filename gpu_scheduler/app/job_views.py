@@ -18,7 +18,7 @@ from gpu_scheduler.core.model.job import ActiveAttempt, Job
 from gpu_scheduler.core.model.reasons import WaitKind, WaitReason
 from gpu_scheduler.core.model.states import ACTIVE, WAITING, AttemptState, JobState
 from gpu_scheduler.health.storage import LOG_FOLDER_KEY, find_issues, unusable_file_issue
-from gpu_scheduler.store.dependencies import ancestor_that_needs_user, children, failed_ancestors, parents_of
+from gpu_scheduler.store.job_lists import ancestor_that_needs_user, children, failed_ancestors, parents_of
 from gpu_scheduler.store.jobs_files import LineLocation, line_of
 from gpu_scheduler.store.moved_or_copied import original_of_copy
 from gpu_scheduler.store.pending_groups import queue_reservation_record, victims_by_job, wait_reasons

@@ -19,7 +19,6 @@ from gpu_scheduler.core.scheduling.pending_queue import need_of
 from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.gpus.watch import GpuWatch, watched_processes
 from gpu_scheduler.intake.llm_config import current_llm_config
-from gpu_scheduler.intake.state_file_edits import requested_pauses
 from gpu_scheduler.store.attempt_history import (
     LearnedNeedsReader,
     QueueStartsReader,
@@ -27,6 +26,7 @@ from gpu_scheduler.store.attempt_history import (
     gpu_time,
 )
 from gpu_scheduler.store.pending_groups import queue_reservation, reserved_jobs
+from gpu_scheduler.store.state_file import requested_pauses
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.system.gpu_claims import ForeignClaims
 

@@ -21,7 +21,6 @@ from gpu_scheduler.config import JOBS_FILE
 from gpu_scheduler.core.model.job import Job
 from gpu_scheduler.core.model.states import ACTIVE, JobState, Outcome
 from gpu_scheduler.errors import StoreNotFoundError
-from gpu_scheduler.intake.state_file_edits import requested_pauses
 from gpu_scheduler.store.job_lists import (
     JobFilter,
     cleared_count,
@@ -34,6 +33,7 @@ from gpu_scheduler.store.job_lists import (
 )
 from gpu_scheduler.store.jobs_files import jobs_files, malformed_lines
 from gpu_scheduler.store.pending_groups import reserved_gpus
+from gpu_scheduler.store.state_file import requested_pauses
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.store.taken_items import newest_job_of, redis_problem
 
@@ -161,7 +161,7 @@ def empty_status(location: Location) -> StatusReport:
 
 def count_waiting_lines() -> int:
     """Returns how many lines of jobs.txt in this folder wait for a first `start`; 0 if it cannot be read."""
-    from gpu_scheduler.intake.jobs_file_content import JobsFile
+    from gpu_scheduler.intake.jobs_file_text import JobsFile
     from gpu_scheduler.system.safe_file import FileProblem
 
     content = JobsFile(Path(JOBS_FILE)).read()

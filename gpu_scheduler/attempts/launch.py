@@ -25,9 +25,9 @@ from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.scheduling.placement import BEYOND_MIB, capped_claim, claimable_total
 from gpu_scheduler.core.text.formatting import safe_text
 from gpu_scheduler.runner.spec import read_spec
-from gpu_scheduler.store import attempt_folders
+from gpu_scheduler.store import backups
+from gpu_scheduler.store.requests import LaunchContext, launch_context
 from gpu_scheduler.store.store import Store
-from gpu_scheduler.store.submissions import LaunchContext, launch_context
 from gpu_scheduler.store.writer import StoreWriter
 from gpu_scheduler.system.gpu_claims import can_be_claimed, own_claims, read_locks_of
 from gpu_scheduler.system.lock_folder import VARIABLE, ClaimFolder, LockFolderError
@@ -207,8 +207,8 @@ class Launcher:
                 "leftover_wait_s": 5.0, "background": spec.background,
                 "ends_in_pipe": spec.ends_in_pipe, "ignore_hangup": spec.preempt_signal != "HUP",
                 "log_limit": options.log_limit_mib * 2**20 or None,
-                attempt_folders.ORIGIN_KEY:
-                    attempt_folders.origin_object(
+                backups.ORIGIN_KEY:
+                    backups.origin_object(
                         attempt, job, self._store.data_dir, context.source_cwd,
                         has_own_environment=submitted is not None,
                     ),

@@ -24,7 +24,7 @@ from gpu_scheduler.core.text.formatting import format_gpus, pid_text, safe_text
 from gpu_scheduler.errors import SchedulerError, StoreNotFoundError, UsageError
 from gpu_scheduler.runner.process_scan import environment, token_in
 from gpu_scheduler.store.job_lists import adopted_job_of
-from gpu_scheduler.store.submissions import add_environment
+from gpu_scheduler.store.requests import add_environment
 from gpu_scheduler.system.procfs import Proc, ProcessProblem, RunningProcess, read_running_process
 
 if TYPE_CHECKING:

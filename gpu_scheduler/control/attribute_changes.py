@@ -24,9 +24,8 @@ from gpu_scheduler.core.model.job_spec import (
 )
 from gpu_scheduler.core.model.states import Outcome
 from gpu_scheduler.errors import SchedulerError, UsageError
-from gpu_scheduler.intake.text_parser import parse_job_line
-from gpu_scheduler.store.dependencies import failed_ancestors
-from gpu_scheduler.store.job_lists import job_exists
+from gpu_scheduler.intake.jobs_file_text import parse_job_line
+from gpu_scheduler.store.job_lists import failed_ancestors, job_exists
 from gpu_scheduler.store.jobs_files import line_of
 from gpu_scheduler.store.store import Store
 

@@ -16,7 +16,7 @@ from gpu_scheduler.control.requests import (
 )
 from gpu_scheduler.core.model.gpu import format_gpu_list
 from gpu_scheduler.errors import SchedulerError, StoreNotFoundError
-from gpu_scheduler.intake import state_file_edits
+from gpu_scheduler.store import state_file
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.store import Store
 
@@ -48,7 +48,7 @@ def _write_state_file(location: Location, gpus: Collection[int] | None, paused: 
         )
     named = sorted(set(gpus))
     try:
-        state_file_edits.edit_pauses_in_file(path, named, paused)
+        state_file.edit_pauses_in_file(path, named, paused)
     except ValueError as error:
         raise SchedulerError(f"{path}: {error}\ncorrect the file or move it away") from None
     except OSError as error:
@@ -63,7 +63,7 @@ def _request_in_store(
     store = store_control.store
     chosen = _selected_gpus(store, gpus, paused)
     is_up = store_control.scheduler_pid is not None
-    requests = state_file_edits.request_pauses(store, chosen.values(), paused, by, scheduler_is_up=is_up)
+    requests = state_file.request_pauses(store, chosen.values(), paused, by, scheduler_is_up=is_up)
     answers = store_control.carry_out(requests)
     pid = store_control.scheduler_pid
     return tuple(

@@ -28,8 +28,7 @@ from gpu_scheduler.control.requests import (
 from gpu_scheduler.core.model.job import Job
 from gpu_scheduler.core.model.request import ACCEPTED_STATES, AnswerCode, RequestAnswer, wrong_state
 from gpu_scheduler.core.model.states import FAILED, JobState, Outcome
-from gpu_scheduler.store.dependencies import failed_ancestors, is_ancestor
-from gpu_scheduler.store.job_lists import open_jobs
+from gpu_scheduler.store.job_lists import failed_ancestors, is_ancestor, open_jobs
 from gpu_scheduler.store.requests import add_request
 from gpu_scheduler.store.store import Store
 

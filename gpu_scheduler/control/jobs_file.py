@@ -53,10 +53,8 @@ from gpu_scheduler.core.text.formatting import (
 )
 from gpu_scheduler.errors import SchedulerError, UsageError
 from gpu_scheduler.health.doctor.job import conda_sh_of, known_environments
-from gpu_scheduler.intake.bash_check import job_shell
-from gpu_scheduler.intake.jobs_file_content import JobsFile, read_standard_input
+from gpu_scheduler.intake.jobs_file_text import JobsFile, TextParser, job_shell, read_standard_input
 from gpu_scheduler.intake.llm_config import LlmConfigFile
-from gpu_scheduler.intake.text_parser import TextParser
 from gpu_scheduler.store.jobs_files import MalformedLineRecord, newest_job_of
 from gpu_scheduler.system.safe_file import FileProblem
 from gpu_scheduler.views.wait_text import need_text

@@ -50,7 +50,7 @@ from gpu_scheduler.core.model.request import AnswerCode, RequestAnswer, refusal_
 from gpu_scheduler.core.model.states import ACTIVE, AttemptState, JobState, Outcome
 from gpu_scheduler.core.text.formatting import count_noun, format_duration, format_memory, pid_text, safe_text
 from gpu_scheduler.errors import SchedulerError, UsageError
-from gpu_scheduler.store.dependencies import failed_ancestors
+from gpu_scheduler.store.job_lists import failed_ancestors
 from gpu_scheduler.store.jobs_files import line_of
 from gpu_scheduler.store.requests import add_request, request_answer, withdraw_request
 from gpu_scheduler.store.store import Store

@@ -42,8 +42,8 @@ from gpu_scheduler.core.model.reasons import StateReason, WaitKind, WaitReason
 from gpu_scheduler.errors import StoreNotFoundError, UsageError
 from gpu_scheduler.store.job_lists import job_ids_of_source
 from gpu_scheduler.store.new_store import check_encoding
+from gpu_scheduler.store.requests import SubmissionKey, add_environment, record_submission, recorded_answer
 from gpu_scheduler.store.store import Store
-from gpu_scheduler.store.submissions import SubmissionKey, add_environment, record_submission, recorded_answer
 from gpu_scheduler.store.taken_items import TakenItem, add_item
 
 _Result = TypeVar("_Result")

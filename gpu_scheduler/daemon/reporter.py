@@ -42,8 +42,7 @@ from gpu_scheduler.core.text.formatting import count_noun
 from gpu_scheduler.daemon.status_board_file import StatusBoardFile
 from gpu_scheduler.health.storage import STORAGE_ERRORS
 from gpu_scheduler.store import events
-from gpu_scheduler.store.dependencies import parents_of
-from gpu_scheduler.store.job_lists import jobs_of_file, open_jobs, state_counts
+from gpu_scheduler.store.job_lists import jobs_of_file, open_jobs, parents_of, state_counts
 from gpu_scheduler.store.jobs_files import malformed_lines
 from gpu_scheduler.store.pending_groups import wait_reasons
 from gpu_scheduler.store.store import Store

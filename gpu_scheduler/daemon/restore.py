@@ -23,23 +23,21 @@ from gpu_scheduler.core.model.gpu import format_ranges
 from gpu_scheduler.core.scheduling.reconcile_attempt import restore, supersede
 from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.errors import SchedulerError
-from gpu_scheduler.store import attempt_folders, inspection, moved_or_copied
-from gpu_scheduler.store.attempt_folders import (
-    AttemptFolder,
-    Origin,
-    list_attempt_folders,
-    may_have_launched,
-    read_origin,
-    token_of,
-    unknown_to_store,
-)
+from gpu_scheduler.store import backups, inspection, moved_or_copied
 from gpu_scheduler.store.backups import (
+    AttemptFolder,
     Backup,
     DamagedDatabaseError,
     HighestIds,
+    Origin,
     highest_ids,
     is_of_development_version,
+    list_attempt_folders,
+    may_have_launched,
+    read_origin,
     restore_backup,
+    token_of,
+    unknown_to_store,
 )
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.database import development_schema_error
@@ -252,7 +250,7 @@ def _restore(data_dir: DataDir, condition: StoreCondition, options: StartOptions
     try:
         with store.db.upgraded():
             pass  # only upgrade the schema, because the backup may be from an earlier version
-        missing = attempt_folders.unknown_to_store(condition.folders, store.db.connection)
+        missing = backups.unknown_to_store(condition.folders, store.db.connection)
         with store.db.transaction() as db:
             _AttemptImport(store, options, missing).run(options.jobs_file)
             inspection.raise_id_sequences(db, _highest_ids(condition))
@@ -328,7 +326,7 @@ class _AttemptImport:
                 )
             if token is not None:
                 unknown = Origin(token, self._now.boot_id, None, None, "direct")
-                origin = attempt_folders.read_origin(folder) or unknown
+                origin = backups.read_origin(folder) or unknown
                 self._jobs.setdefault(folder.job_id, []).append((folder, origin))
         here = {
             origin.token: folder.path

@@ -12,14 +12,13 @@ from gpu_scheduler.attempts.job_logs import LogFolder
 from gpu_scheduler.config import JOBS_FILE, LLM_CONFIG, PIPE_REMEDY, StartOptions
 from gpu_scheduler.errors import SchedulerError, UsageError
 from gpu_scheduler.health.old_sessions import REFUSAL, REMEDY, old_sessions
-from gpu_scheduler.intake.jobs_file_content import MAX_BYTES as LARGEST_JOBS_FILE
-from gpu_scheduler.intake.jobs_file_content import JobsFile
-from gpu_scheduler.intake.state_file_edits import imports_old_state_file
+from gpu_scheduler.intake.jobs_file_text import MAX_BYTES as LARGEST_JOBS_FILE
+from gpu_scheduler.intake.jobs_file_text import JobsFile
 from gpu_scheduler.runner.process_scan import shows_own_pids
 from gpu_scheduler.store.data_dir import DataDir
-from gpu_scheduler.store.gpu_kind import recorded_gpus
-from gpu_scheduler.store.new_store import check_encoding, check_state_file
+from gpu_scheduler.store.new_store import check_encoding, check_state_file, recorded_gpus
 from gpu_scheduler.store.scheduler_lock import scheduler_pid
+from gpu_scheduler.store.state_file import imports_old_state_file
 from gpu_scheduler.system.lock_folder import ClaimFolder, find_lock_folder
 from gpu_scheduler.system.safe_file import (
     MAX_JSON_BYTES,

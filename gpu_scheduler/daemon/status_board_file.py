@@ -16,8 +16,7 @@ from gpu_scheduler.core.model.states import ACTIVE, JobState
 from gpu_scheduler.core.scheduling.facts import Facts
 from gpu_scheduler.core.scheduling.gpu_use import attempt_memory
 from gpu_scheduler.core.scheduling.settings import Limits
-from gpu_scheduler.store.dependencies import parents_of
-from gpu_scheduler.store.job_lists import cleared_count, finished_jobs, open_jobs, state_counts
+from gpu_scheduler.store.job_lists import cleared_count, finished_jobs, open_jobs, parents_of, state_counts
 from gpu_scheduler.store.pending_groups import (
     queue_reservation_record,
     reserved_gpus,

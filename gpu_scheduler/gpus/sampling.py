@@ -27,7 +27,7 @@ from gpu_scheduler.gpus.probes.probe_client import ProbeClient, UnreadableError
 from gpu_scheduler.gpus.probes.probe_server import ProbeFailure
 from gpu_scheduler.gpus.selection import count_note, restrict_to_visible, select_gpus
 from gpu_scheduler.gpus.watch import GpuWatch
-from gpu_scheduler.store.gpu_kind import change_gpu_kind
+from gpu_scheduler.store.new_store import change_gpu_kind
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.store.writer import StoreWriter
 

@@ -26,11 +26,15 @@ from gpu_scheduler.core.model.reasons import WaitKind, WaitReason
 from gpu_scheduler.core.model.states import JobState
 from gpu_scheduler.core.scheduling.needs import LlmConfig, ResourceSpec, resolve
 from gpu_scheduler.core.text.formatting import limit_length, safe_text
-from gpu_scheduler.intake.bash_check import job_shell
-from gpu_scheduler.intake.jobs_file_content import JobsFile, is_open_for_writing
+from gpu_scheduler.intake.jobs_file_text import (
+    JobsFile,
+    ParsedText,
+    TextParser,
+    is_open_for_writing,
+    job_shell,
+)
 from gpu_scheduler.intake.line_dependencies import LineDependencies
-from gpu_scheduler.intake.text_parser import ParsedText, TextParser
-from gpu_scheduler.store import accepted_lines
+from gpu_scheduler.store import jobs_files
 from gpu_scheduler.store.job_lists import job_exists, newest_jobs
 from gpu_scheduler.store.pending_groups import wait_reasons
 from gpu_scheduler.store.requests import add_request
@@ -210,12 +214,12 @@ class JobsFileWatcher:
         self._store = store
         self._key = str(self.path)
         self.waits: Mapping[int, WaitReason] = _lasting_waits(
-            accepted_lines.line_waits(store, self._key), math.inf
+            jobs_files.line_waits(store, self._key), math.inf
         )
         self._config = config
         self._wait_text = wait_text
         here = os.getcwd()
-        cwd = accepted_lines.working_folder(store, self._key, here)
+        cwd = jobs_files.working_folder(store, self._key, here)
         if cwd != here:
             log.info(
                 "lines of %s run in %s, where the scheduler first read the file, and not in %s",
@@ -228,7 +232,7 @@ class JobsFileWatcher:
             exists=partial(job_exists, store),
         )  # fmt: skip
         self._dependencies = LineDependencies(store, self._key)
-        self._reading = accepted_lines.load(store, self._key)
+        self._reading = jobs_files.load_reading(store, self._key)
         self._logged = 0
         #: The number, text and problem of each malformed line that was logged.
         self._reported: set[tuple[int, str, str | None]] = set()
@@ -236,7 +240,7 @@ class JobsFileWatcher:
 
     def check(self, now: float) -> None:
         """Reads the file and applies its changes."""
-        jobs = accepted_lines.JobsOfReading(self._store, self._reading)
+        jobs = jobs_files.JobsOfReading(self._store, self._reading)
         while True:
             try:
                 poll = self._reader.poll(self._reading, jobs, now)
@@ -247,7 +251,7 @@ class JobsFileWatcher:
                 self._apply(poll.accepted, jobs, poll.names)
             if poll.accepted is None or poll.has_more:
                 break
-            jobs = accepted_lines.JobsOfReading(self._store, self._reading)
+            jobs = jobs_files.JobsOfReading(self._store, self._reading)
         if poll.problem is None and not poll.has_more:
             self._log_mistakes(self._dependencies.resolve_again(self._reading, poll.names))
         self._report(poll)
@@ -275,7 +279,7 @@ class JobsFileWatcher:
         self.recheck_at = now + SHORTAGE_RETRY_S
 
     def _apply(
-        self, accepted: diff.AcceptedLines, jobs: accepted_lines.JobsOfReading, names: Collection[str]
+        self, accepted: diff.AcceptedLines, jobs: jobs_files.JobsOfReading, names: Collection[str]
     ) -> None:
         """Stores the accepted lines with their jobs and requests. names: the names in the whole file."""
         before = self._reading
@@ -297,7 +301,7 @@ class JobsFileWatcher:
                 found = line_warnings(spec, resolve(ResourceSpec.of(spec), config).count, shell)
                 warnings += [f"line {action.number}: {warning}" for warning in found]
             reading = result.to_reading(new)
-            accepted_lines.save(self._store, self._key, before, reading)
+            jobs_files.save_reading(self._store, self._key, before, reading)
             only_new = len(new) == len(result.actions)
             mistakes = self._dependencies.store_changes(
                 before, reading, new.values(), names, only_new=only_new
@@ -370,7 +374,7 @@ class JobsFileWatcher:
 
     def _update_positions(self, reading: Reading) -> None:
         order = diff.job_order(reading)
-        moved = diff.redistribute_positions(order, accepted_lines.queue_positions(self._store, order))
+        moved = diff.redistribute_positions(order, jobs_files.queue_positions(self._store, order))
         if moved:
             add_request(self._store, "places", "", self._key, places=moved)
 
@@ -395,7 +399,7 @@ class JobsFileWatcher:
             self._set_problem(poll.problem)
 
     def _set_problem(self, problem: str | None) -> None:
-        accepted_lines.set_problem(self._store, self._key, problem)
+        jobs_files.set_problem(self._store, self._key, problem)
         self._problem = problem
 
 

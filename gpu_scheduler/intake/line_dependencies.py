@@ -13,14 +13,15 @@ from gpu_scheduler.core.jobsfile.reading import Line, Reading, find_cycles, name
 from gpu_scheduler.core.model import job_spec
 from gpu_scheduler.core.model.job_spec import UNRESOLVED, Dependency, DependencyKind
 from gpu_scheduler.core.model.reasons import WaitReason
-from gpu_scheduler.store.dependencies import (
+from gpu_scheduler.store.job_lists import (
     dependencies_of,
     dependent_jobs_of_file,
     edges_above,
+    job_exists,
+    newest_jobs_meant,
     remove_dependencies,
     unresolved_jobs_of_file,
 )
-from gpu_scheduler.store.job_lists import job_exists, newest_jobs_meant
 from gpu_scheduler.store.store import Store, insert_dependencies
 
 

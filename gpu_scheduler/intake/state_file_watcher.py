@@ -14,10 +14,10 @@ from gpu_scheduler.core.model.gpu import Gpu
 from gpu_scheduler.core.model.job import ActiveAttempt
 from gpu_scheduler.core.model.states import ACTIVE, JobState
 from gpu_scheduler.core.scheduling.placement import allocated_share
-from gpu_scheduler.intake.jobs_file_content import is_open_for_writing
-from gpu_scheduler.intake.state_file_edits import apply_edit, forget_last_edit, requested_pauses, resume_all
+from gpu_scheduler.intake.jobs_file_text import is_open_for_writing
 from gpu_scheduler.store import state_file
 from gpu_scheduler.store.job_lists import open_jobs, state_counts
+from gpu_scheduler.store.state_file import apply_edit, forget_last_edit, requested_pauses, resume_all
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.system import safe_file
 from gpu_scheduler.system.safe_file import FileProblem, ProblemKind, file_version

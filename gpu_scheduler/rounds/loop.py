@@ -46,11 +46,9 @@ from gpu_scheduler.store.attempt_history import (
     RunTimesReader,
     gpu_time,
 )
-from gpu_scheduler.store.dependencies import is_ancestor
 from gpu_scheduler.store.events import history_in_errors
-from gpu_scheduler.store.job_lists import interrupted_jobs, jobs_to_watch, listed_count
-from gpu_scheduler.store.pending_groups import queue_reservation, reserved_jobs
-from gpu_scheduler.store.pending_groups_reader import PendingGroupsReader
+from gpu_scheduler.store.job_lists import interrupted_jobs, is_ancestor, jobs_to_watch, listed_count
+from gpu_scheduler.store.pending_groups import PendingGroupsReader, queue_reservation, reserved_jobs
 from gpu_scheduler.store.requests import open_requests
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.store.writer import StoreWriter

@@ -16,19 +16,22 @@ from gpu_scheduler.core.jobsfile.reading import attributes_to_json
 from gpu_scheduler.core.model.event import AttemptDetails, EventKind
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.store import moved_or_copied
-from gpu_scheduler.store.attempt_folders import AttemptFolder, Origin, list_attempt_folders, unknown_to_store
 from gpu_scheduler.store.backups import (
+    AttemptFolder,
     Backup,
     DamagedDatabaseError,
     HighestIds,
+    Origin,
     highest_ids,
     highest_ids_of_backup,
+    list_attempt_folders,
     list_backups,
+    unknown_to_store,
 )
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.database import connect_read_only, insert, is_development_schema, is_missing_or_empty
+from gpu_scheduler.store.requests import add_environment
 from gpu_scheduler.store.store import Store
-from gpu_scheduler.store.submissions import add_environment
 from gpu_scheduler.store.writer import insert_allocations
 
 #: "empty": the database has no jobs table; "development": a development version wrote it.

@@ -37,7 +37,7 @@ from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.history import PERIOD_HOURS
 from gpu_scheduler.core.scheduling.placement import declared_mib
 from gpu_scheduler.core.scheduling.settings import Settings
-from gpu_scheduler.store import dependencies
+from gpu_scheduler.store import job_lists
 from gpu_scheduler.store.attempt_history import COUNTED_UNTIL_KEY, record_measurement, record_run_time
 from gpu_scheduler.store.database import insert
 from gpu_scheduler.store.events import history_in_errors
@@ -452,7 +452,7 @@ def _settle(context: WriteContext, job_id: int) -> None:
     """Skips a job if a parent failed, otherwise queues it again."""
     job = context.store.job(job_id)
     assert job is not None
-    parents = dependencies.parents_of(context.store, [job_id]).get(job_id, ())
+    parents = job_lists.parents_of(context.store, [job_id]).get(job_id, ())
     failed = next((parent for parent in parents if status_of(parent) is ParentStatus.FAILED), None)
     if failed is None:
         because = StateReason(ReasonKind.PARENT_RETRIED)

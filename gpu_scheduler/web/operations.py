@@ -63,7 +63,7 @@ from gpu_scheduler.errors import (
     UsageError,
 )
 from gpu_scheduler.store.job_lists import JobFilter
-from gpu_scheduler.store.submissions import KeyReusedError, SubmissionKey
+from gpu_scheduler.store.requests import KeyReusedError, SubmissionKey
 from gpu_scheduler.views import forecast, status_json, why
 from gpu_scheduler.views import forecast as eta_view
 from gpu_scheduler.views import job_detail as detail_view

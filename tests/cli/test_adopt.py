@@ -17,7 +17,7 @@ from gpu_scheduler.control import adopt
 from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample
 from gpu_scheduler.core.model.states import Outcome
 from gpu_scheduler.runner.process_scan import ticks_of
-from gpu_scheduler.store.submissions import launch_context
+from gpu_scheduler.store.requests import launch_context
 from tests import steps as act
 from tests.cli.desk import Desk
 from tests.processes import has_arguments, is_zombie

@@ -23,12 +23,12 @@ from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.daemon import restore
 from gpu_scheduler.daemon.service import count_jobs_to_forget
 from gpu_scheduler.errors import SchedulerError
-from gpu_scheduler.intake.state_file_edits import requested_pauses
-from gpu_scheduler.store import accepted_lines
+from gpu_scheduler.store import jobs_files
 from gpu_scheduler.store import new_store as forget
 from gpu_scheduler.store.job_lists import state_counts
 from gpu_scheduler.store.new_store import forgetting_jobs
 from gpu_scheduler.store.requests import add_request
+from gpu_scheduler.store.state_file import requested_pauses
 from gpu_scheduler.store.store import Store
 from tests import steps as act
 from tests.cli.desk import Desk
@@ -54,7 +54,7 @@ def fill_store(desk: Desk) -> tuple[int, int]:
     (desk.folder(row) / "spec.json").write_text("{}")
     finish_attempt(desk, done, row.id)
     store = desk.store
-    accepted_lines.working_folder(store, "/x/jobs.txt", "/x")
+    jobs_files.working_folder(store, "/x/jobs.txt", "/x")
     with store.db.transaction() as db:
         db.execute(
             "INSERT INTO line (path, position, number, text, job_id) VALUES ('/x/jobs.txt', 0, 1, 'a', ?)",
@@ -110,7 +110,7 @@ def test_fresh_forgets_jobs_and_keeps_facts_about_the_machine(desk: Desk) -> Non
     again = desk.job()
     assert again == waits + 1
     assert state_counts(store) == {"queued": 1}
-    assert accepted_lines.working_folder(store, "/x/jobs.txt", "/elsewhere") == "/x"
+    assert jobs_files.working_folder(store, "/x/jobs.txt", "/elsewhere") == "/x"
 
 
 def test_event_ids_continue_and_an_event_records_the_fresh_start(desk: Desk) -> None:

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.intake.state_file_edits import apply_edit
 from gpu_scheduler.store import state_file
-from gpu_scheduler.store.state_file import is_from_older_scheduler
+from gpu_scheduler.store.state_file import apply_edit, is_from_older_scheduler
 from tests.cli.desk import Desk
 
 

@@ -16,8 +16,7 @@ from gpu_scheduler.control import import_queue
 from gpu_scheduler.core.model.job import Job
 from gpu_scheduler.core.model.reasons import ReasonKind, StateReason
 from gpu_scheduler.core.model.states import JobState
-from gpu_scheduler.store.dependencies import parents_of
-from gpu_scheduler.store.job_lists import job_count
+from gpu_scheduler.store.job_lists import job_count, parents_of
 from gpu_scheduler.store.store import Store
 from tests.cli.desk import Desk
 

@@ -10,7 +10,7 @@ import pytest
 
 from gpu_scheduler.control.job_requests import set_attributes
 from gpu_scheduler.core.model.states import JobState, Outcome
-from gpu_scheduler.store.dependencies import parents_of
+from gpu_scheduler.store.job_lists import parents_of
 from tests import steps as act
 from tests.cli.desk import Desk
 from tests.waiting import wait_for

@@ -25,8 +25,8 @@ from gpu_scheduler.core.jobsfile.compose import format_command_line
 from gpu_scheduler.core.model.job import Job
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.scheduling.needs import LlmConfig, ResourceSpec, resolve
-from gpu_scheduler.store.dependencies import dependencies_of
-from gpu_scheduler.store.submissions import launch_context
+from gpu_scheduler.store.job_lists import dependencies_of
+from gpu_scheduler.store.requests import launch_context
 from tests import steps as act
 from tests.cli.desk import Desk
 from tests.e2e.world import World

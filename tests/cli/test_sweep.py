@@ -9,7 +9,7 @@ import pytest
 
 from gpu_scheduler.core.model.reasons import ReasonKind, StateReason, WaitKind, WaitReason
 from gpu_scheduler.core.model.states import Outcome
-from gpu_scheduler.store.dependencies import dependencies_of
+from gpu_scheduler.store.job_lists import dependencies_of
 from tests import steps as act
 from tests.cli.desk import Desk
 

@@ -18,9 +18,9 @@ PACKAGE = "gpu_scheduler"
 STORE = tuple(
     f"store.{name}"
     for name in (
-        "accepted_lines", "attempt_history", "data_dir", "database", "dependencies", "events",
-        "gpu_kind", "job_lists", "jobs_files", "moved_or_copied", "new_store", "pending_groups",
-        "records", "requests", "scheduler_lock", "state_file", "store", "submissions", "taken_items",
+        "attempt_history", "data_dir", "database", "events", "job_lists", "jobs_files", "moved_or_copied",
+        "new_store", "pending_groups", "records", "requests", "scheduler_lock", "state_file", "store",
+        "taken_items",
     )
 )  # fmt: skip
 
@@ -56,7 +56,7 @@ MAY: Mapping[str, tuple[str, ...]] = {
     "gpus.probes": ("core.model", "errors", "config", "runner.folder", "system.simulated_usage"),
     "gpus": (*CORE, *TOP, "system", "runner.membership", "gpus.probes", "store"),
     "attempts": (
-        *CORE, *TOP, "system", "runner", *STORE, "store.writer", "store.attempt_folders",
+        *CORE, *TOP, "system", "runner", *STORE, "store.writer", "store.backups",
     ),
     "intake": (*CORE, *TOP, "system", *STORE),
     "health": (
@@ -65,8 +65,8 @@ MAY: Mapping[str, tuple[str, ...]] = {
     ),
     "health.doctor": (
         "core.model", "core.text", "core.command", "errors", "config", "system", "health",
-        "store.attempt_folders", "store.backups", "store.data_dir", "store.database", "store.gpu_kind",
-        "store.inspection", "store.moved_or_copied", "store.scheduler_lock", "store.state_file",
+        "store.backups", "store.data_dir", "store.database", "store.inspection", "store.moved_or_copied",
+        "store.new_store", "store.scheduler_lock", "store.state_file",
         "gpus.probes", "gpus.selection", "attempts.job_logs", "attempts.screen", "intake",
     ),
     "app": (
@@ -92,7 +92,7 @@ MAY: Mapping[str, tuple[str, ...]] = {
     ),
     "web": (
         "control", "app", "views", "core.model", "core.text", "core.jobsfile.attributes", *TOP,
-        "store.job_lists", "store.submissions", "system", "runner.folder", "runner.record_lock",
+        "store.job_lists", "store.requests", "system", "runner.folder", "runner.record_lock",
     ),
     "redis_queue": (
         "control", "app", "core.text", "core.model", *TOP, "store.moved_or_copied", "store.store",

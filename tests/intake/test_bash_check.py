@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpu_scheduler.core.jobsfile.job_line import Malformed
-from gpu_scheduler.intake.bash_check import find_continuations, find_refusals, is_complete
+from gpu_scheduler.intake.jobs_file_text import find_continuations, find_refusals, is_complete
 
 PIECES = [
     "echo", "x", "it's", '"', "'", "`", "$(", ")", "(", "${a", "${b}", "}", "{", ";", "&&", "|", "if", "then",

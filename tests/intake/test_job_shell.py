@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpu_scheduler.core.jobsfile.job_line import BUILTINS, RESERVED
-from gpu_scheduler.intake.bash_check import job_shell
+from gpu_scheduler.intake.jobs_file_text import job_shell
 
 
 def test_finds_programs_on_path_and_files_in_the_working_folder(tmp_path: Path) -> None:

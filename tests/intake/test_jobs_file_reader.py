@@ -20,11 +20,7 @@ from gpu_scheduler.core.jobsfile.diff import InsertJob, ReadingDiff
 from gpu_scheduler.core.jobsfile.reading import Reading
 from gpu_scheduler.core.model.job import Job
 from gpu_scheduler.core.model.states import JobState
-from gpu_scheduler.intake.jobs_file_content import (
-    JobsFile,
-    is_open_for_writing,
-    read_standard_input,
-)
+from gpu_scheduler.intake.jobs_file_text import JobsFile, is_open_for_writing, read_standard_input
 from gpu_scheduler.intake.jobs_file_watcher import JobsFileReader, Poll, malformed_message
 
 
@@ -268,7 +264,7 @@ def test_reader_survives_when_other_processes_break_its_lease(tmp_path: Path) ->
     code = (
         "import sys\n"
         "from pathlib import Path\n"
-        "from gpu_scheduler.intake.jobs_file_content import is_open_for_writing\n"
+        "from gpu_scheduler.intake.jobs_file_watcher import is_open_for_writing\n"
         "seen = [is_open_for_writing(Path(sys.argv[1])) for _ in range(4000)]\n"
         "print(len(seen))\n"
     )

@@ -9,8 +9,8 @@ import pytest
 
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.states import JobState, Outcome
+from gpu_scheduler.intake.jobs_file_text import parse_job_line
 from gpu_scheduler.intake.jobs_file_watcher import JobsFileWatcher
-from gpu_scheduler.intake.text_parser import parse_job_line
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.requests import open_requests
 from gpu_scheduler.store.store import Store

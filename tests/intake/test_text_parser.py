@@ -12,9 +12,9 @@ from gpu_scheduler.core.jobsfile import debounce, job_line
 from gpu_scheduler.core.jobsfile.reading import Line, Reading
 from gpu_scheduler.core.model.job import Job
 from gpu_scheduler.core.model.states import JobState
-from gpu_scheduler.intake import text_parser
+from gpu_scheduler.intake import jobs_file_text
+from gpu_scheduler.intake.jobs_file_text import ParsedText, TextParser
 from gpu_scheduler.intake.jobs_file_watcher import JobsFileReader
-from gpu_scheduler.intake.text_parser import ParsedText, TextParser
 
 GPUS = frozenset(range(4))
 
@@ -141,7 +141,7 @@ def parsed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         found.append(text)
         return real(text, *rest)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(text_parser, "parse_line", counting)
+    monkeypatch.setattr(jobs_file_text, "parse_line", counting)
     return found
 
 

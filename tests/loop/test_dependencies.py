@@ -13,7 +13,7 @@ from gpu_scheduler.core.model.job_spec import UNRESOLVED, Dependency, Dependency
 from gpu_scheduler.core.model.reasons import ReasonKind, StateReason
 from gpu_scheduler.core.model.states import Outcome
 from gpu_scheduler.intake import jobs_file_watcher
-from gpu_scheduler.store import accepted_lines
+from gpu_scheduler.store import jobs_files
 from gpu_scheduler.store.requests import add_request
 from tests import steps as act
 from tests.loop.rig import SETTINGS, Rig
@@ -307,13 +307,13 @@ def test_a_line_applies_to_the_job_of_another_front_end(desk: Desk) -> None:
 
 def test_a_failed_transaction_changes_no_dependency(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     desk.save("[name=a] true 1\n[after=a] true 2\n")
-    real = accepted_lines.save
+    real = jobs_files.save_reading
 
     def failing(*args: object) -> None:
         real(*args)  # type: ignore[arg-type]
         raise OSError("disk full")
 
-    monkeypatch.setattr(accepted_lines, "save", failing)
+    monkeypatch.setattr(jobs_files, "save_reading", failing)
     with pytest.raises(OSError, match="disk full"):
         desk.append("[name=a] true 3\n[name=b] true 4\n")
     monkeypatch.undo()

@@ -11,10 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.store.dependencies import dependencies_of
-from gpu_scheduler.store.job_lists import job_count
-from gpu_scheduler.store.requests import add_request, open_requests
-from gpu_scheduler.store.submissions import launch_context
+from gpu_scheduler.store.job_lists import dependencies_of, job_count
+from gpu_scheduler.store.requests import add_request, launch_context, open_requests
 from tests.loop.crash_place import Place
 from tests.processes import kill_attempts
 from tests.stress.dying_scheduler import DIES_AT

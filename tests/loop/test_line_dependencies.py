@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpu_scheduler.intake.line_dependencies import LineDependencies
-from gpu_scheduler.store.dependencies import dependencies_of, dependent_jobs_of_file
+from gpu_scheduler.store.job_lists import dependencies_of, dependent_jobs_of_file
 from tests.loop.rig import Rig
 from tests.loop.watched_file import WatchedFile
 

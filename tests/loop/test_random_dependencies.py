@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gpu_scheduler.core.jobsfile.reading import Reading, find_cycles
 from gpu_scheduler.core.model.job_spec import UNRESOLVED, DependencyKind, ParentStatus, parent_status
 from gpu_scheduler.core.model.states import JobState, Outcome
-from gpu_scheduler.store import accepted_lines
+from gpu_scheduler.store import jobs_files
 from tests.loop.test_dependencies import Desk
 
 KINDS = {"after": DependencyKind.COMPLETED, "after_any": DependencyKind.FINISHED}
@@ -48,7 +48,7 @@ class CheckedDesk(Desk):
         """Compares the dependencies with the last reading, and the states of the jobs with them."""
         edges = self.edges()
         assert not find_cycles({job: {parent for parent, _ in of} for job, of in edges.items()})
-        self._check_reading(accepted_lines.load(self.rig.store, str(self.path)), edges)
+        self._check_reading(jobs_files.load_reading(self.rig.store, str(self.path)), edges)
         sql = "SELECT id, state, outcome, unmet_parents, failed_parents FROM job"
         jobs = {row["id"]: row for row in self.rig.store.db.rows(sql)}
         ends = {

@@ -28,7 +28,7 @@ from gpu_scheduler.daemon.restore import jobs_forgotten, open_store, refuse_unre
 from gpu_scheduler.daemon.service import count_jobs_to_forget
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.intake.jobs_file_watcher import JobsFileWatcher
-from gpu_scheduler.store import attempt_folders, backups, moved_or_copied
+from gpu_scheduler.store import backups, moved_or_copied
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.inspection import inspect_store
 from gpu_scheduler.store.job_lists import state_counts
@@ -377,7 +377,7 @@ def test_restore_finishes_an_attempt_that_was_open_in_the_backup(desk: RestoredS
 def test_restore_does_not_retry_a_failed_job(desk: RestoredStore) -> None:
     job = desk.rig.add_job("exit 3", fail_retries=0)
     desk.rig.tick_until_ended(job)
-    [folder] = attempt_folders.list_attempt_folders(desk.data_dir)
+    [folder] = backups.list_attempt_folders(desk.data_dir)
     spec = json.loads((folder.path / "spec.json").read_text())
     spec["origin"]["spec"]["fail_retries"] = 5
     (folder.path / "spec.json").write_text(json.dumps(spec))
@@ -440,7 +440,7 @@ def test_restore_refuses_attempt_folders_that_do_not_record_the_lines_of_their_j
     desk: RestoredStore,
 ) -> None:
     job = desk.ended("true")
-    [folder] = attempt_folders.list_attempt_folders(desk.data_dir)
+    [folder] = backups.list_attempt_folders(desk.data_dir)
     spec = json.loads((folder.path / "spec.json").read_text())
     del spec["origin"]
     (folder.path / "spec.json").write_text(json.dumps(spec))
@@ -515,7 +515,7 @@ def test_an_empty_attempt_folder_does_not_prevent_the_next_start(desk: RestoredS
 
 def test_restore_names_a_folder_whose_attempt_cannot_be_identified(desk: RestoredStore) -> None:
     desk.ended("true")
-    [folder] = attempt_folders.list_attempt_folders(desk.data_dir)
+    [folder] = backups.list_attempt_folders(desk.data_dir)
     desk.lose()
     kept = {name: (folder.path / name).read_bytes() for name in ("spec.json", "claim", "result")}
     for name in kept:

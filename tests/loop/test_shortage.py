@@ -32,7 +32,7 @@ from gpu_scheduler.gpus.probes import probe_client
 from gpu_scheduler.health import storage_monitor
 from gpu_scheduler.health.storage import find_issues, unusable_file_issue
 from gpu_scheduler.health.storage_monitor import StorageMonitor
-from gpu_scheduler.intake import jobs_file_content
+from gpu_scheduler.intake import jobs_file_text
 from gpu_scheduler.intake.jobs_file_watcher import JobsFileWatcher
 from gpu_scheduler.runner import folder
 from gpu_scheduler.runner.spec import read_spec
@@ -159,8 +159,8 @@ def test_a_file_is_not_reported_as_missing_if_descriptors_are_used_up(
     monkeypatch.setattr(procfs, "open", refuse(errno.EMFILE), raising=False)
     for look in (
         lambda: read_tail(str(path)),
-        lambda: jobs_file_content.is_open_for_writing(path),
-        lambda: jobs_file_content.JobsFile(path).read(),
+        lambda: jobs_file_text.is_open_for_writing(path),
+        lambda: jobs_file_text.JobsFile(path).read(),
         lambda: procfs.Proc().process(os.getpid()),
         lambda: read_spec(tmp_path),
         lambda: folder.load(0, "spec.json"),
@@ -172,7 +172,7 @@ def test_a_file_is_not_reported_as_missing_if_descriptors_are_used_up(
     assert [issue, *find_issues(home, None)] == [None]
     missing = tmp_path / "missing"
     monkeypatch.setattr(os, "open", refuse(errno.ENOENT))
-    assert (read_tail(str(missing)), jobs_file_content.is_open_for_writing(missing)) == ("", False)
+    assert (read_tail(str(missing)), jobs_file_text.is_open_for_writing(missing)) == ("", False)
 
 
 @pytest.mark.parametrize("loads", [False, True])

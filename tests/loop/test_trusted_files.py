@@ -18,7 +18,6 @@ from gpu_scheduler.errors import NotOwnerError, UsageError
 from gpu_scheduler.health.storage import find_issues
 from gpu_scheduler.intake.jobs_file_watcher import JobsFileWatcher
 from gpu_scheduler.intake.llm_config import LlmConfigFile
-from gpu_scheduler.intake.state_file_edits import edit_pauses_in_file
 from gpu_scheduler.intake.state_file_watcher import StateFileWatcher
 from gpu_scheduler.store import state_file
 from gpu_scheduler.store.data_dir import DataDir
@@ -26,6 +25,7 @@ from gpu_scheduler.store.job_lists import open_jobs
 from gpu_scheduler.store.jobs_files import jobs_files
 from gpu_scheduler.store.requests import open_requests
 from gpu_scheduler.store.scheduler_lock import InstanceLock, Ownership
+from gpu_scheduler.store.state_file import edit_pauses_in_file
 from tests.loop.rig import Rig
 
 FILES = ("jobs.txt", "llm_config.json", "s.json", "gpu_scheduler.log")

@@ -23,7 +23,7 @@ from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.model.values import Now
 from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.store.data_dir import DataDir
-from gpu_scheduler.store.dependencies import ancestor_that_needs_user, failed_ancestors, parents_of
+from gpu_scheduler.store.job_lists import ancestor_that_needs_user, failed_ancestors, parents_of
 from gpu_scheduler.store.store import Store
 from tests import steps as act
 from tests.steps import StepWriter

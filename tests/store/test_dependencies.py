@@ -24,7 +24,7 @@ from gpu_scheduler.core.model.states import FAILED, JobState, Outcome
 from gpu_scheduler.core.model.values import Now
 from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.store.data_dir import DataDir
-from gpu_scheduler.store.dependencies import (
+from gpu_scheduler.store.job_lists import (
     children,
     is_ancestor,
     parents_of,

@@ -8,8 +8,8 @@ import pytest
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.new_store import forgetting_jobs
+from gpu_scheduler.store.requests import add_environment, launch_context
 from gpu_scheduler.store.store import Store
-from gpu_scheduler.store.submissions import add_environment, launch_context
 
 SPEC = JobSpec(kind="command", text="true", cwd="/", command="true")
 

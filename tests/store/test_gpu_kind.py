@@ -13,7 +13,7 @@ from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
 from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.store.data_dir import DataDir
-from gpu_scheduler.store.gpu_kind import RecordedGpus, change_gpu_kind, recorded_gpus
+from gpu_scheduler.store.new_store import RecordedGpus, change_gpu_kind, recorded_gpus
 from gpu_scheduler.store.requests import add_request, open_requests
 from gpu_scheduler.store.store import Store
 from tests.steps import StepWriter

@@ -16,9 +16,9 @@ from gpu_scheduler.core.model.reasons import WaitKind, WaitReason
 from gpu_scheduler.core.model.values import Now
 from gpu_scheduler.core.scheduling.facts import PendingGroup
 from gpu_scheduler.core.scheduling.settings import Settings
-from gpu_scheduler.store import pending_groups_reader
+from gpu_scheduler.store import pending_groups
 from gpu_scheduler.store.data_dir import DataDir
-from gpu_scheduler.store.pending_groups_reader import PendingGroupsReader
+from gpu_scheduler.store.pending_groups import PendingGroupsReader
 from gpu_scheduler.store.store import Store
 from tests.steps import SetWaitReason, StepWriter
 from tests.store_template import copied_schema
@@ -141,7 +141,7 @@ def test_a_reader_of_changes_finds_the_same_as_a_new_reader(
     changes: list[tuple[tuple[str, int, object], bool]],
 ) -> None:
     with copied_schema(), tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pending_groups_reader, "JOBS_PER_GROUP", 2)
+        patch.setattr(pending_groups, "JOBS_PER_GROUP", 2)
         desk = Desk(Path(folder))
         for number, (change, reads) in enumerate(changes, 1):
             desk.change(*change)

@@ -10,11 +10,17 @@ import pytest
 from gpu_scheduler.core.jobsfile.job_line import ParsedJob, parse_line
 from gpu_scheduler.core.jobsfile.reading import Line, line_from_result
 from gpu_scheduler.core.model.job_spec import JobSpec
-from gpu_scheduler.store import accepted_lines, moved_or_copied
+from gpu_scheduler.store import moved_or_copied
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.job_lists import newest_jobs
-from gpu_scheduler.store.jobs_files import JobsFileRecord, jobs_files
-from gpu_scheduler.store.relocate import Relocation
+from gpu_scheduler.store.jobs_files import (
+    JobsFileRecord,
+    jobs_files,
+    load_reading,
+    save_reading,
+    working_folder,
+)
+from gpu_scheduler.store.moved_or_copied import Relocation
 from gpu_scheduler.store.store import Store
 
 
@@ -32,9 +38,9 @@ def old(tmp_path: Path) -> Path:
     spec = JobSpec("csv", "0,t.py,,,", str(folder), script=str(folder / "t.py"))
     job = store.insert_job(spec, f"file:{path}")
     store.insert_job(JobSpec("command", "true", str(tmp_path / "else"), command="true"), "cli")
-    accepted_lines.working_folder(store, path, str(folder))
+    working_folder(store, path, str(folder))
     line = Line(1, "0,t.py,,,\n", "0,t.py,,,", "csv", spec.identity, {}, None, None, False, job)
-    accepted_lines.save(store, path, (), (line,))
+    save_reading(store, path, (), (line,))
     store.close()
     return folder
 
@@ -57,9 +63,9 @@ def test_lines_keep_their_jobs_after_their_folder_is_moved(tmp_path: Path, old: 
     assert (first.identity, first.source) == (spec.identity, f"file:{new}/jobs.txt")
     assert second.spec.cwd == str(tmp_path / "else")
     assert jobs_files(store) == [JobsFileRecord(f"{new}/jobs.txt", str(new), None)]
-    [line] = accepted_lines.load(store, f"{new}/jobs.txt")
+    [line] = load_reading(store, f"{new}/jobs.txt")
     assert (line.job_id, line.identity) == (1, spec.identity)
-    assert accepted_lines.load(store, f"{old}/jobs.txt") == ()
+    assert load_reading(store, f"{old}/jobs.txt") == ()
     store.close()
 
 
@@ -78,7 +84,7 @@ def test_lines_run_in_the_folder_of_their_moved_file_whatever_is_at_the_old_path
     store = Store(DataDir.of(str(new / "s.json")))
     moved_or_copied.adopt_folder(store)
     assert jobs_files(store) == [JobsFileRecord(f"{new}/jobs.txt", str(new), None)]
-    [row] = accepted_lines.load(store, f"{new}/jobs.txt")
+    [row] = load_reading(store, f"{new}/jobs.txt")
     assert row.job_id == 1
     spec = JobSpec.from_json(store.db.rows("SELECT spec FROM job WHERE id = 1")[0]["spec"])
     assert (spec.cwd, spec.script) == (str(new), f"{new}/t.py")
@@ -90,11 +96,11 @@ def test_a_moved_reading_replaces_an_older_reading_of_the_same_path(tmp_path: Pa
     old.rename(new)
     store = Store(DataDir.of(str(new / "s.json")))
     path, raws = f"{new}/jobs.txt", ["echo another\n"]
-    accepted_lines.working_folder(store, path, str(new))
-    accepted_lines.save(store, path, (), (line(raws, 0, str(new), store),))
+    working_folder(store, path, str(new))
+    save_reading(store, path, (), (line(raws, 0, str(new), store),))
     moved_or_copied.adopt_folder(store)
     assert jobs_files(store) == [JobsFileRecord(path, str(new), None)]
-    assert [row.job_id for row in accepted_lines.load(store, path)] == [1]
+    assert [row.job_id for row in load_reading(store, path)] == [1]
     store.close()
 
 
@@ -130,8 +136,8 @@ def test_a_line_with_an_absolute_path_does_not_count_as_changed(tmp_path: Path, 
     store = Store(DataDir.of(str(old / "s.json")), create=True)
     moved_or_copied.adopt_folder(store)
     path, read = str(old / "jobs.txt"), [raw.format(old) for raw in ABSOLUTE]
-    accepted_lines.working_folder(store, path, str(old))
-    accepted_lines.save(store, path, (), tuple(line(read, n, str(old), store) for n in range(len(read))))
+    working_folder(store, path, str(old))
+    save_reading(store, path, (), tuple(line(read, n, str(old), store) for n in range(len(read))))
     store.db.connection.execute("UPDATE job SET state = ?", (state,))
     store.close()
     old.rename(new)
@@ -139,7 +145,7 @@ def test_a_line_with_an_absolute_path_does_not_count_as_changed(tmp_path: Path, 
     moved_or_copied.adopt_folder(store)
 
     # The text of the file has not changed, so nothing needs to be done.
-    reading = accepted_lines.load(store, f"{new}/jobs.txt")
+    reading = load_reading(store, f"{new}/jobs.txt")
     assert [kept.identity for kept in reading] == [line(read, n, str(new)).identity for n in range(len(read))]
     assert [kept.job_id for kept in reading] == [1, 2, 3]
     specs = [JobSpec.from_json(row["spec"]) for row in store.db.rows("SELECT spec FROM job ORDER BY id")]

@@ -134,7 +134,7 @@ def test_reads_a_small_file_with_little_memory(tmp_path: Path) -> None:
     code = (
         "import resource, sys\n"
         "from pathlib import Path\n"
-        "from gpu_scheduler.intake.jobs_file_content import JobsFile\n"
+        "from gpu_scheduler.intake.jobs_file_watcher import JobsFile\n"
         "now = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
         "limit = now + 32 * 1024 * 1024\n"
         "resource.setrlimit(resource.RLIMIT_AS, (limit, limit))\n"

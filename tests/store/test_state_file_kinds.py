@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.intake.state_file_edits import edit_pauses_in_file, imports_old_state_file, request_pauses
 from gpu_scheduler.store import state_file
 from gpu_scheduler.store.requests import open_requests
+from gpu_scheduler.store.state_file import edit_pauses_in_file, imports_old_state_file, request_pauses
 from tests.store.test_state_file import Machine
 
 pytestmark = pytest.mark.timeout(20)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.intake.state_file_edits import request_pauses
 from gpu_scheduler.store import state_file
+from gpu_scheduler.store.state_file import request_pauses
 from tests.store.test_state_file import Machine
 
 

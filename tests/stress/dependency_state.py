@@ -16,8 +16,8 @@ from gpu_scheduler.core.model.job_spec import (
     status_of,
 )
 from gpu_scheduler.core.model.request import AnswerCode
-from gpu_scheduler.store.accepted_lines import load
-from gpu_scheduler.store.dependencies import dependencies_of, parents_of
+from gpu_scheduler.store.job_lists import dependencies_of, parents_of
+from gpu_scheduler.store.jobs_files import load_reading
 from gpu_scheduler.store.requests import request_answer
 from gpu_scheduler.store.store import Store
 from tests.stress.part import Findings
@@ -89,7 +89,7 @@ def judge_lines(store: Store, file: Path, found: Findings) -> list[Line]:
 
     Returns the lines that are malformed, or whose job has a reference that would make it wait for itself.
     """
-    reading = load(store, str(file))
+    reading = load_reading(store, str(file))
     # A line that has become malformed follows its last valid version.
     replaced = {at - 1 for at, line in enumerate(reading) if line.is_typo}
     lines = [line.raw for at, line in enumerate(reading) if at not in replaced]

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.states import JobState
-from gpu_scheduler.intake.bash_check import is_complete
+from gpu_scheduler.intake.jobs_file_text import is_complete
 from gpu_scheduler.intake.jobs_file_watcher import malformed_message
 from tests.stress.file_observers import JobsFileObserver
 from tests.stress.part import Findings, Order

@@ -18,15 +18,15 @@ from gpu_scheduler.core.model.gpu import SIMULATED_UUID_PREFIX, GpuClaim, format
 from gpu_scheduler.core.text.formatting import count_noun, pid_text
 from gpu_scheduler.errors import SchedulerError, UsageError
 from gpu_scheduler.health.storage import find_issues
-from gpu_scheduler.intake.jobs_file_content import JobsFile
+from gpu_scheduler.intake.jobs_file_text import JobsFile
 from gpu_scheduler.intake.llm_config import LlmConfigFile
 from gpu_scheduler.store import state_file as statefile
 from gpu_scheduler.store.backups import is_store_lost, list_backups
 from gpu_scheduler.store.data_dir import DataDir, check_entries
 from gpu_scheduler.store.database import check_integrity, is_missing_or_empty, read_meta
-from gpu_scheduler.store.gpu_kind import recorded_gpus
 from gpu_scheduler.store.inspection import unknown_attempt_folders
 from gpu_scheduler.store.moved_or_copied import FOLDER_KEY, copied_from, copy_refusal
+from gpu_scheduler.store.new_store import recorded_gpus
 from gpu_scheduler.store.scheduler_lock import scheduler_pid
 from gpu_scheduler.system import safe_file
 from gpu_scheduler.system.filesystem import is_shared, kind_of

@@ -24,8 +24,8 @@ from gpu_scheduler.gpus.probes.probe_client import ProbeClient
 from gpu_scheduler.gpus.selection import restrict_to_visible
 from gpu_scheduler.health.doctor.job import list_environments, parse_environments
 from gpu_scheduler.health.old_sessions import REFUSAL, REMEDY, old_sessions
-from gpu_scheduler.intake.state_file_edits import imports_old_state_file
 from gpu_scheduler.store.data_dir import DataDir
+from gpu_scheduler.store.state_file import imports_old_state_file
 from gpu_scheduler.system.run_program import run_program
 
 #: The number of inotify watches that a scheduler with a few hundred jobs uses.
