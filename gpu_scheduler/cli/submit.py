@@ -6,7 +6,6 @@ import os
 import shlex
 from argparse import Namespace
 from itertools import zip_longest
-from typing import TYPE_CHECKING
 
 from gpu_scheduler.app.location import option_text
 from gpu_scheduler.cli.commands import given_attributes
@@ -15,14 +14,11 @@ from gpu_scheduler.cli.request_commands import MAX_LINES
 from gpu_scheduler.config import JOBS_FILE, STATE_FILE
 from gpu_scheduler.control import submit as app
 from gpu_scheduler.control.line_note import line_note_text
-from gpu_scheduler.control.new_line import expand_grid
+from gpu_scheduler.control.new_line import NewJob, expand_grid
 from gpu_scheduler.core.model.gpu import format_ranges
 from gpu_scheduler.core.text.formatting import count_noun, masked_json, safe_text
 from gpu_scheduler.errors import UsageError
 from gpu_scheduler.system.deadline import interrupts_deferred
-
-if TYPE_CHECKING:
-    from gpu_scheduler.control.jobs_file import NewLine
 
 
 def submit(options: Namespace) -> int:
@@ -81,13 +77,13 @@ def _announce(options: Namespace, submission: app.Submission) -> None:
         print_message(_no_scheduler_text(options, submission))
 
 
-def _new_job(options: Namespace) -> app.NewJob:
+def _new_job(options: Namespace) -> NewJob:
     if options.script is None and options.python is not None:
         raise UsageError(
             "--python chooses the interpreter of a SCRIPT; after `--`, write the interpreter into the"
             " command; nothing was submitted"
         )
-    return app.NewJob(
+    return NewJob(
         options.script,
         tuple(options.script_arguments),
         tuple(options.command_words or ()),
@@ -156,16 +152,14 @@ def add(options: Namespace) -> int:
     return 0
 
 
-def _new_line(options: Namespace) -> NewLine:
-    from gpu_scheduler.control.jobs_file import NewLine
-
+def _new_line(options: Namespace) -> NewJob:
     if options.script == "-":
         where = JOBS_FILE if options.output_file in (None, "-") else options.output_file
         raise UsageError(
             "`add` does not read lines from standard input, so nothing was added; append the line to the jobs"
             f" file yourself, as in `… >> {shlex.quote(where)}`"
         )
-    return NewLine(
+    return NewJob(
         script=options.script,
         arguments=options.args,
         command=options.command_words or (),

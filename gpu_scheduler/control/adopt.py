@@ -145,19 +145,13 @@ class Adoption(Struct, frozen=True):
 class AdoptedJob(Struct, frozen=True):
     """A job that is an adopted process.
 
-    text: its command, or the title that hides it unless can_start. gpus: the indices of its GPUs. log: the
-    file with its output; None if there is none.
+    gpus: the indices of its GPUs.
     """
 
     id: int
-    pid: int
-    name: str | None
-    text: str
-    can_start: bool
-    cwd: str
+    process: RunningProcess
+    spec: JobSpec
     gpus: tuple[int, ...]
-    is_alone: bool
-    log: str | None
     is_scheduler_up: bool
 
 
@@ -275,40 +269,30 @@ def _insert(
             key = add_environment(store, process.environment)
             job_id = store.insert_job(spec, ADOPT, environment=key, adopted=adopted)
         store.data_dir.ring_doorbell()
-        return AdoptedJob(
-            job_id,
-            process.pid,
-            spec.name,
-            spec.text,
-            spec.can_start,
-            spec.cwd,
-            tuple(gpu.index for gpu in gpus),
-            spec.vram is None,
-            process.log,
-            scheduler_pid_of(store) is not None,
-        )
+        indices = tuple(gpu.index for gpu in gpus)
+        return AdoptedJob(job_id, process, spec, indices, scheduler_pid_of(store) is not None)
 
 
 def adopt_text(job: AdoptedJob) -> str:
     """Formats an adopted job as three lines: its id and name, its command and its folder."""
-    name = "" if job.name is None else f": {safe_text(job.name)}"
+    name = "" if job.spec.name is None else f": {safe_text(job.spec.name)}"
     return (
-        f"Adopted PID {job.pid} as job {job.id}{name}\n"
-        f"    cmd: {safe_text(job.text)}\n"
-        f"    cwd: {safe_text(job.cwd)}\n"
+        f"Adopted PID {job.process.pid} as job {job.id}{name}\n"
+        f"    cmd: {safe_text(job.spec.text)}\n"
+        f"    cwd: {safe_text(job.spec.cwd)}\n"
     )
 
 
 def note_text(job: AdoptedJob) -> Iterator[str]:
     """Yields notes on the GPUs and the log of an adopted job, and on a scheduler that is not running."""
-    alone = "; no other job starts there, because --vram was not given" if job.is_alone else ""
+    alone = "; no other job starts there, because --vram was not given" if job.spec.vram is None else ""
     yield f"it uses {format_gpus(job.gpus)}{alone}"
-    if not job.can_start:
+    if not job.spec.can_start:
         yield (
             "it has replaced its command line by a title, so it cannot be started again unless"
             f" `set {job.id} command='…'` names its command after its end"
         )
-    if job.log is None:
+    if job.process.log is None:
         yield "its output does not go to a file, so `logs` cannot show it"
     if not job.is_scheduler_up:
         yield "no scheduler is running; the next one watches the process (`start`)"

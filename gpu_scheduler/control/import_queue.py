@@ -23,8 +23,8 @@ from msgspec import Struct
 
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.control.line_note import LineNote, Note, NoteKind, line_note_text
-from gpu_scheduler.control.new_line import AttributeValues, recorded_setting
-from gpu_scheduler.control.submit import NewJob, Submission, check_job, insert_new, inserted_before
+from gpu_scheduler.control.new_line import AttributeValues, NewJob, recorded_setting
+from gpu_scheduler.control.submit import Submission, check_job, insert_new, inserted_before
 from gpu_scheduler.core.jobsfile.attributes import MAX_RETRIES
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.reasons import ReasonKind, StateReason

@@ -20,7 +20,7 @@ from gpu_scheduler.app.store_access import job_lookup, open_store
 from gpu_scheduler.config import NO_GPUS
 from gpu_scheduler.control.line_note import LineNote, Note, NoteKind, line_note_text
 from gpu_scheduler.control.new_line import (
-    NewWork,
+    NewJob,
     Preview,
     PreviewContext,
     RecordedSetting,
@@ -42,7 +42,6 @@ from gpu_scheduler.core.model.gpu import format_gpu_list, parse_gpu_list
 from gpu_scheduler.core.model.job_spec import NORMAL_PRIORITY, JobSpec, Need
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.model.values import WHOLE
-from gpu_scheduler.core.scheduling.settings import Limits
 from gpu_scheduler.core.text.formatting import (
     count_noun,
     format_duration,
@@ -53,7 +52,7 @@ from gpu_scheduler.core.text.formatting import (
 )
 from gpu_scheduler.errors import SchedulerError, UsageError
 from gpu_scheduler.health.doctor.job import conda_sh_of, known_environments
-from gpu_scheduler.intake.jobs_file_text import JobsFile, TextParser, job_shell, read_standard_input
+from gpu_scheduler.intake.jobs_file_text import JobsFile, TextParser, read_standard_input
 from gpu_scheduler.intake.llm_config import LlmConfigFile
 from gpu_scheduler.store.jobs_files import MalformedLineRecord, newest_job_of
 from gpu_scheduler.system.safe_file import FileProblem
@@ -61,13 +60,6 @@ from gpu_scheduler.views.wait_text import need_text
 
 if TYPE_CHECKING:
     from gpu_scheduler.store.jobs_files import MalformedLineRecord
-
-
-class NewLine(NewWork, frozen=True):
-    """The values of a line. priority: None means the normal one."""
-
-    arguments: str = ""
-    priority: int | None = None
 
 
 class AddedLine(Struct, frozen=True):
@@ -81,7 +73,7 @@ class AddedLine(Struct, frozen=True):
     notes: tuple[Note, ...]
 
 
-def add(location: Location, lines: Sequence[NewLine], path: str | None) -> list[AddedLine]:
+def add(location: Location, lines: Sequence[NewJob], path: str | None) -> list[AddedLine]:
     """Checks everything, then appends the lines to a jobs file. Raises UsageError for a wrong value.
 
     path: None means the file that the running scheduler watches, or jobs.txt in this folder.
@@ -96,19 +88,19 @@ def add(location: Location, lines: Sequence[NewLine], path: str | None) -> list[
     return added
 
 
-def compose(location: Location, lines: Sequence[NewLine]) -> list[AddedLine]:
+def compose(location: Location, lines: Sequence[NewJob]) -> list[AddedLine]:
     """Returns the lines that `add` would append to a jobs file in this folder."""
     recorded = recorded_setting(location, "")
     return [_check(location, new, recorded, None) for new in lines]
 
 
-def _check(location: Location, new: NewLine, recorded: RecordedSetting, path: str | None) -> AddedLine:
+def _check(location: Location, new: NewJob, recorded: RecordedSetting, path: str | None) -> AddedLine:
     try:
         if new.script is None:
             line = _command_line(new, recorded, path)
         else:
             line = _script_line(new, new.script, recorded.known_gpus)
-        spec, notes = parse_new_line(line, recorded.cwd or os.getcwd(), recorded.known_gpus)
+        spec, notes = parse_new_line(line, recorded.folder, recorded.known_gpus)
         if path is not None and (spec.after or spec.after_any):
             _check_references(location, line, path, recorded)
     except UsageError as error:
@@ -117,17 +109,16 @@ def _check(location: Location, new: NewLine, recorded: RecordedSetting, path: st
     return AddedLine(line, (*notes, *found), tuple(_notes(new, spec, recorded)))
 
 
-def _notes(new: NewLine, spec: JobSpec, recorded: RecordedSetting) -> Iterator[Note]:
+def _notes(new: NewJob, spec: JobSpec, recorded: RecordedSetting) -> Iterator[Note]:
     """Yields what a number given as --gpus means, and the environment of a line that names none."""
     if _text(new, "allowed").isdecimal():
         yield Note(NoteKind.GPU_NUMBER, {"gpu": _text(new, "allowed")})
     if spec.conda is None and spec.venv is None:
-        named = recorded.options.conda_sh if recorded.options else None
-        conda = environment_of(spec, conda_sh_of(recorded.scheduler_pid, named)).conda
+        conda = environment_of(spec, recorded.conda_sh).conda
         yield Note(NoteKind.ENVIRONMENT, {"conda": conda, "venv": nearest_venv(spec.cwd)})
 
 
-def _script_line(new: NewLine, given: str, known_gpus: frozenset[int] | None) -> str:
+def _script_line(new: NewJob, given: str, known_gpus: frozenset[int] | None) -> str:
     script = os.path.abspath(os.path.expanduser(given) if given.startswith("~/") else given)
     if not os.path.isfile(script):
         what = "is not a file" if os.path.exists(script) else "does not exist"
@@ -139,7 +130,7 @@ def _script_line(new: NewLine, given: str, known_gpus: frozenset[int] | None) ->
         lambda: format_script_line(
             script,
             _text(new, "conda"),
-            new.arguments,
+            str(new.arguments or ""),
             NORMAL_PRIORITY if new.priority is None else new.priority,
             allowed,
             attribute_items(others),
@@ -147,7 +138,7 @@ def _script_line(new: NewLine, given: str, known_gpus: frozenset[int] | None) ->
     )
 
 
-def _command_line(new: NewLine, recorded: RecordedSetting, path: str | None) -> str:
+def _command_line(new: NewJob, recorded: RecordedSetting, path: str | None) -> str:
     """Returns the line for a command that runs in the current folder.
 
     The line names that folder if the lines of the jobs file run in another folder, or are likely to.
@@ -163,14 +154,14 @@ def _command_line(new: NewLine, recorded: RecordedSetting, path: str | None) -> 
     return compose_line(lambda: format_command_line(items, new.command))
 
 
-def _allowed_gpus(new: NewLine, known_gpus: frozenset[int] | None) -> tuple[int, ...] | None:
+def _allowed_gpus(new: NewJob, known_gpus: frozenset[int] | None) -> tuple[int, ...] | None:
     try:
         return parse_gpu_list(_text(new, "allowed"), known_gpus)
     except ValueError as error:
         raise UsageError(f"--gpus {_text(new, 'allowed')}: {error}") from None
 
 
-def _text(new: NewLine, key: str) -> str:
+def _text(new: NewJob, key: str) -> str:
     return str(new.attributes.get(key) or "")
 
 
@@ -180,7 +171,7 @@ def _check_references(location: Location, line: str, path: str, recorded: Record
     before = b"" if isinstance(content, FileProblem) else content
     before += b"" if not before or before.endswith(b"\n") else b"\n"
     with job_lookup(location) as exists:
-        parser = TextParser(recorded.cwd or os.getcwd(), os.path.expanduser("~"), recorded.known_gpus, exists)
+        parser = TextParser(recorded.folder, os.path.expanduser("~"), recorded.known_gpus, exists)
         read = parser.parse(before + f"{line}\n".encode()).lines[-1]
     if read.accepted_form == REFERENCE_FORM:
         raise UsageError(f"{line}: {read.problem}")
@@ -310,19 +301,14 @@ def lint(
     config = LlmConfigFile(llm_config, trust=True)  # safe, because nothing in the file is executed
     config.refresh()
     recorded = recorded_setting(location, os.path.abspath(path))
-    cwd = recorded.cwd or os.getcwd()
-    known = recorded.known_gpus if gpus is None else _gpu_indices(gpus)
+    cwd = recorded.folder
+    if gpus is not None:
+        recorded = replace(recorded, known_gpus=_gpu_indices(gpus))
     with job_lookup(location) as exists:
-        parser = TextParser(cwd, os.path.expanduser("~"), known, exists)
+        parser = TextParser(cwd, os.path.expanduser("~"), recorded.known_gpus, exists)
         lines = parser.parse(content).lines
-    named = conda_sh or (recorded.options.conda_sh if recorded.options else None)
-    conda_sh = conda_sh_of(recorded.scheduler_pid, named)
-    envs = _conda_environments(parser, lines, conda_sh)
-    limits = recorded.options or Limits()
-    shell = job_shell(os.environ)
-    context = PreviewContext(
-        config.current, known, conda_sh, os.path.exists, envs, recorded.totals_mib, limits, shell
-    )
+    conda_sh = conda_sh_of(recorded.scheduler_pid, conda_sh) if conda_sh else recorded.conda_sh
+    context = recorded.context(config.current, conda_sh, _conda_environments(parser, lines, conda_sh))
     malformed = [
         MalformedLineRecord(path, line.number, line.text, line.problem or "", line.accepted_form)
         for line in lines

@@ -13,7 +13,6 @@ import shlex
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
 
 from msgspec import Struct, field
 from msgspec.structs import asdict, replace
@@ -62,6 +61,25 @@ class RecordedSetting(Struct, frozen=True):
     options: StartOptions | None = None
     scheduler_pid: int | None = None
     jobs_file: str = ""
+
+    @property
+    def folder(self) -> str:
+        """The folder in which the lines run or, if unknown, the current one."""
+        return self.cwd or os.getcwd()
+
+    @property
+    def conda_sh(self) -> str | None:
+        """The file that defines `conda`; None if conda was not found."""
+        return conda_sh_of(self.scheduler_pid, self.options.conda_sh if self.options else None)
+
+    def context(
+        self, config: LlmConfig, conda_sh: str | None, conda_envs: Collection[str] | None
+    ) -> PreviewContext:
+        """Returns what a line is checked against on this machine."""
+        limits, shell = self.options or Limits(), job_shell(os.environ)
+        return PreviewContext(
+            config, self.known_gpus, conda_sh, os.path.exists, conda_envs, self.totals_mib, limits, shell
+        )
 
 
 def recorded_setting(location: Location, jobs_file: str | None) -> RecordedSetting:
@@ -236,19 +254,22 @@ _MAX_TEXT = 64 * 1024 * 1024
 AttributeValues = Mapping[str, str | bool | Sequence[str]]
 
 
-class NewWork(Struct, frozen=True):
-    """The script with its arguments, or the words of a command, of a new job, and its attributes."""
+class NewJob(Struct, frozen=True):
+    """The script with its arguments, or the words of a command, of a new job, and its attributes.
+
+    arguments: one text for a line of a jobs file. python: the interpreter for a script; None means that of
+    its environment. priority: that of a line; None means the normal one.
+    """
 
     script: str | None = None
     arguments: str | tuple[str, ...] = ()
     command: Sequence[str] = ()
     attributes: AttributeValues = field(default_factory=dict)
+    python: str | None = None
+    priority: int | None = None
 
 
-_New = TypeVar("_New", bound=NewWork)
-
-
-def expand_grid(new: _New, items: Sequence[str], *, is_zip: bool) -> list[_New]:
+def expand_grid(new: NewJob, items: Sequence[str], *, is_zip: bool) -> list[NewJob]:
     """Returns the job of each combination of a grid (`compose.combinations`); this job itself without one.
 
     The values of a combination follow the name that was given, or that of the program. Raises UsageError.
@@ -325,20 +346,12 @@ def parse_new_line(line: str, cwd: str, known_gpus: frozenset[int] | None) -> tu
 
 def job_warnings(recorded: RecordedSetting, spec: JobSpec) -> Iterator[LineNote]:
     """Yields the warnings that `lint` gives for the job."""
-    started = recorded.options
-    conda_sh = conda_sh_of(recorded.scheduler_pid, started.conda_sh if started else None)
+    conda_sh = recorded.conda_sh
     if conda_sh is None:
         spec = replace(spec, conda=None)  # no warning: the scheduler's machine may have conda
-    context = PreviewContext(
-        LlmConfig() if started is None else current_llm_config(started),
-        recorded.known_gpus,
-        conda_sh,
-        os.path.exists,
-        _conda_environments(conda_sh, spec.conda) if conda_sh and spec.conda else None,
-        recorded.totals_mib,
-        started or Limits(),
-        job_shell(os.environ),
-    )
+    config = LlmConfig() if recorded.options is None else current_llm_config(recorded.options)
+    envs = _conda_environments(conda_sh, spec.conda) if conda_sh and spec.conda else None
+    context = recorded.context(config, conda_sh, envs)
     yield from preview(0, spec, (), None, context).warnings
 
 

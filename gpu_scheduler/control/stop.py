@@ -12,6 +12,7 @@ from msgspec import Struct, field
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.app.store_access import POLL_INTERVAL_S, open_store
 from gpu_scheduler.control.requests import STOP_MARGIN_S, AnswerKind, Control, control
+from gpu_scheduler.core.model.job import Job
 from gpu_scheduler.core.model.states import ACTIVE, Outcome
 from gpu_scheduler.core.text.formatting import pid_text
 from gpu_scheduler.errors import SchedulerError, StoreNotFoundError
@@ -35,20 +36,12 @@ class StopWait(Struct, frozen=True):
     grace_s: float
 
 
-class RecordedEnd(Struct, frozen=True):
-    """The end of a job as the scheduler recorded it."""
-
-    outcome: Outcome
-    exit_code: int | None
-    signal: int | None
-
-
 class StopReport(Struct, frozen=True):
     """The result of `stop`.
 
     scheduler_pid: the pid of the scheduler that ended, None if no scheduler was running; running: the jobs
     that were running before; adopted: those of them that are adopted processes, which `stop` leaves alone;
-    ended: the end of each job that `stop` was to end, None if it has not ended; shares: the shares that were
+    ended: each job that `stop` was to end, None if it has not ended; shares: the shares that were
     written to the state file, None if the file was not changed.
     """
 
@@ -56,7 +49,7 @@ class StopReport(Struct, frozen=True):
     scheduler_pid: int | None
     running: tuple[int, ...] = ()
     adopted: tuple[int, ...] = ()
-    ended: Mapping[int, RecordedEnd | None] = field(default_factory=dict)
+    ended: Mapping[int, Job | None] = field(default_factory=dict)
     shares: list[float] | None = None
 
     @property
@@ -172,18 +165,18 @@ def _end_jobs(store_control: Control, grace_s: float) -> None:
     store_control.carry_out(cancels, running, grace_s)
 
 
-def _ends(store_control: Control, jobs: Iterable[int]) -> dict[int, RecordedEnd | None]:
-    """Returns the recorded ends of these jobs, without the jobs that wait again.
+def _ends(store_control: Control, jobs: Iterable[int]) -> dict[int, Job | None]:
+    """Returns these jobs as recorded after their ends, without the jobs that wait again.
 
     None stands for a job that is active or has processes left.
     """
-    ended: dict[int, RecordedEnd | None] = {}
+    ended: dict[int, Job | None] = {}
     for job_id in jobs:
         job = store_control.store.job(job_id)
         if job is not None and (job.state in ACTIVE or store_control.is_ending(job_id)):
             ended[job_id] = None
         elif job is not None and job.outcome is not None:
-            ended[job_id] = RecordedEnd(job.outcome, job.exit_code, job.signal)
+            ended[job_id] = job
     return ended
 
 
@@ -217,7 +210,7 @@ def _stop_lines(report: StopReport, with_jobs: bool) -> Iterator[str]:
         which = "adopted" if with_jobs else "running"
         yield f"{which} jobs continue: {format_jobs(continuing)}; {how}"
     for job_id, end in report.ended.items():
-        text = "" if end is None else outcome_text(end.outcome, end.exit_code, end.signal)
+        text = "" if end is None else outcome_text(end.outcome or Outcome.ENDED, end.exit_code, end.signal)
         yield f"job {job_id}: {text or AnswerKind.NOT_ENDED.sentence}"
     if report.shares is not None:
         yield f"{posixpath.basename(report.state_file)} updated: gpu_status {report.shares}"

@@ -18,7 +18,7 @@ from gpu_scheduler.control.attribute_changes import resolve_parents
 from gpu_scheduler.control.line_note import LineNote, Note, NoteKind
 from gpu_scheduler.control.new_line import (
     AttributeValues,
-    NewWork,
+    NewJob,
     RecordedSetting,
     attribute_items,
     check_single_line,
@@ -49,12 +49,6 @@ from gpu_scheduler.store.taken_items import TakenItem, add_item
 _Result = TypeVar("_Result")
 #: The attributes that choose the environment of a job.
 _ENVIRONMENTS = frozenset({"conda", "venv"})
-
-
-class NewJob(NewWork, frozen=True):
-    """The values of a job. python: the interpreter for a script; None means that of its environment."""
-
-    python: str | None = None
 
 
 class Submission(Struct, frozen=True):

@@ -23,7 +23,8 @@ from msgspec.structs import replace
 from gpu_scheduler.app.forecast import items_to_start
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.app.store_access import create_missing_store, open_store, scheduler_pid_of
-from gpu_scheduler.control.submit import NewJob, Submission, check_jobs, insert_gated
+from gpu_scheduler.control.new_line import NewJob
+from gpu_scheduler.control.submit import Submission, check_jobs, insert_gated
 from gpu_scheduler.core.text.formatting import safe_text
 from gpu_scheduler.errors import UsageError
 from gpu_scheduler.redis_queue.queue import (

@@ -11,7 +11,8 @@ from gpu_scheduler.app.events import open_events
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.app.logs import LogProgress, attach_target, open_log, screens
 from gpu_scheduler.app.status import StatusQuery, empty_status, status
-from gpu_scheduler.control.jobs_file import NewLine, add, compose, lint
+from gpu_scheduler.control.jobs_file import add, compose, lint
+from gpu_scheduler.control.new_line import NewJob
 from gpu_scheduler.control.stop import stop
 from gpu_scheduler.core.model.event import EventKind
 from gpu_scheduler.core.model.states import JobState, Outcome
@@ -100,7 +101,7 @@ def test_lint_previews_valid_lines_and_lists_malformed_lines(desk: Desk, locatio
 def test_add_builds_a_line_then_checks_it_and_appends_it_to_the_jobs_file(
     desk: Desk, location: Location
 ) -> None:
-    new = NewLine(command=["echo", "a b"], attributes={"share": "0.5", "hold": True, "env": ["A=1"]})
+    new = NewJob(command=["echo", "a b"], attributes={"share": "0.5", "hold": True, "env": ["A=1"]})
     [composed] = compose(location, [new])
     assert not (desk.path / "jobs.txt").exists()
     assert add(location, [new], "jobs.txt") == [composed]
@@ -109,9 +110,9 @@ def test_add_builds_a_line_then_checks_it_and_appends_it_to_the_jobs_file(
     spec = view.lines[0].spec
     assert (spec.words(), spec.share, spec.hold, spec.env) == (("echo", "a b"), 500, True, (("A", "1"),))
     with pytest.raises(UsageError, match="nothing was added"):
-        add(location, [new, NewLine(script="none.py")], "jobs.txt")
+        add(location, [new, NewJob(script="none.py")], "jobs.txt")
     with pytest.raises(UsageError, match="nothing was added"):
-        add(location, [NewLine(command=["true"], attributes={"allowed": "7"})], "jobs.txt")
+        add(location, [NewJob(command=["true"], attributes={"allowed": "7"})], "jobs.txt")
     assert (desk.path / "jobs.txt").read_text() == f"{composed.line}\n"
 
 
