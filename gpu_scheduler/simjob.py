@@ -79,30 +79,14 @@ def _parser() -> argparse.ArgumentParser:
         description="A simulated job that uses memory on simulated GPUs.",
         epilog="example: python -m gpu_scheduler.simjob --vram 8000 --ramp 2 --hold 5",
     )
-    parser.add_argument(
-        "--vram",
-        type=int,
-        default=1000,
-        metavar="MIB",
-        help="MiB of memory to use on each GPU (default: 1000)",
-    )
-    parser.add_argument(
-        "--ramp",
-        type=float,
-        default=0.0,
-        metavar="S",
-        help="seconds over which to allocate the memory (default: 0)",
-    )
-    parser.add_argument(
-        "--hold",
-        type=float,
-        default=1.0,
-        metavar="S",
-        help="seconds for which to keep the memory (default: 1)",
-    )
-    parser.add_argument(
-        "--load", type=float, default=90.0, metavar="PERCENT", help="simulated load in percent (default: 90)"
-    )
+    for name, kind, default, unit, text in (
+        ("--vram", int, 1000, "MIB", "MiB of memory to use on each GPU"),
+        ("--ramp", float, 0.0, "S", "seconds over which to allocate the memory"),
+        ("--hold", float, 1.0, "S", "seconds for which to keep the memory"),
+        ("--load", float, 90.0, "PERCENT", "simulated load in percent"),
+    ):
+        help_text = f"{text} (default: {default:g})"
+        parser.add_argument(name, type=kind, default=default, metavar=unit, help=help_text)
     parser.add_argument("--oom", action="store_true", help="run out of GPU memory after the ramp")
     parser.add_argument("--gpus", metavar="LIST", help="GPUs to use instead of CUDA_VISIBLE_DEVICES")
     parser.add_argument("--exit", type=int, default=0, metavar="CODE", help="exit code (default: 0)")

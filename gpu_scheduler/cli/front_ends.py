@@ -23,11 +23,10 @@ def serve(options: Namespace) -> int:
     """Serves the API until SIGTERM or Ctrl-C. Returns 0."""
     from msgspec.structs import replace
 
-    from gpu_scheduler.web.server import ServeOptions, run
+    from gpu_scheduler.web.server import run
 
-    chosen = ServeOptions(**{name: getattr(options, name) for name in ServeOptions.__struct_fields__})
     # A server records changes and never runs rounds: its threads would hold the scheduler's lock.
-    run(replace(location_of(options), runs_rounds=False), chosen, print_message)
+    run(replace(location_of(options), runs_rounds=False), options, print_message)
     return 0
 
 

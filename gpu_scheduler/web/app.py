@@ -5,10 +5,15 @@ Each route calls a function of `operations`.
 FastAPI evaluates the annotations, some of which are local names, so they are no strings here.
 """
 
+import asyncio
+import json
+import re
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import suppress
+from functools import partial
 from http import HTTPStatus
 from typing import Annotated, Any
 from weakref import WeakValueDictionary
@@ -25,9 +30,11 @@ from starlette.routing import Match
 from gpu_scheduler.app.machine_gpus import GpuSource, open_source, simulation_of_scheduler
 from gpu_scheduler.app.store_access import scheduler_is_running
 from gpu_scheduler.config import VERSION
+from gpu_scheduler.core.model.event import Event
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.errors import SchedulerError
-from gpu_scheduler.web import operations, streams
+from gpu_scheduler.views.event_messages import to_json
+from gpu_scheduler.web import operations
 from gpu_scheduler.web.guard import AsciiResponse, Caller, problem
 from gpu_scheduler.web.operations import Context, Json
 
@@ -186,7 +193,9 @@ class SubmitReply(BaseModel):
 _PAGE_AGE_S = 1.0
 #: Maximum number of wrong values that an answer names.
 _MAX_ERRORS = 20
-_PROBLEM = "application/problem+json"
+#: Seconds between two looks at the store or at a log, and between two comments in a quiet stream.
+_POLL_S, _KEEP_ALIVE_S = 0.25, 15.0
+_PROBLEM, _EVENT_STREAM = "application/problem+json", "text/event-stream"
 _KEY = Header(alias="Idempotency-Key", pattern=r"^[\x21-\x7e]{1,200}$")
 _EVENT_ID = Header(alias="Last-Event-ID", pattern=r"^[0-9]{1,40}$")
 _LOG_POSITION = Header(alias="Last-Event-ID", pattern=r"^[0-9]{1,15}:[0-9]{1,15}$")
@@ -222,7 +231,7 @@ class _Pages:
         with self._lock:
             making = self._making.setdefault(key, threading.Lock())
         with making, self._few:
-            version, now = streams.store_version(self._database), time.monotonic()
+            version, now = operations.store_version(self._database), time.monotonic()
             with self._lock:
                 while self._pages and now - next(iter(self._pages.values()))[1] >= _PAGE_AGE_S:
                     self._pages.popitem(last=False)
@@ -285,21 +294,15 @@ def create_app(context: Context) -> FastAPI:
 
     Of = Annotated[Context, Depends(of)]
 
-    def reply(value: object, status: int = 200) -> Response:
-        return AsciiResponse(value, status, {"X-Scheduler": _scheduler(context)})
+    def state() -> dict[str, str]:
+        return {"X-Scheduler": "up" if scheduler_is_running(context.location) else "down"}
 
-    def stream(parts: Iterator[bytes]) -> Response:
-        return StreamingResponse(streams.sent(parts), media_type="text/event-stream")
+    def reply(value: object, status: int = 200) -> Response:
+        return AsciiResponse(value, status, state())
 
     def page(of: Context, key: object, make: Callable[[], Json | list[Any]]) -> Response:
         body = pages.get((key, of.details, of.logs), make)
-        return Response(body, 200, {"X-Scheduler": _scheduler(context)}, "application/json")
-
-    def answered(found: Json) -> Response:
-        answers = found["answers"]
-        if answers and all(one["result"] == "refused" for one in answers):
-            return problem(409, "; ".join(one["text"] for one in answers[:5]), **found)
-        return reply(found, 202 if any(one["request"] for one in answers) else 200)
+        return Response(body, 200, state(), "application/json")
 
     def of_logs(of: Of) -> Context:
         if not of.logs:
@@ -347,11 +350,17 @@ def create_app(context: Context) -> FastAPI:
     def why(of: OfLogs, job_id: Annotated[int, _JOB_ID]) -> Response:
         return page(of, ("why", job_id), lambda: operations.why_job(of, job_id))
 
+    def add(name: str, endpoint: Callable[..., Response], text: str | None, **given: Any) -> None:
+        app.add_api_route(
+            f"/api/v1/{name}", endpoint, response_model=Reply, name=name.replace("/", "_"), description=text,
+            **given,
+        )  # fmt: skip
+
     def add_report(name: str, read: Callable[[Context], Json]) -> None:
         def report(of: Of) -> Response:
             return page(of, name, lambda: read(of))
 
-        _add(app, name, report, "GET", read.__doc__)
+        add(name, report, read.__doc__, responses=_codes())
 
     for name in ("eta", "plan", "gpus", "health"):
         add_report(name, getattr(operations, name))
@@ -364,23 +373,22 @@ def create_app(context: Context) -> FastAPI:
     def preview(of: Of, body: NewJobs) -> Response:
         return reply(operations.preview(of, **body.model_dump()))
 
-    def add_change(verb: str, model: type[Body]) -> None:
+    def add_change(name: str, model: type[Body], make: Callable[..., Json]) -> None:
         def change(of: Of, body: Body) -> Response:
-            return answered(operations.change_jobs(of, verb, **body.model_dump()))
+            found = make(of, **body.model_dump())
+            answers = found["answers"]
+            if answers and all(one["result"] == "refused" for one in answers):
+                return problem(409, "; ".join(one["text"] for one in answers[:5]), **found)
+            return reply(found, 202 if any(one["request"] for one in answers) else 200)
 
         change.__annotations__["body"] = model
-        _add(app, verb, change, "POST", model.__doc__)
-
-    def add_gpu_change(verb: str) -> None:
-        def change(of: Of, body: Gpus) -> Response:
-            return answered(operations.change_gpus(of, verb, body.gpus))
-
-        _add(app, f"gpus/{verb}", change, "POST", Gpus.__doc__)
+        recorded = {"description": "Recorded, but not answered yet", "model": Reply}
+        add(name, change, model.__doc__, methods=["POST"], responses={**_codes(404, 409), 202: recorded})
 
     for verb, model in CHANGES.items():
-        add_change(verb, model)
+        add_change(verb, model, partial(operations.change_jobs, verb=verb))
     for verb in ("pause", "resume"):
-        add_gpu_change(verb)
+        add_change(f"gpus/{verb}", Gpus, partial(operations.change_gpus, verb=verb))
 
     @app.get("/api/v1/requests/{request_id}", response_model=Reply, responses=_codes(404))
     def request(of: Of, request_id: Annotated[int, _JOB_ID]) -> Response:
@@ -396,14 +404,10 @@ def create_app(context: Context) -> FastAPI:
         attempt: Annotated[int | None, Query(ge=1, le=10**9)] = None,
         range: Annotated[str | None, Header(max_length=100)] = None,
     ) -> Response:
-        log = streams.open_log_file(of.location, job_id, attempt)
-        headers = {
-            "X-Scheduler": _scheduler(context),
-            "Accept-Ranges": "bytes",
-            "X-Attempt": f"{log.attempt}",
-        }
+        log = operations.open_log_file(of.location, job_id, attempt)
+        headers = {**state(), "Accept-Ranges": "bytes", "X-Attempt": f"{log.attempt}"}
         try:
-            part = streams.byte_range(range, log.size)
+            part = _byte_range(range, log.size)
         except ValueError:
             log.file.close()
             return problem(416, f"the log has {log.size} bytes", {"Content-Range": f"bytes */{log.size}"})
@@ -423,36 +427,23 @@ def create_app(context: Context) -> FastAPI:
         of: OfLogs, job_id: Annotated[int, _JOB_ID], last: Annotated[str | None, _LOG_POSITION] = None
     ) -> Response:
         operations.model_job(of, job_id)
-        return stream(streams.follow_log(of, job_id, last))
+        return StreamingResponse(_sent(_follow_log(of, job_id, last)), media_type=_EVENT_STREAM)
 
     @app.get("/api/v1/events", response_class=Response, responses={**_codes(), 200: _EVENTS})
     def events(of: Of, last: Annotated[str | None, _EVENT_ID] = None) -> Response:
-        return stream(streams.follow_events(of, None if last is None else int(last)))
+        parts = _follow_events(of, None if last is None else int(last))
+        return StreamingResponse(_sent(parts), media_type=_EVENT_STREAM)
 
     app.state.close = machine.close
-    _add_error_handlers(app, context)
+    _add_error_handlers(app, context, state)
     return app
 
 
 _TEXT = {"description": "The log", "content": {"text/plain": {"schema": {"type": "string"}}}}
 _EVENTS = {
     "description": "Server-sent events",
-    "content": {"text/event-stream": {"schema": {"type": "string"}}},
+    "content": {_EVENT_STREAM: {"schema": {"type": "string"}}},
 }
-
-
-def _add(app: FastAPI, name: str, endpoint: Callable[..., Response], method: str, text: str | None) -> None:
-    responses = _codes() if method == "GET" else _codes(404, 409)
-    if method == "POST":
-        responses[202] = {"description": "Recorded, but not answered yet", "model": Reply}
-    app.add_api_route(
-        f"/api/v1/{name}", endpoint, methods=[method], response_model=Reply, responses=responses,
-        name=name.replace("/", "_"), description=text,
-    )  # fmt: skip
-
-
-def _scheduler(context: Context) -> str:
-    return "up" if scheduler_is_running(context.location) else "down"
 
 
 def _error(
@@ -464,16 +455,16 @@ def _error(
     return AsciiResponse({"detail": members.get("errors", detail)}, status, headers)
 
 
-def _add_error_handlers(app: FastAPI, context: Context) -> None:
-    def failed(request: Request, error: Exception) -> Response:
-        assert isinstance(error, SchedulerError)
+def _add_error_handlers(app: FastAPI, context: Context, state: Callable[[], dict[str, str]]) -> None:
+    @app.exception_handler(SchedulerError)
+    def failed(request: Request, error: SchedulerError) -> Response:
         status = operations.status_of(context, error)
         is_job = status == 404 and request.scope["path"].startswith("/jobs/")
         text = "Job not found" if is_job else str(error)
-        return _error(request, status, text, {"X-Scheduler": _scheduler(context)})
+        return _error(request, status, text, state())
 
-    def refused(request: Request, error: Exception) -> Response:
-        assert isinstance(error, StarletteHTTPException)
+    @app.exception_handler(StarletteHTTPException)
+    def refused(request: Request, error: StarletteHTTPException) -> Response:
         headers = dict(error.headers or {})
         if error.status_code == 405:  # Starlette names the methods of only one route
             found = [one for one in app.routes if one.matches(request.scope)[0] is not Match.NONE]
@@ -481,14 +472,92 @@ def _add_error_handlers(app: FastAPI, context: Context) -> None:
             headers["Allow"] = ", ".join(sorted(methods))
         return _error(request, error.status_code, error.detail, headers)
 
-    def invalid(request: Request, error: Exception) -> Response:
-        assert isinstance(error, RequestValidationError)
+    @app.exception_handler(RequestValidationError)
+    def invalid(request: Request, error: RequestValidationError) -> Response:
         # The wrong value, which is left out, may be large or a secret.
         found = [{key: one[key] for key in ("type", "loc", "msg")} for one in error.errors()[:_MAX_ERRORS]]
         fields = [".".join(map(str, one["loc"][1:])) or one["loc"][0] for one in found]
         text = "; ".join(f"{field}: {one['msg']}" for field, one in zip(fields, found, strict=True))
         return _error(request, 422, text, None, errors=found)
 
-    app.add_exception_handler(SchedulerError, failed)
-    app.add_exception_handler(StarletteHTTPException, refused)
-    app.add_exception_handler(RequestValidationError, invalid)
+
+# Server-sent events, and ranges of a log.
+
+
+def _sse(event: str, data: str, event_id: object = None) -> bytes:
+    """Returns a server-sent event. data: one line."""
+    head = "" if event_id is None else f"id: {event_id}\n"
+    return f"{head}event: {event}\ndata: {data}\n\n".encode()
+
+
+async def _sent(parts: Iterator[bytes]) -> AsyncIterator[bytes]:
+    """Yields the parts of a stream, and comments while it is quiet.
+
+    parts: yields b"" if there is nothing new at the moment; runs in a thread.
+    """
+    quiet_s = 0.0
+    while (part := await asyncio.to_thread(next, parts, None)) is not None:
+        if not part:
+            await asyncio.sleep(_POLL_S)
+            quiet_s += _POLL_S
+        if part or quiet_s >= _KEEP_ALIVE_S:
+            quiet_s = 0.0
+            yield part or b": \n\n"
+
+
+def _follow_events(context: Context, after: int | None) -> Iterator[bytes]:
+    """Yields events, `reset` where some are missing, and b"" if there are none at the moment.
+
+    after: the id of the last event that is known; None for new events.
+    """
+    feed = operations.EventFeed(context.location, after)
+    if after is None:
+        with suppress(SchedulerError):
+            feed.read()
+    yield b": events\n\n"
+    while True:
+        try:
+            found = feed.read()
+        except SchedulerError:
+            found = []  # the store cannot be read at the moment
+        if found is None:
+            yield _sse("reset", json.dumps({"newest": feed.position}), feed.position)
+        else:
+            show = to_json if context.details else _without_command
+            yield b"".join(_sse("event", show(event), event.id) for event in found)
+
+
+def _without_command(event: Event) -> str:
+    values = json.loads(to_json(event))
+    return json.dumps({key: one for key, one in values.items() if key not in ("command", "reason", "log")})
+
+
+def _byte_range(header: str | None, size: int) -> tuple[int, int] | None:
+    """Returns the first byte and the end of a Range header with one range; None for the whole file.
+
+    Raises ValueError if no byte is in the range. A header that is not understood counts as none (RFC 9110).
+    """
+    found = re.fullmatch(r"\s*bytes\s*=\s*([0-9]{0,15})-([0-9]{0,15})\s*", header or "")
+    first, last = found.groups() if found else ("", "")
+    if not (first or last) or (first and last and int(first) > int(last)):
+        return None
+    start = int(first) if first else max(0, size - int(last))
+    end = min(size, int(last) + 1) if first and last else size
+    if start >= end:
+        raise ValueError(header)
+    return start, end
+
+
+def _follow_log(context: Context, job_id: int, last_id: str | None) -> Iterator[bytes]:
+    """Yields the log of a job as it grows, attempt by attempt, then one event `end`; b"" if nothing is new.
+
+    last_id: "ATTEMPT:OFFSET" of the last event that is known; None for the beginning of the latest attempt.
+    """
+    yield b": log\n\n"
+    for attempt, at, text, end in operations.log_parts(
+        context, job_id, *map(int, (last_id or "0:0").split(":"))
+    ):
+        found = {"attempt": attempt, "offset": at, "text": text}
+        yield _sse("log", json.dumps(found), f"{attempt}:{end}") if text else b""
+    job = operations.model_job(context, job_id)
+    yield _sse("end", json.dumps({"state": job["state"], "outcome": job["outcome"]}))

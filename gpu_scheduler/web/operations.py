@@ -1,4 +1,4 @@
-"""The use cases of a queue as functions from plain values to JSON objects.
+"""The use cases of a queue as functions from plain values to JSON objects; its events, and the logs of jobs.
 
 The routes of the REST API and the client in the same machine call them, so both give the same answers. The
 objects are those of docs/json.md. The functions raise the errors of `gpu_scheduler.errors`; those about one
@@ -7,22 +7,31 @@ job also StoreNotFoundError if there is no store yet.
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import json
 import os
 import re
+import stat
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from io import FileIO
+from itertools import chain
+from pathlib import Path
 from typing import Any, TypeVar
 
 from msgspec import Struct
 
 from gpu_scheduler.app.diagnosis import diagnose
+from gpu_scheduler.app.events import read_events
 from gpu_scheduler.app.forecast import ForecastView, forecast_queue
 from gpu_scheduler.app.job_detail import job_detail
 from gpu_scheduler.app.job_refs import JobRef
 from gpu_scheduler.app.location import Location
+from gpu_scheduler.app.logs import LogProgress, open_log
 from gpu_scheduler.app.status import (
     JobPage,
     ProgressReport,
@@ -50,6 +59,7 @@ from gpu_scheduler.control.submit import (
     insert_once,
 )
 from gpu_scheduler.core.jobsfile.attributes import ATTRIBUTES
+from gpu_scheduler.core.model.event import Event
 from gpu_scheduler.core.model.job_spec import JobSpec, parse_job_ref
 from gpu_scheduler.core.model.states import ACTIVE, WAITING, JobState, Outcome
 from gpu_scheduler.errors import (
@@ -71,6 +81,10 @@ Json = dict[str, Any]
 _Made = TypeVar("_Made")
 #: Maximum number of jobs in one answer.
 MAX_PAGE = 200
+#: Maximum number of bytes of a log that are read at once.
+_CHUNK = 1 << 18
+_NEVER = 1 << 62  # an id that no event reaches
+_OPEN = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
 
 
 class Context(Struct, frozen=True):
@@ -353,28 +367,23 @@ def change_jobs(
     jobs: ids, ranges, names, groups and patterns; None for all finished ones, which only `clear` accepts.
     grace_s: the seconds that `cancel` and `preempt` give. Raises UsageError and NoSuchJobError.
     """
-    location, by = context.location, context.source
-    refs = None if jobs is None else _refs(jobs)
-    if refs is None or not refs:
-        if verb != "clear" or refs is not None:
-            raise UsageError(f"jobs: name the jobs to {verb}")
-        return _answers(context, job_requests.change_jobs(location, "clear", None, by=by))
-    if verb == "cancel":
-        answers = job_requests.cancel(location, refs, grace_s, by=by)
-    elif verb == "retry":
-        answers = job_requests.retry(location, refs, set, by=by).answers
-    elif verb == "set":
-        made = _each(refs, lambda one: job_requests.set_attributes(location, one, set, by=by).answers)
-        answers = tuple(answer for some in made for answer in some)
-    elif verb == "priority":
-        answers = job_requests.set_priority(location, refs, priority, by=by)
-    elif verb == "resume":
-        answers = tuple(_each(refs, lambda one: resume_job(location, one, checkpoint, by=by).answer))
-    elif verb == "preempt":
+    at, by = context.location, context.source
+    refs = [] if jobs is None else _refs(jobs)
+    if not refs and (verb != "clear" or jobs is not None):
+        raise UsageError(f"jobs: name the jobs to {verb}")
+    if verb == "preempt":
         return {"answers": _each(refs, lambda one: _preempt(context, one, grace_s, force=force))}
-    else:
-        answers = job_requests.change_jobs(location, verb, refs, by=by)
-    return _answers(context, answers)
+    changes: dict[str, Callable[[], Iterable[Answer]]] = {
+        "cancel": lambda: job_requests.cancel(at, refs, grace_s, by=by),
+        "retry": lambda: job_requests.retry(at, refs, set, by=by).answers,
+        "priority": lambda: job_requests.set_priority(at, refs, priority, by=by),
+        "set": lambda: chain.from_iterable(
+            _each(refs, lambda one: job_requests.set_attributes(at, one, set, by=by).answers)
+        ),
+        "resume": lambda: _each(refs, lambda one: resume_job(at, one, checkpoint, by=by).answer),
+    }
+    simple = partial(job_requests.change_jobs, at, verb, refs or None, by=by)
+    return _answers(context, changes.get(verb, simple)())
 
 
 def _each(refs: Sequence[JobRef], change: Callable[[JobRef], _Made]) -> list[_Made]:
@@ -428,3 +437,119 @@ def request(context: Context, request_id: int) -> Json:
         text = answer_text(Answer(target, kind, answer), str(context.location.resolve().folder))
     code = None if answer is None else answer.code
     return {"id": request_id, "answered": answer is not None, "code": code, "text": text}
+
+
+# Events and logs.
+
+
+def store_version(database: Path) -> tuple[int, ...]:
+    """Returns a value that changes with every commit to a store; () if there is no store."""
+    found: list[int] = []
+    for path in (str(database), f"{database}-wal"):
+        try:
+            status = os.stat(path)
+        except OSError:
+            continue
+        found += [status.st_ino, status.st_size, status.st_mtime_ns]
+    return tuple(found)
+
+
+class EventFeed:
+    """The events of a queue after the one with the id `after`; None for those from now on.
+
+    position: the id of the newest event that was read.
+    """
+
+    def __init__(self, location: Location, after: int | None) -> None:
+        self.position = after
+        self._location = location
+        self._database = location.resolve().database  # once, because it may read thousands of mounts
+        self._version: tuple[int, ...] | None = None
+
+    def read(self) -> list[Event] | None:
+        """Returns at most 1,000 new events. Reads an unchanged store only once a second.
+
+        Returns None if events may be missing, as also the first time without `after`; the following ones come
+        after the newest. Raises SchedulerError if the store cannot be read.
+        """
+        # Two commits in one tick of the file system's clock may look like one.
+        version = (*store_version(self._database), int(time.monotonic()))
+        if version == self._version:
+            return []
+        position = _NEVER if self.position is None else min(self.position, _NEVER)
+        try:
+            found, newest = read_events(self._location, position)
+        except StoreNotFoundError:  # nothing has run here yet
+            found, newest = [], 0
+        if newest < position or (found and found[0].id != position + 1):
+            self.position = newest
+            return None
+        self.position = found[-1].id if found else newest
+        self._version = version if self.position == newest else None
+        return found
+
+
+class Log(Struct):
+    """An open log. The caller closes `file`. is_over: whether it is complete."""
+
+    file: FileIO
+    size: int
+    attempt: int
+    is_over: bool
+
+    def chunks(self, start: int, end: int) -> Iterator[bytes]:
+        """Yields the bytes from `start` to `end`."""
+        while start < end and (data := os.pread(self.file.fileno(), min(_CHUNK, end - start), start)):
+            start += len(data)
+            yield data
+
+
+def open_log_file(location: Location, job_id: int, attempt: int | None = None) -> Log:
+    """Opens the log of an attempt, None for the latest, without following a link.
+
+    Raises NoSuchJobError if the job, the attempt or its log does not exist.
+    """
+    try:
+        with open_log(location, job_id, attempt) as log:
+            number, path, is_over = log.number, log.path, log.advance() is not LogProgress.RUNNING
+        file = FileIO(path, opener=lambda name, flags: os.open(name, flags | _OPEN))
+    except SchedulerError as error:
+        if isinstance(error, (DamagedStoreError, SchemaError)):
+            raise
+        raise NoSuchJobError(str(error)) from None
+    except OSError as error:
+        raise NoSuchJobError(f"the log of job {job_id} cannot be read: {error.strerror}") from None
+    status = os.fstat(file.fileno())
+    if not stat.S_ISREG(status.st_mode):
+        file.close()
+        raise NoSuchJobError(f"the log of job {job_id} is not a file")
+    return Log(file, status.st_size, number, is_over)
+
+
+def log_parts(
+    context: Context, job_id: int, attempt: int = 0, position: int = 0
+) -> Iterator[tuple[int, int, str, int]]:
+    """Yields a job's log, attempt by attempt, until the job has ended: attempt, offset, text and end.
+
+    The text is empty if there is nothing new at the moment. attempt: the one to begin with, at `position`; 0
+    for the latest. Raises NoSuchJobError.
+    """
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    while True:
+        is_over, data = model_job(context, job_id)["status"] in ("completed", "failed"), b""
+        for number in (attempt or None, None):  # the rest of that one, then the latest
+            with suppress(SchedulerError):  # the job waits, or its log is gone
+                log = open_log_file(context.location, job_id, number)
+                if log.attempt != attempt:
+                    attempt, position = log.attempt, 0
+                    decoder.reset()
+                position = min(position, log.size)  # the log was shortened
+                is_over = is_over and log.is_over
+                with log.file:
+                    data = os.pread(log.file.fileno(), _CHUNK, position)
+            if data:
+                break
+        if is_over and not data:
+            return
+        text, at, position = decoder.decode(data), position, position + len(data)
+        yield attempt, at, text, position - len(decoder.getstate()[0])  # without a part of a character

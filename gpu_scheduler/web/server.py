@@ -7,12 +7,11 @@ import ipaddress
 import logging
 import os
 import socket
+from argparse import Namespace
 from collections.abc import Callable
 from errno import EADDRINUSE
 from importlib import import_module
 from pathlib import Path
-
-from msgspec import Struct
 
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.core.text.formatting import pid_text
@@ -24,51 +23,29 @@ from gpu_scheduler.system.safe_file import name_of_user
 _GRACE_S, _HANGING_S = 3, 5
 
 
-class ServeOptions(Struct, frozen=True):
-    """The options of `serve`. until_eof: the server ends at the end of the file of this descriptor."""
-
-    host: str
-    port: int
-    dir: str | None
-    no_preempt: bool
-    as_root: bool
-    allowed_host: list[str] | None
-    tls_cert: str | None
-    tls_key: str | None
-    until_eof: int | None
-
-    @property
-    def is_local(self) -> bool:
-        """Whether only programs of this machine can reach the server. A name may mean any address."""
-        try:
-            return self.host == "localhost" or ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return False
-
-
-def run(location: Location, options: ServeOptions, say: Callable[[str], None]) -> None:
+def run(location: Location, options: Namespace, say: Callable[[str], None]) -> None:
     """Serves the API of a queue until SIGTERM or SIGINT, which raise SystemExit(0).
 
-    say: prints a message to the user. Raises UsageError for options with which it must not run, and
-    SchedulerError if another server has the queue or the port.
+    options: as `serve` declares them. say: prints a message to the user. Raises UsageError for options with
+    which it must not run, and SchedulerError if another server has the queue or the port.
     """
     companion.begin(options.until_eof, _HANGING_S)  # uvicorn repeats the signal that has ended it
     _check_packages()
     import uvicorn
 
     from gpu_scheduler.web.app import create_app
-    from gpu_scheduler.web.guard import Guard
+    from gpu_scheduler.web.guard import Guard, GuardedProtocol, Listener
     from gpu_scheduler.web.operations import Context
-    from gpu_scheduler.web.peers import GuardedProtocol, Listener
     from gpu_scheduler.web.tokens import Tokens
 
     home, user = location.resolve(), name_of_user(os.geteuid())
     tokens = Tokens(home.folder)
-    needs_token = not options.is_local or os.geteuid() == 0
+    is_local = _is_local(options.host)
+    needs_token = not is_local or os.geteuid() == 0
     if os.geteuid() == 0 and not options.as_root:
         raise UsageError("as root, whoever may submit jobs runs code as root; to serve anyway, add --as-root")
     if needs_token and not tokens.valid():
-        where = "as root" if options.is_local else f"on {options.host}"
+        where = "as root" if is_local else f"on {options.host}"
         raise UsageError(f"{where}, every request needs a token; create one first: `token create NAME`")
     if (options.tls_cert is None) != (options.tls_key is None):
         raise UsageError("--tls-cert and --tls-key belong together; give both")
@@ -81,7 +58,7 @@ def run(location: Location, options: ServeOptions, say: Callable[[str], None]) -
         location, os.path.abspath(options.dir or "."), "api", may_preempt=not options.no_preempt
     )
     guard = Guard(
-        create_app(context), tokens=tokens, is_loopback=options.is_local, port=port,
+        create_app(context), tokens=tokens, is_loopback=is_local, port=port,
         allowed_hosts=options.allowed_host or (), owner_uid=os.geteuid(),
     )  # fmt: skip
     config = uvicorn.Config(
@@ -97,13 +74,21 @@ def run(location: Location, options: ServeOptions, say: Callable[[str], None]) -
     logging.getLogger("uvicorn.error").addFilter(_is_error)
     host = f"[{options.host}]" if ":" in options.host else options.host
     who = "every request needs" if needs_token else "other users of this machine need"
-    is_clear = options.tls_cert is None and not options.is_local
+    is_clear = options.tls_cert is None and not is_local
     say(
         f"serving {home.state_file} at http{'' if options.tls_cert is None else 's'}://{host}:{port}\n"
         f"whoever may submit jobs runs code as {user}; {who} a token (`token create NAME`)"
         f"{', which travels in the clear; use --tls-cert and --tls-key' if is_clear else ''}"
     )
     uvicorn.Server(config).run(sockets=[listener])
+
+
+def _is_local(host: str) -> bool:
+    """Returns whether only programs of this machine can reach the server. A name may mean any address."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def _is_error(record: logging.LogRecord) -> bool:

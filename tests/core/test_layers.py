@@ -98,7 +98,7 @@ MAY: Mapping[str, tuple[str, ...]] = {
         "control", "app", "core.text", "core.model", *TOP, "store.moved_or_copied", "store.store",
         "store.taken_items",
     ),
-    "client": ("control", "app", "views", "core.text", *TOP, "web.operations", "web.streams"),
+    "client": ("control", "app", "views", "core.text", *TOP, "web.operations"),
     "mcp_server": ("client", "core.text", "errors"),
     # The command line only parses arguments and formats results; every use case is in app.
     "cli": (

@@ -16,8 +16,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import StreamingResponse
 from starlette.types import ASGIApp
 
-from gpu_scheduler.web.guard import Guard
-from gpu_scheduler.web.peers import GuardedProtocol, Listener
+from gpu_scheduler.web.guard import Guard, GuardedProtocol, Listener
 from gpu_scheduler.web.tokens import Tokens
 from tests.waiting import wait_for
 

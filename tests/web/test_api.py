@@ -20,7 +20,7 @@ from gpu_scheduler.store.data_dir import DataDir, Host
 from gpu_scheduler.store.taken_items import TakenItem, add_item
 from gpu_scheduler.system.simulated_usage import FOLDER_VARIABLE
 from gpu_scheduler.web import app as app_module
-from gpu_scheduler.web import operations, streams
+from gpu_scheduler.web import operations
 from tests import steps as act
 from tests.cli.desk import Desk
 from tests.waiting import wait_for
@@ -624,11 +624,11 @@ def test_a_job_without_a_log_has_none(api: Api, desk: Desk) -> None:
 
 
 def test_the_version_of_a_store_changes_with_each_commit(desk: Desk) -> None:
-    assert streams.store_version(Location().resolve().database) == ()
-    versions = {streams.store_version(Location().resolve().database)}
+    assert operations.store_version(Location().resolve().database) == ()
+    versions = {operations.store_version(Location().resolve().database)}
     for _ in range(20):
         desk.job()
-        versions.add(streams.store_version(Location().resolve().database))
+        versions.add(operations.store_version(Location().resolve().database))
     assert len(versions) == 21
 
 

@@ -20,8 +20,8 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.web import guard, peers
-from gpu_scheduler.web.peers import uid_of_peer
+from gpu_scheduler.web import guard
+from gpu_scheduler.web.guard import uid_of_peer
 from tests.users import User
 from tests.waiting import wait_for
 from tests.web.served import OWNER, Served, request, serving, small_app, until_closed
@@ -131,7 +131,7 @@ def test_no_answer_for_sockets_that_do_not_exist() -> None:
 
 
 def test_without_sock_diag_a_connection_is_nobodys(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peers, "_SOCK_DIAG", 31)  # a netlink protocol that does not exist
+    monkeypatch.setattr(guard, "_SOCK_DIAG", 31)  # a netlink protocol that does not exist
     with (
         socket.create_server(("127.0.0.1", 0)) as server,
         socket.create_connection(server.getsockname()) as client,
@@ -142,7 +142,7 @@ def test_without_sock_diag_a_connection_is_nobodys(monkeypatch: pytest.MonkeyPat
 
 def test_users_from_outside_of_the_container_are_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     overflow = int(Path("/proc/sys/kernel/overflowuid").read_text())
-    monkeypatch.setattr(peers, "_ask_kernel", lambda *ends: (1, overflow, 7))
+    monkeypatch.setattr(guard, "_ask_kernel", lambda *ends: (1, overflow, 7))
     assert uid_of_peer(("127.0.0.1", 1), ("127.0.0.1", 2)) is None
 
 
@@ -219,7 +219,7 @@ def test_a_connection_that_was_reset_is_nobodys(tmp_path: Path, monkeypatch: pyt
             one.close()
         return OWNER
 
-    monkeypatch.setattr(peers, "uid_of_peer", look_up)
+    monkeypatch.setattr(guard, "uid_of_peer", look_up)
     app = small_app()
     with serving(app, tmp_path) as served:
         one = served.connect()

@@ -20,7 +20,7 @@ from gpu_scheduler.store.requests import open_requests
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.system.gpu_claims import own_locks
 from gpu_scheduler.system.safe_file import name_of_user
-from gpu_scheduler.web.peers import Listener
+from gpu_scheduler.web.guard import Listener
 from tests.certificate import make_certificate
 from tests.stress.harness import ROOT
 from tests.users import User, run_as
