@@ -23,17 +23,14 @@ from gpu_scheduler.core.model.job_spec import Need
 from gpu_scheduler.core.model.reasons import WaitReason
 from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.model.values import Now
-from gpu_scheduler.core.scheduling.actions import (
-    Action,
-    DropReservation,
-    JobChanged,
-    RecordGpuTime,
-    Reserve,
-    SetQueueReservation,
-    SetWaitReason,
-    Start,
+from gpu_scheduler.core.scheduling import actions as act
+from gpu_scheduler.core.scheduling.facts import (
+    Facts,
+    PendingGroup,
+    QueuedJob,
+    QueueReservation,
+    ReservedJob,
 )
-from gpu_scheduler.core.scheduling.facts import Facts, PendingGroup, QueuedJob, QueueReservation, ReservedJob
 from gpu_scheduler.core.scheduling.gpu_use import ledger_of
 from gpu_scheduler.core.scheduling.history import (
     PERIOD_HOURS,
@@ -70,25 +67,6 @@ from gpu_scheduler.core.scheduling.round_allocations import (
     without_failed_gpus,
 )
 from gpu_scheduler.core.scheduling.settings import QueueOrder
-
-# The GPU time of a playback.
-
-
-class _GpuTimeByHour:
-    """GPU time that is added to what was counted until `wall`, which counts as of that hour."""
-
-    def __init__(self, counted: GpuTime, wall: float) -> None:
-        self._hours = {int(wall // 3600): (counted.delivered_s, counted.reserved_idle_s)}
-
-    def record(self, action: RecordGpuTime) -> GpuTime:
-        """Adds GPU time, and returns that of the period that ends now."""
-        hour = int(action.until // 3600)
-        delivered_s, idle_s = self._hours.get(hour, (0.0, 0.0))
-        self._hours[hour] = delivered_s + action.delivered_s, idle_s + action.reserved_idle_s
-        self._hours = {at: both for at, both in self._hours.items() if at > hour - PERIOD_HOURS}
-        delivered, idle = zip(*self._hours.values(), strict=True)
-        return GpuTime(sum(delivered), sum(idle), action.until)
-
 
 # The GPUs of a playback after an attempt has left them.
 
@@ -197,7 +175,8 @@ class Playback:
         self._duration_s = duration_s
         self._began = facts.now
         counted = facts.gpu_time or GpuTime()
-        self._gpu_time = _GpuTimeByHour(counted, facts.now.wall)
+        #: The delivered and the reserved idle GPU-seconds of each hour. What was counted is of the first one.
+        self._gpu_time = {int(facts.now.wall // 3600): (counted.delivered_s, counted.reserved_idle_s)}
         #: The GPU-seconds that have been idle on GPUs reserved by queue order since the playback began.
         self.reserved_idle_s = 0.0
         self._queue = _WaitingJobs()
@@ -242,12 +221,12 @@ class Playback:
 
         Jobs can be submitted, and run times learned, between two runs.
         """
-        yield from self._settle()
         while True:
-            at = min(
-                self._ends[0][0] if self._ends else math.inf,
-                self._arrivals[0][0] if self._arrivals else math.inf,
-            )
+            while self._arrivals and self._arrivals[0][0] <= self.facts.now.wall:
+                _, _, job, resources = heapq.heappop(self._arrivals)
+                self._enqueue(job, resources)
+            yield from self._settle()
+            at = min(some[0][0] if some else math.inf for some in (self._ends, self._arrivals))
             if at == math.inf:
                 return
             now = self.facts.now.wall
@@ -255,19 +234,20 @@ class Playback:
                 at = min(at, now + ROUND_INTERVAL_S)
             self._advance(max(at, now))
             yield from self._ended()
-            while self._arrivals and self._arrivals[0][0] <= self.facts.now.wall:
-                _, _, job, resources = heapq.heappop(self._arrivals)
-                self._enqueue(job, resources)
-            yield from self._settle()
 
     def _advance(self, wall: float) -> None:
         passed = wall - self._began.wall
         now = Now(wall, self._began.boot + passed, self._began.boot_id)
         self.facts = replace(self.facts, now=now)
         for action in count_gpu_time(self.facts, allocations_change=True):
-            assert isinstance(action, RecordGpuTime)
+            assert isinstance(action, act.RecordGpuTime)
             self.reserved_idle_s += action.reserved_idle_s
-            self.facts = replace(self.facts, gpu_time=self._gpu_time.record(action))
+            hour = int(wall // 3600)
+            delivered_s, idle_s = self._gpu_time.get(hour, (0.0, 0.0))
+            self._gpu_time[hour] = delivered_s + action.delivered_s, idle_s + action.reserved_idle_s
+            self._gpu_time = {at: both for at, both in self._gpu_time.items() if at > hour - PERIOD_HOURS}
+            delivered, idle = zip(*self._gpu_time.values(), strict=True)
+            self.facts = replace(self.facts, gpu_time=GpuTime(sum(delivered), sum(idle), action.until))
 
     def _ended(self) -> Iterator[Run]:
         ended = []
@@ -297,21 +277,21 @@ class Playback:
             self._attempts[attempt_id] = attempt.seen(remaining_s=max(0.0, at - now))
         return replace(self.facts, attempts=self.running, pending_groups=self._queue.groups())
 
-    def _apply(self, action: Action, preempted: list[Run]) -> bool:
+    def _apply(self, action: act.Action, preempted: list[Run]) -> bool:
         """Applies an action to the box. Returns whether it changes what another round would decide."""
-        if isinstance(action, Start):
+        if isinstance(action, act.Start):
             self._start(action)
-        elif isinstance(action, SetQueueReservation):
+        elif isinstance(action, act.SetQueueReservation):
             self._reserve_in_order(action)
-        elif isinstance(action, Reserve):
+        elif isinstance(action, act.Reserve):
             job, resources = self._jobs[action.job_id]
             self._queue.remove(job, resources)
             reserved = ReservedJob(job, resources, action.gpus)
             self.facts = replace(self.facts, reserved_jobs=(*self.facts.reserved_jobs, reserved))
-        elif isinstance(action, DropReservation):
+        elif isinstance(action, act.DropReservation):
             self._forget_reserved(action.job_id)
             self._queue.add(*self._jobs[action.job_id])
-        elif isinstance(action, JobChanged):  # it is asked to stop
+        elif isinstance(action, act.JobChanged):  # it is asked to stop
             preempted.append(self._preempt(action.new.id))
         else:
             return False
@@ -321,7 +301,7 @@ class Playback:
         self._jobs[job.job_id] = job, resources
         self._queue.add(job, resources)
 
-    def _start(self, start: Start) -> None:
+    def _start(self, start: act.Start) -> None:
         job, resources = self._jobs[start.job_id]
         now = self.facts.now.wall
         attempt = ActiveAttempt(
@@ -349,7 +329,7 @@ class Playback:
             begun = QueueStart(job.priority, job.position, job.submitted_at, now)
             self.facts = replace(self.facts, overtakes=self.facts.overtakes.with_starts([begun]))
 
-    def _reserve_in_order(self, action: SetQueueReservation) -> None:
+    def _reserve_in_order(self, action: act.SetQueueReservation) -> None:
         reservation = None
         if action.job_id is not None:
             job, resources = self._jobs[action.job_id]
@@ -389,23 +369,20 @@ class Playback:
 _GUESSED_SPREAD = 2.0
 
 
-class Lengths(Struct, frozen=True):
-    """The seconds of the runs that will start, by job, and of the rests of attempts, by attempt."""
-
-    jobs: Mapping[int, float]
-    attempts: Mapping[int, float]
+#: The median and the upper length of a run or of its rest, in seconds.
+_Length = tuple[float, float]
 
 
 def expected_lengths(
     facts: Facts, jobs: Iterable[QueuedJob], ending: Collection[int], pooled: Estimate
-) -> tuple[Lengths, Lengths]:
-    """Returns the median and the upper lengths.
+) -> tuple[dict[int, _Length], dict[int, _Length]]:
+    """Returns the lengths of the runs that will start, by job, and of the rests of attempts, by attempt.
 
     ending: the ids of attempts whose commands have ended already. pooled: see `forecast`.
     """
     ends = expected_ends(facts)
     new = {job.job_id: _lengths(_estimate(job.run_time, facts, pooled), 0.0) for job in jobs}
-    left: dict[int, tuple[float, float]] = {}
+    left: dict[int, _Length] = {}
     for one in facts.attempts:
         age_s = 0.0 if one.started_at is None else max(0.0, facts.now.wall - one.started_at)
         if one.id in ending:
@@ -414,11 +391,7 @@ def expected_lengths(
             left[one.id] = ends[one.id].in_s, ends[one.id].in_s
         else:
             left[one.id] = _lengths(_estimate(key_of(one), facts, pooled), age_s)
-    usual, upper = (
-        Lengths({key: each[n] for key, each in new.items()}, {key: each[n] for key, each in left.items()})
-        for n in (0, 1)
-    )
-    return usual, upper
+    return new, left
 
 
 def _estimate(key: RunTimeKey | None, facts: Facts, pooled: Estimate) -> Estimate:
@@ -426,7 +399,7 @@ def _estimate(key: RunTimeKey | None, facts: Facts, pooled: Estimate) -> Estimat
     return own if own.predicted_s is not None else replace(pooled, timeout_s=own.timeout_s)
 
 
-def _lengths(estimate: Estimate, age_s: float) -> tuple[float, float]:
+def _lengths(estimate: Estimate, age_s: float) -> _Length:
     """Returns the median and the upper remaining time of a job that has run for age_s seconds."""
     usual_s, upper_s = estimate.remaining_s(age_s), estimate.remaining_upper_s(age_s)
     return usual_s, max(usual_s, upper_s) if upper_s < math.inf else _GUESSED_SPREAD * usual_s
@@ -448,43 +421,33 @@ class WaitingJob(Struct, frozen=True):
     not_before: float = 0.0
 
 
-class Played(Struct, frozen=True):
-    """The runs of one playback, by job, each from its first start to its last end.
+def play(
+    facts: Facts, waiting: Sequence[WaitingJob], jobs: Mapping[int, float], attempts: Mapping[int, float]
+) -> tuple[dict[int, Run], dict[str, WaitReason]]:
+    """Plays the queue until nothing is left that ends.
 
-    reasons: why the jobs wait that have not started although they wait only for GPUs, by the key of their
-    resources.
+    jobs, attempts: how long the runs of jobs and the rests of attempts take, in seconds, by their ids.
+    Returns the run of each job, from its first start to its last end, and why the jobs wait that have not
+    started although they wait only for GPUs, by the key of their resources.
     """
-
-    runs: Mapping[int, Run]
-    reasons: Mapping[str, WaitReason]
-
-
-def play(facts: Facts, waiting: Sequence[WaitingJob], lengths: Lengths) -> Played:
-    """Plays the queue until nothing is left that ends."""
     now = facts.now.wall
     reserved = {one.job.job_id for one in facts.reserved_jobs}
     missing = {one.job.job_id: set(one.parents) for one in waiting if one.parents}
     children: dict[int, list[WaitingJob]] = {}
-    ready: dict[ResourceSpec, list[QueuedJob]] = {}
+    box = Playback(
+        facts,
+        lambda job: jobs.get(job.job_id, 0.0),
+        {attempt_id: now + seconds for attempt_id, seconds in attempts.items()},
+    )
     for one in waiting:
         for parent in set(one.parents):
             children.setdefault(parent, []).append(one)
-        if not one.parents and one.not_before <= now and one.job.job_id not in reserved:
-            ready.setdefault(one.resources, []).append(one.job)
-    groups = tuple(PendingGroup(resources, tuple(jobs)) for resources, jobs in ready.items())
-    box = Playback(
-        replace(facts, pending_groups=groups),
-        lambda job: lengths.jobs.get(job.job_id, 0.0),
-        {attempt_id: now + seconds for attempt_id, seconds in lengths.attempts.items()},
-    )
-    for one in waiting:
-        if not one.parents and one.not_before > now:
-            box.submit(one.job, one.resources, one.not_before)
-    active = {one.id for one in facts.attempts if one.state.is_open}
-    known = {one.id for one in facts.attempts}
+        if not one.parents and (one.not_before > now or one.job.job_id not in reserved):
+            box.submit(one.job, one.resources, max(now, one.not_before))
+    ended = {one.id for one in facts.attempts if not one.state.is_open}
     runs: dict[int, Run] = {}
     for run in box.play():
-        if run.attempt_id in known and run.attempt_id not in active:
+        if run.attempt_id in ended:
             continue  # its job has ended already, or waits again
         first = runs.get(run.job_id)
         runs[run.job_id] = run if first is None else replace(run, started_at=first.started_at)
@@ -493,14 +456,8 @@ def play(facts: Facts, waiting: Sequence[WaitingJob], lengths: Lengths) -> Playe
             of.discard(run.job_id)
             if not of:
                 box.submit(replace(child.job, waiting_since=at), child.resources, at)
-    return Played(runs, _final_reasons(box))
-
-
-def _final_reasons(box: Playback) -> dict[str, WaitReason]:
-    """Returns why the jobs wait that have not started, by the key of their resources."""
-    if not box.waiting:
-        return {}
-    return {one.spec_key: one.reason for one in place_jobs(box.facts) if isinstance(one, SetWaitReason)}
+    left = place_jobs(box.facts) if box.waiting else []
+    return runs, {one.spec_key: one.reason for one in left if isinstance(one, act.SetWaitReason)}
 
 
 class JobForecast(Struct, frozen=True):
@@ -541,27 +498,26 @@ def forecast(
     the estimate for a job about which nothing else is known. No decision of the playback is based on it,
     because none of the scheduler is.
     """
-    facts = _with_all_attempts(facts)
-    usual_lengths, upper_lengths = expected_lengths(facts, [one.job for one in waiting], ending, pooled)
-    usual, upper = play(facts, waiting, usual_lengths), play(facts, waiting, upper_lengths)
+    # Each adopted process that no runner watches now counts as an attempt.
+    attempts = (*facts.attempts, *unwatched_attempts(facts))
+    facts = replace(facts, attempts=attempts, adopted_jobs=(), pending_groups=())
+    lengths = expected_lengths(facts, [one.job for one in waiting], ending, pooled)
+    (usual, reasons), (upper, _) = (
+        play(facts, waiting, *({key: both[n] for key, both in some.items()} for some in lengths))
+        for n in (0, 1)
+    )
     ends = expected_ends(facts)
     known = {one.job_id: ends[one.id].is_known for one in facts.attempts if one.state.is_open}
     for one in waiting:
         known[one.job.job_id] = facts.run_times.estimate(one.job.run_time).predicted_s is not None
     found = {
-        job_id: _job_forecast(run, upper.runs.get(job_id), has_estimate=known[job_id])
-        for job_id, run in usual.runs.items()
+        job_id: _job_forecast(run, upper.get(job_id), has_estimate=known[job_id])
+        for job_id, run in usual.items()
     }
     until = max((found[one.job.job_id].start_at for one in waiting if one.job.job_id in found), default=0.0)
     if until <= facts.now.wall:
-        return Forecast(found, usual.reasons)
-    return Forecast(found, usual.reasons, _idle_share(usual.runs.values(), facts, until), until)
-
-
-def _with_all_attempts(facts: Facts) -> Facts:
-    """Returns the facts with an attempt for each adopted process that no runner watches now."""
-    attempts = (*facts.attempts, *unwatched_attempts(facts))
-    return replace(facts, attempts=attempts, adopted_jobs=(), pending_groups=())
+        return Forecast(found, reasons)
+    return Forecast(found, reasons, _idle_share(usual.values(), facts, until), until)
 
 
 def _job_forecast(run: Run, late: Run | None, *, has_estimate: bool) -> JobForecast:

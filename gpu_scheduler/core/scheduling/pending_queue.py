@@ -53,10 +53,7 @@ def need_of(resources: ResourceSpec, facts: Facts) -> Need:
 def _leaves_room(need: Need, resources: ResourceSpec, facts: Facts) -> bool:
     limits = facts.settings
     beside = replace(limits, margin_mib=limits.margin_mib + limits.idle_threshold_mib)
-    return any(
-        could_fit(need, gpu.sample.total_mib if gpu.sample else None, beside)
-        for gpu in allowed_gpus(resources, facts)
-    )
+    return any(could_fit(need, gpu.last.total_mib, beside) for gpu in allowed_gpus(resources, facts))
 
 
 def allowed_gpus(resources: ResourceSpec, facts: Facts) -> list[Gpu]:
@@ -84,19 +81,17 @@ def request_of(group: PendingGroup, facts: Facts) -> GroupRequest:
     needs takes 40 ms, which is most of a round.
     """
     resources = group.resources
-    if resources.workload_class in facts.learned_mib:
-        return _request(need_of(resources, facts), resources.allowed)
-    basis = facts.config, facts.settings.exclusive
+    is_learned = resources.workload_class in facts.learned_mib
+    basis = None if is_learned else (facts.config, facts.settings.exclusive)
     known: tuple[object, GroupRequest] | None = group.__dict__.get("_request")
-    if known is None or known[0] != basis:
-        known = group.__dict__["_request"] = basis, _request(need_of(resources, facts), resources.allowed)
+    if known is None or basis is None or known[0] != basis:
+        need = need_of(resources, facts)
+        if need.vram is None:
+            request = GroupRequest(need, (resources.allowed, replace(need, share=0)), need.share)
+        else:
+            request = GroupRequest(need, (resources.allowed, replace(need, vram=0)), need.vram)
+        known = group.__dict__["_request"] = basis, request
     return known[1]
-
-
-def _request(need: Need, allowed: tuple[int, ...] | None) -> GroupRequest:
-    if need.vram is None:
-        return GroupRequest(need, (allowed, replace(need, share=0)), need.share)
-    return GroupRequest(need, (allowed, replace(need, vram=0)), need.vram)
 
 
 # Limits how many jobs of a group (attribute `max-running`) and jobs without a GPU run at the same time.
@@ -241,7 +236,7 @@ def _needs_user(resources: ResourceSpec, facts: Facts, tried: Collection[str]) -
         for gpu in allowed_gpus(resources, facts)
         if not gpu.paused
         and (gpu.suspicion is None or gpu.uuid in tried)
-        and could_fit(need, gpu.sample.total_mib if gpu.sample else None, facts.settings)
+        and could_fit(need, gpu.last.total_mib, facts.settings)
     ]
     return need.count > len(usable)
 

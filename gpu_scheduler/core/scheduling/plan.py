@@ -8,20 +8,8 @@ from msgspec.structs import replace
 
 from gpu_scheduler.core.model.job import ActiveAttempt
 from gpu_scheduler.core.model.states import AttemptState
+from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling import requests
-from gpu_scheduler.core.scheduling.actions import (
-    Action,
-    AttemptChanged,
-    KillRunner,
-    Relaunch,
-    RequestStop,
-    SetQueueReservation,
-    SettleDependencies,
-    Start,
-    Sweep,
-    VoidClaim,
-    WakeRunner,
-)
 from gpu_scheduler.core.scheduling.attempt_end import GpuInventory, recover_interrupted
 from gpu_scheduler.core.scheduling.facts import Facts
 from gpu_scheduler.core.scheduling.gpu_faults import find_suspects
@@ -49,7 +37,7 @@ from gpu_scheduler.core.scheduling.round_allocations import count_gpu_time
 # list are skipped.
 
 
-def misplaced_processes(facts: Facts) -> list[AttemptChanged]:
+def misplaced_processes(facts: Facts) -> list[act.AttemptChanged]:
     """Returns the changes that record the misplaced processes of open attempts.
 
     For each attempt and GPU, only the process that uses the most memory is recorded.
@@ -69,7 +57,7 @@ def misplaced_processes(facts: Facts) -> list[AttemptChanged]:
                 continue
             listed = (*attempt.misplaced, (gpu.uuid, process.pid))
             found[attempt.id] = replace(attempt, misplaced=listed)
-    return [AttemptChanged(running[attempt_id], new) for attempt_id, new in found.items()]
+    return [act.AttemptChanged(running[attempt_id], new) for attempt_id, new in found.items()]
 
 
 # Determines when the next round must take place if no event triggers one earlier.
@@ -113,13 +101,13 @@ def _retry_delay(since: float | None, now: float) -> float:
     return min(1.0, max(0.005, age / 2))
 
 
-def _changes_allocations(action: Action) -> bool:
+def _changes_allocations(action: act.Action) -> bool:
     """Returns whether an action changes what is allocated or reserved."""
-    is_release = isinstance(action, AttemptChanged) and action.is_release
-    return is_release or isinstance(action, (Start, SetQueueReservation))
+    is_release = isinstance(action, act.AttemptChanged) and action.is_release
+    return is_release or isinstance(action, (act.Start, act.SetQueueReservation))
 
 
-def plan(facts: Facts) -> list[Action]:
+def plan(facts: Facts) -> list[act.Action]:
     """Returns the actions of this round.
 
     A round that answers requests does nothing else, because a cancel must be in the store before its attempt
@@ -132,21 +120,21 @@ def plan(facts: Facts) -> list[Action]:
     return count_gpu_time(facts, allocations_change=changes) + actions
 
 
-def _plan(facts: Facts) -> list[Action]:
-    actions: list[Action] = requests.answer_requests(facts)
+def _plan(facts: Facts) -> list[act.Action]:
+    actions: list[act.Action] = requests.answer_requests(facts)
     if actions:
         return actions
     if facts.has_unsettled_dependencies:
-        return [SettleDependencies()]
+        return [act.SettleDependencies()]
     facts, actions = find_suspects(facts)
     measurements = record_measurements(facts)
     actions += measurements
-    measured = {one.new.id: one.new for one in measurements if isinstance(one, AttemptChanged)}
+    measured = {one.new.id: one.new for one in measurements if isinstance(one, act.AttemptChanged)}
     for attempt in facts.attempts:
         actions += _attempt_actions(measured.get(attempt.id, attempt), facts)
     actions += misplaced_processes(facts)
     actions += _closed_windows(facts)
-    closed = {one.new.id for one in actions if isinstance(one, AttemptChanged) and one.is_closed}
+    closed = {one.new.id for one in actions if isinstance(one, act.AttemptChanged) and one.is_closed}
     if len(closed) < len(actions):
         return actions
     if requests.is_ending(facts):
@@ -161,7 +149,7 @@ def _plan(facts: Facts) -> list[Action]:
     return actions + with_start_interval(place_jobs(replace(facts, attempts=remaining)), facts)
 
 
-def _attempt_actions(attempt: ActiveAttempt, facts: Facts) -> list[Action]:
+def _attempt_actions(attempt: ActiveAttempt, facts: Facts) -> list[act.Action]:
     """Returns the actions that follow from the state of one attempt and its folder."""
     now, settings = facts.now, facts.settings
     if attempt.state.is_open:
@@ -173,10 +161,10 @@ def _attempt_actions(attempt: ActiveAttempt, facts: Facts) -> list[Action]:
 
 
 #: The actions that a round of a command takes only on attempts of named jobs and of those asked to stop.
-_STOPPING = (RequestStop, WakeRunner, KillRunner, Sweep, VoidClaim)
+_STOPPING = (act.RequestStop, act.WakeRunner, act.KillRunner, act.Sweep, act.VoidClaim)
 
 
-def plan_for_command(facts: Facts, named: Collection[int]) -> list[Action]:
+def plan_for_command(facts: Facts, named: Collection[int]) -> list[act.Action]:
     """Returns the actions of a round that a command runs because no scheduler is running.
 
     Such a round answers requests, records what has ended, and ends the attempts that were asked to stop. It
@@ -184,11 +172,11 @@ def plan_for_command(facts: Facts, named: Collection[int]) -> list[Action]:
     processes it ends too. So it does for a request that waits until the end of an attempt is recorded.
     """
     waiting = {request.target for request in facts.requests}
-    actions: list[Action] = requests.answer_requests(facts)
+    actions: list[act.Action] = requests.answer_requests(facts)
     if actions:
         return actions
     if facts.has_unsettled_dependencies:
-        return [SettleDependencies()]
+        return [act.SettleDependencies()]
     for attempt in facts.attempts:
         is_asked = (
             attempt.stop_request is not None
@@ -200,22 +188,22 @@ def plan_for_command(facts: Facts, named: Collection[int]) -> list[Action]:
     return [one for one in actions if not _is_launch(one)]
 
 
-def _is_stopping(action: Action) -> bool:
+def _is_stopping(action: act.Action) -> bool:
     """Returns whether an action ends an attempt, or the death of a runner is recorded to do so."""
-    is_death = isinstance(action, AttemptChanged) and action.new.state is AttemptState.ORPHANED
+    is_death = isinstance(action, act.AttemptChanged) and action.new.state is AttemptState.ORPHANED
     return is_death or isinstance(action, _STOPPING)
 
 
-def _is_launch(action: Action) -> bool:
+def _is_launch(action: act.Action) -> bool:
     """Returns whether an action launches an attempt, or allows further launches of it."""
-    is_reset = isinstance(action, AttemptChanged) and action.new.launch_count != action.old.launch_count
-    return is_reset or isinstance(action, Relaunch)
+    is_reset = isinstance(action, act.AttemptChanged) and action.new.launch_count != action.old.launch_count
+    return is_reset or isinstance(action, act.Relaunch)
 
 
-def _closed_windows(facts: Facts) -> list[Action]:
+def _closed_windows(facts: Facts) -> list[act.Action]:
     """Records, once per attempt, the Screen windows that were closed while their jobs continue."""
     return [
-        AttemptChanged(attempt, replace(attempt, window_closed=True))
+        act.AttemptChanged(attempt, replace(attempt, window_closed=True))
         for attempt in facts.attempts
         if attempt.state.is_open and attempt.status.window_open is False and not attempt.window_closed
     ]

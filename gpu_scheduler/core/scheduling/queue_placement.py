@@ -18,13 +18,7 @@ from msgspec.structs import replace
 
 from gpu_scheduler.core.model.job_spec import Need
 from gpu_scheduler.core.model.reasons import WaitKind, WaitReason
-from gpu_scheduler.core.scheduling.actions import (
-    Action,
-    DropReservation,
-    SetQueueReservation,
-    SetWaitReason,
-    Start,
-)
+from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.facts import Facts, PendingGroup, QueuedJob, QueueReservation, ReservedJob
 from gpu_scheduler.core.scheduling.gpu_faults import is_due
 from gpu_scheduler.core.scheduling.gpu_use import ledger_of
@@ -78,7 +72,7 @@ _NOT_TRIED = WaitReason(WaitKind.NOT_TRIED)
 _NO_SIZE = 1 << 62
 
 
-def place_jobs(facts: Facts) -> list[Action]:
+def place_jobs(facts: Facts) -> list[act.Action]:
     """Starts every waiting job that fits now, in queue order, and records why the other jobs wait.
 
     The jobs that preempt others come first, on the GPUs that are reserved for them. At most one job of a
@@ -93,17 +87,16 @@ def place_jobs(facts: Facts) -> list[Action]:
     return _place_on_gpus(facts, limits) + _start_without_gpus(facts, limits)
 
 
-def _place_on_gpus(facts: Facts, limits: GroupLimits) -> list[Action]:
+def _place_on_gpus(facts: Facts, limits: GroupLimits) -> list[act.Action]:
     groups = in_queue_order(facts.pending_groups)
     if facts.probe_error is not None:
         return _all_wait(groups, WaitReason(WaitKind.GPUS_UNREADABLE, facts.probe_error))
     if not facts.all_sampled:
         return []
     gpus = RoundAllocations(facts, leaving_attempts(facts))
-    actions = _place_reserved_jobs(facts, gpus, limits)
-    has_started = any(isinstance(one, Start) for one in actions)
-    actions += _Walk(facts, groups, gpus, limits, has_started=has_started).place()
-    if any(isinstance(one, Start) for one in actions):
+    walk = _Walk(facts, groups, gpus, limits, _place_reserved_jobs(facts, gpus, limits))
+    actions = walk.place()
+    if walk.has_started:
         return actions
     return actions + _try_suspect(facts, groups, gpus, limits)
 
@@ -112,9 +105,9 @@ def _without_gpus(facts: Facts) -> list[PendingGroup]:
     return [one for one in facts.pending_groups if not one.resources.needs_gpus]
 
 
-def _start_without_gpus(facts: Facts, limits: GroupLimits) -> list[Action]:
+def _start_without_gpus(facts: Facts, limits: GroupLimits) -> list[act.Action]:
     """Starts the jobs that need no GPU, in queue order, as far as the limits allow."""
-    actions: list[Action] = []
+    actions: list[act.Action] = []
     reasons: dict[int, WaitReason] = {}
     groups = _without_gpus(facts)
     visits = ((queue_key(job), n, job) for n, group in enumerate(groups) for job in group.jobs)
@@ -124,14 +117,14 @@ def _start_without_gpus(facts: Facts, limits: GroupLimits) -> list[Action]:
         if refusal is not None:
             reasons.setdefault(n, refusal)
             continue
-        actions.append(Start(job.job_id, (), 0, waiting_since=job.waiting_since))
+        actions.append(act.Start(job.job_id, (), 0, waiting_since=job.waiting_since))
         limits.take(group.resources)
         if group.has_more and job is group.jobs[-1]:
             break  # its next job, which this round has not read, may precede the rest
     return actions + _wait_reasons((groups[n], reason) for n, reason in reasons.items())
 
 
-def _all_wait(groups: list[PendingGroup], why: WaitReason) -> list[Action]:
+def _all_wait(groups: list[PendingGroup], why: WaitReason) -> list[act.Action]:
     """Returns the changes of the wait reasons if no job of these groups can start."""
     first, others = groups[:MAX_EXPLAINED], groups[MAX_EXPLAINED:]
     return _wait_reasons(
@@ -139,15 +132,17 @@ def _all_wait(groups: list[PendingGroup], why: WaitReason) -> list[Action]:
     )
 
 
-def _wait_reasons(reasons: Iterable[tuple[PendingGroup, WaitReason]]) -> list[Action]:
+def _wait_reasons(reasons: Iterable[tuple[PendingGroup, WaitReason]]) -> list[act.Action]:
     """Returns the changes of the wait reasons."""
     return [
-        SetWaitReason(group.resources.key(), reason) for group, reason in reasons if reason != group.reason
+        act.SetWaitReason(group.resources.key(), reason)
+        for group, reason in reasons
+        if reason != group.reason
     ]
 
 
 class _Walk:
-    """One walk through the queue. has_started: whether this round has already started a job.
+    """One walk through the queue. actions: those of this round so far.
 
     It visits the first job of each group, and the next one if that may start, preempt others or get the
     reservation. A walk only gives GPUs away. So for each kind of request, once one has been refused, those
@@ -160,27 +155,23 @@ class _Walk:
         groups: list[PendingGroup],
         gpus: RoundAllocations,
         limits: GroupLimits,
-        *,
-        has_started: bool,
+        actions: list[act.Action],
     ) -> None:
         self._facts = facts
         self._groups = groups
         self._gpus = gpus
         self._limits = limits
-        self._actions: list[Action] = []
+        self._actions = actions
         #: The next jobs of groups, by queue key: each with the index of its group and its own in the group.
         self._next: list[tuple[tuple[int, int, int], int, int]] = []
         #: The smallest size that was refused to a job that ends in time and to one that does not.
         self._refused: dict[bool, dict[RequestKind, int]] = {True: {}, False: {}}
         self._reasons: dict[int, WaitReason] = {}
-        self._has_started = has_started
         self._has_preempted = False
         self._is_over = False
-        #: Whether the job with the stored reservation has got GPUs in this walk.
-        self._is_served = False
         self._budget_left_s = budget_left_s(facts)
         self._may_reserve = facts.settings.queue_order is QueueOrder.RESERVE and self._budget_left_s >= 0
-        self._reservation = SetQueueReservation(None)
+        self._reservation = act.SetQueueReservation(None)
         self._plans: dict[tuple[Need, tuple[int, ...] | None], PlannedReservation | None] = {}
         self._ends: Mapping[int, ExpectedEnd] | None = None
         #: The groups and priorities for which preempting others does not help.
@@ -188,7 +179,12 @@ class _Walk:
         self._plans_left, self._estimates_left = _MAX_PLANS, _MAX_ESTIMATES
         self._examinations_left = {True: MAX_EXPLAINED, False: MAX_EXPLAINED}
 
-    def place(self) -> list[Action]:
+    @property
+    def has_started(self) -> bool:
+        """True if this round has already started a job that needs GPUs."""
+        return any(isinstance(one, act.Start) for one in self._actions)
+
+    def place(self) -> list[act.Action]:
         """Returns the starts, at most one preemption, and the changes of the reservation and wait reasons."""
         stored, after_all = self._facts.queue_reservation, len(self._groups)
         if stored is not None and self._is_waiting(stored):
@@ -299,15 +295,9 @@ class _Walk:
         start = self._gpus.start(job.job_id, gpus, need, upper_s)
         self._actions.append(replace(start, waiting_since=job.waiting_since))
         self._limits.take(group.resources)
-        self._has_started = True
         self._plans.clear()
-        self._note_served(job)
         if group.has_more and job is group.jobs[-1]:
             self._is_over = True  # the group's next job, which this round has not read, may precede the rest
-
-    def _note_served(self, job: QueuedJob) -> None:
-        stored = self._facts.queue_reservation
-        self._is_served = self._is_served or (stored is not None and stored.job.job_id == job.job_id)
 
     def _explain(
         self, n: int, group: PendingGroup, job: QueuedJob, need: Need, known: WaitReason | None
@@ -358,7 +348,6 @@ class _Walk:
         self._limits.take(group.resources)
         self._actions += preempt(job.job_id, found, facts)
         self._has_preempted = True
-        self._note_served(job)
         self._plans.clear()
         return True
 
@@ -384,17 +373,20 @@ class _Walk:
             planned.cost_s, self._budget_left_s, waited_s, settings.idle_budget
         ):
             return
-        if self._has_started:
+        if self.has_started:
             self._is_over = True  # the next round knows when the jobs that this round starts will end
         elif planned is not None:
             self._reserve(job, group.resources, need, planned, overtakes)
 
     def _keep(self, stored: QueueReservation) -> None:
         """Keeps the stored reservation, unless its job has got GPUs or an earlier one takes over."""
-        resources = stored.resources
-        if self._is_served or not self._may_reserve or self._limits.refusal(resources) is not None:
+        resources, job_id = stored.resources, stored.job.job_id
+        is_served = any(
+            isinstance(one, (act.Start, act.Reserve)) and one.job_id == job_id for one in self._actions
+        )
+        if is_served or not self._may_reserve or self._limits.refusal(resources) is not None:
             return
-        if self._has_started:
+        if self.has_started:
             self._is_over = True
             return
         need = need_of(resources, self._facts)
@@ -413,7 +405,7 @@ class _Walk:
         start_at = math.ceil((self._facts.now.wall + planned.start_in_s) / _START_STEP_S) * _START_STEP_S
         self._limits.take(resources)
         self._gpus.reserve_in_order(job.job_id, need, planned, start_at, overtakes)
-        self._reservation = SetQueueReservation(job.job_id, planned.gpus, start_at, overtakes)
+        self._reservation = act.SetQueueReservation(job.job_id, planned.gpus, start_at, overtakes)
         self._may_reserve = False
 
     def _planned(self, need: Need, allowed: tuple[int, ...] | None) -> PlannedReservation | None:
@@ -429,11 +421,11 @@ class _Walk:
             self._ends = expected_ends(self._gpus.facts)
         return plan_reservation(need, allowed, self._gpus.ledgers(), self._ends)
 
-    def _changed_reservation(self) -> list[Action]:
+    def _changed_reservation(self) -> list[act.Action]:
         stored, wanted = self._facts.queue_reservation, self._reservation
         if stored is None:
             return [] if wanted.job_id is None else [wanted]
-        kept = SetQueueReservation(stored.job.job_id, stored.gpus, stored.start_at, stored.overtakes)
+        kept = act.SetQueueReservation(stored.job.job_id, stored.gpus, stored.start_at, stored.overtakes)
         return [] if wanted == kept else [wanted]
 
 
@@ -472,17 +464,17 @@ def start_wait_s(facts: Facts) -> float:
     return max(0.0, facts.settings.start_interval_s - age_s) if age_s >= 0 else 0.0
 
 
-def with_start_interval(actions: list[Action], facts: Facts) -> list[Action]:
+def with_start_interval(actions: list[act.Action], facts: Facts) -> list[act.Action]:
     """Returns the actions of `place_jobs` with the starts that `--start-interval` allows: at most the first.
 
     Forecasts do not count the interval, so `place_jobs` itself does not know it.
     """
-    starts = [one for one in actions if isinstance(one, Start) and one.gpus]
+    starts = [one for one in actions if isinstance(one, act.Start) and one.gpus]
     if not starts or not facts.settings.start_interval_s:
         return actions
     wait_s = start_wait_s(facts)
     held = {one.job_id for one in (starts if wait_s else starts[1:])}
-    kept = [one for one in actions if not (isinstance(one, Start) and one.job_id in held)]
+    kept = [one for one in actions if not (isinstance(one, act.Start) and one.job_id in held)]
     if not wait_s:
         return kept  # the next round, which follows at once, says why the other jobs wait
     why = WaitReason(WaitKind.START_INTERVAL, f"{facts.settings.start_interval_s:g}")
@@ -491,13 +483,13 @@ def with_start_interval(actions: list[Action], facts: Facts) -> list[Action]:
         for group in facts.pending_groups
         if not held.isdisjoint(job.job_id for job in group.jobs)
     }
-    kept = [one for one in kept if not (isinstance(one, SetWaitReason) and one.spec_key in groups)]
+    kept = [one for one in kept if not (isinstance(one, act.SetWaitReason) and one.spec_key in groups)]
     return kept + _wait_reasons((group, why) for group in groups.values())
 
 
 def _try_suspect(
     facts: Facts, groups: list[PendingGroup], gpus: RoundAllocations, limits: GroupLimits
-) -> list[Action]:
+) -> list[act.Action]:
     """Starts a job with tries left, which found no other GPU, on a suspect GPU that is due for a trial."""
     for gpu in (one for one in facts.gpus if is_due(one, facts)):
         ledger = ledger_of(replace(gpu, suspicion=None), facts.attempts, facts.settings)
@@ -512,13 +504,13 @@ def _try_suspect(
     return []
 
 
-def _place_reserved_jobs(facts: Facts, gpus: RoundAllocations, limits: GroupLimits) -> list[Action]:
+def _place_reserved_jobs(facts: Facts, gpus: RoundAllocations, limits: GroupLimits) -> list[act.Action]:
     """Starts the jobs that fit on their reserved GPUs, and keeps these GPUs for the other reserved jobs.
 
     A job that cannot start although its victims have left, and all other attempts that were leaving, loses
     its reservation. So does one whose group is full.
     """
-    actions: list[Action] = []
+    actions: list[act.Action] = []
     # All of them are kept before the first job is placed, so that none takes what is reserved for another.
     needs = keep_reserved_gpus(facts, gpus)
     for reserved in sorted(facts.reserved_jobs, key=lambda one: queue_key(one.job)):
@@ -533,7 +525,7 @@ def _place_reserved_jobs(facts: Facts, gpus: RoundAllocations, limits: GroupLimi
                 limits.take(reserved.resources)
                 continue
         gpus.release(job_id)
-        actions.append(DropReservation(job_id))
+        actions.append(act.DropReservation(job_id))
     return actions
 
 

@@ -16,18 +16,7 @@ from gpu_scheduler.core.model.job import ActiveAttempt, AdoptedProcess, Job, Sto
 from gpu_scheduler.core.model.reasons import NextKind, NextStep, ReasonKind, StateReason
 from gpu_scheduler.core.model.states import AttemptState, JobState, Outcome
 from gpu_scheduler.core.model.values import Now
-from gpu_scheduler.core.scheduling.actions import (
-    Action,
-    AttemptChanged,
-    JobChanged,
-    KillRunner,
-    Relaunch,
-    RequestStop,
-    Start,
-    Sweep,
-    VoidClaim,
-    WakeRunner,
-)
+from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.attempt_end import (
     GpuInventory,
     end_attempt,
@@ -63,13 +52,13 @@ def was_sent_sigkill(attempt: ActiveAttempt, now: Now) -> bool:
     return killed and may_signal(attempt, now)
 
 
-def sweep(attempt: ActiveAttempt, now: Now, settings: Settings) -> list[Action]:
+def sweep(attempt: ActiveAttempt, now: Now, settings: Settings) -> list[act.Action]:
     """Returns the next signal to the processes of an attempt, if one is due."""
     if attempt.swept_boot is None:
-        return [Sweep(attempt.id, kill=False)]
+        return [act.Sweep(attempt.id, kill=False)]
     if now.boot - attempt.swept_boot < sweep_grace_s(attempt, settings) or not may_signal(attempt, now):
         return []
-    return [Sweep(attempt.id, kill=True)]
+    return [act.Sweep(attempt.id, kill=True)]
 
 
 def sweep_grace_s(attempt: ActiveAttempt, settings: Settings) -> float:
@@ -146,7 +135,7 @@ def reconcile(
     inventory: GpuInventory = _UNKNOWN_INVENTORY,
     *,
     starts_blocked: bool = False,
-) -> list[Action]:
+) -> list[act.Action]:
     """Returns the actions of this round for an open attempt.
 
     inventory: the GPUs that its job may use; starts_blocked: whether a problem currently blocks all launches.
@@ -189,10 +178,10 @@ def reconcile(
         if starts_blocked:
             # The problem that blocks starts also explains why no runner has claimed the attempt.
             tried = attempt.launch_count >= settings.max_launches
-            return [AttemptChanged(attempt, replace(attempt, launch_count=0))] if tried else []
+            return [act.AttemptChanged(attempt, replace(attempt, launch_count=0))] if tried else []
         # A launch with an incomplete folder, for example because the disk was full, does not count as failed.
         if not attempt.status.folder_complete or attempt.launch_count < settings.max_launches:
-            return [Relaunch(attempt.id)]
+            return [act.Relaunch(attempt.id)]
     return _void_claim(attempt, now, gives_up=attempt.launch_error is None)
 
 
@@ -206,17 +195,17 @@ def _stop_cause(attempt: ActiveAttempt) -> str | None:
     return attempt.status.stop.cause if attempt.status.stop is not None else None
 
 
-def _end(attempt: ActiveAttempt, end: ActiveAttempt, now: Now, *, is_gone: bool = False) -> list[Action]:
+def _end(attempt: ActiveAttempt, end: ActiveAttempt, now: Now, *, is_gone: bool = False) -> list[act.Action]:
     """Returns the end of an attempt. is_gone: whether its GPUs are released at once."""
-    ended: list[Action] = [AttemptChanged(attempt, end)]
-    return [*ended, AttemptChanged(end, end.released(now))] if is_gone else ended
+    ended: list[act.Action] = [act.AttemptChanged(attempt, end)]
+    return [*ended, act.AttemptChanged(end, end.released(now))] if is_gone else ended
 
 
-def _changes(old: ActiveAttempt, new: ActiveAttempt) -> list[Action]:
-    return [] if new is old else [AttemptChanged(old, new)]
+def _changes(old: ActiveAttempt, new: ActiveAttempt) -> list[act.Action]:
+    return [] if new is old else [act.AttemptChanged(old, new)]
 
 
-def _reconcile_live(attempt: ActiveAttempt, now: Now, settings: Settings) -> list[Action]:
+def _reconcile_live(attempt: ActiveAttempt, now: Now, settings: Settings) -> list[act.Action]:
     stop, wanted, this = attempt.status.stop, attempt.open_stop, attempt.id
     new = _with_runner(attempt)
     if attempt.is_stop_withdrawn:
@@ -228,13 +217,13 @@ def _reconcile_live(attempt: ActiveAttempt, now: Now, settings: Settings) -> lis
         new = new.stopping(now)
     changes = _changes(attempt, new)
     if wanted is not None and (stop is None or (_is_stricter(wanted, stop) and may_signal(attempt, now))):
-        return [*changes, RequestStop(this, wanted)]
+        return [*changes, act.RequestStop(this, wanted)]
     if stop is None or is_new or not may_signal(attempt, now):
         return changes
     since = now.boot - (attempt.stopping_boot if attempt.stopping_boot is not None else now.boot)
     if stop.on_timeout == "kill" and since >= stop.grace_s + RUNNER_OVERTIME_S:
-        return [*changes, KillRunner(this)]
-    return [*changes, WakeRunner(this)]
+        return [*changes, act.KillRunner(this)]
+    return [*changes, act.WakeRunner(this)]
 
 
 def _without_stop(attempt: ActiveAttempt) -> ActiveAttempt:
@@ -251,7 +240,7 @@ def _with_runner(attempt: ActiveAttempt) -> ActiveAttempt:
     return replace(attempt, runner_pid=runner.pid, runner_start_ticks=runner.start_ticks)
 
 
-def _reconcile_unknown_runner(attempt: ActiveAttempt, now: Now, settings: Settings) -> list[Action]:
+def _reconcile_unknown_runner(attempt: ActiveAttempt, now: Now, settings: Settings) -> list[act.Action]:
     """Reconciles an attempt with an unknown runner, which counts as running while it has processes.
 
     The processes are ended only if a cancel or `stop` requests it.
@@ -265,18 +254,18 @@ def _reconcile_unknown_runner(attempt: ActiveAttempt, now: Now, settings: Settin
     if attempt.observed.survivors is None or forced is None:
         return []
     this, stop, wanted = attempt.id, attempt.status.stop, attempt.open_stop
-    actions: list[Action] = []
+    actions: list[act.Action] = []
     if attempt.state is not AttemptState.STOPPING:
-        actions.append(AttemptChanged(attempt, attempt.stopping(now)))
+        actions.append(act.AttemptChanged(attempt, attempt.stopping(now)))
     if wanted is not None and (stop is None or _is_stricter(wanted, stop)):
         # If one of the processes is a runner, it reads `stop` when it gets the SIGTERM that follows.
-        return [*actions, RequestStop(this, wanted)] if may_signal(attempt, now) else actions
+        return [*actions, act.RequestStop(this, wanted)] if may_signal(attempt, now) else actions
     return [*actions, *sweep(attempt, now, settings)]
 
 
-def _void_claim(attempt: ActiveAttempt, now: Now, *, gives_up: bool = False) -> list[Action]:
+def _void_claim(attempt: ActiveAttempt, now: Now, *, gives_up: bool = False) -> list[act.Action]:
     # Retried only at intervals, so that a claim that cannot be voided does not block the rest of the round.
-    return [VoidClaim(attempt.id, gives_up)] if may_signal(attempt, now) else []
+    return [act.VoidClaim(attempt.id, gives_up)] if may_signal(attempt, now) else []
 
 
 def _is_stricter(wanted: StopRequest, stop: StopRequest) -> bool:
@@ -286,7 +275,7 @@ def _is_stricter(wanted: StopRequest, stop: StopRequest) -> bool:
     )
 
 
-def _reconcile_dead(attempt: ActiveAttempt, now: Now, settings: Settings) -> list[Action]:
+def _reconcile_dead(attempt: ActiveAttempt, now: Now, settings: Settings) -> list[act.Action]:
     if attempt.observed.survivors is None:
         return []
     if attempt.observed.survivors:
@@ -310,12 +299,12 @@ def _reconcile_dead(attempt: ActiveAttempt, now: Now, settings: Settings) -> lis
 # First, its processes must end. Then, its memory must become free.
 
 
-def release_allocation(attempt: ActiveAttempt, now: Now, settings: Settings) -> list[Action]:
+def release_allocation(attempt: ActiveAttempt, now: Now, settings: Settings) -> list[act.Action]:
     """Releases the allocation of an ended attempt. Any remaining processes are ended first."""
     if attempt.observed.survivors is None:
         return []
     if not attempt.observed.survivors:
-        return [AttemptChanged(attempt, attempt.released(now))]
+        return [act.AttemptChanged(attempt, attempt.released(now))]
     return sweep(attempt, now, settings)
 
 
@@ -324,7 +313,7 @@ def check_memory_release(
     gpu_memory: Sequence[tuple[float | None, int | None]],
     now: Now,
     settings: Settings,
-) -> list[Action]:
+) -> list[act.Action]:
     """Checks whether the memory of a released attempt's GPUs is free again.
 
     gpu_memory: for each of its GPUs, in the order of `attempt.gpus`, the time of the sample and the
@@ -340,7 +329,7 @@ def check_memory_release(
         and _is_memory_released(mib, attempt.baseline_mib.get(uuid, 0))
         for uuid, (sampled_at, mib) in zip(attempt.gpus, gpu_memory, strict=True)
     )
-    return [AttemptChanged(attempt, attempt.closed())] if over or back else []
+    return [act.AttemptChanged(attempt, attempt.closed())] if over or back else []
 
 
 def _is_memory_released(unattributed_mib: int | None, baseline_mib: int) -> bool:
@@ -396,7 +385,7 @@ def departure_s(attempt: ActiveAttempt, now: Now, settings: Settings) -> float |
 # folder does not record everything that a retry depends on, such as the number of retries used.
 
 
-def restore(attempt: ActiveAttempt, now: Now, settings: Settings) -> list[Action]:
+def restore(attempt: ActiveAttempt, now: Now, settings: Settings) -> list[act.Action]:
     """Returns the actions for the newest attempt of a job in a restored store.
 
     If none of them ends the attempt, it stays open, because it is running or has remaining processes. It is
@@ -412,16 +401,16 @@ def restore(attempt: ActiveAttempt, now: Now, settings: Settings) -> list[Action
         return []
     # An attempt whose line counts as gone is never retried.
     orphaned = replace(attempt.seen(survivors=attempt.observed.survivors or ()), is_line_gone=True)
-    changes = [one for one in reconcile(orphaned, now, settings) if isinstance(one, AttemptChanged)]
+    changes = [one for one in reconcile(orphaned, now, settings) if isinstance(one, act.AttemptChanged)]
     ended = next((one.new for one in changes if one.is_end), None)
     if ended is None:
         return [one for one in changes if one.new.state is not one.old.state]
     return _end_and_close(attempt, ended, now)
 
 
-def supersede(attempt: ActiveAttempt, now: Now, settings: Settings) -> list[Action]:
+def supersede(attempt: ActiveAttempt, now: Now, settings: Settings) -> list[act.Action]:
     """Returns the actions for an attempt that was followed by another one: it ends, but its job does not."""
-    restored = (one for one in restore(attempt, now, settings) if isinstance(one, AttemptChanged))
+    restored = (one for one in restore(attempt, now, settings) if isinstance(one, act.AttemptChanged))
     ended = next((one.new for one in restored if one.is_end), None)
     if ended is None:
         superseded = StateReason(ReasonKind.SUPERSEDED)
@@ -429,23 +418,23 @@ def supersede(attempt: ActiveAttempt, now: Now, settings: Settings) -> list[Acti
     return _end_and_close(attempt, with_queued_job(ended, now), now)
 
 
-def _end_and_close(attempt: ActiveAttempt, end: ActiveAttempt, now: Now) -> list[Action]:
+def _end_and_close(attempt: ActiveAttempt, end: ActiveAttempt, now: Now) -> list[act.Action]:
     """Returns the end of an attempt and, if it has no processes, the release of its GPUs and their memory."""
     if attempt.observed.survivors:
         return _end(attempt, end, now)
     released = end.released(now)
-    return [*_end(attempt, end, now, is_gone=True), AttemptChanged(released, released.closed())]
+    return [*_end(attempt, end, now, is_gone=True), act.AttemptChanged(released, released.closed())]
 
 
 # Decides what becomes of adopted processes that no runner watches. They already run, so they never queue.
 
 
-def watch_adopted(facts: Facts) -> list[Action]:
+def watch_adopted(facts: Facts) -> list[act.Action]:
     """Starts a watcher for each adopted process, on its own GPUs, whatever else they hold.
 
     A process of an earlier boot is gone. Its job counts as interrupted, unless it had to stop.
     """
-    actions: list[Action] = []
+    actions: list[act.Action] = []
     for job in facts.adopted_jobs:
         if _process_of(job).boot_id != facts.now.boot_id:
             actions.append(_end_of_unwatched(job, facts.now))
@@ -464,13 +453,13 @@ def _is_due(job: Job, now: Now) -> bool:
     return job.boot_id != now.boot_id or (job.not_before_boot or 0.0) <= now.boot
 
 
-def _end_of_unwatched(job: Job, now: Now) -> JobChanged:
+def _end_of_unwatched(job: Job, now: Now) -> act.JobChanged:
     """Returns the end of a job whose process ended with an earlier boot, while no runner watched it."""
     reason = StateReason(ReasonKind.MACHINE_RESTARTED)
     outcome = Outcome.INTERRUPTED if job.stop is None else outcome_of(job.stop.cause)
     is_cancelled = outcome is Outcome.CANCELLED
     new = job.finished(outcome, reason, now) if is_cancelled else job.held(outcome.value, reason)
-    return JobChanged(job, new)
+    return act.JobChanged(job, new)
 
 
 def unwatched_attempts(facts: Facts) -> tuple[ActiveAttempt, ...]:
@@ -492,11 +481,11 @@ def unwatched_attempts(facts: Facts) -> tuple[ActiveAttempt, ...]:
     )
 
 
-def _watch(job: Job, facts: Facts) -> Start:
+def _watch(job: Job, facts: Facts) -> act.Start:
     need, process = resolve(ResourceSpec.from_key(job.spec_key), facts.config), _process_of(job)
     known = {gpu.uuid: gpu for gpu in facts.gpus}
     gpus = [known[uuid] for uuid in process.gpus if uuid in known]
-    return Start(
+    return act.Start(
         job.id,
         tuple(gpu.uuid for gpu in gpus),
         need.share,

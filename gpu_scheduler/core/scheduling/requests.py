@@ -31,17 +31,7 @@ from gpu_scheduler.core.model.request import (
 )
 from gpu_scheduler.core.model.states import ACTIVE, JobState, Outcome
 from gpu_scheduler.core.model.values import Now
-from gpu_scheduler.core.scheduling.actions import (
-    Action,
-    AnswerRequest,
-    ClearFinished,
-    EndScheduler,
-    GpuChanged,
-    JobChanged,
-    SetDependencies,
-    SetQueuePositions,
-    stopped,
-)
+from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.attempt_end import recovery
 from gpu_scheduler.core.scheduling.facts import Facts
 from gpu_scheduler.core.scheduling.reconcile_attempt import has_ended
@@ -50,7 +40,7 @@ from gpu_scheduler.core.scheduling.settings import Settings
 # Answers the requests about single jobs: each function returns the changes and the answer for one verb.
 
 
-ActionsAndAnswer = tuple[list[Action], RequestAnswer]
+ActionsAndAnswer = tuple[list[act.Action], RequestAnswer]
 
 
 def answer_job_request(verb: str, job: Job, args: Any, settings: Settings, now: Now) -> ActionsAndAnswer:
@@ -58,7 +48,7 @@ def answer_job_request(verb: str, job: Job, args: Any, settings: Settings, now: 
     return _JOB_REQUESTS[verb](job, args, settings, now)
 
 
-def done(code: AnswerCode, *actions: Action) -> ActionsAndAnswer:
+def done(code: AnswerCode, *actions: act.Action) -> ActionsAndAnswer:
     """Returns these changes with an answer that has no other data."""
     return list(actions), RequestAnswer(code)
 
@@ -71,12 +61,12 @@ def _cancel(job: Job, args: Any, settings: Settings, now: Now) -> ActionsAndAnsw
         return done(AnswerCode.CANCELLED, _cancelled(job, kind, now))
     if job.state in ACTIVE:
         grace_s = settings.grace_s if grace is None else float(grace)
-        return done(AnswerCode.STOPPING, stopped(job, StopRequest("cancelled", grace_s)))
+        return done(AnswerCode.STOPPING, act.stopped(job, StopRequest("cancelled", grace_s)))
     return [], RequestAnswer(AnswerCode.ALREADY_FINISHED, outcome=job.outcome)
 
 
-def _cancelled(job: Job, kind: ReasonKind, now: Now) -> JobChanged:
-    return JobChanged(job, job.finished(Outcome.CANCELLED, StateReason(kind), now))
+def _cancelled(job: Job, kind: ReasonKind, now: Now) -> act.JobChanged:
+    return act.JobChanged(job, job.finished(Outcome.CANCELLED, StateReason(kind), now))
 
 
 def _preempt(job: Job, args: Any, settings: Settings, now: Now) -> ActionsAndAnswer:
@@ -91,7 +81,7 @@ def _preempt(job: Job, args: Any, settings: Settings, now: Now) -> ActionsAndAns
         return _refusal("preempt", job)
     if not stop.may_replace(job.stop):
         return [], RequestAnswer(AnswerCode.BEING_CANCELLED)
-    return done(AnswerCode.STOPPING, stopped(job, stop.combined_with(job.stop)))
+    return done(AnswerCode.STOPPING, act.stopped(job, stop.combined_with(job.stop)))
 
 
 def _retry(job: Job, args: Any, settings: Settings, now: Now) -> ActionsAndAnswer:
@@ -99,7 +89,7 @@ def _retry(job: Job, args: Any, settings: Settings, now: Now) -> ActionsAndAnswe
         file, changes = args.get("added_to"), args.get("changes", ())
         kind = ReasonKind.LINE_ADDED_AGAIN if file else ReasonKind.RETRIED_BY_USER
         new = _with_attributes(job, changes).queued_again(now)
-        actions: list[Action] = [JobChanged(job, new, StateReason(kind, subject=file))]
+        actions: list[act.Action] = [act.JobChanged(job, new, StateReason(kind, subject=file))]
         actions += [one for change in changes for one in _dependencies(job, change)]
         changed = " ".join(format_change(change["name"], change["value"]) for change in changes)
         return actions, RequestAnswer(AnswerCode.QUEUED, attribute=changed)
@@ -123,13 +113,13 @@ def _resume(job: Job, args: Any, settings: Settings, now: Now) -> ActionsAndAnsw
     new = job.queued_again(now, checkpoint=checkpoint)
     if args.get("min_vram_mib") is not None:
         new = replace(new, min_vram_mib=args["min_vram_mib"])
-    return done(AnswerCode.QUEUED, JobChanged(job, new, reason))
+    return done(AnswerCode.QUEUED, act.JobChanged(job, new, reason))
 
 
 def _hold(job: Job, args: Any, settings: Settings, now: Now) -> ActionsAndAnswer:
     if job.state is JobState.QUEUED:
         held = job.held("user", StateReason(ReasonKind.HELD_BY_USER))
-        return done(AnswerCode.HELD, JobChanged(job, held))
+        return done(AnswerCode.HELD, act.JobChanged(job, held))
     return _refusal("hold", job)
 
 
@@ -141,9 +131,9 @@ def _release(job: Job, args: Any, settings: Settings, now: Now) -> ActionsAndAns
     return _refusal("release", job)
 
 
-def _queued_as_before(job: Job, kind: ReasonKind, now: Now) -> JobChanged:
+def _queued_as_before(job: Job, kind: ReasonKind, now: Now) -> act.JobChanged:
     """Returns the change that queues a held or skipped job again as it was queued before."""
-    return JobChanged(job, job.queued_again(now, keeps=True), StateReason(kind))
+    return act.JobChanged(job, job.queued_again(now, keeps=True), StateReason(kind))
 
 
 def _recover(job: Job, args: Any, settings: Settings, now: Now) -> ActionsAndAnswer:
@@ -155,7 +145,7 @@ def _recover(job: Job, args: Any, settings: Settings, now: Now) -> ActionsAndAns
 def _clear(job: Job, args: Any, settings: Settings, now: Now) -> ActionsAndAnswer:
     if job.state is JobState.FINISHED:
         cleared_at = now.wall if job.cleared_at is None else job.cleared_at
-        return done(AnswerCode.CLEARED, JobChanged(job, replace(job, cleared_at=cleared_at)))
+        return done(AnswerCode.CLEARED, act.JobChanged(job, replace(job, cleared_at=cleared_at)))
     return _refusal("clear", job)
 
 
@@ -174,13 +164,13 @@ def _set(job: Job, args: Any, settings: Settings, now: Now) -> ActionsAndAnswer:
     if not job.is_waiting and not later:
         return _refusal("set", job)
     changed = _with_attributes(job, [args])
-    actions: list[Action] = [JobChanged(job, changed), *_dependencies(job, args)]
+    actions: list[act.Action] = [act.JobChanged(job, changed), *_dependencies(job, args)]
     if name == "hold" and value and job.state is not JobState.HELD:
         if job.outcome is Outcome.SKIPPED:  # a held job is not skipped
             actions.append(_queued_as_before(changed, ReasonKind.HELD_BY_LINE, now))
             changed = changed.queued_again(now, keeps=True)
         held = changed.held("line", StateReason(ReasonKind.HELD_BY_LINE))
-        actions.append(JobChanged(changed, held))
+        actions.append(act.JobChanged(changed, held))
     elif name == "hold" and not value and job.held_by == "line":
         actions.append(_queued_as_before(changed, ReasonKind.RELEASED_BY_LINE, now))
     elif name == "cancel" and value:
@@ -196,7 +186,7 @@ def _confirm(job: Job, args: Any, settings: Settings, now: Now) -> ActionsAndAns
         return _refusal("confirm", job)
     is_gated = job.line_wait is not None and job.line_wait.kind is WaitKind.NOT_CONFIRMED
     new = replace(job, source_missing=False, line_wait=None, queued_at=now.wall) if is_gated else job
-    return done(AnswerCode.CONFIRMED, JobChanged(job, new))
+    return done(AnswerCode.CONFIRMED, act.JobChanged(job, new))
 
 
 def _unconfirm(job: Job, args: Any, settings: Settings, now: Now) -> ActionsAndAnswer:
@@ -205,7 +195,7 @@ def _unconfirm(job: Job, args: Any, settings: Settings, now: Now) -> ActionsAndA
         return _refusal("unconfirm", job)
     wait = WaitReason(WaitKind.NOT_CONFIRMED)
     gated = replace(job, source_missing=True, line_wait=wait, queued_at=now.wall)
-    return done(AnswerCode.UNCONFIRMED, JobChanged(job, job if job.has_attempt else gated))
+    return done(AnswerCode.UNCONFIRMED, act.JobChanged(job, job if job.has_attempt else gated))
 
 
 def _with_attributes(job: Job, changes: Sequence[Any]) -> Job:
@@ -215,13 +205,13 @@ def _with_attributes(job: Job, changes: Sequence[Any]) -> Job:
     return job
 
 
-def _dependencies(job: Job, change: Any) -> list[Action]:
+def _dependencies(job: Job, change: Any) -> list[act.Action]:
     """Returns the action that changes the dependencies of a job; none for other attributes."""
     if change.get("parents") is None:
         return []
     kind = REFERENCES[change["name"]]
     wanted = tuple(Dependency(parent, kind, reference) for parent, reference in change["parents"])
-    return [SetDependencies(job.id, kind, wanted)]
+    return [act.SetDependencies(job.id, kind, wanted)]
 
 
 def _refusal(verb: str, job: Job) -> ActionsAndAnswer:
@@ -254,9 +244,9 @@ _PARENTS = "parents"
 _BY_USER = frozenset({"retry", "resume_job"})
 
 
-def answer_requests(facts: Facts) -> list[Action]:
+def answer_requests(facts: Facts) -> list[act.Action]:
     """Returns the actions for every open request, in order. Each request's last action is its answer."""
-    actions: list[Action] = []
+    actions: list[act.Action] = []
     touched: set[str] = set()
     queued_again = {request.target for request in facts.requests if request.verb in QUEUEING}
     # Such a retry may queue a job because of which the failed parent of another one was only skipped.
@@ -283,20 +273,20 @@ def answer_requests(facts: Facts) -> list[Action]:
             continue
         changes, answer = _carry_out_request(request, facts)
         facts = _after(changes, facts)
-        actions += [*changes, AnswerRequest(request.request_id, answer)]
+        actions += [*changes, act.AnswerRequest(request.request_id, answer)]
     return actions
 
 
-def _after(changes: Sequence[Action], facts: Facts) -> Facts:
+def _after(changes: Sequence[act.Action], facts: Facts) -> Facts:
     """Returns the facts for the next request, which follows these changes of GPUs or of all finished jobs."""
     for change in changes:
-        if isinstance(change, GpuChanged):
+        if isinstance(change, act.GpuChanged):
             gpus, others = (
                 tuple(change.new if gpu is change.old else gpu for gpu in some)
                 for some in (facts.gpus, facts.other_gpus)
             )
             facts = replace(facts, gpus=gpus, other_gpus=others)
-        elif isinstance(change, ClearFinished):
+        elif isinstance(change, act.ClearFinished):
             cleared = {
                 job_id: replace(job, cleared_at=job.cleared_at or facts.now.wall)
                 if job.state is JobState.FINISHED
@@ -355,13 +345,13 @@ def _live_attempts(facts: Facts) -> list[ActiveAttempt]:
     return [one for one in facts.attempts if one.state.holds_gpus and one.watched_pid is None]
 
 
-def _cancel_all(facts: Facts, args: Any) -> list[Action]:
+def _cancel_all(facts: Facts, args: Any) -> list[act.Action]:
     grace = args.get("grace_s")
     grace_s = facts.settings.grace_s if grace is None else float(grace)
     stop = StopRequest("cancelled", grace_s)
     live = [attempt for attempt in _live_attempts(facts) if attempt.state.is_open]
     return [
-        stopped(attempt.job, stop)
+        act.stopped(attempt.job, stop)
         for attempt in live
         if attempt.stop_request is None or attempt.stop_request.cause != stop.cause
     ]
@@ -369,7 +359,7 @@ def _cancel_all(facts: Facts, args: Any) -> list[Action]:
 
 def _carry_out_request(request: Request, facts: Facts) -> ActionsAndAnswer:
     if request.verb == "stop":
-        return done(AnswerCode.ENDING, EndScheduler())
+        return done(AnswerCode.ENDING, act.EndScheduler())
     if request.verb in ("pause", "resume"):
         paused = request.verb == "pause"
         known = (*facts.gpus, *facts.other_gpus)
@@ -380,7 +370,7 @@ def _carry_out_request(request: Request, facts: Facts) -> ActionsAndAnswer:
         return done(AnswerCode.PAUSED if paused else code, *changed)
     if request.verb == "places":
         positions = tuple((job, position) for job, position in request.args["places"])
-        return done(AnswerCode.POSITIONS_SET, SetQueuePositions(positions))
+        return done(AnswerCode.POSITIONS_SET, act.SetQueuePositions(positions))
     if not request.target:
         return _recover_all(facts) if request.verb == "recover" else _clear_all(facts)
     job = facts.jobs.get(int(request.target))
@@ -393,13 +383,13 @@ def _carry_out_request(request: Request, facts: Facts) -> ActionsAndAnswer:
     return answer_job_request(request.verb, job, request.args, facts.settings, facts.now)
 
 
-def _paused(gpu: Gpu, request: Request, now: Now, *, paused: bool) -> list[GpuChanged]:
+def _paused(gpu: Gpu, request: Request, now: Now, *, paused: bool) -> list[act.GpuChanged]:
     """Returns the change that pauses or resumes a GPU. A resumed GPU is not suspect."""
     if gpu.paused is paused and (paused or gpu.suspicion is None):
         return []
     resumed = replace(gpu, paused=False, usable_since=now.wall, suspicion=None)
     new = replace(gpu, paused=True) if paused else resumed
-    return [GpuChanged(gpu, new, request.args.get("cause"))]
+    return [act.GpuChanged(gpu, new, request.args.get("cause"))]
 
 
 def _withdrawn_stop(job_id: int, facts: Facts) -> str | None:
@@ -409,9 +399,9 @@ def _withdrawn_stop(job_id: int, facts: Facts) -> str | None:
 
 
 def _recover_all(facts: Facts) -> ActionsAndAnswer:
-    actions: list[Action] = [recovery(job, facts.now) for job in facts.interrupted]
+    actions: list[act.Action] = [recovery(job, facts.now) for job in facts.interrupted]
     return actions, RequestAnswer(AnswerCode.RECOVERED, jobs=tuple(job.id for job in facts.interrupted))
 
 
 def _clear_all(facts: Facts) -> ActionsAndAnswer:
-    return [ClearFinished()], RequestAnswer(AnswerCode.CLEARED, count=facts.finished_count)
+    return [act.ClearFinished()], RequestAnswer(AnswerCode.CLEARED, count=facts.finished_count)

@@ -348,7 +348,7 @@ def count_gpu_time(facts: Facts, *, allocations_change: bool) -> list[Action]:
 
 
 def _allocated_share(gpu: Gpu, facts: Facts) -> int:
-    total, spike = gpu.sample.total_mib if gpu.sample else None, facts.settings.spike_buffer
+    total, spike = gpu.last.total_mib, facts.settings.spike_buffer
     holders = [one for one in facts.attempts if gpu.uuid in one.gpus and one.state.holds_gpus]
     return sum(allocated_share(one.allocation_on(gpu.uuid), total, spike) for one in holders)
 
