@@ -10,10 +10,9 @@ from __future__ import annotations
 import json
 import math
 from bisect import bisect_right, insort
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache
 from heapq import heappush, heappushpop
-from statistics import median
 from typing import NamedTuple, Protocol
 
 from msgspec import Struct, field
@@ -276,16 +275,8 @@ class Estimate(Struct, frozen=True):
         age again.
         """
         if self.predicted_s is None:
-            left = max(_MIN_UNKNOWN_S, age_s)
-        else:
-            above = self.ratios[bisect_right(self.ratios, age_s / self.predicted_s) :]
-            if len(above) >= MIN_RUNS:
-                left = self.predicted_s * _middle(above) - age_s
-            elif age_s < self.predicted_s:
-                left = self.predicted_s - age_s
-            else:
-                left = max(_MIN_EXCEEDED_S, age_s / 2)
-        return left if self.timeout_s is None else min(left, max(0.0, self.timeout_s - age_s))
+            return self._left_s(age_s, 0.0, _middle, max(_MIN_UNKNOWN_S, age_s))
+        return self._left_s(age_s, self.predicted_s, _middle, max(_MIN_EXCEEDED_S, age_s / 2))
 
     def remaining_upper_s(self, age_s: float) -> float:
         """Returns the time within which nine of ten jobs end that have run for age_s seconds.
@@ -294,14 +285,21 @@ class Estimate(Struct, frozen=True):
         much, or, if there are too few of them, within twice its median remaining time. Infinite if unknown.
         """
         if self.predicted_s is None:
-            return math.inf if self.timeout_s is None else max(0.0, self.timeout_s - age_s)
-        above = self.ratios[bisect_right(self.ratios, age_s / self.predicted_s) :]
-        if len(above) >= MIN_RUNS:
-            left = self.predicted_s * upper_quantile(above) - age_s
-        elif age_s < self.upper_s:
-            left = self.upper_s - age_s
-        else:
-            left = _ASSUMED_SPREAD * self.remaining_s(age_s)
+            return self._left_s(age_s, 0.0, upper_quantile, math.inf)
+        return self._left_s(age_s, self.upper_s, upper_quantile, _ASSUMED_SPREAD * self.remaining_s(age_s))
+
+    def _left_s(
+        self, age_s: float, whole_s: float, typical: Callable[[Sequence[float]], float], exceeded_s: float
+    ) -> float:
+        """Returns the remaining time of a job, by the ratios of the runs that took longer than its age.
+
+        If there are too few, it ends after whole_s or, if that has passed, in exceeded_s.
+        """
+        left = whole_s - age_s if age_s < whole_s else exceeded_s
+        if self.predicted_s is not None:
+            longer = self.ratios[bisect_right(self.ratios, age_s / self.predicted_s) :]
+            if len(longer) >= MIN_RUNS:
+                left = self.predicted_s * typical(longer) - age_s
         return left if self.timeout_s is None else min(left, max(0.0, self.timeout_s - age_s))
 
 
@@ -357,7 +355,7 @@ class ClassRunTimes(Struct, frozen=True, dict=True):
     @cached_property
     def median_s(self) -> float | None:
         """The median of all runs; None if there are fewer than MIN_RUNS."""
-        return median(seconds for _, seconds in self.runs) if len(self.runs) >= MIN_RUNS else None
+        return _middle(sorted(seconds for _, seconds in self.runs)) if len(self.runs) >= MIN_RUNS else None
 
     @cached_property
     def ratios(self) -> tuple[float, ...]:
@@ -454,7 +452,7 @@ def _summary(key: str, known: ClassRunTimes) -> RunTimeSummary:
         llm,
         len(known.runs),
         len({identity for identity, _ in known.runs}),
-        median(seconds for _, seconds in known.runs),
+        _middle(sorted(seconds for _, seconds in known.runs)),
         upper_quantile(known.ratios) if enough else None,
-        median(abs(ratio - 1) for ratio in known.ratios) if enough else None,
+        _middle(sorted(abs(ratio - 1) for ratio in known.ratios)) if enough else None,
     )

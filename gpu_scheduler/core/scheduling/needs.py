@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct, field
-from msgspec.structs import replace
+from msgspec.structs import astuple, replace
 
 from gpu_scheduler.core.model.job_spec import Need, group_of
 from gpu_scheduler.core.model.values import WHOLE, Code, format_mib, parse_mib, parse_share
@@ -79,17 +79,17 @@ class ResourceSpec(Struct, frozen=True):
 
     @lru_cache(maxsize=4096)  # noqa: B019 - keys are values, and few
     def key(self) -> str:
-        """Returns the text that identifies this spec; `from_key` parses it."""
-        stated = [self.share, self.gpus, self.llm, self.is_command, self.allowed]
-        extra = [self.vram, self.exclusive, self.workload_class]
+        """Returns the text that identifies this spec, without its last unset values; `from_key` parses it."""
+        values = astuple(self)
         if self.group is not None:
-            extra += [self.min_vram_mib, self.preempt, self.group, self.max_running]
-            return json.dumps([*stated, *extra], ensure_ascii=False)
-        if self.preempt:
-            return json.dumps([*stated, *extra, self.min_vram_mib, True], ensure_ascii=False)
-        if self.min_vram_mib is not None:
-            return json.dumps([*stated, *extra, self.min_vram_mib], ensure_ascii=False)
-        return json.dumps(stated + extra if any(extra) else stated, ensure_ascii=False)
+            number = len(values)
+        elif self.preempt:
+            number = 10
+        elif self.min_vram_mib is not None:
+            number = 9
+        else:
+            number = 8 if any(values[5:8]) else 5
+        return json.dumps(values[:number], ensure_ascii=False)
 
     @classmethod
     @lru_cache(maxsize=4096)

@@ -121,11 +121,9 @@ def plan(facts: Facts) -> list[act.Action]:
 
 
 def _plan(facts: Facts) -> list[act.Action]:
-    actions: list[act.Action] = requests.answer_requests(facts)
+    actions = _settled_first(facts)
     if actions:
         return actions
-    if facts.has_unsettled_dependencies:
-        return [act.SettleDependencies()]
     facts, actions = find_suspects(facts)
     measurements = record_measurements(facts)
     actions += measurements
@@ -147,6 +145,12 @@ def _plan(facts: Facts) -> list[act.Action]:
         return actions + recovered
     remaining = tuple(attempt for attempt in facts.attempts if attempt.id not in closed)
     return actions + with_start_interval(place_jobs(replace(facts, attempts=remaining)), facts)
+
+
+def _settled_first(facts: Facts) -> list[act.Action]:
+    """Returns the actions of a round that does nothing else."""
+    settles: list[act.Action] = [act.SettleDependencies()] if facts.has_unsettled_dependencies else []
+    return requests.answer_requests(facts) or settles
 
 
 def _attempt_actions(attempt: ActiveAttempt, facts: Facts) -> list[act.Action]:
@@ -172,11 +176,9 @@ def plan_for_command(facts: Facts, named: Collection[int]) -> list[act.Action]:
     processes it ends too. So it does for a request that waits until the end of an attempt is recorded.
     """
     waiting = {request.target for request in facts.requests}
-    actions: list[act.Action] = requests.answer_requests(facts)
+    actions = _settled_first(facts)
     if actions:
         return actions
-    if facts.has_unsettled_dependencies:
-        return [act.SettleDependencies()]
     for attempt in facts.attempts:
         is_asked = (
             attempt.stop_request is not None
@@ -215,7 +217,7 @@ def _gpu_inventory(attempt: ActiveAttempt, facts: Facts) -> GpuInventory:
     This is all memory except the margin, the memory of displays, and unattributed memory with its possible
     variation.
     """
-    sizes = {gpu.uuid: (gpu.sample and gpu.sample.total_mib) or gpu.total_mib for gpu in facts.gpus}
+    sizes = {gpu.uuid: gpu.last.total_mib or gpu.total_mib for gpu in facts.gpus}
     totals = {uuid: total for uuid, total in sizes.items() if total}
     limits, count = facts.settings, max(1, len(attempt.gpus))
     free = [

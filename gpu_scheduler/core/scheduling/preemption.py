@@ -139,14 +139,10 @@ class _VictimSearch:
     def _good_addition(self, gpu: Ledger, first: Sequence[int], others: Sequence[int]) -> Sequence[int]:
         """Returns few of the others, the largest first, from which none can be left out."""
         ranked = sorted(others, key=lambda one: (-self._size(gpu.holdings[one]), self._lost[one]))
-        low, high = 0, len(ranked)
-        while low < high:
-            middle = (low + high) // 2
-            if self.accepts(gpu, {*first, *ranked[:middle]}):
-                high = middle
-            else:
-                low = middle + 1
-        chosen = ranked[:low]
+        number = bisect_left(
+            range(len(ranked)), True, key=lambda most: self.accepts(gpu, {*first, *ranked[:most]})
+        )
+        chosen = ranked[:number]
         for one in sorted(chosen, key=self._lost.__getitem__, reverse=True):
             if self.accepts(gpu, {*first, *chosen} - {one}):
                 chosen.remove(one)

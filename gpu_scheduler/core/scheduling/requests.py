@@ -43,11 +43,6 @@ from gpu_scheduler.core.scheduling.settings import Settings
 ActionsAndAnswer = tuple[list[act.Action], RequestAnswer]
 
 
-def answer_job_request(verb: str, job: Job, args: Any, settings: Settings, now: Now) -> ActionsAndAnswer:
-    """Returns the changes that a request about this job makes, and its answer."""
-    return _JOB_REQUESTS[verb](job, args, settings, now)
-
-
 def done(code: AnswerCode, *actions: act.Action) -> ActionsAndAnswer:
     """Returns these changes with an answer that has no other data."""
     return list(actions), RequestAnswer(code)
@@ -266,7 +261,11 @@ def answer_requests(facts: Facts) -> list[act.Action]:
             _waits_for_end(request, facts)
             or not touched.isdisjoint(changed | {parent})
             or parent in queued_again
-            or (ancestors_change and bool(parent) and not _is_skipped(request, facts))
+            or (
+                ancestors_change
+                and bool(parent)
+                and facts.jobs[int(request.target)].outcome is not Outcome.SKIPPED
+            )
         )
         touched |= changed
         if waits:
@@ -331,10 +330,6 @@ def _waits_for_end(request: Request, facts: Facts) -> bool:
     )
 
 
-def _is_skipped(request: Request, facts: Facts) -> bool:
-    return facts.jobs[int(request.target)].outcome is Outcome.SKIPPED
-
-
 def _failed_parent(request: Request, facts: Facts) -> str:
     job = facts.jobs.get(int(request.target)) if request.verb in _BY_USER else None
     return "" if job is None or job.failed_parent is None else str(job.failed_parent)
@@ -380,7 +375,7 @@ def _carry_out_request(request: Request, facts: Facts) -> ActionsAndAnswer:
         return [], RequestAnswer(AnswerCode.CYCLE)
     if request.verb == "preempt" and request.args["stop_id"] == _withdrawn_stop(job.id, facts):
         return done(AnswerCode.WITHDRAWN)
-    return answer_job_request(request.verb, job, request.args, facts.settings, facts.now)
+    return _JOB_REQUESTS[request.verb](job, request.args, facts.settings, facts.now)
 
 
 def _paused(gpu: Gpu, request: Request, now: Now, *, paused: bool) -> list[act.GpuChanged]:
