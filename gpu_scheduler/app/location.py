@@ -83,8 +83,6 @@ def find_queue(
 
 
 _IDLE = "the queue of this folder has no scheduler, but another queue of yours has"
-
-
 _TEXTS = {
     Verdict.IDLE: f"{_IDLE}:",
     Verdict.IDLE_REFUSED: f"{_IDLE}; nothing was queued; name the queue:",

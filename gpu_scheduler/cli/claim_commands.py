@@ -34,7 +34,6 @@ def run(options: Namespace) -> int:
         command_environment,
         execute,
         missing_program,
-        not_executed_text,
         taken_text,
     )
 
@@ -45,7 +44,7 @@ def run(options: Namespace) -> int:
             return found
         print_message(taken_text(found))
         failure = execute(options.command_words, command_environment(found, source, os.environ))
-    print_message(not_executed_text(failure))
+    print_message(failure.text)
     return EXIT_NOT_FOUND if failure.is_missing else EXIT_NOT_EXECUTABLE
 
 
@@ -102,7 +101,6 @@ def _find(source: GpuSource, options: Namespace, *, claim: bool) -> FoundGpus | 
     from gpu_scheduler.control.claim_gpus import (
         FoundGpus,
         GpuRequest,
-        TimedOut,
         find_gpus,
         impossible_text,
         timeout_text,
@@ -122,8 +120,8 @@ def _find(source: GpuSource, options: Namespace, *, claim: bool) -> FoundGpus | 
         found = find_gpus(source, request, _WaitReport(options.count))
     if isinstance(found, FoundGpus):
         return found
-    if isinstance(found, TimedOut):
-        print_message(timeout_text(found.seconds, options.count))
+    if found is None:
+        print_message(timeout_text(options.timeout or 0.0, options.count))
         return EXIT_TIMED_OUT
     print_message(impossible_text(found))
     return EXIT_IMPOSSIBLE

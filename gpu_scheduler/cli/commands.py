@@ -578,13 +578,13 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
                 help="File with the token for --url, as `token create` printed it"))),
     },
     "share a queue in Redis": {
-        "redis-submit": Command("redis_commands", "redis-submit train.py --gpu-memory-mb 18000 --epochs 3",
+        "redis-submit": Command("front_ends", "redis-submit train.py --gpu-memory-mb 18000 --epochs 3",
             "Add a script with its arguments to a queue in Redis, which several machines share", (
             *REDIS_SUBMIT,
             arg("script", metavar="SCRIPT", help="Script to run; a relative path is that of this folder"),
             arg("arguments", metavar="ARG", nargs=argparse.REMAINDER,
                 help="Options as above, then the arguments of the script"))),
-        "redis-queue": Command("redis_commands", "redis-queue --json",
+        "redis-queue": Command("front_ends", "redis-queue --json",
             "Show a queue in Redis and who holds what, or change one of its items", (
             arg("action", metavar="cancel|requeue|retry|accept-loss", nargs="?",
                 choices=("cancel", "requeue", "retry", "accept-loss"),
@@ -593,7 +593,7 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
                 " accept-loss: no longer wait for machines that are away since Redis was restarted"),
             arg("ids", metavar="ID", nargs="*", help="Ids of the items"),
             REDIS, JSON)),
-        "redis-agent": Command("redis_commands", "redis-agent --dir ~/project",
+        "redis-agent": Command("front_ends", "redis-agent --dir ~/project",
             "Take jobs from a queue in Redis until it is stopped, as `start --redis` does", (
             REDIS,
             arg("--dir", metavar="DIR", type=path,
@@ -611,7 +611,7 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
                 help="File that lists the GPU needs of each model (default: the file that the scheduler"
                 " uses)"),
             JSON)),
-        "completion": Command("completion", "completion bash",
+        "completion": Command("parser", "completion bash",
             "Print a script that enables completion in a shell", (
             arg("shell", metavar="SHELL", choices=("bash", "zsh", "fish"),
                 help="Shell that will use the script: bash, zsh or fish"),)),

@@ -1,19 +1,28 @@
-"""The commands that open the queue to other programs: `serve`, `token` and `mcp`."""
+"""The commands that open the queue to other programs and machines: `serve`, `token`, `mcp` and `redis-…`."""
 
 from __future__ import annotations
 
+import argparse
 import json
+import os
 import shlex
 import sys
 import time
 from argparse import Namespace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import asdict
 
+from gpu_scheduler.cli.commands import REDIS_SUBMIT, declare
 from gpu_scheduler.cli.program import location_of, print_done, print_message
-from gpu_scheduler.errors import UsageError
+from gpu_scheduler.config import REDIS_URL_VARIABLE
+from gpu_scheduler.errors import SchedulerError, UsageError
 from gpu_scheduler.web.tokens import Tokens
+
+if TYPE_CHECKING:
+    from gpu_scheduler.redis_queue.queue import Queue
+
 
 #: The options that only one action accepts.
 _ACTION_OF = {"read_only": "create", "logs": "create", "days": "create", "json": "list"}
@@ -95,3 +104,137 @@ def mcp(options: Namespace) -> int:
     queue = {} if options.url else {"state_file": options.state_file, "data_dir": options.data_dir}
     build(Client(options.url, token, **queue), allow_changes=options.allow_changes).run("stdio")
     return 0
+
+
+_HANGING_S = 5.0
+_SUBMIT_OPTIONS = ("--gpu-memory-mb", "--num-gpus", "--priority", "--env", "--redis")
+
+
+def _queue_of(options: Namespace) -> Queue:
+    from gpu_scheduler.app.store_access import open_store
+    from gpu_scheduler.redis_queue.queue import DEFAULT_URL, Queue
+
+    url = options.redis or os.environ.get(REDIS_URL_VARIABLE)
+    if not url:
+        try:
+            with open_store(location_of(options), read_only=True) as store:
+                url = store.recorded_options().redis
+        except SchedulerError:
+            pass
+    return Queue(url or DEFAULT_URL)
+
+
+def redis_agent(options: Namespace) -> int:
+    """Takes jobs from a queue in Redis until SIGTERM or Ctrl-C. Returns 0."""
+    import logging
+
+    from gpu_scheduler.redis_queue.agent import Agent
+    from gpu_scheduler.system import companion
+
+    companion.begin(options.until_eof, _HANGING_S)
+    queue, location = _queue_of(options), location_of(options)
+    os.environ.pop(REDIS_URL_VARIABLE, None)
+    home = location.resolve()
+    home.create()
+    companion.lock_file(home.folder / "redis-agent.lock", "another agent takes jobs for this queue already")
+    logging.basicConfig(format="%(asctime)s %(levelname)-7s redis-agent: %(message)s", level=logging.INFO)
+    print_message(
+        f"taking jobs from {queue.url} for {home.state_file}\n"
+        "whoever can write to this Redis runs code as you"
+    )
+    Agent(location, queue, os.path.abspath(options.dir or "."), options.requeue_silent_after).run()
+    return 0
+
+
+def redis_submit(options: Namespace) -> int:
+    """Adds an item to the queue and prints its id."""
+    from gpu_scheduler.redis_queue.queue import Arguments, new_item
+
+    words, count = options.arguments, 0
+    while count < len(words) and words[count].partition("=")[0] in _SUBMIT_OPTIONS:
+        count += 1 if "=" in words[count] else 2
+    after_script = argparse.ArgumentParser(prog="redis-submit", allow_abbrev=False)
+    declare(after_script, REDIS_SUBMIT)
+    after_script.parse_args(words[:count], options)
+    options.arguments = words[count:]
+    if options.gpu_memory_mb is None:
+        raise UsageError("--gpu-memory-mb is missing; it is the memory that the script needs on each GPU")
+    script = os.path.expanduser(options.script)
+    item = new_item(script, options.gpu_memory_mb, options.num_gpus, options.priority)
+    env = tuple((name, value) for name, _, value in (one.partition("=") for one in options.env or ()))
+    queue = _queue_of(options)
+    with queue.reachable():
+        queue.submit(item, Arguments(tuple(options.arguments), os.getcwd(), env))
+        for text in queue.warnings():
+            print_message(text)
+    print_done(item.job_id)
+    return 0
+
+
+def redis_queue(options: Namespace) -> int:
+    """Shows the queue, or changes its items."""
+    if options.action not in (None, "accept-loss") and not options.ids:
+        raise UsageError(f"name the items to {options.action}")
+    if options.action == "accept-loss" and options.ids:
+        raise UsageError("accept-loss concerns all items; name none")
+    queue, code = _queue_of(options), 0
+    with queue.reachable():
+        if options.action == "accept-loss":
+            print_done(queue.accept_loss())
+        elif options.action is None:
+            from gpu_scheduler.core.text.formatting import masked_json
+
+            found = queue.listing()
+            print(masked_json(found, 2) if options.json else _text(found))
+        for item in options.ids:
+            try:
+                done = queue.cancel(item) if options.action == "cancel" else queue.again(item, options.action)
+                print_done(f"item {item}: {done}")
+            except SchedulerError as error:
+                print_message(str(error))
+                code = error.exit_code
+    return code
+
+
+def _text(found: dict[str, Any]) -> str:
+    from gpu_scheduler.core.text.formatting import format_duration, safe_text
+
+    lines = [f"{found['length']} waiting at {found['url']}"]
+    if not found["open"]:
+        away = [str(one.get("host") or key) for key, one in found["boxes"].items() if not one["reported"]]
+        lines.append(
+            f"Redis was restarted; claims wait until {', '.join(away)} has reported, or for"
+            " `redis-queue accept-loss`"
+            if away
+            else "no box takes items yet; begin with `start --redis` on one"
+        )
+    elif found["opens_in_s"]:
+        lines.append(f"the queue has just opened; items start in {format_duration(found['opens_in_s'])}")
+    for key, box in found["boxes"].items():
+        known = (
+            f"{box['host']}  GPUs of {', '.join(map(str, box.get('gpus', ())))} MiB"
+            if "host" in box
+            else "has not reported yet"
+        )
+        lines.append(f"box {key}  {known}")
+        lines += [
+            f"  {item} also runs there, although it was given to another box"
+            for item in box.get("second", ())
+        ]
+    for row in found["claims"]:
+        where = f"on {row['host'] or row['box']}"
+        if row["silent_s"] is not None:
+            where += f", silent for {format_duration(row['silent_s'])}"
+        if not row["has_job"]:
+            where += ", which has lost its job; `redis-queue requeue` gives it back"
+        state = (row["status"] or "no record") if row["confirmed"] else "not confirmed"
+        lines.append(f"{row['id']:<14} {state:<14} {where}")
+    for row in found["waiting"]:
+        text = row.get("problem") or f"priority {row['priority']}  {row['script']}"
+        if row["fits"] is False:
+            text += f"  (fits no box: needs {row['num_gpus']} GPUs of {row['memory_mb']} MiB)"
+        text += "".join(f"  (cannot run on {host}: {why})" for host, why in sorted(row["lacking"].items()))
+        state = "waiting" if row.get("status", "queued") == "queued" else f"as {row['status']}"
+        lines.append(f"{row['id']:<14} {state:<14} {text}")
+    lines += [f"{row['id']:<14} {'set aside':<14} {row['reason']}" for row in found["rejected"]]
+    return "\n".join(map(safe_text, lines))

@@ -149,7 +149,7 @@ def _name_preempted_jobs(options: Namespace) -> int:
 
 def _set_paused(options: Namespace, *, paused: bool) -> int:
     """Pauses or resumes the given or all GPUs. Raises UsageError if none are given."""
-    from gpu_scheduler.control.gpu_requests import gpu_answer_text, set_paused
+    from gpu_scheduler.control.requests import gpu_answer_text, set_paused
 
     if not options.ids:
         raise UsageError(f"name the GPUs to {options.command}, as in `{options.command} 0`, or give `all`")

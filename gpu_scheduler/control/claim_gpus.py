@@ -14,7 +14,6 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from enum import Enum
 from pathlib import Path
 
 from msgspec import Struct, field
@@ -161,12 +160,6 @@ class FoundGpus(Struct, frozen=True):
     surrounding: Mapping[str, GpuClaim] = field(default_factory=dict)
 
 
-class TimedOut(Struct, frozen=True):
-    """Not enough GPUs met the criteria in time."""
-
-    seconds: float
-
-
 class Impossible(Struct, frozen=True):
     """The reason why a request can never be met.
 
@@ -194,8 +187,8 @@ WaitReasons = Shortfall | GpuStateError
 OnWait = Callable[[WaitReasons], None]
 
 
-def find_gpus(source: GpuSource, request: GpuRequest, on_wait: OnWait) -> FoundGpus | Impossible | TimedOut:
-    """Waits for GPUs that meet the criteria, and claims them if the request says so.
+def find_gpus(source: GpuSource, request: GpuRequest, on_wait: OnWait) -> FoundGpus | Impossible | None:
+    """Waits for GPUs that meet the criteria, and claims them if the request says so; None after the timeout.
 
     This process then holds the claims until it ends, also if it executes another program; it must not open a
     lock file again. Raises GpuStateError if the first sample fails, and UsageError if the lock folder cannot
@@ -207,7 +200,7 @@ def find_gpus(source: GpuSource, request: GpuRequest, on_wait: OnWait) -> FoundG
         first = search.begin()
     except LateAnswerError as error:
         on_wait(error)
-        return TimedOut(request.timeout_s or 0.0)
+        return None
     never = search.impossibility(first)
     if never is not None:
         return never
@@ -217,7 +210,7 @@ def find_gpus(source: GpuSource, request: GpuRequest, on_wait: OnWait) -> FoundG
         if found is not None:
             return found
         if end is not None and time.monotonic() >= end:
-            return TimedOut(request.timeout_s or 0.0)
+            return None
         samples = search.wait_and_sample(end)
 
 
@@ -364,41 +357,21 @@ def _kept_for(gpu: ClaimedGpu, pid: int | None) -> ClaimedGpu:
 _IGNORED_BY_PYTHON = ("SIGPIPE", "SIGXFZ", "SIGXFSZ")
 
 
-class NotExecutedKind(str, Enum):
-    """The kind of the reason why a command cannot be executed."""
-
-    NOT_FOUND = "not found"
-    SHELL_SYNTAX = "shell syntax"
-    NO_INTERPRETER = "no interpreter"
-    NO_FORMAT = "no format"
-    REFUSED = "refused"
-
-
 class NotExecuted(Struct, frozen=True):
-    """The reason why a command cannot be executed.
+    """The reason why a command cannot be executed, as text. is_missing: whether there is no such program."""
 
-    reason: the message of the system. kind: SHELL_SYNTAX if there is no such program and the text is probably
-    meant for a shell.
-    """
-
-    program: str
-    reason: str
-    kind: NotExecutedKind
-
-    @property
-    def is_missing(self) -> bool:
-        """Whether there is no such program."""
-        return self.kind in (NotExecutedKind.NOT_FOUND, NotExecutedKind.SHELL_SYNTAX)
+    text: str
+    is_missing: bool = False
 
 
 def missing_program(program: str) -> NotExecuted | None:
     """Returns why a program cannot be executed, as far as this can be known before; None if it may work."""
     if shutil.which(program) is not None:
         return None
-    number = errno.EISDIR if os.path.isdir(program) else errno.EACCES
-    exists = shutil.which(program, os.F_OK) is not None or os.path.isdir(program)
-    kind = NotExecutedKind.REFUSED if exists else _kind_of_missing(program)
-    return NotExecuted(program, os.strerror(number), kind)
+    if os.path.isdir(program):
+        return _refused(program, os.strerror(errno.EISDIR))
+    exists = shutil.which(program, os.F_OK) is not None
+    return _refused(program, os.strerror(errno.EACCES)) if exists else _missing(program)
 
 
 def command_environment(found: FoundGpus, source: GpuSource, base: Mapping[str, str]) -> dict[str, str]:
@@ -419,25 +392,27 @@ def execute(words: Sequence[str], env: Mapping[str, str]) -> NotExecuted:
             signal.signal(getattr(signal, name), signal.SIG_DFL)
     try:
         os.execvpe(words[0], list(words), env)
+    except (FileNotFoundError, NotADirectoryError):
+        if shutil.which(words[0]) is None:
+            return _missing(words[0])
+        return NotExecuted(f"{shlex.quote(words[0])}: cannot be executed (its interpreter does not exist)")
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else None
-        return NotExecuted(words[0], reason or str(error), _kind_of(error, words[0]))
+        number, reason = (error.errno, error.strerror) if isinstance(error, OSError) else (None, None)
+        hint = "; does the script begin with #!?" if number == errno.ENOEXEC else ""
+        return _refused(words[0], f"{reason or error}{hint}")
 
 
-def _kind_of(error: Exception, program: str) -> NotExecutedKind:
-    if isinstance(error, (FileNotFoundError, NotADirectoryError)):
-        exists = shutil.which(program) is not None
-        return NotExecutedKind.NO_INTERPRETER if exists else _kind_of_missing(program)
-    if isinstance(error, OSError) and error.errno == errno.ENOEXEC:
-        return NotExecutedKind.NO_FORMAT
-    return NotExecutedKind.REFUSED
+def _refused(program: str, reason: str) -> NotExecuted:
+    return NotExecuted(f"{shlex.quote(program)}: cannot be executed ({reason})")
 
 
-def _kind_of_missing(program: str) -> NotExecutedKind:
+def _missing(program: str) -> NotExecuted:
+    """Returns that there is no such program; says what to do if the text is probably meant for a shell."""
     from gpu_scheduler.core.jobsfile.job_line import BUILTINS, RESERVED
 
     is_for_shell = " " in program or "=" in program or program in (*BUILTINS, *RESERVED)
-    return NotExecutedKind.SHELL_SYNTAX if is_for_shell else NotExecutedKind.NOT_FOUND
+    hint = " (for a shell command, use `run -- bash -c '…'`)" if is_for_shell else ""
+    return NotExecuted(f"{shlex.quote(program)}: command not found{hint}", is_missing=True)
 
 
 # Formats which GPUs `run` and `wait` chose, what they wait for, and why a request can never be met.
@@ -457,7 +432,8 @@ def _predicate(found: GpuObstacle) -> str:
     if found.kind is ObstacleKind.FAULT:
         return f"has a fault: {safe_text(str(found.fault))}"
     if found.kind is ObstacleKind.CLAIMED:
-        return _claimed_predicate(found)
+        whole = all(claim.mib is None for claim in found.claims)
+        return f"{'is' if whole else 'has'} {claims_text(found.claims)}"
     if found.kind is ObstacleKind.CLAIMS_UNKNOWN:
         return f"cannot be claimed: {safe_text(found.detail or '')}"
     if found.kind is ObstacleKind.MEMORY:
@@ -473,11 +449,6 @@ _PREDICATES = {
     ObstacleKind.MEMORY_UNKNOWN: "does not report its free memory",
     ObstacleKind.LOAD_UNKNOWN: "does not report its utilization",
 }
-
-
-def _claimed_predicate(found: GpuObstacle) -> str:
-    whole = all(claim.mib is None for claim in found.claims)
-    return f"is {claims_text(found.claims)}" if whole else f"has {claims_text(found.claims)}"
 
 
 def taken_text(found: FoundGpus) -> str:
@@ -516,19 +487,6 @@ def timeout_text(seconds: float, count: int) -> str:
     """Formats the end of an unsuccessful wait."""
     what = "no GPU was" if count == 1 else f"fewer than {count} GPUs were"
     return f"timed out: {what} free within {seconds:g} s"
-
-
-def not_executed_text(failure: NotExecuted) -> str:
-    """Formats why the command was not executed."""
-    program = shlex.quote(failure.program)
-    if failure.kind is NotExecutedKind.NOT_FOUND:
-        return f"{program}: command not found"
-    if failure.kind is NotExecutedKind.SHELL_SYNTAX:
-        return f"{program}: command not found (for a shell command, use `run -- bash -c '…'`)"
-    if failure.kind is NotExecutedKind.NO_INTERPRETER:
-        return f"{program}: cannot be executed (its interpreter does not exist)"
-    hint = "; does the script begin with #!?" if failure.kind is NotExecutedKind.NO_FORMAT else ""
-    return f"{program}: cannot be executed ({failure.reason}{hint})"
 
 
 def impossible_text(found: Impossible) -> str:

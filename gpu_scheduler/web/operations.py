@@ -46,11 +46,10 @@ from gpu_scheduler.app.status_report import JobView, StatusReport
 from gpu_scheduler.app.store_access import ANSWER_TIMEOUT_S, open_store, recorded_request
 from gpu_scheduler.config import VERSION
 from gpu_scheduler.control import job_requests
-from gpu_scheduler.control.gpu_requests import set_paused
 from gpu_scheduler.control.line_note import UNMET_NEEDS, Note, line_note_text
 from gpu_scheduler.control.new_line import NewJob, expand_grid
 from gpu_scheduler.control.preempt import PreemptEnd, failure_text, preempt, resume_job
-from gpu_scheduler.control.requests import ALL_JOBS, GRACE_S, Answer, AnswerKind, answer_text
+from gpu_scheduler.control.requests import ALL_JOBS, GRACE_S, Answer, AnswerKind, answer_text, set_paused
 from gpu_scheduler.control.submit import (
     Submission,
     answer_to,

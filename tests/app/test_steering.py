@@ -10,8 +10,8 @@ from gpu_scheduler.app.location import Location
 from gpu_scheduler.attempts import observe
 from gpu_scheduler.attempts.observe import attempts_without_processes
 from gpu_scheduler.attempts.sweep import processes_of
-from gpu_scheduler.control import gpu_requests, job_requests
-from gpu_scheduler.control.requests import Answer, AnswerKind
+from gpu_scheduler.control import job_requests
+from gpu_scheduler.control.requests import Answer, AnswerKind, set_paused
 from gpu_scheduler.core.model.job import AttemptResult, AttemptStatus
 from gpu_scheduler.core.model.request import AnswerCode
 from gpu_scheduler.core.model.states import Outcome
@@ -33,7 +33,7 @@ def test_requests_are_carried_out_if_no_scheduler_is_running(desk: Desk, locatio
     assert kinds(answers) == [(first, AnswerKind.CARRIED_OUT), (second, AnswerKind.CARRIED_OUT)]
     assert [one.reply and one.reply.code for one in answers] == [AnswerCode.HELD] * 2
     assert (desk.requests(), desk.state(first), desk.state(second)) == ([], "held", "held")
-    assert kinds(gpu_requests.set_paused(location, [1], paused=True)) == [(1, AnswerKind.CARRIED_OUT)]
+    assert kinds(set_paused(location, [1], paused=True)) == [(1, AnswerKind.CARRIED_OUT)]
     assert [row.paused for row in desk.store.gpus()] == [0, 1]
 
 
@@ -42,7 +42,7 @@ def test_a_server_only_records_requests_if_no_scheduler_is_running(desk: Desk, l
     server = desk.server
     assert kinds(job_requests.change_jobs(server, "hold", [queued])) == [(queued, AnswerKind.RECORDED)]
     assert kinds(job_requests.cancel(server, [running], 1.0)) == [(running, AnswerKind.RECORDED)]
-    assert kinds(gpu_requests.set_paused(server, [0], paused=True)) == [(0, AnswerKind.RECORDED)]
+    assert kinds(set_paused(server, [0], paused=True)) == [(0, AnswerKind.RECORDED)]
     assert desk.requests() == [("hold", str(queued)), ("cancel", str(running)), ("pause", "SIM-0")]
     assert (desk.state(queued), desk.state(running)) == ("queued", "running")
     assert processes_of(desk.folders)
@@ -57,7 +57,7 @@ def test_a_server_only_records_requests_if_no_scheduler_is_running(desk: Desk, l
 def test_each_request_records_who_made_it(desk: Desk, location: Location) -> None:
     job = desk.job()
     job_requests.set_priority(location, [job], 5, by="rest")
-    gpu_requests.set_paused(location, [0], paused=True, by="rest")
+    set_paused(location, [0], paused=True, by="rest")
     rows = desk.store.db.rows("SELECT verb, by FROM request ORDER BY id")
     assert [tuple(row) for row in rows] == [("set", "rest"), ("pause", "rest")]
 
@@ -69,9 +69,7 @@ def test_a_running_scheduler_answers_requests(desk: Desk, location: Location) ->
         assert (answer.kind, answer.has_failed) == (AnswerKind.CARRIED_OUT, False)
         (answer,) = job_requests.cancel(location, [job], 1.0)
         assert (answer.kind, answer.has_failed) == (AnswerKind.REFUSED, True)
-        assert [one.kind for one in gpu_requests.set_paused(location, None, paused=True)] == [
-            AnswerKind.CARRIED_OUT
-        ] * 2
+        assert [one.kind for one in set_paused(location, None, paused=True)] == [AnswerKind.CARRIED_OUT] * 2
 
 
 def test_answers_to_requests_list_refusals_first(desk: Desk, location: Location) -> None:
@@ -161,16 +159,16 @@ def test_requests_for_unknown_job_names_or_gpus_raise_errors(desk: Desk, locatio
     with pytest.raises(SchedulerError, match="there is no job named bert"):
         job_requests.change_jobs(location, "release", ["bert"])
     with pytest.raises(SchedulerError, match="GPU 7 is not managed"):
-        gpu_requests.set_paused(location, [7], paused=False)
+        set_paused(location, [7], paused=False)
     assert desk.requests() == []
 
 
 def test_a_pause_before_the_first_start_is_written_to_the_state_file(desk: Desk, tmp_path: Path) -> None:
     location = Location(str(tmp_path / "new.json"))
-    assert kinds(gpu_requests.set_paused(location, [1], paused=False)) == [(1, AnswerKind.NOTHING_TO_DO)]
-    assert kinds(gpu_requests.set_paused(location, [1, 0, 1], paused=True)) == [
+    assert kinds(set_paused(location, [1], paused=False)) == [(1, AnswerKind.NOTHING_TO_DO)]
+    assert kinds(set_paused(location, [1, 0, 1], paused=True)) == [
         (0, AnswerKind.IN_STATE_FILE),
         (1, AnswerKind.IN_STATE_FILE),
     ]
     with pytest.raises(SchedulerError, match="not known before the first"):
-        gpu_requests.set_paused(location, None, paused=True)
+        set_paused(location, None, paused=True)

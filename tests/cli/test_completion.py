@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from gpu_scheduler.cli.commands import COMMANDS
-from gpu_scheduler.cli.completion import completion_script
+from gpu_scheduler.cli.parser import completion_script
 from tests.cli.desk import Desk
 
 ROOT = Path(__file__).parents[2]
