@@ -66,7 +66,8 @@ def explain_failure(result: AttemptResult, context: FailureContext | None = None
         telling_line,
     )
 
-    tail = context.log_tail if context is not None else ""
+    context = context or FailureContext()
+    tail, pipe = context.log_tail, context.pipe_programs
     end = LogEnd(tail)
     oom = cuda_oom(end)
     lines = end.last_lines(_MAX_LINES_AFTER)
@@ -74,20 +75,17 @@ def explain_failure(result: AttemptResult, context: FailureContext | None = None
     error = None if error is None else _one_line(error)
     oom_kill = _oom_kill(result, end)
     kinds = failure_kinds(result.exit_code, result.signal, error or "", tail, lines)
-    gpu_ids = context.cuda_ids if context is not None and FailureKind.INVALID_GPU_NUMBER in kinds else ()
-    pipe = context.pipe_programs if context is not None else ()
+    gpu_ids = context.cuda_ids if FailureKind.INVALID_GPU_NUMBER in kinds else ()
+    is_broken_pipe = pipe and (result.exit_code == _CLOSED_PIPE or "BrokenPipeError" in (error or ""))
     has_grep = any(program.endswith("grep") for program in pipe)
-    for is_kind, kind in (
+    others = (
         (oom is not None, FailureKind.CUDA_OOM),
         (gpu_ids, FailureKind.MISREAD_GPU_IDS),
         (oom_kill, FailureKind.HOST_OOM),
-        (
-            pipe and (result.exit_code == _CLOSED_PIPE or "BrokenPipeError" in (error or "")),
-            FailureKind.BROKEN_PIPE,
-        ),
+        (is_broken_pipe, FailureKind.BROKEN_PIPE),
         (has_grep and result.exit_code == 1 and not kinds and not error, FailureKind.GREP_IN_PIPE),
-    ):
-        kinds += [kind] if is_kind else []
+    )
+    kinds += [kind for is_kind, kind in others if is_kind]
     return StateReason(
         ReasonKind.COMMAND_FAILED,
         most_specific(kinds),

@@ -16,7 +16,7 @@ of the GPU that vLLM always takes, so the job would fail again with any amount o
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from itertools import islice
 from signal import SIGABRT, SIGBUS, SIGFPE, SIGHUP, SIGILL, SIGINT, SIGKILL, SIGSEGV, SIGTERM
@@ -155,15 +155,14 @@ def rendered_lines(tail: str) -> list[str]:
     return shown
 
 
-def log_lines(tail: str) -> Iterator[LogLine]:
-    """Yields the lines of a log."""
-    for text in rendered_lines(tail):
-        prefix = _PREFIX.match(text)
-        assert prefix is not None  # the pattern always matches, because all its parts are optional
-        rank = next(filter(None, prefix.groups()), "")
-        text = text[prefix.end() :]
-        margin = _MARGIN.match(text)
-        yield LogLine(text, rank) if margin is None else LogLine(text[margin.end() :], rank, len(margin[1]))
+def log_line(text: str) -> LogLine:
+    """Returns a line of a log without its prefix and margin."""
+    prefix = _PREFIX.match(text)
+    assert prefix is not None  # the pattern always matches, because all its parts are optional
+    rank = next(filter(None, prefix.groups()), "")
+    text = text[prefix.end() :]
+    margin = _MARGIN.match(text)
+    return LogLine(text, rank) if margin is None else LogLine(text[margin.end() :], rank, len(margin[1]))
 
 
 # Finds the Python tracebacks in a log, including chains, exception groups and output of several ranks.
@@ -226,38 +225,6 @@ def find_tracebacks(lines: Sequence[LogLine]) -> list[Traceback]:
         )
         found.append(Traceback(text, end, line.rank, is_chained, is_harmless))
     return found
-
-
-def final_traceback(tracebacks: Sequence[Traceback], lines: Sequence[LogLine]) -> Traceback | None:
-    """Returns the traceback that ended the program.
-
-    It is the last one that does not merely report another error.
-    """
-    serious = [one for one in tracebacks if not one.is_harmless] or list(tracebacks)
-    if not serious or not _LAUNCHER_ERROR.fullmatch(serious[-1].text):
-        return serious[-1] if serious else None
-    cause = root_cause(lines)
-    own = [one for one in serious if not _LAUNCHER_ERROR.fullmatch(one.text)]
-    of_rank = [one for one in own if one.rank and one.rank == cause.get("rank", "").partition(" ")[0]]
-    if own:
-        return (of_rank or own)[-1]
-    last = serious[-1]
-    if not cause:
-        return last
-    name = last.text.partition(":")[0].rpartition(".")[2]
-    details = [cause.get("exitcode", "?"), cause.get("traceback", "")]
-    details = [text for text in details if text and not text.startswith("To enable traceback")]
-    text = f"{name}: rank {cause.get('rank', '?')}: exit code {': '.join(details)}"
-    return Traceback(text, last.index, "", last.is_chained, False)
-
-
-def root_cause(lines: Sequence[LogLine]) -> dict[str, str]:
-    """Returns the fields of torchrun's summary of the first process that failed; empty if it is missing."""
-    index = next((i for i in range(len(lines) - 1, -1, -1) if _ROOT_CAUSE in lines[i].text), None)
-    if index is None:
-        return {}
-    fields = (_SUMMARY_FIELD.fullmatch(line.text) for line in lines[index + 1 : index + 10])
-    return {field[1]: field[2].strip() for field in fields if field is not None}
 
 
 def with_continuation(lines: Sequence[LogLine], index: int) -> str:
@@ -326,7 +293,7 @@ class LogEnd:
     @cached_property
     def lines(self) -> list[LogLine]:
         """The lines without their prefixes, each with the process that wrote it."""
-        return list(log_lines(self.tail))
+        return list(map(log_line, rendered_lines(self.tail)))
 
     @cached_property
     def tracebacks(self) -> dict[int, Traceback]:
@@ -335,8 +302,39 @@ class LogEnd:
 
     @cached_property
     def final_traceback(self) -> Traceback | None:
-        """The traceback that ended the program; None if there is none."""
-        return final_traceback(list(self.tracebacks.values()), self.lines)
+        """The traceback that ended the program; None if there is none.
+
+        It is the last one that does not merely report another error.
+        """
+        tracebacks = list(self.tracebacks.values())
+        serious = [one for one in tracebacks if not one.is_harmless] or tracebacks
+        if not serious or not _LAUNCHER_ERROR.fullmatch(serious[-1].text):
+            return serious[-1] if serious else None
+        own = [one for one in serious if not _LAUNCHER_ERROR.fullmatch(one.text)]
+        if own:
+            of_rank = [one for one in own if one.rank and one.rank == self.first_failed_rank]
+            return (of_rank or own)[-1]
+        last, cause = serious[-1], self.root_cause
+        if not cause:
+            return last
+        name = last.text.partition(":")[0].rpartition(".")[2]
+        details = [cause.get("exitcode", "?"), cause.get("traceback", "")]
+        details = [text for text in details if text and not text.startswith("To enable traceback")]
+        text = f"{name}: rank {cause.get('rank', '?')}: exit code {': '.join(details)}"
+        return Traceback(text, last.index, "", last.is_chained, False)
+
+    @cached_property
+    def root_cause(self) -> dict[str, str]:
+        """The fields of torchrun's summary of the first process that failed; empty if it is missing."""
+        lines = [line.text for line in self.lines]
+        index = next((i for i in reversed(range(len(lines))) if _ROOT_CAUSE in lines[i]), len(lines))
+        fields = filter(None, map(_SUMMARY_FIELD.fullmatch, lines[index + 1 : index + 10]))
+        return {field[1]: field[2].strip() for field in fields}
+
+    @property
+    def first_failed_rank(self) -> str:
+        """The rank of the first process that failed; "" if unknown."""
+        return self.root_cause.get("rank", "").partition(" ")[0]
 
     def error(self, max_lines_after: int | None = None) -> str | None:
         """Returns the line that names the error that ended the program; None if there is none.
@@ -355,9 +353,8 @@ class LogEnd:
 
     def loose_error_index(self) -> int | None:
         """Returns the index of the last line near the end that looks like an error; None if there is none."""
-        count = len(self.lines)
-        for index in range(count - 1, max(-1, count - 1 - _MAX_LINES_OF_LOOSE_ERROR), -1):
-            text = self.lines[index].text
+        numbered = [*enumerate(self.lines)][-_MAX_LINES_OF_LOOSE_ERROR:]
+        for index, (text, _, _) in reversed(numbered):
             is_python = PYTHON_ERROR.fullmatch(text.strip()) and not text.endswith(":")
             if is_python or NON_PYTHON_ERROR.fullmatch(text):
                 return index
@@ -610,8 +607,9 @@ def cuda_oom(end: LogEnd) -> str | None:
         return None
     last = end.loose_error_index() if end.final_traceback is None else end.final_traceback.index
     ends = [i for i in range(len(lines)) if i in ooms or _is_other_error(end, i, is_last=i == last)]
-    first_failed = root_cause(lines).get("rank", "").partition(" ")[0]
-    of_first_failed = [i for i in ends if first_failed and lines[i].rank in ("", first_failed)]
+    of_first_failed = [
+        i for i in ends if end.first_failed_rank and lines[i].rank in ("", end.first_failed_rank)
+    ]
     index = (of_first_failed or ends)[-1]
     return lines[index].text.strip() if index in ooms and _is_near_end(end, index) else None
 

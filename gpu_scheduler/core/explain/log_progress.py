@@ -138,7 +138,7 @@ def find_counter(text: str, begin: int = 0, end: int = 0) -> Counter | None:
             continue
         counter = build(text, found)
         if counter is not None and _is_valid(counter):
-            return counter._replace(is_inner=counter.is_inner or (has_epoch and pattern is not _STEP))
+            return counter._replace(is_inner=pattern is _KERAS or (has_epoch and pattern is not _STEP))
     beside = _BESIDE_EPOCH.match(text, end) if has_epoch else None
     counter = None if beside is None else _step(text, beside)
     return None if counter is None or not _is_valid(counter) else counter._replace(is_inner=True)
@@ -163,6 +163,8 @@ def _label(text: str) -> str:
 
 
 def _step(text: str, found: re.Match[str]) -> Counter | None:
+    if found.re is _BRACKET and is_build_output(text[found.end() :]):
+        return None
     label = _label(text[: found.start("current")])
     return Counter(label, parse_number(found["current"]), parse_number(found["total"]))
 
@@ -186,27 +188,14 @@ def _rich(text: str, found: re.Match[str]) -> Counter | None:
     if _BYTES.search(tail):
         return None
     label = _label(text[: found.start()])
-    count = _RICH_COUNT.search(tail) or _RICH_COUNT.search(text)
     times = _RICH_ELAPSED.search(tail)
     elapsed = None if times is None else _seconds(times[1])
-    if count is not None:
-        return Counter(
-            label, parse_number(count["current"]), parse_number(count["total"]), elapsed, is_bar=True
-        )
-    percent = _RICH_PERCENT.search(tail) or _RICH_PERCENT.search(text)
-    if percent is None:
-        return None
-    return Counter(label, float(percent[1]), 100.0, elapsed, is_bar=True, is_percent=True)
-
-
-def _keras(text: str, found: re.Match[str]) -> Counter | None:
-    return Counter("", parse_number(found["current"]), parse_number(found["total"]), is_inner=True)
-
-
-def _bracket(text: str, found: re.Match[str]) -> Counter | None:
-    if is_build_output(text[found.end() :]):
-        return None
-    return _step(text, found)
+    if count := _RICH_COUNT.search(tail) or _RICH_COUNT.search(text):
+        current, total = map(parse_number, count.groups())
+        return Counter(label, current, total, elapsed, is_bar=True)
+    if percent := _RICH_PERCENT.search(tail) or _RICH_PERCENT.search(text):
+        return Counter(label, float(percent[1]), 100.0, elapsed, is_bar=True, is_percent=True)
+    return None
 
 
 def _seconds(text: str) -> float | None:
@@ -224,9 +213,9 @@ _KINDS: tuple[
 ] = (
     (("tep", "TEP", "ter", "TER", "atch", "ATCH", "pdate", "PDATE"), _STEP, _step),
     (("%|", "% "), _BAR, _bar),
-    (("]", "━", "- "), _KERAS, _keras),
+    (("]", "━", "- "), _KERAS, _step),
     (("━", "╸", "╺"), _RICH_BAR, _rich),
-    (("[",), _BRACKET, _bracket),
+    (("[",), _BRACKET, _step),
     (("/",), _COUNTED, _step),
 )
 
@@ -490,7 +479,9 @@ def progress_of_log(marks: Sequence[Mark], options: RunOptions) -> Progress | No
     entries: list[_Entry] = []
     epoch: Epoch | None = None
     labels = {mark.counter.label for mark in marks if mark.counter is not None}
-    other_work = {label for label in labels if _is_other_work(label, options)}
+    other_work = {
+        label for label in labels if any(one not in options.command for one in _OTHER_WORK.findall(label))
+    }
     for mark in marks:
         epoch = mark.epoch or epoch
         if mark.counter is not None and mark.counter.label not in other_work:
@@ -501,7 +492,13 @@ def progress_of_log(marks: Sequence[Mark], options: RunOptions) -> Progress | No
         found = _of_counter(history, epochs)
         if found is not None:
             return found
-    return _of_step(marks, options) or epochs.progress() or _of_percent(marks)
+    steps = [mark.step for mark in marks if mark.step is not None]
+    percents = [mark.percent for mark in marks if mark.percent is not None]
+    return (
+        _of_values(steps, options.max_steps, ProgressUnit.STEP)
+        or epochs.progress()
+        or _of_values(percents, 100.0, ProgressUnit.PERCENT)
+    )
 
 
 def first_readings(head: bytes, newest: Progress, options: RunOptions) -> list[float]:
@@ -627,20 +624,8 @@ def _starts_again(history: Sequence[tuple[float, float]]) -> bool:
     return False
 
 
-def _is_other_work(label: str, options: RunOptions) -> bool:
-    return any(found[0] not in options.command for found in _OTHER_WORK.finditer(label))
-
-
-def _of_step(marks: Sequence[Mark], options: RunOptions) -> Progress | None:
-    total = options.max_steps
-    steps = [mark.step for mark in marks if mark.step is not None]
-    if total is None or not steps or steps[-1] > total or _starts_again([(step, total) for step in steps]):
+def _of_values(values: Sequence[float], total: float | None, unit: ProgressUnit) -> Progress | None:
+    """Returns the progress that numbers without a total of their own show, unless they fall back."""
+    if total is None or not values or values[-1] > total or _starts_again([(one, total) for one in values]):
         return None
-    return Progress(steps[-1], total, ProgressUnit.STEP)
-
-
-def _of_percent(marks: Sequence[Mark]) -> Progress | None:
-    percents = [mark.percent for mark in marks if mark.percent is not None]
-    if not percents or _starts_again([(percent, 100.0) for percent in percents]):
-        return None
-    return Progress(percents[-1], 100.0, ProgressUnit.PERCENT)
+    return Progress(values[-1], total, unit)

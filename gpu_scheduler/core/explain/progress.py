@@ -112,8 +112,8 @@ class RunOptions(Struct, frozen=True):
     def of(cls, spec: JobSpec) -> RunOptions:
         """Returns the options of a job's command."""
         return cls(
-            _positive(_values(spec, _STEPS)),
-            _positive(_values(spec, _EPOCHS)),
+            _number(spec, _STEPS),
+            _number(spec, _EPOCHS),
             output_option(spec)[1],
             " ".join(filter(None, [spec.script, *spec.words()])).lower(),
         )
@@ -125,16 +125,11 @@ def output_option(spec: JobSpec) -> tuple[str, str | None]:
     return next((option for option in given if option[1] is not None), ("--output_dir", None))
 
 
-def _values(spec: JobSpec, names: Iterable[str]) -> list[str]:
-    """Returns the values of these options, also of those written with "-" instead of "_"."""
-    spellings = (name for each in names for name in (each, each.replace("_", "-")))
-    return [value for name in dict.fromkeys(spellings) if (value := spec.option(name)) is not None]
-
-
-def _positive(values: Iterable[str]) -> float | None:
-    for value in values:
+def _number(spec: JobSpec, names: Iterable[str]) -> float | None:
+    """Returns the first positive number that one of these options has, which may be written with "-"."""
+    for name in (spelling for each in names for spelling in (each, each.replace("_", "-"))):
         try:
-            number = float(value.replace("_", ""))
+            number = float((spec.option(name) or "").replace("_", ""))
         except ValueError:
             continue
         if 0 < number < float("inf"):
