@@ -125,8 +125,7 @@ class Launcher:
         """
         active = self._store.active_attempts()
         attempt = next(one for one in active if one.id == attempt_id)
-        job = self._store.job(attempt.job_id)
-        assert job is not None
+        job = attempt.job
         ref = attempt_ref(self._store, attempt)
         executor = self._executors.of(ref)
         try:

@@ -186,11 +186,7 @@ class LineDependencies:
                 return
 
     def _resolve(
-        self,
-        index: ReferenceIndex,
-        stored: Mapping[int, Edges],
-        job_id: int,
-        cyclic: Collection[int] = (),
+        self, index: ReferenceIndex, stored: Mapping[int, Edges], job_id: int, cyclic: Collection[int] = ()
     ) -> Edges:
         """Returns the dependencies that the line of a job demands. cyclic: jobs that wait for themselves.
 

@@ -96,7 +96,8 @@ class StateFileWatcher:
         self._has_existed = False
         self._missing_since: float | None = None
         self._written_at = float("-inf")
-        self._last_summary: object = None
+        self._rendered: tuple[list[float], list[int], dict[str, object]] | None = None
+        self._last_summary: object = None  # what the file shows; None if that is not known
         self._problem: str | None = None
         self.due_at: float | None = None
 
@@ -170,7 +171,7 @@ class StateFileWatcher:
             if content != there:
                 self._exchange(content, there)
             self._save_displaced_keys({})
-            self._last_summary, self._problem = summarize(self._store, self._ended_attempts), None
+            self._last_summary, self._problem = self._rendered, None
         except ValueError:
             self.check(now)
         except OSError as error:
@@ -210,7 +211,8 @@ class StateFileWatcher:
 
     def _render(self, old: bytes, edit: Mapping[str, Any]) -> bytes:
         keys = {**(state_file.parse(old) if old else {}), **edit}
-        return state_file.render(keys, *summarize(self._store, self._ended_attempts))
+        self._rendered = summarize(self._store, self._ended_attempts)
+        return state_file.render(keys, *self._rendered)
 
     def _exchange(self, content: bytes, there: bytes = b"") -> None:
         """Replaces the file, whose content is `there`, with `content`.

@@ -293,12 +293,7 @@ def may_have_launched(folder: AttemptFolder) -> bool:
 
 
 def origin_object(
-    attempt: Attempt,
-    job: Job,
-    data_dir: DataDir,
-    source_cwd: str | None,
-    *,
-    has_own_environment: bool,
+    attempt: Attempt, job: Job, data_dir: DataDir, source_cwd: str | None, *, has_own_environment: bool
 ) -> dict[str, Any]:
     """Returns the origin of an attempt as the JSON object in spec.json.
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from gpu_scheduler.errors import DamagedStoreError, SchemaError, StoreNotFoundError
 from gpu_scheduler.store import data_dir
@@ -187,7 +188,7 @@ class Database:
 
     def shrink(self) -> None:
         """Truncates the write-ahead log as far as possible without waiting."""
-        timeout = self.connection.execute("PRAGMA busy_timeout").fetchone()[0]
+        timeout = self.value("PRAGMA busy_timeout")
         try:
             self.connection.execute("PRAGMA busy_timeout = 0")
             self.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
@@ -205,15 +206,28 @@ class Database:
         found: sqlite3.Row | None = self.connection.execute(sql, values).fetchone()
         return found
 
+    def value(self, sql: str, *values: object) -> Any:
+        """Returns the first column of the first row of a query, or None if it has no rows."""
+        row = self.row(sql, *values)
+        return None if row is None else row[0]
+
+    def column(self, sql: str, *values: object) -> list[Any]:
+        """Returns the first column of all rows of a query."""
+        return [row[0] for row in self.rows(sql, *values)]
+
+    def write(self, sql: str, *values: object, synced: bool = True) -> int:
+        """Runs one statement in a transaction. Returns the number of changed rows. synced: as there."""
+        with self.transaction(synced=synced) as db:
+            return db.execute(sql, values).rowcount
+
     def meta(self, key: str) -> str | None:
         """Returns the value of a key in the table `meta`, or None."""
-        row = self.row("SELECT value FROM meta WHERE key = ?", key)
-        return row["value"] if row else None
+        found: str | None = self.value("SELECT value FROM meta WHERE key = ?", key)
+        return found
 
     def set_meta(self, key: str, value: str, *, synced: bool = True) -> None:
         """Sets the value of a key in the table `meta`. synced: as for `transaction`."""
-        with self.transaction(synced=synced) as db:
-            db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
+        self.write("INSERT OR REPLACE INTO meta VALUES (?, ?)", key, value, synced=synced)
 
     def make_read_only(self) -> None:
         """Makes every later write fail."""
@@ -222,13 +236,13 @@ class Database:
     @property
     def data_version(self) -> int:
         """A number that changes with every commit by another connection."""
-        number: int = self.connection.execute("PRAGMA data_version").fetchone()[0]
+        number: int = self.value("PRAGMA data_version")
         return number
 
     @property
     def schema_version(self) -> int:
         """The schema version; 0 if the database has no schema."""
-        number: int = self.connection.execute("PRAGMA user_version").fetchone()[0]
+        number: int = self.value("PRAGMA user_version")
         return number
 
     @contextmanager
@@ -274,7 +288,7 @@ class Database:
 
     def _apply_migrations(self) -> None:
         """Applies the missing migrations in the caller's transaction."""
-        version = self.connection.execute("PRAGMA user_version").fetchone()[0]
+        version = self.schema_version
         for number, path in sorted(_migration_files().items()):
             if number > version:
                 for statement in _statements(path.read_text("utf-8")):

@@ -25,8 +25,7 @@ _ROUTINE = "event.kind = 'running' OR (event.kind = 'queued' AND event.reason IS
 
 def newest_event_id(store: Store) -> int:
     """Returns the id of the newest event, or 0 if there are no events."""
-    row = store.db.row("SELECT max(id) AS id FROM event")
-    return (row["id"] if row else None) or 0
+    return store.db.value("SELECT max(id) FROM event") or 0
 
 
 def events_after(store: Store, after: int, limit: int) -> list[Event]:
@@ -66,22 +65,19 @@ def history_in_errors(store: Store) -> Iterator[None]:
 def jobs_run_after(store: Store, after: int) -> set[int]:
     """Returns the ids of the jobs that started or finished after the event with this id."""
     sql = "SELECT DISTINCT job_id FROM event WHERE id > ? AND kind IN ('starting', 'finished')"
-    rows = store.db.rows(sql, after)
-    return {row["job_id"] for row in rows}
+    return set(store.db.column(sql, after))
 
 
 def id_before_last(store: Store, count: int) -> int:
     """Returns the id of the event before the last `count` events, or 0 if there is no such event."""
-    row = store.db.row("SELECT id FROM event ORDER BY id DESC LIMIT 1 OFFSET ?", count)
-    return row["id"] if row else 0
+    return store.db.value("SELECT id FROM event ORDER BY id DESC LIMIT 1 OFFSET ?", count) or 0
 
 
 def is_event(store: Store, event_id: int, time: float, kind: str, job_id: int) -> bool:
     """Returns whether the store contains this event. time: wall seconds, which must match within 2 ms."""
-    row = store.db.row("SELECT job_id, at, kind FROM event WHERE id = ?", event_id)
-    if row is None or (row["kind"], row["job_id"]) != (kind, job_id):
-        return False
-    return abs(float(row["at"]) - time) < 0.002
+    sql = "SELECT at FROM event WHERE id = ? AND kind = ? AND job_id = ?"
+    at = store.db.value(sql, event_id, kind, job_id)
+    return at is not None and abs(float(at) - time) < 0.002
 
 
 def finish_event_before(store: Store, event: Event) -> int | None:
@@ -97,14 +93,8 @@ def finish_event_before(store: Store, event: Event) -> int | None:
 
 def has_changed_since(store: Store, event: Event, after: int) -> bool:
     """Returns whether the job started or finished between the event with id `after` and this event."""
-    row = store.db.row(
-        "SELECT 1 FROM event WHERE job_id = ? AND id > ? AND id < ?"
-        " AND kind IN ('starting', 'finished') LIMIT 1",
-        event.job_id,
-        after,
-        event.id,
-    )
-    return row is not None
+    sql = "SELECT 1 FROM event WHERE job_id = ? AND id > ? AND id < ? AND kind IN ('starting', 'finished')"
+    return store.db.row(sql, event.job_id, after, event.id) is not None
 
 
 def _event(row: sqlite3.Row) -> Event:

@@ -70,8 +70,7 @@ def jobs_meant(store: Store, reference: str) -> list[Job]:
 def newest_jobs_meant(store: Store, reference: str, other_than: int = 0) -> list[int]:
     """Returns the newest job with each name that a reference means, except the job `other_than`, by id."""
     where, values = _meaning(store, reference, other_than)
-    rows = store.db.rows(f"SELECT max(id) AS id FROM job WHERE {where} GROUP BY name ORDER BY 1", *values)
-    return [row["id"] for row in rows]
+    return store.db.column(f"SELECT max(id) FROM job WHERE {where} GROUP BY name ORDER BY 1", *values)
 
 
 def _meaning(store: Store, reference: str, other_than: int = 0) -> tuple[str, tuple[str | int, ...]]:
@@ -104,13 +103,12 @@ def job_exists(store: Store, reference: str) -> bool:
 
 def job_ids_in(store: Store, numbers: range) -> list[int]:
     """Returns the ids of the existing jobs in this range."""
-    rows = store.db.rows("SELECT id FROM job WHERE id BETWEEN ? AND ? ORDER BY id", numbers[0], numbers[-1])
-    return [row["id"] for row in rows]
+    return store.db.column("SELECT id FROM job WHERE id BETWEEN ? AND ? ORDER BY id", numbers[0], numbers[-1])
 
 
 def job_ids_of_source(store: Store, source: str) -> list[int]:
     """Returns the ids of the jobs with this source, in ascending order."""
-    return [row["id"] for row in store.db.rows("SELECT id FROM job WHERE source = ? ORDER BY id", source)]
+    return store.db.column("SELECT id FROM job WHERE source = ? ORDER BY id", source)
 
 
 def jobs_of_file(store: Store, path: str) -> list[Job]:
@@ -131,9 +129,8 @@ def jobs_ahead_of(store: Store, job: Job, limit: int) -> tuple[int, list[int]]:
         " AND (priority, position, id) < (?, ?, ?)"
     )
     key = (job.priority, job.position, job.id)
-    count = store.db.row(f"SELECT count(*) AS n {where}", *key)
-    rows = store.db.rows(f"SELECT id {where} ORDER BY priority, position, id LIMIT ?", *key, limit)
-    return (count["n"] if count else 0), [row["id"] for row in rows]
+    nearest = store.db.column(f"SELECT id {where} ORDER BY priority, position, id LIMIT ?", *key, limit)
+    return store.db.value(f"SELECT count(*) {where}", *key), nearest
 
 
 def newest_jobs(store: Store, identities: Iterable[str]) -> dict[str, Job]:
@@ -154,34 +151,33 @@ def newest_names(store: Store, limit: int) -> dict[int, str | None]:
 
 def job_count(store: Store) -> int:
     """Returns the number of jobs."""
-    count: int = store.db.rows("SELECT count(*) AS n FROM job")[0]["n"]
-    return count
+    return _count(store, "TRUE")
 
 
 def state_counts(store: Store) -> dict[str, int]:
     """Returns the number of jobs in each state, omitting states without jobs."""
-    rows = store.db.rows("SELECT state, jobs FROM job_count WHERE jobs > 0")
-    return {row["state"]: row["jobs"] for row in rows}
+    return dict(map(tuple, store.db.rows("SELECT state, jobs FROM job_count WHERE jobs > 0")))
 
 
 def unsuccessful_counts(store: Store, *, with_cleared: bool = False) -> dict[str, int]:
     """Returns the number of finished jobs with each outcome except `completed`."""
     where = "state = 'finished'" if with_cleared else _LISTED
-    rows = store.db.rows(
-        f"SELECT outcome, count(*) AS n FROM job WHERE {where} AND outcome <> 'completed' GROUP BY outcome"
-    )
-    return {row["outcome"]: row["n"] for row in rows}
+    sql = f"SELECT outcome, count(*) FROM job WHERE {where} AND outcome <> 'completed' GROUP BY outcome"
+    return dict(map(tuple, store.db.rows(sql)))
 
 
 def cleared_count(store: Store) -> int:
     """Returns the number of jobs that `clear` took out of the lists."""
-    count: int = store.db.rows("SELECT count(*) AS n FROM job WHERE cleared_at IS NOT NULL")[0]["n"]
-    return count
+    return _count(store, "cleared_at IS NOT NULL")
 
 
 def listed_count(store: Store) -> int:
     """Returns the number of finished jobs that are not cleared."""
-    count: int = store.db.rows(f"SELECT count(*) AS n FROM job WHERE {_LISTED}")[0]["n"]
+    return _count(store, _LISTED)
+
+
+def _count(store: Store, where: str) -> int:
+    count: int = store.db.value(f"SELECT count(*) FROM job WHERE {where}")
     return count
 
 
@@ -272,19 +268,17 @@ def parents_of(store: Store, job_ids: Iterable[int]) -> dict[int, tuple[Parent, 
 
 def unresolved_jobs_of_file(store: Store, path: str) -> list[int]:
     """Returns the jobs with a line in this jobs file that have a reference to no job."""
-    rows = store.db.rows(
+    return store.db.column(
         "SELECT DISTINCT job_id FROM dependency WHERE parent_id = ?"
         " AND EXISTS (SELECT 1 FROM line WHERE line.job_id = dependency.job_id AND path = ?)",
-        UNRESOLVED,
-        path,
-    )
-    return [row["job_id"] for row in rows]
+        UNRESOLVED, path,
+    )  # fmt: skip
 
 
 def children(store: Store, job_id: int) -> list[int]:
     """Returns the ids of the jobs that depend on this job, in ascending order."""
-    rows = store.db.rows("SELECT DISTINCT job_id FROM dependency WHERE parent_id = ? ORDER BY job_id", job_id)
-    return [row["job_id"] for row in rows]
+    sql = "SELECT DISTINCT job_id FROM dependency WHERE parent_id = ? ORDER BY job_id"
+    return store.db.column(sql, job_id)
 
 
 def dependencies_of(store: Store, job_ids: Iterable[int]) -> dict[int, set[Dependency]]:
@@ -299,26 +293,25 @@ def dependencies_of(store: Store, job_ids: Iterable[int]) -> dict[int, set[Depen
     return found
 
 
+#: Finds some jobs, which a parameter lists, and all jobs that these wait for, directly or indirectly.
+_ABOVE = (
+    "WITH RECURSIVE above (id) AS (SELECT value FROM json_each(?) UNION"
+    " SELECT parent_id FROM above JOIN dependency ON job_id = above.id)"
+)
+
+
 def is_ancestor(store: Store, job_id: int, of: Iterable[int]) -> bool:
     """Returns whether a job is one of the jobs `of`, or one that they wait for, directly or indirectly."""
-    row = store.db.row(
-        "WITH RECURSIVE above (id) AS (SELECT value FROM json_each(?) UNION"
-        " SELECT parent_id FROM above JOIN dependency ON job_id = above.id)"
-        " SELECT 1 FROM above WHERE id = ?",
-        json.dumps(list(of)), job_id,
-    )  # fmt: skip
-    return row is not None
+    return (
+        store.db.row(f"{_ABOVE} SELECT 1 FROM above WHERE id = ?", json.dumps(list(of)), job_id) is not None
+    )
 
 
 def edges_above(store: Store, job_ids: Iterable[int]) -> dict[int, set[int]]:
     """Returns the parents of these jobs and of all jobs that they wait for, by job id."""
     found: dict[int, set[int]] = {}
-    for job_id, parent_id in store.db.rows(
-        "WITH RECURSIVE above (id) AS (SELECT value FROM json_each(?) UNION"
-        " SELECT parent_id FROM above JOIN dependency ON job_id = above.id)"
-        " SELECT job_id, parent_id FROM above JOIN dependency ON job_id = above.id",
-        json.dumps(list(job_ids)),
-    ):
+    sql = f"{_ABOVE} SELECT job_id, parent_id FROM above JOIN dependency ON job_id = above.id"
+    for job_id, parent_id in store.db.rows(sql, json.dumps(list(job_ids))):
         found.setdefault(job_id, set()).add(parent_id)
     return found
 
@@ -327,12 +320,11 @@ def dependent_jobs_of_file(store: Store, path: str) -> list[int]:
     """Returns the jobs with a line in this jobs file that depend on other jobs."""
     if store.db.row("SELECT 1 FROM dependency LIMIT 1") is None:
         return []
-    rows = store.db.rows(
+    return store.db.column(
         "SELECT job_id FROM line WHERE path = ? AND job_id IS NOT NULL"
         " AND EXISTS (SELECT 1 FROM dependency WHERE dependency.job_id = line.job_id)",
         path,
     )
-    return [row["job_id"] for row in rows]
 
 
 def remove_dependencies(
@@ -358,7 +350,7 @@ def ancestor_that_needs_user(store: Store, job_id: int, infeasible: Collection[s
     Such a job is held, infeasible or waits for its line, or a job that it names does not exist. infeasible:
     the spec keys of jobs that can never fit.
     """
-    row = store.db.row(
+    found: int | None = store.db.value(
         "WITH RECURSIVE above (id) AS (SELECT parent_id FROM dependency WHERE job_id = ?1 UNION"
         " SELECT parent_id FROM above JOIN job AS child ON child.id = above.id"
         " AND child.state = 'queued' AND child.unmet_parents > 0"
@@ -370,7 +362,7 @@ def ancestor_that_needs_user(store: Store, job_id: int, infeasible: Collection[s
         job_id,
         json.dumps(sorted(infeasible)),
     )
-    return None if row is None else int(row["id"])
+    return found
 
 
 def failed_ancestors(store: Store, job_id: int, limit: int) -> list[int]:
@@ -378,14 +370,12 @@ def failed_ancestors(store: Store, job_id: int, limit: int) -> list[int]:
 
     If a parent was itself skipped, these are the jobs because of which the parent was skipped.
     """
-    rows = store.db.rows(
+    return store.db.column(
         "WITH RECURSIVE failed (id, outcome) AS (SELECT ?, 'skipped' UNION"
         " SELECT parent.id, parent.outcome FROM failed"
         " JOIN dependency ON job_id = failed.id AND dependency.kind = 'completed'"
         " JOIN job AS parent ON parent.id = parent_id WHERE failed.outcome = 'skipped'"
         " AND parent.state = 'finished' AND parent.outcome NOT IN ('completed', 'ended')"
         f" LIMIT {_MAX_VISITED}) SELECT id FROM failed WHERE outcome <> 'skipped' ORDER BY id LIMIT ?",
-        job_id,
-        limit,
-    )
-    return [row["id"] for row in rows]
+        job_id, limit,
+    )  # fmt: skip

@@ -72,13 +72,10 @@ def find_jobs_file(store: Store, path: str) -> JobsFileRecord | None:
 
 def newest_job_of(store: Store, identity: str) -> tuple[int, JobState, Outcome | None] | None:
     """Returns the id, state and outcome of the newest job with this identity; None if there is none."""
-    where = "WHERE identity = ? ORDER BY id DESC LIMIT 1"
-    row = store.db.row(f"SELECT id, state, outcome FROM job {where}", identity)
-    return (
-        row
-        if row is None
-        else (row["id"], JobState(row["state"]), row["outcome"] and Outcome(row["outcome"]))
-    )
+    sql = "SELECT id, state, outcome FROM job WHERE identity = ? ORDER BY id DESC LIMIT 1"
+    for job_id, state, outcome in store.db.rows(sql, identity):
+        return job_id, JobState(state), outcome and Outcome(outcome)
+    return None
 
 
 # The last reading of a jobs file.
@@ -169,15 +166,14 @@ def _position_of_line(db: sqlite3.Connection, path: str, index: int, count: int)
 
 def set_problem(store: Store, path: str, problem: str | None) -> None:
     """Records why the file cannot be read, or None if it can be read."""
-    with store.db.transaction() as db:
-        db.execute("UPDATE jobs_file SET problem = ? WHERE path = ?", (problem, path))
+    store.db.write("UPDATE jobs_file SET problem = ? WHERE path = ?", problem, path)
 
 
 def line_waits(store: Store, path: str) -> dict[int, WaitReason]:
     """Returns the last recorded reason why each waiting job of a file waits for its line, by job id."""
     sql = "SELECT id, line_wait FROM job WHERE source_missing AND line_wait IS NOT NULL AND source = ?"
     rows = store.db.rows(sql, f"file:{path}")
-    return {row["id"]: WaitReason.from_json(row["line_wait"]) for row in rows}
+    return {job_id: WaitReason.from_json(wait) for job_id, wait in rows}
 
 
 class JobsOfReading(Mapping[int, "Job"]):

@@ -51,7 +51,7 @@ _STARTS_BY_ITSELF = (
 def wait_reasons(store: Store) -> Mapping[str, WaitReason]:
     """Returns the recorded wait reason of each pending group, by spec key."""
     rows = store.db.rows("SELECT spec_key, reason FROM pending_group")
-    return {row["spec_key"]: WaitReason.from_json(row["reason"]) for row in rows}
+    return {key: WaitReason.from_json(reason) for key, reason in rows}
 
 
 def wait_reason_by_spec(store: Store) -> dict[str, WaitReason | None]:
@@ -150,13 +150,11 @@ def queued_job_of(store: Store, job_id: int) -> QueuedJob:
 
 def next_retry(store: Store, now: Now) -> float | None:
     """Returns when the next failed launch may be retried, in seconds since boot, or None."""
-    row = store.db.row(
-        "SELECT min(not_before_boot) AS at FROM job WHERE state = 'queued' AND boot_id = ?"
-        " AND not_before_boot > ?",
-        now.boot_id,
-        now.boot,
+    sql = (
+        "SELECT min(not_before_boot) FROM job WHERE state = 'queued' AND boot_id = ? AND not_before_boot > ?"
     )
-    return row["at"] if row else None
+    at: float | None = store.db.value(sql, now.boot_id, now.boot)
+    return at
 
 
 # Lists the jobs for which GPUs are reserved, and the jobs that are preempted for them.
@@ -177,16 +175,14 @@ class QueueReservationRecord(NamedTuple):
 
 def queue_reservation_record(store: Store) -> QueueReservationRecord | None:
     """Returns the reservation by queue order, or None."""
-    rows = [
-        tuple(row)
-        for row in store.db.rows(
-            "SELECT job_id, gpu, start_at, overtakes FROM reservation WHERE start_at IS NOT NULL"
-        )
-    ]
-    if not rows:
+    row = store.db.row(
+        "SELECT job_id, json_group_array(gpu), start_at, overtakes FROM reservation"
+        " WHERE start_at IS NOT NULL GROUP BY job_id"
+    )
+    if row is None:
         return None
-    job_id, _, start_at, overtakes = rows[0]
-    return QueueReservationRecord(job_id, tuple(gpu for _, gpu, *_ in rows), start_at, overtakes)
+    job_id, gpus, start_at, overtakes = row
+    return QueueReservationRecord(job_id, tuple(json.loads(gpus)), start_at, overtakes)
 
 
 def reserved_jobs(store: Store, now: Now) -> list[ReservedJob]:
@@ -203,10 +199,7 @@ def reserved_jobs(store: Store, now: Now) -> list[ReservedJob]:
     )  # fmt: skip
     return [
         ReservedJob(
-            queued_job(row[:-3]),
-            ResourceSpec.from_key(row[-3]),
-            tuple(json.loads(row[-2])),
-            bool(row[-1]),
+            queued_job(row[:-3]), ResourceSpec.from_key(row[-3]), tuple(json.loads(row[-2])), bool(row[-1])
         )
         for row in map(tuple, rows)
     ]
@@ -341,14 +334,14 @@ class PendingGroupsReader:
         return [tuple(row) for row in self._store.db.rows(sql, self._newest_change)]
 
     def _stored_reason(self, key: str) -> WaitReason | None:
-        row = self._store.db.row("SELECT reason FROM pending_group WHERE spec_key = ?", key)
-        return None if row is None else WaitReason.from_json(row["reason"])
+        reason = self._store.db.value("SELECT reason FROM pending_group WHERE spec_key = ?", key)
+        return None if reason is None else WaitReason.from_json(reason)
 
     def _retried_groups(self, before: Now, now: Now) -> set[str]:
         """Returns the groups with a job whose retry delay has run out since the last reading."""
-        rows = self._store.db.rows(
+        found = self._store.db.column(
             "SELECT DISTINCT spec_key FROM job WHERE state = 'queued' AND boot_id = ?"
             " AND not_before_boot > ? AND not_before_boot <= ?",
             now.boot_id, before.boot, now.boot,
         )  # fmt: skip
-        return {row["spec_key"] for row in rows}
+        return set(found)

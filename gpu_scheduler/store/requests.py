@@ -32,18 +32,18 @@ def add_request(store: Store, verb: str, target: str = "", by: str = "cli", **ar
 
 def request_answer(store: Store, request_id: int) -> RequestAnswer | None:
     """Returns the answer to a request, or None if it has not been answered yet."""
-    row = store.db.row("SELECT answer FROM request WHERE id = ?", request_id)
-    if row is None or row["answer"] is None:
+    answer = store.db.value("SELECT answer FROM request WHERE id = ?", request_id)
+    if answer is None:
         return None
     from gpu_scheduler.core.model.request import RequestAnswer
 
-    return RequestAnswer.from_json(row["answer"])
+    return RequestAnswer.from_json(answer)
 
 
 def request_target(store: Store, request_id: int) -> str | None:
     """Returns the target of a request, or None if there is no such request."""
-    row = store.db.row("SELECT target FROM request WHERE id = ?", request_id)
-    return None if row is None else row["target"]
+    target: str | None = store.db.value("SELECT target FROM request WHERE id = ?", request_id)
+    return target
 
 
 def open_requests(store: Store) -> list[Request]:
@@ -53,19 +53,18 @@ def open_requests(store: Store) -> list[Request]:
         return []
     from gpu_scheduler.core.model.request import Request
 
-    return [Request(row["id"], row["verb"], row["target"], json.loads(row["args"])) for row in rows]
+    return [Request(request_id, verb, target, json.loads(args)) for request_id, verb, target, args in rows]
 
 
 def withdraw_request(store: Store, request_id: int) -> bool:
     """Withdraws a request. Returns False if it has already been answered."""
     from gpu_scheduler.core.model.request import AnswerCode, RequestAnswer
 
-    with store.db.transaction() as db:
-        cursor = db.execute(
-            "UPDATE request SET answered_at = ?, answer = ? WHERE id = ? AND answered_at IS NULL",
-            (time.time(), RequestAnswer(AnswerCode.WITHDRAWN).to_json(), request_id),
-        )
-    return cursor.rowcount == 1
+    changed = store.db.write(
+        "UPDATE request SET answered_at = ?, answer = ? WHERE id = ? AND answered_at IS NULL",
+        time.time(), RequestAnswer(AnswerCode.WITHDRAWN).to_json(), request_id,
+    )  # fmt: skip
+    return changed == 1
 
 
 # Keeps the environment variables with which jobs were submitted.
@@ -83,8 +82,7 @@ def add_environment(store: Store, variables: Mapping[str, str]) -> str:
     kept = {name: value for name, value in variables.items() if name != REDIS_URL_VARIABLE}
     text = json.dumps(kept, sort_keys=True, ensure_ascii=True)
     key = hashlib.sha256(text.encode("ascii")).hexdigest()
-    with store.db.transaction() as db:
-        db.execute("INSERT OR IGNORE INTO environment (hash, variables) VALUES (?, ?)", (key, text))
+    store.db.write("INSERT OR IGNORE INTO environment (hash, variables) VALUES (?, ?)", key, text)
     return key
 
 

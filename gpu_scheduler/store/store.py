@@ -289,7 +289,7 @@ class Store:
 
     def gpu_indices(self) -> dict[str, int]:
         """Returns the indices of all known GPUs, managed or not, by UUID."""
-        return {row["uuid"]: row["idx"] for row in self.db.rows("SELECT uuid, idx FROM gpu")}
+        return dict(map(tuple, self.db.rows("SELECT uuid, idx FROM gpu")))
 
     def was_gpu_shared(self, attempt: Attempt, since: float, until: float) -> bool:
         """Returns whether another job's attempt held one of this attempt's GPUs from `since` to `until`."""

@@ -94,9 +94,8 @@ def open_items(store: Store) -> list[TakenItem]:
 
 def kept_items(store: Store) -> list[TakenItem]:
     """Returns all items that are this store's, ended ones too. Drops those of more than 30 days ago."""
-    with store.db.transaction() as db:
-        old = f"state <> 'open' AND set_at < ? AND job_id NOT IN ({_UNFINISHED})"
-        db.execute(f"DELETE FROM taken_item WHERE {old}", (time.time() - _KEPT_S,))
+    old = f"state <> 'open' AND set_at < ? AND job_id NOT IN ({_UNFINISHED})"
+    store.db.write(f"DELETE FROM taken_item WHERE {old}", time.time() - _KEPT_S)
     return _items(store, "taken_item.state IN ('open', 'ended')")
 
 
@@ -113,12 +112,11 @@ def has_item(store: Store, redis_id: str, fence: str) -> bool:
 
 def set_item(store: Store, item: TakenItem, state: ItemState, written: str | None = None) -> None:
     """Records the state of an item and what was written back, in the caller's transaction if there is one."""
-    with store.db.transaction() as db:
-        db.execute(
-            "UPDATE taken_item SET state = ?, written = coalesce(?, written), set_at = ?"
-            " WHERE redis_id = ? AND fence = ?",
-            (state, written, time.time(), item.redis_id, item.fence),
-        )
+    store.db.write(
+        "UPDATE taken_item SET state = ?, written = coalesce(?, written), set_at = ?"
+        " WHERE redis_id = ? AND fence = ?",
+        state, written, time.time(), item.redis_id, item.fence,
+    )  # fmt: skip
 
 
 def keep_statuses(db: sqlite3.Connection) -> None:
@@ -154,8 +152,8 @@ def give_up(store: Store, item: TakenItem) -> None:
 
 def newest_job_of(store: Store, redis_id: str) -> int | None:
     """Returns the newest job of an item; None if this store has never taken it."""
-    row = store.db.row("SELECT max(job_id) AS id FROM taken_item WHERE redis_id = ?", redis_id)
-    return None if row is None else row["id"]
+    job_id: int | None = store.db.value("SELECT max(job_id) FROM taken_item WHERE redis_id = ?", redis_id)
+    return job_id
 
 
 def box_id(store: Store) -> str:

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from msgspec import Struct
-from msgspec.structs import asdict, replace
+from msgspec.structs import asdict
 
 from gpu_scheduler.core.model.event import (
     AttemptDetails,
@@ -28,7 +28,7 @@ from gpu_scheduler.core.model.event import (
     StopStarted,
 )
 from gpu_scheduler.core.model.gpu import FaultKind, GpuFault, GpuSample
-from gpu_scheduler.core.model.job import ActiveAttempt, Allocation, Job
+from gpu_scheduler.core.model.job import ActiveAttempt, Allocation, Checkpoint, Job
 from gpu_scheduler.core.model.job_spec import ParentStatus, status_of
 from gpu_scheduler.core.model.reasons import ReasonKind, StateReason, WaitKind, WaitReason
 from gpu_scheduler.core.model.states import AttemptState, JobState, Outcome
@@ -127,55 +127,40 @@ def _update(context: WriteContext, table: str, key: str, value: object, changes:
 
 def _start(context: WriteContext, action: act.Start) -> int:
     """Opens an attempt with its allocations. Returns the attempt's id."""
-    db, now = context.db, context.now
-    job = context.store.job(action.job_id)
-    assert job is not None
+    db, now, job_id, process = context.db, context.now, action.job_id, action.process
     # An attempt whose launch failed has not run, so its job keeps the protection against preemptions.
-    number, follows_preemption = db.execute(
-        "SELECT coalesce(max(number), 0) + 1, outcome IS 'preempted'"
-        " OR (outcome IS 'not_started' AND follows_preemption) FROM attempt WHERE job_id = ?",
-        (job.id,),
+    number, follows_preemption, resume_from, *place = db.execute(
+        "SELECT coalesce(max(number), 0) + 1, attempt.outcome IS 'preempted'"
+        " OR (attempt.outcome IS 'not_started' AND follows_preemption), resume_from, priority,"
+        " position, job.submitted_at FROM job LEFT JOIN attempt ON job_id = job.id WHERE job.id = ?",
+        (job_id,),
     ).fetchone()
-    # An adopted process never queues, and a job without a GPU overtakes nobody.
-    queues = action.process is None and bool(action.gpus)
-    place = {
-        "queue_priority": job.priority, "queue_position": job.position, "submitted_at": job.submitted_at,
-    }  # fmt: skip
+    more: dict[str, Any] = {}
+    if process is not None:  # it never queues; its watcher has no output, so it needs no terminal
+        more = {"watched_pid": process.pid, "watched_ticks": process.start_ticks}
+        more["started_at"] = process.started_at
+    elif action.gpus:  # a job without a GPU overtakes nobody
+        more = dict(zip(("queue_priority", "queue_position", "submitted_at"), place, strict=True))
     attempt_id = insert(
-        db, "attempt", job_id=job.id, number=number, token=secrets.token_hex(16), boot_id=now.boot_id,
-        state=AttemptState.STARTING.value, executor=_executor(context, action), learned=action.learned,
-        assumed=action.assumed, launch_deadline_boot=now.boot + context.settings.launch_deadline_s,
-        created_at=now.wall, resumed_from=stored(job.resume_from), **_watched(action),
-        follows_preemption=follows_preemption, **(place if queues else {}),
+        db, "attempt", job_id=job_id, number=number, token=secrets.token_hex(16), boot_id=now.boot_id,
+        state=AttemptState.STARTING.value, executor=context.executor if process is None else "direct",
+        learned=action.learned, assumed=action.assumed,
+        launch_deadline_boot=now.boot + context.settings.launch_deadline_s, created_at=now.wall,
+        resumed_from=resume_from, follows_preemption=follows_preemption, **more,
     )  # fmt: skip
     insert_allocations(db, attempt_id, _allocations(context, action))
+    checkpoint = None if resume_from is None else Checkpoint.from_json(resume_from)
     details = AttemptStarted(
         number, context.gpu_indices(action.gpus), action.share, action.vram, action.whole, action.learned,
         action.assumed,
-        resumed_from=None if job.resume_from is None else job.resume_from.path,
-        resumed_step=None if job.resume_from is None else job.resume_from.step,
-        watched_pid=None if action.process is None else action.process.pid,
+        resumed_from=None if checkpoint is None else checkpoint.path,
+        resumed_step=None if checkpoint is None else checkpoint.step,
+        watched_pid=None if process is None else process.pid,
     )  # fmt: skip
-    new = replace(job, state=JobState.STARTING, reason=None, not_before_boot=None)
-    _change_job(context, act.JobChanged(job, new), details)
+    started = {"state": JobState.STARTING.value, "reason": None, "not_before_boot": None}
+    _update(context, "job", "id", job_id, started)
+    context.add_event(EventKind.STARTING, job_id, details=details)
     return attempt_id
-
-
-def _executor(context: WriteContext, action: act.Start) -> str:
-    """Returns the name of the executor of an attempt. A watcher has no output, so it needs no terminal."""
-    return context.executor if action.process is None else "direct"
-
-
-def _watched(action: act.Start) -> dict[str, Any]:
-    """Returns the columns of an attempt whose runner watches a process."""
-    process = action.process
-    if process is None:
-        return {}
-    return {
-        "watched_pid": process.pid,
-        "watched_ticks": process.start_ticks,
-        "started_at": process.started_at,
-    }
 
 
 def _allocations(context: WriteContext, action: act.Start) -> Iterable[Allocation]:
@@ -189,22 +174,17 @@ def _allocations(context: WriteContext, action: act.Start) -> Iterable[Allocatio
 
 def insert_allocations(db: sqlite3.Connection, attempt_id: int, allocations: Iterable[Allocation]) -> None:
     """Inserts the allocations of a new attempt, in this order."""
-    db.executemany(
-        "INSERT INTO allocation (attempt_id, ordinal, gpu, share, vram, whole, budget_mib, baseline_mib)"
-        " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-        [
-            (attempt_id, n, one.gpu, one.share, one.vram, one.whole, one.budget_mib, one.baseline_mib)
-            for n, one in enumerate(allocations)
-        ],
-    )
+    for n, one in enumerate(allocations):
+        insert(
+            db, "allocation", attempt_id=attempt_id, ordinal=n, gpu=one.gpu, share=one.share, vram=one.vram,
+            whole=one.whole, budget_mib=one.budget_mib, baseline_mib=one.baseline_mib,
+        )  # fmt: skip
 
 
 def _relaunch(context: WriteContext, action: act.Relaunch) -> None:
     """Counts another launch of the same attempt and sets the deadline for its claim."""
     deadline = context.now.boot + context.settings.launch_deadline_s
-    before: int = context.db.execute(
-        "SELECT launch_count FROM attempt WHERE id = ?", (action.attempt_id,)
-    ).fetchone()[0]
+    before = context.store.db.value("SELECT launch_count FROM attempt WHERE id = ?", action.attempt_id)
     context.db.execute(
         "UPDATE attempt SET launch_count = launch_count + 1, launch_deadline_boot = ? WHERE id = ?",
         (deadline, action.attempt_id),
@@ -349,19 +329,6 @@ def record_gpu_time(context: WriteContext, action: act.RecordGpuTime) -> None:
     db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (COUNTED_UNTIL_KEY, repr(action.until)))
 
 
-def _processes_json(gpu: GpuSample) -> str | None:
-    """Returns the processes of a sample in the format of the column `processes`."""
-    if gpu.processes is None:
-        return None
-    return json.dumps([[one.pid, one.used_mib, one.graphics_only] for one in gpu.processes])
-
-
-def _recent_loads_json(db: sqlite3.Connection, gpu: GpuSample) -> str:
-    """Returns the last load samples, including this one, in the format of the column `loads`."""
-    row = db.execute("SELECT loads FROM gpu WHERE uuid = ?", (gpu.uuid,)).fetchone()
-    return json.dumps([*json.loads(row["loads"]), gpu.load_percent][-_LOADS_KEPT:])
-
-
 def set_queue_positions(context: WriteContext, action: act.SetQueuePositions) -> None:
     """Sets the queue positions of jobs."""
     context.db.executemany(
@@ -389,13 +356,13 @@ def set_wait_reason(context: WriteContext, action: act.SetWaitReason) -> None:
         (action.spec_key, action.reason.to_json()),
     )
     if action.reason.is_infeasible:
-        rows = db.execute(
+        jobs = context.store.db.column(
             "SELECT id FROM job WHERE state = 'queued' AND unmet_parents = 0 AND adopted IS NULL"
             " AND spec_key = ? ORDER BY id LIMIT ?",
-            (action.spec_key, _MAX_INFEASIBLE_EVENTS),
-        ).fetchall()
-        for row in rows:
-            context.add_event(EventKind.INFEASIBLE, row["id"], action.reason)
+            action.spec_key, _MAX_INFEASIBLE_EVENTS,
+        )  # fmt: skip
+        for job_id in jobs:
+            context.add_event(EventKind.INFEASIBLE, job_id, action.reason)
 
 
 def answer_request(context: WriteContext, action: act.AnswerRequest) -> None:
@@ -425,27 +392,16 @@ def settle_dependencies(context: WriteContext, action: act.SettleDependencies) -
 
     Both change the parents of further jobs, so this is repeated until no job is left.
     """
-    left = _MAX_SETTLED
+    left, column = _MAX_SETTLED, context.store.db.column
+    skipped = "state = 'finished' AND outcome = 'skipped' AND failed_parents = 0"
     while left > 0:
-        found = _to_skip(context.db, left) + _to_queue(context.db, left)
+        found = column("SELECT id FROM job WHERE state = 'queued' AND failed_parents > 0 LIMIT ?", left)
+        found += column(f"SELECT id FROM job WHERE {skipped} LIMIT ?", left)
         if not found:
             return
         for job_id in found:
             _settle(context, job_id)
         left -= len(found)
-
-
-def _to_skip(db: sqlite3.Connection, limit: int) -> list[int]:
-    rows = db.execute("SELECT id FROM job WHERE state = 'queued' AND failed_parents > 0 LIMIT ?", (limit,))
-    return [row["id"] for row in rows.fetchall()]
-
-
-def _to_queue(db: sqlite3.Connection, limit: int) -> list[int]:
-    rows = db.execute(
-        "SELECT id FROM job WHERE state = 'finished' AND outcome = 'skipped' AND failed_parents = 0 LIMIT ?",
-        (limit,),
-    )
-    return [row["id"] for row in rows.fetchall()]
 
 
 def _settle(context: WriteContext, job_id: int) -> None:
@@ -571,31 +527,30 @@ class StoreWriter:
 
     def record_launch_error(self, attempt_id: int, text: str) -> None:
         """Records that a launch failed immediately, and sets the attempt's launch deadline to the past."""
-        with self._store.db.transaction() as db:
-            db.execute(
-                "UPDATE attempt SET launch_error = ?, launch_deadline_boot = 0 WHERE id = ?",
-                (text, attempt_id),
-            )
+        sql = "UPDATE attempt SET launch_error = ?, launch_deadline_boot = 0 WHERE id = ?"
+        self._store.db.write(sql, text, attempt_id)
 
     def record_shortage(self, attempt_id: int) -> None:
         """Records that a shortage prevented a launch, which then does not count. The next one is due now."""
-        with self._store.db.transaction(synced=False) as db:
-            db.execute(
-                "UPDATE attempt SET launch_count = max(launch_count - 1, 0), launch_deadline_boot = 0"
-                " WHERE id = ?",
-                (attempt_id,),
-            )
+        sets = "launch_count = max(launch_count - 1, 0), launch_deadline_boot = 0"
+        self._store.db.write(f"UPDATE attempt SET {sets} WHERE id = ?", attempt_id, synced=False)
 
     def record_log(self, attempt_id: int, log: str | None, session: str | None) -> None:
         """Records the attempt's log and session, which are known once its folder exists."""
-        with self._store.db.transaction(synced=False) as db:
-            db.execute("UPDATE attempt SET log = ?, session = ? WHERE id = ?", (log, session, attempt_id))
+        sql = "UPDATE attempt SET log = ?, session = ? WHERE id = ?"
+        self._store.db.write(sql, log, session, attempt_id, synced=False)
 
     def record_gpus(self, samples: Iterable[GpuSample], managed: Collection[str] | None, now: Now) -> None:
         """Records the newest samples. managed: the UUIDs of the managed GPUs, or None if unchanged."""
         at = now.wall
         with self._store.db.transaction(synced=False) as db:
+            loads = dict(map(tuple, self._store.db.rows("SELECT uuid, loads FROM gpu")))
             for gpu in samples:
+                recent = [*json.loads(loads.get(gpu.uuid, "[]")), gpu.load_percent][-_LOADS_KEPT:]
+                processes = None
+                if gpu.processes is not None:
+                    listed = [[one.pid, one.used_mib, one.graphics_only] for one in gpu.processes]
+                    processes = json.dumps(listed)
                 db.execute(
                     "INSERT INTO gpu (uuid, idx, name, managed) VALUES (?, ?, ?, 0) ON CONFLICT (uuid)"
                     " DO UPDATE SET idx = excluded.idx, name = excluded.name",
@@ -609,28 +564,26 @@ class StoreWriter:
                     " fault = ?4, sampled_at = ?5, processes = ?6, loads = ?7, exclusive = ?10, unified = ?11"
                     " WHERE uuid = ?8",
                     (gpu.total_mib, gpu.used_mib, gpu.load_percent, gpu.fault and gpu.fault.to_json(), at,
-                     _processes_json(gpu), _recent_loads_json(db, gpu), gpu.uuid, FaultKind.UNREADABLE.value,
+                     processes, json.dumps(recent), gpu.uuid, FaultKind.UNREADABLE.value,
                      gpu.exclusive, gpu.unified),
                 )  # fmt: skip
             if managed is not None:
-                listed = json.dumps(list(managed))
                 is_managed = "uuid IN (SELECT value FROM json_each(:listed))"
                 db.execute(
                     "UPDATE gpu SET foreign_loads = '[]', foreign_load_boot = NULL,"
                     f" usable_since = CASE WHEN {is_managed} AND NOT managed THEN :at ELSE usable_since END,"
                     f" managed = {is_managed}",
-                    {"listed": listed, "at": at},
+                    {"listed": json.dumps(list(managed)), "at": at},
                 )
 
     def record_probe_failure(self, cause: str) -> None:
         """Records that the GPUs cannot be read. Memory and load become unknown, but a lost GPU stays lost."""
-        with self._store.db.transaction(synced=False) as db:
-            db.execute(
-                "UPDATE gpu SET used_mib = NULL, load_percent = NULL,"
-                " fault = CASE WHEN fault IS NULL OR json_extract(fault, '$.kind') = ? THEN ? ELSE fault END"
-                " WHERE managed",
-                (FaultKind.UNREADABLE.value, GpuFault(FaultKind.UNREADABLE, cause).to_json()),
-            )
+        self._store.db.write(
+            "UPDATE gpu SET used_mib = NULL, load_percent = NULL,"
+            " fault = CASE WHEN fault IS NULL OR json_extract(fault, '$.kind') = ? THEN ? ELSE fault END"
+            " WHERE managed",
+            FaultKind.UNREADABLE.value, GpuFault(FaultKind.UNREADABLE, cause).to_json(), synced=False,
+        )  # fmt: skip
 
     def forget_wait_reasons(self) -> None:
         """Deletes the wait reasons and the changes of pending groups without queued jobs.
