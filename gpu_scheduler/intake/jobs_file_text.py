@@ -380,8 +380,6 @@ def find_refusals(commands: Sequence[str]) -> dict[str, BashRefusal]:
     waiting += [together[first : first + _MAX_BATCH] for first in range(0, len(together), _MAX_BATCH)]
     while waiting:
         some = waiting.pop()
-        if not some:
-            continue
         if len(found) >= _MAX_REFUSALS:
             found.update((command, NOT_CHECKED) for command in some)
         elif len(some) == 1:
@@ -531,12 +529,10 @@ def job_shell(env: Mapping[str, str]) -> JobShell | None:
     def finds(name: str, cwd: str) -> bool:
         if (name, cwd) not in known:
             paths = (os.path.join(cwd, folder, name) for folder in folders)
-            known[name, cwd] = os.path.exists(os.path.join(cwd, name)) or any(map(_is_program, paths))
+            known[name, cwd] = os.path.exists(os.path.join(cwd, name)) or any(
+                os.path.isfile(path) and os.access(path, os.X_OK) for path in paths
+            )
         return known[name, cwd]
 
     names = (name.removeprefix(_FUNCTION).removesuffix(_END) for name in env if name.startswith(_FUNCTION))
     return JobShell(finds, frozenset(names))
-
-
-def _is_program(path: str) -> bool:
-    return os.path.isfile(path) and os.access(path, os.X_OK)

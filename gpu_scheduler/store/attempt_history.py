@@ -10,6 +10,7 @@ import json
 import sqlite3
 from collections.abc import Iterable
 from itertools import groupby
+from operator import itemgetter
 
 from gpu_scheduler.core.model.job import Attempt, Job
 from gpu_scheduler.core.model.states import Outcome
@@ -123,15 +124,12 @@ def workload_classes(store: Store) -> list[WorkloadClass]:
         "SELECT workload_class, gpu_count, peak_mib, declared_mib, seconds FROM measurement"
         " WHERE outcome = 'completed' ORDER BY workload_class, id"
     )
-    runs_by_class: dict[str, list[tuple[int, int, int | None, float | None]]] = {}
-    for row in rows:
-        runs = runs_by_class.setdefault(row["workload_class"], [])
-        runs.append((row["gpu_count"], row["peak_mib"], row["declared_mib"], row["seconds"]))
     found = []
-    for key, runs in runs_by_class.items():
+    for key, group in groupby(rows, key=itemgetter("workload_class")):
+        runs = list(group)
         program, llm = json.loads(key)
-        peaks = [peak for _, peak, _, _ in runs]
-        seconds = [took for _, _, _, took in runs if took is not None]
+        peaks = [run["peak_mib"] for run in runs]
+        seconds = [run["seconds"] for run in runs if run["seconds"] is not None]
         found.append(
             WorkloadClass(
                 program,
@@ -139,8 +137,8 @@ def workload_classes(store: Store) -> list[WorkloadClass]:
                 runs=len(runs),
                 max_mib=max(peaks),
                 p95_mib=quantile(peaks),
-                declared_mib=runs[-1][2],
-                gpus=min(gpus for gpus, *_ in runs),
+                declared_mib=runs[-1]["declared_mib"],
+                gpus=min(run["gpu_count"] for run in runs),
                 mean_s=sum(seconds) / len(seconds) if seconds else None,
                 longest_s=max(seconds, default=None),
             )
@@ -247,7 +245,7 @@ class RunTimesReader:
         classes = dict(self._run_times.classes)
         for key in lost:
             del classes[key], self._oldest[key]
-        for key, group in groupby(rows, key=lambda one: one[0]):
+        for key, group in groupby(rows, key=itemgetter("workload_class")):
             runs = list(group)
             self._oldest[key] = runs[0]["id"]
             classes[key] = ClassRunTimes(tuple((identity, seconds) for *_, identity, seconds in runs))

@@ -76,48 +76,6 @@ def is_ours(folder: Path) -> bool:
         return False
 
 
-def check_access(folder: Path, files: tuple[Path, ...]) -> None:
-    """Checks that a data directory belongs to this user, is not a link and can be entered.
-
-    Accepts a missing directory. files: the store's files outside the directory, which the remedy names.
-    Raises SchedulerError with a message that names the owner and the remedy.
-    """
-    try:
-        status = os.lstat(folder)
-    except OSError:
-        return  # a missing or inaccessible path is reported when it is used
-    problem = check_folder_status(status, allowed_owners(folder))
-    if problem is None:
-        if os.access(folder, os.R_OK | os.X_OK, effective_ids=True):
-            return
-        raise SchedulerError(f"{folder} cannot be entered; run `chmod u+rwx {shlex.quote(str(folder))}`")
-    if problem.kind is not ProblemKind.OTHER_OWNER:
-        remedy = "remove it, or name another folder with --data-dir"
-        target = Path(os.path.realpath(folder))
-        if problem.kind is ProblemKind.LINK and status.st_uid == os.geteuid() and is_ours(target):
-            # If the user only removed the link, every line of the jobs file would count as new.
-            there, here = shlex.quote(str(target)), shlex.quote(str(folder))
-            remedy = (
-                f"to use the store at the link's target, add --data-dir {there} to every command, or run"
-                f" `rm {here} && mv {there} {here}` once"
-            )
-        raise SchedulerError(
-            f"{folder} {problem.description}, but must be the data directory itself; {remedy}"
-        )
-    owner = status.st_uid
-    if owner != 0:
-        raise SchedulerError(
-            f"{folder} belongs to another user ({name_of_user(owner)}); name your own state file"
-            " with --state-file"
-        )
-    paths = shlex.join(map(str, (folder, *files)))
-    raise SchedulerError(
-        f"{folder} belongs to root, because a `start` with sudo created it\n"
-        "use sudo for every command, or end the scheduler (`stop --jobs` with sudo) and take ownership:"
-        f" sudo chown -R {os.geteuid()} {paths}"
-    )
-
-
 def open_folder(folder: Path) -> int:
     """Opens a folder that belongs to this user and is not a link. Returns its descriptor. Raises OSError."""
     problem = check_folder_status(os.lstat(folder), allowed_owners(folder))
@@ -174,7 +132,16 @@ def _check_entries(
             continue  # a temporary file that has been renamed
         try:
             status = os.fstat(inner)
-            _check_entry(path, status, allowed)
+            problem = None
+            if stat.S_ISLNK(status.st_mode):
+                problem = FileProblem(ProblemKind.LINK)
+            elif status.st_uid not in allowed:
+                problem = FileProblem(ProblemKind.OTHER_OWNER, str(status.st_uid))
+            if problem is not None:
+                raise SchedulerError(
+                    f"{path} {problem.description}, which is not allowed in a data directory; remove it, or"
+                    " name another folder with --data-dir"
+                )
             if change and status.st_mode & _OTHERS_BITS and os.geteuid() in (0, status.st_uid):
                 with suppress(PermissionError):
                     os.chmod(f"/proc/self/fd/{inner}", stat.S_IMODE(status.st_mode) & ~_OTHERS_BITS)
@@ -188,19 +155,6 @@ def _check_entries(
                     os.close(below)
         finally:
             os.close(inner)
-
-
-def _check_entry(path: Path, status: os.stat_result, allowed: frozenset[int]) -> None:
-    problem = None
-    if stat.S_ISLNK(status.st_mode):
-        problem = FileProblem(ProblemKind.LINK)
-    elif status.st_uid not in allowed:
-        problem = FileProblem(ProblemKind.OTHER_OWNER, str(status.st_uid))
-    if problem is not None:
-        raise SchedulerError(
-            f"{path} {problem.description}, which is not allowed in a data directory; remove it, or name"
-            " another folder with --data-dir"
-        )
 
 
 # Reads and writes the file that records which host owns a store.
@@ -412,8 +366,45 @@ class DataDir(Struct, frozen=True, dict=True):
         return _attempt_folder(self.runs, attempt.job_id, attempt.number, attempt.token)
 
     def check_access(self) -> None:
-        """Raises SchedulerError if the folder belongs to another user, is a link or cannot be entered."""
-        check_access(self.folder, (self.state_file, self.main_log))
+        """Checks that the folder belongs to this user, is no link and can be entered. Accepts a missing one.
+
+        Raises SchedulerError with a message that names the owner and the remedy.
+        """
+        folder = self.folder
+        try:
+            status = os.lstat(folder)
+        except OSError:
+            return  # a missing or inaccessible path is reported when it is used
+        problem = check_folder_status(status, allowed_owners(folder))
+        if problem is None:
+            if os.access(folder, os.R_OK | os.X_OK, effective_ids=True):
+                return
+            raise SchedulerError(f"{folder} cannot be entered; run `chmod u+rwx {shlex.quote(str(folder))}`")
+        if problem.kind is not ProblemKind.OTHER_OWNER:
+            remedy = "remove it, or name another folder with --data-dir"
+            target = Path(os.path.realpath(folder))
+            if problem.kind is ProblemKind.LINK and status.st_uid == os.geteuid() and is_ours(target):
+                # If the user only removed the link, every line of the jobs file would count as new.
+                there, here = shlex.quote(str(target)), shlex.quote(str(folder))
+                remedy = (
+                    f"to use the store at the link's target, add --data-dir {there} to every command, or run"
+                    f" `rm {here} && mv {there} {here}` once"
+                )
+            raise SchedulerError(
+                f"{folder} {problem.description}, but must be the data directory itself; {remedy}"
+            )
+        owner = status.st_uid
+        if owner != 0:
+            raise SchedulerError(
+                f"{folder} belongs to another user ({name_of_user(owner)}); name your own state file"
+                " with --state-file"
+            )
+        paths = shlex.join(map(str, (folder, self.state_file, self.main_log)))
+        raise SchedulerError(
+            f"{folder} belongs to root, because a `start` with sudo created it\n"
+            "use sudo for every command, or end the scheduler (`stop --jobs` with sudo) and take ownership:"
+            f" sudo chown -R {os.geteuid()} {paths}"
+        )
 
     def other_host(self) -> Host | None:
         """Returns the host that owns the store; None if it is this host or no host is recorded."""

@@ -43,11 +43,6 @@ def query_read_only(path: Path, sql: str) -> list[sqlite3.Row] | None:
         return None  # the next attempt to open the database reports the error
 
 
-def has_meta(path: Path, key: str) -> bool:
-    """Returns whether a readable database has this key in its table `meta`."""
-    return read_meta(path, key) is not None
-
-
 def read_meta(path: Path, key: str) -> str | None:
     """Returns the value of a key in the table `meta`; None if there is none or the database is unreadable."""
     rows = query_read_only(path, "SELECT key, value FROM meta") or []
@@ -306,9 +301,8 @@ def insert(db: sqlite3.Connection, table: str, **values: object) -> int:
 
 def is_development_schema(db: sqlite3.Connection) -> bool:
     """Returns whether a development version wrote the database. No release can read such a schema."""
-    version, application = (
-        db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("user_version", "application_id")
-    )
+    [version] = db.execute("PRAGMA user_version").fetchone()
+    [application] = db.execute("PRAGMA application_id").fetchone()
     return bool(version) and application != _APPLICATION_ID
 
 

@@ -86,10 +86,13 @@ def inspect_store(data_dir: DataDir, *, thorough: bool = True) -> StoreCondition
             raise
         found = ()
     backed_up = _newest_backup_ids(found)
-    if is_missing_or_empty(data_dir.database):
-        state: DatabaseState = "empty" if os.path.lexists(data_dir.database) else "missing"
+
+    def without_database(state: DatabaseState, damage: str = "") -> StoreCondition:
         folders = tuple(list_attempt_folders(data_dir))
-        return StoreCondition(state, "", None, HighestIds(), folders, folders, found, backed_up)
+        return StoreCondition(state, damage, None, HighestIds(), folders, folders, found, backed_up)
+
+    if is_missing_or_empty(data_dir.database):
+        return without_database("empty" if os.path.lexists(data_dir.database) else "missing")
     try:
         extent = highest_ids(data_dir.database)
         with closing(connect_read_only(data_dir.database)) as db:
@@ -98,12 +101,13 @@ def inspect_store(data_dir: DataDir, *, thorough: bool = True) -> StoreCondition
                 folders = tuple(list_attempt_folders(data_dir))
                 return StoreCondition("development", "", owner, extent, folders, (), found, backed_up)
             # If the database belongs to another store, its job ids match the folders here only by chance.
-            skip = frozenset[int]() if thorough or owner is not None else _finished_job_ids(db)
+            skip = set[int]()
+            if not thorough and owner is None:
+                skip = {job_id for (job_id,) in db.execute("SELECT id FROM job WHERE state = 'finished'")}
             folders = tuple(list_attempt_folders(data_dir, skip, skip_unreadable=not thorough))
             missing = tuple(unknown_to_store(folders, db))
     except DamagedDatabaseError as error:
-        folders = tuple(list_attempt_folders(data_dir))
-        return StoreCondition("damaged", str(error), None, HighestIds(), folders, folders, found, backed_up)
+        return without_database("damaged", str(error))
     return StoreCondition("whole", "", owner, extent, folders, missing, found, backed_up)
 
 
@@ -126,10 +130,6 @@ def _newest_backup_ids(found: Iterable[Backup]) -> HighestIds:
     return next(
         (extent for one in found if (extent := highest_ids_of_backup(one)) != HighestIds()), HighestIds()
     )
-
-
-def _finished_job_ids(db: sqlite3.Connection) -> frozenset[int]:
-    return frozenset(row[0] for row in db.execute("SELECT id FROM job WHERE state = 'finished'"))
 
 
 # Restores missing attempts to the store from their attempt folders, in the caller's transaction.
@@ -183,21 +183,21 @@ def insert_attempt(
     created_at: the time at which the attempt was created; started_at: the time at which its runner started.
     Both are in wall seconds.
     """
-    state = "running" if running else "starting"
+    state, adopted = "running" if running else "starting", origin.adopted
     attempt_id = insert(
         db, "attempt", job_id=folder.job_id, number=folder.number, token=origin.token, boot_id=origin.boot_id,
         state=state, executor=origin.executor, learned=origin.learned, assumed=origin.assumed,
         launch_deadline_boot=0, log=origin.log, session=origin.session, created_at=created_at,
-        started_at=started_at if origin.adopted is None else origin.adopted.started_at,
-        watched_pid=None if origin.adopted is None else origin.adopted.pid,
-        watched_ticks=None if origin.adopted is None else origin.adopted.start_ticks,
+        started_at=started_at if adopted is None else adopted.started_at,
+        watched_pid=None if adopted is None else adopted.pid,
+        watched_ticks=None if adopted is None else adopted.start_ticks,
     )  # fmt: skip
     insert_allocations(db, attempt_id, origin.allocations)
     # The folder does not show the intermediate states, so the state changes are not checked here.
     db.execute(
         "UPDATE job SET state = ?, outcome = NULL, exit_code = NULL, signal = NULL, reason = NULL,"
         " held_by = NULL, finished_at = NULL, stop_cause = NULL, adopted = ? WHERE id = ?",
-        (state, None if origin.adopted is None else origin.adopted.to_json(), folder.job_id),
+        (state, None if adopted is None else adopted.to_json(), folder.job_id),
     )
     data = json.dumps(AttemptDetails(folder.number).data())
     insert(db, "event", job_id=folder.job_id, at=time.time(), kind=EventKind.RESTORED.value, data=data)

@@ -98,8 +98,7 @@ def adopt_folder(store: Store, *, new_id: bool = False) -> None:
     if known is not None:
         _follow_move(store, known.path)
     elif new_id:
-        with store.db.transaction() as db:
-            db.execute("DELETE FROM jobs_file")  # lines would run in the folders of the original
+        store.db.write("DELETE FROM jobs_file")  # lines would run in the folders of the original
     here = RecordedFolder(os.urandom(16).hex() if known is None else known.id, os.path.realpath(folder))
     try:
         if _read_id(folder) != here.id:

@@ -153,10 +153,8 @@ def _remove_folders(data_dir: DataDir) -> None:
 # versions.
 
 
-#: Key in `meta` for the id of the last measurement before the store switched from real to simulated GPUs.
-_NEWEST_REAL_MEASUREMENT = "measured_on_real_gpus"
-#: The same for run times.
-_NEWEST_REAL_RUN_TIME = "newest_real_run_time"
+#: Key in `meta`, by table, for the id of the last row before the store switched from real to simulated GPUs.
+_NEWEST_REAL = {"measurement": "measured_on_real_gpus", "run_time": "newest_real_run_time"}
 
 
 class RecordedGpus(Struct, frozen=True):
@@ -206,10 +204,8 @@ def change_gpu_kind(store: Store, uuids: Iterable[str], now: Now) -> None:
         db.execute("DELETE FROM pending_group")
         db.execute("DELETE FROM reservation WHERE start_at IS NOT NULL")
         if not any(map(is_simulated, leaving)):
-            row = db.execute("SELECT coalesce(max(id), 0) FROM measurement").fetchone()
-            store.db.set_meta(_NEWEST_REAL_MEASUREMENT, str(row[0]))
-            row = db.execute("SELECT coalesce(max(id), 0) FROM run_time").fetchone()
-            store.db.set_meta(_NEWEST_REAL_RUN_TIME, str(row[0]))
+            for table, key in _NEWEST_REAL.items():
+                store.db.set_meta(key, str(store.db.value(f"SELECT max(id) FROM {table}") or 0))
             return
         db.executemany(
             "UPDATE gpu SET paused = 0, foreign_peaks = '[]' WHERE uuid = ?", [(uuid,) for uuid in leaving]
@@ -220,16 +216,9 @@ def change_gpu_kind(store: Store, uuids: Iterable[str], now: Now) -> None:
             " WHERE answered_at IS NULL AND verb IN ('pause', 'resume') AND target = ?",
             [(now.wall, answer, uuid) for uuid in leaving],
         )
-        db.execute(
-            "DELETE FROM measurement WHERE id > ?", (int(store.db.meta(_NEWEST_REAL_MEASUREMENT) or 0),)
-        )
-        db.execute("DELETE FROM run_time WHERE id > ?", (int(store.db.meta(_NEWEST_REAL_RUN_TIME) or 0),))
+        for table, key in _NEWEST_REAL.items():
+            db.execute(f"DELETE FROM {table} WHERE id > ?", (int(store.db.meta(key) or 0),))
         db.execute("DELETE FROM gpu_time")
-        _reset_min_vram(store, db)
-
-
-def _reset_min_vram(store: Store, db: sqlite3.Connection) -> None:
-    rows = db.execute("SELECT id, spec FROM job WHERE min_vram_mib IS NOT NULL").fetchall()
-    for row in rows:
-        key = store.spec_key(JobSpec.from_json(row["spec"]))
-        db.execute("UPDATE job SET min_vram_mib = NULL, spec_key = ? WHERE id = ?", (key, row["id"]))
+        for job_id, spec in store.db.rows("SELECT id, spec FROM job WHERE min_vram_mib IS NOT NULL"):
+            key = store.spec_key(JobSpec.from_json(spec))
+            db.execute("UPDATE job SET min_vram_mib = NULL, spec_key = ? WHERE id = ?", (key, job_id))

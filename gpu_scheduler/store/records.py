@@ -89,12 +89,12 @@ _STOP_COLUMNS = (
 
 
 def _stop_values(stop: StopRequest | None) -> dict[str, Any]:
-    values: tuple[Any, ...] = (None,) * len(_STOP_COLUMNS)
-    if stop is not None:
-        values = (
-            stop.cause, stop.grace_s, stop.on_timeout, stop.stop_id, stop.signal, stop.next_state.value,
-            stop.preemptor,
-        )  # fmt: skip
+    if stop is None:
+        return dict.fromkeys(_STOP_COLUMNS)
+    values = (
+        stop.cause, stop.grace_s, stop.on_timeout, stop.stop_id, stop.signal, stop.next_state.value,
+        stop.preemptor,
+    )  # fmt: skip
     return dict(zip(_STOP_COLUMNS, values, strict=True))
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from gpu_scheduler.core.text.parsing import parse_json
 from gpu_scheduler.store.data_dir import DataDir
-from gpu_scheduler.store.database import has_meta
+from gpu_scheduler.store.database import read_meta
 from gpu_scheduler.store.requests import add_request, open_requests
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.system import safe_file
@@ -319,7 +319,8 @@ def apply_edit(store: Store, content: bytes) -> list[str]:
                 # A file that the older scheduler left behind is not an edit.
                 cause = None if older else "state_file_edited"
                 add_request(store, "pause" if paused else "resume", uuid, "state file", cause=cause)
-        last = {"version": version, "state": _pause_keys(state), "at": time.time()}
+        kept = {key: state[key] for key in ("paused_gpus", "_scheduler") if key in state}
+        last = {"version": version, "state": kept, "at": time.time()}
         store.db.set_meta("statefile_examined", version)
         store.db.set_meta("statefile_edit", json.dumps(last))
     return messages
@@ -331,7 +332,7 @@ def imports_old_state_file(home: DataDir) -> bool:
         state = parse(read(home.state_file, trust=True) or b"")
     except (OSError, ValueError):
         return False
-    return is_from_older_scheduler(state) and not has_meta(home.database, "statefile_written")
+    return is_from_older_scheduler(state) and read_meta(home.database, "statefile_written") is None
 
 
 def _rebased_on_last_edit(store: Store, state: dict[str, Any]) -> dict[str, Any]:
@@ -354,11 +355,6 @@ def _rebased_on_last_edit(store: Store, state: dict[str, Any]) -> dict[str, Any]
 def forget_last_edit(store: Store) -> None:
     """Forgets the last edit. For use when the next edit was not made on top of it."""
     store.db.set_meta("statefile_edit", "null")
-
-
-def _pause_keys(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the keys of the state file that concern pauses."""
-    return {key: state[key] for key in ("paused_gpus", "_scheduler") if key in state}
 
 
 def resume_all(store: Store) -> None:

@@ -133,10 +133,14 @@ class Store:
         waiting jobs are updated.
         """
         from gpu_scheduler.core.model.job_spec import JobSpec
+        from gpu_scheduler.core.text.formatting import hidden_password
 
         has_changed, self._learning = self.learning != options.learn, None
         with self.db.transaction() as db:
-            self.db.set_meta(_OPTIONS_KEY, json.dumps(asdict(options) | _shown_redis(options)))
+            values = asdict(options)
+            if options.redis is not None:
+                values["redis"] = hidden_password(options.redis)
+            self.db.set_meta(_OPTIONS_KEY, json.dumps(values))
             if not has_changed:
                 return
             for row in self.db.rows(
@@ -308,14 +312,6 @@ def insert_dependencies(db: sqlite3.Connection, job_id: int, wanted: Iterable[De
         "INSERT OR IGNORE INTO dependency (job_id, parent_id, kind, reference) VALUES (?, ?, ?, ?)",
         [(job_id, one.parent_id, one.kind.value, one.reference) for one in wanted],
     )
-
-
-def _shown_redis(options: StartOptions) -> dict[str, str]:
-    if options.redis is None:
-        return {}
-    from gpu_scheduler.core.text.formatting import hidden_password
-
-    return {"redis": hidden_password(options.redis)}
 
 
 @lru_cache(maxsize=1)

@@ -31,7 +31,7 @@ from gpu_scheduler.core.model.gpu import FaultKind, GpuFault, GpuSample
 from gpu_scheduler.core.model.job import ActiveAttempt, Allocation, Checkpoint, Job
 from gpu_scheduler.core.model.job_spec import ParentStatus, status_of
 from gpu_scheduler.core.model.reasons import ReasonKind, StateReason, WaitKind, WaitReason
-from gpu_scheduler.core.model.states import AttemptState, JobState, Outcome
+from gpu_scheduler.core.model.states import AttemptState, JobState, Outcome, check_transition
 from gpu_scheduler.core.model.values import Now
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.history import PERIOD_HOURS
@@ -129,12 +129,13 @@ def _start(context: WriteContext, action: act.Start) -> int:
     """Opens an attempt with its allocations. Returns the attempt's id."""
     db, now, job_id, process = context.db, context.now, action.job_id, action.process
     # An attempt whose launch failed has not run, so its job keeps the protection against preemptions.
-    number, follows_preemption, resume_from, *place = db.execute(
-        "SELECT coalesce(max(number), 0) + 1, attempt.outcome IS 'preempted'"
+    state, number, follows_preemption, resume_from, *place = db.execute(
+        "SELECT job.state, coalesce(max(number), 0) + 1, attempt.outcome IS 'preempted'"
         " OR (attempt.outcome IS 'not_started' AND follows_preemption), resume_from, priority,"
         " position, job.submitted_at FROM job LEFT JOIN attempt ON job_id = job.id WHERE job.id = ?",
         (job_id,),
     ).fetchone()
+    check_transition(job_id, f"job {job_id}", JobState(state), JobState.STARTING)
     more: dict[str, Any] = {}
     if process is not None:  # it never queues; its watcher has no output, so it needs no terminal
         more = {"watched_pid": process.pid, "watched_ticks": process.start_ticks}
@@ -367,10 +368,8 @@ def set_wait_reason(context: WriteContext, action: act.SetWaitReason) -> None:
 
 def answer_request(context: WriteContext, action: act.AnswerRequest) -> None:
     """Answers a request."""
-    context.db.execute(
-        "UPDATE request SET answered_at = ?, answer = ? WHERE id = ?",
-        (context.now.wall, action.answer.to_json(), action.request_id),
-    )
+    answered = {"answered_at": context.now.wall, "answer": action.answer.to_json()}
+    _update(context, "request", "id", action.request_id, answered)
 
 
 # Records the dependencies of jobs, and skips or queues jobs as their parents require.
