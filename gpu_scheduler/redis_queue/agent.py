@@ -117,17 +117,15 @@ def _record_now(item: TakenItem) -> str:
 
 
 class _Candidate(Struct, frozen=True):
-    """An item that may be taken. text, arguments, place: its record, arguments and score as read."""
+    """An item that may be taken, before it has a fence, with its record."""
 
-    text: str
-    arguments: str | None
-    place: str
+    item: TakenItem
     record: Record
     job: Submission
 
 
 class Agent:
-    """The agent of one store. folder: that of relative  requeue_after: the seconds of silence after
+    """The agent of one store. folder: that of relative scripts. requeue_after: the seconds of silence after
     which the confirmed items of another box are given back too; None: never."""
 
     def __init__(
@@ -179,7 +177,7 @@ class Agent:
                     text = error_text(error)
                     if not backoff:
                         log.warning("%s: %s; the jobs of this box continue", self._queue.url, text)
-                    verb = "used" if self._queue.answers(error) else "reached"
+                    verb = "reached" if isinstance(error, self._queue.silent) else "used"
                     set_redis_problem(store, f"cannot be {verb} ({self._queue.url}: {text})")
                     backoff = min(max(self._times.look, 2 * backoff), self._times.longest_backoff)
                     time.sleep(backoff)
@@ -208,7 +206,7 @@ class Agent:
         self._data_version = store.db.data_version
         number, at, cancelled, items = self._queue.run(LOOK, LOOK_LIMIT, self._offset)
         is_open = at is not None
-        if number is None or number != self._number or not is_open:
+        if number != self._number or not is_open:
             is_open = self._report(store, number) or is_open
         if is_open:
             self._problem = None
@@ -274,12 +272,8 @@ class Agent:
     def _away(self) -> str:
         """Returns the boxes that have not reported to this run of Redis."""
         found: Any = self._queue.redis.hgetall("gpusched:boxes")
-        boxes = {key: json.loads(text) for key, text in sorted(found.items())}
-        away = [
-            f"{box.get('host', 'box')} ({key})"
-            for key, box in boxes.items()
-            if box.get("run") != self._number
-        ]
+        boxes = ((key, json.loads(text)) for key, text in sorted(found.items()))
+        away = [f"{box.get('host', 'box')} ({key})" for key, box in boxes if box.get("run") != self._number]
         return ", ".join(away) or "another box"
 
     # The items of this box
@@ -405,7 +399,7 @@ class Agent:
                 found += filter(None, [self._candidate(row, now)])
         # Nothing of these items can ever start here, so those behind them are looked at next.
         self._offset = self._offset + LOOK_LIMIT if len(items) == LOOK_LIMIT and not found else 0
-        found.sort(key=lambda one: (float(one.place), one.record.created_at, one.record.job_id))
+        found.sort(key=lambda one: (float(one.item.score), one.record.created_at, one.record.job_id))
         chosen = items_to_start(store, [(one.job.jobs[0], one.record.created_at) for one in found])
         return sum(self._claim(found[index]) for index in chosen) > 0
 
@@ -433,7 +427,7 @@ class Agent:
         if isinstance(job, str):
             self._lacks[item] = job
             return None
-        return _Candidate(text, arguments_text, place, record, job)
+        return _Candidate(TakenItem(item, "", 0, place, text, arguments_text), record, job)
 
     def _check(
         self, script: str, memory_mb: int, gpus: int, priority: int, arguments: Arguments
@@ -460,14 +454,13 @@ class Agent:
 
     def _claim(self, found: _Candidate) -> bool:
         """Takes an item and inserts its job, which waits for the confirmation."""
-        name = found.record.job_id
+        item, name = found.item, found.item.redis_id
         answer: Any = self._queue.run(
-            CLAIM, name, self._box, secrets.token_hex(16), found.text, self._number,
-            self._times.open_wait,
-        )  # fmt: skip
+            CLAIM, name, self._box, secrets.token_hex(16), item.record, self._number, self._times.open_wait
+        )
         if not isinstance(answer, list):
             return False
-        item = TakenItem(name, answer[0], 0, found.place, found.text, found.arguments)
+        item = replace(item, fence=answer[0])
         try:
             insert_gated(self._location, found.job, f"redis:{name}", lambda made: replace(item, job_id=made))
         except Exception as error:  # noqa: BLE001 - no other item must suffer

@@ -505,6 +505,8 @@ class Queue:
         self.url = hidden_password(url)
         self.redis: redis.Redis = made
         self.errors: tuple[type[Exception], ...] = (redis.RedisError, OSError)
+        #: Those of these errors with which Redis has not answered.
+        self.silent: tuple[type[Exception], ...] = (redis.ConnectionError, redis.TimeoutError, OSError)
 
     def run(self, script: str, *args: str | bytes | int | float) -> Any:
         """Runs a script and returns its answer."""
@@ -519,14 +521,6 @@ class Queue:
                 pipe.execute()
         pipe.execute()
 
-    def answers(self, error: Exception) -> bool:
-        """Returns whether Redis has answered with this error."""
-        import redis
-
-        return isinstance(error, redis.RedisError) and not isinstance(
-            error, redis.ConnectionError | redis.TimeoutError
-        )
-
     @contextmanager
     def reachable(self) -> Iterator[None]:
         """Turns the errors of Redis in the block into a SchedulerError."""
@@ -537,23 +531,17 @@ class Queue:
 
     def warnings(self) -> list[str]:
         """Returns what may lose items of the queue, with the remedies."""
-        found: dict[str, Any] = {}
-        for name in ("appendonly", "maxmemory-policy"):
+        found = []
+        for name, safe, problem in (
+            ("appendonly", "yes", "lose the submissions of the last minutes when it is killed"),
+            ("maxmemory-policy", "noeviction", "evict items of the queue"),
+        ):
             with suppress(*self.errors):  # the user of the URL may not ask
                 answer: Any = self.redis.config_get(name)
-                found |= answer
-        made = []
-        if found.get("appendonly") == "no":
-            made.append(
-                "Redis may lose the submissions of the last minutes when it is killed (appendonly no); set"
-                " `appendonly yes` in redis.conf"
-            )
-        if (policy := found.get("maxmemory-policy", "noeviction")) != "noeviction":
-            made.append(
-                f"Redis may evict items of the queue (maxmemory-policy {policy}); set"
-                " `maxmemory-policy noeviction` in redis.conf"
-            )
-        return made
+                if (value := answer.get(name, safe)) != safe:
+                    remedy = f"set `{name} {safe}` in redis.conf"
+                    found.append(f"Redis may {problem} ({name} {value}); {remedy}")
+        return found
 
     def record(self, item: str) -> Record | str:
         """Returns the record of an item, or why it has none."""

@@ -10,7 +10,6 @@ import socket
 from argparse import Namespace
 from collections.abc import Callable
 from errno import EADDRINUSE
-from importlib import import_module
 from pathlib import Path
 
 from gpu_scheduler.app.location import Location
@@ -30,8 +29,11 @@ def run(location: Location, options: Namespace, say: Callable[[str], None]) -> N
     which it must not run, and SchedulerError if another server has the queue or the port.
     """
     companion.begin(options.until_eof, _HANGING_S)  # uvicorn repeats the signal that has ended it
-    _check_packages()
-    import uvicorn
+    try:
+        import fastapi  # noqa: F401
+        import uvicorn
+    except ImportError as error:
+        raise missing_package("`serve` needs more packages", "api", error) from None
 
     from gpu_scheduler.web.app import create_app
     from gpu_scheduler.web.guard import Guard, GuardedProtocol, Listener
@@ -95,14 +97,6 @@ def _is_error(record: logging.LogRecord) -> bool:
     """Leaves out that uvicorn cancels the open requests when it ends."""
     is_cancelled = record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError)
     return not is_cancelled and not record.getMessage().startswith("Cancel ")
-
-
-def _check_packages() -> None:
-    try:
-        for name in ("fastapi", "uvicorn"):
-            import_module(name)
-    except ImportError as error:
-        raise missing_package("`serve` needs more packages", "api", error) from None
 
 
 def _listen(host: str, port: int) -> socket.socket:
