@@ -21,7 +21,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     if argv is None:
         program.open_standard_streams()
-    _escape_unencodable()
+    # Characters that the terminal's encoding lacks are printed as escapes instead of raising an error.
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
         try:
             code = _run(sys.argv[1:] if argv is None else argv)
@@ -66,13 +69,6 @@ def _run(argv: Sequence[str]) -> int:
     module = import_module(f"gpu_scheduler.cli.{COMMANDS[options.command].module}")
     code: int = getattr(module, function_name(options.command))(options)
     return code
-
-
-def _escape_unencodable() -> None:
-    """Prints characters that the terminal's encoding lacks as escapes instead of raising an error."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
 
 
 def _working_folder_exists() -> bool:

@@ -27,10 +27,6 @@ _FLAGS = ("-h", "--help", "--version")
 _OWN_OPTIONS = ("--after", "--after-any", "--name")
 
 
-def _capitalized(group: str) -> str:
-    return group[:1].upper() + group[1:]
-
-
 class _Parser(argparse.ArgumentParser):
     """An argument parser that raises UsageError, and loads the help formatter only when it prints help."""
 
@@ -50,7 +46,7 @@ class _Parser(argparse.ArgumentParser):
             # Square brackets in the help texts enclose job attributes and are not markup.
             text_markup = False
             help_markup = False
-            group_name_formatter = staticmethod(_capitalized)  # type: ignore[assignment]
+            group_name_formatter = staticmethod(lambda title: title[:1].upper() + title[1:])  # type: ignore[assignment]
 
         self.formatter_class = Formatter
         return super().format_help()
@@ -328,26 +324,21 @@ def build_parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
     # Because prog is given, argparse does not format a usage line, which would load the help formatter.
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, prog=PROGRAM)
     for name, described in COMMANDS.items():
-        command = _add_command(commands, name, described.summary, described.example)
+        command = commands.add_parser(
+            name,
+            help=described.summary,
+            add_help=False,
+            allow_abbrev=False,
+            prog=f"{PROGRAM} {name}",
+            description=f"{described.summary}.",
+            epilog=f"Example: {PROGRAM} {described.example}",
+        )
+        _help(command)
         if words is None or name in words:
             # SUPPRESS, because a default would overwrite a value that was given before the command's name.
             _add_location_options(command, argparse.SUPPRESS)
             described.declare(command)
     _group_commands(parser, commands)
-    return parser
-
-
-def _add_command(commands: Any, name: str, summary: str, example: str) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = commands.add_parser(
-        name,
-        help=summary,
-        add_help=False,
-        allow_abbrev=False,
-        prog=f"{PROGRAM} {name}",
-        description=f"{summary}.",
-        epilog=f"Example: {PROGRAM} {example}",
-    )
-    _help(parser)
     return parser
 
 
@@ -428,14 +419,13 @@ def completion_script(shell: str) -> str:
     whole = build_parser()
     for action in _actions(whole):
         if str(action.metavar).partition(" ")[0] in _FILE_METAVARS:
-            _set_completion(action, shtab.FILE)
+            action.complete = shtab.FILE
         elif action.metavar in _FOLDER_METAVARS:
-            _set_completion(action, shtab.DIRECTORY)
+            action.complete = shtab.DIRECTORY
         elif kind := _WORDS.get(str(action.metavar)):
             function = f"_gpu_scheduler_{kind}"
-            _set_completion(
-                action, {"bash": function, "zsh": function, "fish": f"({_ASK.format(kind, PROGRAM)})"}
-            )
+            asks = f"({_ASK.format(kind, PROGRAM)})"
+            action.complete = {"bash": function, "zsh": function, "fish": asks}
     functions = "".join(_FUNCTIONS.get(shell, "").format(kind) for kind in sorted({*_WORDS.values()}))
     return _add_clone_program(shell, f"{shtab.complete(whole, shell, preamble=functions).rstrip()}\n")
 
@@ -448,11 +438,7 @@ def _add_clone_program(shell: str, text: str) -> str:
     return re.sub(bound, rf"\1 {PROGRAM} {_CLONE_PROGRAM}", text, flags=re.MULTILINE)
 
 
-def _set_completion(action: Any, kind: Any) -> None:
-    action.complete = kind
-
-
-def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
+def _actions(parser: argparse.ArgumentParser) -> Iterator[Any]:
     for action in parser._actions:
         yield action
         if isinstance(action, argparse._SubParsersAction):

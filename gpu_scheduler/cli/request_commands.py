@@ -120,13 +120,16 @@ def resume(options: Namespace) -> int:
     """Resumes the given GPUs, or the job given with --job. Returns 1 if the job cannot be resumed."""
     if (options.job is None) != bool(options.ids):
         raise UsageError("give either the GPUs to resume, as in `resume 0`, or a job, as in `resume --job 3`")
+    from gpu_scheduler.control.preempt import preempted_jobs, resume_job, resume_text
+
     if options.job is None:
         if options.from_path is not None:
             raise UsageError("--from names the checkpoint of a job; write `resume --job JOB --from PATH`")
         _set_paused(options, paused=False)
-        return _name_preempted_jobs(options)
-    from gpu_scheduler.control.preempt import resume_job, resume_text
-
+        numbers = {gpu for given in options.ids if given is not None for gpu in given}
+        for job_id in preempted_jobs(location_of(options), numbers):
+            print_message(f"note: job {job_id} is preempted; `resume --job {job_id}` continues it")
+        return 0
     location = location_of(options)
     result = resume_job(location, options.job, options.from_path)
     text = resume_text(result, str(location.resolve().folder))
@@ -134,16 +137,6 @@ def resume(options: Namespace) -> int:
         print_message(text)
         return 1
     program.print_done(text)
-    return 0
-
-
-def _name_preempted_jobs(options: Namespace) -> int:
-    """Prints a note for each preempted job whose number is that of a GPU that was resumed."""
-    from gpu_scheduler.control.preempt import preempted_jobs
-
-    numbers = {gpu for given in options.ids if given is not None for gpu in given}
-    for job_id in preempted_jobs(location_of(options), numbers):
-        print_message(f"note: job {job_id} is preempted; `resume --job {job_id}` continues it")
     return 0
 
 

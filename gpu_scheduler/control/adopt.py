@@ -45,7 +45,7 @@ def find_gpus(
     store: None if no scheduler has run yet. Raises UsageError for a GPU that does not exist, SchedulerError
     if the GPUs cannot be found, and GpuStateError if they cannot be read.
     """
-    managed = _managed(store)
+    managed = () if store is None else tuple(gpu.last for gpu in store.gpus())
     if wanted.gpus is not None:
         return _named(wanted.gpus, managed or _probed(location, None, wanted))
     if store is not None and scheduler_pid_of(store) is not None:
@@ -56,7 +56,14 @@ def find_gpus(
     samples = _probed(location, store if managed else None, wanted)
     used = _used(samples, process)
     if not used:
-        raise SchedulerError(_not_found(process.pid, samples))
+        if any(gpu.processes is None for gpu in samples):
+            raise SchedulerError(
+                "the driver does not list the processes on each GPU: name the GPUs of PID"
+                f" {process.pid} with --gpus"
+            )
+        raise SchedulerError(
+            f"PID {process.pid} does not use a GPU yet: try again later, or name its GPUs with --gpus"
+        )
     unmanaged = [str(gpu.index) for gpu in used if managed and gpu.uuid not in {one.uuid for one in managed}]
     if unmanaged:
         raise SchedulerError(
@@ -64,11 +71,6 @@ def find_gpus(
             "start the scheduler with these GPUs (--gpus), or name only the others with `adopt --gpus`"
         )
     return used
-
-
-def _managed(store: Store | None) -> tuple[GpuSample, ...]:
-    """Returns the GPUs of the scheduler with the processes of its newest sample."""
-    return () if store is None else tuple(gpu.last for gpu in store.gpus())
 
 
 def _probed(location: Location, store: Store | None, wanted: Adoption) -> tuple[GpuSample, ...]:
@@ -107,12 +109,6 @@ def _used(samples: Iterable[GpuSample], process: RunningProcess) -> tuple[GpuSam
         return mine[pid]
 
     return tuple(gpu for gpu in samples if any(is_mine(one.pid) for one in gpu.processes or ()))
-
-
-def _not_found(pid: int, samples: Iterable[GpuSample]) -> str:
-    if any(gpu.processes is None for gpu in samples):
-        return f"the driver does not list the processes on each GPU: name the GPUs of PID {pid} with --gpus"
-    return f"PID {pid} does not use a GPU yet: try again later, or name its GPUs with --gpus"
 
 
 #: Programs that do nothing without arguments, so that a single word of theirs is a title.

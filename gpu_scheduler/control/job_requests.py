@@ -54,10 +54,14 @@ def cancel(
     """
     with control(location) as store_control:
         store = store_control.store
-        open_ones = _open_jobs(store) if jobs is None else []
-        spared = [Answer(job.id, AnswerKind.SPARED) for job in open_ones if job.adopted is not None]
-        ids = [job.id for job in open_ones if job.adopted is None]
-        ids = _resolve(store, "cancel", jobs) if jobs is not None else ids
+        spared: list[Answer] = []
+        if jobs is None:
+            open_states = [state for state in JobState if state is not JobState.FINISHED]
+            open_ones = sorted(open_jobs(store, open_states), key=lambda job: job.id)
+            spared = [Answer(job.id, AnswerKind.SPARED) for job in open_ones if job.adopted is not None]
+            ids = [job.id for job in open_ones if job.adopted is None]
+        else:
+            ids = _resolve(store, "cancel", jobs)
         if not ids:
             return tuple(spared)
         args = {"grace_s": grace_s}
@@ -205,12 +209,6 @@ def _request(
     ending = () if end_grace_s is None else requests.values()
     replies = store_control.carry_out(requests, ending, end_grace_s or 0.0)
     return refused, _answers(store_control, requests, replies)
-
-
-def _open_jobs(store: Store) -> list[Job]:
-    """Returns the open jobs, oldest first."""
-    open_states = [state for state in JobState if state is not JobState.FINISHED]
-    return sorted(open_jobs(store, open_states), key=lambda job: job.id)
 
 
 def _failed_jobs(store: Store) -> list[int]:

@@ -468,13 +468,8 @@ def default_python(variables: Mapping[str, str]) -> str:
 
 def nearest_venv(folder: str) -> Path | None:
     """Returns the virtual environment `.venv` in this folder or in the nearest folder above that has one."""
-    return next(
-        (venv for venv in _candidates(folder) if all((venv / one).exists() for one in _VENV_FILES)), None
-    )
-
-
-def _candidates(folder: str) -> Iterator[Path]:
-    return (each / ".venv" for each in (Path(folder), *Path(folder).parents))
+    venvs = (each / ".venv" for each in (Path(folder), *Path(folder).parents))
+    return next((venv for venv in venvs if all((venv / one).exists() for one in _VENV_FILES)), None)
 
 
 def is_trusted(venv: Path) -> bool:

@@ -130,7 +130,8 @@ def preempt(
         store = store_control.store
         job_id = resolve_job(store, ref)
         job = observed_job(store, job_record(store, job_id))
-        attempt = None if job.is_unwatched else _open_attempt(store, job_id)
+        found = [one for one in store.active_attempts() if one.job_id == job_id and one.state.is_open]
+        attempt = None if job.is_unwatched or not found else found[0]
         refusal = _refusal_to_preempt(job)
         if refusal is None and attempt is None and not job.is_unwatched:
             refusal = wrong_state("preempt", job.state)
@@ -156,11 +157,6 @@ def preempt(
             pid = store_control.scheduler_pid
             return PreemptReport(job_id, PreemptEnd.PENDING, job, scheduler_pid=pid, request=request)
         return _Preemption(store_control, attempt, effective, request).wait(max_wait_s)
-
-
-def _open_attempt(store: Store, job_id: int) -> ActiveAttempt | None:
-    found = (one for one in store.active_attempts() if one.job_id == job_id and one.state.is_open)
-    return next(found, None)
 
 
 def _refusal_to_preempt(job: Job) -> RequestAnswer | None:
@@ -508,14 +504,13 @@ def _checkpoint_text(report: PreemptReport, checkpoint: Checkpoint) -> str:
         before_s = max(0.0, report.ended_at - checkpoint.saved_at)
         is_at_end = before_s <= _AT_END_S if report.lost_steps is None else report.lost_steps == 0
         when = "at its end" if is_at_end else f"{format_duration(before_s)} before its end"
-        details.append(f"saved {when}{'' if is_at_end else _loss_text(report.lost_steps)}")
+        loss, steps = "", report.lost_steps
+        if not is_at_end:
+            loss = "; what came after is lost"
+            if steps is not None:
+                loss = f"; {count_noun(round(steps), 'step')} after it {'is' if steps == 1 else 'are'} lost"
+        details.append(f"saved {when}{loss}")
     return path if not details else f"{path} ({', '.join(details)})"
-
-
-def _loss_text(steps: float | None) -> str:
-    if steps is None:
-        return "; what came after is lost"
-    return f"; {count_noun(round(steps), 'step')} after it {'is' if steps == 1 else 'are'} lost"
 
 
 def resume_text(result: ResumeResult, data_dir: str) -> str:

@@ -80,7 +80,10 @@ def stop(
         if pid is not None or ending:
             on_wait(StopWait(pid, ending, grace_s))
         if pid is not None:
-            _end_scheduler(store, pid, grace_s if end_jobs else None)
+            # One request ends both the jobs and the scheduler, so that no round starts queued jobs on the
+            # freed GPUs.
+            args: dict[str, Any] = {"jobs": True, "grace_s": grace_s} if end_jobs else {}
+            _end_scheduler(store, pid, args, END_TIMEOUT_S + (grace_s + STOP_MARGIN_S if end_jobs else 0.0))
         if ending:
             _end_jobs(store_control, grace_s)
         store_control.catch_up()
@@ -111,13 +114,6 @@ def _wait_for_store(location: Location) -> None:
         time.sleep(POLL_INTERVAL_S)
 
 
-def _end_scheduler(store: Store, pid: int, jobs_grace_s: float | None) -> None:
-    # One request ends both the jobs and the scheduler, so that no round starts queued jobs on the freed GPUs.
-    args: dict[str, Any] = {} if jobs_grace_s is None else {"jobs": True, "grace_s": jobs_grace_s}
-    for_jobs_s = 0.0 if jobs_grace_s is None else jobs_grace_s + STOP_MARGIN_S
-    _request_stop_and_wait(store, pid, args, END_TIMEOUT_S + for_jobs_s)
-
-
 def _running_jobs(store: Store) -> tuple[list[int], list[int]]:
     """Returns the jobs that have an open attempt.
 
@@ -128,7 +124,7 @@ def _running_jobs(store: Store) -> tuple[list[int], list[int]]:
     return sorted(one.job_id for one in attempts if one.watched_pid is None), adopted
 
 
-def _request_stop_and_wait(store: Store, pid: int, args: Mapping[str, Any], limit_s: float) -> None:
+def _end_scheduler(store: Store, pid: int, args: Mapping[str, Any], limit_s: float) -> None:
     made: int | None = None
     end = time.monotonic() + limit_s
     try:

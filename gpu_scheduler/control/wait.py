@@ -73,19 +73,14 @@ def wait_for_jobs(
             reopen_at = time.monotonic() + _REOPEN_S
             while time.monotonic() < reopen_at:
                 version, began = store.db.data_version, time.monotonic()
-                left = _wait_once(store, left, codes, report)
+                jobs = _awaited_jobs(store, left)
+                report(jobs)
+                codes += [_exit_code(job.view) for job in jobs if job.has_ended]
+                left = [job.view.record.id for job in jobs if not job.has_ended]
                 if not left:
                     return max(codes)
                 if not _wait_for_change(store, version, time.monotonic() - began, end):
                     return None
-
-
-def _wait_once(store: Store, job_ids: Sequence[int], codes: list[int], report: Report) -> list[int]:
-    """Reports the jobs, and adds the codes of those that have ended. Returns the ids of the others."""
-    jobs = _awaited_jobs(store, job_ids)
-    report(jobs)
-    codes += [_exit_code(job.view) for job in jobs if job.has_ended]
-    return [job.view.record.id for job in jobs if not job.has_ended]
 
 
 def _awaited_jobs(store: Store, job_ids: Collection[int]) -> list[AwaitedJob]:
@@ -155,23 +150,13 @@ def obstacle_text(job: AwaitedJob) -> str | None:
     if record.state not in WAITING:
         return None
     if record.state is JobState.HELD:
-        return f"{unfinished_job_text(view)}; {_queueing_text(view)}"
+        return f"{unfinished_job_text(view)}; `{queueing_command(record)}` queues it"
     if job.blocker is not None:
-        remedy = f"; {_queueing_text(job.blocker)}" if job.blocker.record.state is JobState.HELD else ""
+        other = job.blocker.record
+        remedy = f"; `{queueing_command(other)}` queues it" if other.state is JobState.HELD else ""
         return f"job {record.id} waits for other jobs, and {unfinished_job_text(job.blocker)}{remedy}"
     if not job.is_scheduler_up:
         return f"job {record.id} waits until `start`, because no scheduler is running"
-    if view.infeasible or _needs_user(view):
-        return unfinished_job_text(view)
-    return None
-
-
-def _queueing_text(held: JobView) -> str:
-    record = held.record
-    return f"`{queueing_command(record)}` queues it"
-
-
-def _needs_user(job: JobView) -> bool:
-    if job.wait is None:
-        return False
-    return job.wait.kind in _FOR_USER or any(parent.id == UNRESOLVED for parent in job.parents)
+    is_unresolved = any(parent.id == UNRESOLVED for parent in view.parents)
+    needs_user = view.wait is not None and (view.wait.kind in _FOR_USER or is_unresolved)
+    return unfinished_job_text(view) if view.infeasible or needs_user else None
