@@ -13,7 +13,7 @@ from gpu_scheduler.system.safe_file import name_of_user
 
 _CLAIM = """
 import sys
-from gpu_scheduler.runner.gpu_lock import Wanted, claim_gpus
+from gpu_scheduler.runner.locks import Wanted, claim_gpus
 folder, uuid, mib = sys.argv[1:]
 print(isinstance(claim_gpus(folder, [Wanted(uuid, int(mib) or None, 24576)]), list), flush=True)
 sys.stdin.read()

@@ -24,17 +24,21 @@ from gpu_scheduler.core.model.job import (
     StopRequest,
 )
 from gpu_scheduler.core.model.reasons import FailureKind
-from gpu_scheduler.runner.folder import UnusableFile, boot_id, move_aside, open_file, read_object
-from gpu_scheduler.runner.process_scan import has_terminal, is_running, send_signal
-from gpu_scheduler.runner.spec import (
+from gpu_scheduler.runner.folder import (
     OLDER_STOP,
     STOP_FIELDS,
+    UnusableFile,
+    boot_id,
     invalid_field,
     is_optional_text,
     is_seconds,
     is_text,
+    move_aside,
+    open_file,
+    read_object,
     read_spec,
 )
+from gpu_scheduler.runner.process_scan import has_terminal, is_running, send_signal
 from gpu_scheduler.store.scheduler_lock import lock_holder
 from gpu_scheduler.system.safe_file import replace_file, sync
 

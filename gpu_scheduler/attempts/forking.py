@@ -20,9 +20,8 @@ from pathlib import Path
 
 from gpu_scheduler.attempts.executor import AttemptRef, LaunchError
 from gpu_scheduler.attempts.local import ChildProcesses, DirectExecutor, minimal_environment
-from gpu_scheduler.runner.folder import SHORTAGE, START, TOKEN
+from gpu_scheduler.runner.folder import SHORTAGE, START, TOKEN, read_spec
 from gpu_scheduler.runner.fork_server import FORKED, NO_TOKEN, READY, REFUSED, TITLE_BYTES
-from gpu_scheduler.runner.spec import read_spec
 
 #: Seconds to wait for an answer before the helper is replaced. An answer usually takes a millisecond.
 _ANSWER_S = 2.0

@@ -24,7 +24,7 @@ from gpu_scheduler.core.model.job import ActiveAttempt, Attempt, Job
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.scheduling.placement import BEYOND_MIB, capped_claim, claimable_total
 from gpu_scheduler.core.text.formatting import safe_text
-from gpu_scheduler.runner.spec import read_spec
+from gpu_scheduler.runner.folder import read_spec
 from gpu_scheduler.store import backups
 from gpu_scheduler.store.requests import LaunchContext, launch_context
 from gpu_scheduler.store.store import Store

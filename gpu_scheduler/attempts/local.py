@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 from gpu_scheduler.attempts import folder
 from gpu_scheduler.attempts.executor import AttemptRef, LaunchError
 from gpu_scheduler.core.model.job import AttemptStatus, StopRequest
-from gpu_scheduler.runner.folder import START, TOKEN
-from gpu_scheduler.runner.spec import read_spec
+from gpu_scheduler.runner.folder import START, TOKEN, read_spec
 
 # Starts processes that outlive the scheduler.
 #

@@ -13,8 +13,7 @@ from gpu_scheduler.attempts.executor import AttemptRef, LaunchError
 from gpu_scheduler.attempts.folder import write_file
 from gpu_scheduler.attempts.local import LocalExecutor, minimal_environment
 from gpu_scheduler.core.command.build import parse_session_list
-from gpu_scheduler.runner.folder import TOKEN
-from gpu_scheduler.runner.spec import read_spec
+from gpu_scheduler.runner.folder import TOKEN, read_spec
 from gpu_scheduler.system.run_program import run_program
 
 INSTALL_REMEDY = "install it (sudo apt-get install screen), or start without --screen"

@@ -12,9 +12,9 @@ import time
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from gpu_scheduler.runner import group_signals, process_scan
+from gpu_scheduler.runner import leftovers, process_scan
 from gpu_scheduler.runner.folder import SHORTAGE, open_folder
-from gpu_scheduler.runner.membership import RecordedCommand
+from gpu_scheduler.runner.process_scan import RecordedCommand
 
 _RESCAN_S = 0.05
 #: Maximum number of scans if each finds nothing but may have missed a process. Scans always miss a fork
@@ -62,7 +62,7 @@ def _scan(
             break
     for token in unsure:
         command = commands[token]
-        if command is not None and group_signals.may_have_living_group(command):
+        if command is not None and leftovers.may_have_living_group(command):
             scan.found[token] = {command.pid: 0}  # no process lives long enough for its pid to be known
     return scan.found
 
@@ -76,7 +76,7 @@ def sweep_once(folder: Path, token: str, sig: int) -> tuple[int, ...]:
     command = recorded_command(folder, token)
     found = _scan({token: command}, (token,)).get(token, {})
     if command is not None and sig and 0 in found.values():
-        group_signals.signal_group(command, token, sig)
+        leftovers.signal_group(command, token, sig)
     for pid, ticks in found.items():
         process_scan.send_signal(pid, ticks, sig)
         if sig == signal.SIGTERM:

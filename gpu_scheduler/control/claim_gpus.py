@@ -34,7 +34,7 @@ from gpu_scheduler.errors import GpuStateError
 from gpu_scheduler.gpus.probes.probe_client import LateAnswerError
 from gpu_scheduler.gpus.selection import restrict_to_visible
 from gpu_scheduler.runner.folder import TOKEN
-from gpu_scheduler.runner.gpu_lock import Refusal, Wanted, claim_gpus
+from gpu_scheduler.runner.locks import Refusal, Wanted, claim_gpus
 from gpu_scheduler.system.gpu_claims import (
     LockReading,
     is_below_runner,

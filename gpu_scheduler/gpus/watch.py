@@ -14,13 +14,13 @@ from msgspec.structs import replace
 
 from gpu_scheduler.core.model.gpu import LOAD_SAMPLES, UNKNOWN_UUID_PREFIX, Gpu, GpuSample, Snapshot
 from gpu_scheduler.core.model.job import ActiveAttempt
-from gpu_scheduler.runner import membership
-from gpu_scheduler.runner.membership import Membership, RecordedCommand
+from gpu_scheduler.runner import process_scan
+from gpu_scheduler.runner.process_scan import Membership, RecordedCommand
 from gpu_scheduler.system.procfs import PROC, Proc, Process
 
 # Finds the owner of each process on a GPU: the process belongs to an attempt, is foreign, or is unmatched.
 #
-# `runner.membership` decides which processes belong to an attempt. In this module, only the tokens of open
+# `runner.process_scan` decides which processes belong to an attempt. In this module, only the tokens of open
 # attempts count: if a scheduler itself runs in a job, its own jobs use the GPUs of that job.
 #
 # A process that was started elsewhere and that an attempt watches belongs to this attempt, and so do its
@@ -240,7 +240,7 @@ class ProcessOwners:
         sessions = {command.pid for command in attempts.values() if command is not None}
 
         @cache
-        def row(pid: int) -> membership.ProcessRow | None:
+        def row(pid: int) -> process_scan.ProcessRow | None:
             found = process if pid == process.pid else self._proc.process(pid)
             return None if found is None else self._row(found, found.session in sessions)
 
@@ -254,9 +254,9 @@ class ProcessOwners:
             self._record_session_and_cgroup(process, first, token)
         return token
 
-    def _row(self, process: Process, in_session: bool) -> membership.ProcessRow:
+    def _row(self, process: Process, in_session: bool) -> process_scan.ProcessRow:
         autogroup = self._proc.autogroup(process.pid) if in_session else None
-        return membership.ProcessRow(
+        return process_scan.ProcessRow(
             process.pid,
             process.start,
             process.parent,

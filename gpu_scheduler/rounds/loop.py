@@ -37,8 +37,8 @@ from gpu_scheduler.core.scheduling.reconcile_attempt import needs_process_scan
 from gpu_scheduler.core.scheduling.settings import QueueOrder, Settings
 from gpu_scheduler.gpus.watch import GpuWatch, watched_processes
 from gpu_scheduler.health.storage_monitor import StorageMonitor
-from gpu_scheduler.runner.membership import RecordedCommand
-from gpu_scheduler.runner.record_lock import Lock
+from gpu_scheduler.runner.locks import Lock
+from gpu_scheduler.runner.process_scan import RecordedCommand
 from gpu_scheduler.store.attempt_history import (
     GpuHistoryReader,
     LearnedNeedsReader,

@@ -10,15 +10,15 @@ import os
 import select
 import time
 
-from . import pending_signals
-from .folder import SHORTAGE, TOKEN
+from .folder import SHORTAGE, TOKEN, has_children
 from .output import move_fd_up
+from .termination import ALL, CONT, HUP, TERM
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from .group_signals import WaitingShells
+    from .leftovers import WaitingShells
     from .output import Poller
 
 _SHELLS = ("/bin/bash", "/usr/bin/bash", "/usr/local/bin/bash")
@@ -53,7 +53,7 @@ class Child:
         self._is_subreaper = _become_subreaper()
         #: The shells that wait for programs which have been asked to end, and the signal for them.
         self._shells: WaitingShells | None = None
-        self._asked_with: int = pending_signals.TERM
+        self._asked_with: int = TERM
         self.running = False
         self.exit_code: int | None = None
         self.signal: int | None = None
@@ -156,7 +156,7 @@ class Child:
                 setsigmask=(),
                 # The kernel hangs up the programs of a terminal whose first program ends. The runner itself
                 # ignores the signal, so that work in the background goes on as it does without a terminal.
-                setsigdef=pending_signals.ALL - ({pending_signals.HUP} if ignores_hangup else set()),
+                setsigdef=ALL - ({HUP} if ignores_hangup else set()),
             )
         finally:
             os.umask(0o077)
@@ -212,7 +212,7 @@ class Child:
             return
         self._shells, self._asked_with = None, number
         try:
-            from .group_signals import ask_programs
+            from .leftovers import ask_programs
 
             self._shells = ask_programs(self._pid, number)
         except (ImportError, OSError):
@@ -245,7 +245,7 @@ class Child:
     def _signal_all(self) -> None:
         self.signal_group(self._asked_with)
         # A stopped process would not receive the signal.
-        self.signal_group(pending_signals.CONT)
+        self.signal_group(CONT)
 
     @property
     def group(self) -> int:
@@ -278,12 +278,3 @@ def _become_subreaper() -> bool:
         return bool(call_function(prctl, (_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)) == 0)
     except (ImportError, OSError, AttributeError):
         return False
-
-
-def has_children() -> bool:
-    """Returns whether this process has children, including ended ones and adopted orphans."""
-    try:
-        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:
-        return False
-    return True

@@ -15,8 +15,8 @@ import gc
 import os
 import sys
 
-from . import pending_signals
 from .folder import START, TOKEN, close_inherited, read_proc, stat_fields
+from .termination import CHLD
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,12 +39,12 @@ def main() -> None:
     import _ctypes  # noqa: F401
     import resource  # noqa: F401
 
-    from . import leftovers, supervise  # noqa: F401
+    from . import leftovers, supervise, watch  # noqa: F401
 
     os.chdir("/")
     close_inherited()
     # Make the kernel collect ended runners. Each runner restores the default before it has children.
-    _signal.signal(pending_signals.CHLD, _signal.SIG_IGN)
+    _signal.signal(CHLD, _signal.SIG_IGN)
     room = ProcessTitle()
     room.set_title([sys.executable, "-I", "-S", START, "--forks"])
     gc.collect()
@@ -76,7 +76,7 @@ def _become_runner(process_title: ProcessTitle, token: str, path: str) -> None:
     os.dup2(2, 0)
     os.dup2(2, 1)
     os.setsid()
-    _signal.signal(pending_signals.CHLD, _signal.SIG_DFL)
+    _signal.signal(CHLD, _signal.SIG_DFL)
     sys.orig_argv = command = [sys.executable, "-I", "-S", START, path]
     os.environ[TOKEN] = token
     try:

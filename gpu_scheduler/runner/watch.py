@@ -14,9 +14,9 @@ import os
 import select
 import time
 
-from . import pending_signals
 from .folder import boot_id, fields_of, has_ended, is_alive, try_read_proc
 from .output import Poller
+from .termination import CONT, KILL, TERM
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class WatchedProcess:
         #: The descendants that it had when it was signalled: their start times in ticks, by pid.
         self.descendants: dict[int, int] = {}
         #: The signal that asked it to end.
-        self.asked_with: int = pending_signals.TERM
+        self.asked_with: int = TERM
         self.running = False
         self.exit_code: int | None = None
         self.signal: int | None = None
@@ -78,23 +78,23 @@ class WatchedProcess:
         """Signals the process, and for SIGKILL its descendants too; never its process group."""
         if not self.running:
             return
-        if number not in (pending_signals.CONT, pending_signals.KILL):
+        if number not in (CONT, KILL):
             self.asked_with = number
-        if number != pending_signals.CONT:
+        if number != CONT:
             self.descendants |= _living_descendants(self._pid)
         assert self._fd is not None
         try:
             _signal.pidfd_send_signal(self._fd, number)
         except OSError:
             pass
-        if number == pending_signals.KILL:
+        if number == KILL:
             signal_processes(self.descendants, number)
 
     def ask_to_end(self, number: int) -> None:
         """Sends a signal to the process."""
         self.signal_group(number)
         # A stopped process would not receive the signal.
-        self.signal_group(pending_signals.CONT)
+        self.signal_group(CONT)
 
     def check_shells(self) -> None:
         """Does nothing: the process is signalled at once, even if it is a shell."""
@@ -220,9 +220,9 @@ class Descendants:
             self.survivors = sorted(left)
             return None
         if now >= self._kill_at:
-            signal_processes(left, pending_signals.KILL)
+            signal_processes(left, KILL)
         elif not self._is_signalled:
             self._is_signalled = True
             signal_processes(left, self._asked_with)
-            signal_processes(left, pending_signals.CONT)
+            signal_processes(left, CONT)
         return _RESCAN_S

@@ -23,7 +23,7 @@ from msgspec.structs import asdict
 
 from gpu_scheduler.core.text.parsing import parse_json
 from gpu_scheduler.errors import NotOwnerError, SchedulerError
-from gpu_scheduler.runner.record_lock import conflicting_lock, try_lock
+from gpu_scheduler.runner.locks import conflicting_lock, try_lock
 from gpu_scheduler.store import data_dir as permissions
 from gpu_scheduler.store.data_dir import DataDir, Host, is_ours, this_host
 from gpu_scheduler.system.safe_file import FileProblem, read, user_state_dir, writable_by_others

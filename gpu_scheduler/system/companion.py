@@ -10,7 +10,7 @@ from pathlib import Path
 
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.runner.folder import close_inherited
-from gpu_scheduler.runner.record_lock import conflicting_lock, try_lock
+from gpu_scheduler.runner.locks import conflicting_lock, try_lock
 from gpu_scheduler.system.deadline import start_thread
 
 

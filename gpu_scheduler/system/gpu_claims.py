@@ -22,14 +22,14 @@ from msgspec.structs import replace
 
 from gpu_scheduler.core.model.gpu import UNKNOWN_UUID_PREFIX, GpuClaim
 from gpu_scheduler.runner.folder import SHORTAGE, START
-from gpu_scheduler.runner.gpu_lock import (
+from gpu_scheduler.runner.locks import (
     MANY_LOCKS_END,
     NOT_WRITABLE,
+    Lock,
     LockFileError,
     open_to_read,
     read_locks,
 )
-from gpu_scheduler.runner.record_lock import Lock
 from gpu_scheduler.system.procfs import Proc
 from gpu_scheduler.system.safe_file import name_of_user
 

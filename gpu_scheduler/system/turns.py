@@ -17,8 +17,15 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from gpu_scheduler.runner.folder import SHORTAGE
-from gpu_scheduler.runner.gpu_lock import open_or_create, open_to_read, read_locks
-from gpu_scheduler.runner.record_lock import Lock, conflicting_lock, try_lock, unlock
+from gpu_scheduler.runner.locks import (
+    Lock,
+    conflicting_lock,
+    open_or_create,
+    open_to_read,
+    read_locks,
+    try_lock,
+    unlock,
+)
 from gpu_scheduler.system.gpu_claims import can_be_claimed
 
 #: Seconds after which a program that has not moved is passed over, and in which one that waits moves.

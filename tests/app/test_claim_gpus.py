@@ -24,9 +24,9 @@ from gpu_scheduler.control.claim_gpus import (
 from gpu_scheduler.core.model.gpu import UNKNOWN_UUID_PREFIX, GpuCriteria, GpuSample, Snapshot
 from gpu_scheduler.gpus.probes.probe_client import LateAnswerError, ProbeClient, UnreadableError
 from gpu_scheduler.gpus.probes.probe_server import ProbeFailure
-from gpu_scheduler.runner import gpu_lock
+from gpu_scheduler.runner import locks
 from gpu_scheduler.runner.folder import TOKEN
-from gpu_scheduler.runner.gpu_lock import Refusal, Wanted
+from gpu_scheduler.runner.locks import Refusal, Wanted
 from gpu_scheduler.system.safe_file import name_of_user
 from tests.claim_holder import claim_holder
 from tests.turn_taker import TurnTaker, turn_taker
@@ -68,9 +68,9 @@ def claim(monkeypatch: pytest.MonkeyPatch) -> Iterator[Claim]:
     with ExitStack() as stack:
 
         def claim(folder: str, wanted: Sequence[Wanted], *, inheritable: bool) -> list[int] | Refusal:
-            answer = gpu_lock.claim_gpus(folder, wanted, inheritable=inheritable)
+            answer = locks.claim_gpus(folder, wanted, inheritable=inheritable)
             if isinstance(answer, list):
-                stack.callback(gpu_lock.release, answer)
+                stack.callback(locks.release, answer)
             return answer
 
         monkeypatch.setattr(app, "claim_gpus", claim)

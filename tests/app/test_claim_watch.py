@@ -19,7 +19,7 @@ TIMEOUT_S = 60.0
 #: Claims GPU-a, and releases the claim when it reads a line, without ending.
 RELEASE = """
 import sys
-from gpu_scheduler.runner.gpu_lock import Wanted, claim_gpus, release
+from gpu_scheduler.runner.locks import Wanted, claim_gpus, release
 held = claim_gpus(sys.argv[1], [Wanted("GPU-a", None, 100)])
 assert isinstance(held, list)
 print("held", flush=True)

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.runner.gpu_lock import MAX_LOCKS
-from gpu_scheduler.runner.record_lock import Lock
+from gpu_scheduler.runner.locks import MAX_LOCKS, Lock
 from gpu_scheduler.system.gpu_claims import ForeignClaims, LockReading, read_locks_of
 from tests.runner.lock_process import lock_processes
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from gpu_scheduler.core.model.gpu import GpuClaim
 from gpu_scheduler.runner.folder import START
-from gpu_scheduler.runner.record_lock import Lock
+from gpu_scheduler.runner.locks import Lock
 from gpu_scheduler.system.gpu_claims import can_be_claimed, claims_of, inherited_descriptors, read_gpu_locks
 from gpu_scheduler.system.procfs import Proc
 from gpu_scheduler.system.safe_file import name_of_user

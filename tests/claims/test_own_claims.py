@@ -11,7 +11,7 @@ import pytest
 #: Claims so many MiB of GPU-a, or the whole GPU for 0, and executes the command in its arguments.
 CLAIM_AND_EXECUTE = """
 import os, sys
-from gpu_scheduler.runner.gpu_lock import Wanted, claim_gpus
+from gpu_scheduler.runner.locks import Wanted, claim_gpus
 wanted = Wanted("GPU-a", int(sys.argv[2]) or None, 100)
 assert isinstance(claim_gpus(sys.argv[1], [wanted], inheritable=True), list)
 os.execv(sys.argv[3], sys.argv[3:])

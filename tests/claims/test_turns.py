@@ -108,7 +108,7 @@ def test_more_places_than_can_be_read_are_no_line(
 ) -> None:
     for number, other in enumerate(others):
         other.wait_in_line("GPU-a", 10.0 + number)
-    monkeypatch.setattr("gpu_scheduler.runner.gpu_lock.MAX_LOCKS", 1)
+    monkeypatch.setattr("gpu_scheduler.runner.locks.MAX_LOCKS", 1)
     assert Turns(folder).ahead("GPU-a", boot_s()) is None
 
 

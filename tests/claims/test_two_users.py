@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpu_scheduler.core.model.gpu import GpuClaim
-from gpu_scheduler.runner.gpu_lock import LockFileError, Refusal, Wanted, claim_gpus
+from gpu_scheduler.runner.locks import LockFileError, Refusal, Wanted, claim_gpus
 from gpu_scheduler.system.gpu_claims import claims_of, read_gpu_locks, read_locks_of
 from gpu_scheduler.system.lock_folder import LockFolderError, prepare_lock_folder
 from tests.isolation import LOCK_DIR

@@ -16,7 +16,7 @@ from gpu_scheduler.attempts.executor import AttemptRef, Executor, LaunchError
 from gpu_scheduler.attempts.forking import ForkingExecutor
 from gpu_scheduler.attempts.local import DirectExecutor
 from gpu_scheduler.attempts.screen import ScreenExecutor, screen_problem
-from gpu_scheduler.runner.record_lock import Lock
+from gpu_scheduler.runner.locks import Lock
 from gpu_scheduler.system.gpu_claims import claims_of
 from gpu_scheduler.system.procfs import Proc
 from tests.runner.attempt import PreparedAttempt, socket_folder, wait_for

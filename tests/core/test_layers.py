@@ -49,12 +49,11 @@ MAY: Mapping[str, tuple[str, ...]] = {
     ),
     "runner": (),
     "system": (
-        "core.model", "errors", "runner.folder", "runner.gpu_lock", "runner.process_scan",
-        "runner.record_lock",
+        "core.model", "errors", "runner.folder", "runner.locks", "runner.process_scan",
     ),
-    "store": (*CORE, *TOP, "system", "runner.folder", "runner.record_lock"),
+    "store": (*CORE, *TOP, "system", "runner.folder", "runner.locks"),
     "gpus.probes": ("core.model", "errors", "config", "runner.folder", "system.simulated_usage"),
-    "gpus": (*CORE, *TOP, "system", "runner.membership", "gpus.probes", "store"),
+    "gpus": (*CORE, *TOP, "system", "runner.process_scan", "gpus.probes", "store"),
     "attempts": (
         *CORE, *TOP, "system", "runner", *STORE, "store.writer", "store.backups",
     ),
@@ -92,7 +91,7 @@ MAY: Mapping[str, tuple[str, ...]] = {
     ),
     "web": (
         "control", "app", "views", "core.model", "core.text", "core.jobsfile.attributes", *TOP,
-        "store.job_lists", "store.requests", "system", "runner.folder", "runner.record_lock",
+        "store.job_lists", "store.requests", "system", "runner.folder", "runner.locks",
     ),
     "redis_queue": (
         "control", "app", "core.text", "core.model", *TOP, "store.moved_or_copied", "store.store",

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from gpu_scheduler.core.command import build
 from gpu_scheduler.core.model.reasons import FailureKind, NextKind, NextStep, ReasonKind, StateReason
 from gpu_scheduler.core.model.states import Outcome
-from gpu_scheduler.runner.attempt_supervisor import CLAIM_FAILURE
 from gpu_scheduler.runner.child import SPAWN_FAILURES
+from gpu_scheduler.runner.supervise import CLAIM_FAILURE
 from gpu_scheduler.views.job_text import reason_text
 
 NUMBERS = st.none() | st.integers(0, 10_000)

@@ -24,7 +24,7 @@ START = [sys.executable, "-m", "gpu_scheduler", "start", "--log-dir", "logs"]
 #: Claims so many MiB of SIM-0, or the whole GPU for 0, and executes the command in its arguments.
 CLAIM_AND_EXECUTE = """
 import os, sys
-from gpu_scheduler.runner.gpu_lock import Wanted, claim_gpus
+from gpu_scheduler.runner.locks import Wanted, claim_gpus
 wanted = Wanted("SIM-0", int(sys.argv[2]) or None, 24576)
 assert isinstance(claim_gpus(sys.argv[1], [wanted], inheritable=True), list)
 os.execv(sys.argv[3], sys.argv[3:])

@@ -10,7 +10,7 @@ import pytest
 
 from gpu_scheduler.core.model.finding import Finding
 from gpu_scheduler.health.doctor import files
-from gpu_scheduler.runner.gpu_lock import Wanted, claim_gpus
+from gpu_scheduler.runner.locks import Wanted, claim_gpus
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.system import lock_folder

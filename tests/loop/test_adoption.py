@@ -175,7 +175,7 @@ def claiming(rig: Rig, tmp_path: Path) -> Iterator[Process]:
     """Starts a process that claims the whole GPU U0, as if `run` had executed it."""
     code = (
         "import sys; sys.path.insert(0, sys.argv[2])\n"
-        "from gpu_scheduler.runner.gpu_lock import Wanted, claim_gpus\n"
+        "from gpu_scheduler.runner.locks import Wanted, claim_gpus\n"
         "held = claim_gpus(sys.argv[1], [Wanted('U0', None, 24576)])\n"
         f"assert isinstance(held, list)\nopen('claimed', 'w').close()\n{WAIT}"
     )

@@ -16,8 +16,8 @@ from gpu_scheduler.attempts.local import DirectExecutor
 from gpu_scheduler.core.model.gpu import GpuClaim
 from gpu_scheduler.core.model.reasons import ReasonKind
 from gpu_scheduler.daemon.wakeups import Wakeups
-from gpu_scheduler.runner.gpu_lock import Refusal, Wanted, claim_gpus, release
-from gpu_scheduler.runner.spec import read_spec
+from gpu_scheduler.runner.folder import read_spec
+from gpu_scheduler.runner.locks import Refusal, Wanted, claim_gpus, release
 from gpu_scheduler.store.pending_groups import wait_reasons
 from gpu_scheduler.system.gpu_claims import claims_of, read_gpu_locks
 from gpu_scheduler.system.safe_file import name_of_user

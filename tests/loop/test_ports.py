@@ -9,7 +9,7 @@ import pytest
 
 from gpu_scheduler.attempts import launch
 from gpu_scheduler.core.command.build import ports_for
-from gpu_scheduler.runner.spec import read_spec
+from gpu_scheduler.runner.folder import read_spec
 from tests.loop.rig import Rig
 
 

@@ -22,7 +22,7 @@ from gpu_scheduler.daemon.wakeups import Wakeups
 from gpu_scheduler.errors import UsageError
 from gpu_scheduler.gpus.selection import count_note, select_gpus
 from gpu_scheduler.gpus.watch import GpuWatch
-from gpu_scheduler.runner.spec import read_spec
+from gpu_scheduler.runner.folder import read_spec
 from tests.loop.rig import Rig
 from tests.waiting import wait_for
 

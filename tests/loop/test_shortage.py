@@ -35,7 +35,7 @@ from gpu_scheduler.health.storage_monitor import StorageMonitor
 from gpu_scheduler.intake import jobs_file_text
 from gpu_scheduler.intake.jobs_file_watcher import JobsFileWatcher
 from gpu_scheduler.runner import folder
-from gpu_scheduler.runner.spec import read_spec
+from gpu_scheduler.runner.folder import read_spec
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.events import events_of_job
 from gpu_scheduler.store.job_lists import state_counts

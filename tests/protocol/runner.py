@@ -1,4 +1,4 @@
-"""The runner of an attempt, with its steps in the order of `runner/attempt_supervisor.py`."""
+"""The runner of an attempt, with its steps in the order of `runner/supervise.py`."""
 
 from __future__ import annotations
 

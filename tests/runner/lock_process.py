@@ -15,8 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from gpu_scheduler.runner.gpu_lock import Refusal, Wanted, claim_gpus, open_to_read, read_locks, release
-from gpu_scheduler.runner.record_lock import Lock
+from gpu_scheduler.runner.locks import Lock, Refusal, Wanted, claim_gpus, open_to_read, read_locks, release
 
 #: The name of a lock file with the claimed MiB (None means the whole GPU) and the memory of the GPU.
 Claim = tuple[str, "int | None", "int | None"]

@@ -18,8 +18,7 @@ from gpu_scheduler.attempts.local import ChildProcesses, DirectExecutor
 from gpu_scheduler.attempts.sweep import processes_of, sweep, sweep_once
 from gpu_scheduler.core.model.job import StopRequest
 from gpu_scheduler.runner import process_scan
-from gpu_scheduler.runner.folder import START, ResultWriter, boot_id, open_folder, start_ticks
-from gpu_scheduler.runner.spec import read_spec
+from gpu_scheduler.runner.folder import START, ResultWriter, boot_id, open_folder, read_spec, start_ticks
 from tests.runner.attempt import killed_at, patched, wait_for
 from tests.runner.conftest import Make
 

@@ -12,7 +12,7 @@ import pytest
 from gpu_scheduler.attempts.forking import ForkingExecutor
 from gpu_scheduler.attempts.local import DirectExecutor
 from gpu_scheduler.core.model.reasons import FailureKind
-from gpu_scheduler.runner.record_lock import Lock
+from gpu_scheduler.runner.locks import Lock
 from tests.isolation import LOCK_DIR
 from tests.runner.attempt import PreparedAttempt, patched, wait_for
 from tests.runner.conftest import Make

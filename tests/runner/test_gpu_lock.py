@@ -15,11 +15,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpu_scheduler.runner import gpu_lock, record_lock
+from gpu_scheduler.runner import locks
 from gpu_scheduler.runner.folder import SHORTAGE
-from gpu_scheduler.runner.gpu_lock import (
+from gpu_scheduler.runner.locks import (
     MANY_LOCKS_END,
     MAX_LOCKS,
+    Lock,
     LockFileError,
     Refusal,
     Wanted,
@@ -28,7 +29,6 @@ from gpu_scheduler.runner.gpu_lock import (
     open_to_read,
     release,
 )
-from gpu_scheduler.runner.record_lock import Lock
 from gpu_scheduler.system.gpu_claims import read_locks_of
 from gpu_scheduler.views.gpu_text import holder_text
 from tests.runner.lock_process import LockProcess, lock_processes, locks_on
@@ -203,9 +203,9 @@ def test_a_claim_keeps_what_it_has_if_another_process_takes_the_rest_at_the_same
     def lock(fd: int, start: int, end: int) -> bool:
         if start == 200:
             other.ask("lock_only", GPU, [(100, 200), taken])
-        return record_lock.try_lock(fd, start, end)
+        return locks.try_lock(fd, start, end)
 
-    monkeypatch.setattr(gpu_lock, "try_lock", lock)
+    monkeypatch.setattr(locks, "try_lock", lock)
     other.ask("lock_only", GPU, [(100, 200)])
     answer = claim_gpus(str(tmp_path), [Wanted(GPU, 150, TOTAL)])
     seen = [(start, end) for start, end, pid in third.ask("locks", GPU) if pid == os.getpid()]
@@ -287,7 +287,7 @@ def test_a_claim_that_collides_again_and_again_is_given_up_in_less_than_a_second
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     monkeypatch.setattr(time, "sleep", lambda wait_s: now.append(now.pop() + wait_s))
-    monkeypatch.setattr(gpu_lock, "try_lock", lambda *_: False)
+    monkeypatch.setattr(locks, "try_lock", lambda *_: False)
     wanted = [Wanted(f"GPU-{n}", 5, 10) for n in range(8)]
     answer = claim_gpus(str(tmp_path), wanted)
     assert isinstance(answer, Refusal)
@@ -456,6 +456,6 @@ def replace_after_opening(folder: Path, monkeypatch: pytest.MonkeyPatch, times: 
             left[0] -= 1
             (folder / GPU).unlink()
             (folder / GPU).touch()
-        return record_lock.try_lock(fd, *range_)
+        return locks.try_lock(fd, *range_)
 
-    monkeypatch.setattr(gpu_lock, "try_lock", lock)
+    monkeypatch.setattr(locks, "try_lock", lock)

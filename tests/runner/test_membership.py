@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpu_scheduler.runner.membership import Membership, ProcessRow, RecordedCommand, living_descendants
+from gpu_scheduler.runner.process_scan import Membership, ProcessRow, RecordedCommand, living_descendants
 
 A, B = "a" * 32, "b" * 32
 #: The command of attempt A, and the pid of the scheduler that scans.

@@ -20,8 +20,7 @@ from gpu_scheduler.attempts.folder import (
     wake_runner,
 )
 from gpu_scheduler.core.model.job import AttemptStatus, OnTimeout, StopRequest
-from gpu_scheduler.runner.folder import UnusableFile
-from gpu_scheduler.runner.spec import invalid_spec, read_spec
+from gpu_scheduler.runner.folder import UnusableFile, invalid_spec, read_spec
 
 CLAIM = {"token": "t", "pid": 5, "start_ticks": 6, "boot_id": "b", "session": None, "log": "/x.log"}
 STOP = {"token": "t", "cause": "cancelled", "grace_s": 1.5, "follow": "kill"}

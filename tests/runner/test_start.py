@@ -62,7 +62,7 @@ def test_the_runners_modules_are_compiled_once_and_then_loaded_from_the_cache(
     make("exit 0").launch(executor).result()
     cached = {path: path.stat().st_mtime_ns for path in (copy / "__pycache__").iterdir()}
     names = {path.name.partition(".")[0] for path in cached}
-    assert {"supervise", "folder", "output", "child", "pending_signals", "termination"} <= names
+    assert {"supervise", "folder", "output", "child", "locks", "termination"} <= names
     make("exit 0").launch(executor).result()
     assert cached == {path: path.stat().st_mtime_ns for path in (copy / "__pycache__").iterdir()}
 

@@ -16,7 +16,7 @@ import sys
 import time
 from pathlib import Path
 
-from gpu_scheduler.runner.gpu_lock import free_ranges
+from gpu_scheduler.runner.locks import free_ranges
 from gpu_scheduler.system import simulated_usage
 from gpu_scheduler.system.gpu_claims import read_gpu_locks
 

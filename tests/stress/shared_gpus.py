@@ -17,7 +17,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from gpu_scheduler.runner.gpu_lock import Refusal, Wanted, claim_gpus, release
+from gpu_scheduler.runner.locks import Refusal, Wanted, claim_gpus, release
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.system.lock_folder import VARIABLE, simulated_folder
 from tests.stress.claim_judge import Holding, Promise, Trace, broken_promises, held_twice

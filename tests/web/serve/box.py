@@ -15,7 +15,7 @@ from random import randrange
 from typing import Any
 from urllib.request import Request, urlopen
 
-from gpu_scheduler.runner.record_lock import conflicting_lock
+from gpu_scheduler.runner.locks import conflicting_lock
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.scheduler_lock import scheduler_pid
 from tests import warm
