@@ -17,8 +17,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from gpu_scheduler.attempts.executor import Executors
-from gpu_scheduler.attempts.local import DirectExecutor
+from gpu_scheduler.attempts.executors import DirectExecutor, Executors
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.model.gpu import GpuSample, Snapshot
 from gpu_scheduler.core.model.job_spec import JobSpec

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from contextlib import closing, suppress
 from pathlib import Path
 
-from gpu_scheduler.attempts.sweep import processes_of
+from gpu_scheduler.attempts.observe import processes_of
 from tests.waiting import wait_for
 
 

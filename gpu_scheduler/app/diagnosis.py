@@ -27,9 +27,8 @@ from gpu_scheduler.app.round_facts import CurrentNeed, current_need, round_facts
 from gpu_scheduler.app.status_report import JobView
 from gpu_scheduler.app.store_access import open_store, scheduler_pid_of
 from gpu_scheduler.attempts.job_logs import read_tail
-from gpu_scheduler.attempts.job_progress import ProgressReader
+from gpu_scheduler.attempts.job_progress import ProgressReader, progress_source, with_remaining_times
 from gpu_scheduler.attempts.observe import observe_attempt
-from gpu_scheduler.attempts.running_progress import progress_source, with_remaining_times
 from gpu_scheduler.core.command.build import environment_of
 from gpu_scheduler.core.explain.log_end import is_fragmented, rendered_lines
 from gpu_scheduler.core.model.event import Event, EventKind

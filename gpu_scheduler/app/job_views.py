@@ -464,7 +464,7 @@ def with_progress(
     running = [job for job in shown if job.is_running]
     if not running:
         return tuple(shown)
-    from gpu_scheduler.attempts.running_progress import adopted_source, progress_source
+    from gpu_scheduler.attempts.job_progress import adopted_source, progress_source
 
     reader = new_reader() if reader is None else reader
     found, read = {}, set[int]()

@@ -15,7 +15,6 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gpu_scheduler.attempts.job_logs import read_tail
-from gpu_scheduler.attempts.sweep import recorded_command
 from gpu_scheduler.core.model.job import (
     AttemptResult,
     AttemptStatus,
@@ -26,6 +25,7 @@ from gpu_scheduler.core.model.job import (
 from gpu_scheduler.core.model.reasons import FailureKind
 from gpu_scheduler.runner.folder import (
     OLDER_STOP,
+    SHORTAGE,
     STOP_FIELDS,
     UnusableFile,
     boot_id,
@@ -35,12 +35,39 @@ from gpu_scheduler.runner.folder import (
     is_text,
     move_aside,
     open_file,
+    open_folder,
     read_object,
     read_spec,
 )
-from gpu_scheduler.runner.process_scan import has_terminal, is_running, send_signal
+from gpu_scheduler.runner.process_scan import (
+    RecordedCommand,
+    has_terminal,
+    is_running,
+    read_recorded_command,
+    send_signal,
+)
 from gpu_scheduler.store.scheduler_lock import lock_holder
 from gpu_scheduler.system.safe_file import replace_file, sync
+
+#: The executors whose attempts can be observed through their folders, even by a front end.
+LOCAL_EXECUTORS = ("direct", "screen")
+
+
+class AttemptRef(Struct, frozen=True):
+    """Identifies one attempt to its executor.
+
+    token: the random mark by which an executor recognises the attempt. folder: the attempt folder, which
+    contains spec.json and command.sh when the attempt is launched; an executor need not use it. runner: the
+    attempt's runner process, or None if it is not known. executor: the name of the attempt's executor.
+    """
+
+    job_id: int
+    number: int
+    token: str
+    folder: Path
+    runner: RunnerIdentity | None = None
+    executor: str = "direct"
+
 
 # Prepares an attempt's folder for the launch: writes spec.json and command.sh, each atomically.
 
@@ -235,6 +262,23 @@ _OLDER_RESULT = dict.fromkeys((
 # gone. A free lock alone proves nothing, because the claim in a copied folder has no lock. An unusable file
 # is reported and treated as absent. If the claim is unusable, the runner recorded in the store is checked
 # instead. If the store does not record a runner, the runner is unknown.
+
+
+def recorded_command(folder: Path, token: str) -> RecordedCommand | None:
+    """Returns the recorded command of an attempt; None if none was recorded since the machine booted.
+
+    Raises OSError for a shortage of open files or memory.
+    """
+    try:
+        fd = open_folder(os.fspath(folder))
+    except OSError as error:
+        if error.errno in SHORTAGE:
+            raise
+        return None
+    try:
+        return read_recorded_command(fd, token)
+    finally:
+        os.close(fd)
 
 
 T = TypeVar("T")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from gpu_scheduler.attempts.executor import Executor, Executors, LaunchError
+from gpu_scheduler.attempts.executors import Executor, Executors, LaunchError
 from gpu_scheduler.attempts.folder import is_usable, prepare
 from gpu_scheduler.attempts.job_logs import LogFolder, create_log
 from gpu_scheduler.attempts.job_progress import PROGRESS_FILE

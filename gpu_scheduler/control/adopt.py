@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.app.machine_gpus import open_source
 from gpu_scheduler.app.store_access import create_missing_store, open_store, scheduler_pid_of
-from gpu_scheduler.attempts.sweep import processes_of
+from gpu_scheduler.attempts.observe import processes_of
 from gpu_scheduler.core.jobsfile.attributes import parse_item
 from gpu_scheduler.core.model.gpu import GpuSample
 from gpu_scheduler.core.model.job import ADOPT, AdoptedProcess

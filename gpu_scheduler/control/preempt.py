@@ -22,11 +22,9 @@ from gpu_scheduler.app.job_refs import JobRef, job_record, resolve_job
 from gpu_scheduler.app.job_views import observed_job
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.app.store_access import open_store
-from gpu_scheduler.attempts.executor import LOCAL_EXECUTORS
-from gpu_scheduler.attempts.job_progress import ProgressReader
+from gpu_scheduler.attempts.folder import LOCAL_EXECUTORS, recorded_command
+from gpu_scheduler.attempts.job_progress import ProgressReader, newest_checkpoint, progress_source
 from gpu_scheduler.attempts.observe import readable_status
-from gpu_scheduler.attempts.running_progress import newest_checkpoint, progress_source
-from gpu_scheduler.attempts.sweep import recorded_command
 from gpu_scheduler.control.job_requests import early_refusal, refused_answer, request_for_job
 from gpu_scheduler.control.requests import (
     COMMAND_LINE,

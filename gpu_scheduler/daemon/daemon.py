@@ -15,7 +15,8 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from gpu_scheduler.attempts.executor import LOCAL_EXECUTORS, Executors
+from gpu_scheduler.attempts.executors import Executors
+from gpu_scheduler.attempts.folder import LOCAL_EXECUTORS
 from gpu_scheduler.attempts.job_logs import LogFolder
 from gpu_scheduler.attempts.launch import Launcher
 from gpu_scheduler.clock import Clock

@@ -21,7 +21,7 @@ from msgspec import Struct
 from gpu_scheduler.app.job_views import ViewContext, job_view
 from gpu_scheduler.app.status_report import JobView
 from gpu_scheduler.attempts.job_logs import LogFolder
-from gpu_scheduler.attempts.running_progress import RunningProgress
+from gpu_scheduler.attempts.job_progress import RunningProgress
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.model.event import AttemptEnded, Event, EventKind
 from gpu_scheduler.core.model.job import Attempt

@@ -13,10 +13,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from gpu_scheduler.attempts.executor import LOCAL_EXECUTORS, AttemptRef
-from gpu_scheduler.attempts.folder import observe, void_claim
-from gpu_scheduler.attempts.observe import attempt_ref, observe_attempt
-from gpu_scheduler.attempts.sweep import processes_of
+from gpu_scheduler.attempts.folder import LOCAL_EXECUTORS, AttemptRef, observe, void_claim
+from gpu_scheduler.attempts.observe import attempt_ref, observe_attempt, processes_of
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.config import StartOptions
 from gpu_scheduler.core.model.gpu import format_ranges

@@ -8,10 +8,13 @@ import sqlite3
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 
-from gpu_scheduler.attempts.executor import Executors
-from gpu_scheduler.attempts.forking import ForkingExecutor
-from gpu_scheduler.attempts.local import DirectExecutor
-from gpu_scheduler.attempts.screen import ScreenExecutor, screen_problem
+from gpu_scheduler.attempts.executors import (
+    DirectExecutor,
+    Executors,
+    ForkingExecutor,
+    ScreenExecutor,
+    screen_problem,
+)
 from gpu_scheduler.config import STATE_FILE, StartOptions
 from gpu_scheduler.core.text.formatting import pid_text
 from gpu_scheduler.daemon.console import Console

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gpu_scheduler.app import gpu_views, job_views
 from gpu_scheduler.app.status_report import StatusReport
-from gpu_scheduler.attempts.running_progress import RunningProgress
+from gpu_scheduler.attempts.job_progress import RunningProgress
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.explain.progress import JobProgress
 from gpu_scheduler.core.model.job import ActiveAttempt

@@ -17,10 +17,9 @@ from typing import NoReturn
 
 from msgspec.structs import replace
 
-from gpu_scheduler.attempts.executor import LOCAL_EXECUTORS, Executors
-from gpu_scheduler.attempts.local import DirectExecutor
+from gpu_scheduler.attempts.executors import DirectExecutor, Executors, ScreenExecutor
+from gpu_scheduler.attempts.folder import LOCAL_EXECUTORS
 from gpu_scheduler.attempts.observe import attempts_without_processes
-from gpu_scheduler.attempts.screen import ScreenExecutor
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.model.request import AnswerCode, RequestAnswer
 from gpu_scheduler.core.scheduling.actions import AnswerRequest

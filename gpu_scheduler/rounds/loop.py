@@ -15,10 +15,10 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from gpu_scheduler.attempts.executor import AttemptRef, Executor, Executors, LaunchError
-from gpu_scheduler.attempts.observe import attempt_ref, observe_attempt, runner_pids
-from gpu_scheduler.attempts.running_progress import RunningProgress, with_remaining_times, with_saved_times
-from gpu_scheduler.attempts.sweep import processes_of, recorded_command, sweep_once
+from gpu_scheduler.attempts.executors import Executor, Executors, LaunchError
+from gpu_scheduler.attempts.folder import AttemptRef, recorded_command
+from gpu_scheduler.attempts.job_progress import RunningProgress, with_remaining_times, with_saved_times
+from gpu_scheduler.attempts.observe import attempt_ref, observe_attempt, processes_of, runner_pids, sweep_once
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.model.gpu import Gpu, GpuClaim
 from gpu_scheduler.core.model.job import ActiveAttempt, Job

@@ -8,8 +8,7 @@ import pytest
 
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.attempts import observe
-from gpu_scheduler.attempts.observe import attempts_without_processes
-from gpu_scheduler.attempts.sweep import processes_of
+from gpu_scheduler.attempts.observe import attempts_without_processes, processes_of
 from gpu_scheduler.control import job_requests
 from gpu_scheduler.control.requests import Answer, AnswerKind, set_paused
 from gpu_scheduler.core.model.job import AttemptResult, AttemptStatus

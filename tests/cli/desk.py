@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 
 from gpu_scheduler.app.location import Location
-from gpu_scheduler.attempts.executor import AttemptRef
-from gpu_scheduler.attempts.folder import kill_runner, observe, prepare
-from gpu_scheduler.attempts.local import DirectExecutor
-from gpu_scheduler.attempts.sweep import processes_of, sweep
+from gpu_scheduler.attempts.executors import DirectExecutor
+from gpu_scheduler.attempts.folder import AttemptRef, kill_runner, observe, prepare
+from gpu_scheduler.attempts.observe import processes_of, sweep
 from gpu_scheduler.cli import main
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.command.build import REPORT_START

@@ -9,8 +9,7 @@ from __future__ import annotations
 import sys
 import time
 
-from gpu_scheduler.attempts.executor import Executors, LaunchError
-from gpu_scheduler.attempts.local import DirectExecutor
+from gpu_scheduler.attempts.executors import DirectExecutor, Executors, LaunchError
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.model.request import AnswerCode, RequestAnswer
 from gpu_scheduler.core.scheduling.actions import AnswerRequest

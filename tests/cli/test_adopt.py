@@ -171,7 +171,7 @@ def test_refuses_the_process_of_another_user(desk: Desk) -> None:
 def test_refuses_the_processes_of_a_scheduler(desk: Desk) -> None:
     job = desk.run_job("sleep 600 & env -i sleep 600")
     [attempt] = desk.store.attempts(job)
-    from gpu_scheduler.attempts.sweep import processes_of
+    from gpu_scheduler.attempts.observe import processes_of
 
     def members() -> tuple[int, ...]:
         found = processes_of(desk.folders).get(attempt.token, ())

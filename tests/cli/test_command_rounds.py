@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpu_scheduler.app.location import Location
-from gpu_scheduler.attempts.sweep import processes_of
+from gpu_scheduler.attempts.observe import processes_of
 from gpu_scheduler.config import StartOptions
 from gpu_scheduler.control import job_requests
 from gpu_scheduler.control.requests import Answer, AnswerKind

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import pytest
 
 from gpu_scheduler.attempts.folder import observe, request_stop
-from gpu_scheduler.attempts.sweep import sweep
+from gpu_scheduler.attempts.observe import sweep
 from gpu_scheduler.core.model.job import StopRequest
 from gpu_scheduler.core.model.job_spec import Need
 from gpu_scheduler.core.model.reasons import WaitKind, WaitReason

@@ -31,9 +31,7 @@ HEAVY = (
 CHECKS = (
     "email",
     "importlib.metadata",
-    "gpu_scheduler.attempts.forking",
-    "gpu_scheduler.attempts.local",
-    "gpu_scheduler.attempts.screen",
+    "gpu_scheduler.attempts.executors",
     "gpu_scheduler.gpus.probes.probe_client",
     "gpu_scheduler.health.logind",
     "gpu_scheduler.health.doctor.machine",

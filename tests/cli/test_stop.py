@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from gpu_scheduler.attempts.folder import observe
-from gpu_scheduler.attempts.sweep import processes_of, sweep
+from gpu_scheduler.attempts.observe import processes_of, sweep
 from gpu_scheduler.control import requests as control
 from gpu_scheduler.control import stop
 from gpu_scheduler.intake.state_file_watcher import StateFileWatcher

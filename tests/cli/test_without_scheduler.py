@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.attempts.local import DirectExecutor
-from gpu_scheduler.attempts.sweep import processes_of
+from gpu_scheduler.attempts.executors import DirectExecutor
+from gpu_scheduler.attempts.observe import processes_of
 from gpu_scheduler.config import StartOptions
 from gpu_scheduler.control import requests as control
 from gpu_scheduler.core.model.states import Outcome

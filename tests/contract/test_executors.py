@@ -1,4 +1,4 @@
-"""Tests that every executor keeps the contract of `attempts.executor.Executor`, using only its methods."""
+"""Tests that every executor keeps the contract of `attempts.executors.Executor`, using only its methods."""
 
 from __future__ import annotations
 
@@ -10,10 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.attempts.executor import AttemptRef, Executor
-from gpu_scheduler.attempts.forking import ForkingExecutor
-from gpu_scheduler.attempts.local import DirectExecutor
-from gpu_scheduler.attempts.screen import ScreenExecutor
+from gpu_scheduler.attempts.executors import DirectExecutor, Executor, ForkingExecutor, ScreenExecutor
+from gpu_scheduler.attempts.folder import AttemptRef
 from gpu_scheduler.core.model.job import AttemptResult, AttemptStatus, StopRequest
 from tests.fakes.remote_executor import RemoteExecutor
 from tests.runner.attempt import PreparedAttempt, socket_folder, wait_for

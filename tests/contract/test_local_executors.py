@@ -12,10 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.attempts.executor import AttemptRef, Executor, LaunchError
-from gpu_scheduler.attempts.forking import ForkingExecutor
-from gpu_scheduler.attempts.local import DirectExecutor
-from gpu_scheduler.attempts.screen import ScreenExecutor, screen_problem
+from gpu_scheduler.attempts.executors import (
+    DirectExecutor,
+    Executor,
+    ForkingExecutor,
+    LaunchError,
+    ScreenExecutor,
+    screen_problem,
+)
+from gpu_scheduler.attempts.folder import AttemptRef
 from gpu_scheduler.runner.locks import Lock
 from gpu_scheduler.system.gpu_claims import claims_of
 from gpu_scheduler.system.procfs import Proc
@@ -151,11 +156,10 @@ def test_runner_survives_the_process_that_started_it(kind: str, make: Make, tmp_
     attempt.prepare()
     name = f"{kind.capitalize()}Executor"
     until_ready = "\nwhile not helper_pid(executor): time.sleep(0.001)" if kind == "forking" else ""
-    module = "local" if kind == "direct" else kind
     program = (
-        f"from gpu_scheduler.attempts.{module} import {name}\n"
+        f"from gpu_scheduler.attempts.executors import {name}\n"
         "from pathlib import Path; import os, sys, time\n"
-        "from gpu_scheduler.attempts.executor import AttemptRef\n"
+        "from gpu_scheduler.attempts.folder import AttemptRef\n"
         "from tests.runner.fork_helper import helper_pid\n"
         f"executor = {name}(){until_ready}\n"
         "executor.launch(AttemptRef(7, 1, '', Path(sys.argv[1]))); os.kill(os.getpid(), 9)"

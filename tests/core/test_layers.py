@@ -66,7 +66,7 @@ MAY: Mapping[str, tuple[str, ...]] = {
         "core.model", "core.text", "core.command", "errors", "config", "system", "health",
         "store.backups", "store.data_dir", "store.database", "store.inspection", "store.moved_or_copied",
         "store.new_store", "store.scheduler_lock", "store.state_file",
-        "gpus.probes", "gpus.selection", "attempts.job_logs", "attempts.screen", "intake",
+        "gpus.probes", "gpus.selection", "attempts.job_logs", "attempts.executors", "intake",
     ),
     "app": (
         *CORE, *TOP, "system", "runner", *STORE, "attempts", "gpus", "gpus.probes", "intake", "health",
@@ -255,7 +255,7 @@ def test_the_runner_needs_only_the_standard_library() -> None:
         ("runner/a.py", "from gpu_scheduler.core.model import states", True),
         ("system/a.py", "from gpu_scheduler.runner.folder import write", False),
         ("system/a.py", "from gpu_scheduler.runner import supervise", True),
-        ("app/a.py", "from gpu_scheduler.attempts.local import DirectExecutor", True),
+        ("app/a.py", "from gpu_scheduler.attempts.executors import DirectExecutor", True),
         ("store/a.py", "from gpu_scheduler.errors import UsageError", False),
         ("app/a.py", "from gpu_scheduler.attempts.observe import observe", False),
         ("app/a.py", "from gpu_scheduler.attempts.folder import request_stop", False),
@@ -268,7 +268,7 @@ def test_the_runner_needs_only_the_standard_library() -> None:
         ("cli/a.py", "from gpu_scheduler.attempts.observe import observe", True),
         ("cli/a.py", "from gpu_scheduler.store.store import Store", True),
         ("cli/a.py", "from gpu_scheduler.rounds.loop import Loop", True),
-        ("cli/a.py", "from gpu_scheduler.attempts.local import Direct", True),
+        ("cli/a.py", "from gpu_scheduler.attempts.executors import Direct", True),
         ("cli/start.py", "from gpu_scheduler.daemon.service import run", False),
         ("cli/other.py", "from gpu_scheduler.daemon.service import run", True),
         ("cli/other.py", "from gpu_scheduler.store.writer import StoreWriter", True),
@@ -289,7 +289,7 @@ def test_the_import_checks_reject_only_forbidden_imports(
     for module in (
         "store/store.py", "store/writer.py", "gpus/probes/nvml.py", "core/model/b.py",
         "core/scheduling/plan.py",
-        "runner/supervise.py", "attempts/observe.py", "attempts/local.py", "daemon/service.py",
+        "runner/supervise.py", "attempts/observe.py", "attempts/executors.py", "daemon/service.py",
         "errors.py", "daemon/reporter.py", "views/tables.py",
     ):  # fmt: skip
         (tmp_path / module).parent.mkdir(parents=True, exist_ok=True)

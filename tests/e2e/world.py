@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gpu_scheduler.attempts.sweep import sweep
+from gpu_scheduler.attempts.observe import sweep
 from gpu_scheduler.cli import main
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.store import Store

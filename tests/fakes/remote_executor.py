@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpu_scheduler.attempts.executor import AttemptRef, LaunchError
+from gpu_scheduler.attempts.executors import LaunchError
+from gpu_scheduler.attempts.folder import AttemptRef
 from gpu_scheduler.core.model.job import AttemptResult, AttemptStatus, StopRequest
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.attempts.sweep import processes_of
+from gpu_scheduler.attempts.observe import processes_of
 from gpu_scheduler.core.model.gpu import FaultKind, GpuFault, GpuProcess, GpuSample, Snapshot
 from gpu_scheduler.errors import GpuStateError
 from gpu_scheduler.gpus.probes.probe_client import ProbeClient, ProbeProcess, UnreadableError

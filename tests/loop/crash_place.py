@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpu_scheduler.attempts.sweep import sweep
+from gpu_scheduler.attempts.observe import sweep
 from gpu_scheduler.core.model.job_spec import Dependency, DependencyKind, JobSpec
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.store import Store

@@ -8,11 +8,10 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from gpu_scheduler.attempts.executor import Executor, Executors
+from gpu_scheduler.attempts.executors import DirectExecutor, Executor, Executors
 from gpu_scheduler.attempts.job_logs import LogFolder
 from gpu_scheduler.attempts.launch import Launcher
-from gpu_scheduler.attempts.local import DirectExecutor
-from gpu_scheduler.attempts.sweep import sweep
+from gpu_scheduler.attempts.observe import sweep
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.config import StartOptions
 from gpu_scheduler.core.model.gpu import GpuSample, Snapshot

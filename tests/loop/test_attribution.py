@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.attempts.screen import ScreenExecutor
-from gpu_scheduler.attempts.sweep import recorded_command
+from gpu_scheduler.attempts.executors import ScreenExecutor
+from gpu_scheduler.attempts.folder import recorded_command
 from gpu_scheduler.core.model.gpu import Gpu, GpuProcess, GpuSample, Snapshot
 from gpu_scheduler.gpus.watch import GpuWatch, ProcessOwners, SampleOwners, is_alive
 from gpu_scheduler.system.procfs import Proc
@@ -342,7 +342,7 @@ import os, subprocess, sys
 from gpu_scheduler.gpus.watch import ProcessOwners, is_alive
 from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample
 from gpu_scheduler.system.procfs import Proc
-from gpu_scheduler.attempts.sweep import recorded_command
+from gpu_scheduler.attempts.folder import recorded_command
 if subprocess.run(["mount", "-t", "proc", "-o", "hidepid=2", "proc", "/proc"]).returncode:
     sys.exit(3)
 os.setgroups([])

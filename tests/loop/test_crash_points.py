@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.attempts.sweep import processes_of
+from gpu_scheduler.attempts.observe import processes_of
 from gpu_scheduler.store.requests import add_request
 from tests.loop.crash_place import Place
 from tests.stress.harness import environment, runner_pids

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gpu_scheduler.attempts.folder import kill_runner
-from gpu_scheduler.attempts.sweep import processes_of, sweep
+from gpu_scheduler.attempts.observe import processes_of, sweep
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.rounds import loop
 from gpu_scheduler.runner.process_scan import ticks_of

@@ -11,8 +11,8 @@ from tempfile import gettempdir
 
 import pytest
 
-from gpu_scheduler.attempts.executor import AttemptRef
-from gpu_scheduler.attempts.local import DirectExecutor
+from gpu_scheduler.attempts.executors import DirectExecutor
+from gpu_scheduler.attempts.folder import AttemptRef
 from gpu_scheduler.core.model.gpu import GpuClaim
 from gpu_scheduler.core.model.reasons import ReasonKind
 from gpu_scheduler.daemon.wakeups import Wakeups

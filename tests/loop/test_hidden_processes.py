@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.attempts.screen import ScreenExecutor
+from gpu_scheduler.attempts.executors import ScreenExecutor
 from gpu_scheduler.runner.process_scan import ticks_of
 from tests.loop.rig import Rig
 from tests.runner.attempt import socket_folder

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from gpu_scheduler.attempts.executor import AttemptRef, LaunchError
-from gpu_scheduler.attempts.local import DirectExecutor
-from gpu_scheduler.attempts.sweep import processes_of
+from gpu_scheduler.attempts.executors import DirectExecutor, LaunchError
+from gpu_scheduler.attempts.folder import AttemptRef
+from gpu_scheduler.attempts.observe import processes_of
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.plan import next_deadline

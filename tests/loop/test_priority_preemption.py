@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from gpu_scheduler.app.diagnosis import diagnose
 from gpu_scheduler.app.job_views import context_of, job_view
 from gpu_scheduler.app.location import Location
-from gpu_scheduler.attempts.executor import LaunchError
+from gpu_scheduler.attempts.executors import LaunchError
 from gpu_scheduler.core.model.event import EventKind
 from gpu_scheduler.core.model.states import AttemptState, JobState, Outcome
 from gpu_scheduler.store.events import events_of_job

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from gpu_scheduler.app.diagnosis import diagnose
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.app.status import StatusQuery, status
-from gpu_scheduler.attempts.sweep import sweep
+from gpu_scheduler.attempts.observe import sweep
 from gpu_scheduler.config import StartOptions
 from gpu_scheduler.core.model.event import EventKind
 from gpu_scheduler.core.model.finding import Check, Finding

@@ -18,7 +18,7 @@ import pytest
 
 from gpu_scheduler.attempts import job_progress as progress
 from gpu_scheduler.attempts.job_logs import LogFolder
-from gpu_scheduler.attempts.running_progress import MIN_INTERVAL_S, RunningProgress
+from gpu_scheduler.attempts.job_progress import MIN_INTERVAL_S, RunningProgress
 from gpu_scheduler.core.model.gpu import Gpu, GpuProcess, GpuSample
 from gpu_scheduler.core.model.job import ActiveAttempt
 from gpu_scheduler.core.model.job_spec import Dependency, DependencyKind, JobSpec

@@ -19,10 +19,9 @@ from typing import Any
 import pytest
 from msgspec.structs import asdict
 
-from gpu_scheduler.attempts.executor import AttemptRef
-from gpu_scheduler.attempts.folder import observe
-from gpu_scheduler.attempts.local import DirectExecutor
-from gpu_scheduler.attempts.sweep import sweep
+from gpu_scheduler.attempts.executors import DirectExecutor
+from gpu_scheduler.attempts.folder import AttemptRef, observe
+from gpu_scheduler.attempts.observe import sweep
 from gpu_scheduler.config import StartOptions
 from gpu_scheduler.daemon.restore import jobs_forgotten, open_store, refuse_unrecorded
 from gpu_scheduler.daemon.service import count_jobs_to_forget

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from gpu_scheduler.attempts import running_progress
+from gpu_scheduler.attempts import job_progress
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.facts import Facts
@@ -89,7 +89,7 @@ def test_the_progress_of_running_jobs_does_not_count_without_reservations(rig: R
 def test_a_new_scheduler_knows_the_progress_in_its_first_round_if_gpus_are_reserved(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(running_progress, "FIRST_READING_S", 60.0)  # longer than a busy machine needs
+    monkeypatch.setattr(job_progress, "FIRST_READING_S", 60.0)  # longer than a busy machine needs
     job = train(rig)
     waiting = rig.add_job("true", gpus=2)
     reservation = act.SetQueueReservation(waiting, ("U0", "U1"), 2e9, 9)

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from gpu_scheduler.attempts import job_progress, running_progress
+from gpu_scheduler.attempts import job_progress
 from gpu_scheduler.attempts.job_logs import current_log
-from gpu_scheduler.attempts.running_progress import MIN_INTERVAL_S, RunningProgress, with_remaining_times
+from gpu_scheduler.attempts.job_progress import MIN_INTERVAL_S, RunningProgress, with_remaining_times
 from gpu_scheduler.core.explain.progress import JobProgress
 from gpu_scheduler.core.model.job import ActiveAttempt
 from gpu_scheduler.core.model.job_spec import JobSpec
@@ -90,7 +90,7 @@ def test_a_folder_that_does_not_respond_is_waited_for_only_once(
 ) -> None:
     go_on, waits = threading.Event(), []
     monkeypatch.setattr(job_progress, "read_progress_file", lambda path: go_on.wait(60) and None)
-    monkeypatch.setattr(running_progress, "FIRST_READING_S", 0.01)
+    monkeypatch.setattr(job_progress, "FIRST_READING_S", 0.01)
     wait_for_change = threading.Condition.wait_for
 
     def count(self: threading.Condition, *args: object) -> bool:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.attempts import running_progress as saved_work
+from gpu_scheduler.attempts import job_progress as saved_work
+from gpu_scheduler.attempts.job_progress import start_of
 from gpu_scheduler.attempts.observe import observe_attempt
-from gpu_scheduler.attempts.running_progress import start_of
 from gpu_scheduler.core.model.job import (
     AttemptResult,
     AttemptStatus,

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from gpu_scheduler.attempts import forking
-from gpu_scheduler.attempts.executor import AttemptRef, LaunchError
+from gpu_scheduler.attempts import executors
+from gpu_scheduler.attempts.executors import DirectExecutor, LaunchError
+from gpu_scheduler.attempts.folder import AttemptRef
 from gpu_scheduler.attempts.job_logs import LogFolder, read_tail
-from gpu_scheduler.attempts.local import DirectExecutor
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.model.reasons import StateReason
 from gpu_scheduler.core.scheduling.settings import Settings
@@ -291,7 +291,7 @@ def test_a_failed_start_of_the_helper_leaks_no_descriptors(monkeypatch: pytest.M
     monkeypatch.setattr(fcntl, "fcntl", call)
     for calls in range(4):
         left = calls
-        executor = forking.ForkingExecutor()
+        executor = executors.ForkingExecutor()
         assert helper_pid(executor) is None
         assert sorted(os.listdir("/proc/self/fd")) == before
 

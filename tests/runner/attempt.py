@@ -14,10 +14,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
-from gpu_scheduler.attempts.executor import AttemptRef, Executor
-from gpu_scheduler.attempts.folder import observe, prepare, request_stop
-from gpu_scheduler.attempts.local import DirectExecutor
-from gpu_scheduler.attempts.sweep import processes_of, sweep_once
+from gpu_scheduler.attempts.executors import DirectExecutor, Executor
+from gpu_scheduler.attempts.folder import AttemptRef, observe, prepare, request_stop
+from gpu_scheduler.attempts.observe import processes_of, sweep_once
 from gpu_scheduler.core.command.build import REPORT_START
 from gpu_scheduler.core.model.job import AttemptResult, AttemptStatus, OnTimeout, StopRequest
 from gpu_scheduler.runner.folder import START, boot_id

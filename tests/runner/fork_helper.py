@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpu_scheduler.attempts.forking import ForkingExecutor
+from gpu_scheduler.attempts.executors import ForkingExecutor
 
 
 def helper_pid(executor: ForkingExecutor) -> int | None:

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
+from gpu_scheduler.attempts.executors import ChildProcesses, DirectExecutor
 from gpu_scheduler.attempts.folder import kill_runner, observe, prepare, request_stop, void_claim
-from gpu_scheduler.attempts.local import ChildProcesses, DirectExecutor
-from gpu_scheduler.attempts.sweep import processes_of, sweep, sweep_once
+from gpu_scheduler.attempts.observe import processes_of, sweep, sweep_once
 from gpu_scheduler.core.model.job import StopRequest
 from gpu_scheduler.runner import process_scan
 from gpu_scheduler.runner.folder import START, ResultWriter, boot_id, open_folder, read_spec, start_ticks

@@ -13,11 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.attempts import forking
-from gpu_scheduler.attempts.executor import Executor, LaunchError
-from gpu_scheduler.attempts.forking import ForkingExecutor
-from gpu_scheduler.attempts.local import DirectExecutor
-from gpu_scheduler.attempts.sweep import sweep
+from gpu_scheduler.attempts import executors
+from gpu_scheduler.attempts.executors import DirectExecutor, Executor, ForkingExecutor, LaunchError
+from gpu_scheduler.attempts.observe import sweep
 from gpu_scheduler.runner import process_scan
 from gpu_scheduler.runner.folder import START
 from gpu_scheduler.runner.fork_server import NO_TOKEN
@@ -130,7 +128,7 @@ def test_runners_survive_the_death_of_the_helper_and_new_ones_start_without_it(
 
 
 def test_the_executor_replaces_a_dead_helper(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forking, "_START_EVERY_S", 0.0)
+    monkeypatch.setattr(executors, "_START_EVERY_S", 0.0)
     executor = ForkingExecutor()
     old = wait_for(lambda: helper_pid(executor), "the helper")
     os.kill(old, signal.SIGKILL)
@@ -159,7 +157,7 @@ def test_the_second_launch_of_an_attempt_bypasses_the_helper(make: Make, executo
 def test_an_unresponsive_helper_is_killed_and_bypassed(
     make: Make, executor: ForkingExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(forking, "_ANSWER_S", 0.1)
+    monkeypatch.setattr(executors, "_ANSWER_S", 0.1)
     pid = helper_pid(executor)
     assert pid is not None
     os.kill(pid, signal.SIGSTOP)
@@ -181,7 +179,7 @@ def test_the_helper_collects_its_ended_runners_and_ends_with_the_scheduler(
 
     wait_for(lambda: not children(), "the end and collection of every child")
     program = (
-        "from gpu_scheduler.attempts.forking import ForkingExecutor; import os, time\n"
+        "from gpu_scheduler.attempts.executors import ForkingExecutor; import os, time\n"
         "from tests.runner.fork_helper import helper_pid\n"
         "executor = ForkingExecutor()\n"
         "while not helper_pid(executor): time.sleep(0.001)\n"
@@ -211,7 +209,7 @@ def test_a_runner_ends_an_orphan_that_has_no_token(
 def test_the_executor_does_not_start_a_second_helper_if_the_first_one_fails(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(forking, "_START_EVERY_S", 0.0)
+    monkeypatch.setattr(executors, "_START_EVERY_S", 0.0)
     start = tmp_path / "start.py"
     start.write_text(
         "import sys\n"
@@ -234,7 +232,7 @@ def test_the_executor_does_not_start_a_second_helper_if_the_first_one_fails(
 def test_a_runner_is_started_directly_if_the_helper_cannot_fork(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(forking, "_ANSWER_S", 60.0)
+    monkeypatch.setattr(executors, "_ANSWER_S", 60.0)
     start = tmp_path / "start.py"
     start.write_text(
         "import os, sys\n"

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.attempts.local import DirectExecutor
-from gpu_scheduler.attempts.sweep import recorded_command
+from gpu_scheduler.attempts.executors import DirectExecutor
+from gpu_scheduler.attempts.folder import recorded_command
 from tests.runner.attempt import PreparedAttempt, wait_for
 
 ROOT = Path(__file__).parents[2]

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.attempts.forking import ForkingExecutor
-from gpu_scheduler.attempts.local import DirectExecutor
+from gpu_scheduler.attempts.executors import DirectExecutor, ForkingExecutor
 from gpu_scheduler.core.model.reasons import FailureKind
 from gpu_scheduler.runner.locks import Lock
 from tests.isolation import LOCK_DIR

@@ -28,6 +28,7 @@ from gpu_scheduler.runner.locks import (
     free_ranges,
     open_to_read,
     release,
+    try_lock,
 )
 from gpu_scheduler.system.gpu_claims import read_locks_of
 from gpu_scheduler.views.gpu_text import holder_text
@@ -203,7 +204,7 @@ def test_a_claim_keeps_what_it_has_if_another_process_takes_the_rest_at_the_same
     def lock(fd: int, start: int, end: int) -> bool:
         if start == 200:
             other.ask("lock_only", GPU, [(100, 200), taken])
-        return locks.try_lock(fd, start, end)
+        return try_lock(fd, start, end)
 
     monkeypatch.setattr(locks, "try_lock", lock)
     other.ask("lock_only", GPU, [(100, 200)])
@@ -456,6 +457,6 @@ def replace_after_opening(folder: Path, monkeypatch: pytest.MonkeyPatch, times: 
             left[0] -= 1
             (folder / GPU).unlink()
             (folder / GPU).touch()
-        return locks.try_lock(fd, *range_)
+        return try_lock(fd, *range_)
 
     monkeypatch.setattr(locks, "try_lock", lock)

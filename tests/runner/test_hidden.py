@@ -10,11 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.attempts.executor import Executor
-from gpu_scheduler.attempts.folder import kill_runner
-from gpu_scheduler.attempts.local import DirectExecutor
-from gpu_scheduler.attempts.screen import ScreenExecutor
-from gpu_scheduler.attempts.sweep import processes_of, recorded_command, sweep, sweep_once
+from gpu_scheduler.attempts.executors import DirectExecutor, Executor, ScreenExecutor
+from gpu_scheduler.attempts.folder import kill_runner, recorded_command
+from gpu_scheduler.attempts.observe import processes_of, sweep, sweep_once
 from gpu_scheduler.runner import folder as files
 from gpu_scheduler.runner import process_scan
 from gpu_scheduler.system.procfs import Proc

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.attempts.local import DirectExecutor
+from gpu_scheduler.attempts.executors import DirectExecutor
 from gpu_scheduler.runner import folder, process_scan, shortage
 from gpu_scheduler.runner.leftovers import Leftovers
 from tests.runner.attempt import patched

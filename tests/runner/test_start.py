@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import gpu_scheduler.runner
-from gpu_scheduler.attempts.local import DirectExecutor
+from gpu_scheduler.attempts.executors import DirectExecutor
 from tests.runner.attempt import patched
 from tests.runner.conftest import Make
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.attempts.screen import ScreenExecutor
+from gpu_scheduler.attempts.executors import ScreenExecutor
 from gpu_scheduler.runner.folder import START, TOKEN
 from tests.runner.attempt import PreparedAttempt, wait_for
 from tests.runner.conftest import Make

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.attempts.forking import ForkingExecutor
-from gpu_scheduler.attempts.local import DirectExecutor
+from gpu_scheduler.attempts.executors import DirectExecutor, ForkingExecutor
 from gpu_scheduler.runner.folder import boot_id
 from gpu_scheduler.runner.process_scan import is_running, ticks_of
 from tests.processes import is_zombie

@@ -11,7 +11,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 
-from gpu_scheduler.attempts.local import DirectExecutor
+from gpu_scheduler.attempts.executors import DirectExecutor
 from tests.runner.attempt import PreparedAttempt, patched
 from tests.stress.harness import Stage, environment
 from tests.stress.kills import none_left, stage_for

@@ -13,8 +13,8 @@ import sys
 from pathlib import Path
 from typing import Literal
 
-from gpu_scheduler.attempts.executor import AttemptRef
-from gpu_scheduler.attempts.local import DirectExecutor
+from gpu_scheduler.attempts.executors import DirectExecutor
+from gpu_scheduler.attempts.folder import AttemptRef
 from tests.isolation import SYSTEM_CONDA, SYSTEM_CONDA_REASON
 from tests.stress.harness import Stage, environment, newest_attempts, pause, program_for, scheduler
 from tests.stress.part import Findings, Order

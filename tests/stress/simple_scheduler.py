@@ -28,7 +28,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from gpu_scheduler.attempts.sweep import sweep_once
+from gpu_scheduler.attempts.observe import sweep_once
 
 DATA_DIR = Path("gpu_scheduler_state.d").absolute()
 #: Number of GPUs. Each job gets one.

@@ -14,7 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
-from gpu_scheduler.attempts.screen import screen_problem
+from gpu_scheduler.attempts.executors import screen_problem
 from gpu_scheduler.config import VERSION, ProbeKind
 from gpu_scheduler.core.command.build import parse_session_list
 from gpu_scheduler.core.model.finding import Finding, bad, ok, warn
