@@ -355,19 +355,16 @@ def build_command(
         *(text for text in exports if not text.startswith("export PATH=")),
         last,
     ]
-    return AttemptCommand(env, "".join(parts), shown, _environment_label(environment, base_env))
+    label = environment.heading
+    active = JobEnvironment(base_env.get("CONDA_DEFAULT_ENV"), base_env.get("VIRTUAL_ENV"), None)
+    if not replaced and active.bin_folder is not None:
+        label += f", so the job uses the active one ({active.heading})"
+    return AttemptCommand(env, "".join(parts), shown, label)
 
 
 def display_command(spec: JobSpec, ids: str) -> str:
     """Returns the job's own command for display. ids: text to show in place of the job's GPU indices."""
     return _job_command(spec, ids, JobEnvironment(None, None, None))[0]
-
-
-def _environment_label(environment: JobEnvironment, base_env: Mapping[str, str]) -> str:
-    active = JobEnvironment(base_env.get("CONDA_DEFAULT_ENV"), base_env.get("VIRTUAL_ENV"), None)
-    if environment.bin_folder is not None or active.bin_folder is None:
-        return environment.heading
-    return f"{environment.heading}, so the job uses the active one ({active.heading})"
 
 
 def _job_command(spec: JobSpec, ids: str, environment: JobEnvironment) -> tuple[str, str]:
@@ -395,34 +392,24 @@ def _csv_command(spec: JobSpec, script: str, ids: str, environment: JobEnvironme
 
     torchrun gets no `--cuda`, because LOCAL_RANK selects the GPU of each process.
     """
+    label, programs = environment.label, environment.bin_folder
     missing = shlex.quote(f"script {script} does not exist")
-    check = f"[ -e {shlex.quote(script)} ] || fail script_missing {missing}\n{_python_check(environment)}"
+    check = f"[ -e {shlex.quote(script)} ] || fail script_missing {missing}\n"
+    if programs is None:
+        check += _FIND_PYTHON
+        there = "type -P torchrun >/dev/null"
+        no_torch = "torchrun is not on the PATH of the job, and its python has no torch"
+    else:
+        missing = shlex.quote(f"{label} has no python (neither bin/python nor bin/python3)")
+        check += _FIND_ENVIRONMENT_PYTHON.format(programs=programs, missing=missing)
+        there, no_torch = f"[ -x {programs}/torchrun ]", f"{label} has neither torchrun nor torch"
     if spec.torchrun is None:
         rest = shlex.join(["-u", script, *rewrite_arguments(spec.arguments, ids, _cuda_mode(spec, "add"))])
         return f"python {rest}", f'{check}{REPORT_START}exec "$python" {rest}\n'
     flags = ["--standalone", "--nnodes=1", f"--nproc_per_node={spec.torchrun}"]
     rest = shlex.join([*flags, script, *rewrite_arguments(spec.arguments, ids, spec.cuda or "rewrite")])
-    return (
-        f"torchrun {rest}",
-        f'{check}{_torchrun_check(environment)}{REPORT_START}exec "${{torchrun[@]}}" {rest}\n',
-    )
-
-
-def _python_check(environment: JobEnvironment) -> str:
-    if environment.bin_folder is None:
-        return _FIND_PYTHON
-    missing = shlex.quote(f"{environment.label} has no python (neither bin/python nor bin/python3)")
-    return _FIND_ENVIRONMENT_PYTHON.format(programs=environment.bin_folder, missing=missing)
-
-
-def _torchrun_check(environment: JobEnvironment) -> str:
-    if environment.bin_folder is None:
-        missing = "torchrun is not on the PATH of the job, and its python has no torch"
-        return _FIND_TORCHRUN.format(there="type -P torchrun >/dev/null", missing=shlex.quote(missing))
-    missing = f"{environment.label} has neither torchrun nor torch"
-    return _FIND_TORCHRUN.format(
-        there=f"[ -x {environment.bin_folder}/torchrun ]", missing=shlex.quote(missing)
-    )
+    check += _FIND_TORCHRUN.format(there=there, missing=shlex.quote(no_torch))
+    return f"torchrun {rest}", f'{check}{REPORT_START}exec "${{torchrun[@]}}" {rest}\n'
 
 
 #: Maximum length of a session name. Screen silently fails to bind the socket of a longer one.

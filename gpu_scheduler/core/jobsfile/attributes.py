@@ -254,12 +254,11 @@ class AttributeBlock(Struct, frozen=True):
 def parse_block(text: str, known_gpus: frozenset[int] | None) -> AttributeBlock:
     """Parses the block at the start of `text`. Raises ValueError with the mistake and its remedy."""
     end = find_block_end(text)
-    items = None if end is None else _split_items(text[1:end])
-    if end is None or items is None:
+    if end is None:
         raise ValueError(f"the `[` at the start is not closed by a `]`{_shell_test_hint(text)}")
     values: dict[str, Any] = {}
     env: dict[str, str] = {}
-    for item in items:
+    for item in split_words(text[1:end]):
         key, given, value = item.partition("=")
         if key.startswith("env:"):
             _parse_env(key[4:], bool(given), value, env)
@@ -311,13 +310,6 @@ def find_block_end(text: str) -> int | None:
         if piece.lastgroup == "open":
             return None
     return None
-
-
-def _split_items(text: str) -> tuple[str, ...] | None:
-    try:
-        return split_words(text)
-    except ValueError:
-        return None
 
 
 def _split_at_commas(item: str) -> str | None:

@@ -144,12 +144,14 @@ def decide_accepted(
     counted, last_due = _drop_unfinished(previous, lines, current, now)
     pairs = match_lines(previous, counted, jobs)
     malformed = find_typos(previous, counted, pairs)
-    lost = _missing_lines(previous, pairs)
+    kept = set(pairs)
+    lost = [i for i, line in enumerate(previous) if i not in kept and not line.malformed]
+    olds = [old for old in pairs if old is not None and not previous[old].malformed]
     removed = [old for old in lost if old not in set(malformed.values())]
     removal_due = current.unchanged_since + REMOVED_DELAY_S
     due: float | None = None
     removed_at: float | None = None
-    if not removed and not _reordered(previous, pairs):
+    if not removed and olds == sorted(olds):
         accepted = _lines_as_in_file(previous, counted, pairs, malformed)
         due = None if _is_append_only(previous, counted, pairs) else current.unchanged_since + CHANGED_DELAY_S
     elif current.open_for_writing or now < removal_due:
@@ -182,15 +184,6 @@ def _drop_unfinished(
     if now < due:
         return lines[:-1], due
     return (lines[:-1], now + WRITER_RECHECK_S) if current.open_for_writing else (lines, None)
-
-
-def _missing_lines(previous: Reading, pairs: LinePairs) -> list[int]:
-    return [i for i in sorted({*range(len(previous))}.difference(pairs)) if not previous[i].malformed]
-
-
-def _reordered(previous: Reading, pairs: LinePairs) -> bool:
-    olds = [old for old in pairs if old is not None and previous[old].identity is not None]
-    return olds != sorted(olds)
 
 
 def _is_append_only(previous: Reading, counted: Sequence[Line], pairs: LinePairs) -> bool:

@@ -289,13 +289,10 @@ class ReadingDiff:
         self.messages: list[str] = []
         self._previous, self._pairs, self._jobs, self._newest = previous, accepted.pairs, jobs, newest
         self._job_ids: list[int | None] = [None] * len(accepted.lines)
-        self._previous_lines: dict[str, Line] = {}
-        self._previous_jobs: dict[str, int] = {}
-        for line in self._previous:
-            if line.kind == "csv" and line.identity is not None:
-                self._previous_lines.setdefault(line.identity, line)
-                if line.job_id is not None:
-                    self._previous_jobs.setdefault(line.identity, line.job_id)
+        # Of several equal lines, the first one counts.
+        csv = [line for line in reversed(previous) if line.kind == "csv"]
+        self._previous_lines = {line.identity: line for line in csv}
+        self._previous_jobs = {line.identity: line.job_id for line in csv if line.job_id is not None}
         self._diff_removed()
         self._diff_lines()
 

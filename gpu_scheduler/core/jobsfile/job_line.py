@@ -435,7 +435,10 @@ def _parse_field(text: str, at: int, is_arguments: bool) -> tuple[str, bool, int
     piece = text[at:] if comma < 0 else text[at:comma]
     # The loop above may have skipped the blank before a `#`.
     before = text[at - 1 : at] if at else ""
-    comment = _find_comment(before + piece, is_arguments)
+    if is_arguments:
+        comment = find_comment(before + piece)
+    else:
+        comment = found.start() if (found := _COMMENT.search(before + piece)) else None
     value = piece[: None if comment is None else comment - len(before)].strip(BLANK)
     if not is_arguments and '"' in value:
         raise ValueError(
@@ -443,15 +446,6 @@ def _parse_field(text: str, at: int, is_arguments: bool) -> tuple[str, bool, int
             " inner quotes"
         )
     return value, False, None if comment is not None or comma < 0 else comma + 1
-
-
-def _find_comment(text: str, is_arguments: bool) -> int | None:
-    if "#" not in text:
-        return None
-    if is_arguments:
-        return find_comment(text)
-    found = _COMMENT.search(text)
-    return found.start() if found else None
 
 
 def quote_field(field: str) -> str:
@@ -524,7 +518,13 @@ def parse_line(
         bare = rest if comment is None else rest[:comment].strip(BLANK)
         if block is None and first_field(bare).casefold() == "priority":
             return None
-        _check_after_block(block, bare)
+        if block is not None and not bare:
+            raise ValueError("nothing follows the attributes")
+        if block is not None and bare.startswith("[") and block.values:
+            raise ValueError(
+                "a second block follows the attributes; put all attributes into one block, and write a shell"
+                " test as `test …`"
+            )
         given = AttributeBlock({}, rest) if block is None else block
         accepted = CSV_FORM
         check_separator(bare)
@@ -550,18 +550,6 @@ def _reject_unreadable(text: str) -> Malformed | None:
             reason = f"there is a {name} at column {at + 1}"
             return Malformed(reason, "text in UTF-8 whose lines end in LF or CRLF")
     return None
-
-
-def _check_after_block(block: AttributeBlock | None, command: str) -> None:
-    if block is None:
-        return
-    if not command:
-        raise ValueError("nothing follows the attributes")
-    if command.startswith("[") and block.values:
-        raise ValueError(
-            "a second block follows the attributes; put all attributes into one block, and write a shell test"
-            " as `test …`"
-        )
 
 
 @lru_cache(maxsize=1024)

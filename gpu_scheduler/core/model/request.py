@@ -165,8 +165,3 @@ def refusal_to_resume(
     if outcome is Outcome.COMPLETED and not completed:
         return RequestAnswer(AnswerCode.ALREADY_COMPLETED)
     return None
-
-
-def unfinished_work(held_by: str | None) -> RequestAnswer:
-    """Returns the answer to a release of a job that was interrupted or preempted."""
-    return RequestAnswer(AnswerCode.UNFINISHED_WORK, outcome=Outcome(held_by))

@@ -26,7 +26,6 @@ from gpu_scheduler.core.model.request import (
     RequestAnswer,
     not_interrupted,
     refusal_to_resume,
-    unfinished_work,
     wrong_state,
 )
 from gpu_scheduler.core.model.states import ACTIVE, JobState, Outcome
@@ -120,7 +119,7 @@ def _hold(job: Job, args: Any, settings: Settings, now: Now) -> ActionsAndAnswer
 
 def _release(job: Job, args: Any, settings: Settings, now: Now) -> ActionsAndAnswer:
     if job.has_unfinished_work:
-        return [], unfinished_work(job.held_by)
+        return [], RequestAnswer(AnswerCode.UNFINISHED_WORK, outcome=Outcome(job.held_by))
     if job.state is JobState.HELD:
         return done(AnswerCode.RELEASED, _queued_as_before(job, ReasonKind.RELEASED_BY_USER, now))
     return _refusal("release", job)
