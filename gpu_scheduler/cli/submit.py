@@ -14,7 +14,7 @@ from gpu_scheduler.cli.request_commands import MAX_LINES
 from gpu_scheduler.config import JOBS_FILE, STATE_FILE
 from gpu_scheduler.control import submit as app
 from gpu_scheduler.control.line_note import line_note_text
-from gpu_scheduler.control.new_line import NewJob, expand_grid
+from gpu_scheduler.control.new_line import NewJob, expand_grid, nothing_is
 from gpu_scheduler.core.model.gpu import format_ranges
 from gpu_scheduler.core.text.formatting import count_noun, masked_json, safe_text
 from gpu_scheduler.errors import UsageError
@@ -27,10 +27,8 @@ def submit(options: Namespace) -> int:
     Prints notes and warnings on stderr.
     """
     location, new = location_of(options), _new_job(options)
-    try:
+    with nothing_is("submitted"):
         jobs = expand_grid(new, options.grid, is_zip=options.zip)
-    except UsageError as error:
-        raise UsageError(f"{error}; nothing was submitted") from None
     checked = app.check_jobs(location, jobs, os.environ, os.getcwd())
     if options.dry_run:
         _announce(options, checked)
@@ -135,10 +133,8 @@ def add(options: Namespace) -> int:
     from gpu_scheduler.control.jobs_file import compose
 
     location, new = location_of(options), _new_line(options)
-    try:
+    with nothing_is("added"):
         lines = expand_grid(new, options.grid, is_zip=options.zip)
-    except UsageError as error:
-        raise UsageError(f"{error}; nothing was added") from None
     if options.output_file == "-":
         added = compose(location, lines)
         print("\n".join(one.line for one in added))  # with secrets, so that the user can use them as printed

@@ -29,6 +29,7 @@ from gpu_scheduler.control.new_line import (
     compose_line,
     job_warnings,
     nearest_venv,
+    nothing_is,
     parse_new_line,
     preview,
     recorded_setting,
@@ -95,7 +96,7 @@ def compose(location: Location, lines: Sequence[NewJob]) -> list[AddedLine]:
 
 
 def _check(location: Location, new: NewJob, recorded: RecordedSetting, path: str | None) -> AddedLine:
-    try:
+    with nothing_is("added"):
         if new.script is None:
             line = _command_line(new, recorded, path)
         else:
@@ -103,8 +104,6 @@ def _check(location: Location, new: NewJob, recorded: RecordedSetting, path: str
         spec, notes = parse_new_line(line, recorded.folder, recorded.known_gpus)
         if path is not None and (spec.after or spec.after_any):
             _check_references(location, line, path, recorded)
-    except UsageError as error:
-        raise UsageError(f"{error}; nothing was added") from None
     found = (*_duplicate_notes(location, spec), *_watch_notes(recorded, path), *job_warnings(recorded, spec))
     return AddedLine(line, (*notes, *found), tuple(_notes(new, spec, recorded)))
 

@@ -12,6 +12,7 @@ import re
 import shlex
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from msgspec import Struct, field
@@ -267,6 +268,15 @@ class NewJob(Struct, frozen=True):
     attributes: AttributeValues = field(default_factory=dict)
     python: str | None = None
     priority: int | None = None
+
+
+@contextmanager
+def nothing_is(done: str) -> Iterator[None]:
+    """Lets each UsageError say that nothing was done. done: such as "submitted"."""
+    try:
+        yield
+    except UsageError as error:
+        raise UsageError(f"{error}; nothing was {done}") from None
 
 
 def expand_grid(new: NewJob, items: Sequence[str], *, is_zip: bool) -> list[NewJob]:

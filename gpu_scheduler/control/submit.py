@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import TypeVar
 
@@ -29,6 +28,7 @@ from gpu_scheduler.control.new_line import (
     is_trusted,
     job_warnings,
     nearest_venv,
+    nothing_is,
     parse_new_line,
     recorded_setting,
     sbatch_attributes,
@@ -79,7 +79,7 @@ def check_jobs(
     UsageError for a wrong value.
     """
     recorded = recorded_setting(location, "")
-    with _nothing_submitted():
+    with nothing_is("submitted"):
         check_encoding({"--state-file": location.state_file, "--data-dir": location.data_dir})
         checked = [check_job(new, variables, recorded, cwd) for new in jobs]
     specs, venvs, notes = zip(*checked, strict=True)
@@ -163,14 +163,6 @@ def answer_to(location: Location, key: SubmissionKey) -> str | None:
         return None
 
 
-@contextmanager
-def _nothing_submitted() -> Iterator[None]:
-    try:
-        yield
-    except UsageError as error:
-        raise UsageError(f"{error}; nothing was submitted") from None
-
-
 def check_job(
     new: NewJob, variables: Mapping[str, str], recorded: RecordedSetting, cwd: str
 ) -> tuple[JobSpec, str | None, tuple[LineNote, ...]]:
@@ -179,20 +171,16 @@ def check_job(
     Raises UsageError for a wrong value.
     """
     check_encoding({"the working folder": cwd})
-    _check_values(new)
+    # An empty value may come from a variable that is not set in a script.
+    empty = next((key for key, value in new.attributes.items() if value == ""), None)
+    if empty is not None:
+        raise UsageError(f"--{empty}: the value is empty; give a value, or leave out the option")
     command = _command(new, variables, cwd)
     check_single_line([command.text])
     items = attribute_items(command.attributes, cwd)
     line = compose_line(lambda: format_command_line(items, [command.text]))
     spec, notes = parse_new_line(line, cwd, recorded.known_gpus)
     return spec, command.venv, (*notes, *command.notes, *job_warnings(recorded, spec))
-
-
-def _check_values(new: NewJob) -> None:
-    """Raises UsageError for an empty value, which may come from a variable that is not set in a script."""
-    empty = next((key for key, value in new.attributes.items() if value == ""), None)
-    if empty is not None:
-        raise UsageError(f"--{empty}: the value is empty; give a value, or leave out the option")
 
 
 class _Command(Struct, frozen=True):
@@ -217,24 +205,15 @@ def _command(new: NewJob, variables: Mapping[str, str], cwd: str) -> _Command:
     attributes: AttributeValues = {**read, **new.attributes}
     venv: str | None = None
     if python is None and is_python(script, python):
-        if not _ENVIRONMENTS & attributes.keys():
-            venv, more = _found_venv(folder)
-            notes += more
-        if venv is not None:
+        found = None if _ENVIRONMENTS & attributes.keys() else nearest_venv(folder)
+        if found is not None and is_trusted(found):
+            venv = str(found)
             attributes = {**attributes, "venv": venv}
+        elif found is not None:  # another user could have planted it
+            notes += (Note(NoteKind.VENV_OF_OTHER_USER, {"path": str(found)}),)
         python = "python" if _ENVIRONMENTS & attributes.keys() else default_python(variables)
     words = script_command(script, folder, python)
     return _Command(shlex.join([*words, *new.arguments]), attributes, venv, notes)
-
-
-def _found_venv(folder: str) -> tuple[str | None, tuple[Note, ...]]:
-    """Returns the nearest virtual environment; None, with a note, if another user could have planted it."""
-    venv = nearest_venv(folder)
-    if venv is None:
-        return None, ()
-    if not is_trusted(venv):
-        return None, (Note(NoteKind.VENV_OF_OTHER_USER, {"path": str(venv)}),)
-    return str(venv), ()
 
 
 def _insert(
@@ -253,7 +232,7 @@ def _insert(
     jobs = submission.jobs
     # The parents of a job are in an existing store.
     is_new = not any(one.after or one.after_any for one in jobs) and create_missing_store(location)
-    with open_store(location) as store, _nothing_submitted():
+    with open_store(location) as store, nothing_is("submitted"):
         with store.db.transaction():
             known = find(store)
             if known is not None:
