@@ -71,7 +71,7 @@ class GpuHistoryReader:
         """Returns the newest ends. As long as there is no new one, it is the same object."""
         if self._history is None:
             newest = "id IN (SELECT attempt_id FROM allocation WHERE gpu = ?) ORDER BY id DESC LIMIT ?"
-            gpus = self._store.recorded_pauses()
+            gpus = self._store.managed_gpus().values()
             ends = [end for gpu in gpus for end in self._ends(newest, gpu, REMEMBERED_ENDS)]
             self._history = GpuHistory({end.attempt_id: end for end in ends}.values())
         return self._history

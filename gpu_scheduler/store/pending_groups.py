@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 #: jobs.
 _IN_QUEUE = "state = 'queued' AND unmet_parents = 0 AND adopted IS NULL"
 
-#: The columns from which `queued_job` builds a job.
-QUEUED_JOB_COLUMNS = (
+#: The columns from which `_queued_jobs` builds a job.
+_QUEUED_JOB_COLUMNS = (
     "id, priority, position, submitted_at, queued_at, identity, spec, fail_retries_used,"
     # The GPUs of the last attempt that ran, if the job is retried, but not because memory ran out.
     " CASE WHEN fail_retries_used THEN (SELECT json_group_array(gpu) FROM allocation, attempt AS last"
@@ -46,6 +46,8 @@ _STARTS_BY_ITSELF = (
     "state = 'queued' AND state <> 'finished' AND failed_parents = 0 AND source_missing = 0"
     " AND adopted IS NULL"
 )
+
+_RESERVED_GPUS = "(SELECT json_group_array(gpu) FROM reservation WHERE job_id = job.id)"
 
 
 def wait_reasons(store: Store) -> Mapping[str, WaitReason]:
@@ -71,18 +73,34 @@ def wait_reason_by_spec(store: Store) -> dict[str, WaitReason | None]:
     return {spec_key: None if reason is None else WaitReason.from_json(reason) for spec_key, reason in rows}
 
 
+def _queued_jobs(
+    store: Store, columns: str, where: str, *values: object
+) -> list[tuple[QueuedJob, list[Any]]]:
+    """Returns the jobs that a condition selects, each with the values of these further columns."""
+    from gpu_scheduler.core.scheduling.facts import QueuedJob
+    from gpu_scheduler.core.scheduling.history import RunTimeKey
+
+    found = []
+    for row in store.db.rows(f"SELECT {_QUEUED_JOB_COLUMNS}{columns} FROM job WHERE {where}", *values):
+        job_id, priority, position, submitted_at, since, identity, spec, retries, failed_on, *more = row
+        run_time, gpus = RunTimeKey(identity, spec), tuple(json.loads(failed_on or "[]"))
+        job = QueuedJob(job_id, priority, position, submitted_at, since, run_time, retries, gpus)
+        found.append((job, more))
+    return found
+
+
 def startable_jobs(store: Store, spec_key: str, boot: float, boot_id: str, limit: int) -> list[QueuedJob]:
     """Returns the first `limit` jobs in a pending group that are waiting only for GPUs, in queue order.
 
     Omits the jobs for which others are preempted.
     """
-    rows = store.db.rows(
-        f"SELECT {QUEUED_JOB_COLUMNS} FROM job WHERE {IS_STARTABLE} AND spec_key = ?"
+    found = _queued_jobs(
+        store, "", f"{IS_STARTABLE} AND spec_key = ?"
         " AND NOT EXISTS (SELECT 1 FROM reservation WHERE reservation.job_id = job.id AND start_at IS NULL)"
         " ORDER BY priority, position, id LIMIT ?",
         boot, boot_id, spec_key, limit,
     )  # fmt: skip
-    return [queued_job(tuple(row)) for row in rows]
+    return [job for job, _ in found]
 
 
 def waiting_jobs(
@@ -106,46 +124,27 @@ def waiting_jobs(
     if with_unconfirmed:
         gate = "(source_missing = 0 OR json_extract(line_wait, '$.kind') = 'not confirmed')"
         starts = starts.replace("source_missing = 0", gate)
-    rows = store.db.rows(
-        f"SELECT {QUEUED_JOB_COLUMNS}, spec_key,"
-        " CASE WHEN boot_id = ? THEN coalesce(not_before_boot, 0) ELSE 0 END,"
+    found = _queued_jobs(
+        store, ", spec_key, CASE WHEN boot_id = ? THEN coalesce(not_before_boot, 0) ELSE 0 END,"
         " CASE WHEN unmet_parents > 0 THEN (SELECT json_group_array(parent_id) FROM dependency"
         " LEFT JOIN job AS parent ON parent.id = parent_id"
-        " WHERE job_id = job.id AND parent.state IS NOT 'finished') END"
-        f" FROM job WHERE {starts} AND unmet_parents <= coalesce(?, unmet_parents)"
-        " ORDER BY priority, position, id LIMIT ?",
+        " WHERE job_id = job.id AND parent.state IS NOT 'finished') END",
+        f"{starts} AND unmet_parents <= coalesce(?, unmet_parents) ORDER BY priority, position, id LIMIT ?",
         now.boot_id, max_parents, -1 if limit is None else limit,
     )  # fmt: skip
-    found = []
-    for row in rows:
-        *job, spec_key, not_before, parents = tuple(row)
-        found.append(
-            WaitingJob(
-                queued_job(tuple(job)),
-                ResourceSpec.from_key(spec_key),
-                () if parents is None else tuple(json.loads(parents)),
-                now.wall + not_before - now.boot if not_before > now.boot else 0.0,
-            )
+    return [
+        WaitingJob(
+            job, ResourceSpec.from_key(key), tuple(json.loads(parents or "[]")),
+            now.wall + not_before - now.boot if not_before > now.boot else 0.0,
         )
-    return found
-
-
-def queued_job(row: tuple[Any, ...]) -> QueuedJob:
-    """Builds a queued job from a row of QUEUED_JOB_COLUMNS."""
-    from gpu_scheduler.core.scheduling.facts import QueuedJob
-    from gpu_scheduler.core.scheduling.history import RunTimeKey
-
-    job_id, priority, position, submitted_at, since, identity, spec_json, retries, failed_on = row
-    gpus = tuple(json.loads(failed_on)) if failed_on else ()
-    run_time = RunTimeKey(identity, spec_json)
-    return QueuedJob(job_id, priority, position, submitted_at, since, run_time, retries, gpus)
+        for job, (key, not_before, parents) in found
+    ]  # fmt: skip
 
 
 def queued_job_of(store: Store, job_id: int) -> QueuedJob:
     """Returns a job as a queued job."""
-    row = store.db.row(f"SELECT {QUEUED_JOB_COLUMNS} FROM job WHERE id = ?", job_id)
-    assert row is not None
-    return queued_job(tuple(row))
+    [(job, _)] = _queued_jobs(store, "", "id = ?", job_id)
+    return job
 
 
 def next_retry(store: Store, now: Now) -> float | None:
@@ -190,18 +189,13 @@ def reserved_jobs(store: Store, now: Now) -> list[ReservedJob]:
     from gpu_scheduler.core.scheduling.facts import ReservedJob
     from gpu_scheduler.core.scheduling.needs import ResourceSpec
 
-    rows = store.db.rows(
-        f"SELECT {QUEUED_JOB_COLUMNS}, spec_key,"
-        " (SELECT json_group_array(gpu) FROM reservation WHERE job_id = job.id),"
-        f" {IS_STARTABLE}"
-        " FROM job WHERE id IN (SELECT job_id FROM reservation WHERE start_at IS NULL)",
-        now.boot, now.boot_id,
+    found = _queued_jobs(
+        store, f", spec_key, {_RESERVED_GPUS}, {IS_STARTABLE}",
+        "id IN (SELECT job_id FROM reservation WHERE start_at IS NULL)", now.boot, now.boot_id,
     )  # fmt: skip
     return [
-        ReservedJob(
-            queued_job(row[:-3]), ResourceSpec.from_key(row[-3]), tuple(json.loads(row[-2])), bool(row[-1])
-        )
-        for row in map(tuple, rows)
+        ReservedJob(job, ResourceSpec.from_key(key), tuple(json.loads(gpus)), bool(is_startable))
+        for job, (key, gpus, is_startable) in found
     ]
 
 
@@ -210,26 +204,17 @@ def queue_reservation(store: Store) -> QueueReservation | None:
     from gpu_scheduler.core.scheduling.facts import QueueReservation
     from gpu_scheduler.core.scheduling.needs import ResourceSpec
 
-    row = store.db.row(
-        f"SELECT {QUEUED_JOB_COLUMNS}, spec_key,"
-        " (SELECT json_group_array(gpu) FROM reservation WHERE job_id = job.id),"
-        " (SELECT max(start_at) FROM reservation WHERE job_id = job.id),"
+    found = _queued_jobs(
+        store, f", spec_key, {_RESERVED_GPUS}, (SELECT max(start_at) FROM reservation WHERE job_id = job.id),"
         " (SELECT max(overtakes) FROM reservation WHERE job_id = job.id),"
-        " source_missing AND json_extract(line_wait, '$.kind') IN (?, ?)"
-        " FROM job WHERE id IN (SELECT job_id FROM reservation WHERE start_at IS NOT NULL)",
+        " source_missing AND json_extract(line_wait, '$.kind') IN (?, ?)",
+        "id IN (SELECT job_id FROM reservation WHERE start_at IS NOT NULL)",
         WaitKind.LINE_REMOVED.value, WaitKind.LINE_CHANGED.value,
     )  # fmt: skip
-    if row is None:
-        return None
-    *job, spec_key, gpus, start_at, overtakes, is_delayed = tuple(row)
-    return QueueReservation(
-        queued_job(tuple(job)),
-        ResourceSpec.from_key(spec_key),
-        tuple(sorted(json.loads(gpus))),
-        start_at,
-        overtakes,
-        bool(is_delayed),
-    )
+    for job, (key, gpus, start_at, overtakes, is_delayed) in found:
+        spec, reserved = ResourceSpec.from_key(key), tuple(sorted(json.loads(gpus)))
+        return QueueReservation(job, spec, reserved, start_at, overtakes, bool(is_delayed))
+    return None
 
 
 def reserved_gpus(store: Store) -> Mapping[str, tuple[int, ...]]:

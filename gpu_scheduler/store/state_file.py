@@ -20,7 +20,7 @@ from typing import Any
 from gpu_scheduler.core.text.parsing import parse_json
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.database import read_meta
-from gpu_scheduler.store.requests import add_request, open_requests
+from gpu_scheduler.store.requests import add_request
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.system import safe_file
 from gpu_scheduler.system.safe_file import (
@@ -239,11 +239,12 @@ SAME_EDIT_S = 5.0
 
 def requested_pauses(store: Store) -> dict[str, bool]:
     """Returns whether each GPU, by UUID, will be paused once every open request has been carried out."""
-    paused = store.recorded_pauses()
-    for request in open_requests(store):
-        if request.verb in ("pause", "resume") and request.target in paused:
-            paused[request.target] = request.verb == "pause"
-    return paused
+    rows = store.db.rows(
+        "SELECT uuid, coalesce((SELECT verb = 'pause' FROM request WHERE answered_at IS NULL"
+        " AND verb IN ('pause', 'resume') AND target = uuid ORDER BY id DESC LIMIT 1), paused)"
+        " FROM gpu WHERE managed ORDER BY idx"
+    )
+    return {uuid: bool(paused) for uuid, paused in rows}
 
 
 def request_pauses(

@@ -256,11 +256,6 @@ class Store:
         """Returns the UUIDs of the managed GPUs, by index."""
         return dict(map(tuple, self.db.rows("SELECT idx, uuid FROM gpu WHERE managed ORDER BY idx")))
 
-    def recorded_pauses(self) -> dict[str, bool]:
-        """Returns whether each managed GPU, by UUID, is paused. The GPUs are in index order."""
-        rows = self.db.rows("SELECT uuid, paused FROM gpu WHERE managed ORDER BY idx")
-        return {uuid: bool(paused) for uuid, paused in rows}
-
     @contextmanager
     def snapshot(self) -> Iterator[None]:
         """Runs all queries of the block on one snapshot of the store, taken at the first query.

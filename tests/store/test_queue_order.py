@@ -21,6 +21,7 @@ from gpu_scheduler.store.attempt_history import GpuHistoryReader, QueueStartsRea
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.events import events_of_job
 from gpu_scheduler.store.pending_groups import queue_reservation, queued_job_of, reserved_jobs
+from gpu_scheduler.store.state_file import requested_pauses
 from gpu_scheduler.store.store import Store
 from tests import steps as act
 from tests.steps import StepWriter
@@ -176,7 +177,7 @@ def test_a_job_with_a_reservation_can_begin_to_preempt_others(store: Store) -> N
 def test_only_managed_gpus_are_listed(store: Store) -> None:
     sample(store, ("U0", None), ("U1", None), after_s=1.0, manage=True)
     StepWriter(store, Settings()).record_gpus((), ["U1"], at(2.0))
-    assert (store.managed_gpus(), store.recorded_pauses()) == ({1: "U1"}, {"U1": False})
+    assert (store.managed_gpus(), requested_pauses(store)) == ({1: "U1"}, {"U1": False})
     assert ([gpu.uuid for gpu in store.gpus()], store.gpu_indices()) == (["U1"], {"U0": 0, "U1": 1})
 
 
