@@ -117,13 +117,15 @@ def read_facts(
     gpus, unmanaged = _gpus(watch, managed, attempts, refs, locks)
     requests = tuple(open_requests(store)) if marks.has_requests else ()
     verbs = {request.verb for request in requests}
+    ours = {gpu.uuid for gpu in managed}
+    every = store.gpus(managed_only=False) if verbs & {"pause", "resume"} else ()
     return Facts(
         now=now,
         settings=settings,
         config=config,
         gpus=gpus,
         unmanaged_gpus=unmanaged,
-        other_gpus=_other_gpus(store, managed) if verbs & {"pause", "resume"} else (),
+        other_gpus=tuple(gpu for gpu in every if gpu.uuid not in ours),
         all_sampled=watch.snapshot is not None,
         probe_error=watch.failure,
         storage_issue=health_issue,
@@ -146,12 +148,6 @@ def read_facts(
     )
 
 
-def _other_gpus(store: Store, managed: Sequence[Gpu]) -> tuple[Gpu, ...]:
-    """Returns the known GPUs that the scheduler does not manage."""
-    ours = {gpu.uuid for gpu in managed}
-    return tuple(gpu for gpu in store.gpus(managed_only=False) if gpu.uuid not in ours)
-
-
 def _gpus(
     watch: GpuWatch,
     managed: Sequence[Gpu],
@@ -171,11 +167,7 @@ def _gpus(
     sampled = watch.snapshot.gpus if attempts and watch.snapshot is not None else ()
     unmanaged = [Gpu(gpu.uuid, gpu.index) for gpu in sampled if gpu.uuid not in ours]
     with_claims = tuple(
-        replace(
-            gpu,
-            claims=foreign.claims.get(gpu.uuid, ()),
-            claims_problem=foreign.problems.get(gpu.uuid),
-        )
+        replace(gpu, claims=foreign.claims.get(gpu.uuid, ()), claims_problem=foreign.problems.get(gpu.uuid))
         for gpu in watch.gpus(managed, tokens, command_of, watched)
     )
     return with_claims, watch.gpus(unmanaged, tokens, command_of, watched)

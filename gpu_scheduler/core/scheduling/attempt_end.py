@@ -19,13 +19,7 @@ from gpu_scheduler.core.model.job import (
     Job,
     StopRequest,
 )
-from gpu_scheduler.core.model.reasons import (
-    FailureKind,
-    NextKind,
-    NextStep,
-    ReasonKind,
-    StateReason,
-)
+from gpu_scheduler.core.model.reasons import FailureKind, NextKind, NextStep, ReasonKind, StateReason
 from gpu_scheduler.core.model.states import AttemptState, JobState, Outcome
 from gpu_scheduler.core.model.values import Now
 from gpu_scheduler.core.scheduling.actions import JobChanged

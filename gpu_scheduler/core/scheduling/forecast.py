@@ -24,13 +24,7 @@ from gpu_scheduler.core.model.reasons import WaitReason
 from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.model.values import Now
 from gpu_scheduler.core.scheduling import actions as act
-from gpu_scheduler.core.scheduling.facts import (
-    Facts,
-    PendingGroup,
-    QueuedJob,
-    QueueReservation,
-    ReservedJob,
-)
+from gpu_scheduler.core.scheduling.facts import Facts, PendingGroup, QueuedJob, QueueReservation, ReservedJob
 from gpu_scheduler.core.scheduling.gpu_use import ledger_of
 from gpu_scheduler.core.scheduling.history import (
     PERIOD_HOURS,
@@ -167,10 +161,7 @@ class Playback:
     """
 
     def __init__(
-        self,
-        facts: Facts,
-        duration_s: Callable[[QueuedJob], float],
-        ends: dict[int, float] | None = None,
+        self, facts: Facts, duration_s: Callable[[QueuedJob], float], ends: dict[int, float] | None = None
     ) -> None:
         self._duration_s = duration_s
         self._began = facts.now
@@ -693,7 +684,7 @@ def gpus_for(job: QueuedJob, facts: Facts) -> RoundAllocations:
         ends = expected_ends(gpus.facts)
         planned = plan_reservation(wanted, stored.resources.allowed, gpus.ledgers(), ends)
         if planned is not None:
-            gpus.reserve_in_order(stored.job.job_id, wanted, planned, stored.start_at, stored.overtakes)
+            gpus.reserve_in_order(stored, wanted, planned)
     return gpus
 
 

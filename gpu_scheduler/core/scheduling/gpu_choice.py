@@ -59,8 +59,7 @@ def choose(gpus: Sequence[ClaimedGpu], criteria: GpuCriteria) -> GpuChoice:
     reasons = {gpu.sample.index: _obstacle(gpu, criteria) for gpu in allowed}
     eligible = sorted((gpu for gpu in allowed if reasons[gpu.sample.index] is None), key=_rank)
     return GpuChoice(
-        tuple(eligible),
-        tuple(reason for _, reason in sorted(reasons.items()) if reason is not None),
+        tuple(eligible), tuple(reason for _, reason in sorted(reasons.items()) if reason is not None)
     )
 
 

@@ -13,11 +13,7 @@ from gpu_scheduler.core.scheduling import requests
 from gpu_scheduler.core.scheduling.attempt_end import GpuInventory, recover_interrupted
 from gpu_scheduler.core.scheduling.facts import Facts
 from gpu_scheduler.core.scheduling.gpu_faults import find_suspects
-from gpu_scheduler.core.scheduling.gpu_use import (
-    display_memory,
-    record_measurements,
-    unattributed_memory,
-)
+from gpu_scheduler.core.scheduling.gpu_use import display_memory, record_measurements, unattributed_memory
 from gpu_scheduler.core.scheduling.needs import resources_of
 from gpu_scheduler.core.scheduling.pending_queue import allowed_gpus
 from gpu_scheduler.core.scheduling.preemption import protection_left_s

@@ -171,7 +171,7 @@ class _Walk:
         self._is_over = False
         self._budget_left_s = budget_left_s(facts)
         self._may_reserve = facts.settings.queue_order is QueueOrder.RESERVE and self._budget_left_s >= 0
-        self._reservation = act.SetQueueReservation(None)
+        self._reservation: QueueReservation | None = None
         self._plans: dict[tuple[Need, tuple[int, ...] | None], PlannedReservation | None] = {}
         self._ends: Mapping[int, ExpectedEnd] | None = None
         #: The groups and priorities for which preempting others does not help.
@@ -376,7 +376,8 @@ class _Walk:
         if self.has_started:
             self._is_over = True  # the next round knows when the jobs that this round starts will end
         elif planned is not None:
-            self._reserve(job, group.resources, need, planned, overtakes)
+            begun = QueueReservation(job, group.resources, planned.gpus, 0.0, overtakes)
+            self._reserve(begun, need, planned)
 
     def _keep(self, stored: QueueReservation) -> None:
         """Keeps the stored reservation, unless its job has got GPUs or an earlier one takes over."""
@@ -392,20 +393,13 @@ class _Walk:
         need = need_of(resources, self._facts)
         planned = self._plan(need, resources.allowed)
         if planned is not None:
-            self._reserve(stored.job, resources, need, planned, stored.overtakes)
+            self._reserve(stored, need, planned)
 
-    def _reserve(
-        self,
-        job: QueuedJob,
-        resources: ResourceSpec,
-        need: Need,
-        planned: PlannedReservation,
-        overtakes: int,
-    ) -> None:
+    def _reserve(self, wanted: QueueReservation, need: Need, planned: PlannedReservation) -> None:
         start_at = math.ceil((self._facts.now.wall + planned.start_in_s) / _START_STEP_S) * _START_STEP_S
-        self._limits.take(resources)
-        self._gpus.reserve_in_order(job.job_id, need, planned, start_at, overtakes)
-        self._reservation = act.SetQueueReservation(job.job_id, planned.gpus, start_at, overtakes)
+        self._limits.take(wanted.resources)
+        self._reservation = replace(wanted, gpus=planned.gpus, start_at=start_at)
+        self._gpus.reserve_in_order(self._reservation, need, planned)
         self._may_reserve = False
 
     def _planned(self, need: Need, allowed: tuple[int, ...] | None) -> PlannedReservation | None:
@@ -422,11 +416,12 @@ class _Walk:
         return plan_reservation(need, allowed, self._gpus.ledgers(), self._ends)
 
     def _changed_reservation(self) -> list[act.Action]:
-        stored, wanted = self._facts.queue_reservation, self._reservation
-        if stored is None:
-            return [] if wanted.job_id is None else [wanted]
-        kept = act.SetQueueReservation(stored.job.job_id, stored.gpus, stored.start_at, stored.overtakes)
-        return [] if wanted == kept else [wanted]
+        if self._reservation == self._facts.queue_reservation:
+            return []
+        one = self._reservation
+        if one is None:
+            return [act.SetQueueReservation(None)]
+        return [act.SetQueueReservation(one.job.job_id, one.gpus, one.start_at, one.overtakes)]
 
 
 def budget_left_s(facts: Facts) -> float:

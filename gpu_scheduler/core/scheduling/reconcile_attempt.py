@@ -326,14 +326,10 @@ def check_memory_release(
     back = all(
         sampled_at is not None
         and sampled_at >= released_at
-        and _is_memory_released(mib, attempt.baseline_mib.get(uuid, 0))
+        and (mib is None or mib <= attempt.baseline_mib.get(uuid, 0) + DRIVER_MIB)
         for uuid, (sampled_at, mib) in zip(attempt.gpus, gpu_memory, strict=True)
     )
     return [act.AttemptChanged(attempt, attempt.closed())] if over or back else []
-
-
-def _is_memory_released(unattributed_mib: int | None, baseline_mib: int) -> bool:
-    return unattributed_mib is None or unattributed_mib <= baseline_mib + DRIVER_MIB
 
 
 # Decides whether an attempt that is ending frees its GPUs soon, so that a waiting job may count on them.

@@ -65,11 +65,7 @@ def _cancelled(job: Job, kind: ReasonKind, now: Now) -> act.JobChanged:
 
 def _preempt(job: Job, args: Any, settings: Settings, now: Now) -> ActionsAndAnswer:
     stop = StopRequest(
-        "preempted",
-        float(args["grace_s"]),
-        args["on_timeout"],
-        args["stop_id"],
-        job.preempt_signal,
+        "preempted", float(args["grace_s"]), args["on_timeout"], args["stop_id"], job.preempt_signal
     )
     if job.state not in ACTIVE:
         return _refusal("preempt", job)
@@ -365,8 +361,12 @@ def _carry_out_request(request: Request, facts: Facts) -> ActionsAndAnswer:
     if request.verb == "places":
         positions = tuple((job, position) for job, position in request.args["places"])
         return done(AnswerCode.POSITIONS_SET, act.SetQueuePositions(positions))
+    if not request.target and request.verb == "recover":
+        jobs = tuple(job.id for job in facts.interrupted)
+        recoveries = [recovery(job, facts.now) for job in facts.interrupted]
+        return [*recoveries], RequestAnswer(AnswerCode.RECOVERED, jobs=jobs)
     if not request.target:
-        return _recover_all(facts) if request.verb == "recover" else _clear_all(facts)
+        return [act.ClearFinished()], RequestAnswer(AnswerCode.CLEARED, count=facts.finished_count)
     job = facts.jobs.get(int(request.target))
     if job is None:
         return done(AnswerCode.NO_SUCH_JOB)
@@ -390,12 +390,3 @@ def _withdrawn_stop(job_id: int, facts: Facts) -> str | None:
     """Returns the id of the preemption that the runner of this job has withdrawn last; None if it has not."""
     withdrawn = (one.status.withdrawn for one in facts.attempts if one.job_id == job_id and one.state.is_open)
     return next((stop.stop_id for stop in withdrawn if stop is not None), None)
-
-
-def _recover_all(facts: Facts) -> ActionsAndAnswer:
-    actions: list[act.Action] = [recovery(job, facts.now) for job in facts.interrupted]
-    return actions, RequestAnswer(AnswerCode.RECOVERED, jobs=tuple(job.id for job in facts.interrupted))
-
-
-def _clear_all(facts: Facts) -> ActionsAndAnswer:
-    return [act.ClearFinished()], RequestAnswer(AnswerCode.CLEARED, count=facts.finished_count)

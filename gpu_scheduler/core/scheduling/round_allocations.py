@@ -26,7 +26,7 @@ from gpu_scheduler.core.model.reasons import GpuObstacle, ObstacleKind, WaitReas
 from gpu_scheduler.core.model.values import WHOLE
 from gpu_scheduler.core.scheduling.actions import Action, RecordGpuTime, Start
 from gpu_scheduler.core.scheduling.attempt_end import retry_wait_s
-from gpu_scheduler.core.scheduling.facts import Facts, QueuedJob
+from gpu_scheduler.core.scheduling.facts import Facts, QueuedJob, QueueReservation
 from gpu_scheduler.core.scheduling.gpu_use import ledger_of, unattributed_memory
 from gpu_scheduler.core.scheduling.history import key_of
 from gpu_scheduler.core.scheduling.placement import Ledger, allocated_share, place
@@ -36,11 +36,9 @@ from gpu_scheduler.core.scheduling.reconcile_attempt import departure_s, unwatch
 class _QueueReservation(Struct, frozen=True):
     """The reservation by queue order; see `RoundAllocations.reserve_in_order`."""
 
-    job_id: int
+    shown: QueueReservation
     need: Need
     planned: PlannedReservation
-    start_at: float
-    overtakes: int
 
 
 class RoundAllocations:
@@ -119,8 +117,8 @@ class RoundAllocations:
         if queue is None or self._leaves_room_for_queue(uuid, need, upper_s) or not ledger.accepts(need):
             return ledger
         closed = GpuObstacle(
-            ledger.index, ObstacleKind.RESERVED, job_id=queue.job_id, reserved_from=queue.start_at,
-            overtakes=queue.overtakes,
+            ledger.index, ObstacleKind.RESERVED, job_id=queue.shown.job.job_id,
+            reserved_from=queue.shown.start_at, overtakes=queue.shown.overtakes,
         )  # fmt: skip
         return replace(ledger, closed=closed)
 
@@ -138,7 +136,7 @@ class RoundAllocations:
             for need, upper_s in self._given[uuid]:
                 if upper_s > queue.planned.start_in_s:
                     ledger = ledger.plus(need)
-            for job_id, need in (*self._reserved[uuid].items(), (queue.job_id, queue.need)):
+            for job_id, need in (*self._reserved[uuid].items(), (queue.shown.job.job_id, queue.need)):
                 ledger = ledger.plus(need, job_id)
             self._queue_ledgers[uuid] = ledger
         return self._queue_ledgers[uuid]
@@ -195,14 +193,9 @@ class RoundAllocations:
             self._reserved[uuid][job_id] = need
         self._forget()
 
-    def reserve_in_order(
-        self, job_id: int, need: Need, planned: PlannedReservation, start_at: float, overtakes: int
-    ) -> None:
-        """Reserves GPUs by queue order, from now on, for a job that waits for them.
-
-        start_at, overtakes: the values that the obstacles of other jobs show.
-        """
-        self._queue = _QueueReservation(job_id, need, planned, start_at, overtakes)
+    def reserve_in_order(self, shown: QueueReservation, need: Need, planned: PlannedReservation) -> None:
+        """Reserves the planned GPUs by queue order, from now on. shown: as other jobs' obstacles show it."""
+        self._queue = _QueueReservation(shown, need, planned)
         self._forget()
 
     def release(self, job_id: int) -> None:
