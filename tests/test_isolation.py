@@ -9,8 +9,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from gpu_scheduler.daemon.console import Console
-from gpu_scheduler.daemon.log_setup import configure_logging
+from gpu_scheduler.daemon.log_output import Console, configure_logging
 from tests.isolation import HIDDEN, isolated, logging_restored
 
 ROOT = Path(__file__).parents[1]

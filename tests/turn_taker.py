@@ -10,21 +10,21 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from gpu_scheduler.system.turns import boot_s
+from gpu_scheduler.system.gpu_claims import boot_s
 
 _PROGRAM = """
 import json, sys
 from pathlib import Path
-from gpu_scheduler.system import turns
-mine = turns.Turns(Path(sys.argv[1]))
-now = turns.boot_s
+from gpu_scheduler.system import gpu_claims
+mine = gpu_claims.Turns(Path(sys.argv[1]))
+now = gpu_claims.boot_s
 for line in sys.stdin:
     name, *words = json.loads(line)
     if name == "wait":
         # The process has moved for the last time at this moment.
-        turns.boot_s = lambda: words[2] or now()
+        gpu_claims.boot_s = lambda: words[2] or now()
     answer = getattr(mine, {"wait": "wait_in_line"}.get(name, name))(*words[: 2 if name == "wait" else None])
-    turns.boot_s = now
+    gpu_claims.boot_s = now
     print(json.dumps(answer), flush=True)
 """
 

@@ -30,7 +30,7 @@ from typing import Any
 from gpu_scheduler.core.model.gpu import GpuSample
 from gpu_scheduler.errors import GpuStateError
 from gpu_scheduler.gpus.probes import Probe
-from gpu_scheduler.gpus.probes.probe_server import make_probe
+from gpu_scheduler.gpus.probes.probe_process import make_probe
 
 #: A program that allocates GPU memory with PyTorch.
 TORCH_JOB = Path(__file__).with_name("torchjob.py")

@@ -10,9 +10,8 @@ import sys
 
 from gpu_scheduler.core.model.gpu import GpuSample
 from gpu_scheduler.errors import GpuStateError
-from gpu_scheduler.gpus.probes.probe_client import ProbeClient
+from gpu_scheduler.gpus.probes.probe_process import ProbeClient, restrict_to_visible
 from gpu_scheduler.gpus.probes.simulated import parse_simulate
-from gpu_scheduler.gpus.selection import restrict_to_visible
 
 #: MiB that the driver and a display may use on a GPU that counts as idle.
 IDLE_MIB = 200

@@ -51,8 +51,8 @@ from gpu_scheduler.core.scheduling.needs import ResourceSpec
 from gpu_scheduler.core.scheduling.placement import Ledger, counts_as_idle
 from gpu_scheduler.core.scheduling.preemption import NoPreemption, Preemption
 from gpu_scheduler.core.scheduling.settings import Limits, QueueOrder
-from gpu_scheduler.health.doctor import job as checks
-from gpu_scheduler.health.doctor.job import conda_sh_of
+from gpu_scheduler.health import job_checks as checks
+from gpu_scheduler.health.job_checks import conda_sh_of
 from gpu_scheduler.store.attempt_history import RunTimesReader
 from gpu_scheduler.store.events import events_of_job
 from gpu_scheduler.store.job_lists import jobs_ahead_of

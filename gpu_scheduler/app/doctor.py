@@ -11,9 +11,9 @@ from gpu_scheduler.app.location import Location
 from gpu_scheduler.attempts.job_logs import LogFolder, user_name
 from gpu_scheduler.config import StartOptions
 from gpu_scheduler.core.model.finding import Finding
-from gpu_scheduler.health import logind
-from gpu_scheduler.health.doctor import files, machine
-from gpu_scheduler.health.doctor.job import conda_sh_of
+from gpu_scheduler.health import doctor as checks
+from gpu_scheduler.health import sessions
+from gpu_scheduler.health.job_checks import conda_sh_of
 from gpu_scheduler.store.scheduler_lock import scheduler_pid
 
 
@@ -22,31 +22,31 @@ def doctor(options: StartOptions, on_wait: Callable[[str], None]) -> Iterator[Fi
     runs."""
     home = Location(options.state_file, options.data_dir).resolve()
     uid, user = os.geteuid(), user_name()
-    yield machine.python()
-    yield machine.packages()
-    yield machine.user(uid)
-    yield from machine.screen()
-    yield machine.older_sessions(home, time.time())
+    yield checks.python()
+    yield checks.packages()
+    yield checks.user(uid)
+    yield from checks.screen()
+    yield checks.older_sessions(home, time.time())
     on_wait("running conda")
     conda_sh = conda_sh_of(scheduler_pid(home.lock), options.conda_sh)
-    yield from machine.conda(conda_sh, options.conda_sh is not None)
+    yield from checks.conda(conda_sh, options.conda_sh is not None)
     if not options.simulated:
-        yield machine.driver()
-    on_wait(f"reading the GPUs (at most {machine.PROBE_TIMEOUT_S:g} s)")
+        yield checks.driver()
+    on_wait(f"reading the GPUs (at most {checks.PROBE_TIMEOUT_S:g} s)")
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    yield from machine.probe(options.gpu_probe, options.simulate, visible, str(home.simulation))
-    yield from files.gpu_locks(home, options.simulated)
-    yield from files.folders(home, _log_folder(options.log_dir), trust=options.trust_files)
-    yield from files.store_findings(home)
-    yield from files.gpu_kind(home, options.simulated)
-    yield files.state_file(home, trust=options.trust_files)
-    yield files.jobs_file(options.jobs_file, trust=options.trust_files)
-    yield files.llm_config(options.llm_config, trust=options.trust_files)
-    yield files.scheduler(home)
-    yield from logind.check(logind.read_settings(user), user, uid)
-    yield machine.inotify()
-    yield machine.ptys()
-    yield machine.clock(time.time(), (home.database, home.state_file))
+    yield from checks.probe(options.gpu_probe, options.simulate, visible, str(home.simulation))
+    yield from checks.gpu_locks(home, options.simulated)
+    yield from checks.folders(home, _log_folder(options.log_dir), trust=options.trust_files)
+    yield from checks.store_findings(home)
+    yield from checks.gpu_kind(home, options.simulated)
+    yield checks.state_file(home, trust=options.trust_files)
+    yield checks.jobs_file(options.jobs_file, trust=options.trust_files)
+    yield checks.llm_config(options.llm_config, trust=options.trust_files)
+    yield checks.scheduler(home)
+    yield from sessions.check(sessions.read_settings(user), user, uid)
+    yield checks.inotify()
+    yield checks.ptys()
+    yield checks.clock(time.time(), (home.database, home.state_file))
 
 
 def _log_folder(log_dir: str | None) -> LogFolder:

@@ -22,10 +22,10 @@ from gpu_scheduler.system.gpu_claims import (
     LOCK_FOLDER_KEY,
     ForeignClaims,
     LockReading,
+    keeper,
     read_locks_of,
     turn_claim,
 )
-from gpu_scheduler.system.turns import keeper
 
 if TYPE_CHECKING:
     from gpu_scheduler.core.model.job import ActiveAttempt

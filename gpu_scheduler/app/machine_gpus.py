@@ -12,7 +12,7 @@ from gpu_scheduler.app.location import Location
 from gpu_scheduler.config import ProbeKind
 from gpu_scheduler.core.model.gpu import ClaimedGpu, GpuClaim, GpuSample
 from gpu_scheduler.errors import SchedulerError
-from gpu_scheduler.gpus.probes.probe_client import ProbeClient
+from gpu_scheduler.gpus.probes.probe_process import ProbeClient
 from gpu_scheduler.gpus.probes.simulated import check_simulate
 from gpu_scheduler.store.scheduler_lock import scheduler_pid
 from gpu_scheduler.system.gpu_claims import (

@@ -57,7 +57,7 @@ from gpu_scheduler.core.model.values import Now
 from gpu_scheduler.core.text.parsing import mark_expansions, parse_json
 from gpu_scheduler.runner.folder import boot_id, is_alive
 from gpu_scheduler.store.store import Store
-from gpu_scheduler.system.deadline import start_thread, within
+from gpu_scheduler.system.own_process import start_thread, within
 
 # Finds the checkpoints of a job in its output folder, and those that match its attribute `checkpoints`.
 #

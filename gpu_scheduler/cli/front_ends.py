@@ -129,14 +129,14 @@ def redis_agent(options: Namespace) -> int:
     import logging
 
     from gpu_scheduler.redis_queue.agent import Agent
-    from gpu_scheduler.system import companion
+    from gpu_scheduler.system import own_process
 
-    companion.begin(options.until_eof, _HANGING_S)
+    own_process.begin(options.until_eof, _HANGING_S)
     queue, location = _queue_of(options), location_of(options)
     os.environ.pop(REDIS_URL_VARIABLE, None)
     home = location.resolve()
     home.create()
-    companion.lock_file(home.folder / "redis-agent.lock", "another agent takes jobs for this queue already")
+    own_process.lock_file(home.folder / "redis-agent.lock", "another agent takes jobs for this queue already")
     logging.basicConfig(format="%(asctime)s %(levelname)-7s redis-agent: %(message)s", level=logging.INFO)
     print_message(
         f"taking jobs from {queue.url} for {home.state_file}\n"

@@ -195,7 +195,7 @@ def flush_or_discard(limit_s: float = 1.0) -> bool:
     The buffer then stays locked, so that only `os._exit` ends this process; the interpreter waits for it.
     """
 
-    from gpu_scheduler.system.deadline import within  # few commands need threads
+    from gpu_scheduler.system.own_process import within  # few commands need threads
 
     def flush() -> bool:
         try:

@@ -14,7 +14,7 @@ from gpu_scheduler.cli.program import location_of, print_message
 from gpu_scheduler.config import REDIS_URL_VARIABLE, StartOptions
 from gpu_scheduler.core.text.formatting import safe_text
 from gpu_scheduler.errors import SchedulerError, UsageError
-from gpu_scheduler.system.deadline import start_thread
+from gpu_scheduler.system.own_process import start_thread
 
 #: Seconds to wait for an answer from logind.
 _LOGIND_TIMEOUT_S = 1.0
@@ -30,14 +30,14 @@ def start(options: Namespace) -> int:
 
         refuse_script(location_of(options), options.jobs_file)
     if options.daemon:
-        from gpu_scheduler.daemon import background
+        from gpu_scheduler.daemon import service
 
-        background.check(chosen)
+        service.check_background(chosen)
     if options.fresh:
         _confirm_fresh(chosen, ask=not options.yes)
     if options.daemon:
         main_log = location_of(options).resolve().main_log
-        return background.run(
+        return service.run_in_background(
             lambda up: _run_scheduler(chosen, up),
             lambda pid: _print_background_pid(pid, main_log),
             main_log,
@@ -108,9 +108,9 @@ def _log_logout_warning() -> None:
 
 def _logout_warning() -> str | None:
     """Returns a warning if logging out would end the scheduler or its jobs, otherwise None."""
-    from gpu_scheduler.health import logind
+    from gpu_scheduler.health import sessions
 
-    return logind.logout_warning(_LOGIND_TIMEOUT_S)
+    return sessions.logout_warning(_LOGIND_TIMEOUT_S)
 
 
 def _validate(chosen: StartOptions) -> None:

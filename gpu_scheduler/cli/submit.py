@@ -18,7 +18,7 @@ from gpu_scheduler.control.new_line import NewJob, expand_grid, nothing_is
 from gpu_scheduler.core.model.gpu import format_ranges
 from gpu_scheduler.core.text.formatting import count_noun, masked_json, safe_text
 from gpu_scheduler.errors import UsageError
-from gpu_scheduler.system.deadline import interrupts_deferred
+from gpu_scheduler.system.own_process import interrupts_deferred
 
 
 def submit(options: Namespace) -> int:

@@ -31,12 +31,15 @@ from gpu_scheduler.core.scheduling.gpu_choice import (
 )
 from gpu_scheduler.core.text.formatting import count_noun, safe_text
 from gpu_scheduler.errors import GpuStateError
-from gpu_scheduler.gpus.probes.probe_client import LateAnswerError
-from gpu_scheduler.gpus.selection import restrict_to_visible
+from gpu_scheduler.gpus.probes.probe_process import LateAnswerError, restrict_to_visible
 from gpu_scheduler.runner.folder import TOKEN
 from gpu_scheduler.runner.locks import Refusal, Wanted, claim_gpus
 from gpu_scheduler.system.gpu_claims import (
+    MOVE_EVERY_S,
+    TURN_EVERY_S,
     LockReading,
+    Turns,
+    boot_s,
     is_below_runner,
     lock_problem,
     own_claims,
@@ -45,7 +48,6 @@ from gpu_scheduler.system.gpu_claims import (
 )
 from gpu_scheduler.system.shortages import reraise_shortage
 from gpu_scheduler.system.simulated_usage import FOLDER_VARIABLE
-from gpu_scheduler.system.turns import MOVE_EVERY_S, TURN_EVERY_S, Turns, boot_s
 from gpu_scheduler.views.gpu_text import claims_text
 
 # Waits until claims on GPUs or turns change, by watching the processes that hold them.

@@ -52,7 +52,7 @@ from gpu_scheduler.core.text.formatting import (
     safe_text,
 )
 from gpu_scheduler.errors import SchedulerError, UsageError
-from gpu_scheduler.health.doctor.job import conda_sh_of, known_environments
+from gpu_scheduler.health.job_checks import conda_sh_of, known_environments
 from gpu_scheduler.intake.jobs_file_text import JobsFile, TextParser, read_standard_input
 from gpu_scheduler.intake.llm_config import LlmConfigFile
 from gpu_scheduler.store.jobs_files import MalformedLineRecord, newest_job_of

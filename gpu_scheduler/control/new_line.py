@@ -40,7 +40,7 @@ from gpu_scheduler.core.scheduling.needs import LlmConfig, ResourceSpec, resolve
 from gpu_scheduler.core.scheduling.placement import could_fit
 from gpu_scheduler.core.scheduling.settings import Limits
 from gpu_scheduler.errors import SchedulerError, UsageError
-from gpu_scheduler.health.doctor.job import conda_sh_of, known_environments
+from gpu_scheduler.health.job_checks import conda_sh_of, known_environments
 from gpu_scheduler.intake.jobs_file_text import job_shell, parse_job_line
 from gpu_scheduler.intake.llm_config import current_llm_config
 from gpu_scheduler.store.jobs_files import find_jobs_file

@@ -20,7 +20,7 @@ from pathlib import Path
 from msgspec import Struct, field
 
 from gpu_scheduler.config import REDIS_URL_VARIABLE, StartOptions
-from gpu_scheduler.daemon.log_setup import open_main_log
+from gpu_scheduler.daemon.log_output import open_main_log
 from gpu_scheduler.runner.folder import TOKEN
 from gpu_scheduler.store.data_dir import DataDir
 

@@ -23,9 +23,14 @@ from gpu_scheduler.core.model.gpu import (
 )
 from gpu_scheduler.core.scheduling.gpu_faults import GpuChange, update_faults
 from gpu_scheduler.errors import GpuStateError, UsageError
-from gpu_scheduler.gpus.probes.probe_client import ProbeClient, UnreadableError
-from gpu_scheduler.gpus.probes.probe_server import ProbeFailure
-from gpu_scheduler.gpus.selection import count_note, restrict_to_visible, select_gpus
+from gpu_scheduler.gpus.probes.probe_process import (
+    ProbeClient,
+    ProbeFailure,
+    UnreadableError,
+    count_note,
+    restrict_to_visible,
+    select_gpus,
+)
 from gpu_scheduler.gpus.watch import GpuWatch
 from gpu_scheduler.store.new_store import change_gpu_kind
 from gpu_scheduler.store.store import Store

@@ -53,14 +53,16 @@ from gpu_scheduler.store.requests import open_requests
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.store.writer import StoreWriter
 from gpu_scheduler.system.gpu_claims import (
+    MOVE_EVERY_S,
+    TURN_EVERY_S,
     LockReading,
+    Turns,
     claims_of,
     lock_problem,
     own_claims,
     read_locks_of,
     turn_claim,
 )
-from gpu_scheduler.system.turns import MOVE_EVERY_S, TURN_EVERY_S, Turns
 
 log = logging.getLogger(__name__)
 

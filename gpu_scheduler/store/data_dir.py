@@ -22,11 +22,12 @@ from msgspec.structs import asdict
 from gpu_scheduler.core.text.parsing import parse_json
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.system import safe_file
-from gpu_scheduler.system.filesystem import is_shared, kind_of
 from gpu_scheduler.system.safe_file import (
     FileProblem,
     ProblemKind,
     check_folder_status,
+    is_shared,
+    kind_of,
     name_of_user,
     read_json_bytes,
     user_state_dir,

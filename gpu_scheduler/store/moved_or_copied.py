@@ -18,8 +18,7 @@ from msgspec.structs import replace
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.store import Store
-from gpu_scheduler.system.filesystem import is_same_file
-from gpu_scheduler.system.safe_file import Content, read, replace_file
+from gpu_scheduler.system.safe_file import Content, is_same_file, read, replace_file
 
 if TYPE_CHECKING:
     from gpu_scheduler.core.model.job_spec import JobSpec

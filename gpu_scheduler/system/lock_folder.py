@@ -17,8 +17,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from gpu_scheduler.errors import UsageError
-from gpu_scheduler.system.filesystem import is_shared, kind_of
-from gpu_scheduler.system.safe_file import name_of_user, user_state_dir
+from gpu_scheduler.system.safe_file import is_shared, kind_of, name_of_user, user_state_dir
 
 #: The environment variable that names the folder.
 VARIABLE = "GPU_SCHEDULER_LOCK_DIR"
@@ -161,45 +160,27 @@ def _own_problem(folder: Path) -> FolderProblem | None:
     return None
 
 
-def prepare_lock_folder(folder: Path) -> None:
+def prepare_lock_folder(folder: Path, *, make: bool = True) -> None:
     """Makes the folder if it does not exist, for this user alone, and checks it.
 
-    Raises LockFolderError if it cannot be used.
+    make: False to make nothing; a folder that does not exist is then no problem. Raises LockFolderError if
+    the folder cannot be used.
     """
     try:
         problem = location_problem(folder)
-        if problem is None:
+        if problem is None and make:
             _make(folder.parent)
+        if problem is None and (make or os.path.lexists(folder)):
             problem = _parent_problem(folder)
-        if problem is None:
-            _make(folder)
-            problem = _own_problem(folder)
+            if problem is None and make:
+                _make(folder)
+            problem = problem or _own_problem(folder)
     except OSError as error:
-        problem = _access_problem(folder, error)
+        where = "" if error.filename in (None, str(folder)) else f"{error.filename}: "
+        remedy = f"set {VARIABLE} to a folder that you can write to"
+        problem = FolderProblem(f"cannot be used: {where}{error.strerror}", remedy)
     if problem is not None:
         raise LockFolderError(folder, problem)
-
-
-def check_lock_folder(folder: Path) -> None:
-    """Checks the folder without making it; a folder that does not exist is no problem.
-
-    Raises LockFolderError if it cannot be used.
-    """
-    try:
-        problem = location_problem(folder)
-        if problem is None and os.path.lexists(folder):
-            problem = _parent_problem(folder) or _own_problem(folder)
-    except OSError as error:
-        problem = _access_problem(folder, error)
-    if problem is not None:
-        raise LockFolderError(folder, problem)
-
-
-def _access_problem(folder: Path, error: OSError) -> FolderProblem:
-    where = "" if error.filename in (None, str(folder)) else f"{error.filename}: "
-    return FolderProblem(
-        f"cannot be used: {where}{error.strerror}", f"set {VARIABLE} to a folder that you can write to"
-    )
 
 
 def _make(folder: Path) -> None:
@@ -259,8 +240,8 @@ class ClaimFolder(Struct, frozen=True):
 
     def check(self) -> None:
         """Checks both folders without making them. Raises LockFolderError if one cannot be used."""
-        check_lock_folder(self.shared)
-        check_lock_folder(self.path)
+        prepare_lock_folder(self.shared, make=False)
+        prepare_lock_folder(self.path, make=False)
 
     def prepare(self) -> None:
         """Makes and checks the lock folder and the folder in it. Raises LockFolderError."""

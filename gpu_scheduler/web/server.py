@@ -15,7 +15,7 @@ from pathlib import Path
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.core.text.formatting import pid_text
 from gpu_scheduler.errors import SchedulerError, UsageError, missing_package
-from gpu_scheduler.system import companion
+from gpu_scheduler.system import own_process
 from gpu_scheduler.system.safe_file import name_of_user
 
 #: Seconds that open requests have to end, and after which a server that hangs ends by force.
@@ -28,7 +28,7 @@ def run(location: Location, options: Namespace, say: Callable[[str], None]) -> N
     options: as `serve` declares them. say: prints a message to the user. Raises UsageError for options with
     which it must not run, and SchedulerError if another server has the queue or the port.
     """
-    companion.begin(options.until_eof, _HANGING_S)  # uvicorn repeats the signal that has ended it
+    own_process.begin(options.until_eof, _HANGING_S)  # uvicorn repeats the signal that has ended it
     try:
         import fastapi  # noqa: F401
         import uvicorn
@@ -52,7 +52,7 @@ def run(location: Location, options: Namespace, say: Callable[[str], None]) -> N
     if (options.tls_cert is None) != (options.tls_key is None):
         raise UsageError("--tls-cert and --tls-key belong together; give both")
     home.create()
-    companion.lock_file(home.folder / "serve.lock", "another server serves this queue already")
+    own_process.lock_file(home.folder / "serve.lock", "another server serves this queue already")
     refusal = b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\n\r\n"
     listener = Listener(_listen(options.host, options.port), b"" if options.tls_cert else refusal)
     port = listener.getsockname()[1]

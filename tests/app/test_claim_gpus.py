@@ -22,8 +22,12 @@ from gpu_scheduler.control.claim_gpus import (
     ineligibility_text,
 )
 from gpu_scheduler.core.model.gpu import UNKNOWN_UUID_PREFIX, GpuCriteria, GpuSample, Snapshot
-from gpu_scheduler.gpus.probes.probe_client import LateAnswerError, ProbeClient, UnreadableError
-from gpu_scheduler.gpus.probes.probe_server import ProbeFailure
+from gpu_scheduler.gpus.probes.probe_process import (
+    LateAnswerError,
+    ProbeClient,
+    ProbeFailure,
+    UnreadableError,
+)
 from gpu_scheduler.runner import locks
 from gpu_scheduler.runner.folder import TOKEN
 from gpu_scheduler.runner.locks import Refusal, Wanted

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.system.turns import PASSED_OVER_S, Turns, boot_s
+from gpu_scheduler.system.gpu_claims import PASSED_OVER_S, Turns, boot_s
 from tests.turn_taker import TurnTaker, turn_taker
 
 

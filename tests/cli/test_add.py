@@ -427,7 +427,7 @@ def test_add_warns_of_an_unknown_conda_environment(
             "gpu-scheduler: warning: conda environment nope does not exist; environments: base, ml\n" in err
         )
     assert desk.run("add", "train.py", "--conda", "ml")[2] == ""
-    monkeypatch.setattr("gpu_scheduler.health.doctor.job.list_environments", None)
+    monkeypatch.setattr("gpu_scheduler.health.job_checks.list_environments", None)
     (desk.path / "conda" / "etc" / "profile.d").mkdir(parents=True)
     (desk.path / "conda" / "etc" / "profile.d" / "conda.sh").symlink_to(CONDA)
     desk.store.record_options(

@@ -99,7 +99,7 @@ def test_doctor_checks_the_given_options_of_start(desk: Desk) -> None:
 
 def test_doctor_shows_progress_only_on_a_terminal(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
-    monkeypatch.setattr("gpu_scheduler.health.doctor.machine.probe", lambda *asked: iter(()))
+    monkeypatch.setattr("gpu_scheduler.health.doctor.probe", lambda *asked: iter(()))
     options = StartOptions(jobs_file="", simulate="1")
     assert list(app.doctor(options, said.append))
     assert said == ["running conda", "reading the GPUs (at most 5 s)"]

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from gpu_scheduler.cli.commands import COMMANDS
 from gpu_scheduler.cli.parser import first_word_index, parse
 from gpu_scheduler.config import StartOptions
-from gpu_scheduler.daemon import background, service
+from gpu_scheduler.daemon import service
 from gpu_scheduler.errors import UsageError
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.job_lists import state_counts
@@ -338,7 +338,7 @@ class Prompt:
         monkeypatch.setattr(os, "isatty", lambda fd: True)
         monkeypatch.setattr("builtins.input", self._input)
         monkeypatch.setattr(service, "run", self._run)
-        monkeypatch.setattr(background, "run", self._run)
+        monkeypatch.setattr(service, "run_in_background", self._run)
 
     def _input(self, question: str) -> str:
         self.questions.append(question)

@@ -238,7 +238,7 @@ def test_lint_runs_conda_only_if_a_line_names_an_environment(
     out = desk.run("lint", "--conda-sh", CONDA)[1]
     assert out.count("warning: ") == 1
     assert "warning: conda environment bad does not exist; environments: base, good" in out
-    monkeypatch.setattr("gpu_scheduler.health.doctor.job.list_environments", None)
+    monkeypatch.setattr("gpu_scheduler.health.job_checks.list_environments", None)
     write_jobs_file(desk, "0,a.py,,,\n")
     assert desk.run("lint", "--conda-sh", CONDA)[0] == 0
 

@@ -32,9 +32,9 @@ CHECKS = (
     "email",
     "importlib.metadata",
     "gpu_scheduler.attempts.executors",
-    "gpu_scheduler.gpus.probes.probe_client",
-    "gpu_scheduler.health.logind",
-    "gpu_scheduler.health.doctor.machine",
+    "gpu_scheduler.gpus.probes.probe_process",
+    "gpu_scheduler.health.sessions",
+    "gpu_scheduler.health.doctor",
     "gpu_scheduler.system.run_program",
 )
 
@@ -218,7 +218,7 @@ def test_a_closed_pipe_is_not_an_error(desk: Desk) -> None:
         ("--version", ("rich", "sqlite3", "json", "subprocess")),
         (
             "status --json",
-            (*HEAVY, "rich", "gpu_scheduler.daemon.daemon", "gpu_scheduler.views.status_text"),
+            (*HEAVY, "rich", "gpu_scheduler.daemon.main_loop", "gpu_scheduler.views.status_text"),
         ),
         ("status", (*HEAVY, "logging")),
         ("cancel 1", (*(name for name in HEAVY if name != ROUNDS), "rich")),
@@ -227,7 +227,7 @@ def test_a_closed_pipe_is_not_an_error(desk: Desk) -> None:
         ("show 1", (*HEAVY, *CHECKS, "rich")),
         ("why 1", (*CHECKS, "rich")),
         ("lint none.txt", (*HEAVY, "rich")),
-        ("start --gpus 0", (*HEAVY, "rich", "sqlite3", "gpu_scheduler.daemon.daemon")),
+        ("start --gpus 0", (*HEAVY, "rich", "sqlite3", "gpu_scheduler.daemon.main_loop")),
     ],
 )
 def test_each_command_imports_only_the_modules_that_it_needs(

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from gpu_scheduler.cli import start
-from gpu_scheduler.health import logind
-from gpu_scheduler.health.logind import LogindSettings
+from gpu_scheduler.health import sessions as logind
+from gpu_scheduler.health.sessions import LogindSettings
 
 KILLS = LogindSettings(kills=True, removes_ipc=False, lingers=False, scope="session")
 

@@ -15,8 +15,7 @@ from gpu_scheduler.config import ProbeKind
 from gpu_scheduler.core.model.gpu import LOST, MIG_MODE, PROHIBITED, GpuProcess, GpuSample, Snapshot
 from gpu_scheduler.errors import GpuStateError
 from gpu_scheduler.gpus.probes import ProbeError
-from gpu_scheduler.gpus.probes.probe_client import ProbeClient
-from gpu_scheduler.gpus.probes.probe_server import take_sample
+from gpu_scheduler.gpus.probes.probe_process import ProbeClient, take_sample
 from tests.fakes.machine import FakeGpu, FakeMachine
 
 ALL: tuple[ProbeKind, ...] = ("simulated", "nvml", "gputil")

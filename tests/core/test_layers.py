@@ -62,11 +62,12 @@ MAY: Mapping[str, tuple[str, ...]] = {
         "core.model", "core.text", "clock", "system", "runner.folder", "runner.shortage", "store.data_dir",
         "store.state_file", "attempts.job_logs",
     ),
+    "health.job_checks": ("core.model", "core.command", "system"),
     "health.doctor": (
         "core.model", "core.text", "core.command", "errors", "config", "system", "health",
         "store.backups", "store.data_dir", "store.database", "store.inspection", "store.moved_or_copied",
         "store.new_store", "store.scheduler_lock", "store.state_file",
-        "gpus.probes", "gpus.selection", "attempts.job_logs", "attempts.executors", "intake",
+        "gpus.probes", "attempts.job_logs", "attempts.executors", "intake",
     ),
     "app": (
         *CORE, *TOP, "system", "runner", *STORE, "attempts", "gpus", "gpus.probes", "intake", "health",
@@ -102,12 +103,12 @@ MAY: Mapping[str, tuple[str, ...]] = {
     # The command line only parses arguments and formats results; every use case is in app.
     "cli": (
         "control", "app", "views", "core.model", "core.text", "core.jobsfile.attributes",
-        "core.jobsfile.compose", "core.jobsfile.job_line", *TOP, "system.companion", "system.deadline",
+        "core.jobsfile.compose", "core.jobsfile.job_line", *TOP, "system.own_process",
         "system.shortages",
         "web.server", "web.tokens", "mcp_server", "client", "redis_queue",
     ),
     "cli.start": (
-        "daemon.service", "daemon.background", "gpus.probes.simulated", "health.logind",
+        "daemon.service", "gpus.probes.simulated", "health.sessions",
     ),
     "simjob": ("system.simulated_usage",),
     "clock": ("core.model",),
@@ -278,7 +279,7 @@ def test_the_runner_needs_only_the_standard_library() -> None:
         ("daemon/a.py", "from gpu_scheduler.daemon.reporter import EventReporter", False),
         ("rounds/loop.py", "from gpu_scheduler.views.tables import title", True),
         ("attempts/a.py", "from gpu_scheduler.views.tables import title", True),
-        ("health/doctor/a.py", "from gpu_scheduler.views.tables import title", True),
+        ("health/doctor.py", "from gpu_scheduler.views.tables import title", True),
         ("views/a.py", "from gpu_scheduler.store.store import Store", True),
         ("__main__.py", "from gpu_scheduler.cli import main", False),
     ],

@@ -6,9 +6,9 @@ import sys
 
 from gpu_scheduler.cli import main
 from gpu_scheduler.gpus import sampling
-from gpu_scheduler.gpus.probes import probe_client
+from gpu_scheduler.gpus.probes import probe_process
 
 if __name__ == "__main__":
     sampling.SAMPLE_EVERY_S = 0.3
-    probe_client.DEADLINE_S = 3.0
+    probe_process.DEADLINE_S = 3.0
     sys.exit(main(sys.argv[1:]))

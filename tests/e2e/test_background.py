@@ -185,13 +185,13 @@ def test_an_internal_error_is_logged_to_the_main_log(tmp_path: Path) -> None:
     program.write_text(
         "import logging, sys\n"
         "from pathlib import Path\n"
-        "from gpu_scheduler.daemon import background\n"
+        "from gpu_scheduler.daemon import service\n"
         "def serve(up):\n"
         "    logging.basicConfig(filename='main.log')\n"
         "    up()\n"
         "    print('nobody reads this')\n"
         "    raise ZeroDivisionError('a fault')\n"
-        "sys.exit(background.run(serve, lambda pid: print('pid', pid), Path('main.log')))\n"
+        "sys.exit(service.run_in_background(serve, lambda pid: print('pid', pid), Path('main.log')))\n"
     )
     done = subprocess.run(
         [sys.executable, program.name], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True,

@@ -15,7 +15,7 @@ import pytest
 
 from gpu_scheduler.config import ProbeKind
 from gpu_scheduler.gpus.probes import Probe
-from gpu_scheduler.gpus.probes.probe_server import make_probe
+from gpu_scheduler.gpus.probes.probe_process import make_probe
 from gpu_scheduler.system import simulated_usage
 
 FAKES = Path(__file__).parent

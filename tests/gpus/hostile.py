@@ -24,9 +24,9 @@ from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.gpus.probes import Probe, gputil
 from gpu_scheduler.gpus.probes.gputil import GputilProbe
 from gpu_scheduler.gpus.probes.nvml import NvmlProbe
-from gpu_scheduler.gpus.probes.probe_server import AutoProbe, decode, encode, take_sample
+from gpu_scheduler.gpus.probes.probe_process import AutoProbe, decode, encode, take_sample
 from gpu_scheduler.gpus.watch import GpuWatch
-from gpu_scheduler.health.doctor.machine import _gpu as finding
+from gpu_scheduler.health.doctor import _gpu as finding
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.views.gpu_choice import to_json, to_text

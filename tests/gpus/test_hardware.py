@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from gpu_scheduler.core.model.gpu import GpuSample
 from gpu_scheduler.errors import GpuStateError
-from gpu_scheduler.gpus.probes.probe_server import make_probe
+from gpu_scheduler.gpus.probes.probe_process import make_probe
 from tests.fakes.machine import FakeGpu, FakeMachine
 from tools.hardware import check_retry, compare_growth, main, probe_differences
 

@@ -17,8 +17,14 @@ import pytest
 from gpu_scheduler.attempts.observe import processes_of
 from gpu_scheduler.core.model.gpu import FaultKind, GpuFault, GpuProcess, GpuSample, Snapshot
 from gpu_scheduler.errors import GpuStateError
-from gpu_scheduler.gpus.probes.probe_client import ProbeClient, ProbeProcess, UnreadableError
-from gpu_scheduler.gpus.probes.probe_server import ProbeFailure, decode, encode
+from gpu_scheduler.gpus.probes.probe_process import (
+    ProbeClient,
+    ProbeFailure,
+    ProbeProcess,
+    UnreadableError,
+    decode,
+    encode,
+)
 from gpu_scheduler.runner.folder import TOKEN
 from gpu_scheduler.system import simulated_usage
 from tests.fakes.machine import FakeGpu, FakeMachine
@@ -117,7 +123,7 @@ def test_at_most_three_unkillable_query_processes_are_left_behind(
     hanging: FakeMachine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # SIGTERM ends the probe process but not the program that it waits for, as if the kernel blocked it.
-    monkeypatch.setattr("gpu_scheduler.gpus.probes.probe_client._KILL", signal.SIGTERM)
+    monkeypatch.setattr("gpu_scheduler.gpus.probes.probe_process._KILL", signal.SIGTERM)
     left: set[int] = set()
     with ProbeClient("gputil", deadline_s=5.0) as probe:
         for _ in range(3):
@@ -230,7 +236,7 @@ def test_close_ends_the_process(tmp_path: Path) -> None:
 
 ASKER = """
 import sys, time
-from gpu_scheduler.gpus.probes.probe_client import ProbeClient
+from gpu_scheduler.gpus.probes.probe_process import ProbeClient
 probe = ProbeClient(sys.argv[1])
 probe.query()
 print(probe.pid, flush=True)

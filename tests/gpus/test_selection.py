@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpu_scheduler.core.model.gpu import GpuSample
-from gpu_scheduler.gpus.selection import restrict_to_visible
+from gpu_scheduler.gpus.probes.probe_process import restrict_to_visible
 
 GPUS = tuple(
     GpuSample(uuid, index, "Fake", 24576, 0, 0.0)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.health.doctor.job import conda_sh_of
+from gpu_scheduler.health.job_checks import conda_sh_of
 
 
 @pytest.mark.parametrize("named", [None, "/given/conda.sh"])

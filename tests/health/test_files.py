@@ -15,7 +15,7 @@ import pytest
 from gpu_scheduler.attempts.job_logs import LogFolder
 from gpu_scheduler.core.model.finding import Finding
 from gpu_scheduler.core.model.job_spec import JobSpec
-from gpu_scheduler.health.doctor import files
+from gpu_scheduler.health import doctor as files
 from gpu_scheduler.store import backups, moved_or_copied
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.store import Store

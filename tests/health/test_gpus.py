@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpu_scheduler.core.model.gpu import LOST, GpuSample
-from gpu_scheduler.health.doctor import machine
+from gpu_scheduler.health import doctor as machine
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpu_scheduler.core.model.finding import Finding
-from gpu_scheduler.health.doctor import files
+from gpu_scheduler.health import doctor as files
 from gpu_scheduler.runner.locks import Wanted, claim_gpus
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.store import Store

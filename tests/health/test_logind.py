@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.health import logind
-from gpu_scheduler.health.logind import LogindSettings, check
+from gpu_scheduler.health import sessions as logind
+from gpu_scheduler.health.sessions import LogindSettings, check
 
 LINGER = "sudo loginctl enable-linger ann"
 RUN = "systemd-run --user --scope"

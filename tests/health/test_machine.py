@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.health.doctor import machine
+from gpu_scheduler.health import doctor as machine
 
 ROOT = Path(__file__).parents[2]
 CONDA = ROOT / "tests" / "fakes" / "conda.sh"

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.health.doctor import machine as older
-from gpu_scheduler.health.old_sessions import OldSession, old_sessions
+from gpu_scheduler.health import doctor as older
+from gpu_scheduler.health.sessions import OldSession, old_sessions
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.system.procfs import Proc
 from tests.fakes.proc import FakeProc

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.health.doctor.machine import screen, sockets
+from gpu_scheduler.health.doctor import screen, sockets
 
 
 def fake(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str, mode: int = 0o755) -> Path:

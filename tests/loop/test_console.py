@@ -12,7 +12,7 @@ from threading import Event, current_thread
 
 import pytest
 
-from gpu_scheduler.daemon.console import Console, JobOutputReader
+from gpu_scheduler.daemon.log_output import Console, JobOutputReader
 from tests.loop.rig import Rig
 from tests.waiting import wait_for
 
@@ -74,7 +74,7 @@ def test_later_messages_wait_for_output_that_the_other_thread_has_read(
             is_late.wait(0.3)
         put(console, line)
 
-    monkeypatch.setattr("gpu_scheduler.daemon.console.JobOutputReader", EndedReader)
+    monkeypatch.setattr("gpu_scheduler.daemon.log_output.JobOutputReader", EndedReader)
     monkeypatch.setattr(Console, "put", slow_put)
     rig, console = Rig(tmp_path), Console()
     job = rig.add_job("echo one")

@@ -6,7 +6,7 @@ import signal
 from types import SimpleNamespace
 from typing import Any
 
-from gpu_scheduler.daemon.daemon import Daemon
+from gpu_scheduler.daemon.main_loop import Daemon
 
 
 def test_a_signal_ends_the_daemon_even_if_every_round_has_more_work() -> None:

@@ -15,7 +15,7 @@ from gpu_scheduler.attempts.executors import DirectExecutor
 from gpu_scheduler.attempts.folder import AttemptRef
 from gpu_scheduler.core.model.gpu import GpuClaim
 from gpu_scheduler.core.model.reasons import ReasonKind
-from gpu_scheduler.daemon.wakeups import Wakeups
+from gpu_scheduler.daemon.main_loop import Wakeups
 from gpu_scheduler.runner.folder import read_spec
 from gpu_scheduler.runner.locks import Refusal, Wanted, claim_gpus, release
 from gpu_scheduler.store.pending_groups import wait_reasons

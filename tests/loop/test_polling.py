@@ -6,7 +6,7 @@ import pytest
 
 from gpu_scheduler.core.model.gpu import Gpu, GpuProcess, GpuSample
 from gpu_scheduler.gpus import watch
-from gpu_scheduler.gpus.probes.probe_client import ProbeClient
+from gpu_scheduler.gpus.probes.probe_process import ProbeClient
 from gpu_scheduler.gpus.sampling import FREQUENT_EVERY_S, FREQUENT_S, Sampler
 from gpu_scheduler.gpus.watch import GpuWatch, current_peaks
 from tests.loop.manual_clock import ManualClock

@@ -15,7 +15,7 @@ from gpu_scheduler.app.status import StatusQuery, status
 from gpu_scheduler.core.model.event import EventKind
 from gpu_scheduler.core.model.finding import Check, Finding
 from gpu_scheduler.core.model.states import JobState
-from gpu_scheduler.daemon.status_board_file import StatusBoardFile
+from gpu_scheduler.daemon.reporter import StatusBoardFile
 from gpu_scheduler.store.events import events_of_job
 from gpu_scheduler.views import job_detail, status_text, why
 from gpu_scheduler.views.event_messages import message_of

@@ -19,7 +19,7 @@ from gpu_scheduler.core.model.finding import Check, Finding
 from gpu_scheduler.core.model.reasons import WaitKind, WaitReason
 from gpu_scheduler.core.scheduling.needs import workload_class_of
 from gpu_scheduler.core.scheduling.settings import QueueOrder
-from gpu_scheduler.daemon.status_board_file import StatusBoardFile
+from gpu_scheduler.daemon.reporter import StatusBoardFile
 from gpu_scheduler.store.events import events_of_job
 from gpu_scheduler.store.pending_groups import queue_reservation
 from gpu_scheduler.views import status_text, why

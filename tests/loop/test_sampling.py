@@ -14,8 +14,7 @@ from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.model.gpu import LOST, UNLISTED, FaultKind, Gpu, GpuFault, GpuSample, Snapshot
 from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.errors import GpuStateError, UsageError
-from gpu_scheduler.gpus.probes.probe_client import ProbeClient, UnreadableError
-from gpu_scheduler.gpus.probes.probe_server import ProbeFailure
+from gpu_scheduler.gpus.probes.probe_process import ProbeClient, ProbeFailure, UnreadableError
 from gpu_scheduler.gpus.sampling import RETRY_S, SAMPLE_EVERY_S, Sampler
 from gpu_scheduler.gpus.watch import GpuWatch
 from gpu_scheduler.store.data_dir import DataDir

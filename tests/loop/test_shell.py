@@ -15,12 +15,11 @@ from inotify_simple import INotify
 from gpu_scheduler.attempts import job_logs
 from gpu_scheduler.config import StartOptions
 from gpu_scheduler.core.model.gpu import Gpu, GpuProcess, GpuSample, Snapshot
-from gpu_scheduler.daemon.console import Console
-from gpu_scheduler.daemon.log_setup import configure_logging
-from gpu_scheduler.daemon.start_checks import check_paths
-from gpu_scheduler.daemon.wakeups import Wakeups
+from gpu_scheduler.daemon.log_output import Console, configure_logging
+from gpu_scheduler.daemon.main_loop import Wakeups
+from gpu_scheduler.daemon.service import check_paths
 from gpu_scheduler.errors import UsageError
-from gpu_scheduler.gpus.selection import count_note, select_gpus
+from gpu_scheduler.gpus.probes.probe_process import count_note, select_gpus
 from gpu_scheduler.gpus.watch import GpuWatch
 from gpu_scheduler.runner.folder import read_spec
 from tests.loop.rig import Rig

@@ -23,12 +23,11 @@ from gpu_scheduler.attempts.job_logs import LogFolder, read_tail
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.model.reasons import StateReason
 from gpu_scheduler.core.scheduling.settings import Settings
-from gpu_scheduler.daemon import console as job_output
-from gpu_scheduler.daemon.console import Console
-from gpu_scheduler.daemon.daemon import Daemon
-from gpu_scheduler.daemon.wakeups import Wakeups
+from gpu_scheduler.daemon import log_output as job_output
+from gpu_scheduler.daemon.log_output import Console
+from gpu_scheduler.daemon.main_loop import Daemon, Wakeups
 from gpu_scheduler.errors import SchedulerError
-from gpu_scheduler.gpus.probes import probe_client
+from gpu_scheduler.gpus.probes import probe_process
 from gpu_scheduler.health import storage_monitor
 from gpu_scheduler.health.storage import find_issues, unusable_file_issue
 from gpu_scheduler.health.storage_monitor import StorageMonitor
@@ -301,7 +300,7 @@ def test_the_probe_process_counts_as_running_while_proc_is_unreadable(
 ) -> None:
     with monkeypatch.context() as short:
         short.setattr(os, "listdir", refuse(errno.EMFILE))
-        assert probe_client._group_lives(os.getpgrp())
+        assert probe_process._group_lives(os.getpgrp())
 
 
 def test_a_round_that_fails_because_of_a_shortage_is_retried_and_reported_once(

@@ -17,7 +17,7 @@ from gpu_scheduler.attempts.job_logs import LogFolder
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.model.finding import HealthIssue
 from gpu_scheduler.core.model.values import Now
-from gpu_scheduler.daemon.log_setup import MainLog
+from gpu_scheduler.daemon.log_output import MainLog
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.health import storage, storage_monitor
 from gpu_scheduler.health.storage import describe_store_error, find_issues

@@ -12,8 +12,8 @@ import pytest
 from gpu_scheduler.attempts.launch import Launcher
 from gpu_scheduler.config import StartOptions
 from gpu_scheduler.core.model.states import JobState
-from gpu_scheduler.daemon import log_setup
-from gpu_scheduler.daemon.start_checks import check_files, check_paths
+from gpu_scheduler.daemon import log_output
+from gpu_scheduler.daemon.service import check_files, check_paths
 from gpu_scheduler.errors import NotOwnerError, UsageError
 from gpu_scheduler.health.storage import find_issues
 from gpu_scheduler.intake.jobs_file_watcher import JobsFileWatcher
@@ -93,7 +93,7 @@ def test_start_refuses_a_linked_main_log_even_with_trust_files(folder: Path) -> 
     with pytest.raises(UsageError, match="is a link"):
         checked(trust=True)
     with pytest.raises(OSError, match="is a link"):
-        log_setup.open_main_log(log, trust=True)
+        log_output.open_main_log(log, trust=True)
     assert precious.read_text() == "precious"
 
 
@@ -187,8 +187,8 @@ def test_does_not_write_a_main_log_owned_by_another_user(folder: Path, other_uid
     path = folder / "gpu_scheduler.log"
     os.chown(path, other_uid, other_uid)
     with pytest.raises(PermissionError, match="belongs to another user"):
-        log_setup.open_main_log(path, trust=False)
-    os.close(log_setup.open_main_log(path, trust=True))
+        log_output.open_main_log(path, trust=False)
+    os.close(log_output.open_main_log(path, trust=True))
 
 
 def test_does_not_launch_from_a_folder_that_replaced_the_data_directory(folder: Path, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from gpu_scheduler.config import StartOptions
 from gpu_scheduler.daemon.companions import Companion, Companions, companions_of
-from gpu_scheduler.daemon.wakeups import Wakeups
+from gpu_scheduler.daemon.main_loop import Wakeups
 from gpu_scheduler.store.data_dir import DataDir
 from tests.processes import exists
 from tests.waiting import wait_for

@@ -16,7 +16,7 @@ import pytest
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.values import Now
-from gpu_scheduler.daemon.daemon import BackupTimer
+from gpu_scheduler.daemon.main_loop import BackupTimer
 from gpu_scheduler.daemon.restore import _newest_usable_backup
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.store import backups

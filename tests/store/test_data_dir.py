@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.errors import SchedulerError
-from gpu_scheduler.health.doctor.files import store_findings
+from gpu_scheduler.health.doctor import store_findings
 from gpu_scheduler.intake.state_file_watcher import StateFileWatcher
 from gpu_scheduler.store import data_dir as homes
 from gpu_scheduler.store import data_dir as hosts

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from gpu_scheduler.errors import SchedulerError
-from gpu_scheduler.health.doctor.files import store_findings
+from gpu_scheduler.health.doctor import store_findings
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.database import query_read_only
 from gpu_scheduler.store.scheduler_lock import InstanceLock

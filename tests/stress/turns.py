@@ -47,7 +47,7 @@ _Search.choose_and_claim = first_look
 _CALL = "sys.exit(main(sys.argv[3:]))\n"
 #: What makes it a caller without turns.
 _UNFAIR = """\
-from gpu_scheduler.system.turns import Turns
+from gpu_scheduler.system.gpu_claims import Turns
 Turns.ahead = Turns.take = lambda *args: None
 Turns.wait_in_line = lambda *args: None
 """

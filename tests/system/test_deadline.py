@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from gpu_scheduler.system.deadline import start_thread, within
+from gpu_scheduler.system.own_process import start_thread, within
 
 
 def test_a_look_that_takes_too_long_is_not_waited_for() -> None:

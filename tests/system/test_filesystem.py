@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_scheduler.system.filesystem import Mount, is_shared, kind_at, kind_of, parse_mountinfo
+from gpu_scheduler.system.safe_file import Mount, is_shared, kind_at, kind_of, parse_mountinfo
 
 MOUNTINFO = rb"""22 28 0:20 / /sys rw,nosuid,nodev,noexec,relatime shared:7 - sysfs sysfs rw
 28 1 8:2 / / rw,relatime shared:1 - ext4 /dev/sda2 rw,errors=remount-ro

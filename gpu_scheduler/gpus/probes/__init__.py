@@ -1,7 +1,7 @@
 """Defines the interface of probes, which read the GPUs of this machine, and what the kinds of probes share.
 
 A probe may block for as long as a driver hangs. The loop therefore never calls a probe directly, but queries
-it through `gpus.probes.probe_client`. An unknown value is None, never zero.
+it through `gpus.probes.probe_process`. An unknown value is None, never zero.
 """
 
 from __future__ import annotations

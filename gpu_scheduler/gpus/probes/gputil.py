@@ -2,7 +2,7 @@
 
 If one line of the output is malformed, as it is for a lost GPU, GPUtil fails for all GPUs. GPUtil also
 accepts impossible values. In both cases, this probe runs `nvidia-smi` itself and parses its output line by
-line (`gpus.probes.gputil`). It sets no timeout, because the process in which it runs has one.
+line. It sets no timeout, because the process in which it runs has one.
 """
 
 from __future__ import annotations

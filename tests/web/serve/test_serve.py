@@ -245,9 +245,9 @@ def test_serve_ends_at_the_end_of_the_file(box: Box) -> None:
 
 def test_a_server_that_hangs_ends_at_the_end_of_the_file_by_force(tmp_path: Path) -> None:
     program = (
-        "import signal, time; from gpu_scheduler.system import companion;"
+        "import signal, time; from gpu_scheduler.system import own_process;"
         " signal.signal(signal.SIGTERM, signal.SIG_IGN);"
-        " companion.start_thread(lambda: companion.end_at_eof(0, 0.1)); time.sleep(1000)"
+        " own_process.start_thread(lambda: own_process.end_at_eof(0, 0.1)); time.sleep(1000)"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], stdin=subprocess.DEVNULL, cwd=ROOT, timeout=60, check=False

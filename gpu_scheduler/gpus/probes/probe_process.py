@@ -1,32 +1,35 @@
-"""Queries a probe in a separate process, so that a hanging driver never blocks the caller.
+"""Reads the GPUs in a separate process, so that a hanging driver never blocks the caller, and selects GPUs.
 
-Sends one query at a time. If the process has not answered by the deadline, kills it without waiting for its
-end; the next query goes to a new process. The caller decides how often to query.
+`ProbeClient` sends one query at a time to `main`, which runs in that process. If the process has not answered
+by the deadline, the client kills it without waiting for its end; the next query goes to a new process. The
+caller decides how often to query.
 """
 
 from __future__ import annotations
 
+import argparse
 import fcntl
+import json
 import os
+import re
 import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
+from queue import SimpleQueue
 from types import TracebackType
+from typing import Any, get_args
+
+from msgspec import Struct, to_builtins
 
 from gpu_scheduler.config import ProbeKind
-from gpu_scheduler.core.model.gpu import Snapshot
-from gpu_scheduler.errors import GpuStateError
-from gpu_scheduler.gpus.probes import DRIVER_REMEDY
-from gpu_scheduler.gpus.probes.probe_server import ProbeFailure, decode
+from gpu_scheduler.core.model.gpu import GpuFault, GpuProcess, GpuSample, Snapshot, parse_gpu_list
+from gpu_scheduler.errors import GpuStateError, UsageError
+from gpu_scheduler.gpus.probes import DRIVER_REMEDY, Probe, ProbeError, as_probe_error
 from gpu_scheduler.runner.folder import TOKEN, living_fields
-
-# Starts one process that runs `gpus.probes.probe_server`, reads its output, and ends it. Never blocks.
-#
-# The caller decides what to query and how long to wait.
-
 
 #: Loads our package from its own location. Then removes that folder and the current folder from the path, so
 #: that a `queue.py` there cannot shadow the module of the standard library.
@@ -36,7 +39,7 @@ root = sys.argv.pop(1)
 sys.path[:] = [root] + [p for p in sys.path if p]
 import gpu_scheduler
 sys.path.remove(root)
-from gpu_scheduler.gpus.probes.probe_server import main
+from gpu_scheduler.gpus.probes.probe_process import main
 main()
 """
 #: The signal that ends a process and all processes that it started.
@@ -45,7 +48,7 @@ _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.
 
 
 class ProbeProcess:
-    """A probe process, which has its own session. Raises OSError if it cannot be started.
+    """A probe process, which has its own session. Never blocks. Raises OSError if it cannot be started.
 
     Because of the session, Ctrl-C in the scheduler's terminal does not reach the process, and the process can
     be killed together with all processes that it started.
@@ -353,3 +356,220 @@ def _timed_out(waited_s: float) -> ProbeFailure:
 
 def _boot_time() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+# The probe process. It answers each query line on stdin with one line of JSON on stdout. A thread reads
+# stdin. When the scheduler ends, stdin is closed, and the thread ends this process together with any
+# `nvidia-smi` that it is waiting for, even if a query hangs.
+
+
+def main() -> None:
+    """Answers queries until stdin is closed. Arguments: --kind KIND [--simulate TEXT] [--sim-dir FOLDER]."""
+    parser = argparse.ArgumentParser(prog="gpu_scheduler.gpus.probes.probe_process")
+    parser.add_argument("--kind", choices=get_args(ProbeKind), required=True)
+    parser.add_argument("--simulate")
+    parser.add_argument("--sim-dir")
+    options = parser.parse_args()
+    # Redirect stdout to stderr, so that anything a driver's library prints cannot mix with the answers.
+    answers = os.dup(1)
+    os.dup2(2, 1)
+    questions: SimpleQueue[int] = SimpleQueue()
+    threading.Thread(target=_listen, args=(questions,), daemon=True).start()
+    probe = make_probe(options.kind, options.simulate, options.sim_dir)
+    while True:
+        number = questions.get()
+        os.write(answers, encode(number, take_sample(probe)))
+
+
+def make_probe(kind: ProbeKind, simulate: str | None = None, sim_dir: str | None = None) -> Probe:
+    """Returns a probe of this kind. Does not read any GPU yet, and imports only what the kind needs.
+
+    simulate  the text of `--simulate`, such as "4" or "2:24G,2:80G". It overrides `kind`.
+    sim_dir   the folder in which simulated jobs write their usage, or None if there is no usage.
+
+    Raises ValueError, with the accepted forms, for an invalid `simulate`.
+    """
+    if simulate is not None or kind == "simulated":
+        from gpu_scheduler.gpus.probes.simulated import SimulatedProbe, parse_simulate
+
+        return SimulatedProbe(parse_simulate(simulate if simulate is not None else "4"), sim_dir)
+    if kind == "nvml":
+        from gpu_scheduler.gpus.probes.nvml import NvmlProbe
+
+        return NvmlProbe()
+    if kind == "gputil":
+        from gpu_scheduler.gpus.probes.gputil import GputilProbe
+
+        return GputilProbe()
+    return AutoProbe()
+
+
+class AutoProbe:
+    """A probe that uses NVML if it works, otherwise GPUtil. Tries both in this order at each sample.
+
+    note: why NVML was not used for the newest sample; "" if it was.
+    """
+
+    def __init__(self) -> None:
+        self._probes = make_probe("nvml"), make_probe("gputil")
+        self.note = ""
+
+    def sample(self) -> tuple[GpuSample, ...]:
+        """Returns a sample of every GPU; see Probe.sample."""
+        errors: list[ProbeError] = []
+        samples: tuple[GpuSample, ...] | None = None
+        for probe in self._probes:
+            try:
+                samples = probe.sample()
+            except Exception as error:  # noqa: BLE001 - a library that fails in any way must not hide the GPUs
+                errors.append(as_probe_error(error))
+                continue
+            if samples:
+                instead = "the GPUs are read with nvidia-smi instead of NVML, so their processes are unknown"
+                self.note = f"{errors[0]}; {instead}" if errors else ""
+                return samples
+        if samples is not None:
+            return samples
+        # Installing the driver is the general remedy, so a specific one comes first.
+        remedies = [error.remedy for error in errors if error.remedy != DRIVER_REMEDY]
+        raise ProbeError("; ".join(map(str, errors)), (*remedies, DRIVER_REMEDY)[0])
+
+
+def take_sample(probe: Probe) -> Snapshot | ProbeFailure:
+    """Takes a sample and returns it, or the reason why it failed.
+
+    The time of the sample is the time before the first value was read, so that no value is older.
+    """
+    taken_at = time.clock_gettime(time.CLOCK_BOOTTIME)
+    try:
+        gpus = probe.sample()
+    except Exception as error:  # noqa: BLE001 - any error of a driver's library must not end this process
+        failure = as_probe_error(error)
+        return ProbeFailure(str(failure), failure.remedy)
+    return Snapshot(taken_at, gpus, getattr(probe, "note", ""))
+
+
+def _listen(questions: SimpleQueue[int]) -> None:
+    with open(0, "rb", buffering=0, closefd=False) as stdin:
+        for line in stdin:
+            questions.put(int(line))
+    if os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)
+    os._exit(0)
+
+
+class ProbeFailure(Struct, frozen=True):
+    """The reason why a query failed. remedy: advice for the user; "" if there is none."""
+
+    text: str
+    remedy: str = ""
+
+
+def encode(number: int, answer: Snapshot | ProbeFailure) -> bytes:
+    """Returns the answer to query `number` as one line that ends with a newline."""
+    return json.dumps({"number": number, **to_builtins(answer)}).encode() + b"\n"
+
+
+def decode(line: bytes) -> tuple[int, Snapshot | ProbeFailure]:
+    """Decodes a line that `encode` wrote. Raises ValueError for any other line."""
+    try:
+        raw = json.loads(line)
+        number = int(raw["number"])
+        if "text" in raw:
+            return number, ProbeFailure(str(raw["text"]), str(raw["remedy"]))
+        gpus = tuple(_gpu(gpu) for gpu in raw["gpus"])
+        return number, Snapshot(float(raw["taken_at"]), gpus, str(raw["note"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"invalid answer from the probe: {line[:200]!r}") from error
+
+
+def _gpu(raw: dict[str, Any]) -> GpuSample:
+    processes, fault = raw.pop("processes"), raw.pop("fault")
+    return GpuSample(
+        **raw,
+        processes=None if processes is None else tuple(GpuProcess(**process) for process in processes),
+        fault=None if fault is None else GpuFault.from_values(fault),
+    )
+
+
+# The GPUs that a program may use, according to `--gpus` and its own CUDA_VISIBLE_DEVICES.
+
+
+def restrict_to_visible(
+    samples: Sequence[GpuSample], cuda_visible_devices: str | None
+) -> tuple[tuple[GpuSample, ...], str | None]:
+    """Returns the GPUs that CUDA_VISIBLE_DEVICES allows, in PCI order, and a note for the user or None.
+
+    The items of the variable are indices in PCI order or prefixes of UUIDs. If an item does not match exactly
+    one GPU, no GPU is returned, because the program must not use a GPU that the user excluded; the note
+    gives the reason. An empty value or -1 hides every GPU, as in CUDA.
+    """
+    everything = tuple(samples)
+    if cuda_visible_devices is None:
+        return everything, None
+    text = cuda_visible_devices.strip()
+    setting = f"CUDA_VISIBLE_DEVICES={text}"
+    if text in ("", "-1", "NoDevFiles"):
+        return (), f"{setting} hides every GPU; unset it, or list the GPUs to use"
+    chosen: set[str] = set()
+    for item in (part.strip() for part in text.split(",")):
+        matches = [gpu.uuid for gpu in everything if _is_meant(item, gpu)]
+        if len(matches) != 1:
+            found = "no GPU" if not matches else f"{len(matches)} GPUs"
+            return (), f"{setting}: {item!r} matches {found}; correct it, or unset it to use every GPU"
+        chosen.add(matches[0])
+    kept = tuple(gpu for gpu in everything if gpu.uuid in chosen)
+    if len(kept) == len(everything):
+        return kept, None
+    numbers = ", ".join(str(gpu.index) for gpu in kept)
+    plural = "s" if len(kept) > 1 else ""
+    return kept, f"{setting} allows only GPU{plural} {numbers} of {len(everything)}"
+
+
+def _is_meant(item: str, gpu: GpuSample) -> bool:
+    if item.isascii() and item.isdigit():
+        return int(item) == gpu.index
+    return item != "" and gpu.uuid.startswith(item)
+
+
+def select_gpus(samples: Sequence[GpuSample], option: str | None) -> list[GpuSample]:
+    """Returns the GPUs that `--gpus` selects.
+
+    option: a count such as "4", a list such as "0,2,3" or "3,", or None for all GPUs. Raises UsageError with
+    the number of GPUs found if the option is invalid.
+    """
+    found = f"{len(samples)} GPU{'' if len(samples) == 1 else 's'} found"
+    if option is None:
+        return list(samples)
+    count = _count_of(option)
+    if count is not None:
+        if not 1 <= count <= len(samples):
+            raise UsageError(
+                f"--gpus {option}: {found}; give a count from 1 to {len(samples)}, or leave it out"
+            )
+        return list(samples[:count])
+    try:
+        indices = parse_gpu_list(option.strip().removesuffix(","), frozenset(s.index for s in samples))
+    except ValueError as error:
+        raise UsageError(f"--gpus {option}: {error}; {found}") from None
+    return list(samples) if indices is None else [s for s in samples if s.index in indices]
+
+
+def count_note(samples: Sequence[GpuSample], option: str | None) -> str | None:
+    """Explains a count in `--gpus` that could be mistaken for a GPU index; returns None if all GPUs are used.
+
+    samples: all GPUs; `select_gpus` selects the first ones.
+    """
+    count = None if option is None else _count_of(option)
+    if count is None or count >= len(samples):
+        return None
+    chosen = [str(sample.index) for sample in samples[:count]]
+    note = f"--gpus {count} is a count: GPU{'s' * (count > 1)} {', '.join(chosen)}"
+    if count in [sample.index for sample in samples]:
+        note += f"; for GPU {count} alone write --gpus {count},"
+    return note
+
+
+def _count_of(option: str) -> int | None:
+    """Returns the number if the text of `--gpus` is a count; None if it is a list."""
+    return int(option) if re.fullmatch(r"[0-9]+", option.strip()) else None

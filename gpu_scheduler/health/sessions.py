@@ -1,4 +1,4 @@
-"""Checks what systemd-logind does to processes when their user logs out.
+"""Checks what systemd-logind does when a user logs out, and finds Screen sessions of the older scheduler.
 
 With KillUserProcesses, logind ends the processes in the session's scope, even if the user lingers. If the
 user lingers, logind keeps the user manager, the processes that the manager started, and the shared memory
@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path, PurePosixPath
 
 from msgspec import Struct
 
 from gpu_scheduler.attempts.job_logs import user_name
 from gpu_scheduler.core.model.finding import Finding, ok, warn
+from gpu_scheduler.core.text.formatting import format_duration
+from gpu_scheduler.system.procfs import Proc
 from gpu_scheduler.system.run_program import run_program
 
 #: Exists if the init system is systemd.
@@ -111,3 +114,74 @@ def logout_warning(timeout_s: float) -> str | None:
     settings = read_settings(user, timeout_s)
     finding = None if isinstance(settings, str) else next(check(settings, user, os.geteuid()))
     return None if finding is None or finding.grade == "ok" else f"{finding.message}; {finding.remedy}"
+
+
+# Live Screen sessions of the older scheduler, whose jobs are not in a store. The search reads only processes,
+# because `screen -ls` misses new sessions and shows dead ones.
+
+_SESSION_NAME = re.compile(r"gpujob_(?P<gpus>[^_]*)_.*")
+#: Why the first start is refused while jobs of the older scheduler are running, and the remedy.
+REFUSAL = "jobs of the older scheduler are running in Screen; their lines would run a second time here"
+REMEDY = (
+    "start the scheduler when they have ended, or remove their lines from jobs.txt and add"
+    " --ignore-old-sessions"
+)
+
+
+class OldSession(Struct, frozen=True):
+    """A live session.
+
+    name: Screen's `PID.NAME`; gpus: the GPUs in that name; started_at: seconds since 1970.
+    """
+
+    name: str
+    gpus: str
+    started_at: float
+
+    def describe(self, now: float) -> str:
+        """Describes the session: name, GPUs, age, and the command to open it. now: seconds since 1970."""
+        age = format_duration(now - self.started_at)
+        gpus = f"GPU{'s' if ',' in self.gpus else ''} {self.gpus}"
+        return f"{self.name}, {gpus}, started {age} ago (`screen -r {self.name}` opens it)"
+
+
+def old_sessions(proc: Proc | None = None) -> list[OldSession]:
+    """Returns this user's `gpujob_*` sessions in which commands run but no process has our token."""
+    proc = Proc() if proc is None else proc
+    found = {}
+    for process in proc.processes():
+        words = proc.command_line(process.pid)
+        name = _session_name(words)
+        if name is not None and proc.user_id(process.pid) == os.getuid():
+            found[process.pid] = (process, name, words)
+    if not found:
+        return []
+    children: dict[int, list[int]] = {pid: [] for pid in found}
+    for process in proc.processes():
+        if process.parent in children and not process.ended:
+            children[process.parent].append(process.pid)
+    return [
+        OldSession(f"{pid}.{name[0]}", name["gpus"], proc.started_at(process))
+        for pid, (process, name, words) in sorted(found.items())
+        if _runs_without_token(proc, children[pid], words)
+    ]
+
+
+def _session_name(words: Sequence[str]) -> re.Match[str] | None:
+    """Returns the session name in a Screen server's command line (`SCREEN -dmS NAME …`), or None."""
+    if not words or PurePosixPath(words[0]).name != "SCREEN":
+        return None
+    for option, value in pairwise(words):
+        if re.fullmatch(r"-[A-Za-z]*S", option):
+            return _SESSION_NAME.fullmatch(value)
+    return None
+
+
+def _runs_without_token(proc: Proc, children: Sequence[int], words: Sequence[str]) -> bool:
+    """Returns whether a session's children run commands, and none of them has our token.
+
+    words: the command line of the session process.
+    """
+    # Until a child executes the window's command, it is a copy of the session process.
+    begun = [pid for pid in children if proc.command_line(pid) not in ([], words)]
+    return bool(begun) and not any(proc.token(pid) for pid in begun)

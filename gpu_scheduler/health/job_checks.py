@@ -83,8 +83,7 @@ def script(spec: JobSpec) -> Finding:
     return ok("script", f"{path} exists")
 
 
-# Finds the conda that the next launch uses, and lists its environments.
-
+# The conda that the next launch uses, and its environments.
 
 #: Timeout in seconds of `conda env list`, which is a large Python program.
 _TIMEOUT_S = 20.0
