@@ -281,19 +281,31 @@ def rewrite_arguments(arguments: Sequence[str], ids: str, mode: CudaMode) -> tup
     """Returns a script's arguments with `--cuda IDS`. A `--cuda` flag without a value is unchanged."""
     if mode == "off":
         return tuple(arguments)
-    changed = list(arguments)
-    present = False
-    for i, word in enumerate(changed):
-        if word.startswith(f"{_OPTION}="):
-            changed[i] = f"{_OPTION}={ids}"
-            present = True
-        elif word == _OPTION:
-            present = True
-            if i + 1 < len(changed) and not changed[i + 1].startswith("-"):
-                changed[i + 1] = ids
-    if mode == "add" and not present:
-        end = changed.index("--") if "--" in changed else len(changed)
-        changed[end:end] = [_OPTION, ids]
+    present = [word.partition("=")[0] == _OPTION for word in arguments]
+    if mode == "add" and not any(present):
+        end = arguments.index("--") if "--" in arguments else len(arguments)
+        return (*arguments[:end], _OPTION, ids, *arguments[end:])
+    return _with_value(arguments, present, ids)
+
+
+def _with_value(
+    arguments: Sequence[str], is_option: Sequence[bool], value: str, *, is_needed: bool = False
+) -> tuple[str, ...]:
+    """Returns the arguments with this value for each word that is the option.
+
+    is_needed: whether to add the value to an option that has none.
+    """
+    changed: list[str] = []
+    has_value = False  # whether the value of the last word, an option, has been written
+    for word, following, is_one in zip_longest(arguments, arguments[1:], is_option):
+        if has_value:
+            has_value = False
+            continue
+        name, joined, _ = word.partition("=")
+        changed.append(f"{name}={value}" if is_one and joined else word)
+        if is_one and not joined:
+            has_value = following is not None and not following.startswith("-")
+            changed += [value] if has_value or is_needed else []
     return tuple(changed)
 
 
@@ -389,22 +401,11 @@ def _is_flag(word: str, flag: str) -> bool:
 
 
 def _in_arguments(arguments: Sequence[str], flag: str, path: str) -> tuple[str, ...]:
-    changed: list[str] = []
-    present, value_follows = False, False
-    for word in arguments:
-        if value_follows and not word.startswith("-"):
-            value_follows = False
-            continue
-        value_follows = False
-        if not _is_flag(word, flag):
-            changed.append(word)
-            continue
-        present = True
-        name, joined, _ = word.partition("=")
-        changed += [f"{name}={path}"] if joined else [name, path]
-        value_follows = not joined
+    present = [_is_flag(word, flag) for word in arguments]
     at = after_subcommand(arguments)
-    return tuple(changed) if present else (*arguments[:at], flag, path, *arguments[at:])
+    if not any(present):
+        return (*arguments[:at], flag, path, *arguments[at:])
+    return _with_value(arguments, present, path, is_needed=True)
 
 
 def _in_command(command: str, flag: str, path: str, *, shell_scripts: bool) -> str | None:

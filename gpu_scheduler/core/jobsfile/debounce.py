@@ -200,10 +200,6 @@ def _lines_as_in_file(
     previous: Reading, counted: Sequence[Line], pairs: LinePairs, malformed: Mapping[int, int]
 ) -> AcceptedLines:
     """Returns the lines in file order; a line that has become malformed follows its last valid version."""
-    if not malformed:
-        return AcceptedLines(
-            tuple([_with_typo_flag(line, False) if line.is_typo else line for line in counted]), pairs
-        )
     lines: list[Line] = []
     olds: list[int | None] = []
     for i, (line, old) in enumerate(zip(counted, pairs, strict=True)):

@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple
 
 from msgspec import Struct
 
-from gpu_scheduler.core.model.states import JobState, Outcome
+from gpu_scheduler.core.model.states import JobState, Outcome, TextEnum
 from gpu_scheduler.core.model.values import StoredValue
 from gpu_scheduler.core.text.parsing import mask_quoted, split_words
 
@@ -172,11 +172,10 @@ class JobSpec(Struct, frozen=True, dict=True):
         given = self.option("mode")
         if given:
             return given
-        if self.script is not None:
-            return re.sub(r"\.py$", "", self.script.rsplit("/", 1)[-1])
-        words = [w for w in self.words() if not re.fullmatch(r"[A-Za-z_]\w*=.*", w)]
-        scripts = [w for w in words if w.endswith(".py")]
-        word = (scripts or words or ["job"])[0]
+        word = self.script
+        if word is None:
+            words = [w for w in self.words() if not re.fullmatch(r"[A-Za-z_]\w*=.*", w)]
+            word = next((w for w in words if w.endswith(".py")), (words or ["job"])[0])
         return re.sub(r"\.py$", "", word.rsplit("/", 1)[-1])
 
     def to_json(self) -> str:
@@ -340,14 +339,11 @@ class Need(StoredValue, frozen=True):
 UNRESOLVED = 0
 
 
-class DependencyKind(str, Enum):
+class DependencyKind(TextEnum):
     """The condition that a parent must meet. `after` requires COMPLETED, `after-any` requires FINISHED."""
 
     COMPLETED = "completed"
     FINISHED = "finished"
-
-    def __str__(self) -> str:
-        return self.value
 
     @property
     def attribute(self) -> str:

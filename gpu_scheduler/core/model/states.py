@@ -10,7 +10,14 @@ from enum import Enum
 from typing import TypeVar
 
 
-class JobState(str, Enum):
+class TextEnum(str, Enum):
+    """Base class of enumerations whose members are formatted as their values."""
+
+    def __str__(self) -> str:
+        return str(self.value)
+
+
+class JobState(TextEnum):
     """The state of a job in its life cycle."""
 
     HELD = "held"
@@ -20,11 +27,8 @@ class JobState(str, Enum):
     STOPPING = "stopping"
     FINISHED = "finished"
 
-    def __str__(self) -> str:
-        return self.value
 
-
-class Outcome(str, Enum):
+class Outcome(TextEnum):
     """The result of an attempt, or of a job as a whole."""
 
     COMPLETED = "completed"
@@ -36,9 +40,6 @@ class Outcome(str, Enum):
     NOT_STARTED = "not_started"
     ENDED = "ended"
     SKIPPED = "skipped"
-
-    def __str__(self) -> str:
-        return self.value
 
 
 #: States of a job with an open attempt.
@@ -63,7 +64,7 @@ TRANSITIONS: dict[JobState, frozenset[JobState]] = {
 }
 
 
-class AttemptState(str, Enum):
+class AttemptState(TextEnum):
     """The state of an attempt in its life cycle."""
 
     STARTING = "starting"
@@ -73,9 +74,6 @@ class AttemptState(str, Enum):
     ENDED = "ended"
     RELEASED = "released"
     CLOSED = "closed"
-
-    def __str__(self) -> str:
-        return self.value
 
     @property
     def is_open(self) -> bool:
