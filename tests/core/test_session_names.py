@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_scheduler.core.command.build import MAX_LENGTH, session_name
+from gpu_scheduler.core.command.build import MAX_SESSION_NAME, session_name
 
 
 @pytest.mark.parametrize(
@@ -35,5 +35,5 @@ def test_a_session_name_contains_the_gpus_and_mode_and_job_id(
 def test_every_session_name_is_valid_for_screen(gpus: set[int], mode: str, job_id: int) -> None:
     name = session_name(sorted(gpus), mode, job_id)
     assert re.fullmatch(r"gpujob_[0-9,.x-]+_[A-Za-z0-9_.,-]+_\d+", name)
-    assert len(name) <= MAX_LENGTH
+    assert len(name) <= MAX_SESSION_NAME
     assert name.endswith(f"_{job_id}")

@@ -412,8 +412,11 @@ def _csv_command(spec: JobSpec, script: str, ids: str, environment: JobEnvironme
     return f"torchrun {rest}", f'{check}{REPORT_START}exec "${{torchrun[@]}}" {rest}\n'
 
 
+# Names the Screen session of a job, and parses the list of sessions.
+
+
 #: Maximum length of a session name. Screen silently fails to bind the socket of a longer one.
-MAX_LENGTH = 40
+MAX_SESSION_NAME = 40
 
 
 def session_name(gpus: Sequence[int], mode: str, job_id: int) -> str:
@@ -424,7 +427,7 @@ def session_name(gpus: Sequence[int], mode: str, job_id: int) -> str:
     are written ("0.x16"). Without GPUs, they are "cpu".
     """
     word = re.sub(r"[^A-Za-z0-9_.,-]", "-", mode) or "job"
-    room = MAX_LENGTH - len(f"gpujob___{job_id}")
+    room = MAX_SESSION_NAME - len(f"gpujob___{job_id}")
     if not gpus:
         return f"gpujob_cpu_{word[: room - 3]}_{job_id}"
     texts = (",".join(map(str, gpus)), format_gpu_list(gpus), f"{min(gpus)}.x{len(gpus)}")
@@ -448,7 +451,10 @@ class SessionList(Struct, frozen=True):
 
 
 def parse_session_list(text: str) -> SessionList:
-    """Parses the output of `screen -ls`."""
+    """Parses the output of `screen -ls`.
+
+    The list is for display only, because `screen -ls` can omit new sessions and show dead ones.
+    """
     folder = _FOLDER.search(text.strip())
     states = {found["name"]: found["state"].lower() for found in _SESSION.finditer(text)}
     return SessionList(

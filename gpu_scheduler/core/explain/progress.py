@@ -1,4 +1,7 @@
-"""Estimates when a job will finish, and reads what its options and checkpoints show about its progress."""
+"""Estimates when a job will finish, and reads what its options and checkpoints show about its progress.
+
+The estimate is elapsed time x remaining work / work done in that time.
+"""
 
 from __future__ import annotations
 

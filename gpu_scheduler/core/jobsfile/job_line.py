@@ -21,6 +21,9 @@ from gpu_scheduler.core.model.gpu import parse_gpu_items, parse_gpu_list
 from gpu_scheduler.core.model.job_spec import PRIORITY_WORDS, JobSpec, parse_priority
 from gpu_scheduler.core.text.parsing import BLANK, find_comment, mask_quoted, split_words
 
+# Inspects the shell text of a line, or of a file, without running a shell.
+
+
 COMMAND_FORM = "one complete shell command on one line, in the foreground; put a longer one into a script"
 
 RESERVED = (
