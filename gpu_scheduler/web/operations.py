@@ -73,7 +73,6 @@ from gpu_scheduler.errors import (
 from gpu_scheduler.store.job_lists import JobFilter
 from gpu_scheduler.store.requests import KeyReusedError, SubmissionKey
 from gpu_scheduler.views import forecast, status_json, why
-from gpu_scheduler.views import forecast as eta_view
 from gpu_scheduler.views import job_detail as detail_view
 
 Json = dict[str, Any]
@@ -153,9 +152,8 @@ def jobs(
 ) -> Json:
     """Returns at most `limit` jobs, the newest first, and the cursor of the next page."""
     wanted = JobFilter(tuple(map(JobState, state)), tuple(map(Outcome, outcome)), name, source)
-    page = _read(
-        lambda: job_page(context.location, wanted, cursor, min(limit, MAX_PAGE)), lambda: JobPage((), None)
-    )
+    most = min(limit, MAX_PAGE)
+    page = _read(lambda: job_page(context.location, wanted, cursor, most), lambda: JobPage((), None))
     return {"jobs": [_job_object(context, one) for one in page.jobs], "next": page.next}
 
 
@@ -181,7 +179,7 @@ def why_job(context: Context, job_id: int) -> Json:
 def eta(context: Context) -> Json:
     """Returns the progress of the running jobs, as `eta --json` does."""
     found = _read(lambda: running_progress(context.location), lambda: ProgressReport(time.time(), ()))
-    return _loaded(eta_view.eta_json(found))
+    return _loaded(forecast.eta_json(found))
 
 
 def plan(context: Context) -> Json:

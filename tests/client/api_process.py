@@ -9,11 +9,8 @@ import uvicorn
 
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.web.app import create_app
+from gpu_scheduler.web.guard import Caller
 from gpu_scheduler.web.operations import Context
-
-
-class _Caller:
-    name, may_change, may_read_logs = "test", True, True
 
 
 def main() -> None:
@@ -22,7 +19,7 @@ def main() -> None:
 
     async def with_caller(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "http":
-            scope.setdefault("state", {})["caller"] = _Caller()
+            scope.setdefault("state", {})["caller"] = Caller("test")
         await app(scope, receive, send)
 
     uvicorn.run(with_caller, host="127.0.0.1", port=int(port), log_level="warning", lifespan="off")

@@ -18,7 +18,7 @@ from gpu_scheduler.client import Client
 from gpu_scheduler.web.app import create_app
 from gpu_scheduler.web.operations import Context
 from tests.e2e.world import World
-from tests.web.conftest import Caller, with_caller
+from tests.web.conftest import LOCAL, with_caller
 
 #: Each secret is passed in a different way. None of them has a format that is known for secrets.
 IN_ARGUMENTS, IN_COMMAND, IN_MESSAGE, IN_ENV = "s3arguments", "s3command", "s3message", "s3env"
@@ -78,7 +78,7 @@ def _answered_by_api(world: World) -> dict[str, str]:
     context = Context(Location(str(world.folder / world.state)), str(world.folder), "api:local")
     app = create_app(context)
     new = {"command": ["python", "t.py", "--password", IN_WORD], "env": {"db_password": IN_LOWER_CASE}}
-    with TestClient(with_caller(app, Caller()), base_url="http://localhost:8000") as http:
+    with TestClient(with_caller(app, LOCAL), base_url="http://localhost:8000") as http:
         v1 = "/api/v1"
         routes = ["/queue", "/jobs/3"]
         routes += [f"{v1}/{name}" for name in ("jobs", "eta", "plan", "gpus", "health")]

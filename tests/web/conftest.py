@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -15,21 +14,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.web.app import create_app
+from gpu_scheduler.web.guard import Caller
 from gpu_scheduler.web.operations import Context
 from tests.cli.conftest import desk as desk
 from tests.cli.desk import Desk
 from tests.waiting import wait_for
 
-
-@dataclass(frozen=True)
-class Caller:
-    """Stands for the caller that the guard finds."""
-
-    name: str = "local"
-    may_change: bool = True
-    may_read_logs: bool = True
-
-
+LOCAL = Caller("local")
 #: The callers with a read-only token, without and with --logs.
 READER, LOG_READER = Caller("reader", may_change=False, may_read_logs=False), Caller("r", may_change=False)
 Api = Callable[..., TestClient]
@@ -55,7 +46,7 @@ def api(desk: Desk) -> Iterator[Api]:
     """
     clients, apps = [], []
 
-    def make(caller: Caller = Caller(), **values: Any) -> TestClient:
+    def make(caller: Caller = LOCAL, **values: Any) -> TestClient:
         context = replace(Context(Location(), str(desk.path), "api:local"), **values)
         app = create_app(context)
         apps.append(app)
@@ -76,7 +67,7 @@ def port(desk: Desk) -> Iterator[int]:
     app = create_app(Context(Location(), str(desk.path), "api:local"))
 
     config = uvicorn.Config(
-        with_caller(app, Caller()), port=0, http="h11", ws="none", lifespan="off", log_config=None,
+        with_caller(app, LOCAL), port=0, http="h11", ws="none", lifespan="off", log_config=None,
         access_log=False, timeout_graceful_shutdown=1,
     )  # fmt: skip
     server = uvicorn.Server(config)

@@ -21,10 +21,11 @@ from gpu_scheduler.store.taken_items import TakenItem, add_item
 from gpu_scheduler.system.simulated_usage import FOLDER_VARIABLE
 from gpu_scheduler.web import app as app_module
 from gpu_scheduler.web import operations
+from gpu_scheduler.web.guard import Caller
 from tests import steps as act
 from tests.cli.desk import Desk
 from tests.waiting import wait_for
-from tests.web.conftest import LOG_READER, READER, Api, Caller
+from tests.web.conftest import LOG_READER, READER, Api
 
 JOB = {"model_script": "train_lora.py", "gpu_memory_mb": 16000, "num_gpus": 1, "priority": 100}
 
