@@ -157,8 +157,6 @@ class LineDependencies:
             for job_id, edges in changed.items():
                 before = stored.get(job_id, {})
                 removed, added = dict(before.items() - edges.items()), dict(edges.items() - before.items())
-                if not removed and not added:
-                    continue
                 remove_dependencies(db, job_id, removed)
                 insert_dependencies(
                     db, job_id, [Dependency(*key, reference) for key, reference in added.items()]

@@ -39,7 +39,7 @@ def summarize(
     listed = [0.0] * (max((gpu.index for gpu in gpus), default=-1) + 1)
     for gpu in gpus:
         listed[gpu.index] = shares[gpu.uuid] / 1000
-    counts = dict(state_counts(store))
+    counts = state_counts(store)
     ended = {attempt.job_id for attempt in active if attempt.id in ended_attempts and attempt.outcome is None}
     running = {job.id: job.state for job in open_jobs(store, tuple(ACTIVE))}
     for job_id in ended & running.keys():

@@ -2,7 +2,8 @@
 
 The store records a random id and the real path of its data directory. A file in that directory contains the
 same id. If the recorded directory still exists at another path, this one is a copy, and must not be mistaken
-for its original, whose processes carry the same tokens. Otherwise it was moved, and the scheduler continues.
+for its original, whose processes carry the same tokens. Otherwise it was moved: the paths
+in the store are updated, and the scheduler continues.
 """
 
 from __future__ import annotations
