@@ -13,13 +13,13 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
 from itertools import chain, count
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from msgspec import Struct
+from msgspec import Meta, Struct, convert
 
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.control.line_note import LineNote, Note, NoteKind, line_note_text
@@ -230,45 +230,23 @@ def _parse_entry(number: int, job: object) -> Entry:
     return entry
 
 
-def _is_whole_number(value: object, least: int = 0, most: int = 10**9) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
-
-
-def _are_texts(value: object) -> bool:
-    return isinstance(value, list) and all(isinstance(one, str) for one in value)
-
-
-def _are_references(value: object) -> bool:
-    every = value if isinstance(value, list) else [value]
-    return all(_is_whole_number(one, 1) or (isinstance(one, str) and one != "") for one in every)
-
-
-def _are_arguments(value: object) -> bool:
-    try:
-        return _are_texts(list(split_words(value)) if isinstance(value, str) else value)
-    except ValueError:
-        return False
-
-
-#: What each key of a job must be: the check, and the accepted values in words.
-_KEYS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
-    "id": (lambda value: _is_whole_number(value, 1), "a whole number above 0"),
-    "name": (lambda value: isinstance(value, str), "a text"),
-    "script": (lambda value: isinstance(value, str), "a path"),
-    "args": (_are_arguments, "a list of texts, or one text with balanced quotes"),
-    "python": (lambda value: isinstance(value, str), "a program or a path"),
-    "cwd": (lambda value: isinstance(value, str), "a path"),
-    "env": (
-        lambda value: isinstance(value, dict) and _are_texts(list(value.values())),
-        "an object whose values are texts",
-    ),
-    "status": (lambda value: isinstance(value, str), "a text"),
-    "after": (_are_references, "an id, a name, a list of these, or null"),
-    "retries": (
-        lambda value: _is_whole_number(value, 0, MAX_RETRIES), f"a whole number from 0 to {MAX_RETRIES}"
-    ),
-    "attempt": (_is_whole_number, "a whole number"),
-}  # fmt: skip
+_Count = Annotated[int, Meta(ge=0, le=10**9)]
+_Id = Annotated[int, Meta(ge=1, le=10**9)]
+_Reference = _Id | Annotated[str, Meta(min_length=1)]
+#: What each key of a job must be: the type, and the accepted values in words.
+_KEYS: Mapping[str, tuple[Any, str]] = {
+    "id": (_Id, "a whole number above 0"),
+    "name": (str, "a text"),
+    "script": (str, "a path"),
+    "args": (str | list[str], "a list of texts, or one text with balanced quotes"),
+    "python": (str, "a program or a path"),
+    "cwd": (str, "a path"),
+    "env": (dict[str, str], "an object whose values are texts"),
+    "status": (str, "a text"),
+    "after": (_Reference | list[_Reference], "an id, a name, a list of these, or null"),
+    "retries": (Annotated[int, Meta(ge=0, le=MAX_RETRIES)], f"a whole number from 0 to {MAX_RETRIES}"),
+    "attempt": (_Count, "a whole number"),
+}
 #: Keys that describe earlier runs of a job.
 _UNUSED = frozenset({"pid", "added_at", "started_at", "finished_at", "exit_code", "log_file"})
 
@@ -276,8 +254,14 @@ _UNUSED = frozenset({"pid", "added_at", "started_at", "finished_at", "exit_code"
 def _problem(key: str, value: object) -> str | None:
     if key not in _KEYS:
         return f"key {json.dumps(key)} is unknown; known: {', '.join(_KEYS)}"
-    accepts, form = _KEYS[key]
-    return None if accepts(value) else f"{key} must be {form}, not {json.dumps(value)[:80]}"
+    accepted, form = _KEYS[key]
+    try:
+        convert(value, accepted)
+        if key == "args" and isinstance(value, str):
+            split_words(value)
+    except ValueError:  # msgspec.ValidationError is one, too
+        return f"{key} must be {form}, not {json.dumps(value)[:80]}"
+    return None
 
 
 # Finds the parents of the pending jobs.

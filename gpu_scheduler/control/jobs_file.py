@@ -22,7 +22,6 @@ from gpu_scheduler.control.line_note import LineNote, Note, NoteKind, line_note_
 from gpu_scheduler.control.new_line import (
     NewJob,
     Preview,
-    PreviewContext,
     RecordedSetting,
     attribute_items,
     check_single_line,
@@ -307,23 +306,19 @@ def lint(
         parser = TextParser(cwd, os.path.expanduser("~"), recorded.known_gpus, exists)
         lines = parser.parse(content).lines
     conda_sh = conda_sh_of(recorded.scheduler_pid, conda_sh) if conda_sh else recorded.conda_sh
-    context = recorded.context(config.current, conda_sh, _conda_environments(parser, lines, conda_sh))
+    specs = [(line, parser.spec_of(line)) for line in lines if not line.malformed]
+    # Asking conda takes a second.
+    envs = known_environments(conda_sh) if conda_sh and any(spec.conda for _, spec in specs) else None
+    context, same = recorded.context(config.current, conda_sh, envs), _duplicate_lines(lines)
+    previews = tuple(
+        preview(line.number, spec, line.notes, same.get(line.number), context) for line, spec in specs
+    )
     malformed = [
         MalformedLineRecord(path, line.number, line.text, line.problem or "", line.accepted_form)
         for line in lines
         if line.malformed
     ]
-    return LintView(path, cwd, tuple(_previews(parser, lines, context)), malformed)
-
-
-def _conda_environments(parser: TextParser, lines: Sequence[Line], conda_sh: str | None) -> list[str] | None:
-    """Returns the environments that conda lists; None if conda fails.
-
-    Also returns None if no line names an environment, because asking conda takes a second.
-    """
-    if conda_sh is None or not any(parser.spec_of(line).conda for line in lines if not line.malformed):
-        return None
-    return known_environments(conda_sh)
+    return LintView(path, cwd, previews, malformed)
 
 
 def _gpu_indices(option: str) -> frozenset[int] | None:
@@ -334,13 +329,6 @@ def _gpu_indices(option: str) -> frozenset[int] | None:
         return frozenset()
     listed = parse_gpu_list(option.removesuffix(","))
     return None if listed is None else frozenset(listed)
-
-
-def _previews(parser: TextParser, lines: Sequence[Line], context: PreviewContext) -> Iterator[Preview]:
-    same = _duplicate_lines(lines)
-    for line in lines:
-        if not line.malformed:
-            yield preview(line.number, parser.spec_of(line), line.notes, same.get(line.number), context)
 
 
 def _duplicate_lines(lines: Sequence[Line]) -> Mapping[int, int]:
