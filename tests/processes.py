@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from contextlib import closing, suppress
 from pathlib import Path
 
-from gpu_scheduler.attempts.observe import processes_of
+from gpu_scheduler.attempts.observe import processes_of, sweep_once
 from tests.waiting import wait_for
 
 
@@ -81,3 +81,18 @@ def kill_attempts(folders: Mapping[str, Path]) -> None:
         return not alive
 
     wait_for(kill, "the end of all processes")
+
+
+def sweep(folder: Path, token: str, term_s: float = 2.0, deadline_s: float = 10.0) -> tuple[int, ...]:
+    """Sends SIGTERM and, after `term_s` seconds, SIGKILL; returns the pids of the survivors.
+
+    Returns when a scan finds nothing, or after `deadline_s` seconds.
+    """
+    start = time.monotonic()
+    found = sweep_once(folder, token, signal.SIGTERM)
+    while found and (passed := time.monotonic() - start) < deadline_s:
+        time.sleep(0.05)
+        # Until SIGKILL, signal 0 only checks for processes: a SIGTERM handler that saves its work must run
+        # once.
+        found = sweep_once(folder, token, signal.SIGKILL if passed >= term_s else 0)
+    return found

@@ -296,15 +296,8 @@ class ScreenExecutor(LocalExecutor):
             screen = shutil.which("screen")
             if screen is None:
                 raise LaunchError(f"GNU Screen is not installed: {INSTALL_REMEDY}")
-            argv = (
-                screen,
-                "-c",
-                str(folder / "screenrc"),
-                "-dmS",
-                spec["session"],
-                *self._command,
-                str(folder),
-            )
+            settings = str(folder / "screenrc")
+            argv = (screen, "-c", settings, "-dmS", spec["session"], *self._command, str(folder))
             self._children.start(argv, _environment(os.environ))
         except OSError as error:
             raise LaunchError(f"Screen cannot be started: {error}") from error

@@ -15,13 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gpu_scheduler.attempts.job_logs import read_tail
-from gpu_scheduler.core.model.job import (
-    AttemptResult,
-    AttemptStatus,
-    ClaimState,
-    RunnerIdentity,
-    StopRequest,
-)
+from gpu_scheduler.core.model.job import AttemptResult, AttemptStatus, ClaimState, RunnerIdentity, StopRequest
 from gpu_scheduler.core.model.reasons import FailureKind
 from gpu_scheduler.runner.folder import (
     OLDER_STOP,
@@ -30,14 +24,17 @@ from gpu_scheduler.runner.folder import (
     UnusableFile,
     boot_id,
     invalid_field,
+    is_bool,
     is_optional_text,
     is_seconds,
     is_text,
     move_aside,
     open_file,
     open_folder,
+    or_null,
     read_object,
     read_spec,
+    within,
 )
 from gpu_scheduler.runner.process_scan import (
     RecordedCommand,
@@ -85,7 +82,7 @@ def prepare(folder: Path, spec: Mapping[str, object], command_sh: str) -> None:
 
 def is_prepared(folder: Path) -> bool:
     """Returns whether the folder has all the files that a runner needs."""
-    return _is_file(folder / "spec.json") and _is_file(folder / "command.sh")
+    return all(stat.S_ISREG(_mode(folder / name)) for name in ("spec.json", "command.sh"))
 
 
 def is_usable(folder: Path, token: str) -> bool:
@@ -109,11 +106,12 @@ def _one_line_per_key(value: Mapping[str, object]) -> str:
     return "{\n" + ",\n".join(f"{encode(key)}: {encode(one)}" for key, one in value.items()) + "\n}\n"
 
 
-def _is_file(path: Path) -> bool:
+def _mode(path: Path) -> int:
+    """Returns the type and mode of a file, without following a link; 0 if it cannot be read."""
     try:
-        return stat.S_ISREG(os.lstat(path).st_mode)
+        return os.lstat(path).st_mode
     except OSError:
-        return False
+        return 0
 
 
 def _make_folder(folder: Path) -> None:
@@ -173,33 +171,20 @@ def parse_stop(value: dict[str, Any], token: str) -> StopRequest | UnusableFile:
 
 def parse_result(value: dict[str, Any], token: str) -> AttemptResult | UnusableFile:
     """Parses the contents of the file `result`."""
-    problem = _problem({**_OLDER_RESULT, **value}, token, _RESULT)
+    value = {**_OLDER_RESULT, **value}
+    problem = _problem(value, token, _RESULT)
     if problem is not None:
         return problem
     ends = (value["exit_code"] is not None) + (value["signal"] is not None)
     # The kernel does not always tell how a process ended that the runner did not start.
-    if ends > 1 or (value["began"] and ends == 0 and not value.get("watched")):
+    if ends > 1 or (value["began"] and ends == 0 and not value["watched"]):
         return UnusableFile("does not contain exactly one of 'exit_code' and 'signal'")
-    message = value["message"]
-    return AttemptResult(
-        cause=value["cause"],
-        exit_code=value["exit_code"],
-        signal=value["signal"],
-        began=value["began"],
-        # The store accepts only valid UTF-8.
-        message=None if message is None else message.encode("utf-8", "replace").decode("utf-8"),
-        survivors=tuple(value["survivors"]),
-        started_at=value["started_at"],
-        ended_at=value["ended_at"],
-        oom_kills=value.get("oom_kills"),
-        shortage=value.get("shortage"),
-        failure=_FAILURES.get(value.get("failure")),
-        claimed_gpu=value.get("claimed_gpu"),
-        claimed_by=value.get("claimed_by"),
-        left=tuple(value.get("left") or ()),
-        left_count=value.get("left_count"),
-        verdict=value.get("verdict"),
-    )
+    fields = {name: value[name] for name in AttemptResult.__struct_fields__}
+    if fields["message"] is not None:  # the store accepts only valid UTF-8
+        fields["message"] = fields["message"].encode("utf-8", "replace").decode("utf-8")
+    fields["survivors"], fields["left"] = tuple(fields["survivors"]), tuple(fields["left"] or ())
+    fields["failure"] = _FAILURES.get(fields["failure"])
+    return AttemptResult(**fields)
 
 
 def _problem(
@@ -210,42 +195,34 @@ def _problem(
     return invalid_field(value, fields)
 
 
-def _within(first: int, last: int) -> Callable[[object], bool]:
-    return lambda value: type(value) is int and first <= value <= last
-
-
-def _or_null(is_right: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    return lambda value: value is None or is_right(value)
-
-
-_is_pid = _within(1, 2**31 - 1)
+_is_pid = within(1, 2**31 - 1)
 
 #: The known failure codes. Any other code comes from a command.sh that another version wrote.
 _FAILURES: Mapping[str | None, FailureKind] = {kind.value: kind for kind in FailureKind}
 _CLAIM = {
     "pid": _is_pid,
-    "start_ticks": _within(0, 2**63 - 1),
+    "start_ticks": within(0, 2**63 - 1),
     "boot_id": is_text,
     "session": is_optional_text,
     "log": is_optional_text,
 }
 _RESULT = {
     "cause": is_optional_text,
-    "exit_code": _or_null(_within(0, 255)),
-    "signal": _or_null(_within(1, 127)),
-    "began": lambda value: isinstance(value, bool),
+    "exit_code": or_null(within(0, 255)),
+    "signal": or_null(within(1, 127)),
+    "began": is_bool,
     "message": is_optional_text,
     "survivors": lambda value: isinstance(value, list) and all(map(_is_pid, value)),
-    "started_at": _or_null(is_seconds),
+    "started_at": or_null(is_seconds),
     "ended_at": is_seconds,
-    "oom_kills": _or_null(_within(0, 2**63 - 1)),
-    "shortage": _or_null(_within(1, 4095)),
+    "oom_kills": or_null(within(0, 2**63 - 1)),
+    "shortage": or_null(within(1, 4095)),
     "failure": is_optional_text,
     "claimed_gpu": is_optional_text,
-    "claimed_by": _or_null(_is_pid),
-    "watched": lambda value: value is None or isinstance(value, bool),
-    "left": lambda value: value is None or (isinstance(value, list) and all(map(is_text, value))),
-    "left_count": _or_null(_within(1, 2**31 - 1)),
+    "claimed_by": or_null(_is_pid),
+    "watched": or_null(is_bool),
+    "left": or_null(lambda value: isinstance(value, list) and all(map(is_text, value))),
+    "left_count": or_null(within(1, 2**31 - 1)),
     "verdict": is_optional_text,
 }
 #: The fields that a runner of an earlier version does not write. The last three are written only if set.
@@ -335,7 +312,7 @@ def _read_status(folder: Path, token: str, recorded_runner: RunnerIdentity | Non
         window_open=has_terminal(holder) if shows_window and holder else None,
         runner=runner if state == "live" and runner is not None and runner.pid == holder else None,
         damage=reader.damage(claim, state),
-        folder_exists=state != "none" or _is_folder(folder),
+        folder_exists=state != "none" or stat.S_ISDIR(_mode(folder)),
     )
 
 
@@ -349,16 +326,7 @@ class FolderReader:
 
     def read(self, name: str, parse: Callable[[dict[str, Any], str], T | UnusableFile]) -> T | None:
         """Returns the content of a file; None if it is absent or unusable. Raises OSError."""
-        fd = open_file(f"{self._folder}/{name}")
-        if isinstance(fd, int):
-            try:
-                found = self._parse(fd, parse)
-            finally:
-                os.close(fd)
-        elif fd is None:
-            return None
-        else:
-            found = fd
+        found = self._load(name, parse)[0]
         if isinstance(found, UnusableFile):
             self.anomalies[name] = f"{name} {found.text}; ignored"
             return None
@@ -369,14 +337,7 @@ class FolderReader:
 
         Each of the two is None if it does not exist. Raises OSError.
         """
-        fd = open_file(f"{self._folder}/claim")
-        if not isinstance(fd, int):
-            return fd, None
-        try:
-            holder = lock_holder(fd)
-            return self._parse(fd, parse_claim), holder
-        finally:
-            os.close(fd)
+        return self._load("claim", parse_claim, is_locked=True)
 
     def damage(self, claim: ClaimFile | UnusableFile | None, state: ClaimState) -> str | None:
         """Returns the problem with the claim or the result; None if there is none."""
@@ -386,9 +347,18 @@ class FolderReader:
             return f"the file claim {claim.text}"
         return "the file claim was removed" if claim is None and state != "none" else None
 
-    def _parse(self, fd: int, parse: Callable[[dict[str, Any], str], T | UnusableFile]) -> T | UnusableFile:
-        value = read_object(fd)
-        return value if isinstance(value, UnusableFile) else parse(value, self._token)
+    def _load(
+        self, name: str, parse: Callable[[dict[str, Any], str], T | UnusableFile], *, is_locked: bool = False
+    ) -> tuple[T | UnusableFile | None, int | None]:
+        fd = open_file(f"{self._folder}/{name}")
+        if not isinstance(fd, int):
+            return fd, None
+        try:
+            holder = lock_holder(fd) if is_locked else None
+            value = read_object(fd)
+            return (value if isinstance(value, UnusableFile) else parse(value, self._token)), holder
+        finally:
+            os.close(fd)
 
 
 def _claim_state(
@@ -403,7 +373,7 @@ def _claim_state(
         if holder is not None:
             return "live"
         return "unlocked" if is_alive(claim.runner) else "dead"
-    if recorded_runner is not None and (claim is not None or _is_folder(folder)):
+    if recorded_runner is not None and (claim is not None or stat.S_ISDIR(_mode(folder))):
         return "unclaimed" if is_alive(recorded_runner) else "dead"
     return "none" if claim is None else "invalid"
 
@@ -429,13 +399,6 @@ def _claim_anomalies(
             " restarts the job while any of its processes are left; `cancel` ends them"
         ]
     return []
-
-
-def _is_folder(folder: Path) -> bool:
-    try:
-        return stat.S_ISDIR(os.lstat(folder).st_mode)
-    except OSError:
-        return False
 
 
 def is_alive(runner: RunnerIdentity | None) -> bool:

@@ -6,6 +6,8 @@ import errno
 import json
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 
@@ -154,6 +156,23 @@ def log_of_process(pid: int, ticks: int, log: str | None) -> str | None:
     return log if fields is None or int(fields[19]) != ticks else output_file(pid) or log
 
 
+@contextmanager
+def regular_file(path: str, *, follow: bool = False) -> Iterator[tuple[int, os.stat_result]]:
+    """Opens a regular file for reading; gives its descriptor and its status. Raises OSError.
+
+    Never waits for the other end of a FIFO. follow: whether the last part of the path may be a link.
+    """
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY | (0 if follow else os.O_NOFOLLOW)
+    fd = os.open(path, flags)
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "is not a regular file", path)
+        yield fd, status
+    finally:
+        os.close(fd)
+
+
 def read_tail(path: str | None, max_bytes: int = TAIL_BYTES) -> str:
     """Returns the last `max_bytes` bytes of a log as text, starting at a line; "" if the log cannot be read.
 
@@ -164,15 +183,9 @@ def read_tail(path: str | None, max_bytes: int = TAIL_BYTES) -> str:
     if path is None:
         return ""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        try:
-            status = os.fstat(fd)
-            if not stat.S_ISREG(status.st_mode):
-                return ""
+        with regular_file(path) as (fd, status):
             start = max(0, status.st_size - max_bytes)
             data = os.pread(fd, max_bytes, start)
-        finally:
-            os.close(fd)
     except OSError as error:
         if error.errno in SHORTAGE:
             raise

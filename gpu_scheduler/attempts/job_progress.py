@@ -1,11 +1,11 @@
-"""Reads how far a job is and where it can resume: the one entry of this room.
+"""Reads how far a job is, where it can resume and, at its end, what it has saved.
 
-What the job reports itself counts first, then its log, then its checkpoints.
+What the job reports itself counts first, then its log, then its checkpoints. The progress of running attempts
+is read in a thread, because the folders of jobs may not respond.
 """
 
 from __future__ import annotations
 
-import errno
 import glob
 import os
 import re
@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gpu_scheduler.attempts.job_logs import current_log, log_of_process
+from gpu_scheduler.attempts.job_logs import current_log, log_of_process, regular_file
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.command.shell_words import has_place, program_folder, stands_in
 from gpu_scheduler.core.explain.log_progress import (
@@ -187,10 +187,8 @@ def _examine_folder(path: str, name: CheckpointName, modified_at: float) -> Foun
     if name.kind not in (CheckpointKind.TRAINER, CheckpointKind.PATTERN):
         return None
     try:
-        with open(os.path.join(path, _TRAINER_STATE), "rb", opener=_open_at_once) as file:
-            status = os.fstat(file.fileno())
-            file.seek(max(0, status.st_size - 4096))
-            end = file.read().rstrip()
+        with regular_file(os.path.join(path, _TRAINER_STATE), follow=True) as (fd, status):
+            end = os.pread(fd, 4096, max(0, status.st_size - 4096)).rstrip()
     except OSError:
         return FoundCheckpoint(path, name, modified_at, None, False)
     totals = _MAX_STEPS.findall(end)
@@ -198,20 +196,11 @@ def _examine_folder(path: str, name: CheckpointName, modified_at: float) -> Foun
     return FoundCheckpoint(path, name, status.st_mtime, total, end.endswith(b"}"))
 
 
-def _open_at_once(path: str, flags: int) -> int:
-    """Opens a regular file. Never waits for the other end of a FIFO. Raises OSError."""
-    fd = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)
-    if stat.S_ISREG(os.fstat(fd).st_mode):
-        return fd
-    os.close(fd)
-    raise OSError(errno.EINVAL, "is not a regular file", path)
-
-
 def _is_whole_zip(path: str) -> bool:
     """Returns whether a file is a ZIP file with a directory at its end, as `torch.save` writes."""
     import zipfile  # only jobs with such checkpoints need it
 
-    with open(path, "rb", opener=_open_at_once) as file:
+    with regular_file(path, follow=True) as (fd, _), open(fd, "rb", closefd=False) as file:
         return file.read(4) == b"PK\x03\x04" and zipfile.is_zipfile(file)
 
 
@@ -251,16 +240,10 @@ class LogReader:
         if time.monotonic() < self._paused_until:
             return False
         try:
-            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+            with regular_file(path) as (fd, status):
+                return self._read(fd, status)
         except OSError:
             return self._forget()
-        try:
-            status = os.fstat(fd)
-            return self._read(fd, status) if stat.S_ISREG(status.st_mode) else self._forget()
-        except OSError:
-            return self._forget()
-        finally:
-            os.close(fd)
 
     def marks(self) -> Sequence[Mark]:
         """Returns what the last lines show, oldest first."""
@@ -342,18 +325,10 @@ def read_progress_file(path: str | None) -> ReportedProgress | None:
     if path is None:
         return None
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+        with regular_file(path) as (fd, status):
+            data = os.pread(fd, _MAX_FILE_BYTES, max(0, status.st_size - _MAX_FILE_BYTES))
     except OSError:
         return None
-    try:
-        status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode):
-            return None
-        data = os.pread(fd, _MAX_FILE_BYTES, max(0, status.st_size - _MAX_FILE_BYTES))
-    except OSError:
-        return None
-    finally:
-        os.close(fd)
     for line in reversed(data.split(b"\n")):
         value = _object(line)
         if value is not None:

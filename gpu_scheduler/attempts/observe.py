@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 
@@ -36,9 +35,7 @@ def attempt_ref(store: Store, attempt: Attempt | ActiveAttempt) -> AttemptRef:
 
 
 def observe_attempt(
-    store: Store,
-    record: ActiveAttempt,
-    observe_one: Callable[[AttemptRef], AttemptStatus] = _observe_folder,
+    store: Store, record: ActiveAttempt, observe_one: Callable[[AttemptRef], AttemptStatus] = _observe_folder
 ) -> ActiveAttempt:
     """Returns an active attempt with its current status. Does not observe an attempt that has ended.
 
@@ -166,10 +163,8 @@ def _misleading_gpu_ids(store: Store, attempt: Attempt, spec: JobSpec) -> tuple[
     return () if same or _GPU_IDS_PLACEHOLDER not in display_command(spec, _GPU_IDS_PLACEHOLDER) else gpus
 
 
-# Sweeps. One scan of /proc covers any number of attempts. The caller decides when to scan again. Only `sweep`
-# waits for processes to end.
+# Sweeps. One scan of /proc covers any number of attempts. The caller decides when to scan again.
 
-_RESCAN_S = 0.05
 #: Maximum number of scans if each finds nothing but may have missed a process. Scans always miss a fork
 #: chain; other programs fork only occasionally, so a few scans are enough.
 _MAX_SCANS = 10
@@ -218,18 +213,3 @@ def sweep_once(folder: Path, token: str, sig: int) -> tuple[int, ...]:
         if sig == signal.SIGTERM:
             process_scan.send_signal(pid, ticks, signal.SIGCONT)
     return tuple(sorted(found))
-
-
-def sweep(folder: Path, token: str, term_s: float = 2.0, deadline_s: float = 10.0) -> tuple[int, ...]:
-    """Sends SIGTERM and, after `term_s` seconds, SIGKILL; returns the pids of the survivors.
-
-    Returns when a scan finds nothing, or after `deadline_s` seconds.
-    """
-    start = time.monotonic()
-    found = sweep_once(folder, token, signal.SIGTERM)
-    while found and (passed := time.monotonic() - start) < deadline_s:
-        time.sleep(_RESCAN_S)
-        # Until SIGKILL, signal 0 only checks for processes: a SIGTERM handler that saves its work must run
-        # once.
-        found = sweep_once(folder, token, signal.SIGKILL if passed >= term_s else 0)
-    return found

@@ -142,7 +142,7 @@ class Child:
         env = {**self._spec["env"], TOKEN: self._spec["token"]}
         if terminal:
             env.setdefault("TERM", os.environ.get("TERM", "screen"))
-        ignores_hangup = terminal and self._spec.get("ignore_hangup", False)
+        ignores_hangup = terminal and self._spec["ignore_hangup"]
         os.chdir(self._spec["cwd"])
         os.umask(self._spec["umask"])
         try:

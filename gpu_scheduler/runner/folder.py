@@ -483,6 +483,21 @@ def is_seconds(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= _MAX_S
 
 
+def within(first: int, last: int) -> Callable[[object], bool]:
+    """Returns a check for an integer from `first` to `last`."""
+    return lambda value: type(value) is int and first <= value <= last
+
+
+def or_null(is_right: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    """Returns a check that also accepts null."""
+    return lambda value: value is None or is_right(value)
+
+
+def is_bool(value: object) -> bool:
+    """Returns whether a value is true or false."""
+    return isinstance(value, bool)
+
+
 def _is_count(value: object) -> bool:
     return type(value) is int and value >= 0
 
@@ -540,21 +555,21 @@ _SPEC_FIELDS = {
     "token": lambda value: isinstance(value, str) and value.isascii(),
     "boot_id": is_text,
     "cwd": is_text,
-    "umask": lambda value: type(value) is int and 0 <= value <= 0o777,
+    "umask": within(0, 0o777),
     "env": lambda value: isinstance(value, dict) and all(isinstance(one, str) for one in value.values()),
-    "terminal": lambda value: isinstance(value, bool),
+    "terminal": is_bool,
     "session": is_optional_text,
     "log": is_optional_text,
     "header": is_text,
-    "timeout_s": lambda value: value is None or is_seconds(value),
+    "timeout_s": or_null(is_seconds),
     "term_grace_s": is_seconds,
-    "gpu_claims": lambda value: value is None or _are_gpu_claims(value),
-    "watch": lambda value: value is None or _is_watched_process(value),
+    "gpu_claims": or_null(_are_gpu_claims),
+    "watch": or_null(_is_watched_process),
     "leftover_wait_s": is_seconds,
     "background": lambda value: value in (None, "wait", "ignore"),
-    "ends_in_pipe": lambda value: isinstance(value, bool),
-    "ignore_hangup": lambda value: isinstance(value, bool),
-    "log_limit": lambda value: value is None or _is_count(value),
+    "ends_in_pipe": is_bool,
+    "ignore_hangup": is_bool,
+    "log_limit": or_null(_is_count),
 }
 #: The fields that an earlier version does not write, with what it meant.
 _OLDER_SPEC = {
@@ -563,21 +578,27 @@ _OLDER_SPEC = {
 }  # fmt: skip
 
 
-def invalid_spec(spec: dict[str, Any]) -> UnusableFile | None:
-    """Returns a problem for the first invalid field of a spec; None if all are valid."""
-    return invalid_field({**_OLDER_SPEC, **spec}, _SPEC_FIELDS)
+def checked_spec(spec: dict[str, Any]) -> dict[str, Any] | UnusableFile:
+    """Returns a spec with the fields that an earlier version does not write, or its first problem."""
+    whole = {**_OLDER_SPEC, **spec}
+    return invalid_field(whole, _SPEC_FIELDS) or whole
+
+
+def load_spec(folder: int) -> dict[str, Any] | UnusableFile | None:
+    """Reads the spec in an open attempt folder; returns None if it is missing. Raises OSError."""
+    spec = load(folder, "spec.json")
+    return checked_spec(spec) if isinstance(spec, dict) else spec
 
 
 def read_spec(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Reads the spec in an attempt folder. Raises OSError if it is missing or not usable."""
     folder = open_folder(os.fspath(path))
     try:
-        spec = load(folder, "spec.json")
+        spec = load_spec(folder)
     finally:
         os.close(folder)
     if spec is None:
         raise FileNotFoundError(f"spec.json is missing in {os.fspath(path)}")
-    problem = spec if isinstance(spec, UnusableFile) else invalid_spec(spec)
-    if problem is not None or isinstance(spec, UnusableFile):
-        raise OSError(errno.EINVAL, f"spec.json {problem and problem.text}", os.fspath(path))
+    if isinstance(spec, UnusableFile):
+        raise OSError(errno.EINVAL, f"spec.json {spec.text}", os.fspath(path))
     return spec

@@ -232,11 +232,7 @@ class TerminalMirror:
 
     def _flush(self) -> None:
         assert self.fd is not None
-        try:
-            del self._unsent[: os.write(self.fd, self._unsent)]
-        except BlockingIOError:
-            pass
-        except OSError:
+        if not _send(self.fd, self._unsent):
             self.close()
             return
         wanted = select.POLLIN | (select.POLLOUT if self._unsent else 0)
@@ -298,11 +294,7 @@ class Output:
         self._send_keys()
 
     def _send_keys(self) -> None:
-        try:
-            del self._pending_keys[: os.write(self._fd, self._pending_keys)]
-        except BlockingIOError:
-            pass
-        except OSError:
+        if not _send(self._fd, self._pending_keys):
             self._pending_keys.clear()
         if not self.ended:
             wanted = select.POLLIN | (select.POLLOUT if self._pending_keys else 0)
@@ -328,6 +320,17 @@ class Output:
         self._log.write(data)
         if self.mirror is not None:
             self.mirror.write(data)
+
+
+def _send(fd: int, data: bytearray) -> bool:
+    """Writes what a file accepts without blocking, and removes it from `data`; returns False on an error."""
+    try:
+        del data[: os.write(fd, data)]
+    except BlockingIOError:
+        pass
+    except OSError:
+        return False
+    return True
 
 
 def _make_byte_exact(terminal: int) -> None:

@@ -94,23 +94,16 @@ def _claim(path: str) -> AttemptSupervisor | int:
     folder = files.open_folder(path)
     if files.exists(folder, "claim"):
         return 0
-    spec = files.load(folder, "spec.json")
-    if not isinstance(spec, dict) or files.invalid_spec(spec):
-        return 1
-    if spec["boot_id"] != files.boot_id():
+    spec = files.load_spec(folder)
+    if not isinstance(spec, dict) or spec["boot_id"] != files.boot_id():
         return 1
     if os.environ.get(files.TOKEN) != spec["token"]:
         # Somebody started this runner by hand. A sweep must find it too, but /proc shows only variables that
         # were passed to exec.
         os.execve(sys.executable, sys.orig_argv, {**os.environ, files.TOKEN: spec["token"]})
     files.set_mark(spec["token"])
-    attempt = _supervisor(path, folder, spec)
+    attempt = WatchSupervisor(folder, spec) if spec["watch"] else CommandSupervisor(path, folder, spec)
     return attempt if attempt.claim() else 0
-
-
-def _supervisor(path: str, folder: int, spec: dict[str, Any]) -> AttemptSupervisor:
-    is_command = spec.get("watch") is None
-    return CommandSupervisor(path, folder, spec) if is_command else WatchSupervisor(folder, spec)
 
 
 def _write_traceback(path: str) -> None:
@@ -196,7 +189,7 @@ class AttemptSupervisor(ABC):
 
         Until they are released, this process must not open the lock files: closing one would end its claim.
         """
-        claims = self._spec.get("gpu_claims")
+        claims = self._spec["gpu_claims"]
         if claims is None:
             return True
         wanted = [Wanted(one["name"], one["mib"], one["total_mib"]) for one in claims["gpus"]]
@@ -264,9 +257,9 @@ class AttemptSupervisor(ABC):
 
     def _waits_for_rest(self) -> bool:
         """Returns whether the processes that the ended command left still have time to end by themselves."""
-        child, background = self._child, self._spec.get("background")
+        child, background = self._child, self._spec["background"]
         if self._rest is None:
-            wait_s = self._spec.get("leftover_wait_s", 0.0)
+            wait_s = self._spec["leftover_wait_s"]
             if not wait_s or self._termination.cause is not None:
                 return False
             # An adopted process has none before it is stopped.
@@ -360,7 +353,7 @@ class AttemptSupervisor(ABC):
             self._survivors = rest.survivors
             self._killed_client = self._killed_client or rest.killed_client
             self._drain()
-        if self._spec.get("background") == "wait" and self._rest is not None:
+        if self._spec["background"] == "wait" and self._rest is not None:
             child.ended = time.monotonic()
             if child.exit_code == 0 and child.other_failure is not None:
                 child.exit_code, child.signal = child.other_failure
@@ -371,7 +364,7 @@ class AttemptSupervisor(ABC):
     @property
     def _is_unfinished(self) -> bool:
         """Whether the command exited 0 at once and its work was still running when its time was over."""
-        by_rest = self._rest_works and self._spec.get("background") is None
+        by_rest = self._rest_works and self._spec["background"] is None
         return by_rest and (bool(self._left) or self._cause is not None)
 
     def _tighten(self, rest: Leftovers | Descendants | None) -> None:
@@ -417,7 +410,7 @@ class AttemptSupervisor(ABC):
         duration_s = child.ended - child.spawned
         ended_ago_s = time.monotonic() - child.ended if child.ended else 0.0
         verdict = "unfinished" if self._is_unfinished else None
-        if self._spec.get("ends_in_pipe") and child.exit_code == _CLOSED_PIPE:
+        if self._spec["ends_in_pipe"] and child.exit_code == _CLOSED_PIPE:
             verdict = "closed_pipe"
         text = describe_outcome(self._cause, child.began, child.exit_code, child.signal, verdict)
         names = self._left[:_MAX_NAMES]
@@ -447,7 +440,7 @@ class AttemptSupervisor(ABC):
                 "failure": child.failure,
                 "claimed_gpu": self._claimed_gpu,
                 "claimed_by": self._claimed_by,
-                "watched": self._spec.get("watch") is not None,
+                "watched": self._spec["watch"] is not None,
                 **({"left": names, "left_count": len(self._left)} if self._left else {}),
                 **({"verdict": verdict} if verdict else {}),
             }
@@ -461,7 +454,7 @@ class CommandSupervisor(AttemptSupervisor):
 
     def __init__(self, path: str, folder: int, spec: dict[str, Any]) -> None:
         poller = Poller()
-        log = LogWriter(spec["log"], spec.get("log_limit"))
+        log = LogWriter(spec["log"], spec["log_limit"])
         self._command = Child(path, spec, poller)
         super().__init__(folder, spec, poller, log, self._command)
 

@@ -14,7 +14,7 @@ import pytest
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.attempts.executors import DirectExecutor
 from gpu_scheduler.attempts.folder import AttemptRef, kill_runner, observe, prepare
-from gpu_scheduler.attempts.observe import processes_of, sweep
+from gpu_scheduler.attempts.observe import processes_of
 from gpu_scheduler.cli import main
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.command.build import REPORT_START
@@ -28,6 +28,7 @@ from gpu_scheduler.store.requests import open_requests
 from gpu_scheduler.store.scheduler_lock import scheduler_pid
 from gpu_scheduler.store.store import Store
 from tests import steps as act
+from tests.processes import sweep
 from tests.steps import StepWriter
 from tests.waiting import wait_for
 from tests.warm import Process

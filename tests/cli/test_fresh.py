@@ -15,7 +15,6 @@ from types import SimpleNamespace
 import pytest
 
 from gpu_scheduler.attempts.folder import observe, request_stop
-from gpu_scheduler.attempts.observe import sweep
 from gpu_scheduler.core.model.job import StopRequest
 from gpu_scheduler.core.model.job_spec import Need
 from gpu_scheduler.core.model.reasons import WaitKind, WaitReason
@@ -32,6 +31,7 @@ from gpu_scheduler.store.state_file import requested_pauses
 from gpu_scheduler.store.store import Store
 from tests import steps as act
 from tests.cli.desk import Desk
+from tests.processes import sweep
 from tests.waiting import wait_for
 
 LONG = "echo up; while :; do sleep 0.02; done"

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from gpu_scheduler.attempts.folder import observe
-from gpu_scheduler.attempts.observe import processes_of, sweep
+from gpu_scheduler.attempts.observe import processes_of
 from gpu_scheduler.control import requests as control
 from gpu_scheduler.control import stop
 from gpu_scheduler.intake.state_file_watcher import StateFileWatcher
@@ -22,6 +22,7 @@ from gpu_scheduler.store import data_dir
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.scheduler_lock import scheduler_pid
 from tests.cli.desk import Desk
+from tests.processes import sweep
 from tests.waiting import wait_for
 
 LONG = "echo up; while :; do sleep 0.02; done"

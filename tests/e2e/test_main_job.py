@@ -225,7 +225,7 @@ def test_starts_with_an_empty_queue_if_the_state_file_and_data_directory_were_de
     jobs = world.wait_finished()
     assert {i: job["outcome"] for i, job in jobs.items()} == {1: "completed"}
     assert (world.folder / "ran").read_text().split() == ["old", "new"]
-    from gpu_scheduler.attempts.observe import sweep
+    from tests.processes import sweep
 
     sweep(world.folder, token, term_s=0.0)
 

@@ -12,12 +12,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gpu_scheduler.attempts.observe import sweep
 from gpu_scheduler.cli import main
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.store import Store
 from tests import warm
 from tests.fakes.conda import plant
+from tests.processes import sweep
 from tests.stress.harness import environment
 from tests.waiting import wait_for
 

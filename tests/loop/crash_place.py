@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpu_scheduler.attempts.observe import sweep
 from gpu_scheduler.core.model.job_spec import Dependency, DependencyKind, JobSpec
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.store import Store
+from tests.processes import sweep
 from tests.stress.harness import environment
 from tests.stress.trace import JOB
 from tests.warm import Process

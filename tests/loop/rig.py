@@ -11,7 +11,6 @@ from msgspec.structs import replace
 from gpu_scheduler.attempts.executors import DirectExecutor, Executor, Executors
 from gpu_scheduler.attempts.job_logs import LogFolder
 from gpu_scheduler.attempts.launch import Launcher
-from gpu_scheduler.attempts.observe import sweep
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.config import StartOptions
 from gpu_scheduler.core.model.gpu import GpuSample, Snapshot
@@ -24,6 +23,7 @@ from gpu_scheduler.rounds.loop import Loop, QueueTurns
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.system.lock_folder import ClaimFolder, find_lock_folder
+from tests.processes import sweep
 from tests.steps import StepWriter
 from tests.waiting import wait_for
 

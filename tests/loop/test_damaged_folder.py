@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 
 from gpu_scheduler.attempts.folder import kill_runner
-from gpu_scheduler.attempts.observe import processes_of, sweep
+from gpu_scheduler.attempts.observe import processes_of
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.rounds import loop
 from gpu_scheduler.runner.process_scan import ticks_of
 from gpu_scheduler.store.requests import add_request
 from tests.loop.rig import Rig
+from tests.processes import sweep
 from tests.reasons import words
 from tests.waiting import wait_for
 

@@ -12,7 +12,6 @@ from msgspec.structs import replace
 from gpu_scheduler.app.diagnosis import diagnose
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.app.status import StatusQuery, status
-from gpu_scheduler.attempts.observe import sweep
 from gpu_scheduler.config import StartOptions
 from gpu_scheduler.core.model.event import EventKind
 from gpu_scheduler.core.model.finding import Check, Finding
@@ -26,6 +25,7 @@ from gpu_scheduler.views import status_text, why
 from gpu_scheduler.views.event_messages import message_of
 from gpu_scheduler.views.wait_text import job_reason_text
 from tests.loop.rig import SETTINGS, Rig
+from tests.processes import sweep
 
 SLEEP = "exec sleep 60"
 #: A command that has never run.

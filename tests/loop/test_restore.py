@@ -21,7 +21,6 @@ from msgspec.structs import asdict
 
 from gpu_scheduler.attempts.executors import DirectExecutor
 from gpu_scheduler.attempts.folder import AttemptRef, observe
-from gpu_scheduler.attempts.observe import sweep
 from gpu_scheduler.config import StartOptions
 from gpu_scheduler.daemon.restore import jobs_forgotten, open_store, refuse_unrecorded
 from gpu_scheduler.daemon.service import count_jobs_to_forget
@@ -35,7 +34,7 @@ from gpu_scheduler.store.new_store import forgetting_jobs
 from gpu_scheduler.store.requests import add_request, open_requests
 from gpu_scheduler.store.store import Store
 from tests.loop.rig import SETTINGS, Rig
-from tests.processes import exists, is_zombie
+from tests.processes import exists, is_zombie, sweep
 from tests.reasons import words
 from tests.waiting import wait_for
 

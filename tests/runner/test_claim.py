@@ -15,10 +15,11 @@ import pytest
 
 from gpu_scheduler.attempts.executors import ChildProcesses, DirectExecutor
 from gpu_scheduler.attempts.folder import kill_runner, observe, prepare, request_stop, void_claim
-from gpu_scheduler.attempts.observe import processes_of, sweep, sweep_once
+from gpu_scheduler.attempts.observe import processes_of, sweep_once
 from gpu_scheduler.core.model.job import StopRequest
 from gpu_scheduler.runner import process_scan
 from gpu_scheduler.runner.folder import START, ResultWriter, boot_id, open_folder, read_spec, start_ticks
+from tests.processes import sweep
 from tests.runner.attempt import killed_at, patched, wait_for
 from tests.runner.conftest import Make
 

@@ -15,10 +15,10 @@ import pytest
 
 from gpu_scheduler.attempts import executors
 from gpu_scheduler.attempts.executors import DirectExecutor, Executor, ForkingExecutor, LaunchError
-from gpu_scheduler.attempts.observe import sweep
 from gpu_scheduler.runner import process_scan
 from gpu_scheduler.runner.folder import START
 from gpu_scheduler.runner.fork_server import NO_TOKEN
+from tests.processes import sweep
 from tests.runner.attempt import PreparedAttempt, wait_for
 from tests.runner.conftest import Make
 from tests.runner.fork_helper import helper_pid

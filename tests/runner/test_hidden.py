@@ -12,10 +12,11 @@ import pytest
 
 from gpu_scheduler.attempts.executors import DirectExecutor, Executor, ScreenExecutor
 from gpu_scheduler.attempts.folder import kill_runner, recorded_command
-from gpu_scheduler.attempts.observe import processes_of, sweep, sweep_once
+from gpu_scheduler.attempts.observe import processes_of, sweep_once
 from gpu_scheduler.runner import folder as files
 from gpu_scheduler.runner import process_scan
 from gpu_scheduler.system.procfs import Proc
+from tests.processes import sweep
 from tests.runner.attempt import PreparedAttempt, wait_for
 from tests.runner.conftest import Make
 

@@ -20,7 +20,7 @@ from gpu_scheduler.attempts.folder import (
     wake_runner,
 )
 from gpu_scheduler.core.model.job import AttemptStatus, OnTimeout, StopRequest
-from gpu_scheduler.runner.folder import UnusableFile, invalid_spec, read_spec
+from gpu_scheduler.runner.folder import UnusableFile, checked_spec, read_spec
 
 CLAIM = {"token": "t", "pid": 5, "start_ticks": 6, "boot_id": "b", "session": None, "log": "/x.log"}
 STOP = {"token": "t", "cause": "cancelled", "grace_s": 1.5, "follow": "kill"}
@@ -201,7 +201,7 @@ WATCH = {"pid": 5, "start_ticks": 6, "boot_id": "b", "started_at": 7.5}
 
 
 def test_accepts_a_process_to_watch_and_no_log() -> None:
-    assert invalid_spec({**SPEC, "watch": WATCH, "log": None}) is None
+    assert isinstance(checked_spec({**SPEC, "watch": WATCH, "log": None}), dict)
 
 
 @pytest.mark.parametrize(
@@ -212,8 +212,8 @@ def test_accepts_a_process_to_watch_and_no_log() -> None:
     ],
 )  # fmt: skip
 def test_rejects_a_process_to_watch_that_is_not_identified(change: dict[str, object]) -> None:
-    assert invalid_spec({**SPEC, "watch": {**WATCH, **change}}) is not None
-    assert invalid_spec({**SPEC, "watch": [5]}) is not None
+    assert isinstance(checked_spec({**SPEC, "watch": {**WATCH, **change}}), UnusableFile)
+    assert isinstance(checked_spec({**SPEC, "watch": [5]}), UnusableFile)
 
 
 def test_a_message_in_a_result_is_converted_to_valid_utf_8() -> None:
@@ -230,7 +230,7 @@ def test_an_attempt_with_an_unusable_spec_is_not_launched(tmp_path: Path) -> Non
     assert is_usable(tmp_path, "t")
     assert not is_usable(tmp_path, "u")
     for field in SPEC:
-        assert invalid_spec({name: SPEC[name] for name in SPEC.keys() - {field}}) is not None
+        assert isinstance(checked_spec({name: SPEC[name] for name in SPEC.keys() - {field}}), UnusableFile)
     for kind in KINDS.values():
         spec.unlink() if not spec.is_dir() else spec.rename(tmp_path / os.urandom(8).hex())
         kind(spec)
@@ -251,7 +251,7 @@ GPU_CLAIM = {"name": "GPU-a", "mib": 5, "total_mib": 10}
     ],
 )
 def test_accepts_the_claims_of_an_attempt(claims: object) -> None:
-    assert invalid_spec({**SPEC, "gpu_claims": claims}) is None
+    assert isinstance(checked_spec({**SPEC, "gpu_claims": claims}), dict)
 
 
 @pytest.mark.parametrize(
@@ -273,7 +273,7 @@ def test_accepts_the_claims_of_an_attempt(claims: object) -> None:
     ],
 )  # fmt: skip
 def test_rejects_claims_that_do_not_name_memory_on_different_gpus(claims: object) -> None:
-    assert invalid_spec({**SPEC, "gpu_claims": claims}) is not None
+    assert isinstance(checked_spec({**SPEC, "gpu_claims": claims}), UnusableFile)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -290,7 +290,7 @@ def test_reads_the_files_of_an_earlier_version() -> None:
     old = parse_result(RESULT, "t")
     assert not isinstance(old, UnusableFile)
     assert (old.left, old.left_count, old.verdict) == ((), None, None)
-    assert invalid_spec(SPEC) is None
+    assert isinstance(checked_spec(SPEC), dict)
 
 
 @pytest.mark.parametrize("change", [{"left": [1]}, {"left": "x"}, {"left_count": 0}, {"verdict": 1}])
@@ -303,4 +303,4 @@ def test_rejects_a_result_with_an_invalid_note(change: dict[str, Any]) -> None:
     [{"leftover_wait_s": -1}, {"background": "later"}, {"ends_in_pipe": 1}, {"ignore_hangup": None}],
 )
 def test_rejects_a_spec_with_an_invalid_handling_of_leftovers(change: dict[str, Any]) -> None:
-    assert invalid_spec({**SPEC, **change}) is not None
+    assert isinstance(checked_spec({**SPEC, **change}), UnusableFile)
