@@ -384,21 +384,15 @@ def _claim_anomalies(
     """Returns warnings about a claim that was removed, damaged or copied."""
     pid = runner.pid if runner is not None else 0
     problem = claim.text if isinstance(claim, UnusableFile) else "was removed"
-    if state == "unlocked":
-        return [
-            f"its runner (pid {pid}) is alive but has no lock on the claim in {folder}, because the folder"
-            " was copied or replaced; this scheduler does not signal the job's processes"
-        ]
-    if state == "unclaimed":
-        return [
-            f"the file claim in {folder} {problem}; its runner (pid {pid}) is alive, and the job continues"
-        ]
-    if state == "invalid":
-        return [
-            f"the file claim in {folder} {problem}, so its runner is unknown; the scheduler neither ends nor"
-            " restarts the job while any of its processes are left; `cancel` ends them"
-        ]
-    return []
+    warnings: Mapping[ClaimState, str] = {
+        "unlocked": f"its runner (pid {pid}) is alive but has no lock on the claim in {folder}, because the"
+        " folder was copied or replaced; this scheduler does not signal the job's processes",
+        "unclaimed": f"the file claim in {folder} {problem}; its runner (pid {pid}) is alive, and the job"
+        " continues",
+        "invalid": f"the file claim in {folder} {problem}, so its runner is unknown; the scheduler neither"
+        " ends nor restarts the job while any of its processes are left; `cancel` ends them",
+    }
+    return [warnings[state]] if state in warnings else []
 
 
 def is_alive(runner: RunnerIdentity | None) -> bool:
@@ -431,15 +425,10 @@ def request_stop(
     earlier = FolderReader(folder, token).read("stop", parse_stop)
     if stop.may_replace(earlier):
         stop = stop.combined_with(earlier)
-        fields = {
-            "token": token,
-            "cause": stop.cause,
-            "grace_s": stop.grace_s,
-            "follow": stop.on_timeout,
-            "id": stop.stop_id,
-            "signal": stop.signal,
-        }
-        text = json.dumps(fields)
+        text = json.dumps({
+            "token": token, "cause": stop.cause, "grace_s": stop.grace_s, "follow": stop.on_timeout,
+            "id": stop.stop_id, "signal": stop.signal,
+        })  # fmt: skip
         try:
             write_file(folder, "stop", text.encode("ascii"))
         except FileNotFoundError:

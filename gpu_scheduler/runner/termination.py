@@ -19,6 +19,7 @@ from .folder import OLDER_STOP, STOP_FIELDS, invalid_field, try_load
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import signal as _signal
+    from collections.abc import Mapping
     from typing import Any
 else:
     # Importing `signal` creates enumerations, which would delay the job by 8 ms.
@@ -91,7 +92,8 @@ class PendingSignals:
 
 
 #: The rank of each cause. Of several causes, the highest is reported. An unknown cause counts as a cancel.
-_RANK = {"machine": 1, "preempted": 2, "timed_out": 3, "cancelled": 4}
+_RANK: Mapping[str | None, int] = {None: 0, "machine": 1, "preempted": 2, "timed_out": 3, "cancelled": 4}
+_HIGHEST = 4
 #: Seconds after which SIGKILL is repeated if the command has not ended.
 _KILL_EVERY_S = 1.0
 #: The outcome of a command whose exit code does not tell it.
@@ -130,8 +132,7 @@ class Termination:
         A command gets each signal only once, however many requests there are, and none for a request that is
         weaker than an earlier one.
         """
-        first = self.cause is None
-        takes_effect = first or _rank(cause) >= _rank(self.cause)
+        takes_effect = _RANK.get(cause, _HIGHEST) >= _RANK.get(self.cause, _HIGHEST)
         is_new = (takes_effect or cause == "machine") and signal not in self._sent
         if is_new:
             self._sent += (signal,)
@@ -172,10 +173,6 @@ class Termination:
     def has_withdrawn(self, request_id: str) -> bool:
         """Returns whether the request with this id has been withdrawn. It has no effect any more."""
         return request_id in self._withdrawn_ids
-
-
-def _rank(cause: str | None) -> int:
-    return 0 if cause is None else _RANK.get(cause, 4)
 
 
 def describe_outcome(
