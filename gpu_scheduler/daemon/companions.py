@@ -40,15 +40,20 @@ _PROGRAM = (
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
-class Companion(Struct, frozen=True):
+class Companion(Struct):
     """A command to keep running. It must end within 5 s of SIGTERM, and of the end of its standard input.
 
-    env: variables, such as secrets, that only this command gets.
+    env: variables, such as secrets, that only this command gets. due_at: the time of its next start; None if
+    it runs, or ran for good. Times are in seconds since boot.
     """
 
     name: str
     argv: tuple[str, ...]
     env: Mapping[str, str] = field(default_factory=dict)
+    process: subprocess.Popen[bytes] | None = None
+    due_at: float | None = 0.0
+    started_at: float = 0.0
+    wait_s: float = 0.0
 
 
 def companions_of(options: StartOptions, home: DataDir) -> list[Companion]:
@@ -82,24 +87,11 @@ def _server(options: StartOptions, home: DataDir) -> list[Companion]:
     return [Companion("serve", (sys.executable, "-c", _PROGRAM, _ROOT, *words))]
 
 
-class _Child:
-    """A companion with its process. due_at: the time of its next start; None if it runs, or ran for good."""
-
-    def __init__(self, companion: Companion) -> None:
-        self.name, self.argv, self.env = companion.name, companion.argv, companion.env
-        self.process: subprocess.Popen[bytes] | None = None
-        self.due_at: float | None = 0.0
-        self.started_at = self.wait_s = 0.0
-
-
 class Companions:
-    """The companions of one scheduler. They print to the main log. trust: as for the main log.
-
-    Times are in seconds since boot.
-    """
+    """The companions of one scheduler. They print to the main log. trust: as for the main log."""
 
     def __init__(self, companions: Sequence[Companion], main_log: Path, *, trust: bool = False) -> None:
-        self._children = [_Child(one) for one in companions]
+        self._children = companions
         self._main_log, self._trust = main_log, trust
         # Programs that the scheduler starts inherit neither end.
         self._pipe: tuple[int, ...] = os.pipe() if companions else ()
@@ -139,7 +131,7 @@ class Companions:
                 process.kill()
                 process.wait()
 
-    def _start(self, child: _Child, now: float) -> None:
+    def _start(self, child: Companion, now: float) -> None:
         try:
             output = open_main_log(self._main_log, trust=self._trust)
         except OSError:
@@ -161,7 +153,7 @@ class Companions:
         finally:
             os.close(output)
 
-    def _plan_start(self, child: _Child, now: float, problem: str, *, is_final: bool = False) -> None:
+    def _plan_start(self, child: Companion, now: float, problem: str, *, is_final: bool = False) -> None:
         if is_final:
             text = "%s %s and is not started again; its last message in %s says why"
             log.error(text, child.name, problem, self._main_log)

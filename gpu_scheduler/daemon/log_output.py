@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from io import TextIOWrapper
 from logging.handlers import QueueHandler, RotatingFileHandler
 from pathlib import Path
@@ -145,10 +146,8 @@ class Console:
 
     def put(self, line: str) -> None:
         """Queues a line for printing; drops it if the queue is full."""
-        try:
+        with suppress(queue.Full):
             self.lines.put_nowait(line)
-        except queue.Full:
-            pass
 
     def follow_attempt(self, attempt: Attempt) -> None:
         """Starts printing the log of a direct attempt. Each printed line begins with the job id."""
@@ -180,10 +179,8 @@ class Console:
         self._is_closing.set()
         self._has_tails.set()
         self._follower.wait(1.0)
-        try:
+        with suppress(queue.Full):
             self.lines.put_nowait(None)
-        except queue.Full:
-            pass
         self._printer.wait(1.0)
 
     def _print(self) -> None:
@@ -329,10 +326,8 @@ class MainLog(RotatingFileHandler):
     def _close_stream(self) -> None:
         stream, self.stream = self.stream, None
         if stream is not None:
-            try:
+            with suppress(OSError):
                 stream.close()
-            except OSError:
-                pass
 
 
 def open_main_log(path: str | Path, *, trust: bool) -> int:

@@ -13,6 +13,7 @@ import selectors
 import signal
 import sqlite3
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -152,11 +153,6 @@ def _with_absolute_paths(options: StartOptions, llm_config: Path) -> StartOption
     )
 
 
-def _claiming_pids(facts: Facts) -> frozenset[int]:
-    """Returns the processes of other programs that claim GPUs, except those whose pid is unknown."""
-    return frozenset(claim.pid for gpu in facts.gpus for claim in gpu.claims if claim.pid)
-
-
 class Daemon:
     """One scheduler process: assembles its parts, runs its rounds, and waits between them."""
 
@@ -230,7 +226,7 @@ class Daemon:
         """Closes everything but the store. Does not affect running jobs."""
         try:
             if self._ownership.loss() is None:
-                self._inputs.write_state(self._clock.now().boot, at_once=True)
+                self._inputs.state.write(self._clock.now().boot, at_once=True)
                 self._reporter.close()
         except STORAGE_ERRORS as error:
             log.error("%s; the state file may be out of date", error)
@@ -266,7 +262,9 @@ class Daemon:
                 if failure != failing:
                     log.error("%s; retrying every second; running jobs continue", failure.problem)
                 failing = failure
-                code = self._wait_to_retry()
+                self._wake_keys |= self._wakeups.wait(RETRY_S)
+                if self._signal is not None or self._loop.stop_requested:
+                    code = self._shut_down()
             except sqlite3.DatabaseError as error:
                 if not is_damage(error):
                     raise
@@ -275,11 +273,6 @@ class Daemon:
                 log.error("%s\nno more jobs are started", problem)
                 return 1
         return code
-
-    def _wait_to_retry(self) -> int | None:
-        """Waits after a failed round; returns the exit code if the scheduler must end, otherwise None."""
-        self._wake_keys |= self._wakeups.wait(RETRY_S)
-        return self._shut_down() if self._signal is not None or self._loop.stop_requested else None
 
     def _set_up(self) -> None:
         self._loop.on_recorded = self._reporter.actions_recorded
@@ -331,7 +324,7 @@ class Daemon:
         facts = self._run_rounds()
         if facts is not None and facts.storage_issue is not None:
             self._store.db.shrink()
-        self._inputs.write_state(self._clock.now().boot)
+        self._inputs.state.write(self._clock.now().boot)
         self._reporter.update(facts)
         self._report_interrupted(facts)
         if facts is None or self._loop.stop_requested or self._signal is not None:
@@ -339,7 +332,8 @@ class Daemon:
         if self._options.drain and self._is_drained(facts):
             return self._outcomes.report()
         has_new_attempt = self._wakeups.watch_attempts(self._watched_folders(facts))
-        if self._wakeups.watch_claims(_claiming_pids(facts)) or has_new_attempt:
+        claiming = {claim.pid for gpu in facts.gpus for claim in gpu.claims if claim.pid}  # 0 if unknown
+        if self._wakeups.watch_claims(claiming) or has_new_attempt:
             return None
         self._backups.back_up_if_due()
         self._companions.update(self._clock.now().boot)
@@ -411,7 +405,7 @@ class Daemon:
         }
 
     def _is_drained(self, facts: Facts) -> bool:
-        is_waiting = facts.attempts or self._inputs.has_pending_lines
+        is_waiting = facts.attempts or self._inputs.recheck_at is not None
         if is_waiting or self._store.marks().has_unsettled_dependencies:
             return False
         specs = [ResourceSpec.from_key(key) for key in wait_reason_by_spec(self._store)]
@@ -449,7 +443,7 @@ class FileInputs:
         self._data_dir = store.data_dir
         self._loop = loop
         self._config = config
-        self._state = StateFileWatcher(store, trust=options.trust_files)
+        self.state = StateFileWatcher(store, trust=options.trust_files)
         self._jobs = (
             JobsFileWatcher(
                 store, options.jobs_file, known_gpus, lambda: config.current, trust=options.trust_files,
@@ -461,9 +455,9 @@ class FileInputs:
         self._state_due_at = self._files_due_at = 0.0
 
     @property
-    def has_pending_lines(self) -> bool:
-        """Returns whether the jobs file has a change that is not yet accepted."""
-        return self._jobs is not None and self._jobs.recheck_at is not None
+    def recheck_at(self) -> float | None:
+        """When a change of the jobs file that is not yet accepted is read again; None if there is none."""
+        return None if self._jobs is None else self._jobs.recheck_at
 
     def start(self, wakeups: Wakeups, now: float) -> None:
         """Watches the files, and reads the state file for the first time."""
@@ -472,38 +466,33 @@ class FileInputs:
         wakeups.watch(self._config.path, "config")
         if self._jobs is not None:
             wakeups.watch(self._jobs.path, "jobs")
-        self._state.start(now)
+        self.state.start(now)
 
     def is_state_due(self, woken: set[str], now: float) -> bool:
         """Returns whether it is time to read the state file."""
-        again_at = self._state.due_at
+        again_at = self.state.due_at
         return "state" in woken or now >= self._state_due_at or (again_at is not None and now >= again_at)
 
     def read(self, woken: set[str], now: float) -> None:
         """Reads the files that are due to be read."""
         if self.is_state_due(woken, now):
             self._state_due_at = now + self._options.state_interval_s
-            self._state.check(now)
+            self.state.check(now)
         if "config" in woken or "jobs" in woken or now >= self._files_due_at:
             self._files_due_at = now + self._options.monitor_interval_s
             if self._config.refresh():
                 self._loop.config = self._config.current
             self._read_jobs_file(now)
-        elif self._jobs is not None and self._jobs.recheck_at is not None and now >= self._jobs.recheck_at:
+        elif self.recheck_at is not None and now >= self.recheck_at:
             self._read_jobs_file(now)
-
-    def write_state(self, now: float, *, at_once: bool = False) -> None:
-        """Writes the state file if its content has changed: now if `at_once`, otherwise when it is due."""
-        self._state.write(now, at_once=at_once)
 
     def is_own_write(self, woken: set[str]) -> bool:
         """Returns whether the only cause of these events is that this scheduler wrote the state file."""
-        return woken == {"state"} and self._state.is_unchanged()
+        return woken == {"state"} and self.state.is_unchanged()
 
     def due_times(self) -> list[float | None]:
         """Returns when each file is next due, in seconds since boot; None for a file that is not due."""
-        recheck_at = self._jobs.recheck_at if self._jobs is not None else None
-        return [self._state_due_at, self._files_due_at, self._state.due_at, recheck_at]
+        return [self._state_due_at, self._files_due_at, self.state.due_at, self.recheck_at]
 
     def _read_jobs_file(self, now: float) -> None:
         if self._jobs is not None:
@@ -632,10 +621,8 @@ class Wakeups:
         self._names.pop(wd, None)
         if self._inotify is None:
             return
-        try:
+        with suppress(OSError):  # the folder was removed, and the kernel removed the watch with it
             self._inotify.rm_watch(wd)
-        except OSError:
-            pass  # the folder was removed, and the kernel removed the watch with it
 
     def _add_watch(self, folder: Path, mask: int) -> int | None:
         if self._inotify is None:
@@ -710,8 +697,6 @@ class _ProcessWatch:
 
     def _drop(self, pid: int) -> None:
         fd = self._pidfds.pop(pid)
-        try:
+        with suppress(KeyError, ValueError):  # the process has ended
             self._selector.unregister(fd)
-        except (KeyError, ValueError):
-            pass  # the process has ended
         os.close(fd)

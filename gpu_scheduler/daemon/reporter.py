@@ -13,6 +13,7 @@ import os
 import stat
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 
@@ -257,13 +258,11 @@ class EventReporter:
         has_left = any(one.is_release or one.is_closed for one in changed)
         if has_left or any(isinstance(action, _SHOWN_ON_BOARD) for action in actions):
             self._board.mark_outdated()
-        try:
+        with suppress(*STORAGE_ERRORS):  # the next round logs these events
             self._log_new_events()
             for one in changed if self._verbose else ():
                 if one.new.measured_boot != one.old.measured_boot:
                     self._log_usage(one.new)
-        except STORAGE_ERRORS:
-            pass  # the next round logs these events
 
     def update(self, facts: Facts | None) -> None:
         """Updates the log, the journal and the status board after a round.
@@ -271,10 +270,8 @@ class EventReporter:
         facts: the facts of the round; None after a signal, which leaves the status board unchanged.
         """
         now = self._clock.now().boot
-        try:
+        with suppress(*STORAGE_ERRORS):
             self._log_new_events()
-        except STORAGE_ERRORS:
-            pass
         self._try_write(FILE_NAME, self._journal.write, now)
         self._try_write(_POSITIONS, self._save_positions, now)
         if facts is not None:

@@ -12,8 +12,8 @@ import sqlite3
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+from collections.abc import Callable
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 from gpu_scheduler.attempts.executors import (
@@ -238,7 +238,16 @@ def check_proc() -> None:
 
 def check_paths(options: StartOptions) -> None:
     """Checks the paths that the options give. Raises UsageError with the option, the path and the remedy."""
-    _check_path_encoding(options)
+    # The store cannot contain paths that are not valid UTF-8.
+    check_encoding({
+        "the working folder": os.getcwd(),
+        "--state-file": options.state_file,
+        "--data-dir": options.data_dir,
+        "--jobs-file": options.jobs_file,
+        "--llm-config": options.llm_config,
+        "--log-dir": options.log_dir,
+        "--conda-sh": options.conda_sh,
+    })  # fmt: skip
     check_state_file(options.state_file)
     if options.jobs_file:
         _check_jobs_file(options)
@@ -284,20 +293,6 @@ def check_old_sessions(options: StartOptions, data_dir: DataDir) -> list[str]:
     return [f"a job of the older scheduler is still running: {session}" for session in sessions]
 
 
-def _check_path_encoding(options: StartOptions) -> None:
-    """Rejects paths that are not valid UTF-8, because the store cannot contain them."""
-    paths = {
-        "the working folder": os.getcwd(),
-        "--state-file": options.state_file,
-        "--data-dir": options.data_dir,
-        "--jobs-file": options.jobs_file,
-        "--llm-config": options.llm_config,
-        "--log-dir": options.log_dir,
-        "--conda-sh": options.conda_sh,
-    }
-    check_encoding(paths)
-
-
 def _check_jobs_file(options: StartOptions) -> None:
     path = options.jobs_file
     found: object = FileProblem(ProblemKind.NOT_REGULAR)
@@ -337,48 +332,37 @@ def check_files(options: StartOptions, data_dir: DataDir) -> list[str]:
 
     Raises UsageError for a file that other users can change and for a main log that is a link.
     """
-    shared = []
-    for path, most in _files_to_check(options, data_dir):
+    # The files that determine which commands run, and the main log, each with its size limit.
+    files: list[tuple[Path, int | None]] = [
+        (Path(os.path.abspath(options.llm_config or LLM_CONFIG)), MAX_JSON_BYTES),
+        (data_dir.state_file, MAX_JSON_BYTES),
+        (data_dir.main_log, None),
+    ]
+    if options.jobs_file:
+        files.insert(0, (Path(os.path.abspath(options.jobs_file)), LARGEST_JOBS_FILE))
+    shared, warnings = [], []
+    for path, most in files:
         found = inspect(path, most, trust=options.trust_files, follow_links=most is not None)
         if isinstance(found, FileProblem):
             if found.kind in _REFUSED_KINDS:
-                remedy = (
-                    _MAIN_LOG_REMEDY
-                    if (path, found.kind) == (data_dir.main_log, ProblemKind.OTHER_OWNER)
-                    else found.remedy
-                )
+                is_log = (path, found.kind) == (data_dir.main_log, ProblemKind.OTHER_OWNER)
+                remedy = _MAIN_LOG_REMEDY if is_log else found.remedy
                 raise UsageError(f"{path}: {found.description}; {remedy}")
         elif writable_by_others(found):
             shared.append(str(path))
-    return [
-        *_shared_file_warnings(shared, trust=options.trust_files),
-        *_folder_warnings(data_dir.folder.parent),
-    ]
-
-
-def _files_to_check(options: StartOptions, data_dir: DataDir) -> Iterator[tuple[Path, int | None]]:
-    """Yields the files that determine which commands run, and the main log, each with its size limit."""
-    if options.jobs_file:
-        yield Path(os.path.abspath(options.jobs_file)), LARGEST_JOBS_FILE
-    yield Path(os.path.abspath(options.llm_config or LLM_CONFIG)), MAX_JSON_BYTES
-    yield data_dir.state_file, MAX_JSON_BYTES
-    yield data_dir.main_log, None
-
-
-def _shared_file_warnings(shared: list[str], *, trust: bool) -> Iterator[str]:
     if shared:
         group, verb = ("its group", "is") if len(shared) == 1 else ("their groups", "are")
-        who = "other users, so they" if trust else f"{group}, so other users"
-        yield f"{', '.join(shared)} {verb} writable by {who} can run commands as you"
-
-
-def _folder_warnings(folder: Path) -> Iterator[str]:
+        who = "other users, so they" if options.trust_files else f"{group}, so other users"
+        warnings.append(f"{', '.join(shared)} {verb} writable by {who} can run commands as you")
+    folder = data_dir.folder.parent
     try:
         mode = os.stat(folder).st_mode
     except OSError:
-        return
+        mode = 0
     if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
-        yield f"{folder} is writable by everyone, so any user can replace the files in it: `chmod o-w` it"
+        text = "is writable by everyone, so any user can replace the files in it: `chmod o-w` it"
+        warnings.append(f"{folder} {text}")
+    return warnings
 
 
 # The background. The scheduler has a session of its own. It prints to the caller's terminal until it is
@@ -456,10 +440,8 @@ def _schedule(serve: Callable[[ReadyCallback], int], ready_fd: int, main_log: Pa
         # From now on, print nothing. Everything is also written to the main log or to the job logs.
         os.dup2(null, 1)
         os.dup2(_open_log(main_log, null, trust=trust), 2)
-        try:
+        with suppress(BrokenPipeError):  # the caller has ended
             os.write(ready_fd, b"\n")
-        except BrokenPipeError:
-            pass  # the caller has ended
         os.close(ready_fd)
 
     try:

@@ -208,17 +208,14 @@ class Sampler:
             )
             return
         jobs = self._jobs_on(gpu.uuid)
-        rest = f"; jobs running on it continue and keep their share ({_job_list(jobs)})" if jobs else ""
+        listed = f"job{'' if len(jobs) == 1 else 's'} {', '.join(jobs)}"
+        rest = f"; jobs running on it continue and keep their share ({listed})" if jobs else ""
         log.warning("%s: %s; it accepts no new jobs%s", name, gpu.fault, rest)
 
     def _jobs_on(self, uuid: str) -> list[str]:
         assert self._store is not None
         allocated = [attempt for attempt in self._store.active_attempts() if attempt.state.holds_gpus]
         return [str(attempt.job_id) for attempt in allocated if uuid in attempt.gpus]
-
-
-def _job_list(jobs: Sequence[str]) -> str:
-    return f"job{'' if len(jobs) == 1 else 's'} {', '.join(jobs)}"
 
 
 def _stored_gpus(store: Store) -> list[GpuSample]:

@@ -100,11 +100,8 @@ def clock(now: float, files: Iterable[Path]) -> Finding:
     """Returns the finding about the clock. now: seconds since 1970; files: some files written before now."""
     shown = time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(now))
     if now < _EARLIEST_VALID_S:
-        return warn(
-            "clock",
-            f"{shown}: the clock was never set, so ages and times are wrong",
-            "set the clock (timedatectl)",
-        )
+        remedy = "set the clock (timedatectl)"
+        return warn("clock", f"{shown}: the clock was never set, so ages and times are wrong", remedy)
     ahead = [path for path in files if _modified_at(path) > now + _MAX_AHEAD_S]
     if ahead:
         message = f"{shown}, which is earlier than the time of the last change to {ahead[0]}"
@@ -296,11 +293,8 @@ def _version(program: str) -> Finding:
     result = run_program([program, "-v"])
     found = re.search(r"Screen version (\d+)\.(\d+)(?:\.(\d+))?", result.output)
     if found is None:
-        return bad(
-            "Screen",
-            f"{program} -v: {result.failure_reason()}",
-            "reinstall it: sudo apt-get install --reinstall screen",
-        )
+        remedy = "reinstall it: sudo apt-get install --reinstall screen"
+        return bad("Screen", f"{program} -v: {result.failure_reason()}", remedy)
     number = tuple(int(part or 0) for part in found.groups())
     text = f"{'.'.join(map(str, number))}, {program}"
     is_set_uid = bool(os.stat(program).st_mode & stat.S_ISUID)
@@ -308,11 +302,8 @@ def _version(program: str) -> Finding:
         remedy = f"any user can become root through it; run `sudo chmod u-s {program}` and update Screen"
         return bad("Screen", f"{text}, which is set-uid and has a known vulnerability", remedy)
     if is_set_uid:
-        return warn(
-            "Screen",
-            f"{text}, which is set-uid",
-            f"sudo chmod u-s {program}; a single user does not need the set-uid bit",
-        )
+        remedy = f"sudo chmod u-s {program}; a single user does not need the set-uid bit"
+        return warn("Screen", f"{text}, which is set-uid", remedy)
     if number in _VULNERABLE_VERSIONS:
         return warn("Screen", f"{text}, which has a known vulnerability", "update Screen")
     return ok("Screen", text)
@@ -436,11 +427,8 @@ def _backups_and_attempts(data_dir: DataDir) -> Iterator[Finding]:
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(there[0].made_at))
         message = f"{count_noun(len(there), 'backup')} in {data_dir.backups}; the newest is from {when}"
         if age_s > _MAX_BACKUP_AGE_S and scheduler_pid(data_dir.lock) is not None:
-            yield warn(
-                "backups",
-                f"{message}, although a scheduler is running",
-                f"look for the reason in {data_dir.main_log}",
-            )
+            remedy = f"look for the reason in {data_dir.main_log}"
+            yield warn("backups", f"{message}, although a scheduler is running", remedy)
         else:
             yield ok("backups", message)
     else:
@@ -644,11 +632,8 @@ def _claims(folder: Path) -> Finding:
     except FileNotFoundError:
         names, is_shared = [], False
     except OSError as error:
-        return bad(
-            "GPU claims",
-            f"{folder} cannot be read: {error.strerror}",
-            f"run `chmod u+r {shlex.quote(str(folder))}`",
-        )
+        remedy = f"run `chmod u+r {shlex.quote(str(folder))}`"
+        return bad("GPU claims", f"{folder} cannot be read: {error.strerror}", remedy)
     for name in names:
         path = folder / name
         try:

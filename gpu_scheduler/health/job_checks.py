@@ -50,19 +50,14 @@ def environment(
 def _conda(name: str, conda_sh: str, other: str) -> Finding:
     result = list_environments(conda_sh)
     if not result.succeeded:
-        return bad(
-            "environment",
-            f"`conda env list` failed: {result.failure_reason()}",
-            f"run `. {shlex.quote(conda_sh)}; conda env list`",
-        )
+        remedy = f"run `. {shlex.quote(conda_sh)}; conda env list`"
+        return bad("environment", f"`conda env list` failed: {result.failure_reason()}", remedy)
     known = parse_environments(result.output)
     if name in known or os.path.isdir(os.path.expanduser(name)):
         return ok("environment", f"conda environment {name} exists")
-    return bad(
-        "environment",
-        f"conda environment {name} does not exist; environments: {', '.join(known) or 'none'}",
-        f"create it (conda create -n {shlex.quote(name)}), or {other}",
-    )
+    message = f"conda environment {name} does not exist; environments: {', '.join(known) or 'none'}"
+    remedy = f"create it (conda create -n {shlex.quote(name)}), or {other}"
+    return bad("environment", message, remedy)
 
 
 def script(spec: JobSpec) -> Finding:
@@ -71,11 +66,8 @@ def script(spec: JobSpec) -> Finding:
     if path is None:
         return ok("script", "none; the programs in a shell command are not checked in advance")
     if not os.path.exists(path):
-        return bad(
-            "script",
-            f"{path} does not exist",
-            f"correct the line; relative paths are looked up in {spec.cwd}",
-        )
+        remedy = f"correct the line; relative paths are looked up in {spec.cwd}"
+        return bad("script", f"{path} does not exist", remedy)
     if os.path.isdir(path) and not os.path.exists(os.path.join(path, "__main__.py")):
         return bad("script", f"{path} is a folder without __main__.py", "name a script on the line")
     if not os.access(path, os.R_OK):

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -91,11 +91,9 @@ def begin(until_eof: int | None, hanging_s: float) -> None:
 
 def end_at_eof(fd: int, hanging_s: float) -> None:
     """Ends this process at the end of a file, by force if it hangs for so many seconds."""
-    try:
+    with suppress(OSError):  # there is no such descriptor
         while os.read(fd, 512):
             pass
-    except OSError:
-        pass  # there is no such descriptor
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(hanging_s)
     os._exit(1)

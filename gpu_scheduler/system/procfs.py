@@ -87,8 +87,7 @@ class Proc:
 
     def command_line(self, pid: int) -> list[str]:
         """Returns the command line of a process; an empty list if it has none."""
-        content = self._read(pid, "cmdline")
-        return [os.fsdecode(word) for word in content.removesuffix(b"\0").split(b"\0")] if content else []
+        return list(_strings(self._read(pid, "cmdline")))
 
     def user_id(self, pid: int) -> int | None:
         """Returns the real user id of a process; None if unknown."""

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 from msgspec import Struct
 
@@ -60,11 +61,9 @@ def run_program(
     text = data.decode("utf-8", "replace")
     if ended:
         return ProgramResult(process.returncode, text)
-    try:
+    with suppress(ProcessLookupError, subprocess.TimeoutExpired):
         os.killpg(process.pid, signal.SIGKILL)
         process.wait(0.5)
-    except (ProcessLookupError, subprocess.TimeoutExpired):
-        pass
     return ProgramResult(None, text, f"{argv[0]} did not answer within {timeout_s:g} s")
 
 

@@ -19,7 +19,6 @@ PROCESSES_PER_JOB = 4
 #: The limit on open files that the remedy suggests.
 _RAISED_FILE_LIMIT = 65536
 _CGROUPS = "/sys/fs/cgroup"
-_PROCESS_REMEDY = "end processes, or raise the limit"
 
 
 def shortage_of(error: BaseException | None) -> int | None:
@@ -42,8 +41,15 @@ def describe_shortage(error_number: int) -> str:
     if error_number == errno.ENFILE:
         return "system limit on open files reached (fs.file-max): raise it with `sudo sysctl`"
     if error_number == errno.ENOMEM:
-        return _memory_limit()
-    return _process_limit()
+        limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+        if limit != resource.RLIM_INFINITY:
+            return f"memory limit reached (ulimit -v is {limit // 1024}): free memory, or raise the limit"
+        return "out of memory: free memory, or raise the limit (MemoryMax)"
+    remedy = "end processes, or raise the limit"
+    for limit, current, name in _process_limits():
+        if current + PROCESSES_PER_JOB > limit:
+            return f"process limit reached ({name.format(limit)}): {remedy}"
+    return f"process limit reached (ulimit -u / TasksMax): {remedy}"
 
 
 def _open_files_limit(soft_limit: int, hard_limit: int) -> str:
@@ -53,20 +59,6 @@ def _open_files_limit(soft_limit: int, hard_limit: int) -> str:
     if most <= soft_limit:
         raising = f"sudo prlimit --pid {os.getpid()} --nofile={max(2 * soft_limit, _RAISED_FILE_LIMIT)}"
     return f"limit on open files reached (ulimit -n is {soft_limit}): raise it (`{raising}`)"
-
-
-def _memory_limit() -> str:
-    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-    if limit != resource.RLIM_INFINITY:
-        return f"memory limit reached (ulimit -v is {limit // 1024}): free memory, or raise the limit"
-    return "out of memory: free memory, or raise the limit (MemoryMax)"
-
-
-def _process_limit() -> str:
-    for limit, current, name in _process_limits():
-        if current + PROCESSES_PER_JOB > limit:
-            return f"process limit reached ({name.format(limit)}): {_PROCESS_REMEDY}"
-    return f"process limit reached (ulimit -u / TasksMax): {_PROCESS_REMEDY}"
 
 
 def _process_limits() -> Iterator[tuple[int, int, str]]:

@@ -17,7 +17,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 from gpu_scheduler.runner.folder import living_fields
@@ -52,10 +52,8 @@ def write_usage(folder: str, gpus: Mapping[int, int], load: float) -> None:
 
 def remove_usage(folder: str) -> None:
     """Removes the usage of this process."""
-    try:
+    with suppress(FileNotFoundError):
         os.unlink(_own_file(folder))
-    except FileNotFoundError:
-        pass
 
 
 def read_usages(folder: str) -> tuple[ProcessUsage, ...]:
@@ -126,10 +124,9 @@ def _names(folder: str) -> list[str]:
 
 
 def _discard(path: str) -> None:
-    try:
+    # Another reader removed it, or we must not; the usage of a dead process does not count anyway.
+    with suppress(OSError):
         os.unlink(path)
-    except OSError:
-        pass  # another reader removed it, or we must not; the usage of a dead process does not count anyway
 
 
 def _parse(pid: int, raw: Mapping[str, Any]) -> ProcessUsage | None:

@@ -19,14 +19,15 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from queue import SimpleQueue
 from types import TracebackType
-from typing import Any, get_args
+from typing import get_args
 
-from msgspec import Struct, to_builtins
+from msgspec import Struct, ValidationError, convert, to_builtins
 
 from gpu_scheduler.config import ProbeKind
-from gpu_scheduler.core.model.gpu import GpuFault, GpuProcess, GpuSample, Snapshot, parse_gpu_list
+from gpu_scheduler.core.model.gpu import GpuSample, Snapshot, parse_gpu_list
 from gpu_scheduler.errors import GpuStateError, UsageError
 from gpu_scheduler.gpus.probes import DRIVER_REMEDY, Probe, ProbeError, as_probe_error
 from gpu_scheduler.runner.folder import TOKEN, living_fields
@@ -91,10 +92,8 @@ class ProbeProcess:
     def send(self, line: bytes) -> None:
         """Writes one query. If this fails, the query is not answered, and the caller's deadline passes."""
         os.ftruncate(self._stderr, 0)
-        try:
+        with suppress(BrokenPipeError, BlockingIOError):
             os.write(self._stdin.fileno(), line)
-        except (BrokenPipeError, BlockingIOError):
-            pass
 
     def lines(self) -> tuple[list[bytes], bool]:
         """Returns the complete lines received since the last call, and whether the output has ended."""
@@ -119,12 +118,10 @@ class ProbeProcess:
 
     def kill(self) -> None:
         """Kills the process and all processes that it started, without waiting, and closes the pipes."""
-        try:
+        with suppress(ProcessLookupError, PermissionError):
             # The pid of the process, and thus its group id, cannot be reused before `has_ended` collects it.
             if self._process.returncode is None:
                 os.killpg(self._process.pid, _KILL)
-        except (ProcessLookupError, PermissionError):
-            pass
         for pipe in (self._stdin, self._stdout):
             pipe.close()
         os.close(self._stderr)
@@ -473,23 +470,12 @@ def encode(number: int, answer: Snapshot | ProbeFailure) -> bytes:
 def decode(line: bytes) -> tuple[int, Snapshot | ProbeFailure]:
     """Decodes a line that `encode` wrote. Raises ValueError for any other line."""
     try:
+        # The decoder of msgspec would reject texts from bytes that are not UTF-8.
         raw = json.loads(line)
-        number = int(raw["number"])
-        if "text" in raw:
-            return number, ProbeFailure(str(raw["text"]), str(raw["remedy"]))
-        gpus = tuple(_gpu(gpu) for gpu in raw["gpus"])
-        return number, Snapshot(float(raw["taken_at"]), gpus, str(raw["note"]))
-    except (KeyError, TypeError, ValueError) as error:
+        is_failure, number = "text" in raw, int(raw["number"])
+        return number, convert(raw, ProbeFailure) if is_failure else convert(raw, Snapshot)
+    except (KeyError, TypeError, ValueError, ValidationError) as error:
         raise ValueError(f"invalid answer from the probe: {line[:200]!r}") from error
-
-
-def _gpu(raw: dict[str, Any]) -> GpuSample:
-    processes, fault = raw.pop("processes"), raw.pop("fault")
-    return GpuSample(
-        **raw,
-        processes=None if processes is None else tuple(GpuProcess(**process) for process in processes),
-        fault=None if fault is None else GpuFault.from_values(fault),
-    )
 
 
 # The GPUs that a program may use, according to `--gpus` and its own CUDA_VISIBLE_DEVICES.
