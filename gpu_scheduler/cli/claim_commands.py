@@ -30,20 +30,15 @@ EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND = 126, 127
 def run(options: Namespace) -> int:
     """Waits for GPUs, claims them and executes the command. Returns an exit code only if that fails."""
     source = _open(options)
-    from gpu_scheduler.control.claim_gpus import (
-        command_environment,
-        execute,
-        missing_program,
-        taken_text,
-    )
+    from gpu_scheduler.control import claim_gpus as app
 
-    failure = missing_program(options.command_words[0])
+    failure = app.missing_program(options.command_words[0])
     if failure is None:
         found = _find(source, options, claim=True)
         if isinstance(found, int):
             return found
-        print_message(taken_text(found))
-        failure = execute(options.command_words, command_environment(found, source, os.environ))
+        print_message(app.taken_text(found))
+        failure = app.execute(options.command_words, app.command_environment(found, source, os.environ))
     print_message(failure.text)
     return EXIT_NOT_FOUND if failure.is_missing else EXIT_NOT_EXECUTABLE
 
@@ -98,13 +93,7 @@ def _open(options: Namespace) -> GpuSource:
 
 def _find(source: GpuSource, options: Namespace, *, claim: bool) -> FoundGpus | int:
     """Waits for GPUs and returns them, or the exit code, after printing the reason, if there are none."""
-    from gpu_scheduler.control.claim_gpus import (
-        FoundGpus,
-        GpuRequest,
-        find_gpus,
-        impossible_text,
-        timeout_text,
-    )
+    from gpu_scheduler.control import claim_gpus as app
     from gpu_scheduler.core.model.gpu import GpuCriteria
 
     criteria = GpuCriteria(
@@ -115,15 +104,15 @@ def _find(source: GpuSource, options: Namespace, *, claim: bool) -> FoundGpus | 
         options.allowed,
         options.exclude or (),
     )
-    request = GpuRequest(criteria, options.poll, options.timeout, claim)
+    request = app.GpuRequest(criteria, options.poll, options.timeout, claim)
     with source.probe:
-        found = find_gpus(source, request, _WaitReport(options.count))
-    if isinstance(found, FoundGpus):
+        found = app.find_gpus(source, request, _WaitReport(options.count))
+    if isinstance(found, app.FoundGpus):
         return found
     if found is None:
-        print_message(timeout_text(options.timeout or 0.0, options.count))
+        print_message(app.timeout_text(options.timeout or 0.0, options.count))
         return EXIT_TIMED_OUT
-    print_message(impossible_text(found))
+    print_message(app.impossible_text(found))
     return EXIT_IMPOSSIBLE
 
 
