@@ -132,9 +132,9 @@ class Executors:
 _KEPT_VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "SCREENDIR")
 
 
-def minimal_environment(base: Mapping[str, str]) -> dict[str, str]:
+def _environment(**added: str) -> dict[str, str]:
     """Returns the few variables that a runner needs. The job's variables come from the attempt folder."""
-    return {name: base[name] for name in _KEPT_VARIABLES if name in base}
+    return {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ} | added
 
 
 class ChildProcesses:
@@ -250,7 +250,7 @@ class DirectExecutor(LocalExecutor):
     def launch(self, attempt: AttemptRef) -> None:
         """Starts a runner. Raises LaunchError."""
         try:
-            env = minimal_environment(os.environ) | {TOKEN: read_spec(attempt.folder)["token"]}
+            env = _environment(**{TOKEN: read_spec(attempt.folder)["token"]})
             self._children.start((*self._command, str(attempt.folder)), env)
         except OSError as error:
             raise LaunchError(f"the runner cannot be started: {error}") from error
@@ -298,13 +298,13 @@ class ScreenExecutor(LocalExecutor):
                 raise LaunchError(f"GNU Screen is not installed: {INSTALL_REMEDY}")
             settings = str(folder / "screenrc")
             argv = (screen, "-c", settings, "-dmS", spec["session"], *self._command, str(folder))
-            self._children.start(argv, _environment(os.environ))
+            self._children.start(argv, _screen_environment())
         except OSError as error:
             raise LaunchError(f"Screen cannot be started: {error}") from error
 
 
-def _environment(base: Mapping[str, str]) -> dict[str, str]:
-    return minimal_environment(base) | {"TERM": "screen", "SYSSCREENRC": os.devnull}
+def _screen_environment() -> dict[str, str]:
+    return _environment(TERM="screen", SYSSCREENRC=os.devnull)
 
 
 def screen_problem() -> str | None:
@@ -315,7 +315,7 @@ def screen_problem() -> str | None:
     program = shutil.which("screen")
     if program is None:
         return f"GNU Screen is not installed: {INSTALL_REMEDY}"
-    listed = run_program([program, "-ls"], _environment(os.environ))
+    listed = run_program([program, "-ls"], _screen_environment())
     if listed.problem:
         return f"GNU Screen does not respond ({listed.problem}): repair it, or start without --screen"
     answer = listed.output.strip()
@@ -425,7 +425,7 @@ class _Helper:
             _close((far_in, self._requests))
             raise
         try:
-            env = minimal_environment(os.environ) | {TOKEN: NO_TOKEN}
+            env = _environment(**{TOKEN: NO_TOKEN})
             self.pid = children.start(command, env, (far_in, far_out))
         except OSError:
             self.close()

@@ -171,15 +171,11 @@ class Child:
             if pid == 0:
                 return
             if pid == self._pid:
-                self._record_exit(status)
+                self.running, self.ended = False, time.monotonic()
+                self.exit_code, self.signal = _end_of(status)
+                self._read_report(0)
             elif status and self.other_failure is None:
                 self.other_failure = _end_of(status)
-
-    def _record_exit(self, status: int) -> None:
-        self.running = False
-        self.ended = time.monotonic()
-        self.exit_code, self.signal = _end_of(status)
-        self._read_report(0)
 
     def _read_report(self, _events: int) -> None:
         try:

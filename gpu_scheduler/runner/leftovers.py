@@ -124,7 +124,8 @@ class Leftovers:
         if now >= self._give_up_at:
             self.survivors = sorted(alive) or [pid for pid in (self._last_pid,) if pid is not None]
             return None
-        self._scans_without_pids = self._scans_without_pids + 1 if children and not _any_lives(alive) else 0
+        is_chain = children and not any(process_scan.ticks_of(pid) == ticks for pid, ticks in alive.items())
+        self._scans_without_pids = self._scans_without_pids + 1 if is_chain else 0
         if now >= self._kill_at and not self.killed_client:
             self.killed_client = process_scan.container_client(alive)
         # Require two scans, because one could run after the last process has ended but before it is
@@ -163,10 +164,6 @@ def _command_line(pid: int) -> str:
         shown.append(word)
     text = "".join(char if char.isprintable() else "?" for char in " ".join(shown))
     return (text if len(text) <= _MAX_CHARS else f"{text[: _MAX_CHARS - 1]}…") or "?"
-
-
-def _any_lives(processes: dict[int, int]) -> bool:
-    return any(process_scan.ticks_of(pid) == ticks for pid, ticks in processes.items())
 
 
 # In a fork chain, each process forks the next and ends before a scan of /proc can read it. Such a process can

@@ -170,11 +170,12 @@ def _claim(folder: str, wanted: Wanted, inheritable: bool, end_s: float) -> int 
         if inheritable:
             fd = _inheritable_copy(fd)
         try:
-            pid = (
-                _lock_whole(fd)
-                if wanted.mib is None
-                else _lock_amount(fd, wanted.mib, wanted.total_mib, end_s)
-            )
+            if wanted.mib is not None:
+                pid = _lock_amount(fd, wanted.mib, wanted.total_mib, end_s)
+            elif try_lock(fd):
+                pid = None
+            else:
+                pid = next((lock.pid for lock in read_locks(fd)), 0)
             is_current = pid is not None or _is_current(fd, folder, wanted.name)
         except OSError as error:
             os.close(fd)
@@ -187,14 +188,6 @@ def _claim(folder: str, wanted: Wanted, inheritable: bool, end_s: float) -> int 
             return fd
         os.close(fd)
     raise LockFileError(errno.ESTALE, _REPLACED, f"{folder}/{wanted.name}")
-
-
-def _lock_whole(fd: int) -> int | None:
-    """Locks the whole file; returns None, or the pid of a process that holds a lock on it."""
-    if try_lock(fd):
-        return None
-    locks = read_locks(fd)
-    return locks[0].pid if locks else 0
 
 
 def _lock_amount(fd: int, mib: int, total_mib: int | None, end_s: float) -> int | None:
