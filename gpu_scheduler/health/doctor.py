@@ -28,7 +28,7 @@ from gpu_scheduler.core.model.gpu import SIMULATED_UUID_PREFIX, GpuClaim, GpuSam
 from gpu_scheduler.core.text.formatting import count_noun, pid_text
 from gpu_scheduler.errors import GpuStateError, SchedulerError, UsageError
 from gpu_scheduler.gpus.probes.probe_process import ProbeClient, restrict_to_visible
-from gpu_scheduler.health.job_checks import list_environments, parse_environments
+from gpu_scheduler.health.job_checks import list_environments
 from gpu_scheduler.health.sessions import REFUSAL, REMEDY, old_sessions
 from gpu_scheduler.health.storage import find_issues
 from gpu_scheduler.intake.jobs_file_text import JobsFile
@@ -192,18 +192,13 @@ def conda(conda_sh: str | None, is_named: bool) -> Iterator[Finding]:
         )
         yield bad("conda", f"{conda_sh} does not exist", remedy)
         return
-    result = list_environments(conda_sh)
-    if not result.succeeded:
-        remedy = f"run `. {shlex.quote(conda_sh)}; conda env list`"
-        yield bad("conda", f"{conda_sh}: `conda env list` failed: {result.failure_reason()}", remedy)
+    names = list_environments(conda_sh)
+    if isinstance(names, str):
+        yield bad("conda", f"{conda_sh}: {names}", f"run `. {shlex.quote(conda_sh)}; conda env list`")
         return
-    yield ok("conda", f"{conda_sh}; environments: {_listed(parse_environments(result.output))}")
-
-
-def _listed(names: Iterable[str]) -> str:
-    every = list(names)
-    more = f" and {len(every) - _MAX_ENVIRONMENTS} more" if len(every) > _MAX_ENVIRONMENTS else ""
-    return ", ".join(every[:_MAX_ENVIRONMENTS]) + more if every else "none"
+    more = f" and {len(names) - _MAX_ENVIRONMENTS} more" if len(names) > _MAX_ENVIRONMENTS else ""
+    listed = ", ".join(names[:_MAX_ENVIRONMENTS]) or "none"
+    yield ok("conda", f"{conda_sh}; environments: {listed}{more}")
 
 
 # The NVIDIA driver, and each GPU with the probe that `start` would use.

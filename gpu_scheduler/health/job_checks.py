@@ -5,15 +5,11 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from gpu_scheduler.core.command.build import find_conda_sh
 from gpu_scheduler.core.model.finding import Finding, bad, ok
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.system.procfs import RunningProcess, read_running_process
-
-if TYPE_CHECKING:
-    from gpu_scheduler.system.run_program import ProgramResult
 
 _SUBMIT_AGAIN = "cancel the job and submit it again with another"
 
@@ -48,11 +44,9 @@ def environment(
 
 
 def _conda(name: str, conda_sh: str, other: str) -> Finding:
-    result = list_environments(conda_sh)
-    if not result.succeeded:
-        remedy = f"run `. {shlex.quote(conda_sh)}; conda env list`"
-        return bad("environment", f"`conda env list` failed: {result.failure_reason()}", remedy)
-    known = parse_environments(result.output)
+    known = list_environments(conda_sh)
+    if isinstance(known, str):
+        return bad("environment", known, f"run `. {shlex.quote(conda_sh)}; conda env list`")
     if name in known or os.path.isdir(os.path.expanduser(name)):
         return ok("environment", f"conda environment {name} exists")
     message = f"conda environment {name} does not exist; environments: {', '.join(known) or 'none'}"
@@ -92,20 +86,22 @@ def conda_sh_of(scheduler_pid: int | None, named: str | None) -> str | None:
     return named or find_conda_sh(variables, os.path.exists)
 
 
-def list_environments(conda_sh: str) -> ProgramResult:
-    """Runs `conda env list`. `parse_environments` parses the output."""
+def list_environments(conda_sh: str) -> list[str] | str:
+    """Returns the environments that conda lists, or a text that says why it failed. Takes about a second.
+
+    An environment without a name is listed with its folder.
+    """
     from gpu_scheduler.system.run_program import run_program  # imports `subprocess`, which few commands need
 
-    return run_program(["bash", "-c", '. "$1" && conda env list', "bash", conda_sh], timeout_s=_TIMEOUT_S)
-
-
-def parse_environments(text: str) -> list[str]:
-    """Returns the environments in the output of `conda env list`: names, or the folders of unnamed ones."""
-    rows = (line.split() for line in text.splitlines())
+    command = ["bash", "-c", '. "$1" && conda env list', "bash", conda_sh]
+    result = run_program(command, timeout_s=_TIMEOUT_S)
+    if not result.succeeded:
+        return f"`conda env list` failed: {result.failure_reason()}"
+    rows = (line.split() for line in result.output.splitlines())
     return [words[0] for words in rows if words and not words[0].startswith("#")]
 
 
 def known_environments(conda_sh: str) -> list[str] | None:
-    """Returns the environments that conda lists; None if conda fails. This takes about a second."""
-    result = list_environments(conda_sh)
-    return parse_environments(result.output) if result.succeeded else None
+    """Returns the environments that conda lists; None if conda fails."""
+    found = list_environments(conda_sh)
+    return None if isinstance(found, str) else found

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpu_scheduler.cli import start
-from gpu_scheduler.health import sessions as logind
+from gpu_scheduler.health import sessions
 from gpu_scheduler.health.sessions import LogindSettings
 
 KILLS = LogindSettings(kills=True, removes_ipc=False, lingers=False, scope="session")
@@ -16,8 +16,8 @@ KILLS = LogindSettings(kills=True, removes_ipc=False, lingers=False, scope="sess
 def test_start_warns_if_logging_out_would_kill_the_scheduler(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(logind, "read_settings", lambda user, timeout_s: KILLS)
-    monkeypatch.setattr(logind, "user_name", lambda: "ann")
+    monkeypatch.setattr(sessions, "read_settings", lambda user, timeout_s: KILLS)
+    monkeypatch.setattr(sessions, "user_name", lambda: "ann")
     start._log_logout_warning()
     (record,) = caplog.records
     assert "KillUserProcesses=yes" in record.getMessage()
@@ -35,7 +35,7 @@ def test_start_does_not_warn_if_logging_out_is_harmless(
     capsys: pytest.CaptureFixture[str],
     found: LogindSettings | str | None,
 ) -> None:
-    monkeypatch.setattr(logind, "read_settings", lambda user, timeout_s: found)
+    monkeypatch.setattr(sessions, "read_settings", lambda user, timeout_s: found)
     start._log_logout_warning()
     start._print_background_pid(12, Path("/x/gpu_scheduler.log"))
     assert (caplog.records, capsys.readouterr().err) == ([], "")

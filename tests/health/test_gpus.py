@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpu_scheduler.core.model.gpu import LOST, GpuSample
-from gpu_scheduler.health import doctor as machine
+from gpu_scheduler.health import doctor
 
 
 @pytest.mark.parametrize(
@@ -19,5 +19,5 @@ from gpu_scheduler.health import doctor as machine
     ],
 )
 def test_grades_the_sample_of_a_single_gpu(sample: GpuSample, grade: str, says: str) -> None:
-    found = machine._gpu(sample)
+    found = doctor._gpu(sample)
     assert (found.name, found.grade, found.message) == ("GPU 3", grade, says)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpu_scheduler.core.model.finding import Finding
-from gpu_scheduler.health import doctor as files
+from gpu_scheduler.health import doctor
 from gpu_scheduler.runner.locks import Wanted, claim_gpus
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.store import Store
@@ -45,13 +45,13 @@ def found_in(
     folder: Path | str, home: DataDir = HOME, system: Path = ABSENT, *, simulated: bool = False
 ) -> dict[str, Finding]:
     """Returns the findings about a folder that the variable names, by check."""
-    found = list(files.gpu_locks(home, simulated, {VARIABLE: str(folder)}, system))
+    found = list(doctor.gpu_locks(home, simulated, {VARIABLE: str(folder)}, system))
     assert len({finding.name for finding in found}) == len(found)
     return {finding.name: finding for finding in found}
 
 
 def test_a_missing_folder_is_private_and_is_not_made(place: Path) -> None:
-    found = list(files.gpu_locks(HOME, False, {"XDG_STATE_HOME": str(place)}, ABSENT))
+    found = list(doctor.gpu_locks(HOME, False, {"XDG_STATE_HOME": str(place)}, ABSENT))
     assert [(finding.name, finding.grade) for finding in found] == [
         ("lock folder", "ok"),
         ("GPU claims", "ok"),
@@ -81,7 +81,7 @@ def test_the_check_tells_who_shares_the_folder(place: Path, mode: int, text: str
     assert finding.message.startswith(f"{place}, named by {VARIABLE}")
     assert text in finding.message
     assert finding.message.endswith(f"` and unset {VARIABLE}") == ("shared" not in text)
-    [system, _] = files.gpu_locks(HOME, False, {}, place)
+    [system, _] = doctor.gpu_locks(HOME, False, {}, place)
     assert (system.grade, system.message.startswith(str(place)), text in system.message) == ("ok", True, True)
 
 
@@ -103,7 +103,7 @@ def test_the_check_warns_if_the_running_scheduler_uses_another_folder(
     store = Store(home, create=True)
     store.db.set_meta(LOCK_FOLDER_KEY, "/elsewhere")
     assert found_in(place, home)["lock folder"].grade == "ok"
-    monkeypatch.setattr(files, "scheduler_pid", lambda path: 1)
+    monkeypatch.setattr(doctor, "scheduler_pid", lambda path: 1)
     finding = found_in(place, home)["lock folder"]
     assert finding.grade == "warn"
     assert finding.message == f"{place}, but the lock files of the running scheduler are in /elsewhere"

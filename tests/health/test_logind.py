@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.health import sessions as logind
+from gpu_scheduler.health import sessions
 from gpu_scheduler.health.sessions import LogindSettings, check
 
 LINGER = "sudo loginctl enable-linger ann"
@@ -81,20 +81,20 @@ def test_reads_whether_a_logout_kills_the_processes_of_the_user(
         programs, f"KillOnlyUsers={only}", f"KillExcludeUsers={excluded}", f"KillUserProcesses={kills}",
         "RemoveIPC=no", user="echo Linger=yes",
     )  # fmt: skip
-    found = logind.read_settings("ann", booted=programs)
+    found = sessions.read_settings("ann", booted=programs)
     assert isinstance(found, LogindSettings)
     assert (found.kills, found.removes_ipc, found.lingers) == (expected, False, True)
 
 
 def test_root_is_excluded_if_logind_lists_no_excluded_users(programs: Path) -> None:
     answer(programs, "KillOnlyUsers=", "KillExcludeUsers=", "KillUserProcesses=yes", "RemoveIPC=yes")
-    found = [logind.read_settings(user, booted=programs) for user in ("root", "ann")]
+    found = [sessions.read_settings(user, booted=programs) for user in ("root", "ann")]
     assert [isinstance(one, LogindSettings) and one.kills for one in found] == [False, True]
 
 
 def test_a_user_whom_logind_does_not_know_does_not_linger(programs: Path) -> None:
     answer(programs, "KillUserProcesses=yes", "RemoveIPC=yes", user="echo 'not logged in' >&2; exit 1")
-    found = logind.read_settings("ann", booted=programs)
+    found = sessions.read_settings("ann", booted=programs)
     assert isinstance(found, LogindSettings)
     assert (found.kills, found.removes_ipc, found.lingers) == (True, True, False)
 
@@ -104,17 +104,17 @@ def test_the_settings_are_unknown_if_logind_does_not_answer(
     programs: Path, monkeypatch: pytest.MonkeyPatch, script: str
 ) -> None:
     fake(programs, "loginctl", script)
-    assert isinstance(logind.read_settings("ann", timeout_s=0.5, booted=programs), str)
-    monkeypatch.setattr(logind, "read_settings", lambda user, timeout_s: "unknown")
-    assert logind.logout_warning(0.5) is None  # `start` warns about known problems only
+    assert isinstance(sessions.read_settings("ann", timeout_s=0.5, booted=programs), str)
+    monkeypatch.setattr(sessions, "read_settings", lambda user, timeout_s: "unknown")
+    assert sessions.logout_warning(0.5) is None  # `start` warns about known problems only
 
 
 def test_the_settings_are_unknown_without_loginctl(programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(programs))
-    found = logind.read_settings("ann", booted=programs)
+    found = sessions.read_settings("ann", booted=programs)
     assert found == "`loginctl show-user` failed: loginctl cannot be started: No such file or directory"
 
 
 def test_reads_no_logind_settings_without_systemd(programs: Path) -> None:
     answer(programs, "KillUserProcesses=yes", "RemoveIPC=yes")
-    assert logind.read_settings("ann", booted=programs / "none") is None
+    assert sessions.read_settings("ann", booted=programs / "none") is None

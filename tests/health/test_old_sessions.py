@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.health import doctor as older
+from gpu_scheduler.health import doctor
 from gpu_scheduler.health.sessions import OldSession, old_sessions
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.system.procfs import Proc
@@ -94,10 +94,10 @@ def session(tmp_path: Path) -> Iterator[str]:
 
 def test_doctor_names_a_real_session_and_says_whether_start_is_refused(session: str, tmp_path: Path) -> None:
     home = DataDir.of(str(tmp_path / "state.json"))
-    finding = older.older_sessions(home, time.time())
+    finding = doctor.older_sessions(home, time.time())
     assert (finding.grade, f".{session}, GPU 0, started " in finding.message) == ("warn", True)
     home.state_file.write_text(OLDER)
-    finding = older.older_sessions(home, time.time())
+    finding = doctor.older_sessions(home, time.time())
     assert (finding.grade, f".{session}, GPU 0, started " in finding.message) == ("bad", True)
     assert "--ignore-old-sessions" in finding.remedy
 
@@ -108,5 +108,5 @@ def test_doctor_accepts_a_machine_without_old_sessions(
     def none() -> list[OldSession]:
         return []
 
-    monkeypatch.setattr(older, "old_sessions", none)
-    assert older.older_sessions(DataDir.of(str(tmp_path / "state.json")), 0.0).grade == "ok"
+    monkeypatch.setattr(doctor, "old_sessions", none)
+    assert doctor.older_sessions(DataDir.of(str(tmp_path / "state.json")), 0.0).grade == "ok"
