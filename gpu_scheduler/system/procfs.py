@@ -91,10 +91,8 @@ class Proc:
 
     def user_id(self, pid: int) -> int | None:
         """Returns the real user id of a process; None if unknown."""
-        for line in self._read(pid, "status").splitlines():
-            if line.startswith(b"Uid:"):
-                return int(line.split()[1])
-        return None
+        words = _words(self._read(pid, "status"), b"Uid:")
+        return int(words[0]) if words else None
 
     def token(self, pid: int) -> str | None:
         """Returns the attempt's token in the environment of a process; None if there is none."""
@@ -113,10 +111,7 @@ class Proc:
 
     def inner_pids(self, pid: int) -> tuple[int, ...]:
         """Returns the pids of a process in the pid namespaces inside the one that this /proc shows."""
-        for line in self._read(pid, "status").splitlines():
-            if line.startswith(b"NSpid:"):
-                return tuple(int(number) for number in line.split()[2:])
-        return ()
+        return tuple(map(int, _words(self._read(pid, "status"), b"NSpid:")[1:]))
 
     def uses_gpu(self, pid: int) -> bool:
         """Returns whether a process has a device file of an NVIDIA GPU open."""
@@ -233,7 +228,8 @@ def read_running_process(pid: int) -> RunningProcess | ProcessProblem:
     if has_ended(fields):
         return ProcessProblem.ENDED
     try:
-        if _user_ids(pid) != {os.geteuid()}:
+        # The real, the effective and the saved user id.
+        if set(map(int, _words(read_proc(pid, "status"), b"Uid:")[:3])) != {os.geteuid()}:
             return ProcessProblem.OTHER_USER
         found = _read(pid, int(fields[19]))
     except PermissionError:
@@ -262,12 +258,9 @@ def _read(pid: int, ticks: int) -> RunningProcess:
     )
 
 
-def _user_ids(pid: int) -> set[int]:
-    """Returns the real, effective and saved user ids of a process."""
-    for line in read_proc(pid, "status").splitlines():
-        if line.startswith(b"Uid:"):
-            return {int(word) for word in line.split()[1:4]}
-    return set()
+def _words(status: bytes, key: bytes) -> list[bytes]:
+    """Returns the words behind a key in /proc/PID/status; none if no line begins with the key."""
+    return next((line.split()[1:] for line in status.splitlines() if line.startswith(key)), [])
 
 
 def _strings(data: bytes) -> tuple[str, ...]:
