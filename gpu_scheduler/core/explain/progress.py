@@ -164,21 +164,21 @@ class CheckpointName(NamedTuple):
     epoch: float | None = None
 
 
-_NAMES = {
-    CheckpointKind.TRAINER: re.compile(r"checkpoint-(\d{1,15})"),
-    CheckpointKind.LIGHTNING: re.compile(r"(?:.*-)?epoch=(\d{1,15})-step=(\d{1,15})(?:-.*)?\.ckpt"),
-    CheckpointKind.COMPLETIONS: re.compile(r"completions_(\d{1,15})\.parquet"),
-}
+_TRAINER = re.compile(r"checkpoint-(\d{1,15})")
+_LIGHTNING = re.compile(r"(?:.*-)?epoch=(\d{1,15})-step=(\d{1,15})(?:-.*)?\.ckpt")
+_COMPLETIONS = re.compile(r"completions_(\d{1,15})\.parquet")
 _NUMBER = re.compile(r"\d{1,15}")
 _EXTENSION = re.compile(r"\.[A-Za-z]\w*$")
 
 
 def parse_name(name: str) -> CheckpointName | None:
     """Returns what the name of a file or folder says; None if it is not the name of a checkpoint."""
-    for kind, pattern in _NAMES.items():
-        if found := pattern.fullmatch(name):
-            *epoch, step = map(float, found.groups())
-            return CheckpointName(kind, step, *epoch)
+    if found := _TRAINER.fullmatch(name):
+        return CheckpointName(CheckpointKind.TRAINER, float(found[1]))
+    if found := _LIGHTNING.fullmatch(name):
+        return CheckpointName(CheckpointKind.LIGHTNING, float(found[2]), float(found[1]))
+    if found := _COMPLETIONS.fullmatch(name):
+        return CheckpointName(CheckpointKind.COMPLETIONS, float(found[1]))
     return None
 
 
