@@ -23,10 +23,10 @@ from urllib.request import ProxyHandler, Request, build_opener
 
 from msgspec import Struct
 
-from gpu_scheduler.app.location import Location, QueueUse, choice_text, find_queue
 from gpu_scheduler.core.text.formatting import masked, masked_json
 from gpu_scheduler.errors import ClientError, SchedulerError
-from gpu_scheduler.views.event_messages import to_json
+from gpu_scheduler.show.events import to_json
+from gpu_scheduler.show.location import Location, QueueUse, choice_text, find_queue
 from gpu_scheduler.web import operations
 from gpu_scheduler.web.operations import MAX_PAGE, EventFeed, Json, log_parts, open_log_file
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpu_scheduler.core.model.reasons import ReasonKind, StateReason
-from gpu_scheduler.views.job_text import reason_text
+from gpu_scheduler.show.job_text import reason_text
 
 
 def worded(text: str) -> StateReason:

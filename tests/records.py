@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from gpu_scheduler.app.status_report import GpuView, JobView
 from gpu_scheduler.core.model.gpu import Gpu, GpuSample
 from gpu_scheduler.core.model.job import Allocation, Attempt, Job
 from gpu_scheduler.core.model.states import AttemptState, JobState, Outcome
+from gpu_scheduler.show.job_views import GpuView, JobView
 
 
 def job_record(**values: Any) -> Job:

@@ -15,11 +15,11 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from gpu_scheduler.app.location import Location
 from gpu_scheduler.cli.commands import GROUPS
 from gpu_scheduler.cli.parser import build_parser
 from gpu_scheduler.cli.program import PROGRAM
 from gpu_scheduler.core.model.states import ATTEMPT_TRANSITIONS, TRANSITIONS, AttemptState, JobState, Outcome
+from gpu_scheduler.show.location import Location
 from gpu_scheduler.web.app import create_app
 from gpu_scheduler.web.operations import Context
 

@@ -13,14 +13,14 @@ from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from gpu_scheduler.app.machine_gpus import GpuSource, open_source
 from gpu_scheduler.cli.program import follow_simulation, location_of, print_message, stdout_screen
 from gpu_scheduler.errors import GpuStateError, UsageError
+from gpu_scheduler.show.machine_gpus import GpuSource, open_source
 
 if TYPE_CHECKING:
-    from gpu_scheduler.app.location import Location
     from gpu_scheduler.control.claim_gpus import FoundGpus, WaitReasons
     from gpu_scheduler.control.wait import AwaitedJob
+    from gpu_scheduler.show.location import Location
 
 #: The command `timeout` exits with 124, too.
 EXIT_IMPOSSIBLE, EXIT_TIMED_OUT = 3, 124
@@ -73,8 +73,8 @@ def _wait_for_jobs(options: Namespace) -> int:
 def gpus(options: Namespace) -> int:
     """Prints the GPUs of this machine with their free memory and the claims on them."""
     source = _open(options)
-    from gpu_scheduler.app.machine_gpus import lock_folder_problem, machine_gpus
-    from gpu_scheduler.views.gpu_choice import to_json, to_text
+    from gpu_scheduler.show.gpu_text import to_json, to_text
+    from gpu_scheduler.show.machine_gpus import lock_folder_problem, machine_gpus
 
     with source.probe:
         found = machine_gpus(source)
@@ -194,7 +194,7 @@ class JobWait:
     def _report(self, jobs: Sequence[AwaitedJob]) -> None:
         """Prints the end of each job, and each new reason why a job may need the user."""
         from gpu_scheduler.control.wait import obstacle_text
-        from gpu_scheduler.views.job_findings import end_text
+        from gpu_scheduler.show.job_findings import end_text
 
         self.left = [job.view.record.id for job in jobs if not job.has_ended]
         lines = [end_text(job.view) for job in jobs if job.has_ended]

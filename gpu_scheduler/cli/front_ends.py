@@ -50,7 +50,7 @@ def token(options: Namespace) -> int:
         raise UsageError("--logs belongs to --read-only; other tokens always show logs")
     location = location_of(options)
     if options.action == "create":
-        from gpu_scheduler.app.store_access import create_missing_store
+        from gpu_scheduler.show.store_access import create_missing_store
 
         create_missing_store(location)
     tokens = Tokens(location.resolve().folder)
@@ -111,8 +111,8 @@ _SUBMIT_OPTIONS = ("--gpu-memory-mb", "--num-gpus", "--priority", "--env", "--re
 
 
 def _queue_of(options: Namespace) -> Queue:
-    from gpu_scheduler.app.store_access import open_store
     from gpu_scheduler.redis_queue.queue import DEFAULT_URL, Queue
+    from gpu_scheduler.show.store_access import open_store
 
     url = options.redis or os.environ.get(REDIS_URL_VARIABLE)
     if not url:

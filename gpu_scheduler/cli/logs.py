@@ -8,12 +8,12 @@ import time
 from argparse import Namespace
 from io import FileIO
 
-from gpu_scheduler.app.logs import JobLog, LogProgress, NoLogError, attach_target, open_log
 from gpu_scheduler.cli.program import invocation, location_of, print_message
 from gpu_scheduler.core.text.formatting import safe_text
 from gpu_scheduler.core.text.job_output import CURSOR_UP, FrameFilter, Sanitizer
 from gpu_scheduler.errors import SchedulerError, UsageError
-from gpu_scheduler.views.job_text import reason_text
+from gpu_scheduler.show.job_text import reason_text
+from gpu_scheduler.show.logs import JobLog, LogProgress, NoLogError, attach_target, open_log
 
 # Prints the last lines of a log and then its new output, either raw or made safe for a terminal.
 

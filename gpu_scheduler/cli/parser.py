@@ -396,7 +396,7 @@ _FUNCTIONS = {
 def completion(options: argparse.Namespace) -> int:
     """Prints the script; its first lines explain where to put it. With the variable, prints words instead."""
     if kind := os.environ.get(WORDS_VARIABLE):
-        from gpu_scheduler.app.job_refs import completion_words
+        from gpu_scheduler.show.job_refs import completion_words
 
         print("\n".join(completion_words(location_of(options), kind)))
         return 0

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 from gpu_scheduler.errors import UsageError
 
 if TYPE_CHECKING:
-    from gpu_scheduler.app.location import Location
-    from gpu_scheduler.views.layout import Viewport
+    from gpu_scheduler.show.layout import Viewport
+    from gpu_scheduler.show.location import Location
 
 
 PROGRAM = "gpu-scheduler"
@@ -65,7 +65,7 @@ def choose_location(options: Namespace, argv: Sequence[str]) -> None:
 
     argv: the command line. Raises UsageError if the user must name the queue.
     """
-    from gpu_scheduler.app.location import QueueUse, find_queue
+    from gpu_scheduler.show.location import QueueUse, find_queue
 
     given, command = vars(options), options.command
     of_all = {"stop": True, "clear": not given.get("jobs"), "retry": given.get("failed")}
@@ -79,7 +79,7 @@ def choose_location(options: Namespace, argv: Sequence[str]) -> None:
         use = QueueUse.FIXED
     verdict, location, running = find_queue(use, options.state_file, options.data_dir)
     if running:
-        from gpu_scheduler.app.location import choice_text
+        from gpu_scheduler.show.location import choice_text
 
         around = (f"{invocation()} ", f" {shlex.join(argv)}") if use is QueueUse.WHOLE else ("", "")
         text = choice_text(verdict, running, *around)
@@ -92,19 +92,19 @@ def choose_location(options: Namespace, argv: Sequence[str]) -> None:
 
 def location_of(options: Namespace) -> Location:
     """Returns the location that `choose_location` has set."""
-    from gpu_scheduler.app.location import Location
+    from gpu_scheduler.show.location import Location
 
     return Location(options.state_file, options.data_dir, runs_rounds=True)
 
 
 def follow_simulation(options: Namespace) -> None:
     """Chooses the GPUs of the scheduler of this location, if they are simulated and no option chooses."""
-    from gpu_scheduler.app.machine_gpus import simulation_of_scheduler
+    from gpu_scheduler.show.machine_gpus import simulation_of_scheduler
 
     location = location_of(options)
     found = simulation_of_scheduler(options.gpu_probe, options.simulate, location)
     if found is not None:
-        from gpu_scheduler.views.gpu_choice import simulation_text
+        from gpu_scheduler.show.gpu_text import simulation_text
 
         options.gpu_probe, options.simulate = found
         print_message(simulation_text(options.simulate, location.state_file))
@@ -112,9 +112,9 @@ def follow_simulation(options: Namespace) -> None:
 
 def no_store_message(location: Location) -> str:
     """Returns the message that read-only commands print before the first start."""
-    from gpu_scheduler.app.status import count_waiting_lines
     from gpu_scheduler.config import JOBS_FILE
     from gpu_scheduler.core.text.formatting import count_noun
+    from gpu_scheduler.show.status import count_waiting_lines
 
     lines = count_waiting_lines()
     waiting = f"\n{count_noun(lines, 'line')} in {JOBS_FILE}: jobs for the first `start`" if lines else ""
@@ -129,11 +129,11 @@ def stdout_screen() -> Viewport:
 
     Without a terminal, the size is unlimited and there are no colours.
     """
-    from gpu_scheduler.views.layout import Viewport
+    from gpu_scheduler.show.layout import Viewport
 
     if not sys.stdout.isatty():
         return Viewport()
-    from gpu_scheduler.views.layout import are_enabled
+    from gpu_scheduler.show.layout import are_enabled
 
     size = os.get_terminal_size(sys.stdout.fileno())
     return Viewport(size.columns or None, size.lines or None, are_enabled(os.environ))

@@ -23,16 +23,15 @@ from gpu_scheduler.cli.program import (
 from gpu_scheduler.errors import StoreNotFoundError
 
 if TYPE_CHECKING:
-    from gpu_scheduler.app.events import EventReader
     from gpu_scheduler.core.model.event import Event
+    from gpu_scheduler.show.events import EventReader
 
 STDIN = 0
 
 
 def show(options: Namespace) -> int:
     """Prints everything known about one job."""
-    from gpu_scheduler.app.job_detail import job_detail
-    from gpu_scheduler.views.job_detail import to_json, to_text
+    from gpu_scheduler.show.job_detail import job_detail, to_json, to_text
 
     detail = job_detail(location_of(options), options.job)
     sys.stdout.write(to_json(detail) if options.json else to_text(detail))
@@ -41,8 +40,8 @@ def show(options: Namespace) -> int:
 
 def why(options: Namespace) -> int:
     """Explains why a job does not start, or why it failed and what to do."""
-    from gpu_scheduler.app.diagnosis import diagnose
-    from gpu_scheduler.views.why import to_json, to_text
+    from gpu_scheduler.show.why import diagnose
+    from gpu_scheduler.show.why_text import to_json, to_text
 
     diagnosis = diagnose(location_of(options), options.job)
     if options.json:
@@ -54,8 +53,8 @@ def why(options: Namespace) -> int:
 
 def eta(options: Namespace) -> int:
     """Prints how far running jobs are; returns 1 if nothing is known of the job that was asked for."""
-    from gpu_scheduler.app import status as app
-    from gpu_scheduler.views.forecast import eta_json, eta_text, unknown_text
+    from gpu_scheduler.show import status as app
+    from gpu_scheduler.show.plan import eta_json, eta_text, unknown_text
 
     location = location_of(options)
     if options.job is not None:
@@ -78,8 +77,8 @@ def eta(options: Namespace) -> int:
 
 def plan(options: Namespace) -> int:
     """Prints when the running and waiting jobs are expected to start and end."""
-    from gpu_scheduler.app import forecast as app
-    from gpu_scheduler.views.forecast import to_json, to_text
+    from gpu_scheduler.show import plan as app
+    from gpu_scheduler.show.plan import to_json, to_text
 
     try:
         view = app.forecast_queue(location_of(options), all_jobs=options.all)
@@ -91,9 +90,9 @@ def plan(options: Namespace) -> int:
 
 def screens(options: Namespace) -> int:
     """Prints the Screen sessions of running jobs."""
-    from gpu_scheduler.app import logs as app
     from gpu_scheduler.core.text.formatting import safe_text
-    from gpu_scheduler.views.screens import to_json, to_text
+    from gpu_scheduler.show import logs as app
+    from gpu_scheduler.show.logs import to_json, to_text
 
     location = location_of(options)
     try:
@@ -127,8 +126,8 @@ def lint(options: Namespace) -> int:
 
 def calibrate(options: Namespace) -> int:
     """Prints the memory use of finished jobs next to their declarations, and suggested entries."""
-    from gpu_scheduler.app import calibrate as app
-    from gpu_scheduler.views.calibrate import to_json, to_text
+    from gpu_scheduler.show import calibrate as app
+    from gpu_scheduler.show.calibrate import to_json, to_text
 
     view = app.calibrate(location_of(options), options.llm_config)
     sys.stdout.write(to_json(view) if options.json else to_text(view, stdout_screen().width))
@@ -137,9 +136,9 @@ def calibrate(options: Namespace) -> int:
 
 def doctor(options: Namespace) -> int:
     """Prints each check of this machine as soon as it is done; returns 1 if a check is bad."""
-    from gpu_scheduler.app import doctor as app
     from gpu_scheduler.config import StartOptions
-    from gpu_scheduler.views.job_findings import findings_to_json, format_finding, summary_text
+    from gpu_scheduler.show import doctor as app
+    from gpu_scheduler.show.job_findings import findings_to_json, format_finding, summary_text
 
     follow_simulation(options)
     found = []
@@ -163,8 +162,7 @@ _POLL_INTERVAL_S = 0.2
 
 def events(options: Namespace) -> int:
     """Prints the events, oldest first; with --follow, continues with new events until interrupted."""
-    from gpu_scheduler.app.events import open_events
-    from gpu_scheduler.views.event_messages import dated_line, to_json
+    from gpu_scheduler.show.events import dated_line, open_events, to_json
 
     with open_events(location_of(options), options.lines) as reader:
         format_event: Callable[[Event], str] = (

@@ -12,8 +12,8 @@ from gpu_scheduler.control.requests import ALL_JOBS, Answer, AnswerKind, answer_
 from gpu_scheduler.errors import UsageError
 
 if TYPE_CHECKING:
-    from gpu_scheduler.app.job_refs import JobRef
     from gpu_scheduler.control.job_requests import SetResult
+    from gpu_scheduler.show.job_refs import JobRef
 
 #: Up to this many jobs with the same answer get a line each. If there are more, they share one line.
 MAX_LINES = 20

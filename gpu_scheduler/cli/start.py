@@ -8,12 +8,12 @@ from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 
-from gpu_scheduler.app.location import Location
 from gpu_scheduler.cli import program
 from gpu_scheduler.cli.program import location_of, print_message
 from gpu_scheduler.config import REDIS_URL_VARIABLE, StartOptions
 from gpu_scheduler.core.text.formatting import safe_text
 from gpu_scheduler.errors import SchedulerError, UsageError
+from gpu_scheduler.show.location import Location
 from gpu_scheduler.system.own_process import start_thread
 
 #: Seconds to wait for an answer from logind.

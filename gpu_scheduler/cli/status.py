@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from gpu_scheduler.app import status as app
-from gpu_scheduler.app.job_views import new_reader
-from gpu_scheduler.app.status import StatusQuery
 from gpu_scheduler.cli.program import location_of, no_store_message, stdout_screen
 from gpu_scheduler.core.text.formatting import safe_text
 from gpu_scheduler.errors import SchedulerError, StoreNotFoundError, UsageError
+from gpu_scheduler.show import status as app
+from gpu_scheduler.show.job_views import new_reader
+from gpu_scheduler.show.status import StatusQuery
 
 if TYPE_CHECKING:
-    from gpu_scheduler.app.status import ProgressReader
-    from gpu_scheduler.app.status_report import StatusReport
-    from gpu_scheduler.views.layout import Viewport
+    from gpu_scheduler.show.job_views import StatusReport
+    from gpu_scheduler.show.layout import Viewport
+    from gpu_scheduler.show.status import ProgressReader
 
 #: Number of finished jobs shown, unless --all is given or the terminal has more rows.
 DEFAULT_FINISHED = 20
@@ -64,7 +64,7 @@ def _print_json(options: Namespace) -> None:
         report = app.status(location_of(options), query)
     except StoreNotFoundError:
         report = app.empty_status(location_of(options))
-    from gpu_scheduler.views.status_json import to_json
+    from gpu_scheduler.show.status_json import to_json
 
     sys.stdout.write(to_json(report))
 
@@ -72,7 +72,7 @@ def _print_json(options: Namespace) -> None:
 def _print_text(options: Namespace) -> None:
     screen = stdout_screen()
     report = _report_for_screen(options, screen)
-    from gpu_scheduler.views.status_text import to_text
+    from gpu_scheduler.show.status_text import to_text
 
     # If the user asked for the full output, it may scroll. One row is left for the shell's prompt.
     has_no_end = options.all or options.verbose or screen.rows is None
@@ -137,7 +137,7 @@ def _watch(options: Namespace) -> int:
 
 
 def _frame(options: Namespace, reader: ProgressReader) -> str:
-    from gpu_scheduler.views.status_text import to_text
+    from gpu_scheduler.show.status_text import to_text
 
     screen = stdout_screen()
     # The last column stays free, because clearing to the end of the line would erase a character there.
@@ -152,7 +152,7 @@ def _frame(options: Namespace, reader: ProgressReader) -> str:
 
 
 def _wrapped_message(text: str) -> list[str]:
-    from gpu_scheduler.views.layout import wrap_text
+    from gpu_scheduler.show.layout import wrap_text
 
     width = stdout_screen().width
     lines = safe_text(text, keep_line_breaks=True).split("\n")

@@ -7,7 +7,6 @@ import shlex
 from argparse import Namespace
 from itertools import zip_longest
 
-from gpu_scheduler.app.location import option_text
 from gpu_scheduler.cli.commands import given_attributes
 from gpu_scheduler.cli.program import location_of, print_done, print_message
 from gpu_scheduler.cli.request_commands import MAX_LINES
@@ -18,6 +17,7 @@ from gpu_scheduler.control.new_line import NewJob, expand_grid, nothing_is
 from gpu_scheduler.core.model.gpu import format_ranges
 from gpu_scheduler.core.text.formatting import count_noun, masked_json, safe_text
 from gpu_scheduler.errors import UsageError
+from gpu_scheduler.show.location import option_text
 from gpu_scheduler.system.own_process import interrupts_deferred
 
 

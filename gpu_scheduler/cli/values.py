@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 from gpu_scheduler.config import NO_GPUS
 
 if TYPE_CHECKING:
-    from gpu_scheduler.app.job_refs import JobRef
+    from gpu_scheduler.show.job_refs import JobRef
 
 T = TypeVar("T")
 _GPU_IDS = "ids such as 0, 0,2 or 0-3"

@@ -12,9 +12,6 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from gpu_scheduler.app.location import Location
-from gpu_scheduler.app.machine_gpus import open_source
-from gpu_scheduler.app.store_access import create_missing_store, open_store, scheduler_pid_of
 from gpu_scheduler.attempts.observe import processes_of
 from gpu_scheduler.core.jobsfile.attributes import parse_item
 from gpu_scheduler.core.model.gpu import GpuSample
@@ -23,6 +20,9 @@ from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.text.formatting import format_gpus, pid_text, safe_text
 from gpu_scheduler.errors import SchedulerError, StoreNotFoundError, UsageError
 from gpu_scheduler.runner.process_scan import environment, token_in
+from gpu_scheduler.show.location import Location
+from gpu_scheduler.show.machine_gpus import open_source
+from gpu_scheduler.show.store_access import create_missing_store, open_store, scheduler_pid_of
 from gpu_scheduler.store.job_lists import adopted_job_of
 from gpu_scheduler.store.requests import add_environment
 from gpu_scheduler.system.procfs import Proc, ProcessProblem, RunningProcess, read_running_process

@@ -8,7 +8,6 @@ from typing import Any
 
 from msgspec import Struct
 
-from gpu_scheduler.app.job_refs import job_record, named_jobs
 from gpu_scheduler.control.line_note import Note, NoteKind
 from gpu_scheduler.core.jobsfile.attributes import key_of
 from gpu_scheduler.core.jobsfile.compose import check_changes, format_command_line, parse_changes
@@ -25,6 +24,7 @@ from gpu_scheduler.core.model.job_spec import (
 from gpu_scheduler.core.model.states import Outcome
 from gpu_scheduler.errors import SchedulerError, UsageError
 from gpu_scheduler.intake.jobs_file_text import parse_job_line
+from gpu_scheduler.show.job_refs import job_record, named_jobs
 from gpu_scheduler.store.job_lists import failed_ancestors, job_exists
 from gpu_scheduler.store.jobs_files import line_of
 from gpu_scheduler.store.store import Store

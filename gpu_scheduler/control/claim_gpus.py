@@ -19,7 +19,6 @@ from pathlib import Path
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from gpu_scheduler.app.machine_gpus import GpuSource, claim_folder, surrounding_claims, uuids_of, with_claims
 from gpu_scheduler.core.model.gpu import ClaimedGpu, GpuClaim, GpuCriteria, GpuSample, format_gpu_list
 from gpu_scheduler.core.model.reasons import GpuObstacle, ObstacleKind
 from gpu_scheduler.core.scheduling.gpu_choice import (
@@ -34,6 +33,8 @@ from gpu_scheduler.errors import GpuStateError
 from gpu_scheduler.gpus.probes.probe_process import LateAnswerError, restrict_to_visible
 from gpu_scheduler.runner.folder import TOKEN
 from gpu_scheduler.runner.locks import Refusal, Wanted, claim_gpus
+from gpu_scheduler.show.gpu_text import claims_text
+from gpu_scheduler.show.machine_gpus import GpuSource, claim_folder, surrounding_claims, uuids_of, with_claims
 from gpu_scheduler.system.gpu_claims import (
     MOVE_EVERY_S,
     TURN_EVERY_S,
@@ -48,7 +49,6 @@ from gpu_scheduler.system.gpu_claims import (
 )
 from gpu_scheduler.system.shortages import reraise_shortage
 from gpu_scheduler.system.simulated_usage import FOLDER_VARIABLE
-from gpu_scheduler.views.gpu_text import claims_text
 
 # Waits until claims on GPUs or turns change, by watching the processes that hold them.
 

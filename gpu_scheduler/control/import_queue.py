@@ -21,7 +21,6 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct, convert
 
-from gpu_scheduler.app.location import Location
 from gpu_scheduler.control.line_note import LineNote, Note, NoteKind, line_note_text
 from gpu_scheduler.control.new_line import AttributeValues, NewJob, recorded_setting
 from gpu_scheduler.control.submit import Submission, check_job, insert_new, inserted_before
@@ -31,6 +30,7 @@ from gpu_scheduler.core.model.reasons import ReasonKind, StateReason
 from gpu_scheduler.core.text.formatting import count_noun, safe_text
 from gpu_scheduler.core.text.parsing import parse_json, split_words
 from gpu_scheduler.errors import UsageError
+from gpu_scheduler.show.location import Location
 from gpu_scheduler.system import safe_file
 from gpu_scheduler.system.safe_file import FileProblem
 

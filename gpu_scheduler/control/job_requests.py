@@ -13,9 +13,6 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gpu_scheduler.app.job_refs import JobRef, job_record, resolve_job, resolve_jobs
-from gpu_scheduler.app.location import Location
-from gpu_scheduler.app.store_access import requested_verbs
 from gpu_scheduler.control.requests import (
     ALL_JOBS,
     COMMAND_LINE,
@@ -28,6 +25,9 @@ from gpu_scheduler.control.requests import (
 from gpu_scheduler.core.model.job import Job
 from gpu_scheduler.core.model.request import ACCEPTED_STATES, AnswerCode, RequestAnswer, wrong_state
 from gpu_scheduler.core.model.states import FAILED, JobState, Outcome
+from gpu_scheduler.show.job_refs import JobRef, job_record, resolve_job, resolve_jobs
+from gpu_scheduler.show.location import Location
+from gpu_scheduler.show.store_access import requested_verbs
 from gpu_scheduler.store.job_lists import failed_ancestors, is_ancestor, open_jobs
 from gpu_scheduler.store.requests import add_request
 from gpu_scheduler.store.store import Store
@@ -213,7 +213,7 @@ def _request(
 
 def _failed_jobs(store: Store) -> list[int]:
     """Returns the failed jobs for which no request is open, oldest first."""
-    from gpu_scheduler.app.status import failed_jobs
+    from gpu_scheduler.show.status import failed_jobs
 
     pending = requested_verbs(store)
     return sorted(job.record.id for job in failed_jobs(store) if job.record.id not in pending)

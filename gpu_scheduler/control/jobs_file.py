@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gpu_scheduler.app.location import Location
-from gpu_scheduler.app.store_access import job_lookup, open_store
 from gpu_scheduler.config import NO_GPUS
 from gpu_scheduler.control.line_note import LineNote, Note, NoteKind, line_note_text
 from gpu_scheduler.control.new_line import (
@@ -54,9 +52,11 @@ from gpu_scheduler.errors import SchedulerError, UsageError
 from gpu_scheduler.health.job_checks import conda_sh_of, known_environments
 from gpu_scheduler.intake.jobs_file_text import JobsFile, TextParser, read_standard_input
 from gpu_scheduler.intake.llm_config import LlmConfigFile
+from gpu_scheduler.show.location import Location
+from gpu_scheduler.show.store_access import job_lookup, open_store
+from gpu_scheduler.show.wait_text import need_text
 from gpu_scheduler.store.jobs_files import MalformedLineRecord, newest_job_of
 from gpu_scheduler.system.safe_file import FileProblem
-from gpu_scheduler.views.wait_text import need_text
 
 if TYPE_CHECKING:
     from gpu_scheduler.store.jobs_files import MalformedLineRecord

@@ -12,7 +12,7 @@ from gpu_scheduler.core.model.job_spec import Need
 from gpu_scheduler.core.model.states import Outcome
 from gpu_scheduler.core.model.values import Code
 from gpu_scheduler.core.text.formatting import count_noun, pid_text
-from gpu_scheduler.views.wait_text import need_text
+from gpu_scheduler.show.wait_text import need_text
 
 
 # fmt: off

@@ -18,8 +18,6 @@ from pathlib import Path
 from msgspec import Struct, field
 from msgspec.structs import asdict, replace
 
-from gpu_scheduler.app.location import Location
-from gpu_scheduler.app.store_access import open_store, scheduler_pid_of
 from gpu_scheduler.config import JOBS_FILE, StartOptions
 from gpu_scheduler.control.line_note import LineNote, Note, NoteKind
 from gpu_scheduler.core.command.build import display_command, environment_of
@@ -43,6 +41,8 @@ from gpu_scheduler.errors import SchedulerError, UsageError
 from gpu_scheduler.health.job_checks import conda_sh_of, known_environments
 from gpu_scheduler.intake.jobs_file_text import job_shell, parse_job_line
 from gpu_scheduler.intake.llm_config import current_llm_config
+from gpu_scheduler.show.location import Location
+from gpu_scheduler.show.store_access import open_store, scheduler_pid_of
 from gpu_scheduler.store.jobs_files import find_jobs_file
 from gpu_scheduler.system import safe_file
 

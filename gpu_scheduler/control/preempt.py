@@ -18,10 +18,6 @@ from enum import Enum
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gpu_scheduler.app.job_refs import JobRef, job_record, resolve_job
-from gpu_scheduler.app.job_views import observed_job
-from gpu_scheduler.app.location import Location
-from gpu_scheduler.app.store_access import open_store
 from gpu_scheduler.attempts.folder import LOCAL_EXECUTORS, recorded_command
 from gpu_scheduler.attempts.job_progress import ProgressReader, newest_checkpoint, progress_source
 from gpu_scheduler.attempts.observe import readable_status
@@ -48,11 +44,15 @@ from gpu_scheduler.core.model.request import AnswerCode, RequestAnswer, refusal_
 from gpu_scheduler.core.model.states import ACTIVE, AttemptState, JobState, Outcome
 from gpu_scheduler.core.text.formatting import count_noun, format_duration, format_memory, pid_text, safe_text
 from gpu_scheduler.errors import SchedulerError, UsageError
+from gpu_scheduler.show.job_refs import JobRef, job_record, resolve_job
+from gpu_scheduler.show.job_text import checkpoint_text, outcome_text, path_in, step_text
+from gpu_scheduler.show.job_views import observed_job
+from gpu_scheduler.show.location import Location
+from gpu_scheduler.show.store_access import open_store
 from gpu_scheduler.store.job_lists import failed_ancestors
 from gpu_scheduler.store.jobs_files import line_of
 from gpu_scheduler.store.requests import add_request, request_answer, withdraw_request
 from gpu_scheduler.store.store import Store
-from gpu_scheduler.views.job_text import checkpoint_text, outcome_text, path_in, step_text
 
 
 class PreemptEnd(str, Enum):

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from gpu_scheduler.app.location import Location
-from gpu_scheduler.app.store_access import ANSWER_TIMEOUT_S, POLL_INTERVAL_S, open_store
 from gpu_scheduler.core.model.gpu import format_gpu_list
 from gpu_scheduler.core.model.request import RequestAnswer
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.model.values import Code
 from gpu_scheduler.errors import SchedulerError, StoreNotFoundError
+from gpu_scheduler.show.location import Location
+from gpu_scheduler.show.store_access import ANSWER_TIMEOUT_S, POLL_INTERVAL_S, open_store
 from gpu_scheduler.store import state_file
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.requests import request_answer
@@ -261,7 +261,7 @@ def _cleared(reply: RequestAnswer, *_: object) -> str:
 
 
 def _end(reply: RequestAnswer, *_: object) -> str:
-    from gpu_scheduler.views.job_text import outcome_text
+    from gpu_scheduler.show.job_text import outcome_text
 
     return outcome_text(reply.outcome or Outcome.ENDED, reply.exit_code, reply.signal)
 

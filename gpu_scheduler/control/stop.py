@@ -9,13 +9,13 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from gpu_scheduler.app.location import Location
-from gpu_scheduler.app.store_access import POLL_INTERVAL_S, open_store
 from gpu_scheduler.control.requests import STOP_MARGIN_S, AnswerKind, Control, control
 from gpu_scheduler.core.model.job import Job
 from gpu_scheduler.core.model.states import ACTIVE, Outcome
 from gpu_scheduler.core.text.formatting import pid_text
 from gpu_scheduler.errors import SchedulerError, StoreNotFoundError
+from gpu_scheduler.show.location import Location
+from gpu_scheduler.show.store_access import POLL_INTERVAL_S, open_store
 from gpu_scheduler.store.requests import add_request, open_requests, withdraw_request
 from gpu_scheduler.store.scheduler_lock import scheduler_pid
 from gpu_scheduler.store.store import Store
@@ -194,7 +194,7 @@ def stop_text(report: StopReport, *, with_jobs: bool) -> str:
 
 def _stop_lines(report: StopReport, with_jobs: bool) -> Iterator[str]:
     from gpu_scheduler.core.text.formatting import format_jobs, pid_text
-    from gpu_scheduler.views.job_text import outcome_text
+    from gpu_scheduler.show.job_text import outcome_text
 
     if report.scheduler_pid is not None:
         yield f"the scheduler ({pid_text(report.scheduler_pid)}) has ended"

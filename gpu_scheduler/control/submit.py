@@ -11,8 +11,6 @@ from typing import TypeVar
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from gpu_scheduler.app.location import Location
-from gpu_scheduler.app.store_access import create_missing_store, open_store, scheduler_pid_of
 from gpu_scheduler.control.attribute_changes import resolve_parents
 from gpu_scheduler.control.line_note import LineNote, Note, NoteKind
 from gpu_scheduler.control.new_line import (
@@ -40,6 +38,8 @@ from gpu_scheduler.core.model.job import SUBMIT
 from gpu_scheduler.core.model.job_spec import Dependency, DependencyKind, JobSpec
 from gpu_scheduler.core.model.reasons import StateReason, WaitKind, WaitReason
 from gpu_scheduler.errors import StoreNotFoundError, UsageError
+from gpu_scheduler.show.location import Location
+from gpu_scheduler.show.store_access import create_missing_store, open_store, scheduler_pid_of
 from gpu_scheduler.store.job_lists import job_ids_of_source
 from gpu_scheduler.store.new_store import check_encoding
 from gpu_scheduler.store.requests import SubmissionKey, add_environment, record_submission, recorded_answer

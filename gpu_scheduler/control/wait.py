@@ -7,18 +7,17 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 
 from msgspec import Struct
 
-from gpu_scheduler.app.job_refs import JobRef, job_record, resolve_jobs
-from gpu_scheduler.app.job_views import blocking_ancestor, context_of, job_view
-from gpu_scheduler.app.location import Location
-from gpu_scheduler.app.status_report import JobView
-from gpu_scheduler.app.store_access import open_store, scheduler_pid_of
 from gpu_scheduler.core.model.job_spec import UNRESOLVED
 from gpu_scheduler.core.model.reasons import WaitKind
 from gpu_scheduler.core.model.request import QUEUEING
 from gpu_scheduler.core.model.states import WAITING, JobState
 from gpu_scheduler.core.scheduling.pending_queue import job_exit_code
+from gpu_scheduler.show.job_findings import queueing_command, unfinished_job_text
+from gpu_scheduler.show.job_refs import JobRef, job_record, resolve_jobs
+from gpu_scheduler.show.job_views import JobView, blocking_ancestor, context_of, job_view
+from gpu_scheduler.show.location import Location
+from gpu_scheduler.show.store_access import open_store, scheduler_pid_of
 from gpu_scheduler.store.store import Store
-from gpu_scheduler.views.job_findings import queueing_command, unfinished_job_text
 
 #: Seconds between two checks whether the store has changed.
 _POLL_INTERVAL_S = 0.1

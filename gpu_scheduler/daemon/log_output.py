@@ -24,12 +24,12 @@ from gpu_scheduler.core.model.job import Attempt
 from gpu_scheduler.core.text.formatting import count_noun, safe_text
 from gpu_scheduler.core.text.job_output import FrameFilter, sanitized
 from gpu_scheduler.errors import SchedulerError
+from gpu_scheduler.show import layout
+from gpu_scheduler.show.events import message_of
+from gpu_scheduler.show.terminal_lines import Terminal, format_event, format_message
 from gpu_scheduler.system.own_process import start_thread
 from gpu_scheduler.system.safe_file import FileProblem, ProblemKind, check_status, trusted_owners
 from gpu_scheduler.system.shortages import describe_shortage, reraise_shortage
-from gpu_scheduler.views import layout
-from gpu_scheduler.views.event_messages import message_of
-from gpu_scheduler.views.terminal_lines import Terminal, format_event, format_message
 
 #: Maximum number of bytes read from a log at a time.
 _READ_BYTES = 1 << 20

@@ -47,6 +47,7 @@ from gpu_scheduler.intake.jobs_file_watcher import JobsFileWatcher
 from gpu_scheduler.intake.llm_config import LlmConfigFile
 from gpu_scheduler.intake.state_file_watcher import StateFileWatcher
 from gpu_scheduler.rounds.loop import Loop, QueueTurns
+from gpu_scheduler.show.wait_text import wait_text
 from gpu_scheduler.store import backups, state_file
 from gpu_scheduler.store.attempt_history import skip_gpu_time
 from gpu_scheduler.store.database import damaged_error, is_damage
@@ -60,7 +61,6 @@ from gpu_scheduler.system.gpu_claims import LOCK_FOLDER_KEY
 from gpu_scheduler.system.lock_folder import ClaimFolder
 from gpu_scheduler.system.safe_file import is_shared, kind_of
 from gpu_scheduler.system.shortages import describe_shortage, shortage_of
-from gpu_scheduler.views.wait_text import wait_text
 
 log = logging.getLogger(__name__)
 

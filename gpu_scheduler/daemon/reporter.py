@@ -19,9 +19,6 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from gpu_scheduler.app import gpu_views, job_views
-from gpu_scheduler.app.job_views import ViewContext, job_view
-from gpu_scheduler.app.status_report import JobView, StatusReport
 from gpu_scheduler.attempts.job_logs import LogFolder
 from gpu_scheduler.attempts.job_progress import RunningProgress
 from gpu_scheduler.clock import Clock
@@ -44,6 +41,11 @@ from gpu_scheduler.core.scheduling.pending_queue import drained_exit_code, job_e
 from gpu_scheduler.core.scheduling.settings import Limits, Settings
 from gpu_scheduler.core.text.formatting import count_noun
 from gpu_scheduler.health.storage import STORAGE_ERRORS
+from gpu_scheduler.show import gpu_views, job_views
+from gpu_scheduler.show import status_text as board
+from gpu_scheduler.show.events import message_of, more_changes_text, to_json
+from gpu_scheduler.show.job_findings import unfinished_text
+from gpu_scheduler.show.job_views import JobView, StatusReport, ViewContext, job_view
 from gpu_scheduler.store import events
 from gpu_scheduler.store.job_lists import (
     cleared_count,
@@ -63,9 +65,6 @@ from gpu_scheduler.store.pending_groups import (
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.system.gpu_claims import ForeignClaims
 from gpu_scheduler.system.safe_file import replace_file
-from gpu_scheduler.views import status_text as board
-from gpu_scheduler.views.event_messages import message_of, more_changes_text, to_json
-from gpu_scheduler.views.job_findings import unfinished_text
 
 log = logging.getLogger(__name__)
 

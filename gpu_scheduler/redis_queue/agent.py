@@ -20,9 +20,6 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gpu_scheduler.app.forecast import items_to_start
-from gpu_scheduler.app.location import Location
-from gpu_scheduler.app.store_access import create_missing_store, open_store, scheduler_pid_of
 from gpu_scheduler.control.new_line import NewJob
 from gpu_scheduler.control.submit import Submission, check_jobs, insert_gated
 from gpu_scheduler.core.text.formatting import safe_text
@@ -50,6 +47,9 @@ from gpu_scheduler.redis_queue.queue import (
     parse_record,
     record_or_problem,
 )
+from gpu_scheduler.show.location import Location
+from gpu_scheduler.show.plan import items_to_start
+from gpu_scheduler.show.store_access import create_missing_store, open_store, scheduler_pid_of
 from gpu_scheduler.store.moved_or_copied import recorded_location
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.store.taken_items import (

@@ -27,13 +27,13 @@ from starlette.background import BackgroundTask
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.routing import Match
 
-from gpu_scheduler.app.machine_gpus import GpuSource, open_source, simulation_of_scheduler
-from gpu_scheduler.app.store_access import scheduler_is_running
 from gpu_scheduler.config import VERSION
 from gpu_scheduler.core.model.event import Event
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.errors import SchedulerError
-from gpu_scheduler.views.event_messages import to_json
+from gpu_scheduler.show.events import to_json
+from gpu_scheduler.show.machine_gpus import GpuSource, open_source, simulation_of_scheduler
+from gpu_scheduler.show.store_access import scheduler_is_running
 from gpu_scheduler.web import operations
 from gpu_scheduler.web.guard import AsciiResponse, Caller, problem
 from gpu_scheduler.web.operations import Context, Json

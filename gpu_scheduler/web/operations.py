@@ -25,25 +25,6 @@ from typing import Any, TypeVar
 
 from msgspec import Struct
 
-from gpu_scheduler.app.diagnosis import diagnose
-from gpu_scheduler.app.events import read_events
-from gpu_scheduler.app.forecast import ForecastView, forecast_queue
-from gpu_scheduler.app.job_detail import job_detail
-from gpu_scheduler.app.job_refs import JobRef
-from gpu_scheduler.app.location import Location
-from gpu_scheduler.app.logs import LogProgress, open_log
-from gpu_scheduler.app.status import (
-    JobPage,
-    ProgressReport,
-    StatusQuery,
-    empty_status,
-    job_of_item,
-    job_page,
-    running_progress,
-    status,
-)
-from gpu_scheduler.app.status_report import JobView, StatusReport
-from gpu_scheduler.app.store_access import ANSWER_TIMEOUT_S, open_store, recorded_request
 from gpu_scheduler.config import VERSION
 from gpu_scheduler.control import job_requests
 from gpu_scheduler.control.line_note import UNMET_NEEDS, Note, line_note_text
@@ -70,10 +51,30 @@ from gpu_scheduler.errors import (
     StoreNotFoundError,
     UsageError,
 )
+from gpu_scheduler.show import job_detail as detail_view
+from gpu_scheduler.show import plan as plan_view
+from gpu_scheduler.show import status_json, why_text
+from gpu_scheduler.show.events import read_events
+from gpu_scheduler.show.job_detail import job_detail
+from gpu_scheduler.show.job_refs import JobRef
+from gpu_scheduler.show.job_views import JobView, StatusReport
+from gpu_scheduler.show.location import Location
+from gpu_scheduler.show.logs import LogProgress, open_log
+from gpu_scheduler.show.plan import ForecastView, forecast_queue
+from gpu_scheduler.show.status import (
+    JobPage,
+    ProgressReport,
+    StatusQuery,
+    empty_status,
+    job_of_item,
+    job_page,
+    running_progress,
+    status,
+)
+from gpu_scheduler.show.store_access import ANSWER_TIMEOUT_S, open_store, recorded_request
+from gpu_scheduler.show.why import diagnose
 from gpu_scheduler.store.job_lists import JobFilter
 from gpu_scheduler.store.requests import KeyReusedError, SubmissionKey
-from gpu_scheduler.views import forecast, status_json, why
-from gpu_scheduler.views import job_detail as detail_view
 
 Json = dict[str, Any]
 _Made = TypeVar("_Made")
@@ -173,19 +174,19 @@ def job(context: Context, job_id: int) -> Json:
 
 def why_job(context: Context, job_id: int) -> Json:
     """Returns why a job does not start or why it failed, as `why --json` does. Raises NoSuchJobError."""
-    return _loaded(why.to_json(diagnose(context.location, job_id)))
+    return _loaded(why_text.to_json(diagnose(context.location, job_id)))
 
 
 def eta(context: Context) -> Json:
     """Returns the progress of the running jobs, as `eta --json` does."""
     found = _read(lambda: running_progress(context.location), lambda: ProgressReport(time.time(), ()))
-    return _loaded(forecast.eta_json(found))
+    return _loaded(plan_view.eta_json(found))
 
 
 def plan(context: Context) -> Json:
     """Returns when jobs are expected to start and end, as `plan --json` does."""
     found = _read(lambda: forecast_queue(context.location), lambda: ForecastView(time.time()))
-    return _loaded(forecast.to_json(found))
+    return _loaded(plan_view.to_json(found))
 
 
 def _loaded(text: str) -> Json:

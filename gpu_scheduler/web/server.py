@@ -12,9 +12,9 @@ from collections.abc import Callable
 from errno import EADDRINUSE
 from pathlib import Path
 
-from gpu_scheduler.app.location import Location
 from gpu_scheduler.core.text.formatting import pid_text
 from gpu_scheduler.errors import SchedulerError, UsageError, missing_package
+from gpu_scheduler.show.location import Location
 from gpu_scheduler.system import own_process
 from gpu_scheduler.system.safe_file import name_of_user
 

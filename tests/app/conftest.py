@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.app.location import Location
 from gpu_scheduler.core.command import build
+from gpu_scheduler.show.location import Location
 from tests.cli.desk import Desk
 
 

@@ -11,7 +11,6 @@ from typing import Any, Literal
 
 import pytest
 
-from gpu_scheduler.app.machine_gpus import GpuSource
 from gpu_scheduler.control import claim_gpus as app
 from gpu_scheduler.control.claim_gpus import (
     FoundGpus,
@@ -31,6 +30,7 @@ from gpu_scheduler.gpus.probes.probe_process import (
 from gpu_scheduler.runner import locks
 from gpu_scheduler.runner.folder import TOKEN
 from gpu_scheduler.runner.locks import Refusal, Wanted
+from gpu_scheduler.show.machine_gpus import GpuSource
 from gpu_scheduler.system.safe_file import name_of_user
 from tests.claim_holder import claim_holder
 from tests.turn_taker import TurnTaker, turn_taker

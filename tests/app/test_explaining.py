@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from gpu_scheduler.app.diagnosis import diagnose
-from gpu_scheduler.app.job_detail import job_detail
-from gpu_scheduler.app.location import Location
-from gpu_scheduler.app.round_facts import NeedSource
 from gpu_scheduler.core.model.event import EventKind
 from gpu_scheduler.core.model.job_spec import Dependency, DependencyKind, JobSpec
 from gpu_scheduler.core.model.states import Outcome
 from gpu_scheduler.errors import SchedulerError
+from gpu_scheduler.show.job_detail import job_detail
+from gpu_scheduler.show.location import Location
+from gpu_scheduler.show.round_facts import NeedSource
+from gpu_scheduler.show.why import diagnose
 from tests import steps as act
 from tests.cli.desk import Desk
 

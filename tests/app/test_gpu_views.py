@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from gpu_scheduler.app.gpu_views import gpu_views
 from gpu_scheduler.core.model.gpu import LOST, GpuClaim, GpuProcess
 from gpu_scheduler.core.model.job import Attempt
 from gpu_scheduler.core.scheduling.settings import Limits
+from gpu_scheduler.show.gpu_views import gpu_views
 from gpu_scheduler.system.gpu_claims import ForeignClaims
 from tests.records import attempt_record, gpu_record
 

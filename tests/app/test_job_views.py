@@ -7,8 +7,6 @@ from typing import Any, get_args
 
 import pytest
 
-from gpu_scheduler.app.job_views import ViewContext, job_view, runs_as_recorded
-from gpu_scheduler.app.status_report import JobView
 from gpu_scheduler.core.model.event import MisplacedProcess
 from gpu_scheduler.core.model.job import (
     AttemptResult,
@@ -23,9 +21,10 @@ from gpu_scheduler.core.model.states import AttemptState, JobState
 from gpu_scheduler.core.model.values import Now
 from gpu_scheduler.core.scheduling.reconcile_attempt import reconcile
 from gpu_scheduler.core.scheduling.settings import Settings
-from gpu_scheduler.views import tables
-from gpu_scheduler.views.job_text import job_warnings
-from gpu_scheduler.views.wait_text import job_reason_text
+from gpu_scheduler.show import tables
+from gpu_scheduler.show.job_text import job_warnings
+from gpu_scheduler.show.job_views import JobView, ViewContext, job_view, runs_as_recorded
+from gpu_scheduler.show.wait_text import job_reason_text
 from tests.attempts import make_attempt, replace
 from tests.reasons import worded, words
 from tests.records import attempt_record, job_record

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.app.location import Location, QueueUse, Verdict, find_queue, judge
 from gpu_scheduler.runner.folder import TOKEN
+from gpu_scheduler.show.location import Location, QueueUse, Verdict, find_queue, judge
 
 STATE, DATA = "GPU_SCHEDULER_STATE_FILE", "GPU_SCHEDULER_DATA_DIR"
 CASES = list(product(QueueUse, (False, True), (0, 1, 2)))

@@ -6,18 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.app.calibrate import calibrate
-from gpu_scheduler.app.events import open_events
-from gpu_scheduler.app.location import Location
-from gpu_scheduler.app.logs import LogProgress, attach_target, open_log, screens
-from gpu_scheduler.app.status import StatusQuery, empty_status, status
 from gpu_scheduler.control.jobs_file import add, compose, lint
 from gpu_scheduler.control.new_line import NewJob
 from gpu_scheduler.control.stop import stop
 from gpu_scheduler.core.model.event import EventKind
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.errors import SchedulerError, StoreNotFoundError, UsageError
-from gpu_scheduler.views.wait_text import need_text
+from gpu_scheduler.show.calibrate import calibrate
+from gpu_scheduler.show.events import open_events
+from gpu_scheduler.show.location import Location
+from gpu_scheduler.show.logs import LogProgress, attach_target, open_log, screens
+from gpu_scheduler.show.status import StatusQuery, empty_status, status
+from gpu_scheduler.show.wait_text import need_text
 from tests import steps as act
 from tests.cli.desk import Desk
 from tests.waiting import wait_for

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.app.location import Location
 from gpu_scheduler.attempts import observe
 from gpu_scheduler.attempts.observe import attempts_without_processes, processes_of
 from gpu_scheduler.control import job_requests
@@ -16,6 +15,7 @@ from gpu_scheduler.core.model.request import AnswerCode
 from gpu_scheduler.core.model.states import Outcome
 from gpu_scheduler.daemon.restore import refuse_active
 from gpu_scheduler.errors import SchedulerError
+from gpu_scheduler.show.location import Location
 from tests import steps as act
 from tests.cli.desk import Desk
 

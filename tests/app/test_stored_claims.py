@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.app.diagnosis import diagnose
-from gpu_scheduler.app.gpu_views import foreign_claims
-from gpu_scheduler.app.location import Location
-from gpu_scheduler.app.status import StatusQuery, status
 from gpu_scheduler.core.model.gpu import GpuClaim
 from gpu_scheduler.runner.locks import Lock
+from gpu_scheduler.show.gpu_views import foreign_claims
+from gpu_scheduler.show.location import Location
+from gpu_scheduler.show.status import StatusQuery, status
+from gpu_scheduler.show.why import diagnose
 from gpu_scheduler.system.gpu_claims import LOCK_FOLDER_KEY, LockReading
 from gpu_scheduler.system.safe_file import name_of_user
 from tests.claim_holder import claim_holder

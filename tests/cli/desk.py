@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from gpu_scheduler.app.location import Location
 from gpu_scheduler.attempts.executors import DirectExecutor
 from gpu_scheduler.attempts.folder import AttemptRef, kill_runner, observe, prepare
 from gpu_scheduler.attempts.observe import processes_of
@@ -23,6 +22,7 @@ from gpu_scheduler.core.model.job import Attempt
 from gpu_scheduler.core.model.job_spec import Dependency, DependencyKind, JobSpec
 from gpu_scheduler.core.model.states import JobState
 from gpu_scheduler.core.scheduling.settings import Settings
+from gpu_scheduler.show.location import Location
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.requests import open_requests
 from gpu_scheduler.store.scheduler_lock import scheduler_pid

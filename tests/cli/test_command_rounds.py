@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.app.location import Location
 from gpu_scheduler.attempts.observe import processes_of
 from gpu_scheduler.config import StartOptions
 from gpu_scheduler.control import job_requests
@@ -20,6 +19,7 @@ from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.errors import NotOwnerError
 from gpu_scheduler.rounds import command
 from gpu_scheduler.rounds.command import CommandRounds
+from gpu_scheduler.show.location import Location
 from gpu_scheduler.store.requests import add_request
 from gpu_scheduler.store.scheduler_lock import scheduler_pid
 from tests.cli.desk import Desk

@@ -6,14 +6,14 @@ import json
 
 import pytest
 
-from gpu_scheduler.app import doctor as app
 from gpu_scheduler.config import StartOptions
 from gpu_scheduler.core.model.finding import Finding, bad, ok, warn
+from gpu_scheduler.show import doctor as app
 from tests.cli.desk import Desk
 
 
 def findings(monkeypatch: pytest.MonkeyPatch, *found: Finding) -> None:
-    monkeypatch.setattr("gpu_scheduler.app.doctor.doctor", lambda *asked: iter(found))
+    monkeypatch.setattr("gpu_scheduler.show.doctor.doctor", lambda *asked: iter(found))
 
 
 def doctor(desk: Desk, *options: str) -> tuple[str, dict[str, str]]:

@@ -103,7 +103,7 @@ def test_events_names_the_outcome_of_each_end_of_a_job(desk: Desk) -> None:
 def test_events_prints_each_event_once_even_with_gaps_in_the_ids(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpu_scheduler.app.events._BATCH_SIZE", 2)
+    monkeypatch.setattr("gpu_scheduler.show.events._BATCH_SIZE", 2)
     three_jobs(desk)
     desk.store.db.connection.execute("DELETE FROM event WHERE id < 4 OR id = 6")
     ids = [json.loads(line)["id"] for line in desk.run("events", "--jsonl")[1].splitlines()]

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.app.location import Location, QueueUse, Verdict, find_queue
 from gpu_scheduler.cli.parser import parse
 from gpu_scheduler.cli.program import choose_location, invocation
 from gpu_scheduler.config import StartOptions
 from gpu_scheduler.core.model.states import JobState
 from gpu_scheduler.errors import UsageError
+from gpu_scheduler.show.location import Location, QueueUse, Verdict, find_queue
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.scheduler_lock import listed
 from tests.cli.desk import Desk

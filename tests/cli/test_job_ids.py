@@ -6,11 +6,11 @@ import json
 
 import pytest
 
-from gpu_scheduler.app.job_refs import JobRef, resolve_job, resolve_jobs
 from gpu_scheduler.attempts.folder import observe
 from gpu_scheduler.core.model.job import Job
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.errors import SchedulerError
+from gpu_scheduler.show.job_refs import JobRef, resolve_job, resolve_jobs
 from tests import steps as act
 from tests.cli.desk import Desk
 from tests.reasons import worded

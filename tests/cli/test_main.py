@@ -218,7 +218,7 @@ def test_a_closed_pipe_is_not_an_error(desk: Desk) -> None:
         ("--version", ("rich", "sqlite3", "json", "subprocess")),
         (
             "status --json",
-            (*HEAVY, "rich", "gpu_scheduler.daemon.main_loop", "gpu_scheduler.views.status_text"),
+            (*HEAVY, "rich", "gpu_scheduler.daemon.main_loop", "gpu_scheduler.show.status_text"),
         ),
         ("status", (*HEAVY, "logging")),
         ("cancel 1", (*(name for name in HEAVY if name != ROUNDS), "rich")),

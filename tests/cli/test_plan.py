@@ -165,7 +165,7 @@ def test_an_empty_queue_and_a_missing_store(desk: Desk) -> None:
 def test_forecasts_the_first_thousand_queued_jobs_unless_all_are_asked_for(
     desk: Desk, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr("gpu_scheduler.app.forecast.MAX_JOBS", 2)
+    monkeypatch.setattr("gpu_scheduler.show.plan.MAX_JOBS", 2)
     for _ in range(3):
         whole(desk, "true")
     assert (len(jobs_of(desk)), plan_json(desk)["omitted"]) == (2, 1)
@@ -194,9 +194,8 @@ def test_a_running_scheduler_is_named_and_needs_no_note(desk: Desk) -> None:
 
 
 def test_rows_fit_eighty_columns(desk: Desk) -> None:
-    from gpu_scheduler.app.forecast import forecast_queue
-    from gpu_scheduler.app.location import Location
-    from gpu_scheduler.views.forecast import to_text
+    from gpu_scheduler.show.location import Location
+    from gpu_scheduler.show.plan import forecast_queue, to_text
 
     whole(desk, "python train.py " + "--option value " * 20)
     whole(desk, "x" * 200)

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from gpu_scheduler.app.location import Location
 from gpu_scheduler.attempts.folder import observe, request_stop
 from gpu_scheduler.control import preempt as app
 from gpu_scheduler.control import requests as control
 from gpu_scheduler.control.preempt import PreemptEnd, PreemptReport, PreemptWait
 from gpu_scheduler.core.model.job import StopRequest
 from gpu_scheduler.core.model.states import Outcome
+from gpu_scheduler.show.location import Location
 from tests import steps as act
 from tests.cli.desk import Desk
 from tests.waiting import wait_for

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from gpu_scheduler.app import logs
 from gpu_scheduler.attempts.folder import observe
+from gpu_scheduler.show import logs
 from tests.cli.desk import Desk
 from tests.waiting import wait_for
 

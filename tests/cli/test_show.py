@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from gpu_scheduler.app.job_detail import job_command
 from gpu_scheduler.config import StartOptions
 from gpu_scheduler.core.command.build import build_command
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.text.formatting import HIDDEN, hide_secrets
+from gpu_scheduler.show.job_detail import job_command
 from tests import steps as act
 from tests.cli.desk import Desk
 from tests.reasons import worded

@@ -7,7 +7,7 @@ from typing import Any
 
 import uvicorn
 
-from gpu_scheduler.app.location import Location
+from gpu_scheduler.show.location import Location
 from gpu_scheduler.web.app import create_app
 from gpu_scheduler.web.guard import Caller
 from gpu_scheduler.web.operations import Context

@@ -196,4 +196,4 @@ def test_the_command_line_imports_neither_client_nor_web_nor_mcp(desk: Desk) -> 
     assert "gpu_scheduler.cli.parser" in imported
     rooms = ("gpu_scheduler.client", "gpu_scheduler.web", "gpu_scheduler.mcp_server", "mcp", "asyncio")
     assert [one for one in imported if one.startswith(rooms)] == []
-    assert "gpu_scheduler.app.status" in imported
+    assert "gpu_scheduler.show.status" in imported

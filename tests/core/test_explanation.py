@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from gpu_scheduler.app.diagnosis import OomCase
 from gpu_scheduler.core.explain.explanation import explain_failure, explain_launch_failure, is_failure
 from gpu_scheduler.core.explain.log_end import is_fragmented
 from gpu_scheduler.core.model.job import AttemptResult, FailureContext
 from gpu_scheduler.core.model.reasons import FailureKind
-from gpu_scheduler.views.job_text import reason_text
-from gpu_scheduler.views.why import failure_remedy, oom_remedy
+from gpu_scheduler.show.job_text import reason_text
+from gpu_scheduler.show.why import OomCase
+from gpu_scheduler.show.why_text import failure_remedy, oom_remedy
 
 HANDLED_TRACEBACK = """\
 Traceback (most recent call last):

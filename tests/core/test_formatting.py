@@ -18,7 +18,7 @@ from gpu_scheduler.core.text.formatting import (
     safe_text,
     without_repetition,
 )
-from gpu_scheduler.views.job_text import outcome_text, reason_text
+from gpu_scheduler.show.job_text import outcome_text, reason_text
 
 
 @pytest.mark.parametrize(

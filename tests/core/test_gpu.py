@@ -9,7 +9,7 @@ from gpu_scheduler.core.model.job_spec import Need
 from gpu_scheduler.core.scheduling.gpu_use import foreign_memory
 from gpu_scheduler.core.scheduling.placement import Ledger
 from gpu_scheduler.core.scheduling.settings import Limits
-from gpu_scheduler.views.gpu_text import obstacle_text
+from gpu_scheduler.show.gpu_text import obstacle_text
 from tests.core.gpu_world import ledger
 
 Values = tuple[int | None, int | None, float | None]

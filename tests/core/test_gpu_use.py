@@ -23,8 +23,8 @@ from gpu_scheduler.core.scheduling.gpu_use import (
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
 from gpu_scheduler.core.scheduling.placement import Ledger
 from gpu_scheduler.core.scheduling.settings import Limits, Settings
-from gpu_scheduler.views.gpu_text import obstacle_text
-from gpu_scheduler.views.wait_text import wait_text
+from gpu_scheduler.show.gpu_text import obstacle_text
+from gpu_scheduler.show.wait_text import wait_text
 from tests import steps as act
 from tests.attempts import replace
 from tests.core.gpu_world import TOTAL, facts, gpu, group, ledgers, running

@@ -69,40 +69,36 @@ MAY: Mapping[str, tuple[str, ...]] = {
         "store.new_store", "store.scheduler_lock", "store.state_file",
         "gpus.probes", "attempts.job_logs", "attempts.executors", "intake",
     ),
-    "app": (
+    # Use cases that read, with their text and JSON.
+    "show": (
         *CORE, *TOP, "system", "runner", *STORE, "attempts", "gpus", "gpus.probes", "intake", "health",
         "rounds.command",
     ),
-    # Use cases that change; those that read, in app and views, do not import them.
+    # Use cases that change; those that read, in show, do not import them.
     "control": (
         *CORE, *TOP, "system", "runner", *STORE, "attempts", "gpus", "gpus.probes", "intake", "health",
-        "rounds.command", "app", "views",
-    ),
-    # Views import the types of the records that results contain, but views do not read the store.
-    "views": (
-        "core.model", "core.text", "core.scheduling", "core.explain", "core.command.shell_words", "app",
-        "store.records", "store.jobs_files",
+        "rounds.command", "show",
     ),
     "rounds": (
         *CORE, *TOP, "system", "runner", "store", "attempts", "gpus", "intake", "health",
     ),
     "daemon": (
         *CORE, *TOP, "system", "runner", "store", "attempts", "gpus", "gpus.probes", "intake", "health",
-        "rounds", "app", "views",
+        "rounds", "show",
     ),
     "web": (
-        "control", "app", "views", "core.model", "core.text", "core.jobsfile.attributes", *TOP,
+        "control", "show", "core.model", "core.text", "core.jobsfile.attributes", *TOP,
         "store.job_lists", "store.requests", "system", "runner.folder", "runner.locks",
     ),
     "redis_queue": (
-        "control", "app", "core.text", "core.model", *TOP, "store.moved_or_copied", "store.store",
+        "control", "show", "core.text", "core.model", *TOP, "store.moved_or_copied", "store.store",
         "store.taken_items",
     ),
-    "client": ("control", "app", "views", "core.text", *TOP, "web.operations"),
+    "client": ("control", "show", "core.text", *TOP, "web.operations"),
     "mcp_server": ("client", "core.text", "errors"),
-    # The command line only parses arguments and formats results; every use case is in app.
+    # The command line only parses arguments and formats results; every use case is in show or control.
     "cli": (
-        "control", "app", "views", "core.model", "core.text", "core.jobsfile.attributes",
+        "control", "show", "core.model", "core.text", "core.jobsfile.attributes",
         "core.jobsfile.compose", "core.jobsfile.job_line", *TOP, "system.own_process",
         "system.shortages",
         "web.server", "web.tokens", "mcp_server", "client", "redis_queue",
@@ -118,6 +114,12 @@ MAY: Mapping[str, tuple[str, ...]] = {
 }  # fmt: skip
 
 STREAMS = [("sys", name) for name in ("argv", "stdin", "stdout", "stderr")]
+
+#: Modules of `show` with text and JSON alone.
+TEXTS = (
+    "gpu_text", "job_findings", "job_text", "layout", "status_json", "status_text", "tables",
+    "terminal_lines", "wait_text", "why_text",
+)  # fmt: skip
 
 #: Names in `attempts` that use cases may not import, because only the loop uses them.
 NOT_FOR_USE_CASES = (
@@ -182,7 +184,7 @@ def allowed(found: Import) -> bool:
     room, target_room = room_of(found.module), room_of(found.target)
     if room == target_room or not found.module:
         return True
-    if room in ("app", "control") and room_of(found.target) == "attempts" and found.name in NOT_FOR_USE_CASES:
+    if room in ("show", "control") and target_room == "attempts" and found.name in NOT_FOR_USE_CASES:
         return False
     may = MAY.get(room, ()) + (MAY["cli.start"] if found.module == "cli.start" else ())
     return any(
@@ -222,12 +224,24 @@ def test_every_package_and_top_level_module_is_in_the_import_table() -> None:
 
 def test_use_cases_use_neither_the_command_line_nor_the_terminal() -> None:
     root = ROOT / PACKAGE
-    for path in sorted([*root.glob("app/*.py"), *root.glob("control/*.py")]):
+    for path in sorted([*root.glob("show/*.py"), *root.glob("control/*.py")]):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
                 assert (node.value.id, node.attr) not in STREAMS, f"{path.name}, line {node.lineno}"
             if isinstance(node, ast.Name):
                 assert node.id not in ("print", "input", "Namespace"), f"{path.name}, line {node.lineno}"
+
+
+def test_the_texts_read_nothing() -> None:
+    """They import the types of the records that results contain, but read neither the store nor files."""
+    rooms = ("core", "show", "store.records", "store.jobs_files")
+    texts = [f"show.{path.stem}" for path in (ROOT / PACKAGE / "show").glob("*.py") if path.stem in TEXTS]
+    assert len(texts) == len(TEXTS)
+    assert [
+        f"{found.module}, line {found.line}: imports {found.target}"
+        for found in our_imports(ROOT / PACKAGE)
+        if found.module in texts and not any(f"{found.target}.".startswith(f"{room}.") for room in rooms)
+    ] == []
 
 
 def test_the_runner_needs_only_the_standard_library() -> None:
@@ -256,16 +270,16 @@ def test_the_runner_needs_only_the_standard_library() -> None:
         ("runner/a.py", "from gpu_scheduler.core.model import states", True),
         ("system/a.py", "from gpu_scheduler.runner.folder import write", False),
         ("system/a.py", "from gpu_scheduler.runner import supervise", True),
-        ("app/a.py", "from gpu_scheduler.attempts.executors import DirectExecutor", True),
+        ("show/a.py", "from gpu_scheduler.attempts.executors import DirectExecutor", True),
         ("store/a.py", "from gpu_scheduler.errors import UsageError", False),
-        ("app/a.py", "from gpu_scheduler.attempts.observe import observe", False),
-        ("app/a.py", "from gpu_scheduler.attempts.folder import request_stop", False),
-        ("app/a.py", "from gpu_scheduler.attempts.folder import void_claim", True),
-        ("app/a.py", "from gpu_scheduler.store.writer import StoreWriter", True),
-        ("app/a.py", "from gpu_scheduler.views.tables import title", True),
-        ("app/a.py", "from gpu_scheduler.control.stop import stop", True),
+        ("show/a.py", "from gpu_scheduler.attempts.observe import observe", False),
+        ("show/a.py", "from gpu_scheduler.attempts.folder import request_stop", False),
+        ("show/a.py", "from gpu_scheduler.attempts.folder import void_claim", True),
+        ("show/a.py", "from gpu_scheduler.store.writer import StoreWriter", True),
+        ("show/a.py", "from gpu_scheduler.rounds.loop import Loop", True),
+        ("show/a.py", "from gpu_scheduler.control.stop import stop", True),
         ("control/a.py", "from gpu_scheduler.store.writer import StoreWriter", True),
-        ("cli/a.py", "from gpu_scheduler.app.status import status", False),
+        ("cli/a.py", "from gpu_scheduler.show.status import status", False),
         ("cli/a.py", "from gpu_scheduler.attempts.observe import observe", True),
         ("cli/a.py", "from gpu_scheduler.store.store import Store", True),
         ("cli/a.py", "from gpu_scheduler.rounds.loop import Loop", True),
@@ -277,10 +291,9 @@ def test_the_runner_needs_only_the_standard_library() -> None:
         ("rounds/loop.py", "from gpu_scheduler.store.store import Store", False),
         ("rounds/loop.py", "from gpu_scheduler.cli import main", True),
         ("daemon/a.py", "from gpu_scheduler.daemon.reporter import EventReporter", False),
-        ("rounds/loop.py", "from gpu_scheduler.views.tables import title", True),
-        ("attempts/a.py", "from gpu_scheduler.views.tables import title", True),
-        ("health/doctor.py", "from gpu_scheduler.views.tables import title", True),
-        ("views/a.py", "from gpu_scheduler.store.store import Store", True),
+        ("rounds/loop.py", "from gpu_scheduler.show.tables import title", True),
+        ("attempts/a.py", "from gpu_scheduler.show.tables import title", True),
+        ("health/doctor.py", "from gpu_scheduler.show.tables import title", True),
         ("__main__.py", "from gpu_scheduler.cli import main", False),
     ],
 )
@@ -291,7 +304,7 @@ def test_the_import_checks_reject_only_forbidden_imports(
         "store/store.py", "store/writer.py", "gpus/probes/nvml.py", "core/model/b.py",
         "core/scheduling/plan.py",
         "runner/supervise.py", "attempts/observe.py", "attempts/executors.py", "daemon/service.py",
-        "errors.py", "daemon/reporter.py", "views/tables.py",
+        "errors.py", "daemon/reporter.py", "show/tables.py",
     ):  # fmt: skip
         (tmp_path / module).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / module).write_text("")

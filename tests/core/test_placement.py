@@ -11,8 +11,8 @@ from gpu_scheduler.core.model.job_spec import Need
 from gpu_scheduler.core.model.reasons import GpuObstacle, ObstacleKind, WaitKind, WaitReason
 from gpu_scheduler.core.scheduling.placement import Ledger, place
 from gpu_scheduler.core.scheduling.settings import Limits
-from gpu_scheduler.views.gpu_text import obstacle_text
-from gpu_scheduler.views.wait_text import wait_text
+from gpu_scheduler.show.gpu_text import obstacle_text
+from gpu_scheduler.show.wait_text import wait_text
 from tests.attempts import replace
 from tests.core.gpu_world import ledger
 

@@ -17,7 +17,7 @@ from gpu_scheduler.core.scheduling.needs import LlmConfig, Requirement, Resource
 from gpu_scheduler.core.scheduling.pending_queue import is_drained, need_of
 from gpu_scheduler.core.scheduling.plan import next_deadline
 from gpu_scheduler.core.scheduling.settings import Limits, Settings
-from gpu_scheduler.views.wait_text import wait_text
+from gpu_scheduler.show.wait_text import wait_text
 from tests import steps as act
 from tests.attempts import replace
 from tests.core.gpu_world import NOW, facts, gpu, group, round_of, running

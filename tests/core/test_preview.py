@@ -11,7 +11,7 @@ from gpu_scheduler.control.new_line import Preview, PreviewContext, preview
 from gpu_scheduler.core.jobsfile.job_line import ParsedJob, parse_line
 from gpu_scheduler.core.scheduling.needs import LlmConfig, parse_llm_config
 from gpu_scheduler.core.scheduling.settings import Limits
-from gpu_scheduler.views.wait_text import need_text
+from gpu_scheduler.show.wait_text import need_text
 
 CONFIG = parse_llm_config(
     '{"default_requirement": 1.0, "models": {"small": 0.5, "big": {"gpus": 2, "share": 1}}}'

@@ -8,7 +8,7 @@ from gpu_scheduler.core.scheduling.facts import Facts, QueuedJob, ReservedJob
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
 from gpu_scheduler.core.scheduling.queue_placement import place_jobs
 from gpu_scheduler.core.scheduling.settings import Settings
-from gpu_scheduler.views.wait_text import wait_text
+from gpu_scheduler.show.wait_text import wait_text
 from tests import steps as act
 from tests.attempts import replace
 from tests.core.gpu_world import NOW, group, round_of, running

@@ -13,7 +13,7 @@ from gpu_scheduler.core.model.reasons import FailureKind, NextKind, NextStep, Re
 from gpu_scheduler.core.model.states import Outcome
 from gpu_scheduler.runner.child import SPAWN_FAILURES
 from gpu_scheduler.runner.supervise import CLAIM_FAILURE
-from gpu_scheduler.views.job_text import reason_text
+from gpu_scheduler.show.job_text import reason_text
 
 NUMBERS = st.none() | st.integers(0, 10_000)
 STEPS = st.builds(NextStep, st.sampled_from(NextKind), NUMBERS, NUMBERS, st.floats(0, 600), NUMBERS, NUMBERS)

@@ -15,7 +15,7 @@ from gpu_scheduler.core.scheduling.facts import Facts
 from gpu_scheduler.core.scheduling.gpu_use import attempt_memory
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
 from gpu_scheduler.core.scheduling.settings import Settings
-from gpu_scheduler.views.wait_text import wait_text
+from gpu_scheduler.show.wait_text import wait_text
 from tests.attempts import replace
 from tests.core.gpu_world import facts, gpu, group, running
 from tests.steps import (

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from starlette.testclient import TestClient
 
-from gpu_scheduler.app.location import Location
 from gpu_scheduler.cli import main
 from gpu_scheduler.client import Client
+from gpu_scheduler.show.location import Location
 from gpu_scheduler.web.app import create_app
 from gpu_scheduler.web.operations import Context
 from tests.e2e.world import World

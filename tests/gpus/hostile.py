@@ -27,9 +27,9 @@ from gpu_scheduler.gpus.probes.nvml import NvmlProbe
 from gpu_scheduler.gpus.probes.probe_process import AutoProbe, decode, encode, take_sample
 from gpu_scheduler.gpus.watch import GpuWatch
 from gpu_scheduler.health.doctor import _gpu as finding
+from gpu_scheduler.show.gpu_text import to_json, to_text
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.store import Store
-from gpu_scheduler.views.gpu_choice import to_json, to_text
 from tests.steps import StepWriter
 
 #: The GPU that answers unexpectedly, and those that must not be affected.

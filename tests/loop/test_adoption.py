@@ -14,9 +14,6 @@ from typing import Literal
 import pytest
 from msgspec.structs import replace
 
-from gpu_scheduler.app.diagnosis import diagnose
-from gpu_scheduler.app.location import Location
-from gpu_scheduler.app.logs import open_log
 from gpu_scheduler.core.model.finding import Check
 from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample, Snapshot
 from gpu_scheduler.core.model.job import AdoptedProcess, RunnerIdentity, StopRequest
@@ -26,11 +23,14 @@ from gpu_scheduler.daemon.restore import in_own_folder
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.runner.folder import boot_id
 from gpu_scheduler.runner.process_scan import ticks_of
+from gpu_scheduler.show import why_text as why
+from gpu_scheduler.show.location import Location
+from gpu_scheduler.show.logs import open_log
+from gpu_scheduler.show.why import diagnose
 from gpu_scheduler.store import moved_or_copied
 from gpu_scheduler.store.job_lists import state_counts
 from gpu_scheduler.store.requests import add_request, request_answer
 from gpu_scheduler.system.gpu_claims import read_gpu_locks
-from gpu_scheduler.views import why
 from tests.loop.rig import Rig
 from tests.processes import has_arguments
 from tests.reasons import words

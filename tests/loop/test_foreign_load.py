@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample, Snapshot
+from gpu_scheduler.show.wait_text import wait_text
 from gpu_scheduler.store.pending_groups import wait_reason_by_spec
 from gpu_scheduler.store.requests import add_request
-from gpu_scheduler.views.wait_text import wait_text
 from tests.loop.rig import Rig
 
 #: The pid of a foreign process. It is the process that runs the tests.

@@ -18,10 +18,10 @@ from gpu_scheduler.core.model.reasons import ReasonKind
 from gpu_scheduler.daemon.main_loop import Wakeups
 from gpu_scheduler.runner.folder import read_spec
 from gpu_scheduler.runner.locks import Refusal, Wanted, claim_gpus, release
+from gpu_scheduler.show.wait_text import wait_text
 from gpu_scheduler.store.pending_groups import wait_reasons
 from gpu_scheduler.system.gpu_claims import claims_of, read_gpu_locks
 from gpu_scheduler.system.safe_file import name_of_user
-from gpu_scheduler.views.wait_text import wait_text
 from tests.claim_holder import claim_holder, holder_words
 from tests.loop.rig import Rig
 from tests.reasons import words

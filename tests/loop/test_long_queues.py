@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.app.status import StatusQuery, read_report
 from gpu_scheduler.core.model.job_spec import Dependency, DependencyKind
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.intake import jobs_file_watcher
 from gpu_scheduler.intake.state_file_watcher import summarize
+from gpu_scheduler.show.status import StatusQuery, read_report
 from gpu_scheduler.store.job_lists import state_counts
 from gpu_scheduler.store.pending_groups import next_retry
 from gpu_scheduler.store.store import Store, insert_dependencies

@@ -18,9 +18,9 @@ from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.plan import next_deadline
 from gpu_scheduler.runner.folder import START
+from gpu_scheduler.show.wait_text import wait_text
 from gpu_scheduler.store.pending_groups import wait_reasons
 from gpu_scheduler.store.requests import add_request
-from gpu_scheduler.views.wait_text import wait_text
 from tests.fakes.conda import plant
 from tests.loop.rig import SETTINGS, Rig
 from tests.reasons import words

@@ -8,18 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.app.diagnosis import diagnose
-from gpu_scheduler.app.job_detail import job_detail as detail_of
-from gpu_scheduler.app.location import Location
-from gpu_scheduler.app.status import StatusQuery, status
 from gpu_scheduler.core.model.event import EventKind
 from gpu_scheduler.core.model.finding import Check, Finding
 from gpu_scheduler.core.model.states import JobState
 from gpu_scheduler.daemon.reporter import StatusBoardFile
+from gpu_scheduler.show import job_detail, status_text
+from gpu_scheduler.show import why_text as why
+from gpu_scheduler.show.events import message_of
+from gpu_scheduler.show.job_detail import job_detail as detail_of
+from gpu_scheduler.show.location import Location
+from gpu_scheduler.show.status import StatusQuery, status
+from gpu_scheduler.show.wait_text import job_reason_text
+from gpu_scheduler.show.why import diagnose
 from gpu_scheduler.store.events import events_of_job
-from gpu_scheduler.views import job_detail, status_text, why
-from gpu_scheduler.views.event_messages import message_of
-from gpu_scheduler.views.wait_text import job_reason_text
 from tests.loop.rig import PREEMPTING, SETTINGS, Rig
 
 SLEEP = "exec sleep 60"

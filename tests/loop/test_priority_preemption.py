@@ -8,18 +8,18 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from gpu_scheduler.app.diagnosis import diagnose
-from gpu_scheduler.app.job_views import context_of, job_view
-from gpu_scheduler.app.location import Location
 from gpu_scheduler.attempts.executors import LaunchError
 from gpu_scheduler.core.model.event import EventKind
 from gpu_scheduler.core.model.states import AttemptState, JobState, Outcome
+from gpu_scheduler.show.events import message_of
+from gpu_scheduler.show.job_text import reason_text
+from gpu_scheduler.show.job_views import context_of, job_view
+from gpu_scheduler.show.location import Location
+from gpu_scheduler.show.wait_text import job_reason_text
+from gpu_scheduler.show.why import diagnose
 from gpu_scheduler.store.events import events_of_job
 from gpu_scheduler.store.pending_groups import reserved_jobs
 from gpu_scheduler.store.requests import add_request
-from gpu_scheduler.views.event_messages import message_of
-from gpu_scheduler.views.job_text import reason_text
-from gpu_scheduler.views.wait_text import job_reason_text
 from tests.loop.rig import PREEMPTING, Rig
 from tests.waiting import wait_for
 

@@ -9,9 +9,6 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from gpu_scheduler.app.diagnosis import diagnose
-from gpu_scheduler.app.location import Location
-from gpu_scheduler.app.status import StatusQuery, status
 from gpu_scheduler.config import StartOptions
 from gpu_scheduler.core.model.event import EventKind
 from gpu_scheduler.core.model.finding import Check, Finding
@@ -19,11 +16,15 @@ from gpu_scheduler.core.model.reasons import WaitKind, WaitReason
 from gpu_scheduler.core.scheduling.needs import workload_class_of
 from gpu_scheduler.core.scheduling.settings import QueueOrder
 from gpu_scheduler.daemon.reporter import StatusBoardFile
+from gpu_scheduler.show import status_text
+from gpu_scheduler.show import why_text as why
+from gpu_scheduler.show.events import message_of
+from gpu_scheduler.show.location import Location
+from gpu_scheduler.show.status import StatusQuery, status
+from gpu_scheduler.show.wait_text import job_reason_text
+from gpu_scheduler.show.why import diagnose
 from gpu_scheduler.store.events import events_of_job
 from gpu_scheduler.store.pending_groups import queue_reservation
-from gpu_scheduler.views import status_text, why
-from gpu_scheduler.views.event_messages import message_of
-from gpu_scheduler.views.wait_text import job_reason_text
 from tests.loop.rig import SETTINGS, Rig
 from tests.processes import sweep
 
@@ -105,8 +106,8 @@ def reason(rig: Rig, job: int) -> str:
 @pytest.fixture
 def is_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets commands take this process for the scheduler."""
-    for module in ("status", "diagnosis"):
-        monkeypatch.setattr(f"gpu_scheduler.app.{module}.scheduler_pid_of", lambda store: 1)
+    for module in ("status", "why"):
+        monkeypatch.setattr(f"gpu_scheduler.show.{module}.scheduler_pid_of", lambda store: 1)
 
 
 @pytest.mark.usefixtures("is_up")

@@ -30,9 +30,9 @@ from gpu_scheduler.core.scheduling.needs import LlmConfig
 from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.daemon import reporter as journal
 from gpu_scheduler.daemon.reporter import MAX_LINES, RETRY_S, EventReporter
+from gpu_scheduler.show.events import iso_time
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.store import Store
-from gpu_scheduler.views.event_messages import iso_time
 from tests import steps as act
 from tests.attempts import make_attempt, replace
 from tests.loop.manual_clock import ManualClock

@@ -17,10 +17,10 @@ from gpu_scheduler.errors import GpuStateError, UsageError
 from gpu_scheduler.gpus.probes.probe_process import ProbeClient, ProbeFailure, UnreadableError
 from gpu_scheduler.gpus.sampling import RETRY_S, SAMPLE_EVERY_S, Sampler
 from gpu_scheduler.gpus.watch import GpuWatch
+from gpu_scheduler.show.wait_text import wait_text
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.pending_groups import wait_reasons
 from gpu_scheduler.store.store import Store
-from gpu_scheduler.views.wait_text import wait_text
 from tests.loop.rig import Rig
 from tests.steps import StepWriter
 

@@ -10,11 +10,11 @@ import pytest
 
 from gpu_scheduler.core.model.states import JobState
 from gpu_scheduler.rounds.loop import read_facts
+from gpu_scheduler.show.wait_text import wait_text
 from gpu_scheduler.store.pending_groups import wait_reasons
 from gpu_scheduler.store.requests import add_request
 from gpu_scheduler.system.gpu_claims import PASSED_OVER_S, read_gpu_locks
 from gpu_scheduler.system.safe_file import name_of_user
-from gpu_scheduler.views.wait_text import wait_text
 from tests.claim_holder import claim_holder
 from tests.loop.rig import PREEMPTING, Rig
 from tests.turn_taker import TurnTaker, turn_taker

@@ -16,10 +16,10 @@ import pytest
 
 redis = pytest.importorskip("redis")
 
-from gpu_scheduler.app.location import Location  # noqa: E402
 from gpu_scheduler.control.new_line import NewJob  # noqa: E402
 from gpu_scheduler.control.submit import check_jobs, insert_gated  # noqa: E402
 from gpu_scheduler.errors import SchedulerError  # noqa: E402
+from gpu_scheduler.show.location import Location  # noqa: E402
 from gpu_scheduler.store.data_dir import DataDir  # noqa: E402
 from gpu_scheduler.store.store import Store  # noqa: E402
 from gpu_scheduler.store.taken_items import TakenItem, box_id  # noqa: E402

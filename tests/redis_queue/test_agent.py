@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from gpu_scheduler.app.location import Location
 from gpu_scheduler.errors import NoSuchJobError
 from gpu_scheduler.redis_queue.queue import Queue
+from gpu_scheduler.show.location import Location
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.store.taken_items import box_id, open_items
 from gpu_scheduler.web import operations

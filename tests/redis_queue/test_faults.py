@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from gpu_scheduler.app.store_access import requested_verbs
 from gpu_scheduler.redis_queue.queue import Queue
+from gpu_scheduler.show.store_access import requested_verbs
 from tests.processes import stop_between_writes
 from tests.redis_queue.conftest import (
     SCALE,

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from gpu_scheduler.app.location import Location
 from gpu_scheduler.redis_queue import agent as agent_module
 from gpu_scheduler.redis_queue.agent import Agent
 from gpu_scheduler.redis_queue.queue import BEGIN, LOOK, LOOK_LIMIT, Queue
+from gpu_scheduler.show.location import Location
 from tests.redis_queue.conftest import Boxes, Server, ends, traces
 from tests.redis_queue.source_document import SourceQueue
 from tests.redis_queue.test_scripts import RIGHTS

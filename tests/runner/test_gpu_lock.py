@@ -30,8 +30,8 @@ from gpu_scheduler.runner.locks import (
     release,
     try_lock,
 )
+from gpu_scheduler.show.gpu_text import holder_text
 from gpu_scheduler.system.gpu_claims import read_locks_of
-from gpu_scheduler.views.gpu_text import holder_text
 from tests.runner.lock_process import LockProcess, lock_processes, locks_on
 
 GPU = "GPU-a"

@@ -23,12 +23,12 @@ from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.gpus.watch import GpuWatch
 from gpu_scheduler.intake.state_file_watcher import StateFileWatcher, summarize
 from gpu_scheduler.rounds.loop import read_facts
+from gpu_scheduler.show.events import message_of
 from gpu_scheduler.store import state_file
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.events import events_after
 from gpu_scheduler.store.state_file import apply_edit, request_pauses, requested_pauses
 from gpu_scheduler.store.store import Store
-from gpu_scheduler.views.event_messages import message_of
 from tests.steps import FinishAttempt, Start, StepWriter
 
 EXECUTORS = Executors(DirectExecutor())

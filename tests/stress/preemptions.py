@@ -15,11 +15,11 @@ import threading
 import time
 from pathlib import Path
 
-from gpu_scheduler.app.location import Location
 from gpu_scheduler.control import job_requests
 from gpu_scheduler.control import preempt as app
 from gpu_scheduler.core.model.job import Job
 from gpu_scheduler.core.model.states import JobState, Outcome
+from gpu_scheduler.show.location import Location
 from gpu_scheduler.store.job_lists import jobs_meant
 from gpu_scheduler.store.requests import open_requests
 from tests.stress.gated import end_scheduler

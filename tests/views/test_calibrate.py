@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from gpu_scheduler.app.calibrate import CalibrationView
 from gpu_scheduler.core.scheduling.needs import Advice, WorkloadClass
-from gpu_scheduler.views.calibrate import to_text
+from gpu_scheduler.show.calibrate import CalibrationView, to_text
 
 
 def test_the_table_of_calibrate_fits_the_terminal() -> None:

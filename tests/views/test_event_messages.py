@@ -29,7 +29,7 @@ from gpu_scheduler.core.model.event import (
 )
 from gpu_scheduler.core.model.job_spec import Need
 from gpu_scheduler.core.model.reasons import WaitKind, WaitReason
-from gpu_scheduler.views.event_messages import detail, format_seconds, message_of, to_json
+from gpu_scheduler.show.events import detail, format_seconds, message_of, to_json
 from tests.views.event_data import end, start
 
 INFO, WARNING, DEBUG = logging.INFO, logging.WARNING, logging.DEBUG

@@ -26,7 +26,7 @@ from gpu_scheduler.core.model.gpu import (
 )
 from gpu_scheduler.core.model.reasons import GpuObstacle, ObstacleKind
 from gpu_scheduler.core.scheduling.gpu_choice import impossibility
-from gpu_scheduler.views.gpu_choice import to_json, to_text
+from gpu_scheduler.show.gpu_text import to_json, to_text
 
 FREE = ClaimedGpu(GpuSample("GPU-a", 1, "NVIDIA L40S", 46068, 1857, 3.0))
 UNKNOWN = ClaimedGpu(GpuSample("GPU-b", 2, "a\x1b[2Jb"))

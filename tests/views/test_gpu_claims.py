@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpu_scheduler.core.model.gpu import GpuClaim
-from gpu_scheduler.views.gpu_text import claim_object, claim_text, claims_text
+from gpu_scheduler.show.gpu_text import claim_object, claim_text, claims_text
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 
 from gpu_scheduler.core.model.job import Checkpoint
 from gpu_scheduler.core.model.job_spec import JobSpec
-from gpu_scheduler.views.job_findings import queueing_command
+from gpu_scheduler.show.job_findings import queueing_command
 from tests.records import job_record
 
 SAVED = Checkpoint("/w/out/checkpoint-150", 150.0)

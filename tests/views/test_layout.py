@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpu_scheduler.views.layout import (
+from gpu_scheduler.show.layout import (
     CappedList,
     Cell,
     Column,

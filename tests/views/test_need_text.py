@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpu_scheduler.core.model.job_spec import Need
-from gpu_scheduler.views.wait_text import need_text
+from gpu_scheduler.show.wait_text import need_text
 
 
 @pytest.mark.parametrize(

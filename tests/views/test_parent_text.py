@@ -6,13 +6,13 @@ import json
 
 import pytest
 
-from gpu_scheduler.app.status_report import JobView
 from gpu_scheduler.core.model.job_spec import UNRESOLVED, DependencyKind, Parent
 from gpu_scheduler.core.model.reasons import WaitKind, WaitReason
 from gpu_scheduler.core.model.states import JobState, Outcome
-from gpu_scheduler.views import tables
-from gpu_scheduler.views.status_json import job_object
-from gpu_scheduler.views.wait_text import job_reason_text, parent_objects, parents_wait_text
+from gpu_scheduler.show import tables
+from gpu_scheduler.show.job_views import JobView
+from gpu_scheduler.show.status_json import job_object
+from gpu_scheduler.show.wait_text import job_reason_text, parent_objects, parents_wait_text
 from tests.records import job_view
 
 

@@ -9,7 +9,7 @@ import pytest
 from gpu_scheduler.core.explain.progress import JobProgress
 from gpu_scheduler.core.model.job import Checkpoint, Progress, ProgressUnit
 from gpu_scheduler.core.text.formatting import format_eta
-from gpu_scheduler.views.job_text import finish_text, long_text, progress_object, short_text
+from gpu_scheduler.show.job_text import finish_text, long_text, progress_object, short_text
 
 NOON = time.mktime((2026, 11, 23, 12, 0, 0, 0, 0, -1))
 HOUR, DAY = 3600.0, 86400.0

@@ -11,7 +11,7 @@ from gpu_scheduler.core.scheduling.facts import QueuedJob, QueueReservation
 from gpu_scheduler.core.scheduling.forecast import AwaitedEnd, EndBasis, QueueOutlook
 from gpu_scheduler.core.scheduling.history import Estimate, Prediction
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
-from gpu_scheduler.views import why as queue_findings
+from gpu_scheduler.show import why_text as queue_findings
 from tests.core.gpu_world import ledger
 
 NOW = 1_800_000_000.0

@@ -29,11 +29,11 @@ from gpu_scheduler.core.model.reasons import (
 )
 from gpu_scheduler.core.model.request import ACCEPTED_STATES, AnswerCode, RequestAnswer, wrong_state
 from gpu_scheduler.core.model.states import JobState, Outcome
-from gpu_scheduler.views.event_messages import detail, message_of
-from gpu_scheduler.views.gpu_text import obstacle_remedy, obstacle_text
-from gpu_scheduler.views.job_text import reason_text
-from gpu_scheduler.views.wait_text import job_reason_text, wait_text
-from gpu_scheduler.views.why import failure_remedy, timeout_remedy
+from gpu_scheduler.show.events import detail, message_of
+from gpu_scheduler.show.gpu_text import obstacle_remedy, obstacle_text
+from gpu_scheduler.show.job_text import reason_text
+from gpu_scheduler.show.wait_text import job_reason_text, wait_text
+from gpu_scheduler.show.why_text import failure_remedy, timeout_remedy
 from tests.records import job_view
 
 GOLDEN = Path(__file__).with_name("golden") / "sentences.txt"

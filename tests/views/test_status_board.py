@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 import time
 
-from gpu_scheduler.app.status_report import StatusReport
 from gpu_scheduler.core.explain.progress import JobProgress
 from gpu_scheduler.core.model.gpu import FaultKind, GpuFault
 from gpu_scheduler.core.model.job import Progress, ProgressUnit
 from gpu_scheduler.core.model.reasons import WaitKind, WaitReason
-from gpu_scheduler.views.status_text import board_text
+from gpu_scheduler.show.job_views import StatusReport
+from gpu_scheduler.show.status_text import board_text
 from tests.reasons import worded
 from tests.records import gpu_view, job_view
 

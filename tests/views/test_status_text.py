@@ -12,18 +12,18 @@ import pytest
 from msgspec.structs import replace
 from rich.cells import cell_len
 
-from gpu_scheduler.app.status_report import StatusReport
 from gpu_scheduler.core.explain.progress import JobProgress
 from gpu_scheduler.core.model.finding import HealthIssue
 from gpu_scheduler.core.model.gpu import LOST, FaultKind, GpuClaim, GpuFault
 from gpu_scheduler.core.model.job import Checkpoint, Progress, ProgressUnit
 from gpu_scheduler.core.model.job_spec import JobSpec, Need
 from gpu_scheduler.core.model.reasons import WaitKind, WaitReason
+from gpu_scheduler.show.job_views import StatusReport
+from gpu_scheduler.show.layout import Viewport
+from gpu_scheduler.show.status_json import job_object, to_json
+from gpu_scheduler.show.status_text import to_text
+from gpu_scheduler.show.tables import finished_row, gpu_rows, held_row
 from gpu_scheduler.store.jobs_files import JobsFileRecord, MalformedLineRecord
-from gpu_scheduler.views.layout import Viewport
-from gpu_scheduler.views.status_json import job_object, to_json
-from gpu_scheduler.views.status_text import to_text
-from gpu_scheduler.views.tables import finished_row, gpu_rows, held_row
 from tests.reasons import worded
 from tests.records import attempt_record, gpu_view, job_view
 

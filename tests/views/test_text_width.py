@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from gpu_scheduler.views.layout import display_width, truncate_end, truncate_middle, wrap_text, wrap_words
+from gpu_scheduler.show.layout import display_width, truncate_end, truncate_middle, wrap_text, wrap_words
 
 TEXTS = st.text(st.sampled_from("ab -é…█│模型🙂e\u0301"), max_size=30)
 

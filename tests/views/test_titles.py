@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from gpu_scheduler.app.status_report import JobView
 from gpu_scheduler.core.model.gpu import format_ranges
 from gpu_scheduler.core.model.job_spec import JobSpec
-from gpu_scheduler.views.tables import common_prefix, title
+from gpu_scheduler.show.job_views import JobView
+from gpu_scheduler.show.tables import common_prefix, title
 from tests.records import job_view
 
 LINE = "0,/home/me/train.py,env,--llm qwen --note two,0-3"

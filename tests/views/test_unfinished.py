@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpu_scheduler.app.status_report import JobView
 from gpu_scheduler.core.model.job_spec import DependencyKind, Parent
 from gpu_scheduler.core.model.reasons import StateReason, WaitKind, WaitReason
 from gpu_scheduler.core.model.states import JobState
+from gpu_scheduler.show.job_findings import MAX_ITEMS, unfinished_text
+from gpu_scheduler.show.job_views import JobView
 from gpu_scheduler.store.jobs_files import MalformedLineRecord
-from gpu_scheduler.views.job_findings import MAX_ITEMS, unfinished_text
 from tests.reasons import worded
 from tests.records import job_view
 

@@ -13,8 +13,8 @@ from gpu_scheduler.core.model.reasons import GpuObstacle, ObstacleKind, WaitKind
 from gpu_scheduler.core.model.values import round_mib
 from gpu_scheduler.core.scheduling.placement import Ledger
 from gpu_scheduler.core.text.formatting import format_memory
-from gpu_scheduler.views.gpu_text import obstacle_remedy, obstacle_text
-from gpu_scheduler.views.wait_text import held_text, job_reason_text, wait_text
+from gpu_scheduler.show.gpu_text import obstacle_remedy, obstacle_text
+from gpu_scheduler.show.wait_text import held_text, job_reason_text, wait_text
 from tests.core.gpu_world import ledger
 from tests.reasons import worded
 from tests.records import job_view

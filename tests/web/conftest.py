@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from starlette.testclient import TestClient
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gpu_scheduler.app.location import Location
+from gpu_scheduler.show.location import Location
 from gpu_scheduler.web.app import create_app
 from gpu_scheduler.web.guard import Caller
 from gpu_scheduler.web.operations import Context

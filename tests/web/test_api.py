@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from gpu_scheduler.app.location import Location
-from gpu_scheduler.app.store_access import ANSWER_TIMEOUT_S
 from gpu_scheduler.core.model.reasons import ReasonKind, StateReason
 from gpu_scheduler.core.model.states import JobState, Outcome
+from gpu_scheduler.show.location import Location
+from gpu_scheduler.show.store_access import ANSWER_TIMEOUT_S
 from gpu_scheduler.store.data_dir import DataDir, Host
 from gpu_scheduler.store.taken_items import TakenItem, add_item
 from gpu_scheduler.system.simulated_usage import FOLDER_VARIABLE
@@ -351,7 +351,7 @@ def test_an_unanswered_change_can_be_asked_for_later(
     desk.job()
     client = api()
     with desk.scheduler("deaf"):
-        monkeypatch.setattr("gpu_scheduler.app.store_access.ANSWER_TIMEOUT_S", 0.1)
+        monkeypatch.setattr("gpu_scheduler.show.store_access.ANSWER_TIMEOUT_S", 0.1)
         reply = client.post("/api/v1/hold", json={"jobs": [1]})
     assert reply.status_code == 202
     request = reply.json()["answers"][0]["request"]

@@ -19,7 +19,7 @@ import pytest
 from fastapi import FastAPI
 from starlette.types import Message, Receive, Scope, Send
 
-from gpu_scheduler.app.location import Location
+from gpu_scheduler.show.location import Location
 from gpu_scheduler.web import guard as module
 from gpu_scheduler.web.app import create_app
 from gpu_scheduler.web.guard import Caller, Guard, problem

@@ -69,7 +69,7 @@ class FailureKind(Code):
 
     If several kinds fit a command that ran, the one that comes first in this list counts. The sentence is ""
     if the exit code or the error says enough. Remedies contain attributes of jobs: {gpus=2} as an
-    instruction, <gpus=2> as an example (`views.why`).
+    instruction, <gpus=2> as an example (`show.why_text`).
     """
 
     CUDA_OOM = "cuda_oom", ""

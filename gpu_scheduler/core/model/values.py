@@ -1,7 +1,7 @@
 """Defines how values are written: as JSON in the store, as sentences, and by people, such as "18G" and "15m".
 
 A message is a code, which has a sentence, and the values that the sentence names. The store has it as a JSON
-object of its code and its values; only `views` fills in its sentence. What the scheduler decides depends on
+object of its code and its values; only `show` fills in its sentence. What the scheduler decides depends on
 codes and values, never on a text.
 
 Memory is counted in MiB, time in seconds, and shares of a GPU in integer thousandths, so that two halves fill
@@ -38,7 +38,7 @@ class Code(str, Enum):
     """The code of a message, as stored. Its definition is a row: the code, its sentence and its remedy.
 
     sentence: the text that front ends show; names in braces stand for fields of the message, or for phrases
-    that `views` forms from them. Without a sentence, the code is its own text. remedy: what the user can do,
+    that `show` forms from them. Without a sentence, the code is its own text. remedy: what the user can do,
     in the same form; "" if nothing is known, or if there is nothing to do.
     """
 

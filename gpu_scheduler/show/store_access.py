@@ -9,8 +9,8 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
-from gpu_scheduler.app.location import Location
 from gpu_scheduler.errors import NoSuchJobError, SchedulerError, StoreNotFoundError
+from gpu_scheduler.show.location import Location
 from gpu_scheduler.store.database import damaged_error, is_damage
 from gpu_scheduler.store.moved_or_copied import refuse_copy
 from gpu_scheduler.store.requests import open_requests, request_answer, request_target

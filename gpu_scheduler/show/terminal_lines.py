@@ -13,9 +13,9 @@ from msgspec import Struct
 
 from gpu_scheduler.core.model.event import AttemptEnded, Event, EventKind, JobEnded
 from gpu_scheduler.core.text.formatting import safe_text
-from gpu_scheduler.views import tables
-from gpu_scheduler.views.event_messages import EventMessage
-from gpu_scheduler.views.layout import (
+from gpu_scheduler.show import tables
+from gpu_scheduler.show.events import EventMessage
+from gpu_scheduler.show.layout import (
     CYAN,
     FAINT,
     RED,
@@ -27,7 +27,7 @@ from gpu_scheduler.views.layout import (
     truncate_middle,
     wrap_words,
 )
-from gpu_scheduler.views.tables import title_of
+from gpu_scheduler.show.tables import title_of
 
 #: ASCII replacements for the symbols in messages, for terminals whose encoding lacks some of the symbols.
 _ASCII = str.maketrans(

@@ -12,9 +12,6 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from gpu_scheduler.app.diagnosis import Diagnosis, LineFacts, OomCase, PlacementFacts, WaitingFacts
-from gpu_scheduler.app.job_views import DependencyFacts
-from gpu_scheduler.app.status_report import JobView
 from gpu_scheduler.core.model.finding import Finding, bad, from_health_issue, ok, warn
 from gpu_scheduler.core.model.gpu import format_gpu_list
 from gpu_scheduler.core.model.job import Job
@@ -44,17 +41,18 @@ from gpu_scheduler.core.text.formatting import (
     times_text,
     without_repetition,
 )
-from gpu_scheduler.views.event_messages import dated_line
-from gpu_scheduler.views.gpu_text import obstacle_remedy, obstacle_text
-from gpu_scheduler.views.job_findings import (
+from gpu_scheduler.show.events import dated_line
+from gpu_scheduler.show.gpu_text import obstacle_remedy, obstacle_text
+from gpu_scheduler.show.job_findings import (
     finding_object,
     format_finding,
     queueing_command,
     unfinished_job_text,
 )
-from gpu_scheduler.views.job_text import job_warnings, long_text, origin_text, outcome_text, reason_text
-from gpu_scheduler.views.layout import wrap_words
-from gpu_scheduler.views.wait_text import (
+from gpu_scheduler.show.job_text import job_warnings, long_text, origin_text, outcome_text, reason_text
+from gpu_scheduler.show.job_views import DependencyFacts, JobView
+from gpu_scheduler.show.layout import wrap_words
+from gpu_scheduler.show.wait_text import (
     current_need_text,
     held_text,
     is_by_queue_order,
@@ -65,6 +63,7 @@ from gpu_scheduler.views.wait_text import (
     reserved_gpus_text,
     wait_text,
 )
+from gpu_scheduler.show.why import Diagnosis, LineFacts, OomCase, PlacementFacts, WaitingFacts
 
 # Formats the findings about the jobs on which a job depends, and about those that depend on it.
 

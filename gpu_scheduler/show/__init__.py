@@ -2,9 +2,9 @@
 
     status.status, status.empty_status        the GPUs and jobs
     job_detail.job_detail                     everything known about one job
-    diagnosis.diagnose                        why a job does not start, or why it failed
-    forecast.forecast_queue                   when the jobs of the queue start and end
-    screens.screens                           the Screen sessions of running jobs
+    why.diagnose                              why a job does not start, or why it failed
+    plan.forecast_queue                       when the jobs of the queue start and end
+    logs.screens                              the Screen sessions of running jobs
     events.open_events, logs.open_log         what happened, and the output of a job
     logs.attach_target                        the session to attach to
     machine_gpus.machine_gpus                 the GPUs of this machine, without a store

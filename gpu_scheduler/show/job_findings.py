@@ -6,16 +6,16 @@ import posixpath
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from gpu_scheduler.app.status_report import JobView
 from gpu_scheduler.core.command.shell_words import has_place
 from gpu_scheduler.core.model.finding import Finding
 from gpu_scheduler.core.model.reasons import WaitKind
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.text.formatting import count_noun, limit_length, masked_json, picked, safe_text
+from gpu_scheduler.show.job_text import outcome_text, reason_text
+from gpu_scheduler.show.job_views import JobView
+from gpu_scheduler.show.layout import wrap_words
+from gpu_scheduler.show.wait_text import held_text, job_reason_text, unmet_parents_text
 from gpu_scheduler.store.jobs_files import MalformedLineRecord
-from gpu_scheduler.views.job_text import outcome_text, reason_text
-from gpu_scheduler.views.layout import wrap_words
-from gpu_scheduler.views.wait_text import held_text, job_reason_text, unmet_parents_text
 
 if TYPE_CHECKING:
     from gpu_scheduler.core.model.job import Job

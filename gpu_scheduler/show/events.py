@@ -1,6 +1,6 @@
-"""Formats events as text and as JSON.
+"""Reads the events of a store, oldest first, and formats them as text and as JSON.
 
-The main log, the output of `start`, the `events` command and journal.jsonl all use this module.
+The main log, the output of `start`, the `events` command and journal.jsonl all use these texts.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import datetime
 
 from msgspec import Struct
@@ -40,8 +41,54 @@ from gpu_scheduler.core.text.formatting import (
     safe_text,
     times_text,
 )
-from gpu_scheduler.views.job_text import declared_text, misplaced_process_text, origin_text, reason_text
-from gpu_scheduler.views.wait_text import infeasibility_text, own_reservation_text, stop_cause_text, wait_text
+from gpu_scheduler.show.job_text import declared_text, misplaced_process_text, origin_text, reason_text
+from gpu_scheduler.show.location import Location
+from gpu_scheduler.show.store_access import open_store
+from gpu_scheduler.show.wait_text import infeasibility_text, own_reservation_text, stop_cause_text, wait_text
+from gpu_scheduler.store.events import events_after, id_before_last, newest_event_id
+from gpu_scheduler.store.store import Store
+
+_BATCH_SIZE = 1000
+
+
+class EventReader:
+    """Reads the events that follow a given event in a store.
+
+    after: the id of that event; tolerance: the fraction by which an accurate declaration may be off.
+    """
+
+    def __init__(self, store: Store, after: int) -> None:
+        self._store = store
+        self._after = after
+        self._version: int | None = None
+        self.tolerance = store.recorded_options().tolerance
+
+    def new_events(self) -> Iterator[Event]:
+        """Yields the events that were recorded since the last call."""
+        version = self._store.db.data_version
+        if version == self._version:
+            return
+        self._version = version
+        while found := events_after(self._store, self._after, _BATCH_SIZE):
+            self._after = found[-1].id
+            yield from found
+
+
+def read_events(location: Location, after: int) -> tuple[list[Event], int]:
+    """Returns at most 1,000 events with a higher id than `after`, and the id of the newest event.
+
+    If events between are missing, because jobs were forgotten, the first one has an id above `after` + 1.
+    """
+    with open_store(location, read_only=True) as store, store.snapshot():
+        return events_after(store, after, _BATCH_SIZE), newest_event_id(store)
+
+
+@contextmanager
+def open_events(location: Location, last: int | None) -> Iterator[EventReader]:
+    """Opens the events, starting with the newest `last` events; None means all events."""
+    with open_store(location, read_only=True) as store:
+        yield EventReader(store, 0 if last is None else id_before_last(store, last))
+
 
 # Describes the resource use of an ended attempt and the accuracy of its declaration.
 
@@ -233,7 +280,7 @@ def _fixed_message(event: Event, details: EventDetails | None) -> EventMessage |
         values["victims"] = format_jobs(values["victims"])
     try:
         if isinstance(details, GpuSuspected):
-            from gpu_scheduler.views.gpu_text import suspicion_text
+            from gpu_scheduler.show.gpu_text import suspicion_text
 
             values["why"] = suspicion_text(Suspicion.from_values(details.suspicion), event.at)
         level = _INFO if event.kind in _INFORMATIVE else _WARNING

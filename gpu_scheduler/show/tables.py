@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec.structs import replace
 
-from gpu_scheduler.app import status_report
-from gpu_scheduler.app.status_report import GpuView, JobView
 from gpu_scheduler.core.model.gpu import format_ranges
 from gpu_scheduler.core.model.reasons import WaitKind
 from gpu_scheduler.core.model.states import ACTIVE, JobState, Outcome
@@ -25,9 +23,11 @@ from gpu_scheduler.core.text.formatting import (
     memory_text,
     safe_text,
 )
-from gpu_scheduler.views.gpu_text import claims_problem_text, claims_text, mode_lines
-from gpu_scheduler.views.job_text import job_warnings, outcome_text, short_text
-from gpu_scheduler.views.layout import (
+from gpu_scheduler.show import job_views
+from gpu_scheduler.show.gpu_text import claims_problem_text, claims_text, mode_lines
+from gpu_scheduler.show.job_text import job_warnings, outcome_text, short_text
+from gpu_scheduler.show.job_views import GpuView, JobView
+from gpu_scheduler.show.layout import (
     CYAN,
     FAINT,
     GREEN,
@@ -39,7 +39,7 @@ from gpu_scheduler.views.layout import (
     TableRow,
     of_outcome,
 )
-from gpu_scheduler.views.wait_text import (
+from gpu_scheduler.show.wait_text import (
     job_reason_text,
     need_text,
     reserved_gpus_text,
@@ -274,12 +274,12 @@ STATE_COUNT_COLOURS = {JobState.RUNNING: CYAN, JobState.HELD: YELLOW}
 
 
 _COLOURS = {
-    status_report.LOST: RED,
-    status_report.PAUSED: YELLOW,
-    status_report.SUSPECT: RED,
-    status_report.CLAIMED: YELLOW,
-    status_report.RESERVED: YELLOW,
-    status_report.AVAILABLE: GREEN,
+    job_views.LOST: RED,
+    job_views.PAUSED: YELLOW,
+    job_views.SUSPECT: RED,
+    job_views.CLAIMED: YELLOW,
+    job_views.RESERVED: YELLOW,
+    job_views.AVAILABLE: GREEN,
 }
 
 
@@ -329,7 +329,7 @@ def _jobs_text(gpu: GpuView) -> str:
 def _detail_lines(gpu: GpuView) -> Iterator[str]:
     """Yields lines about a suspicion, the modes of the GPU and the claims of other programs."""
     if gpu.record.suspicion is not None:
-        from gpu_scheduler.views.gpu_text import suspicion_text  # rarely needed
+        from gpu_scheduler.show.gpu_text import suspicion_text  # rarely needed
 
         text = suspicion_text(gpu.record.suspicion, gpu.record.sampled_at or 0.0)
         yield f"{text}; `resume {gpu.record.index}` uses it again at once"

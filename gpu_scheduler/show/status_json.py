@@ -7,12 +7,12 @@ from typing import Any
 
 from msgspec.structs import asdict
 
-from gpu_scheduler.app.status_report import GpuView, JobView, StatusReport
 from gpu_scheduler.core.model.values import WHOLE
 from gpu_scheduler.core.text.formatting import masked_json, picked
-from gpu_scheduler.views.gpu_text import claim_objects
-from gpu_scheduler.views.job_text import job_warnings, progress_object
-from gpu_scheduler.views.wait_text import job_reason_text, parent_objects
+from gpu_scheduler.show.gpu_text import claim_objects
+from gpu_scheduler.show.job_text import job_warnings, progress_object
+from gpu_scheduler.show.job_views import GpuView, JobView, StatusReport
+from gpu_scheduler.show.wait_text import job_reason_text, parent_objects
 
 
 def gpu_object(gpu: GpuView) -> dict[str, Any]:

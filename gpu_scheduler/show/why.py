@@ -12,20 +12,6 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gpu_scheduler.app import job_views
-from gpu_scheduler.app.gpu_views import foreign_claims, read_locks
-from gpu_scheduler.app.job_refs import JobRef, job_record, resolve_job
-from gpu_scheduler.app.job_views import (
-    DependencyFacts,
-    context_of,
-    dependency_facts,
-    health_issues_of,
-    with_progress,
-)
-from gpu_scheduler.app.location import Location
-from gpu_scheduler.app.round_facts import CurrentNeed, current_need, round_facts
-from gpu_scheduler.app.status_report import JobView
-from gpu_scheduler.app.store_access import open_store, scheduler_pid_of
 from gpu_scheduler.attempts.job_logs import read_tail
 from gpu_scheduler.attempts.job_progress import ProgressReader, progress_source, with_remaining_times
 from gpu_scheduler.attempts.observe import observe_attempt
@@ -53,6 +39,20 @@ from gpu_scheduler.core.scheduling.preemption import NoPreemption, Preemption
 from gpu_scheduler.core.scheduling.settings import Limits, QueueOrder
 from gpu_scheduler.health import job_checks as checks
 from gpu_scheduler.health.job_checks import conda_sh_of
+from gpu_scheduler.show import job_views
+from gpu_scheduler.show.gpu_views import foreign_claims, read_locks
+from gpu_scheduler.show.job_refs import JobRef, job_record, resolve_job
+from gpu_scheduler.show.job_views import (
+    DependencyFacts,
+    JobView,
+    context_of,
+    dependency_facts,
+    health_issues_of,
+    with_progress,
+)
+from gpu_scheduler.show.location import Location
+from gpu_scheduler.show.round_facts import CurrentNeed, current_need, round_facts
+from gpu_scheduler.show.store_access import open_store, scheduler_pid_of
 from gpu_scheduler.store.attempt_history import RunTimesReader
 from gpu_scheduler.store.events import events_of_job
 from gpu_scheduler.store.job_lists import jobs_ahead_of

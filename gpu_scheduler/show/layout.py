@@ -145,7 +145,7 @@ class Viewport(Struct, frozen=True):
 class Cell(NamedTuple):
     """A part of a line.
 
-    colour: a code from `views.layout`; is_path: truncate the cell only if rows are limited, so that a path
+    colour: a code from `show.layout`; is_path: truncate the cell only if rows are limited, so that a path
     can be copied; keep_end: truncate the cell in the middle.
     """
 

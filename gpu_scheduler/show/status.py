@@ -10,17 +10,23 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gpu_scheduler.app import gpu_views
-from gpu_scheduler.app.gpu_views import foreign_claims, read_locks
-from gpu_scheduler.app.job_refs import JobRef, job_record, resolve_job, resolve_jobs
-from gpu_scheduler.app.job_views import context_of, health_issues_of, job_view, with_progress
-from gpu_scheduler.app.location import Location
-from gpu_scheduler.app.status_report import JobView, StatusReport
-from gpu_scheduler.app.store_access import open_store, scheduler_pid_of
 from gpu_scheduler.config import JOBS_FILE
 from gpu_scheduler.core.model.job import Job
 from gpu_scheduler.core.model.states import ACTIVE, JobState, Outcome
 from gpu_scheduler.errors import StoreNotFoundError
+from gpu_scheduler.show import gpu_views
+from gpu_scheduler.show.gpu_views import foreign_claims, read_locks
+from gpu_scheduler.show.job_refs import JobRef, job_record, resolve_job, resolve_jobs
+from gpu_scheduler.show.job_views import (
+    JobView,
+    StatusReport,
+    context_of,
+    health_issues_of,
+    job_view,
+    with_progress,
+)
+from gpu_scheduler.show.location import Location
+from gpu_scheduler.show.store_access import open_store, scheduler_pid_of
 from gpu_scheduler.store.job_lists import (
     JobFilter,
     cleared_count,

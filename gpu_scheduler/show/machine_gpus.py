@@ -8,12 +8,12 @@ from collections.abc import Collection, Iterable
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gpu_scheduler.app.location import Location
 from gpu_scheduler.config import ProbeKind
 from gpu_scheduler.core.model.gpu import ClaimedGpu, GpuClaim, GpuSample
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.gpus.probes.probe_process import ProbeClient
 from gpu_scheduler.gpus.probes.simulated import check_simulate
+from gpu_scheduler.show.location import Location
 from gpu_scheduler.store.scheduler_lock import scheduler_pid
 from gpu_scheduler.system.gpu_claims import (
     LockReading,
@@ -49,7 +49,7 @@ def simulation_of_scheduler(
     """
     if kind != "auto" or simulate is not None or scheduler_pid(location.resolve().lock) is None:
         return None
-    from gpu_scheduler.app.store_access import open_store  # needed only beside a scheduler
+    from gpu_scheduler.show.store_access import open_store  # needed only beside a scheduler
 
     try:
         with open_store(location, read_only=True) as store:

@@ -7,7 +7,6 @@ import posixpath
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from gpu_scheduler.app.status_report import JobView
 from gpu_scheduler.core.model.gpu import format_gpu_list
 from gpu_scheduler.core.model.job_spec import UNRESOLVED, Parent, ParentStatus, status_of
 from gpu_scheduler.core.model.reasons import GpuObstacle, ObstacleKind, StateReason, WaitKind, WaitReason
@@ -21,12 +20,13 @@ from gpu_scheduler.core.text.formatting import (
     picked,
     times_text,
 )
-from gpu_scheduler.views.job_text import finish_text, from_time_text, parent_end_text, reason_text
+from gpu_scheduler.show.job_text import finish_text, from_time_text, parent_end_text, reason_text
+from gpu_scheduler.show.job_views import JobView
 
 if TYPE_CHECKING:
-    from gpu_scheduler.app.round_facts import CurrentNeed
     from gpu_scheduler.core.model.job import StopRequest
     from gpu_scheduler.core.model.job_spec import Need
+    from gpu_scheduler.show.round_facts import CurrentNeed
 
 
 # Formats a job's need, and where the need comes from.
@@ -59,7 +59,7 @@ def current_need_text(current: CurrentNeed) -> str:
 
 def _source_text(current: CurrentNeed) -> str:
     # This import is here to keep commands fast that show a need without its source.
-    from gpu_scheduler.app.round_facts import NeedSource
+    from gpu_scheduler.show.round_facts import NeedSource
 
     spec, source = current.spec, current.source
     if source is NeedSource.EARLIER_ATTEMPT:
@@ -285,7 +285,7 @@ def _others(reason: WaitReason, now: float) -> str:
     if not reason.obstacles:
         return ""
     # This import is here to keep `status` fast if the reason lists no GPU.
-    from gpu_scheduler.views.gpu_text import obstacle_text
+    from gpu_scheduler.show.gpu_text import obstacle_text
 
     obstacles = [one for one in reason.obstacles if not is_by_queue_order(one)]
     listed = [f"GPU {one.gpu}: {obstacle_text(one, now)}" for one in obstacles[:_MAX_OBSTACLES]]

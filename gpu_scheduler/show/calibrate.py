@@ -1,23 +1,75 @@
-"""Formats measured memory use, declarations, suggested declarations and run times as text and JSON."""
+"""Compares finished jobs' memory use with their declarations, and suggests entries for llm_config.json.
+
+The text and the JSON also show learned run times.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from msgspec import Struct
+
+from gpu_scheduler import config
 from gpu_scheduler.core.model.values import format_mib
-from gpu_scheduler.core.scheduling.history import MIN_RUNS, RunTimeSummary
-from gpu_scheduler.core.scheduling.needs import MIN_ENTRY_RUNS, MIN_RUN_S, Advice, suggested_entries
+from gpu_scheduler.core.scheduling.history import MIN_RUNS, RunTimeSummary, summarise
+from gpu_scheduler.core.scheduling.needs import (
+    MIN_ENTRY_RUNS,
+    MIN_RUN_S,
+    Advice,
+    CalibrationRules,
+    advise,
+    suggested_entries,
+)
 from gpu_scheduler.core.text.formatting import count_noun, format_duration, masked_json, picked, safe_text
-from gpu_scheduler.views.layout import Cell, Column, TableRow, render_table
+from gpu_scheduler.intake.llm_config import LlmConfigText
+from gpu_scheduler.show.layout import Cell, Column, TableRow, render_table
+from gpu_scheduler.show.location import Location
+from gpu_scheduler.show.store_access import open_store
+from gpu_scheduler.store.attempt_history import RunTimesReader, workload_classes
+from gpu_scheduler.store.store import Store
 
-if TYPE_CHECKING:
-    from gpu_scheduler.app.calibrate import CalibrationView
-    from gpu_scheduler.app.job_detail import JobRunTime
+
+class CalibrationView(Struct, frozen=True):
+    """The result of `calibrate`.
+
+    path: the path of llm_config.json; entries: the new entry of each model that has enough data; tolerance:
+    the fraction by which a declaration may be off; run_times: the run times of each workload class.
+    """
+
+    path: str
+    suggestions: Sequence[Advice]
+    entries: Mapping[str, Mapping[str, Any]]
+    tolerance: float = 0.10
+    run_times: Sequence[RunTimeSummary] = ()
 
 
-# Formats learned run times: of each workload class for `calibrate`, and the estimate of a job for `show`.
+def calibrate(location: Location, llm_config: str | None) -> CalibrationView:
+    """Returns the comparison and the suggestions. Changes nothing.
+
+    llm_config: the path of a file that must exist; None means the scheduler's own llm_config.json.
+    """
+    with open_store(location, read_only=True) as store:
+        measured = workload_classes(store)
+        run_times = summarise(RunTimesReader(store).run_times(store.marks()))
+        rules = _rules(store)
+        known = store.recorded_options().llm_config
+    file = LlmConfigText.read(llm_config or known or config.LLM_CONFIG, must_exist=llm_config is not None)
+    suggestions = advise(measured, file.models, file.config, rules)
+    entries = suggested_entries(suggestions)
+    return CalibrationView(str(file.path), suggestions, entries, rules.tolerance, run_times)
+
+
+def _rules(store: Store) -> CalibrationRules:
+    started = store.recorded_options()
+    totals = tuple(gpu.total_mib for gpu in store.gpus() if gpu.total_mib)
+    return CalibrationRules(
+        started.spike_buffer, started.tolerance, started.margin_mib + started.idle_threshold_mib, totals
+    )
+
+
+# Formats the learned run times of each workload class.
 
 
 _RUN_TIME_COLUMNS = (
@@ -70,21 +122,6 @@ def summary_object(summary: RunTimeSummary) -> dict[str, Any]:
         "model": summary.llm,
         **picked(summary, "program", "runs", "commands", "median_s", "upper_ratio", "median_error"),
     }
-
-
-def estimate_text(run_time: JobRunTime) -> str:
-    """Returns how long a job usually runs, and on what that is based."""
-    runs = count_noun(run_time.runs, "run")
-    basis = f"{runs} of this command" if run_time.is_of_identity else f"{runs} of its program and model"
-    upper = f"9 of 10 such jobs end within {format_duration(run_time.upper_s)}"
-    return f"usually {format_duration(run_time.median_s)} ({basis}); {upper}"
-
-
-def estimate_object(run_time: JobRunTime | None) -> dict[str, Any] | None:
-    """Returns the estimate of a job as docs/json.md describes it; None if there is none."""
-    if run_time is None:
-        return None
-    return {**picked(run_time, "median_s", "upper_s", "runs"), "same_command": run_time.is_of_identity}
 
 
 _COLUMNS = (

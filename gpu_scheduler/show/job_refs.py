@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from gpu_scheduler.app.location import Location
-from gpu_scheduler.app.store_access import open_store
 from gpu_scheduler.core.model.gpu import format_ranges
 from gpu_scheduler.core.model.job import Job
 from gpu_scheduler.core.model.job_spec import group_of, is_pattern
 from gpu_scheduler.core.model.states import ACTIVE, JobState
 from gpu_scheduler.core.text.formatting import count_noun, limit_length
 from gpu_scheduler.errors import NoSuchJobError, SchedulerError, StoreNotFoundError
+from gpu_scheduler.show.location import Location
+from gpu_scheduler.show.store_access import open_store
 from gpu_scheduler.store.job_lists import job_ids_in, jobs_meant, newest_names
 from gpu_scheduler.store.store import Store
 
@@ -115,7 +115,7 @@ def _as_shown(store: Store, job: Job) -> Job:
     """Returns a job as `status` shows it, so that a command concerns a job that has just ended."""
     if job.state not in ACTIVE:
         return job
-    from gpu_scheduler.app.job_views import observed_job
+    from gpu_scheduler.show.job_views import observed_job
 
     return observed_job(store, job)
 

@@ -7,13 +7,13 @@ import time
 from collections.abc import Iterable, Iterator
 from itertools import zip_longest
 
-from gpu_scheduler.app.status_report import JobView, StatusReport
 from gpu_scheduler.core.model.states import ACTIVE, WAITING, JobState, Outcome
 from gpu_scheduler.core.model.values import format_share
 from gpu_scheduler.core.text.formatting import format_age, limit_length, pid_text, safe_text
-from gpu_scheduler.views import tables
-from gpu_scheduler.views.job_text import job_warnings, short_text
-from gpu_scheduler.views.layout import (
+from gpu_scheduler.show import tables
+from gpu_scheduler.show.job_text import job_warnings, short_text
+from gpu_scheduler.show.job_views import JobView, StatusReport
+from gpu_scheduler.show.layout import (
     BOLD,
     RED,
     YELLOW,
@@ -31,7 +31,7 @@ from gpu_scheduler.views.layout import (
     table,
     wrap_text,
 )
-from gpu_scheduler.views.tables import (
+from gpu_scheduler.show.tables import (
     COLUMNS,
     ROW_BUILDERS,
     STATE_COUNT_COLOURS,
@@ -40,7 +40,7 @@ from gpu_scheduler.views.tables import (
     queued_rows,
     title_of,
 )
-from gpu_scheduler.views.wait_text import job_reason_text
+from gpu_scheduler.show.wait_text import job_reason_text
 
 #: Maximum number of malformed lines, and of warnings, if the number of rows is unlimited.
 MAX_LISTED = 20

@@ -1,14 +1,24 @@
-"""Formats the details of one job as text and JSON."""
+"""Collects everything known about one job, for `show`. This changes nothing and opens no log."""
 
 from __future__ import annotations
 
+import re
+import shlex
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpu_scheduler.core.model.job import ADOPT, SUBMIT
+from msgspec import Struct
+
+from gpu_scheduler.core.model.event import Event
+from gpu_scheduler.core.model.job import ADOPT, SUBMIT, Attempt, Job
+from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.model.values import WHOLE
+from gpu_scheduler.core.scheduling.history import RunTimeKey, RunTimes
+from gpu_scheduler.core.scheduling.placement import DeclarationAccuracy, judge_declaration
 from gpu_scheduler.core.text.formatting import (
+    count_noun,
     format_age,
     format_duration,
     hide_secrets,
@@ -17,10 +27,10 @@ from gpu_scheduler.core.text.formatting import (
     picked,
     safe_text,
 )
-from gpu_scheduler.views.calibrate import estimate_object, estimate_text
-from gpu_scheduler.views.event_messages import accuracy_text
-from gpu_scheduler.views.event_messages import detail as event_detail
-from gpu_scheduler.views.job_text import (
+from gpu_scheduler.show.events import accuracy_text
+from gpu_scheduler.show.events import detail as event_detail
+from gpu_scheduler.show.job_refs import JobRef, job_record, resolve_job
+from gpu_scheduler.show.job_text import (
     attempt_warnings,
     checkpoint_object,
     checkpoint_text,
@@ -29,13 +39,164 @@ from gpu_scheduler.views.job_text import (
     outcome_text,
     reason_text,
 )
-from gpu_scheduler.views.status_json import job_object
-from gpu_scheduler.views.wait_text import current_need_text, job_reason_text, parent_text
+from gpu_scheduler.show.job_views import (
+    JobView,
+    ViewContext,
+    context_of,
+    gpu_indices,
+    job_view,
+    peaks_by_index,
+    warnings,
+    with_progress,
+)
+from gpu_scheduler.show.location import Location
+from gpu_scheduler.show.round_facts import CurrentNeed, current_need
+from gpu_scheduler.show.status_json import job_object
+from gpu_scheduler.show.store_access import open_store, scheduler_pid_of
+from gpu_scheduler.show.wait_text import current_need_text, job_reason_text, parent_text
+from gpu_scheduler.store.attempt_history import class_run_times
+from gpu_scheduler.store.events import events_of_job
+from gpu_scheduler.store.jobs_files import LineLocation, line_of
+from gpu_scheduler.store.store import Store
 
 if TYPE_CHECKING:
-    from gpu_scheduler.app.job_detail import AttemptView, JobDetail
-    from gpu_scheduler.core.model.job import Attempt, Job
     from gpu_scheduler.core.model.job_spec import JobSpec
+    from gpu_scheduler.show.job_views import AttemptWarning
+
+
+#: Matches the end of `core.command.build.BEGIN` and the `exec` before the job's own command.
+_JOB_COMMAND_START = re.compile(r"exec 3>&-(?: 4>&-)?\nexec ")
+
+
+class AttemptView(Struct, frozen=True):
+    """One attempt.
+
+    command: the job's own command in command.sh, None if it cannot be found; gpus: the indices of its GPUs;
+    peaks: peak MiB by GPU index; declaration_accuracy: None until the attempt's end is recorded.
+    """
+
+    attempt: Attempt
+    gpus: tuple[int, ...]
+    folder: str
+    command: str | None
+    warnings: tuple[AttemptWarning, ...]
+    peaks: Mapping[int, int]
+    declaration_accuracy: DeclarationAccuracy | None
+
+
+class JobRunTime(Struct, frozen=True):
+    """How long a job is expected to run in all, from its start.
+
+    median_s: the median of earlier runs; upper_s: the seconds within which nine of ten such jobs end. The
+    time limit of the job caps both. runs: the number of these runs. is_of_identity: whether they ran the same
+    command; otherwise, the same program and model.
+    """
+
+    median_s: float
+    upper_s: float
+    runs: int
+    is_of_identity: bool
+
+
+class JobDetail(Struct, frozen=True):
+    """The details of one job at `now`.
+
+    line: the current position of its line; tolerance: the fraction by which an accurate declaration may be
+    off. run_time: None if the job has finished, or if there are too few earlier runs.
+    """
+
+    now: float
+    job: JobView
+    line: LineLocation | None
+    need: CurrentNeed
+    attempts: tuple[AttemptView, ...]
+    history: tuple[Event, ...]
+    tolerance: float
+    run_time: JobRunTime | None = None
+
+
+def job_detail(location: Location, job: JobRef) -> JobDetail:
+    """Returns the details of a job. Raises SchedulerError if there is no such job."""
+    with open_store(location, read_only=True) as store:
+        return _read(store, resolve_job(store, job))
+
+
+def _read(store: Store, job_id: int) -> JobDetail:
+    is_up = scheduler_pid_of(store) is not None
+    with store.snapshot():
+        job = job_record(store, job_id)
+        attempts = store.attempts(job_id)
+        context = context_of(store, [job_id], store.active_attempts(), is_up=is_up)
+        view = job_view(job, attempts[-1] if attempts else None, context)
+        if view.attempt is not None:
+            attempts[-1] = view.attempt  # includes an end that is not in the store yet
+        tolerance = store.recorded_options().tolerance
+        return JobDetail(
+            now=context.now.wall,
+            job=with_progress(store, [view], context.now.wall)[0],
+            line=line_of(store, job_id),
+            need=current_need(store, job),
+            attempts=tuple(_attempt_view(store, one, context, tolerance) for one in attempts),
+            history=tuple(events_of_job(store, job_id)),
+            tolerance=tolerance,
+            run_time=None if job.state is JobState.FINISHED else _run_time(store, job),
+        )
+
+
+def _run_time(store: Store, job: Job) -> JobRunTime | None:
+    key = RunTimeKey(job.identity, job.spec_json)
+    known = RunTimes({key.workload_class: class_run_times(store, key.workload_class)})
+    predicted = known.prediction(key)
+    if predicted is None:
+        return None
+    median_s = predicted.seconds if key.timeout_s is None else min(predicted.seconds, key.timeout_s)
+    upper_s = known.estimate(key).upper_s
+    return JobRunTime(median_s, upper_s, predicted.runs, predicted.is_of_identity)
+
+
+def _attempt_view(store: Store, attempt: Attempt, context: ViewContext, tolerance: float) -> AttemptView:
+    folder = store.data_dir.attempt_folder(attempt)
+    return AttemptView(
+        attempt=attempt,
+        gpus=gpu_indices(attempt, context.indices),
+        folder=str(folder),
+        command=job_command(folder),
+        warnings=warnings(attempt, context.indices),
+        peaks=peaks_by_index(attempt, context.indices),
+        declaration_accuracy=_declaration_accuracy(attempt, tolerance),
+    )
+
+
+def _declaration_accuracy(attempt: Attempt, tolerance: float) -> DeclarationAccuracy | None:
+    """Returns how accurate an attempt's declaration was; None until the attempt's end is recorded."""
+    if attempt.state.is_open:
+        return None
+    return judge_declaration(
+        [attempt.peaks.get(uuid) for uuid in attempt.gpus],
+        [attempt.budgets.get(uuid) for uuid in attempt.gpus],
+        tolerance,
+        completed=attempt.outcome is Outcome.COMPLETED,
+        by_share=attempt.vram is None,
+    )
+
+
+def job_command(folder: Path) -> str | None:
+    """Returns the job's own command, read from the attempt's command.sh; None if it cannot be found."""
+    try:
+        text = (folder / "command.sh").read_text("utf-8", "surrogateescape")
+    except OSError:
+        return None
+    found = _JOB_COMMAND_START.search(text)
+    if found is None:
+        return None
+    last = text[found.end() :]
+    try:
+        words = shlex.split(last)
+    except ValueError:
+        return last.strip()
+    # If the user wrote shell text, it is shown without the `bash -c` that the scheduler puts before it.
+    is_shell_text = words[:1] == ["bash"] and words[1:-1] in (["-c"], ["-o", "pipefail", "-c"])
+    return words[-1] if is_shell_text else last.strip()
 
 
 _LABEL_WIDTH = 14
@@ -58,7 +219,7 @@ def to_json(detail: JobDetail) -> str:
         "fail_retries_used": record.fail_retries_used,
         "fail_retries": spec.fail_retries,
         "timeout_s": spec.timeout_s,
-        "run_time": estimate_object(detail.run_time),
+        "run_time": _estimate_object(detail.run_time),
         "checkpoint": checkpoint_object(record.checkpoint),
         "resumes_from": checkpoint_object(record.resume_from),
         "allowed_gpus": None if spec.allowed is None else list(spec.allowed),
@@ -82,7 +243,7 @@ def _attempt_object(view: AttemptView, tolerance: float) -> dict[str, Any]:
         **picked(view, "folder", "command"),
         "survivors": attempt.survivors,
         "launches": attempt.launch_count,
-        "warnings": attempt_warnings(view),
+        "warnings": attempt_warnings(view.attempt, view.warnings),
         "vram_declared": attempt.vram_declared,
         "share_declared": None if share is None else share / WHOLE,
         "peaks": view.peaks,
@@ -127,7 +288,7 @@ def _fact_lines(detail: JobDetail) -> Iterator[str]:
     yield _row("Need", current_need_text(detail.need))
     yield from _retry_lines(job)
     if detail.run_time is not None:
-        yield _row("Run time", estimate_text(detail.run_time))
+        yield _row("Run time", _estimate_text(detail.run_time))
     if spec.timeout_s is not None:
         yield _row("Time limit", format_duration(spec.timeout_s))
     yield _row("Allowed GPUs", "any" if spec.allowed is None else ", ".join(map(str, spec.allowed)))
@@ -223,7 +384,7 @@ def _attempt_lines(view: AttemptView, detail: JobDetail) -> Iterator[str]:
     if reason:
         yield _row("  Reason", reason)
     yield from _memory_lines(view, detail.tolerance)
-    yield from (_row("  Warning", warning) for warning in attempt_warnings(view))
+    yield from (_row("  Warning", warning) for warning in attempt_warnings(view.attempt, view.warnings))
     if attempt.launch_count > 1:
         yield _row("  Launches", str(attempt.launch_count))
     if attempt.survivors:
@@ -250,3 +411,18 @@ def _time_and_age(at: float | None, now: float) -> str:
 
 def _local_time(at: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
+
+
+def _estimate_text(run_time: JobRunTime) -> str:
+    """Returns how long a job usually runs, and on what that is based."""
+    runs = count_noun(run_time.runs, "run")
+    basis = f"{runs} of this command" if run_time.is_of_identity else f"{runs} of its program and model"
+    upper = f"9 of 10 such jobs end within {format_duration(run_time.upper_s)}"
+    return f"usually {format_duration(run_time.median_s)} ({basis}); {upper}"
+
+
+def _estimate_object(run_time: JobRunTime | None) -> dict[str, Any] | None:
+    """Returns the estimate of a job as docs/json.md describes it; None if there is none."""
+    if run_time is None:
+        return None
+    return {**picked(run_time, "median_s", "upper_s", "runs"), "same_command": run_time.is_of_identity}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os.path
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from signal import Signals
 from typing import TYPE_CHECKING, Any
 
@@ -16,11 +16,10 @@ from gpu_scheduler.core.model.values import share_text
 from gpu_scheduler.core.text.formatting import format_eta, format_memory, times_text
 
 if TYPE_CHECKING:
-    from gpu_scheduler.app.job_detail import AttemptView
-    from gpu_scheduler.app.status_report import AttemptWarning, JobView
     from gpu_scheduler.core.explain.progress import JobProgress
     from gpu_scheduler.core.model.event import MisplacedProcess, Overuse
-    from gpu_scheduler.core.model.job import Checkpoint, Progress
+    from gpu_scheduler.core.model.job import Attempt, Checkpoint, Progress
+    from gpu_scheduler.show.job_views import AttemptWarning, JobView
 
 # Formats checkpoints: where they are, and at which step they were saved.
 
@@ -218,10 +217,10 @@ def job_warnings(job: JobView) -> list[str]:
     return [_warning_text(job.record.id, one, is_open=is_open) for one in job.warnings]
 
 
-def attempt_warnings(view: AttemptView) -> list[str]:
+def attempt_warnings(attempt: Attempt, warnings: Iterable[AttemptWarning]) -> list[str]:
     """Returns the warnings about an attempt."""
-    is_open = view.attempt.outcome is None
-    return [_warning_text(view.attempt.job_id, one, is_open=is_open) for one in view.warnings]
+    is_open = attempt.outcome is None
+    return [_warning_text(attempt.job_id, one, is_open=is_open) for one in warnings]
 
 
 def _warning_text(job_id: int, warning: AttemptWarning, *, is_open: bool) -> str:

@@ -7,13 +7,13 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from gpu_scheduler.app.location import Location
 from gpu_scheduler.attempts.job_logs import LogFolder, user_name
 from gpu_scheduler.config import StartOptions
 from gpu_scheduler.core.model.finding import Finding
 from gpu_scheduler.health import doctor as checks
 from gpu_scheduler.health import sessions
 from gpu_scheduler.health.job_checks import conda_sh_of
+from gpu_scheduler.show.location import Location
 from gpu_scheduler.store.scheduler_lock import scheduler_pid
 
 

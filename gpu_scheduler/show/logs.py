@@ -1,4 +1,4 @@
-"""Finds the log of an attempt and follows it, and finds the Screen session of a running job."""
+"""Finds the log of an attempt and follows it, and finds and lists the Screen sessions of running jobs."""
 
 from __future__ import annotations
 
@@ -9,20 +9,22 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from enum import Enum
-from typing import Literal
+from typing import Any, Literal
 
 from msgspec import Struct
 
-from gpu_scheduler.app.job_refs import JobRef, job_record, resolve_job
-from gpu_scheduler.app.location import Location
-from gpu_scheduler.app.store_access import open_store, scheduler_pid_of
 from gpu_scheduler.attempts.job_logs import current_log
 from gpu_scheduler.attempts.observe import read_status, readable_status
 from gpu_scheduler.core.command.build import SessionList, parse_session_list
 from gpu_scheduler.core.model.job import Attempt, AttemptStatus, Job
 from gpu_scheduler.core.model.reasons import StateReason
 from gpu_scheduler.core.model.states import ACTIVE, WAITING, JobState
+from gpu_scheduler.core.text.formatting import count_noun, format_age, masked_json, picked, safe_text
 from gpu_scheduler.errors import SchedulerError
+from gpu_scheduler.show.job_refs import JobRef, job_record, resolve_job
+from gpu_scheduler.show.layout import Cell, Column, TableRow, render_table
+from gpu_scheduler.show.location import Location
+from gpu_scheduler.show.store_access import open_store, scheduler_pid_of
 from gpu_scheduler.store.job_lists import open_jobs
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.system.run_program import run_program
@@ -348,3 +350,66 @@ def _session_state(status: AttemptStatus, session_list: SessionList | str | None
         return "unknown"
     attached = session_list.attached.get(status.session)
     return "unlisted" if attached is None else "attached" if attached else "detached"
+
+
+_STATE_LABELS: dict[SessionState, str] = {"unlisted": "not listed by Screen", "unknown": "?"}
+_COLUMNS = (Column("Job", is_right=True), *map(Column, ("GPUs", "Session", "Since", "What")))
+
+
+def to_text(screens: SessionsView, width: int | None) -> str:
+    """Formats the sessions as a table, with the attach command below each session."""
+    lines: list[str] = []
+    if screens.sessions:
+        lines += render_table(_COLUMNS, [_session_row(one, screens.now) for one in screens.sessions], width)
+    else:
+        lines += ["No job runs in a Screen session."]
+    if screens.without_session:
+        lines += [
+            f"{count_noun(screens.without_session, 'running job')} without a session;"
+            " `logs JOB -f` follows a job's output"
+        ]
+    lines += [safe_text(note) for note in screens.notes]
+    return "\n".join(lines) + "\n"
+
+
+def _session_row(session: SessionView, now: float) -> TableRow:
+    gpus = ",".join(map(str, session.gpus)) or "-"
+    state = _STATE_LABELS.get(session.state, session.state)
+    cells = [
+        str(session.job),
+        gpus,
+        state,
+        format_age(session.started_at, now) or "-",
+        safe_text(session.text),
+    ]
+    return TableRow([*map(Cell, cells)], detail_lines=[_detail_line(session)])
+
+
+def _detail_line(session: SessionView) -> str:
+    if session.state == "starting":
+        return f"{safe_text(session.session or '')} is being created"
+    if session.attach_command is None:
+        return f"the window was closed, but the job continues; `logs {session.job} -f` follows its output"
+    return f"{safe_text(session.attach_command)}    or `attach {session.job}`"
+
+
+def to_json(screens: SessionsView) -> str:
+    """Formats the sessions as JSON, as docs/json.md describes."""
+    value = {
+        "now": screens.now,
+        "sessions": [_session_object(one) for one in screens.sessions],
+        "without_session": screens.without_session,
+        "notes": list(screens.notes),
+    }
+    return masked_json(value, 2) + "\n"
+
+
+def _session_object(session: SessionView) -> dict[str, Any]:
+    return {
+        **picked(session, "job", "gpus", "session", "state"),
+        "attached": {"attached": True, "detached": False}.get(session.state),
+        "started_at": session.started_at,
+        "command": session.attach_command,
+        "screendir": session.screen_dir,
+        "line": session.text,
+    }

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from gpu_scheduler.app import status_report
-from gpu_scheduler.app.status_report import GpuView
 from gpu_scheduler.core.model.gpu import Gpu
 from gpu_scheduler.core.model.job import Attempt
 from gpu_scheduler.core.model.job_spec import Need
@@ -17,6 +15,8 @@ from gpu_scheduler.core.model.values import WHOLE
 from gpu_scheduler.core.scheduling.gpu_use import ledger_of
 from gpu_scheduler.core.scheduling.placement import allocated_mib, allocated_share
 from gpu_scheduler.core.scheduling.settings import Limits
+from gpu_scheduler.show import job_views
+from gpu_scheduler.show.job_views import GpuView
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.system.gpu_claims import (
     LOCK_FOLDER_KEY,
@@ -114,8 +114,8 @@ def gpu_views(
 
 def _with_reservation(view: GpuView, jobs: tuple[int, ...]) -> GpuView:
     """Returns the view of a GPU that is reserved for these jobs."""
-    is_shown = jobs and view.state == status_report.AVAILABLE
-    return replace(view, reserved_for=jobs, state=status_report.RESERVED if is_shown else view.state)
+    is_shown = jobs and view.state == job_views.AVAILABLE
+    return replace(view, reserved_for=jobs, state=job_views.RESERVED if is_shown else view.state)
 
 
 def _gpu_view(
@@ -140,16 +140,16 @@ def _gpu_view(
 
 def _state(gpu: Gpu, share: int, paused: bool, limits: Limits, foreign: ForeignClaims) -> str:
     if gpu.fault is not None:
-        return status_report.LOST
+        return job_views.LOST
     if paused:
-        return status_report.PAUSED
+        return job_views.PAUSED
     if gpu.suspicion is not None:
-        return status_report.SUSPECT
+        return job_views.SUSPECT
     if share == 0 and (gpu.uuid in foreign.claims or gpu.uuid in foreign.problems):
-        return status_report.CLAIMED
+        return job_views.CLAIMED
     return (
-        status_report.BUSY
+        job_views.BUSY
         if share >= (1 if gpu.last.exclusive else WHOLE)
         or (share == 0 and ledger_of(gpu, (), limits).foreign_use(_UNDECLARED))
-        else status_report.AVAILABLE
+        else job_views.AVAILABLE
     )

@@ -1,1 +1,0 @@
-"""Formats values as tables, JSON and text. The functions read no files and make no decisions."""
