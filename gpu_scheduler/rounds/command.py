@@ -24,8 +24,7 @@ from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.model.request import AnswerCode, RequestAnswer
 from gpu_scheduler.core.scheduling.actions import AnswerRequest
 from gpu_scheduler.core.scheduling.facts import Facts
-from gpu_scheduler.core.scheduling.plan import plan_for_command
-from gpu_scheduler.core.scheduling.reconcile_attempt import has_ended
+from gpu_scheduler.core.scheduling.plan import is_end_awaited, plan_for_command
 from gpu_scheduler.errors import NotOwnerError
 from gpu_scheduler.gpus.watch import GpuWatch
 from gpu_scheduler.intake.state_file_watcher import StateFileWatcher
@@ -117,14 +116,11 @@ class CommandRounds:
         """Returns the jobs whose processes these rounds still end, for the command or for a request."""
         if self._facts is None:
             return set()
-        targets, now = {request.target for request in self._facts.requests}, self._facts.now
+        facts = self._facts
         return {
             attempt.job_id
-            for attempt in self._facts.attempts
-            if (
-                attempt.job_id in self.named
-                or (has_ended(attempt, now) and not targets.isdisjoint({str(attempt.job_id), ""}))
-            )
+            for attempt in facts.attempts
+            if (attempt.job_id in self.named or is_end_awaited(attempt, facts))
             and attempt.state.holds_gpus
             and attempt.executor in LOCAL_EXECUTORS
             # The processes of such an attempt cannot be observed, so a round leaves them alone.

@@ -125,10 +125,8 @@ def _foreign_kept(gpu: Gpu, attempts: Sequence[ActiveAttempt], limits: Limits) -
 
 def listed_processes(gpu: Gpu) -> tuple[GpuProcess, ...] | None:
     """Returns the processes on a GPU; None if the memory or the owner of one of them is unknown."""
-    processes = gpu.sample.processes if gpu.sample else None
-    if processes is None or gpu.has_unmatched_process or any(p.used_mib is None for p in processes):
-        return None
-    return processes
+    processes = _identified_processes(gpu)
+    return None if any(one.used_mib is None for one in processes or ()) else processes
 
 
 def foreign_peaks(gpu: Gpu, attempts: Sequence[ActiveAttempt]) -> dict[tuple[int, float], int]:
@@ -192,8 +190,8 @@ def foreign_load(gpu: Gpu, attempts: Sequence[ActiveAttempt], limits: Limits) ->
 
 
 def _load_of_processes(gpu: Gpu, attempts: Sequence[ActiveAttempt], limits: Limits) -> float | None:
-    processes = gpu.sample.processes if gpu.sample else None
-    if processes is None or gpu.has_unmatched_process:
+    processes = _identified_processes(gpu)
+    if processes is None:
         return None
     is_listed = listed_processes(gpu) is not None and gpu.sample is not None and not gpu.sample.unified
     if is_listed and _unattributed_foreign_memory(gpu, attempts, limits) > DRIVER_MIB:
@@ -229,7 +227,7 @@ def unattributed_memory(gpu: Gpu, attempts: Sequence[ActiveAttempt], limits: Lim
 
 
 def _unlisted_memory(gpu: Gpu) -> int:
-    used = (gpu.sample.used_mib if gpu.sample else None) or 0
+    used = gpu.last.used_mib or 0
     return max(0, used - sum(p.used_mib or 0 for p in listed_processes(gpu) or ()))
 
 
@@ -257,7 +255,7 @@ def _baseline(gpu: Gpu, ours: Sequence[ActiveAttempt]) -> int:
 
 
 def _allocated_memory(gpu: Gpu, ours: Sequence[ActiveAttempt], limits: Limits) -> int:
-    total = (gpu.sample.total_mib if gpu.sample else None) or 0
+    total = gpu.last.total_mib or 0
     return sum(allocated_mib(attempt.allocation_on(gpu.uuid), total, limits.spike_buffer) for attempt in ours)
 
 
@@ -275,7 +273,7 @@ def _foreign_processes(
 
 def _identified_processes(gpu: Gpu) -> tuple[GpuProcess, ...] | None:
     """Returns the processes on a GPU; None if the owner of one of them is unknown."""
-    return gpu.sample.processes if gpu.sample and not gpu.has_unmatched_process else None
+    return None if gpu.has_unmatched_process else gpu.last.processes
 
 
 def _foreign_pid(gpu: Gpu, attempts: Sequence[ActiveAttempt]) -> int | None:
@@ -334,7 +332,7 @@ def _measured(attempt: ActiveAttempt, gpus: Mapping[str, Gpu], settings: Setting
 
 def _with_sample(one: Allocation, gpu: Gpu, attempt: ActiveAttempt, settings: Settings) -> Allocation:
     """Returns an allocation of the attempt with the newest sample of its GPU."""
-    mib, load = attempt_memory(attempt, gpu), gpu.sample.load_percent if gpu.sample else None
+    mib, load = attempt_memory(attempt, gpu), gpu.last.load_percent
     budget = attempt.budgets.get(gpu.uuid)
     is_overuse = mib is not None and budget is not None and mib > budget * (1 + settings.tolerance)
     return replace(

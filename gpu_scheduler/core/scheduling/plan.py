@@ -41,7 +41,7 @@ def misplaced_processes(facts: Facts) -> list[act.AttemptChanged]:
     running = {attempt.id: attempt for attempt in facts.attempts if attempt.state.is_open}
     found: dict[int, ActiveAttempt] = {}
     for gpu in (*facts.gpus, *facts.unmanaged_gpus) if running else ():
-        processes = (gpu.sample.processes if gpu.sample else None) or ()
+        processes = gpu.last.processes or ()
         for process in sorted(processes, key=lambda process: -(process.used_mib or 0)):
             attempt = running.get(gpu.owners.get(process.pid) or 0)
             attempt = attempt if attempt is None else found.get(attempt.id, attempt)
@@ -171,7 +171,6 @@ def plan_for_command(facts: Facts, named: Collection[int]) -> list[act.Action]:
     starts, watches, recovers and measures nothing; the next `start` does that. named: the jobs whose left
     processes it ends too. So it does for a request that waits until the end of an attempt is recorded.
     """
-    waiting = {request.target for request in facts.requests}
     actions = _settled_first(facts)
     if actions:
         return actions
@@ -180,10 +179,16 @@ def plan_for_command(facts: Facts, named: Collection[int]) -> list[act.Action]:
             attempt.stop_request is not None
             or attempt.status.stop is not None
             or attempt.job_id in named
-            or (has_ended(attempt, facts.now) and not waiting.isdisjoint({str(attempt.job_id), ""}))
+            or is_end_awaited(attempt, facts)
         )
         actions += [one for one in _attempt_actions(attempt, facts) if is_asked or not _is_stopping(one)]
     return [one for one in actions if not _is_launch(one)]
+
+
+def is_end_awaited(attempt: ActiveAttempt, facts: Facts) -> bool:
+    """Returns whether a request waits until the end of an attempt is recorded."""
+    targets = {request.target for request in facts.requests}
+    return has_ended(attempt, facts.now) and not targets.isdisjoint({str(attempt.job_id), ""})
 
 
 def _is_stopping(action: act.Action) -> bool:
