@@ -34,15 +34,15 @@ read at rest < /proc/uptime; echo "$2 end $at $CUDA_VISIBLE_DEVICES" >> "$1"
 #: interpreter starts, which takes seconds on a busy machine. Run with TRACE, NAME and the arguments.
 _CALLER = """\
 import sys, time
-from gpu_scheduler.control.claim_gpus import _Search
+from gpu_scheduler.control.claim_gpus import _GpuSearch
 from gpu_scheduler.cli import main
-look = _Search.choose_and_claim
+look = _GpuSearch.choose_and_claim
 def first_look(*args):
-    _Search.choose_and_claim = look
+    _GpuSearch.choose_and_claim = look
     with open(sys.argv[1], "a") as file:
         file.write(f"{sys.argv[2]} looks {time.clock_gettime(time.CLOCK_BOOTTIME)}\\n")
     return look(*args)
-_Search.choose_and_claim = first_look
+_GpuSearch.choose_and_claim = first_look
 """
 _CALL = "sys.exit(main(sys.argv[3:]))\n"
 #: What makes it a caller without turns.
