@@ -40,7 +40,7 @@ def socket_folder(session: str) -> str | None:
     If the session's environment cannot be read, returns the SCREENDIR of this process.
     """
     try:
-        with open(f"/proc/{_session_pid(session)}/environ", "rb") as file:
+        with open(f"/proc/{session.partition('.')[0]}/environ", "rb") as file:
             content = file.read()
     except OSError:
         return os.environ.get("SCREENDIR") or None
@@ -65,10 +65,6 @@ def list_sessions(folder: str | None) -> SessionList | str:
     result = run_program([program, "-ls"], screen_environment(folder))
     # The exit code is useless: some versions return 1 even if there are sessions, and others always return 0.
     return parse_session_list(result.output) if result.exit_code is not None else result.problem
-
-
-def _session_pid(session: str) -> str:
-    return session.partition(".")[0]
 
 
 _ELSEWHERE = ", and its output does not go to a file"

@@ -85,7 +85,9 @@ def status(
                 store, report.jobs, report.now, progress_reader, with_checkpoint=query.checkpoints
             )
             report = replace(report, jobs=jobs)
-        return _with_last_lines(report) if query.last_lines else report
+        if query.last_lines:
+            report = replace(report, jobs=tuple(map(_with_last_line, report.jobs)))
+        return report
 
 
 class ProgressReport(Struct, frozen=True):
@@ -227,10 +229,6 @@ def _listed_jobs(store: Store, query: StatusQuery) -> list[Job]:
     return jobs + finished_jobs(
         store, max_finished, only_failed=query.only_failed, with_cleared=query.with_cleared
     )
-
-
-def _with_last_lines(report: StatusReport) -> StatusReport:
-    return replace(report, jobs=tuple(map(_with_last_line, report.jobs)))
 
 
 def _with_last_line(job: JobView) -> JobView:

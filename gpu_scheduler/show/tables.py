@@ -48,7 +48,7 @@ from gpu_scheduler.show.wait_text import (
 )
 
 if TYPE_CHECKING:
-    from gpu_scheduler.core.model.job_spec import Need
+    pass
 
 
 # Builds the title of a job in a list.
@@ -233,7 +233,11 @@ def _group_wait_text(job: JobView) -> str:
         return ""
     if job.wait.kind is WaitKind.PARENTS:
         return f"wait for {safe_text(unmet_parents_text(job.parents))}"
-    return "" if job.wait.need is None else f"wait for {_need_text(job.wait.need)}"
+    need = job.wait.need
+    if need is None:
+        return ""
+    half = replace(need, count=1, share=500, alone=False, vram=None, exclusive=False, learned=False)
+    return f"wait for {'half a GPU' if need == half else need_text(need)}"
 
 
 def _reservation_text(job: JobView) -> str:
@@ -242,11 +246,6 @@ def _reservation_text(job: JobView) -> str:
         return ""
     reserved = reserved_gpus_text(job.wait.obstacles, job.as_of)
     return f"; {reserved}" if reserved else ""
-
-
-def _need_text(need: Need) -> str:
-    half = replace(need, count=1, share=500, alone=False, vram=None, exclusive=False, learned=False)
-    return "half a GPU" if need == half else need_text(need)
 
 
 def _reason_cell(job: JobView) -> Cell:

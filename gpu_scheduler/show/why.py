@@ -129,16 +129,6 @@ def _foreign_mib(gpu: Gpu) -> int:
     return sum(mib for (pid, _), mib in gpu.foreign_peaks.items() if pid not in displays)
 
 
-# Adds to the facts of a round the time that is left of each running attempt, if its progress shows it.
-
-
-def with_progress_of_attempts(facts: Facts, store: Store) -> Facts:
-    """Returns the facts of a round with the times that are left, if GPUs are ever reserved by queue order."""
-    if facts.settings.queue_order is not QueueOrder.RESERVE:
-        return facts
-    return replace(facts, attempts=with_remaining_times(facts.attempts, _progress(facts, store), facts.now))
-
-
 def _progress(facts: Facts, store: Store) -> dict[int, JobProgress]:
     """Returns the progress of the running attempts, by attempt id."""
     reader, found = ProgressReader(), {}
@@ -365,9 +355,16 @@ def _queue_outlook(inspected: _Inspection, facts: Facts, need: Need) -> QueueOut
 
 
 def _round_facts(inspected: _Inspection) -> Facts:
-    """Returns the facts with which the next round places the job."""
-    facts = round_facts(inspected.store, inspected.attempts, inspected.now, inspected.foreign)
-    return with_progress_of_attempts(facts, inspected.store)
+    """Returns the facts with which the next round places the job.
+
+    They contain the time that is left of each running attempt, as far as its progress shows it, if GPUs are
+    ever reserved by queue order.
+    """
+    store = inspected.store
+    facts = round_facts(store, inspected.attempts, inspected.now, inspected.foreign)
+    if facts.settings.queue_order is not QueueOrder.RESERVE:
+        return facts
+    return replace(facts, attempts=with_remaining_times(facts.attempts, _progress(facts, store), facts.now))
 
 
 def _line_facts(store: Store, record: Job) -> LineFacts:
