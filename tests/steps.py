@@ -1,7 +1,6 @@
 """A vocabulary of single changes for tests: small values that stand for the changes of rows in a round.
 
-`told` reads the changes of a round as such values, so that a test can compare them with what it expects. A
-`StepWriter` records them, so that a test can bring a store into a state.
+`told` reads the changes of a round as such values, so that a test can compare them with what it expects.
 """
 
 from __future__ import annotations
@@ -9,14 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ParamSpec
 
-from msgspec.structs import replace
-
-from gpu_scheduler.core.model.gpu import Gpu, Suspicion
-from gpu_scheduler.core.model.job import ActiveAttempt, Checkpoint, Job, StopRequest
-from gpu_scheduler.core.model.reasons import StateReason, WaitKind, WaitReason
+from gpu_scheduler.core.model.gpu import Suspicion
+from gpu_scheduler.core.model.job import ActiveAttempt, Checkpoint, StopRequest
+from gpu_scheduler.core.model.reasons import StateReason
 from gpu_scheduler.core.model.request import PauseCause
 from gpu_scheduler.core.model.states import AttemptState, JobState, Outcome
-from gpu_scheduler.core.model.values import Now
 from gpu_scheduler.core.scheduling import attempt_end, gpu_use, reconcile_attempt, requests
 from gpu_scheduler.core.scheduling import plan as rounds
 from gpu_scheduler.core.scheduling.actions import (
@@ -44,9 +40,6 @@ from gpu_scheduler.core.scheduling.actions import (
     VoidClaim,
     WakeRunner,
 )
-from gpu_scheduler.store.records import ATTEMPTS, JOBS, Table
-from gpu_scheduler.store.store import Store
-from gpu_scheduler.store.writer import StoreWriter
 
 __all__ = [
     "Action", "AnswerRequest", "AttemptAction", "AttemptChanged", "ClearFinished", "ClearJob",
@@ -56,7 +49,7 @@ __all__ = [
     "RecordRunnerDeath", "RecordStop", "RecordUsage", "RecordWindowClosed", "Relaunch",
     "ReleaseAllocation", "RequestStop", "RequeueJob", "Reserve", "ResetLaunchCount", "SetAttribute",
     "SetConfirmed", "SetDependencies", "SetPaused", "SetQueuePositions", "SetQueueReservation",
-    "SetSuspicion", "SetWaitReason", "SettleDependencies", "Start", "StepWriter", "Sweep", "VoidClaim",
+    "SetSuspicion", "SetWaitReason", "SettleDependencies", "Start", "Sweep", "VoidClaim",
     "WakeRunner", "answer_requests", "in_steps", "misplaced_processes", "plan", "reconcile",
     "record_measurements", "recover_interrupted", "restore", "supersede", "told",
 ]  # fmt: skip
@@ -67,25 +60,15 @@ class OfJob(Action, frozen=True):
 
     job_id: int
 
-    def change(self, job: Job, now: Now) -> JobChanged:
-        """Returns the change of this job that the step stands for."""
-        raise NotImplementedError
-
 
 class FinishJob(OfJob, frozen=True):
     outcome: Outcome
     reason: StateReason | None
 
-    def change(self, job: Job, now: Now) -> JobChanged:
-        return JobChanged(job, job.finished(self.outcome, self.reason, now))
-
 
 class HoldJob(OfJob, frozen=True):
     by: str
     reason: StateReason
-
-    def change(self, job: Job, now: Now) -> JobChanged:
-        return JobChanged(job, job.held(self.by, self.reason))
 
 
 class RequeueJob(OfJob, frozen=True):
@@ -95,41 +78,22 @@ class RequeueJob(OfJob, frozen=True):
     keeps_checkpoint: bool = False
     min_vram_mib: int | None = None
 
-    def change(self, job: Job, now: Now) -> JobChanged:
-        new = job.queued_again(
-            now, recoveries=self.recoveries, checkpoint=self.checkpoint, keeps=self.keeps_checkpoint
-        )
-        if self.min_vram_mib is not None:
-            new = replace(new, min_vram_mib=self.min_vram_mib)
-        return JobChanged(job, new, self.reason)
-
 
 class ClearJob(OfJob, frozen=True):
-    def change(self, job: Job, now: Now) -> JobChanged:
-        return JobChanged(job, replace(job, cleared_at=now.wall))
+    pass
 
 
 class RecordStop(OfJob, frozen=True):
     stop: StopRequest
-
-    def change(self, job: Job, now: Now) -> JobChanged:
-        return JobChanged(job, replace(job, stop=self.stop))
 
 
 class SetAttribute(OfJob, frozen=True):
     name: str
     value: Any
 
-    def change(self, job: Job, now: Now) -> JobChanged:
-        return JobChanged(job, job.with_attribute(self.name, self.value))
-
 
 class SetConfirmed(OfJob, frozen=True):
     confirmed: bool
-
-    def change(self, job: Job, now: Now) -> JobChanged:
-        wait = None if self.confirmed else WaitReason(WaitKind.NOT_CONFIRMED)
-        return JobChanged(job, replace(job, source_missing=not self.confirmed, line_wait=wait))
 
 
 class OfAttempt(Action, frozen=True):
@@ -137,40 +101,27 @@ class OfAttempt(Action, frozen=True):
 
     attempt_id: int
 
-    def change(self, attempt: ActiveAttempt, now: Now) -> ActiveAttempt:
-        """Returns the attempt after the step."""
-        raise NotImplementedError
-
 
 class ResetLaunchCount(OfAttempt, frozen=True):
-    def change(self, attempt: ActiveAttempt, now: Now) -> ActiveAttempt:
-        return replace(attempt, launch_count=0)
+    pass
 
 
 class RecordRunner(OfAttempt, frozen=True):
     pid: int
     start_ticks: int
 
-    def change(self, attempt: ActiveAttempt, now: Now) -> ActiveAttempt:
-        return replace(attempt, runner_pid=self.pid, runner_start_ticks=self.start_ticks)
-
 
 class RecordRunnerDeath(OfAttempt, frozen=True):
-    def change(self, attempt: ActiveAttempt, now: Now) -> ActiveAttempt:
-        return attempt.orphaned(now)
+    pass
 
 
 class RecordMisplacedProcess(OfAttempt, frozen=True):
     uuid: str
     pid: int
 
-    def change(self, attempt: ActiveAttempt, now: Now) -> ActiveAttempt:
-        return replace(attempt, misplaced=(*attempt.misplaced, (self.uuid, self.pid)))
-
 
 class RecordWindowClosed(OfAttempt, frozen=True):
-    def change(self, attempt: ActiveAttempt, now: Now) -> ActiveAttempt:
-        return replace(attempt, window_closed=True)
+    pass
 
 
 class RecordOveruse(OfAttempt, frozen=True):
@@ -181,24 +132,13 @@ class RecordOveruse(OfAttempt, frozen=True):
     declared_mib: int
     share: int | None = None
 
-    def change(self, attempt: ActiveAttempt, now: Now) -> ActiveAttempt:
-        allocations = [
-            replace(one, overuse_logged=True, peak_mib=max(one.peak_mib or 0, self.used_mib))
-            if one.gpu == self.uuid
-            else one
-            for one in attempt.allocations
-        ]
-        return replace(attempt, allocations=tuple(allocations))
-
 
 class ReleaseAllocation(OfAttempt, frozen=True):
-    def change(self, attempt: ActiveAttempt, now: Now) -> ActiveAttempt:
-        return attempt.released(now)
+    pass
 
 
 class RecordMemoryReleased(OfAttempt, frozen=True):
-    def change(self, attempt: ActiveAttempt, now: Now) -> ActiveAttempt:
-        return attempt.closed()
+    pass
 
 
 class OfBoth(Action, frozen=True):
@@ -207,16 +147,9 @@ class OfBoth(Action, frozen=True):
     job_id: int
     attempt_id: int
 
-    def change(self, attempt: ActiveAttempt, now: Now) -> ActiveAttempt:
-        """Returns the attempt after the step."""
-        raise NotImplementedError
-
 
 class Transition(OfBoth, frozen=True):
     state: JobState
-
-    def change(self, attempt: ActiveAttempt, now: Now) -> ActiveAttempt:
-        return attempt.running(now) if self.state is JobState.RUNNING else attempt.stopping(now)
 
 
 class ClearStop(Action, frozen=True):
@@ -224,29 +157,10 @@ class ClearStop(Action, frozen=True):
     job_id: int
     stop_id: str
 
-    def change(self, attempt: ActiveAttempt, now: Now) -> ActiveAttempt:
-        return replace(attempt, job=replace(attempt.job, stop=None))
-
 
 class RecordUsage(OfBoth, frozen=True):
     sampled_at: float
     usage: tuple[tuple[str, int | None, float | None], ...]
-
-    def change(self, attempt: ActiveAttempt, now: Now) -> ActiveAttempt:
-        used = {gpu: (mib, load) for gpu, mib, load in self.usage}
-        allocations = []
-        for one in attempt.allocations:
-            mib, load = used.get(one.gpu, (None, None))
-            peaks = [peak for peak in (one.peak_mib, mib) if peak is not None]
-            allocations.append(
-                replace(
-                    one,
-                    peak_mib=max(peaks, default=None),
-                    load_sum=one.load_sum + (load or 0.0),
-                    load_samples=one.load_samples + (load is not None),
-                )
-            )
-        return replace(attempt, allocations=tuple(allocations), measured_boot=self.sampled_at)
 
 
 class FinishAttempt(OfBoth, frozen=True):
@@ -271,114 +185,29 @@ class FinishAttempt(OfBoth, frozen=True):
     is_still_adopted: bool = False
     keeps_stop: bool = False
 
-    def change(self, attempt: ActiveAttempt, now: Now) -> ActiveAttempt:
-        ended_at = now.wall if self.ended_at is None else self.ended_at
-        job, is_launch = attempt.job, self.outcome is Outcome.NOT_STARTED
-        is_queued = self.state is JobState.QUEUED and job.state is not JobState.QUEUED and not is_launch
-        job = replace(
-            job, state=self.state, outcome=self.job_outcome, reason=self.reason, exit_code=self.exit_code,
-            signal=self.signal, held_by=self.outcome.value if self.state is JobState.HELD else None,
-            recoveries=self.recoveries, launch_failures=self.launch_failures, boot_id=now.boot_id,
-            not_before_boot=self.not_before, oom_retries_used=self.oom_retries_used,
-            fail_retries_used=self.fail_retries_used, checkpoint=self.checkpoint,
-            finished_at=ended_at if self.state is JobState.FINISHED else None,
-            resume_from=job.resume_from if is_launch else self.resume_from,
-            queued_at=now.wall if is_queued else job.queued_at,
-            min_vram_mib=job.min_vram_mib if self.min_vram_mib is None else self.min_vram_mib,
-            adopted=job.adopted if self.is_still_adopted else None,
-            stop=job.stop if self.keeps_stop else None,
-        )  # fmt: skip
-        return replace(
-            attempt, state=AttemptState.ENDED, outcome=self.outcome, exit_code=self.exit_code,
-            signal=self.signal, reason=self.reason, survivors=self.survivors, ended_at=ended_at, job=job,
-            started_at=attempt.started_at if self.started_at is None else self.started_at,
-        )  # fmt: skip
-
 
 class OfGpu(Action, frozen=True):
     """A change of the row of a GPU."""
 
     uuid: str
 
-    def change(self, gpu: Gpu, now: Now) -> GpuChanged | None:
-        """Returns the change of this GPU that the step stands for."""
-        raise NotImplementedError
-
 
 class SetPaused(OfGpu, frozen=True):
     paused: bool
     cause: PauseCause | None = None
 
-    def change(self, gpu: Gpu, now: Now) -> GpuChanged | None:
-        if gpu.paused is self.paused and (self.paused or gpu.suspicion is None):
-            return None
-        resumed = replace(gpu, paused=False, usable_since=now.wall, suspicion=None)
-        return GpuChanged(gpu, replace(gpu, paused=True) if self.paused else resumed, self.cause)
-
 
 class SetSuspicion(OfGpu, frozen=True):
     suspicion: Suspicion | None
-
-    def change(self, gpu: Gpu, now: Now) -> GpuChanged | None:
-        return GpuChanged(gpu, replace(gpu, suspicion=self.suspicion))
 
 
 class RecordForeignLoad(OfGpu, frozen=True):
     loads: tuple[float | None, ...]
     sampled_at: float | None
 
-    def change(self, gpu: Gpu, now: Now) -> GpuChanged | None:
-        return GpuChanged(gpu, replace(gpu, foreign_loads=self.loads, foreign_load_boot=self.sampled_at))
-
 
 class RecordForeignPeaks(OfGpu, frozen=True):
     peaks: tuple[tuple[int, float, int], ...]
-
-    def change(self, gpu: Gpu, now: Now) -> GpuChanged | None:
-        return GpuChanged(gpu, replace(gpu, foreign_peaks={(pid, at): mib for pid, at, mib in self.peaks}))
-
-
-def changes(store: Store, step: Action, now: Now) -> list[Action]:
-    """Returns the changes of rows of this store that a step stands for."""
-    if isinstance(step, OfJob):
-        job = store.job(step.job_id)
-        assert job is not None
-        return [step.change(job, now)]
-    if isinstance(step, (OfAttempt, OfBoth, ClearStop)):
-        attempt = next(one for one in store.active_attempts() if one.id == step.attempt_id)
-        return [AttemptChanged(attempt, step.change(attempt, now))]
-    if isinstance(step, OfGpu):
-        gpu = next(one for one in store.gpus() if one.uuid == step.uuid)
-        change = step.change(gpu, now)
-        return [] if change is None else [change]
-    return [step]
-
-
-class StepWriter(StoreWriter):
-    """A writer that also records steps. Each is based on the rows that the steps before have left."""
-
-    def record(self, actions: Iterable[Action], now: Now) -> dict[int, int]:
-        """Records actions and steps in one transaction. Returns the ids of the attempts that it opened."""
-        opened: dict[int, int] = {}
-        with self._store.db.transaction():
-            for step in actions:
-                for change in changes(self._store, step, now):
-                    self._check(change)
-                    opened |= super().record([change], now)
-        return opened
-
-    def _check(self, change: Action) -> None:
-        """Checks that the columns that a change writes still have the values on which it is based."""
-        if isinstance(change, JobChanged):
-            _check_basis(JOBS, change.old, change.new, self._store.job(change.new.id))
-        elif isinstance(change, AttemptChanged):
-            _check_basis(ATTEMPTS, change.old, change.new, self._store.attempt(change.new.id))
-            _check_basis(JOBS, change.old.job, change.new.job, self._store.job(change.new.job_id))
-
-
-def _check_basis(table: Table[Any], old: Any, new: Any, there: Any) -> None:
-    written, differs = table.changes(old, new), table.changes(old, there)
-    assert not written.keys() & differs.keys(), f"{old} was changed meanwhile: {differs}"
 
 
 def told(actions: Iterable[Action]) -> list[Action]:

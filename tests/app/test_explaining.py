@@ -14,7 +14,7 @@ from gpu_scheduler.show.job_detail import job_detail
 from gpu_scheduler.show.location import Location
 from gpu_scheduler.show.round_facts import NeedSource
 from gpu_scheduler.show.why import diagnose
-from tests import steps as act
+from tests import changes
 from tests.cli.desk import Desk
 
 
@@ -62,7 +62,7 @@ def test_the_explanation_of_a_waiting_job_has_its_need_the_gpus_and_its_queue_po
 
 def test_the_explanation_of_a_failed_job_contains_the_end_of_its_log(desk: Desk, location: Location) -> None:
     job = desk.job()
-    desk.record(act.FinishJob(job, Outcome.FAILED, None))
+    desk.record(changes.finish(job, Outcome.FAILED))
     diagnosis = diagnose(location, job)
     assert (diagnosis.has_failed, diagnosis.waiting, diagnosis.log_end) == (True, None, ())
     assert [event.kind for event in diagnosis.events] == [EventKind.QUEUED, EventKind.FINISHED]

@@ -18,14 +18,14 @@ from gpu_scheduler.show.location import Location
 from gpu_scheduler.show.logs import LogProgress, attach_target, open_log, screens
 from gpu_scheduler.show.status import StatusQuery, empty_status, status
 from gpu_scheduler.show.wait_text import need_text
-from tests import steps as act
+from tests import changes
 from tests.cli.desk import Desk
 from tests.waiting import wait_for
 
 
 def test_status_reports_only_the_requested_jobs(desk: Desk, location: Location) -> None:
     jobs = [desk.job(f"echo {number}") for number in range(3)]
-    desk.record(act.FinishJob(jobs[0], Outcome.FAILED, None))
+    desk.record(changes.finish(jobs[0], Outcome.FAILED))
     report = status(location, StatusQuery())
     assert [job.record.id for job in report.jobs] == [jobs[1], jobs[2], jobs[0]]
     assert (report.pid, len(report.gpus), report.counts) == (None, 2, {"queued": 2, "finished": 1})
@@ -58,7 +58,7 @@ def test_screens_omits_jobs_without_a_session(desk: Desk, location: Location) ->
 
 def test_the_event_reader_returns_each_event_once(desk: Desk, location: Location) -> None:
     job = desk.job()
-    desk.record(act.FinishJob(job, Outcome.CANCELLED, None))
+    desk.record(changes.finish(job, Outcome.CANCELLED))
     with open_events(location, None) as reader:
         assert [event.kind for event in reader.new_events()] == [EventKind.QUEUED, EventKind.FINISHED]
         assert list(reader.new_events()) == []

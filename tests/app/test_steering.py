@@ -16,7 +16,7 @@ from gpu_scheduler.core.model.states import Outcome
 from gpu_scheduler.daemon.restore import refuse_active
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.show.location import Location
-from tests import steps as act
+from tests import changes
 from tests.cli.desk import Desk
 
 SLEEP = "while :; do sleep 0.02; done"
@@ -73,7 +73,7 @@ def test_a_running_scheduler_answers_requests(desk: Desk, location: Location) ->
 
 def test_answers_to_requests_list_refusals_first(desk: Desk, location: Location) -> None:
     queued, finished = desk.job(), desk.job("echo done")
-    desk.record(act.FinishJob(finished, Outcome.COMPLETED, None))
+    desk.record(changes.finish(finished, Outcome.COMPLETED))
     assert kinds(job_requests.change_jobs(location, "hold", [queued, finished, 99])) == [
         (99, AnswerKind.REFUSED),
         (finished, AnswerKind.REFUSED),
@@ -87,7 +87,7 @@ def test_a_request_without_a_job_selection_applies_to_every_job_that_it_can_chan
     assert job_requests.cancel(location, None, 1.0) == ()
     assert job_requests.retry(location, None).answers == ()
     failed, queued = desk.job(), desk.job("echo b")
-    desk.record(act.FinishJob(failed, Outcome.FAILED, None))
+    desk.record(changes.finish(failed, Outcome.FAILED))
     assert kinds(job_requests.retry(location, None).answers) == [(failed, AnswerKind.CARRIED_OUT)]
     assert job_requests.retry(location, None).answers == ()  # It has been queued again.
     assert kinds(job_requests.cancel(location, None, 1.0)) == [
@@ -98,7 +98,7 @@ def test_a_request_without_a_job_selection_applies_to_every_job_that_it_can_chan
 
 def test_a_retry_of_every_failed_job_leaves_out_those_with_a_recorded_retry(desk: Desk) -> None:
     failed = desk.job()
-    desk.record(act.FinishJob(failed, Outcome.FAILED, None))
+    desk.record(changes.finish(failed, Outcome.FAILED))
     assert kinds(job_requests.retry(desk.server, None).answers) == [(failed, AnswerKind.RECORDED)]
     assert job_requests.retry(desk.server, None).answers == ()
     assert desk.requests() == [("retry", str(failed))]

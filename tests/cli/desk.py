@@ -20,16 +20,16 @@ from gpu_scheduler.core.command.build import REPORT_START
 from gpu_scheduler.core.model.gpu import GpuSample
 from gpu_scheduler.core.model.job import Attempt
 from gpu_scheduler.core.model.job_spec import Dependency, DependencyKind, JobSpec
-from gpu_scheduler.core.model.states import JobState
+from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.show.location import Location
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.requests import open_requests
 from gpu_scheduler.store.scheduler_lock import scheduler_pid
 from gpu_scheduler.store.store import Store
-from tests import steps as act
+from tests import changes
+from tests.changes import CheckedWriter
 from tests.processes import sweep
-from tests.steps import StepWriter
 from tests.waiting import wait_for
 from tests.warm import Process
 
@@ -54,9 +54,9 @@ class Desk:
         return self._store
 
     @property
-    def writer(self) -> StepWriter:
+    def writer(self) -> CheckedWriter:
         """The store writer that the loop uses."""
-        return StepWriter(self._store or self.store, Settings())
+        return CheckedWriter(self._store or self.store, Settings())
 
     def record(self, *actions: act.Action) -> dict[int, int]:
         """Records actions as the loop does."""
@@ -110,7 +110,7 @@ class Desk:
         self.writer.record_log(row.id, str(log), None)
         DirectExecutor().launch(AttemptRef(job_id, 1, row.token, self.folder(row)))
         wait_for(lambda: observe(self.folder(row), row.token).claim != "none", f"claim of job {job_id}")
-        self.record(act.Transition(job_id, row.id, JobState.RUNNING))
+        self.record(changes.run(row.id))
         return job_id
 
     @property

@@ -18,7 +18,7 @@ from gpu_scheduler.core.jobsfile.attributes import ATTRIBUTES, KNOWN_ATTRIBUTES,
 from gpu_scheduler.core.jobsfile.compose import format_command_line
 from gpu_scheduler.core.jobsfile.job_line import ParsedJob, parse_line
 from gpu_scheduler.core.model.states import JobState, Outcome
-from tests import steps as act
+from tests import changes
 from tests.cli.desk import Desk
 from tests.fakes.conda import plant
 
@@ -147,7 +147,7 @@ def test_add_reports_an_identical_job_that_is_queued_or_completed(desk: Desk, sc
     code, out, err = desk.run("add", "train.py", "--args", "--llm x", "--priority", "7")
     assert (code, out) == (0, f"7,{script},,--llm x,\n")
     assert f"adds no new job: the identical job {job_id} is queued" in err
-    desk.record(act.FinishJob(job_id, Outcome.COMPLETED, None))
+    desk.record(changes.finish(job_id, Outcome.COMPLETED))
     code, _, err = desk.run("add", "train.py", "--args", "--llm x")
     assert code == 0
     assert f"the identical job {job_id} has completed; `retry {job_id}` runs it again" in err
@@ -159,7 +159,7 @@ def test_add_does_not_warn_about_an_identical_job_that_failed(desk: Desk, script
     read = parse_line(f"200,{script},,,", str(desk.path), "/")
     assert isinstance(read, ParsedJob)
     job_id = desk.store.insert_job(read.spec, "cli")
-    desk.record(act.FinishJob(job_id, Outcome.FAILED, None))
+    desk.record(changes.finish(job_id, Outcome.FAILED))
     assert desk.state(job_id) == JobState.FINISHED
     assert desk.run("add", "train.py") == (0, f"200,{script},,,\n", NOTED)
 
@@ -410,7 +410,7 @@ def test_adding_a_completed_command_creates_a_new_job(desk: Desk) -> None:
         assert isinstance(read, ParsedJob)
         job_id = desk.store.insert_job(read.spec, "cli")
         assert desk.run("add", "--", "echo")[2] == NOTED
-        desk.record(act.FinishJob(job_id, Outcome.COMPLETED, None))
+        desk.record(changes.finish(job_id, Outcome.COMPLETED))
     assert "not a program on PATH" in desk.run("add", "--", "pyhton", "t.py")[2]
 
 

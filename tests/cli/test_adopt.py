@@ -18,7 +18,7 @@ from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample
 from gpu_scheduler.core.model.states import Outcome
 from gpu_scheduler.runner.process_scan import ticks_of
 from gpu_scheduler.store.requests import launch_context
-from tests import steps as act
+from tests import changes
 from tests.cli.desk import Desk
 from tests.processes import has_arguments, is_zombie
 from tests.users import User
@@ -262,7 +262,7 @@ def test_a_process_that_hides_its_command_line_cannot_be_started_again(
         "it has replaced its command line by a title, so it cannot be started again unless `set 1 com" in err
     )
     assert f"    cmd: {os.path.realpath(shown) if '/' in shown else shown}\n" in out
-    desk.record(act.FinishJob(1, Outcome.FAILED, None))
+    desk.record(changes.finish(1, Outcome.FAILED))
     said = "gpu-scheduler: it is not known how to start job 1; `retry 1 --set command='…'` sets its command\n"
     for up in (False, True):
         with desk.scheduler() if up else nullcontext():

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from gpu_scheduler.config import StartOptions
-from gpu_scheduler.core.model.states import JobState, Outcome
+from gpu_scheduler.core.model.states import Outcome
+from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.intake.llm_config import LlmConfigFile
-from tests import steps as act
+from tests import changes
 from tests.cli.desk import Desk
 
 CONFIG = '{\n  "note": "mine",\n  "models": {\n    "qwen": 1.0,\n    "other": {"share": 0.5}\n  }\n}\n'
@@ -24,11 +25,10 @@ def finish_job(desk: Desk, text: str, peak: int, outcome: Outcome = Outcome.COMP
     gpus = ("SIM-0", "SIM-1")[: values.get("gpus", 1)]
     this = desk.record(act.Start(job, gpus, 0, vram=values.get("vram")))[job]
     seen = tuple((uuid, peak - 10 * index, 50.0) for index, uuid in enumerate(gpus))
-    desk.record(act.Transition(job, this, JobState.RUNNING), act.RecordUsage(job, this, 5.0, seen))
+    desk.record(changes.run(this), changes.measure(this, 5.0, *seen))
     desk.record(
-        act.FinishAttempt(job, this, outcome, JobState.FINISHED, outcome, started_at=100.0, ended_at=160.0),
-        act.ReleaseAllocation(this),
-        act.RecordMemoryReleased(this),
+        changes.end(this, outcome, started_at=100.0, ended_at=160.0),
+        *changes.leave(this),
     )
 
 
@@ -161,12 +161,8 @@ def run_job(desk: Desk, text: str, seconds: float) -> None:
     job = desk.job(text)
     this = desk.record(act.Start(job, ("SIM-0",), 0))[job]
     done = Outcome.COMPLETED
-    desk.record(
-        act.FinishAttempt(
-            job, this, done, JobState.FINISHED, done, started_at=100.0, ended_at=100.0 + seconds
-        )
-    )
-    desk.record(act.ReleaseAllocation(this), act.RecordMemoryReleased(this))
+    desk.record(changes.end(this, done, started_at=100.0, ended_at=100.0 + seconds))
+    desk.record(*changes.leave(this))
 
 
 def test_calibrate_uses_the_schedulers_spike_buffer_and_tolerance(desk: Desk, config: Path) -> None:

@@ -11,7 +11,8 @@ import pytest
 from gpu_scheduler.core.model.job_spec import UNRESOLVED, Dependency, DependencyKind
 from gpu_scheduler.core.model.reasons import ReasonKind, StateReason
 from gpu_scheduler.core.model.states import Outcome
-from tests import steps as act
+from gpu_scheduler.core.scheduling import actions as act
+from tests import changes
 from tests.cli.desk import Desk
 from tests.cli.test_why import run_to_end
 from tests.waiting import wait_for
@@ -35,14 +36,14 @@ def shown_job(desk: Desk, job: int) -> dict[str, Any]:
 
 
 def finish(desk: Desk, job: int, outcome: Outcome) -> None:
-    desk.record(act.FinishJob(job, outcome, None))
+    desk.record(changes.finish(job, outcome))
     desk.record(act.SettleDependencies())
 
 
 def test_status_names_the_jobs_for_which_a_job_waits(desk: Desk) -> None:
     first, second = desk.job(), desk.job()
     child = desk.job_after(first, second)
-    desk.record(act.HoldJob(second, "user", HELD_BY_USER))
+    desk.record(changes.hold(second))
     reason = f"after job {first} (queued), job {second} (held)"
     assert shown_job(desk, child)["reason"] == reason
     assert reason in desk.run("status")[1]
@@ -60,7 +61,7 @@ def test_why_shows_the_parents_of_a_job_and_the_job_that_needs_the_user(desk: De
     child = desk.job_after(parent)
     last = desk.job_after(child, kind=DependencyKind.FINISHED)
     assert "blocked by" not in why(desk, last)
-    desk.record(act.HoldJob(root, "user", HELD_BY_USER))
+    desk.record(changes.hold(root))
     found = why(desk, child)
     assert found["parent"] == [("warn", f"after={parent}: job {parent} (data) is queued", "")]
     assert found["children"] == [("ok", f"1 job depends on it: {last}", "")]
@@ -106,7 +107,7 @@ def test_why_explains_how_to_run_a_skipped_job(desk: Desk) -> None:
 def test_why_says_that_a_held_job_will_be_skipped(desk: Desk) -> None:
     parent = desk.job()
     child = desk.job_after(parent)
-    desk.record(act.HoldJob(child, "user", HELD_BY_USER))
+    desk.record(changes.hold(child))
     finish(desk, parent, Outcome.FAILED)
     found = why(desk, child)
     assert found["held"][0][1] == "held by the user"
@@ -179,7 +180,7 @@ def test_a_cancelled_job_whose_parent_failed_is_retried_together_with_it_or_with
 ) -> None:
     parent = desk.job()
     child = desk.job_after(parent)
-    desk.record(act.FinishJob(child, Outcome.CANCELLED, None))
+    desk.record(changes.finish(child, Outcome.CANCELLED))
     finish(desk, parent, Outcome.CANCELLED)
     assert why(desk, child)["end"][0][2] == f"`retry {parent} {child}` runs it again, and first job {parent}"
     with desk.scheduler() if up else nullcontext():

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from gpu_scheduler.core.model.states import JobState
-from tests import steps as act
+from tests import changes
 from tests.cli.desk import Desk
 from tests.progress.training import trainer_checkpoint
 
@@ -30,7 +29,7 @@ def running(desk: Desk, output: str = "", **values: Any) -> tuple[int, Path]:
     log.write_text(output)
     desk.folder(attempt).mkdir(parents=True, exist_ok=True)
     desk.writer.record_log(attempt.id, str(log), None)
-    desk.record(act.Transition(job, attempt.id, JobState.RUNNING))
+    desk.record(changes.run(attempt.id))
     desk.folders.clear()
     return job, log
 

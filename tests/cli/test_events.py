@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 from gpu_scheduler.config import StartOptions
-from gpu_scheduler.core.model.states import JobState, Outcome
-from tests import steps as act
+from gpu_scheduler.core.model.states import Outcome
+from gpu_scheduler.core.scheduling import actions as act
+from tests import changes
 from tests.cli.desk import Desk
 from tests.reasons import worded
 from tests.waiting import wait_for
@@ -25,16 +26,12 @@ from tests.waiting import wait_for
 def three_jobs(desk: Desk) -> list[int]:
     """Inserts a job that was cancelled while it waited, a job that ran, and a job that waits."""
     jobs = [desk.job("echo first"), desk.job("echo second"), desk.job("echo third")]
-    desk.record(act.FinishJob(jobs[0], Outcome.CANCELLED, worded("line removed")))
+    desk.record(changes.finish(jobs[0], Outcome.CANCELLED, worded("line removed")))
     attempt = desk.attempt(jobs[1]).id
-    desk.record(act.Transition(jobs[1], attempt, JobState.RUNNING))
-    desk.record(act.RecordMisplacedProcess(attempt, "SIM-1", 77))
-    desk.record(
-        act.FinishAttempt(
-            jobs[1], attempt, Outcome.FAILED, JobState.FINISHED, Outcome.FAILED, worded("exit code 3")
-        )
-    )
-    desk.record(act.SetPaused("SIM-1", True))
+    desk.record(changes.run(attempt))
+    desk.record(changes.set_attempt(attempt, misplaced=(("SIM-1", 77),)))
+    desk.record(changes.end(attempt, Outcome.FAILED, worded("exit code 3")))
+    desk.record(changes.pause("SIM-1"))
     return jobs
 
 
@@ -91,9 +88,9 @@ def test_every_key_of_an_attempts_events_is_documented(desk: Desk) -> None:
 
 def test_events_names_the_outcome_of_each_end_of_a_job(desk: Desk) -> None:
     job = desk.job("echo first")
-    desk.record(act.FinishJob(job, Outcome.CANCELLED, worded("line removed")))
-    desk.record(act.RequeueJob(job, worded("asked for")))
-    desk.record(act.FinishJob(job, Outcome.SKIPPED, worded("job 3 failed")))
+    desk.record(changes.finish(job, Outcome.CANCELLED, worded("line removed")))
+    desk.record(changes.queue(job, worded("asked for")))
+    desk.record(changes.finish(job, Outcome.SKIPPED, worded("job 3 failed")))
     told = [line[21:] for line in desk.run("events")[1].splitlines()]
     assert told[1:] == [
         "job 1 cancelled: line removed", "job 1 queued: asked for", "job 1 skipped: job 3 failed",
@@ -113,8 +110,8 @@ def test_events_prints_each_event_once_even_with_gaps_in_the_ids(
 def test_events_uses_the_schedulers_tolerance(desk: Desk) -> None:
     job = desk.job()
     attempt = desk.record(act.Start(job, ("SIM-0",), 0, vram=1000))[job]
-    desk.record(act.RecordUsage(job, attempt, 1.0, (("SIM-0", 1200, 1.0),)))
-    desk.record(act.FinishAttempt(job, attempt, Outcome.COMPLETED, JobState.FINISHED, Outcome.COMPLETED))
+    desk.record(changes.run(attempt), changes.measure(attempt, 1.0, ("SIM-0", 1200, 1.0)))
+    desk.record(changes.end(attempt, Outcome.COMPLETED))
     assert "under-declared (+20%)" in desk.run("events")[1]
     desk.store.record_options(StartOptions(tolerance=0.25))
     assert "within ±25%" in desk.run("events")[1]
@@ -159,7 +156,7 @@ def test_events_follows_until_ctrl_c(desk: Desk) -> None:
     job = desk.job("echo first")
     with following(desk, "--jsonl") as process:
         assert read(process)["event"] == "queued"
-        desk.record(act.HoldJob(job, "user", worded("held by the user")))
+        desk.record(changes.hold(job, worded("held by the user")))
         assert read(process)["event"] == "held"
         desk.job("echo second")
         assert read(process)["job"] == job + 1

@@ -18,7 +18,8 @@ from gpu_scheduler.attempts.folder import observe, request_stop
 from gpu_scheduler.core.model.job import StopRequest
 from gpu_scheduler.core.model.job_spec import Need
 from gpu_scheduler.core.model.reasons import WaitKind, WaitReason
-from gpu_scheduler.core.model.states import JobState, Outcome
+from gpu_scheduler.core.model.states import Outcome
+from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.daemon import restore
 from gpu_scheduler.daemon.service import count_jobs_to_forget
 from gpu_scheduler.errors import SchedulerError
@@ -29,7 +30,7 @@ from gpu_scheduler.store.new_store import forgetting_jobs
 from gpu_scheduler.store.requests import add_request
 from gpu_scheduler.store.state_file import requested_pauses
 from gpu_scheduler.store.store import Store
-from tests import steps as act
+from tests import changes
 from tests.cli.desk import Desk
 from tests.processes import sweep
 from tests.waiting import wait_for
@@ -40,9 +41,8 @@ ROOT = Path(__file__).parents[2]
 
 def finish_attempt(desk: Desk, job: int, attempt: int) -> None:
     desk.record(
-        act.FinishAttempt(job, attempt, Outcome.COMPLETED, JobState.FINISHED, Outcome.COMPLETED),
-        act.ReleaseAllocation(attempt),
-        act.RecordMemoryReleased(attempt),
+        changes.end(attempt, Outcome.COMPLETED),
+        *changes.leave(attempt),
     )
 
 
@@ -84,7 +84,7 @@ CLEARED_TABLES = ("job", "attempt", "allocation", "line", "pending_group", "job_
 
 def test_fresh_forgets_jobs_and_keeps_facts_about_the_machine(desk: Desk) -> None:
     _, waits = fill_store(desk)
-    desk.record(act.SetPaused("SIM-0", True))
+    desk.record(changes.pause("SIM-0"))
     store = desk.store
     add_request(store, "resume", "SIM-0")
     add_request(store, "pause", "SIM-1")
@@ -245,7 +245,7 @@ def test_fresh_is_refused_while_a_process_of_an_ended_job_is_left(
     monkeypatch.setattr(restore, "RUNNER_EXIT_S", 0.1)
     job = desk.job()
     row = desk.attempt(job)
-    desk.record(act.FinishAttempt(job, row.id, Outcome.COMPLETED, JobState.FINISHED, Outcome.COMPLETED))
+    desk.record(changes.end(row.id, Outcome.COMPLETED))
     restore.refuse_active(desk.store)
     left = subprocess.Popen(["sleep", "60"], env={**os.environ, "GPU_SCHEDULER_TOKEN": row.token})
     try:
@@ -286,7 +286,7 @@ def test_a_killed_runner_does_not_block_a_fresh_start_once_its_command_has_ended
 def test_fresh_does_not_void_the_claim_of_an_ended_attempt(desk: Desk) -> None:
     job = desk.job()
     row = desk.attempt(job)
-    desk.record(act.FinishAttempt(job, row.id, Outcome.FAILED, JobState.FINISHED, Outcome.FAILED))
+    desk.record(changes.end(row.id, Outcome.FAILED))
     restore.refuse_active(desk.store, void_claims=True)
     assert not desk.folder(row).exists()
 

@@ -20,7 +20,7 @@ from gpu_scheduler.core.model.states import Outcome
 from gpu_scheduler.daemon import restore
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.store.data_dir import DataDir
-from tests import steps as act
+from tests import changes
 from tests.cli.desk import Desk
 from tests.waiting import wait_for
 
@@ -59,7 +59,7 @@ def test_an_unknown_job_does_not_prevent_the_other_requests(desk: Desk, up: bool
 
 def test_a_finished_job_can_be_retried_but_not_cancelled_or_held(desk: Desk) -> None:
     job = desk.job()
-    desk.record(act.FinishJob(job, Outcome.FAILED, None))
+    desk.record(changes.finish(job, Outcome.FAILED))
     code, out, err = desk.run("cancel", job)
     assert (code, out, err) == (1, "", f"gpu-scheduler: job {job} is already finished (failed)\n")
     code, _, err = desk.run("hold", job)
@@ -79,7 +79,7 @@ def test_cancel_requires_jobs_or_all(desk: Desk) -> None:
 
 
 def test_cancel_all_cancels_every_job_and_accepts_an_empty_queue(desk: Desk) -> None:
-    desk.record(act.FinishJob(desk.job(), Outcome.COMPLETED, None))
+    desk.record(changes.finish(desk.job(), Outcome.COMPLETED))
     assert desk.run("cancel", "--all") == (0, "no jobs to cancel\n", "")
     held = desk.job("echo held", hold=True)
     queued = desk.job("echo queued")

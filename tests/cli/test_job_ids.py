@@ -8,19 +8,18 @@ import pytest
 
 from gpu_scheduler.attempts.folder import observe
 from gpu_scheduler.core.model.job import Job
-from gpu_scheduler.core.model.states import JobState, Outcome
+from gpu_scheduler.core.model.states import Outcome
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.show.job_refs import JobRef, resolve_job, resolve_jobs
-from tests import steps as act
+from tests import changes
 from tests.cli.desk import Desk
-from tests.reasons import worded
 from tests.waiting import wait_for
 
 
 def finish_job(desk: Desk, name: str | None, at: float, outcome: Outcome = Outcome.COMPLETED) -> int:
     """Inserts a finished job that ended at the time `at`."""
     job = desk.job(name=name)
-    desk.record(act.FinishJob(job, outcome, None))
+    desk.record(changes.finish(job, outcome))
     with desk.store.db.transaction() as db:
         db.execute("UPDATE job SET finished_at = ? WHERE id = ?", (at, job))
     return job
@@ -173,7 +172,7 @@ def test_a_failure_that_is_not_recorded_yet_counts_as_failed(desk: Desk) -> None
 def test_a_long_list_of_failed_jobs_is_shortened_and_counted(desk: Desk) -> None:
     with desk.store.db.transaction():
         jobs = [desk.job() for _ in range(25)]
-    desk.record(*(act.FinishJob(job, Outcome.FAILED, None) for job in jobs))
+    desk.record(*(changes.finish(job, Outcome.FAILED) for job in jobs))
     desk.job()
     assert "… and 5 more failed (status --failed --all)" in desk.run("status", "--failed")[1]
     assert len(json.loads(desk.run("status", "--failed", "--all", "--json")[1])["jobs"]) == 25
@@ -183,11 +182,7 @@ def test_a_long_list_of_failed_jobs_is_shortened_and_counted(desk: Desk) -> None
 def test_a_job_that_waits_for_a_retry_does_not_count_as_failed(desk: Desk) -> None:
     job = desk.job(fail_retries=1)
     row = desk.attempt(job)
-    desk.record(
-        act.FinishAttempt(
-            job, row.id, Outcome.FAILED, JobState.QUEUED, None, worded("exit code 1"), exit_code=1
-        )
-    )
+    desk.record(changes.fail(row.id))
     found: Job | None = desk.store.job(job)
     assert found is not None
     assert found.state == "queued"

@@ -15,7 +15,7 @@ from gpu_scheduler.control import wait as job_wait
 from gpu_scheduler.core.model.reasons import ReasonKind, StateReason
 from gpu_scheduler.core.model.states import Outcome
 from gpu_scheduler.store.data_dir import DataDir
-from tests import steps as act
+from tests import changes
 from tests.cli.desk import Desk
 from tests.e2e.world import World
 from tests.processes import stop_between_writes
@@ -206,7 +206,7 @@ def test_wait_for_many_jobs_prints_few_lines(desk: Desk) -> None:
 
 def test_wait_for_finished_jobs_returns_at_once(desk: Desk) -> None:
     for outcome in (Outcome.CANCELLED, Outcome.SKIPPED):
-        desk.record(act.FinishJob(desk.job(), outcome, StateReason(ReasonKind.CANCELLED_BY_USER)))
+        desk.record(changes.finish(desk.job(), outcome, StateReason(ReasonKind.CANCELLED_BY_USER)))
     assert desk.run("wait", "--job", "1", "2")[:2] == (1, "")
 
 

@@ -20,8 +20,8 @@ import pytest
 
 from gpu_scheduler.attempts.folder import observe
 from gpu_scheduler.cli.logs import LogFilter, LogPrinter
-from gpu_scheduler.core.model.states import JobState, Outcome
-from tests import steps as act
+from gpu_scheduler.core.model.states import Outcome
+from tests import changes
 from tests.cli.desk import Desk
 from tests.waiting import wait_for
 
@@ -133,19 +133,19 @@ def test_the_last_lines_of_a_long_bar_are_its_newest_frames(
             assert printed == expected
 
 
-def logged_attempts(desk: Desk, job: int, *states: JobState) -> None:
-    """Records an ended attempt with a log for each state, which is the job's state after that attempt."""
-    for number, state in enumerate(states, 1):
+def logged_attempts(desk: Desk, job: int, *outcomes: Outcome) -> None:
+    """Records an ended attempt with a log for each outcome."""
+    for number, outcome in enumerate(outcomes, 1):
         row = desk.attempt(job)
         log = desk.path / f"{number}.log"
         log.write_text(f"attempt {number}\n")
         desk.writer.record_log(row.id, str(log), None)
-        desk.record(act.FinishAttempt(job, row.id, Outcome.NOT_STARTED, state, None))
+        desk.record(changes.end(row.id, outcome))
 
 
 def test_logs_prints_the_latest_attempt(desk: Desk) -> None:
     job = desk.job()
-    logged_attempts(desk, job, JobState.QUEUED, JobState.FINISHED)
+    logged_attempts(desk, job, Outcome.NOT_STARTED, Outcome.COMPLETED)
     assert desk.run("logs", job) == (0, "attempt 2\n", "")
     assert desk.run("logs", job, "-f") == (0, "attempt 2\n", "")
     assert desk.run("logs", job, "-n", 0) == (0, "", "")
@@ -167,7 +167,7 @@ def test_logs_reports_a_missing_log(desk: Desk) -> None:
 
 def test_logs_prints_an_earlier_attempt(desk: Desk) -> None:
     job = desk.job()
-    logged_attempts(desk, job, JobState.QUEUED, JobState.QUEUED)
+    logged_attempts(desk, job, Outcome.NOT_STARTED, Outcome.NOT_STARTED)
     assert desk.run("logs", job, "--attempt", 1) == (0, "attempt 1\n", "")
     assert desk.run("logs", job, "--attempt", 1, "-f") == (0, "attempt 1\n", "")
     assert desk.run("logs", job, "--attempt", 2) == desk.run("logs", job)
@@ -203,12 +203,10 @@ def test_logs_follow_continues_with_the_next_attempt(desk: Desk) -> None:
             if number == 1:
                 process = start("logs", job, "-f")
                 read = read_until(process.stdout, b"attempt 1\n")
-                desk.record(act.FinishAttempt(job, row.id, Outcome.NOT_STARTED, JobState.QUEUED, None))
+                desk.record(changes.end(row.id, Outcome.NOT_STARTED))
         read += read_until(process.stdout, b"attempt 2\n")
         assert process.poll() is None
-        desk.record(
-            act.FinishAttempt(job, rows[-1].id, Outcome.COMPLETED, JobState.FINISHED, Outcome.COMPLETED)
-        )
+        desk.record(changes.end(rows[-1].id, Outcome.COMPLETED))
         out, err = process.communicate(timeout=60)
     assert (process.returncode, read + out, err) == (0, b"attempt 1\nattempt 2\n", b"")
 
@@ -297,7 +295,7 @@ def test_logs_follow_into_a_pipe_updates_a_progress_bar_at_most_once_a_second(de
 
         wait_for(draw, "two updates", every_s=0.02)
         file.write(b"\r100%\nlast")
-    desk.record(act.FinishAttempt(job, row.id, Outcome.COMPLETED, JobState.FINISHED, Outcome.COMPLETED))
+    desk.record(changes.end(row.id, Outcome.COMPLETED))
     read += process.communicate(timeout=60)[0]
     assert read.endswith(b"\n100%\nlast")
     assert read.count(b"%") <= time.monotonic() - began + 2
@@ -337,7 +335,7 @@ class ClaimedAttempt:
         assert self._process.stdout is not None
         assert self._process.stdout.readline() == b"held\n"
         os.close(slave)
-        desk.record(act.Transition(self.job, self.attempt_id, JobState.RUNNING))
+        desk.record(changes.run(self.attempt_id))
 
     def close_window(self) -> None:
         """Closes the window, as Ctrl-A k does in Screen."""
@@ -455,7 +453,7 @@ def test_attach_and_status_report_a_closed_window(
     assert session not in text
     [shown] = json.loads(desk.run("status", "--json")[1])["jobs"]
     assert (shown["state"], shown["session"], shown["window_closed"]) == ("running", None, True)
-    desk.record(act.RecordWindowClosed(held.attempt_id))
+    desk.record(changes.set_attempt(held.attempt_id, window_closed=True))
     assert f"`logs {job} -f` follows it" in desk.run("why", job)[1]
     assert "the window was closed, but the job continues" in desk.run("screens")[1]
     told = f"job {job} continues although its Screen window was closed; `logs {job} -f` follows its output\n"
@@ -488,7 +486,7 @@ def test_logs_of_several_jobs_are_printed_one_after_the_other(
 ) -> None:
     jobs = [desk.job(), desk.job()]
     for job in jobs:
-        logged_attempts(desk, job, JobState.QUEUED, JobState.FINISHED)
+        logged_attempts(desk, job, Outcome.NOT_STARTED, Outcome.COMPLETED)
     both = "".join(f"==> job {job} <==\nattempt 2\n" for job in jobs)
     assert desk.run("logs", *jobs) == (0, both, "")
 
@@ -523,9 +521,7 @@ def test_attach_rejects_a_job_that_is_not_running(desk: Desk) -> None:
     assert f"job {job} is not running but queued\n" in desk.run("attach", job)[2]
     row = desk.attempt(job)
     assert "is starting; try again" in desk.run("attach", job)[2]
-    desk.record(
-        act.FinishAttempt(job, row.id, Outcome.FAILED, JobState.FINISHED, Outcome.FAILED, exit_code=1)
-    )
+    desk.record(changes.end(row.id, Outcome.FAILED, exit_code=1))
     code, out, err = desk.run("attach", job)
     assert (code, out) == (1, "")
     assert err == f"gpu-scheduler: job {job} is not running but finished; `logs {job}` shows its output\n"

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.core.model.states import JobState
 from gpu_scheduler.store.data_dir import Host, read_host, this_host, write_host
-from tests import steps as act
+from tests import changes
 from tests.cli.desk import Desk
 
 ELSEWHERE = Host("gpu-other", "0" * 32)
@@ -23,7 +22,7 @@ def there(desk: Desk) -> Desk:
     """Provides another host's store with job 1, which waits, and job 2, which is recorded as running."""
     desk.job("echo waits")
     row = desk.attempt(desk.job("sleep 100"))
-    desk.record(act.Transition(2, row.id, JobState.RUNNING))
+    desk.record(changes.run(row.id))
     write_host(desk.data_dir.host_file, ELSEWHERE)
     return desk
 

@@ -10,9 +10,9 @@ from typing import Any
 
 from gpu_scheduler.control.job_requests import cancel
 from gpu_scheduler.core.model.job_spec import DependencyKind
-from gpu_scheduler.core.model.reasons import ReasonKind, StateReason
-from gpu_scheduler.core.model.states import JobState, Outcome
-from tests import steps as act
+from gpu_scheduler.core.model.states import Outcome
+from gpu_scheduler.core.scheduling import actions as act
+from tests import changes
 from tests.cli.desk import Desk
 
 
@@ -22,13 +22,9 @@ def learn(desk: Desk, text: str, *seconds: float) -> None:
         job = desk.job(text, command=f"{text} --seed {number}")
         this = desk.record(act.Start(job, ("SIM-0",), 1000, whole=True))[job]
         desk.record(
-            act.Transition(job, this, JobState.RUNNING),
-            act.FinishAttempt(
-                job, this, Outcome.COMPLETED, JobState.FINISHED, Outcome.COMPLETED,
-                started_at=100.0, ended_at=100.0 + run_time,
-            ),
-            act.ReleaseAllocation(this),
-            act.RecordMemoryReleased(this),
+            changes.run(this),
+            changes.end(this, Outcome.COMPLETED, started_at=100.0, ended_at=100.0 + run_time),
+            *changes.leave(this),
         )  # fmt: skip
 
 
@@ -38,7 +34,7 @@ def run(desk: Desk, job: int, gpu: str, age_s: float) -> None:
     attempt = desk.store.attempt(this)
     assert attempt is not None
     desk.folder(attempt).mkdir(parents=True)
-    desk.record(act.Transition(job, this, JobState.RUNNING))
+    desk.record(changes.run(this))
     with desk.store.db.transaction() as db:
         db.execute("UPDATE attempt SET started_at = ? WHERE id = ?", (time.time() - age_s, this))
 
@@ -115,7 +111,7 @@ def test_jobs_count_with_a_guess_as_long_as_few_runs_are_known(desk: Desk) -> No
 
 def test_says_why_a_job_has_no_forecast(desk: Desk) -> None:
     held, wide = whole(desk, "true"), desk.job("true", gpus=3, share=1000)
-    desk.record(act.HoldJob(held, "user", StateReason(ReasonKind.HELD_BY_USER)))
+    desk.record(changes.hold(held))
     child = desk.job_after(held, share=1000)
     lost = desk.job_after(0, share=1000)
     shown = jobs_of(desk)
@@ -138,7 +134,7 @@ def test_a_job_waits_for_its_parents(desk: Desk) -> None:
 def test_says_that_gpus_are_paused(desk: Desk) -> None:
     whole(desk, "true")
     for index in range(2):
-        desk.record(act.SetPaused(f"SIM-{index}", True))
+        desk.record(changes.pause(f"SIM-{index}"))
     assert "paused" in desk.run("plan")[1]
 
 

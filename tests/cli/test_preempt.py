@@ -20,7 +20,7 @@ from gpu_scheduler.control.preempt import PreemptEnd, PreemptReport, PreemptWait
 from gpu_scheduler.core.model.job import StopRequest
 from gpu_scheduler.core.model.states import Outcome
 from gpu_scheduler.show.location import Location
-from tests import steps as act
+from tests import changes
 from tests.cli.desk import Desk
 from tests.waiting import wait_for
 
@@ -347,7 +347,7 @@ def test_asks_the_job_itself_if_the_scheduler_dies_before_it_answers(desk: Desk)
 def test_refuses_a_job_that_does_not_run_and_names_the_remedy(desk: Desk, start: Start) -> None:
     needs = "preempt needs a job that is starting or running"
     queued, held, finished = desk.job(), desk.job("echo b", hold=True), desk.job("echo c")
-    desk.record(act.FinishJob(finished, Outcome.COMPLETED, None))
+    desk.record(changes.finish(finished, Outcome.COMPLETED))
     for job, why in (
         (
             queued,

@@ -10,7 +10,7 @@ import pytest
 from gpu_scheduler.control.job_requests import set_priority
 from gpu_scheduler.core.model.states import Outcome
 from gpu_scheduler.store.requests import open_requests
-from tests import steps as act
+from tests import changes
 from tests.cli.desk import Desk
 
 
@@ -39,7 +39,7 @@ def test_status_shows_a_priority_change_that_is_only_recorded(desk: Desk) -> Non
 @pytest.mark.parametrize("up", [False, True])
 def test_priority_rejects_jobs_that_are_not_waiting(desk: Desk, up: bool) -> None:
     ended, held = desk.job(), desk.job("echo held", hold=True)
-    desk.record(act.FinishJob(ended, Outcome.COMPLETED, None))
+    desk.record(changes.finish(ended, Outcome.COMPLETED))
     with desk.scheduler() if up else nullcontext():
         code, out, err = desk.run("priority", ended, 99, held, 1)
     assert code == 1

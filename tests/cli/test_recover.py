@@ -12,8 +12,8 @@ import pytest
 
 from gpu_scheduler.control.job_requests import change_jobs
 from gpu_scheduler.core.model.reasons import ReasonKind, StateReason
-from gpu_scheduler.core.model.states import JobState, Outcome
-from tests import steps as act
+from gpu_scheduler.core.model.states import Outcome
+from tests import changes
 from tests.cli.desk import Desk
 from tests.processes import kill_attempts
 from tests.waiting import wait_for
@@ -28,9 +28,8 @@ def interrupted(desk: Desk, **values: Any) -> int:
     row = desk.attempt(job)
     reason = StateReason(ReasonKind.MACHINE_RESTARTED)
     desk.record(
-        act.FinishAttempt(job, row.id, Outcome.INTERRUPTED, JobState.HELD, None, reason),
-        act.ReleaseAllocation(row.id),
-        act.RecordMemoryReleased(row.id),
+        changes.end(row.id, Outcome.INTERRUPTED, reason),
+        *changes.leave(row.id),
     )
     return job
 
@@ -38,7 +37,7 @@ def interrupted(desk: Desk, **values: Any) -> int:
 def finished(desk: Desk, outcome: Outcome = Outcome.COMPLETED) -> int:
     """Adds a finished job."""
     job = desk.job()
-    desk.record(act.FinishJob(job, outcome, None))
+    desk.record(changes.finish(job, outcome))
     return job
 
 
@@ -50,7 +49,7 @@ def listed(desk: Desk, *options: str) -> dict[int, bool]:
 
 def test_recovers_all_interrupted_jobs_but_no_other_held_job(desk: Desk) -> None:
     first, other, last = interrupted(desk), desk.job(), interrupted(desk)
-    desk.record(act.HoldJob(other, "user", StateReason(ReasonKind.HELD_BY_USER)))
+    desk.record(changes.hold(other))
     with desk.scheduler():
         out = f"job {first}: queued again\njob {last}: queued again\n"
         assert desk.run("recover", "--all") == (0, out, "")
@@ -88,7 +87,7 @@ def test_the_json_of_status_says_which_held_jobs_are_interrupted(desk: Desk) -> 
 @pytest.mark.parametrize("words", [["--all"], ["1"]])
 def test_a_recovery_without_a_scheduler_is_carried_out(desk: Desk, words: list[str]) -> None:
     job = interrupted(desk)
-    assert "the machine was restarted\n" in desk.run("status")[1]
+    assert f"the machine was restarted; `retry {job}` runs it again\n" in desk.run("status")[1]
     assert desk.run("recover", *words) == (0, f"job {job}: queued again\n", "")
     assert (desk.state(job), desk.requests()) == ("queued", [])
     refused = f"gpu-scheduler: job {job} is queued, not interrupted\n"

@@ -13,9 +13,9 @@ import pytest
 from gpu_scheduler.control.preempt import resume_job
 from gpu_scheduler.control.requests import AnswerKind
 from gpu_scheduler.core.model.job import Checkpoint, Job
-from gpu_scheduler.core.model.reasons import ReasonKind, StateReason
 from gpu_scheduler.core.model.states import JobState, Outcome
-from tests import steps as act
+from gpu_scheduler.core.scheduling import actions as act
+from tests import changes
 from tests.cli.desk import Desk
 from tests.processes import kill_attempts
 from tests.waiting import wait_for
@@ -27,11 +27,7 @@ def stopped(desk: Desk, text: str = COMMAND, outcome: Outcome = Outcome.PREEMPTE
     """Adds a job whose attempt was preempted or interrupted, or has finished."""
     job = desk.job(text, **values)
     row = desk.attempt(job)
-    is_held = outcome in (Outcome.PREEMPTED, Outcome.INTERRUPTED)
-    end = act.FinishAttempt(
-        job, row.id, outcome, JobState.HELD if is_held else JobState.FINISHED, None if is_held else outcome
-    )
-    desk.record(end, act.ReleaseAllocation(row.id), act.RecordMemoryReleased(row.id))
+    desk.record(changes.end(row.id, outcome), *changes.leave(row.id))
     return job
 
 
@@ -102,7 +98,7 @@ def test_a_named_checkpoint_is_found_in_the_current_folder_or_in_that_of_the_job
         assert desk.run("resume", "--job", job, "--from", name, *state)[0] == 0
         resumed = recorded(desk, job).resume_from
         assert (resumed and resumed.path, desk.state(job)) == (str(path), "queued")
-        desk.record(act.FinishJob(job, Outcome.COMPLETED, None))
+        desk.record(changes.finish(job, Outcome.COMPLETED))
     code, out, err = desk.run("resume", "--job", job, "--from", "nowhere", *state)
     assert (code, out, err) == (2, "", "gpu-scheduler: --from nowhere: there is no such file or folder\n")
 
@@ -187,7 +183,7 @@ def test_a_skipped_job_is_refused_until_its_parent_is_retried(desk: Desk, up: bo
     parent = desk.job()
     child = desk.job_after(parent, text=COMMAND, command=COMMAND)
     save(desk, 150)
-    desk.record(act.FinishJob(parent, Outcome.FAILED, None), act.SettleDependencies())
+    desk.record(changes.finish(parent, Outcome.FAILED), act.SettleDependencies())
     with desk.scheduler() if up else nullcontext():
         code, _, err = desk.run("resume", "--job", child)
     assert code == 1
@@ -205,13 +201,8 @@ def test_the_job_needs_the_peak_that_was_not_declared(
     opened = desk.record(act.Start(job, ("SIM-0",), 0, vram=declared, assumed=declared is None))
     attempt = opened[job]
     if peak is not None:
-        desk.record(act.RecordUsage(job, attempt, 5.0, (("SIM-0", peak, 50.0),)))
-    desk.record(
-        act.FinishAttempt(
-            job, attempt, Outcome.PREEMPTED, JobState.HELD, None, StateReason(ReasonKind.PREEMPTED)
-        )
-    )
-    desk.record(act.ReleaseAllocation(attempt), act.RecordMemoryReleased(attempt))
+        desk.record(changes.run(attempt), changes.measure(attempt, 5.0, ("SIM-0", peak, 50.0)))
+    desk.record(changes.end(attempt, Outcome.PREEMPTED), *changes.leave(attempt))
     save(desk, 150)
     out = desk.run("resume", "--job", job)[1]
     assert (desk.state(job), recorded(desk, job).min_vram_mib) == ("queued", needed)

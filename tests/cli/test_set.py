@@ -10,8 +10,9 @@ import pytest
 
 from gpu_scheduler.control.job_requests import set_attributes
 from gpu_scheduler.core.model.states import JobState, Outcome
+from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.store.job_lists import parents_of
-from tests import steps as act
+from tests import changes
 from tests.cli.desk import Desk
 from tests.waiting import wait_for
 
@@ -106,7 +107,7 @@ def test_two_changes_that_together_form_a_cycle_are_not_both_made(desk: Desk, ar
 def test_other_parents_queue_a_skipped_job_again(desk: Desk) -> None:
     first, second = desk.job(), desk.job()
     child = desk.job_after(first)
-    desk.record(act.FinishJob(first, Outcome.FAILED, None))
+    desk.record(changes.finish(first, Outcome.FAILED))
     desk.record(act.SettleDependencies())
     code, out, err = desk.run("set", child, "vram=1G", f"after={second}")
     assert (code, out) == (1, "")
@@ -121,7 +122,7 @@ def test_other_parents_queue_a_skipped_job_again(desk: Desk) -> None:
 
 def test_set_warns_about_a_parent_that_has_not_completed(desk: Desk) -> None:
     parent, job = desk.job(), desk.job()
-    desk.record(act.FinishJob(parent, Outcome.FAILED, None))
+    desk.record(changes.finish(parent, Outcome.FAILED))
     code, out, err = desk.run("set", job, f"after={parent}")
     assert (code, out) == (0, f"job {job}: after={parent} set\n")
     assert err == (
@@ -174,7 +175,7 @@ def test_set_names_the_line_of_a_job_that_has_one(desk: Desk) -> None:
 
 def test_set_refuses_a_job_that_does_not_wait(desk: Desk) -> None:
     job = desk.job()
-    desk.record(act.FinishJob(job, Outcome.COMPLETED, None))
+    desk.record(changes.finish(job, Outcome.COMPLETED))
     code, out, err = desk.run("set", job, "vram=1G")
     assert (code, out) == (1, "")
     assert err == (
@@ -189,7 +190,7 @@ def test_set_refuses_a_job_that_does_not_wait(desk: Desk) -> None:
 @pytest.mark.parametrize("up", [False, True])
 def test_set_makes_no_change_of_a_finished_job_if_it_cannot_make_all(desk: Desk, up: bool) -> None:
     job = desk.job("python old.py")
-    desk.record(act.FinishJob(job, Outcome.FAILED, None))
+    desk.record(changes.finish(job, Outcome.FAILED))
     refused = (
         f"gpu-scheduler: job {job} is finished; only a job that is held or queued can be changed;"
         f" `retry {job} --set KEY=VALUE` changes it and queues it again\n"
@@ -205,7 +206,7 @@ def test_set_makes_no_change_of_a_finished_job_if_it_cannot_make_all(desk: Desk,
 def test_set_changes_the_command_of_a_job_without_a_line(desk: Desk, outcome: Outcome | None) -> None:
     job, same = desk.job("python old.py"), desk.job("python new.py --token secret | tee log")
     if outcome is not None:
-        desk.record(act.FinishJob(job, outcome, None))
+        desk.record(changes.finish(job, outcome))
     with desk.scheduler():
         code, out, err = desk.run("set", job, "command=python new.py --token secret | tee log")
     assert (code, out, err) == (0, f"job {job}: command set\n", "")
@@ -248,7 +249,7 @@ CHANGES = ("--set", "gpus=2", "--set", "timeout=2h", "--set", "command=python ne
 def test_retry_changes_and_queues_a_finished_job_in_one_step(desk: Desk, is_up: bool) -> None:
     job, other = desk.job("python old.py"), desk.job("python old.py")
     for one in (job, other):
-        desk.record(act.FinishJob(one, Outcome.FAILED, None))
+        desk.record(changes.finish(one, Outcome.FAILED))
     with desk.scheduler() if is_up else nullcontext():
         code, out, err = desk.run("retry", job, other, *CHANGES)
     said = "gpus=2 timeout=2h command set, and queued again"
@@ -273,7 +274,7 @@ def test_retry_changes_nothing_of_a_job_that_it_does_not_queue(desk: Desk, is_up
 def test_retry_replaces_the_parents_because_of_which_a_job_was_skipped(desk: Desk) -> None:
     first, second = desk.job(), desk.job()
     child = desk.job_after(first)
-    desk.record(act.FinishJob(first, Outcome.FAILED, None))
+    desk.record(changes.finish(first, Outcome.FAILED))
     desk.record(act.SettleDependencies())
     assert desk.run("retry", child, "--set", f"after={child}")[2].endswith(
         f"job {child} would wait for itself; its dependencies were not changed\n"
@@ -287,7 +288,7 @@ def test_retry_replaces_the_parents_because_of_which_a_job_was_skipped(desk: Des
 def test_retry_with_a_wrong_change_or_of_a_job_with_a_line_requests_nothing(desk: Desk) -> None:
     job, other = desk.job(), desk.job()
     for one in (job, other):
-        desk.record(act.FinishJob(one, Outcome.FAILED, None))
+        desk.record(changes.finish(one, Outcome.FAILED))
     code, _, err = desk.run("retry", job, "--set", "vram=20H")
     assert (code, "memory '20H'" in err, "nothing was changed" in err) == (2, True, True)
     with desk.store.db.transaction() as db:

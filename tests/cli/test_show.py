@@ -12,10 +12,11 @@ import pytest
 from gpu_scheduler.config import StartOptions
 from gpu_scheduler.core.command.build import build_command
 from gpu_scheduler.core.model.job_spec import JobSpec
-from gpu_scheduler.core.model.states import JobState, Outcome
+from gpu_scheduler.core.model.states import Outcome
+from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.text.formatting import HIDDEN, hide_secrets
 from gpu_scheduler.show.job_detail import job_command
-from tests import steps as act
+from tests import changes
 from tests.cli.desk import Desk
 from tests.reasons import worded
 from tests.waiting import wait_for
@@ -57,13 +58,12 @@ def test_show_prints_attempts_and_history(desk: Desk) -> None:
     row = desk.attempt(job)
     desk.writer.record_log(row.id, "/logs/1.log", "gpujob_0_echo_1")
     desk.record(
-        act.Transition(job, row.id, JobState.RUNNING),
-        act.RecordMisplacedProcess(row.id, "SIM-1", 71),
-    )
-    desk.record(
-        act.FinishAttempt(job, row.id, Outcome.FAILED, JobState.FINISHED, Outcome.FAILED,
-                  reason=worded("exit code 1: ValueError: x"), exit_code=1, survivors=(9,), started_at=1000.0,
-                  ended_at=1060.0)
+        changes.run(row.id),
+        changes.set_attempt(row.id, misplaced=(("SIM-1", 71),)),
+        changes.end(
+            row.id, Outcome.FAILED, worded("exit code 1: ValueError: x"), exit_code=1, survivors=(9,),
+            started_at=1000.0, ended_at=1060.0,
+        ),
     )  # fmt: skip
     [attempt] = show_json(desk, job)["attempts"]
     assert (attempt["number"], attempt["gpus"], attempt["outcome"]) == (1, [0], "failed")
@@ -83,27 +83,15 @@ def test_show_prints_declared_memory_measured_memory_and_the_retry(desk: Desk) -
     job = desk.job(vram=4096, oom_retries=3, timeout_s=7200.0)
     this = desk.record(act.Start(job, ("SIM-0", "SIM-1"), 0, vram=4096))[job]
     desk.record(
-        act.Transition(job, this, JobState.RUNNING),
-        act.RecordUsage(job, this, 5.0, (("SIM-0", 4900, 80.0), ("SIM-1", 4000, 40.0))),
-        act.RecordUsage(job, this, 6.0, (("SIM-0", 4800, 100.0), ("SIM-1", 4096, None))),
-        act.RecordOveruse(this, "SIM-0", 4900, 4096),
+        changes.run(this),
+        changes.measure(this, 5.0, ("SIM-0", 4900, 80.0), ("SIM-1", 4000, 40.0)),
+        changes.measure(this, 6.0, ("SIM-0", 4800, 100.0), ("SIM-1", 4096, None)),
     )
     [attempt] = show_json(desk, job)["attempts"]
     assert (attempt["vram_declared"], attempt["peaks"]) == (4096, {"0": 4900, "1": 4096})
     assert attempt["load_percent"] == pytest.approx(220 / 3)
     assert attempt["declaration_accuracy"] is None
-    desk.record(
-        act.FinishAttempt(
-            job,
-            this,
-            Outcome.FAILED,
-            JobState.QUEUED,
-            None,
-            exit_code=1,
-            oom_retries_used=1,
-            min_vram_mib=6125,
-        )
-    )
+    desk.record(changes.fail(this, changes.OUT_OF_MEMORY))
     story = show_json(desk, job)
     assert story["attempts"][0]["declaration_accuracy"] == "under-declared (+20%)"
     assert (story["min_vram_mib"], story["oom_retries_used"], story["oom_retries"]) == (6125, 1, 3)
@@ -128,10 +116,9 @@ def test_show_reports_an_overused_share_as_accuracy_and_as_a_warning(desk: Desk)
     job = desk.job(share=250)
     this = desk.record(act.Start(job, ("SIM-0",), 250))[job]
     desk.record(
-        act.Transition(job, this, JobState.RUNNING),
-        act.RecordUsage(job, this, 5.0, (("SIM-0", 16_000, 80.0),)),
-        act.RecordOveruse(this, "SIM-0", 16_000, 6144, 250),
-        act.FinishAttempt(job, this, Outcome.COMPLETED, JobState.FINISHED, Outcome.COMPLETED),
+        changes.run(this),
+        changes.measure(this, 5.0, ("SIM-0", 16_000, 80.0)),
+        changes.end(this, Outcome.COMPLETED),
     )
     [attempt] = show_json(desk, job)["attempts"]
     assert (attempt["vram_declared"], attempt["share_declared"]) == (None, 0.25)
@@ -151,9 +138,9 @@ def test_show_does_not_treat_a_default_need_as_a_declaration(desk: Desk, values:
     job = desk.job()
     this = desk.record(act.Start(job, ("SIM-0",), assumed=True, **values))[job]
     desk.record(
-        act.Transition(job, this, JobState.RUNNING),
-        act.RecordUsage(job, this, 5.0, (("SIM-0", 16_000, 80.0),)),
-        act.FinishAttempt(job, this, Outcome.COMPLETED, JobState.FINISHED, Outcome.COMPLETED),
+        changes.run(this),
+        changes.measure(this, 5.0, ("SIM-0", 16_000, 80.0)),
+        changes.end(this, Outcome.COMPLETED),
     )
     [attempt] = show_json(desk, job)["attempts"]
     assert (attempt["vram_declared"], attempt["share_declared"], attempt["declaration_accuracy"]) == (
@@ -180,9 +167,9 @@ def test_show_prints_the_accuracy_of_a_declaration(
     job = desk.job(vram=4096)
     this = desk.record(act.Start(job, ("SIM-0",), 0, vram=4096))[job]
     desk.record(
-        act.Transition(job, this, JobState.RUNNING),
-        act.RecordUsage(job, this, 5.0, (("SIM-0", peak, None),)),
-        act.FinishAttempt(job, this, outcome, JobState.FINISHED, outcome),
+        changes.run(this),
+        changes.measure(this, 5.0, ("SIM-0", peak, None)),
+        changes.end(this, outcome),
     )
     assert show_json(desk, job)["attempts"][0]["declaration_accuracy"] == verdict
 
@@ -203,9 +190,9 @@ def test_show_prints_the_source_of_the_need(desk: Desk) -> None:
         job = desk.job(f"python {program}")
         this = desk.record(act.Start(job, ("SIM-0",), 0))[job]
         desk.record(
-            act.Transition(job, this, JobState.RUNNING),
-            act.RecordUsage(job, this, 5.0, (("SIM-0", peak, None),)),
-            act.FinishAttempt(job, this, Outcome.COMPLETED, JobState.FINISHED, Outcome.COMPLETED),
+            changes.run(this),
+            changes.measure(this, 5.0, ("SIM-0", peak, None)),
+            changes.end(this, Outcome.COMPLETED),
         )
     assert need("python t.py --x 1") == "4.3 GiB of a GPU (learned from finished jobs of the same kind)"
     assert need("python big.py --x 1") == "1 idle GPU (the command declares nothing)"
@@ -254,11 +241,7 @@ def run(desk: Desk, text: str, seconds: float) -> int:
     job = desk.job(text)
     done = Outcome.COMPLETED
     this = desk.attempt(job).id
-    desk.record(
-        act.FinishAttempt(
-            job, this, done, JobState.FINISHED, done, started_at=100.0, ended_at=100.0 + seconds
-        )
-    )
+    desk.record(changes.end(this, done, started_at=100.0, ended_at=100.0 + seconds))
     return job
 
 

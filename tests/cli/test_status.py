@@ -25,10 +25,11 @@ from gpu_scheduler.control.job_requests import cancel
 from gpu_scheduler.core.model.job_spec import Need
 from gpu_scheduler.core.model.reasons import WaitKind, WaitReason
 from gpu_scheduler.core.model.states import JobState, Outcome
+from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
 from gpu_scheduler.store.job_lists import state_counts
 from gpu_scheduler.store.requests import open_requests
-from tests import steps as act
+from tests import changes
 from tests.cli.desk import Desk
 from tests.reasons import worded
 from tests.waiting import wait_for
@@ -124,7 +125,7 @@ def test_status_shows_an_end_that_is_not_recorded_yet(desk: Desk) -> None:
 def test_status_lists_the_last_twenty_finished_jobs_or_all(desk: Desk) -> None:
     with desk.store.db.transaction():
         ids = [desk.job(f"echo {n}") for n in range(25)]
-    desk.record(*(act.FinishJob(job, Outcome.COMPLETED, None) for job in ids))
+    desk.record(*(changes.finish(job, Outcome.COMPLETED) for job in ids))
     with desk.store.db.transaction() as db:
         db.execute("UPDATE job SET finished_at = 1000 + id")
     assert list(jobs(desk)) == ids[:4:-1]
@@ -136,7 +137,7 @@ def test_status_lists_the_last_twenty_finished_jobs_or_all(desk: Desk) -> None:
 def test_the_first_line_of_status_counts_jobs_by_outcome(desk: Desk) -> None:
     ids = [desk.job(f"echo {n}") for n in range(6)]
     ends = (Outcome.COMPLETED, Outcome.COMPLETED, Outcome.FAILED, Outcome.CANCELLED)
-    desk.record(*(act.FinishJob(job, outcome, None) for job, outcome in zip(ids, ends, strict=False)))
+    desk.record(*(changes.finish(job, outcome) for job, outcome in zip(ids, ends, strict=False)))
     first = desk.run("status")[1].splitlines()[0]
     assert first == "6 jobs: 2 completed, 1 failed, 1 cancelled, 2 queued"
     first = desk.run("status", "--failed")[1].splitlines()[0]
@@ -301,7 +302,7 @@ def plain(text: str) -> str:
 
 def test_status_truncates_lines_to_the_width_of_the_terminal(desk: Desk, terminal: Terminals) -> None:
     job = desk.job("python " + "x" * 300 + " --last 3")
-    desk.record(act.FinishJob(job, Outcome.CANCELLED, worded("y" * 200)))
+    desk.record(changes.finish(job, Outcome.CANCELLED, worded("y" * 200)))
     assert desk.state(job) == JobState.FINISHED
     code, said = terminal(size=(40, 70)).end()
     lines = plain(said).splitlines()
@@ -318,7 +319,7 @@ def test_status_truncates_lines_to_the_width_of_the_terminal(desk: Desk, termina
 def test_status_does_not_scroll_a_small_terminal(desk: Desk, terminal: Terminals) -> None:
     with desk.store.db.transaction():
         ids = [desk.job(f"echo {n}") for n in range(60)]
-    desk.record(*(act.FinishJob(job, Outcome.COMPLETED, None) for job in ids[:50]))
+    desk.record(*(changes.finish(job, Outcome.COMPLETED) for job in ids[:50]))
     _, said = terminal(size=(24, 80)).end()
     assert len(said.splitlines()) == 23
     assert "10 jobs wait, no scheduler is running: 51-60 (echo …)" in plain(said)
@@ -364,7 +365,7 @@ def test_watch_redraws_in_place_and_restores_the_terminal(desk: Desk, terminal: 
     assert said.index(ENTER) < said.index("1 job: ")
     assert re.search(r"[0-9]{2}:[0-9]{2}:[0-9]{2}", said)
     at = len(shown.read())
-    desk.record(act.FinishJob(first, Outcome.COMPLETED, None))
+    desk.record(changes.finish(first, Outcome.COMPLETED))
     frame = shown.until("1 completed", at)
     assert ENTER not in frame
     shown.press(b"\x03")
@@ -441,16 +442,13 @@ def test_status_shows_allocated_and_used_memory(desk: Desk) -> None:
         db.execute("UPDATE allocation SET share = 0, vram = 18432, gpu = 'SIM-1', budget_mib = 18432")
     shown = jobs(desk)[job]
     assert (shown["vram_declared"], shown["peaks"], shown["warnings"]) == (18432, {}, [])
-    desk.record(act.RecordUsage(job, this, 5.0, (("SIM-1", 17910, 96.0),)))
+    desk.record(changes.measure(this, 5.0, ("SIM-1", 17910, 96.0)))
     assert jobs(desk)[job]["peaks"] == {"1": 17910}
     assert [gpu["memory_allocated_mib"] for gpu in report(desk)["gpus"]] == [0, 18432]
     out = desk.run("status")[1]
     assert " 0.75   18.0 GiB " in out
     assert "memory 17910 of 18432 MiB\n" in desk.run("status", "-v")[1]
-    desk.record(
-        act.RecordUsage(job, this, 6.0, (("SIM-1", 21000, 96.0),)),
-        act.RecordOveruse(this, "SIM-1", 21000, 18432),
-    )
+    desk.record(changes.measure(this, 6.0, ("SIM-1", 21000, 96.0)))
     assert report(desk)["gpus"][1]["memory_allocated_mib"] == 23100
     desk.store.record_options(StartOptions(spike_buffer=0.0))
     assert report(desk)["gpus"][1]["memory_allocated_mib"] == 21000

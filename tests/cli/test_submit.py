@@ -24,10 +24,11 @@ from gpu_scheduler.core.jobsfile.attributes import ATTRIBUTES
 from gpu_scheduler.core.jobsfile.compose import format_command_line
 from gpu_scheduler.core.model.job import Job
 from gpu_scheduler.core.model.states import JobState, Outcome
+from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.needs import LlmConfig, ResourceSpec, resolve
 from gpu_scheduler.store.job_lists import dependencies_of
 from gpu_scheduler.store.requests import launch_context
-from tests import steps as act
+from tests import changes
 from tests.cli.desk import Desk
 from tests.e2e.world import World
 from tests.fakes.conda import plant
@@ -255,7 +256,7 @@ def test_a_range_of_parents_is_refused_unless_it_is_a_name(desk: Desk, script: P
 
 def test_submit_warns_about_a_parent_that_has_not_completed(desk: Desk, script: Path) -> None:
     submitted(desk, "train.py")
-    desk.record(act.FinishJob(1, Outcome.CANCELLED, None))
+    desk.record(changes.finish(1, Outcome.CANCELLED))
     code, _, err = desk.run("submit", "--after", "1", "train.py")
     assert code == 0
     assert (

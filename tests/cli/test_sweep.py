@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.core.model.reasons import ReasonKind, StateReason, WaitKind, WaitReason
+from gpu_scheduler.core.model.reasons import WaitKind, WaitReason
 from gpu_scheduler.core.model.states import Outcome
+from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.store.job_lists import dependencies_of
-from tests import steps as act
+from tests import changes
 from tests.cli.desk import Desk
 
 SWEEP = ("--grid", "lr=0.1,0.01", "--grid", "seed=1..2", "--max-running", "3")
@@ -30,7 +31,7 @@ def sweep(desk: Desk, *outcomes: Outcome | None) -> None:
     assert desk.run("submit", *SWEEP, *COMMAND)[0] == 0
     for job_id, outcome in enumerate(outcomes, 1):
         if outcome is not None:
-            desk.record(act.FinishJob(job_id, outcome, None))
+            desk.record(changes.finish(job_id, outcome))
 
 
 def carried_out(desk: Desk) -> list[tuple[str, str]]:
@@ -150,7 +151,7 @@ def test_a_group_means_the_jobs_that_the_command_concerns(
 
 def test_release_of_a_group_concerns_its_held_jobs(desk: Desk) -> None:
     sweep(desk, None, C)
-    desk.record(act.HoldJob(3, "user", StateReason(ReasonKind.HELD_BY_USER)))
+    desk.record(changes.hold(3))
     assert desk.run("release", "train")[0] == 0
     assert carried_out(desk) == [("release", "3")]
 
@@ -194,7 +195,7 @@ def test_an_exact_name_wins_over_a_group_and_a_cleared_job_belongs_to_none(desk:
 def test_a_name_in_a_group_means_its_newest_job(desk: Desk) -> None:
     sweep(desk, F, C, C, C)
     sweep(desk)
-    desk.record(act.FinishJob(5, C, None))
+    desk.record(changes.finish(5, C))
     code, _, err = desk.run("retry", "train")
     assert (code, "none of which" in err) == (1, True)
     desk.run("submit", "--after", "train", "--", "true")
@@ -205,7 +206,7 @@ def test_wait_waits_for_all_jobs_of_a_group(desk: Desk) -> None:
     sweep(desk, C, C, F, None)
     code, _, err = desk.run("wait", "--job", "train", "--timeout", "0.1")
     assert (code, "job 3 failed" in err) == (124, True)
-    desk.record(act.FinishJob(4, C, None))
+    desk.record(changes.finish(4, C))
     assert desk.run("wait", "--job", "train")[0] == 1
 
 

@@ -15,10 +15,11 @@ from gpu_scheduler.config import StartOptions
 from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.reasons import FailureKind, ReasonKind, StateReason
-from gpu_scheduler.core.model.states import JobState, Outcome
+from gpu_scheduler.core.model.states import Outcome
+from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.gpus.watch import ProcessOwners
 from gpu_scheduler.store.requests import add_request
-from tests import steps as act
+from tests import changes
 from tests.cli.desk import Desk
 from tests.cli.test_logs import on_terminal
 from tests.waiting import wait_for
@@ -55,7 +56,7 @@ def test_why_shows_whether_a_scheduler_is_running(desk: Desk) -> None:
 def test_why_shows_for_each_gpu_whether_it_accepts_the_job(desk: Desk) -> None:
     holder = desk.job(share=600)
     desk.record(act.Start(holder, ("SIM-0",), 600))
-    desk.record(act.SetPaused("SIM-1", True))
+    desk.record(changes.pause("SIM-1"))
     job = desk.job(share=500)
     found = checks(desk, job)
     assert found["GPU 0"][:2] == (
@@ -95,7 +96,7 @@ def test_why_shows_thresholds_and_measured_values(desk: Desk) -> None:
     assert idle[1].endswith("load 28 %, foreign memory 600 MiB (idle threshold 200 MiB)")
     assert idle[2].endswith("such as [vram=8G] or [share=0.5]")
     desk.store.record_options(StartOptions(load_threshold=0.2))
-    desk.record(act.RecordForeignLoad("SIM-0", (None, 10.0, 40.0), 7.0))
+    desk.record(changes.set_gpu("SIM-0", foreign_loads=(None, 10.0, 40.0), foreign_load_boot=7.0))
     grade, says, remedy = checks(desk, job)["GPU 0"]
     assert (grade, remedy[-16:]) == ("warn", "--load-threshold")
     assert f"foreign process {os.getpid()}, load 25 %" in says
@@ -148,7 +149,9 @@ def test_why_counts_a_foreign_process_at_its_peak(desk: Desk) -> None:
     owned = ProcessOwners()
     owned.begin_sample({os.getpid()})
     start = owned.ownership_of(foreign, {}).starts[os.getpid()]
-    desk.record(act.RecordForeignPeaks("SIM-0", ((os.getpid(), start, 12000), (999_999_999, 1.0, 12000))))
+    desk.record(
+        changes.set_gpu("SIM-0", foreign_peaks={(os.getpid(), start): 12000, (999_999_999, 1.0): 12000})
+    )
     grade, says, _ = checks(desk, job)["GPU 0"]
     assert grade == "warn"
     assert "12.9 GiB of 24.0 GiB allocated or in use, 10.6 GiB left to declare" in says
@@ -175,7 +178,7 @@ def test_why_shows_the_memory_of_a_running_job(desk: Desk) -> None:
     job = desk.run_job("while [ ! -e go ]; do sleep 0.01; done")
     assert "memory" not in checks(desk, job)
     this = desk.store.attempts(job)[0].id
-    desk.record(act.RecordUsage(job, this, 5.0, (("SIM-0", 1000, 5.0),)))
+    desk.record(changes.measure(this, 5.0, ("SIM-0", 1000, 5.0)))
     assert checks(desk, job)["memory"][:2] == ("ok", "peak so far 1000 MiB")
     (desk.path / "go").touch()
     desk.wait_until_processes_end()
@@ -214,11 +217,8 @@ def test_why_shows_the_queue_order_and_the_next_retry(desk: Desk) -> None:
     assert checks(desk, jobs[0])["order"][1] == "first in the queue (priority 1)"
     listed = ", ".join(map(str, jobs[:5]))
     assert f"8 queued jobs before it: {listed} and 3 more;" in checks(desk, job)["order"][1]
-    row = desk.attempt(job)
-    desk.record(
-        act.FinishAttempt(job, row.id, Outcome.NOT_STARTED, JobState.QUEUED, None, launch_failures=2,
-                  not_before=Clock().now().boot + 100)
-    )  # fmt: skip
+    for _ in range(2):
+        desk.record(changes.end(desk.attempt(job).id, Outcome.NOT_STARTED))
     grade, says, _ = checks(desk, job)["retry"]
     assert grade == "warn"
     assert says.startswith("2 failed starts; next try in ")
@@ -324,7 +324,7 @@ def test_why_states_the_exit_code_of_a_missing_program_once(desk: Desk) -> None:
 def test_why_names_the_time_limit_that_a_job_reached(desk: Desk) -> None:
     job = desk.job(timeout_s=5400.0)
     row = desk.attempt(job)
-    desk.record(act.FinishAttempt(job, row.id, Outcome.TIMED_OUT, JobState.FINISHED, Outcome.TIMED_OUT))
+    desk.record(changes.end(row.id, Outcome.TIMED_OUT))
     assert checks(desk, job)["end"][1:] == (
         "timed out after 90m", f"run `retry {job} --set timeout=…` to raise its time limit of 90m",
     )  # fmt: skip
@@ -348,8 +348,7 @@ def test_why_shows_a_long_error_only_once(desk: Desk) -> None:
     error = told["reason"].removeprefix("exit code 1: ")
     reason = StateReason(ReasonKind.COMMAND_FAILED, FailureKind.CUDA_OOM, 1, error=error)
     desk.record(
-        act.FinishAttempt(job, row.id, Outcome.FAILED, JobState.FINISHED, Outcome.FAILED, exit_code=1,
-                  reason=reason)
+        changes.end(row.id, Outcome.FAILED, reason, exit_code=1)
     )  # fmt: skip
     assert any(one["message"].count("total capacity") for one in told["checks"] if one["check"] == "end")
     for words in (("why", job), ("why", job, "-v")):
@@ -479,10 +478,9 @@ def test_oom_advice_does_not_suggest_more_memory_than_a_gpu_has(desk: Desk) -> N
 
 def test_why_shows_the_warnings_of_a_failed_job_next_to_its_end(desk: Desk) -> None:
     job = desk.job(vram=8192)
-    row = desk.attempt(job)
-    desk.record(act.RecordOveruse(row.id, "SIM-0", 12034, 8192))
-    end = act.FinishAttempt(job, row.id, Outcome.FAILED, JobState.FINISHED, Outcome.FAILED, exit_code=7)
-    desk.record(end)
+    row = desk.attempt(job, vram=8192)
+    desk.record(changes.run(row.id), changes.measure(row.id, 9.0, ("SIM-0", 12034, None)))
+    desk.record(changes.end(row.id, Outcome.FAILED, exit_code=7))
     out = desk.run("why", job)[1]
     assert out.startswith(f"job {job} failed, exit code 7\n")
     assert "but used" in out
@@ -516,10 +514,8 @@ def test_why_shows_a_missing_script(desk: Desk, source: str, remedy: str) -> Non
     spec = JobSpec("csv", "0,/no.py,,,", str(desk.path), script="/no.py")
     job = desk.store.insert_job(spec, source)
     row = desk.attempt(job)
-    desk.record(
-        act.FinishAttempt(job, row.id, Outcome.NOT_STARTED, JobState.FINISHED, Outcome.FAILED,
-                  reason=StateReason(ReasonKind.LAUNCH_FAILED, FailureKind.SCRIPT_MISSING))
-    )  # fmt: skip
+    reason = StateReason(ReasonKind.LAUNCH_FAILED, FailureKind.SCRIPT_MISSING)
+    desk.record(changes.set_job(job, launch_failures=4), changes.end(row.id, Outcome.NOT_STARTED, reason))
     assert checks(desk, job)["end"][2] == f"{remedy}; then `retry 1` runs it again"
 
 

@@ -11,8 +11,8 @@ from gpu_scheduler.attempts.folder import observe
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.model.gpu import LOST, GpuSample
 from gpu_scheduler.core.model.job_spec import JobSpec
-from gpu_scheduler.core.model.states import JobState, Outcome
-from tests import steps as act
+from gpu_scheduler.core.model.states import Outcome
+from tests import changes
 from tests.cli.desk import Desk
 from tests.cli.test_why import checks, why_json
 from tests.reasons import worded
@@ -22,22 +22,17 @@ from tests.waiting import wait_for
 def test_why_omits_an_ended_job_that_has_released_its_gpu(desk: Desk) -> None:
     over, job = desk.job(share=600), desk.job(share=500)
     row = desk.attempt(over)
-    end = act.FinishAttempt(over, row.id, Outcome.COMPLETED, JobState.FINISHED, Outcome.COMPLETED)
+    end = changes.end(row.id, Outcome.COMPLETED)
     desk.record(end)
     assert f"allocated to job {over}" in checks(desk, job)["GPU 0"][1]
-    desk.record(act.ReleaseAllocation(row.id))
+    desk.record(changes.release(row.id))
     assert "not allocated" in checks(desk, job)["GPU 0"][1]
     assert len(desk.store.active_attempts()) == 1  # the GPU's memory may not be free yet
 
 
 def test_why_shows_no_wait_for_a_retry_after_a_reboot(desk: Desk) -> None:
-    job, clock = desk.job(), Clock()
-    row = desk.attempt(job)
-    later = clock.now().boot + 100
-    desk.record(
-        act.FinishAttempt(job, row.id, Outcome.NOT_STARTED, JobState.QUEUED, None, launch_failures=1,
-                  not_before=later)
-    )  # fmt: skip
+    job = desk.job()
+    desk.record(changes.end(desk.attempt(job).id, Outcome.NOT_STARTED))
     assert checks(desk, job)["retry"][0] == "warn"
     with desk.store.db.transaction() as db:
         db.execute("UPDATE job SET boot_id = 'an earlier one' WHERE id = ?", (job,))
@@ -61,11 +56,7 @@ def test_why_shows_the_log_end_of_an_interrupted_job_or_that_the_log_is_missing(
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
     wait_for(lambda: observe(desk.folder(row), row.token).claim == "dead", "the runner's end")
-    desk.record(
-        act.FinishAttempt(
-            job, row.id, Outcome.INTERRUPTED, JobState.HELD, None, reason=worded("its runner was killed")
-        )
-    )
+    desk.record(changes.end(row.id, Outcome.INTERRUPTED, worded("its runner was killed")))
     assert why_json(desk, job)["log_end"][-2:] == ["step 1", "step 2"]
     assert checks(desk, job)["held"][2] == f"`retry {job}` queues it"
     told = desk.run("why", job)[1]

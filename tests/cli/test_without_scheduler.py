@@ -16,10 +16,11 @@ from gpu_scheduler.attempts.observe import processes_of
 from gpu_scheduler.config import StartOptions
 from gpu_scheduler.control import requests as control
 from gpu_scheduler.core.model.states import Outcome
+from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.rounds import command
 from gpu_scheduler.store.data_dir import Host, write_host
 from gpu_scheduler.store.database import newest_schema_version
-from tests import steps as act
+from tests import changes
 from tests.cli.desk import Desk
 from tests.processes import has_arguments
 from tests.waiting import wait_for
@@ -183,7 +184,7 @@ def test_requests_for_an_adopted_process_that_nobody_watches_stay_open(
 def test_a_refused_retry_names_the_failed_parent_and_queues_nothing(desk: Desk) -> None:
     parent = desk.job()
     child = desk.job_after(parent)
-    desk.record(act.FinishJob(parent, Outcome.FAILED, None), act.SettleDependencies())
+    desk.record(changes.finish(parent, Outcome.FAILED), act.SettleDependencies())
     code, out, err = desk.run("retry", child)
     assert (code, out) == (1, "")
     assert f"job {child} would be skipped, because job {parent} did not complete; run `retry {parent}`" in err

@@ -30,7 +30,7 @@ from gpu_scheduler.health.doctor import _gpu as finding
 from gpu_scheduler.show.gpu_text import to_json, to_text
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.store import Store
-from tests.steps import StepWriter
+from tests.changes import CheckedWriter
 
 #: The GPU that answers unexpectedly, and those that must not be affected.
 BAD, GOOD = 1, (0, 2)
@@ -169,7 +169,7 @@ class Chain:
         data_dir = DataDir.of(str(folder / "state.json"))
         data_dir.create()
         self.store = Store(data_dir, create=True)
-        self.writer = StepWriter(self.store, Settings())
+        self.writer = CheckedWriter(self.store, Settings())
         self.settings = Settings()
 
     def check(self, probe: Probe) -> tuple[GpuSample, ...]:

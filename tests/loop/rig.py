@@ -23,8 +23,8 @@ from gpu_scheduler.rounds.loop import Loop, QueueTurns
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.system.lock_folder import ClaimFolder, find_lock_folder
+from tests.changes import CheckedWriter
 from tests.processes import sweep
-from tests.steps import StepWriter
 from tests.waiting import wait_for
 
 SETTINGS = Settings(launch_deadline_s=3.0, assign_retry_wait_s=0.05, grace_s=1.0, max_assign_attempts=3)
@@ -60,7 +60,7 @@ class Rig:
         logs = LogFolder.from_option(str(folder / "logs"))
         self.claim_folder = ClaimFolder.of(find_lock_folder(), None)
         executors = Executors(self.executor)
-        recorder = StepWriter(self.store, settings, executors.default.name)
+        recorder = CheckedWriter(self.store, settings, executors.default.name)
         self.launcher = Launcher(
             self.store, recorder, executors, options, environment, 0o022, logs, self.claim_folder
         )

@@ -31,10 +31,10 @@ from gpu_scheduler.store import moved_or_copied
 from gpu_scheduler.store.job_lists import state_counts
 from gpu_scheduler.store.requests import add_request, request_answer
 from gpu_scheduler.system.gpu_claims import read_gpu_locks
+from tests import changes
 from tests.loop.rig import Rig
 from tests.processes import has_arguments
 from tests.reasons import words
-from tests.steps import RecordStop
 from tests.waiting import wait_for
 
 #: Python code that waits until the file `go` exists and then exits with the code in it.
@@ -339,7 +339,9 @@ def test_a_request_to_stop_outlives_a_reboot_before_the_next_watcher(
     process = start()
     job = adopt(rig, identity(process))
     runner = runner_of(rig, job, 1)
-    rig.loop.recorder.record([RecordStop(job, StopRequest(cause, 60.0, stop_id="1"))], rig.clock.now())
+    rig.loop.recorder.record(
+        [changes.ask_to_stop(job, StopRequest(cause, 60.0, stop_id="1"))], rig.clock.now()
+    )
     os.kill(runner.pid, signal.SIGKILL)
     rig.tick_until(lambda: rig.job(job).state is JobState.QUEUED, "the end of the first attempt")
     with rig.store.db.transaction() as db:
@@ -357,7 +359,7 @@ def test_a_copied_store_leaves_an_adopted_process_to_the_original(
     processes = [start(), start()]
     job = [adopt(rig, identity(process)) for process in processes][-1]
     moved_or_copied.adopt_folder(rig.store)
-    rig.loop.recorder.record([RecordStop(job, StopRequest("cancelled", 5.0))], rig.clock.now())
+    rig.loop.recorder.record([changes.ask_to_stop(job, StopRequest("cancelled", 5.0))], rig.clock.now())
     shutil.copytree(tmp_path, tmp_path / "copy")
     copy = Rig(tmp_path / "copy")
     with pytest.raises(SchedulerError, match="is a copy of"), in_own_folder(copy.store, fresh=False):

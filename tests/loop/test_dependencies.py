@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 
 from gpu_scheduler.core.model.job_spec import UNRESOLVED, Dependency, DependencyKind, JobSpec
-from gpu_scheduler.core.model.reasons import ReasonKind, StateReason
 from gpu_scheduler.core.model.states import Outcome
+from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.intake import jobs_file_watcher
 from gpu_scheduler.store import jobs_files
 from gpu_scheduler.store.requests import add_request
-from tests import steps as act
+from tests import changes
+from tests.changes import CheckedWriter
 from tests.loop.rig import SETTINGS, Rig
 from tests.loop.watched_file import WatchedFile
-from tests.steps import StepWriter
 
 
 class Desk(WatchedFile):
@@ -41,14 +41,14 @@ class Desk(WatchedFile):
 
     def finish(self, job_id: int, outcome: Outcome = Outcome.COMPLETED) -> None:
         """Ends a job, and runs the rounds that follow."""
-        self.record(act.FinishJob(job_id, outcome, None))
+        self.record(changes.finish(job_id, outcome))
 
     def retry(self, job_id: int) -> None:
         """Queues a finished job again, and runs the rounds that follow."""
-        self.record(act.RequeueJob(job_id, StateReason(ReasonKind.RETRIED_BY_USER)))
+        self.record(changes.queue(job_id))
 
     def record(self, action: act.Action) -> None:
-        StepWriter(self.rig.store, SETTINGS).record([action], self.rig.clock.now())
+        CheckedWriter(self.rig.store, SETTINGS).record([action], self.rig.clock.now())
         self.rig.tick()
 
     def add_job(self, *parents: int, name: str | None = None) -> int:

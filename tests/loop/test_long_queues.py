@@ -10,14 +10,15 @@ from pathlib import Path
 import pytest
 
 from gpu_scheduler.core.model.job_spec import Dependency, DependencyKind
-from gpu_scheduler.core.model.states import JobState, Outcome
+from gpu_scheduler.core.model.states import Outcome
+from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.intake import jobs_file_watcher
 from gpu_scheduler.intake.state_file_watcher import summarize
 from gpu_scheduler.show.status import StatusQuery, read_report
 from gpu_scheduler.store.job_lists import state_counts
 from gpu_scheduler.store.pending_groups import next_retry
 from gpu_scheduler.store.store import Store, insert_dependencies
-from tests import steps as act
+from tests import changes
 from tests.loop.rig import Rig
 from tests.loop.watched_file import WatchedFile
 
@@ -47,10 +48,8 @@ def ended(rig: Rig, jobs: int) -> None:
     for _ in range(jobs):
         job = rig.add_job("true", gpus=3)
         [attempt] = rig.loop.recorder.record([act.Start(job, ("U0",), 1000)], rig.clock.now()).values()
-        close = act.FinishAttempt(job, attempt, Outcome.COMPLETED, JobState.FINISHED, Outcome.COMPLETED)
-        rig.loop.recorder.record(
-            [close, act.ReleaseAllocation(attempt), act.RecordMemoryReleased(attempt)], rig.clock.now()
-        )
+        close = changes.end(attempt, Outcome.COMPLETED)
+        rig.loop.recorder.record([close, *changes.leave(attempt)], rig.clock.now())
 
 
 #: Operations that the scheduler repeats while jobs wait.
@@ -204,7 +203,7 @@ def test_a_long_jobs_file_is_read_in_batches_and_its_jobs_start_in_order(
     rig.loop.tick()
     [attempt] = rig.store.active_attempts()
     assert attempt.job_id == 120
-    rig.loop.recorder.record([act.SetPaused(f"U{gpu}", True) for gpu in range(2)], rig.clock.now())
+    rig.loop.recorder.record([changes.pause(f"U{gpu}") for gpu in range(2)], rig.clock.now())
     assert rig.tick_until_ended(120).outcome == "completed"
 
 

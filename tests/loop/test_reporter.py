@@ -20,11 +20,12 @@ from gpu_scheduler.attempts import job_progress as progress
 from gpu_scheduler.attempts.job_logs import LogFolder
 from gpu_scheduler.attempts.job_progress import MIN_INTERVAL_S, RunningProgress
 from gpu_scheduler.core.model.gpu import Gpu, GpuProcess, GpuSample
-from gpu_scheduler.core.model.job import ActiveAttempt
+from gpu_scheduler.core.model.job import ActiveAttempt, StopRequest
 from gpu_scheduler.core.model.job_spec import Dependency, DependencyKind, JobSpec
-from gpu_scheduler.core.model.reasons import ReasonKind, StateReason, WaitKind, WaitReason
+from gpu_scheduler.core.model.reasons import WaitKind, WaitReason
 from gpu_scheduler.core.model.request import AnswerCode, RequestAnswer
 from gpu_scheduler.core.model.states import AttemptState, JobState, Outcome
+from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.facts import Facts
 from gpu_scheduler.core.scheduling.needs import LlmConfig
 from gpu_scheduler.core.scheduling.settings import Settings
@@ -33,11 +34,11 @@ from gpu_scheduler.daemon.reporter import MAX_LINES, RETRY_S, EventReporter
 from gpu_scheduler.show.events import iso_time
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.store import Store
-from tests import steps as act
+from tests import changes
 from tests.attempts import make_attempt, replace
+from tests.changes import CheckedWriter
 from tests.loop.manual_clock import ManualClock
 from tests.reasons import worded
-from tests.steps import StepWriter
 from tests.waiting import wait_for
 
 
@@ -48,7 +49,7 @@ class ReporterHarness:
         self.folder = folder
         self.clock = ManualClock()
         self.store = Store(DataDir.of(str(folder / "state.json")), create=True)
-        self.recorder = StepWriter(self.store, Settings())
+        self.recorder = CheckedWriter(self.store, Settings())
         samples = [GpuSample(f"U{i}", i, "card", 24576, 0, 0.0, ()) for i in range(2)]
         self.recorder.record_gpus(samples, ["U0", "U1"], self.clock.now())
         self.gpus = [Gpu(one.uuid, one.index, sample=one, sampled_boot=100.0) for one in samples]
@@ -69,17 +70,16 @@ class ReporterHarness:
         return self.recorder.record(actions, self.clock.now())
 
     def report(self, step: act.Action) -> None:
-        """Records a step, and reports it."""
-        changes = act.changes(self.store, step, self.clock.now())
-        self.record(*changes)
-        self.reporter.actions_recorded(changes)
+        """Records an action or a change, and reports it."""
+        made = step.make(self.store, self.clock.now()) if isinstance(step, changes.Change) else [step]
+        self.record(*made)
+        self.reporter.actions_recorded(made)
 
     def start(self, job: int, **values: Any) -> int:
         return self.record(act.Start(job, ("U0",), **{"share": 500, **values}))[job]
 
-    def end(self, job: int, attempt: int, **values: Any) -> None:
-        values = {"state": JobState.FINISHED, "job_outcome": Outcome.COMPLETED, **values}
-        self.record(act.FinishAttempt(job, attempt, Outcome.COMPLETED, **values))
+    def end(self, attempt: int) -> None:
+        self.record(changes.end(attempt, Outcome.COMPLETED))
 
     def update(self) -> None:
         self.reporter.update(self.facts())
@@ -147,7 +147,7 @@ def test_the_log_names_only_the_first_of_many_jobs_that_are_skipped_or_queued_ag
     for _ in range(MAX_LINES + 5):
         spec = JobSpec("command", "true", "/", command="true")
         last = harness.store.insert_job(spec, "test", dependencies=parent)
-    harness.record(act.FinishJob(first, Outcome.FAILED, None), act.SettleDependencies())
+    harness.record(changes.finish(first, Outcome.FAILED), act.SettleDependencies())
     harness.update()
     lines = logged()
     assert lines[1] == f"job {first + 1} skipped: job {first} failed"
@@ -157,7 +157,7 @@ def test_the_log_names_only_the_first_of_many_jobs_that_are_skipped_or_queued_ag
     ]
     assert len(harness.journal.read_text().splitlines()) == 2 * (MAX_LINES + 6)
     assert re.search(rf"skipped .*job {first} failed", harness.board.read_text())
-    harness.record(act.RequeueJob(first, StateReason(ReasonKind.RETRIED_BY_USER)), act.SettleDependencies())
+    harness.record(changes.queue(first), act.SettleDependencies())
     harness.update()
     lines = logged()
     assert lines[1] == f"job {first + 1} queued: it no longer waits for a failed job"
@@ -171,7 +171,7 @@ def test_the_number_of_dispatched_jobs_never_decreases(
     job, other = harness.job("echo a"), harness.job("echo b")
     attempt = harness.start(job)
     harness.update()
-    harness.end(job, attempt, state=JobState.QUEUED, job_outcome=None, reason=worded("again"))
+    harness.record(changes.fail(attempt))
     harness.start(other)
     harness.start(job)
     harness.update()
@@ -199,15 +199,11 @@ def test_a_failed_launch_is_logged_as_not_started(
 ) -> None:
     job = harness.job("echo a")
     attempt = harness.start(job)
-    harness.record(
-        act.FinishAttempt(
-            job, attempt, Outcome.NOT_STARTED, JobState.QUEUED, None, reason=worded("no script")
-        )
-    )
+    harness.record(changes.end(attempt, Outcome.NOT_STARTED, worded("no script")))
     harness.update()
     assert [line.partition(" (")[0] for line in logged()] == [
         "job 1 starts on gpu [0]",
-        "job 1 not started, queued again — no script",
+        "job 1 not started, queued again — no script; try 2 of 5 in 5 s",
     ]
 
 
@@ -220,7 +216,7 @@ def test_the_reporter_calls_on_attempt_end_before_it_logs_the_end(
         on_attempt_end=lambda job, number: ended.append((job, number, logged())),
     )  # fmt: skip
     job = harness.job("echo a")
-    harness.end(job, harness.start(job))
+    harness.end(harness.start(job))
     harness.update()
     [(ended_job, number, told_before)] = ended
     assert (ended_job, number, len(told_before)) == (job, 1, 1)
@@ -229,18 +225,18 @@ def test_the_reporter_calls_on_attempt_end_before_it_logs_the_end(
 
 def _again(harness: ReporterHarness, job: int, attempt: int) -> None:
     """The job is queued again."""
-    harness.end(job, attempt, state=JobState.QUEUED, job_outcome=None, reason=worded("again"))
+    harness.record(changes.fail(attempt))
 
 
 def _finished(harness: ReporterHarness, job: int, attempt: int) -> None:
     """Another job is cancelled before it starts."""
-    harness.record(act.FinishJob(harness.job("echo other"), Outcome.CANCELLED, worded("why not")))
+    harness.record(changes.finish(harness.job("echo other"), Outcome.CANCELLED, worded("why not")))
 
 
 def _retried(harness: ReporterHarness, job: int, attempt: int) -> None:
     """The job finishes during this run of the scheduler and is then retried."""
-    harness.end(job, attempt)
-    harness.record(act.RequeueJob(job, worded("asked for")))
+    harness.end(attempt)
+    harness.record(changes.queue(job, worded("asked for")))
 
 
 @pytest.mark.parametrize(
@@ -265,7 +261,7 @@ def test_the_job_count_omits_jobs_that_finished_before_startup(
 ) -> None:
     old, kept = harness.job("echo old"), harness.job("echo kept")
     for job in (old, kept):
-        harness.end(job, harness.start(job))
+        harness.end(harness.start(job))
     harness.update()
     harness.restart()
     logged()
@@ -274,16 +270,16 @@ def test_the_job_count_omits_jobs_that_finished_before_startup(
     harness.update()
     assert "(1/1 dispatched" in logged()[0]
     # A finished job counts once it is retried.
-    harness.record(act.RequeueJob(old, worded("asked for")))
+    harness.record(changes.queue(old, worded("asked for")))
     harness.update()
-    harness.end(new, 3)
+    harness.end(3)
     harness.start(old)
     harness.update()
     lines = logged()
     assert lines[0] == "job 1 queued: asked for"
     assert "(2/2 dispatched" in lines[-1]
     # A job that finished during this run still counts once when it is retried.
-    harness.record(act.RequeueJob(new, worded("asked for")))
+    harness.record(changes.queue(new, worded("asked for")))
     harness.start(new)
     harness.update()
     assert "(2/2 dispatched" in logged()[-1]
@@ -293,13 +289,13 @@ def test_a_retried_job_counts_once_even_if_it_is_held_and_retried_again(
     harness: ReporterHarness, logged: Callable[[], list[str]]
 ) -> None:
     old = harness.job("echo old")
-    harness.end(old, harness.start(old))
+    harness.end(harness.start(old))
     harness.update()
     harness.restart()
     for _ in range(2):
-        harness.record(act.RequeueJob(old, worded("asked for")))
-        harness.record(act.HoldJob(old, "user", worded("held by the user")))
-    harness.record(act.RequeueJob(old, worded("asked for")))
+        harness.record(changes.queue(old, worded("asked for")))
+        harness.record(changes.hold(old, worded("held by the user")))
+    harness.record(changes.queue(old, worded("asked for")))
     harness.start(old)
     harness.update()
     assert "(1/1 dispatched" in logged()[-1]
@@ -312,7 +308,7 @@ def test_a_restart_logs_the_events_that_a_killed_scheduler_did_not_log(
     harness.start(job)
     harness.update()
     logged()
-    harness.record(act.HoldJob(harness.job("echo b"), "user", worded("held by the user")))
+    harness.record(changes.hold(harness.job("echo b"), worded("held by the user")))
     harness.restart()
     harness.update()
     harness.update()
@@ -336,22 +332,23 @@ def test_logs_growing_memory_peaks_only_if_verbose(
     job = harness.job()
     attempt = harness.start(job, vram=9000)
     harness.restart(verbose=True)
-    for mib in (0, 3000, 2000, 3001):
-        use = act.RecordUsage(job, attempt, float(mib), (("U0", mib, 50.0), ("U1", None, None)))
-        harness.report(use)
+    harness.record(changes.run(attempt))
+    for number, mib in enumerate((0, 3000, 2000, 3001)):
+        harness.report(changes.measure(attempt, 5.0 + number, ("U0", mib, 50.0), ("U1", None, None)))
     assert logged() == [
         "job 1 gpu0 3000 MiB (peak so far; declared 9000)",
         "job 1 gpu0 3001 MiB (peak so far; declared 9000)",
     ]
     share = harness.job()
-    use = act.RecordUsage(share, harness.start(share, share=250), 9.0, (("U0", 5000, 50.0),))
-    harness.report(use)
+    second = harness.start(share, share=250)
+    harness.record(changes.run(second))
+    harness.report(changes.measure(second, 9.0, ("U0", 5000, 50.0)))
     assert logged()[-1] == "job 2 gpu0 5000 MiB (peak so far; declared 6144 by share 0.25)"
     # The next reporter does not log the same peak a second time.
     harness.restart(verbose=True)
-    harness.report(use)
+    harness.report(changes.measure(second, 10.0, ("U0", 5000, 50.0)))
     harness.restart()
-    harness.report(act.RecordUsage(job, attempt, 9.0, (("U0", 9000, 50.0),)))
+    harness.report(changes.measure(attempt, 10.0, ("U0", 9000, 50.0)))
     assert logged() == []
 
 
@@ -361,7 +358,7 @@ def test_the_journal_contains_every_event_once(harness: ReporterHarness) -> None
     attempt = harness.start(job)
     harness.update()
     harness.restart()
-    harness.end(job, attempt)
+    harness.end(attempt)
     harness.update()
     assert harness.ids() == harness.events() == [1, 2, 3]
     lines = [json.loads(line) for line in harness.journal.read_text().splitlines()]
@@ -455,7 +452,7 @@ def test_reports_new_events_that_reuse_the_ids_of_events_lost_in_a_power_cut(
     harness.update()
     harness.store.db.set_meta("reported_events", "[100, 100]")
     harness.restart()
-    harness.record(act.HoldJob(job, "user", worded("held by the user")))
+    harness.record(changes.hold(job, worded("held by the user")))
     harness.update()
     assert harness.ids() == [1, 2]
     assert logged() == ["job 1 held: held by the user"]
@@ -468,7 +465,7 @@ def test_events_missed_because_of_a_failed_read_are_logged_with_the_next_actions
         raise sqlite3.OperationalError("disk I/O error")
 
     job = harness.job()
-    harness.record(act.HoldJob(job, "user", worded("held by the user")))
+    harness.record(changes.hold(job, worded("held by the user")))
     with monkeypatch.context() as patch:
         patch.setattr("gpu_scheduler.daemon.reporter.events.notable_events", fail)
         harness.reporter.actions_recorded([act.AnswerRequest(1, RequestAnswer(AnswerCode.HELD))])
@@ -646,8 +643,8 @@ def test_the_status_board_is_updated_by_events_and_samples(harness: ReporterHarn
     assert os.stat(harness.board).st_ino == first.st_ino
     job = harness.job("python train.py")
     attempt = harness.start(job, vram=9000)
-    harness.record(act.Transition(job, attempt, JobState.RUNNING))
-    use = act.RecordUsage(job, attempt, 101.0, (("U0", 8000, 50.0),))
+    harness.record(changes.run(attempt))
+    use = changes.measure(attempt, 101.0, ("U0", 8000, 50.0))
     harness.record(use)
     sample = GpuSample("U0", 0, "card", 24576, 7000, 50.0, (GpuProcess(77, 7000),))
     harness.gpus[0] = Gpu("U0", 0, sample=sample, sampled_boot=102.0, owners={77: attempt})
@@ -682,7 +679,7 @@ def test_the_status_board_shows_what_a_job_declared(
 ) -> None:
     job = harness.job("python train.py")
     attempt = harness.start(job, share=share, vram=vram, assumed=not is_declared)
-    harness.record(act.Transition(job, attempt, JobState.RUNNING))
+    harness.record(changes.run(attempt))
     harness.reporter.update(harness.facts())
     assert f"python train.py  GPU 0: ?/? MiB; {expected}\n" in harness.board.read_text()
 
@@ -693,12 +690,12 @@ def test_the_status_board_shows_the_progress_of_running_jobs(harness: ReporterHa
     log = harness.folder / "job.log"
     log.write_text("Step 53/100\n")
     harness.recorder.record_log(attempt, str(log), None)
-    harness.record(act.Transition(job, attempt, JobState.RUNNING))
+    harness.record(changes.run(attempt))
 
     def text() -> str:
         harness.clock.boot += MIN_INTERVAL_S
         harness.gpus[0] = replace(harness.gpus[0], sampled_boot=harness.clock.now().boot)
-        harness.reporter.actions_recorded([act.ReleaseAllocation(0)])
+        harness.reporter.actions_recorded([])
         harness.update()
         return harness.board.read_text()
 
@@ -706,7 +703,7 @@ def test_the_status_board_shows_the_progress_of_running_jobs(harness: ReporterHa
     with log.open("a") as file:
         file.write("Step 60/100\n")
     wait_for(lambda: "python train.py  60%" in text(), "the new progress on the board")
-    harness.end(job, attempt)
+    harness.end(attempt)
     assert "60%" not in text()
     harness.progress.close()
 
@@ -723,10 +720,10 @@ def test_a_folder_that_does_not_respond_does_not_delay_the_status_board(
     monkeypatch.setattr(progress, "read_progress_file", hang)
     job = harness.job("python train.py")
     attempt = harness.start(job)
-    harness.record(act.Transition(job, attempt, JobState.RUNNING))
+    harness.record(changes.run(attempt))
     harness.update()
     assert is_reading.wait(60)
-    harness.end(job, attempt)
+    harness.end(attempt)
     harness.clock.boot += 10.0
     harness.update()
     assert "1 finished" in harness.board.read_text()
@@ -758,13 +755,14 @@ def test_the_status_board_shows_new_wait_reasons_and_released_gpus_without_a_new
 ) -> None:
     job = harness.job("echo soon")
     attempt = harness.start(job)
-    harness.end(job, attempt, state=JobState.QUEUED, job_outcome=None)
+    stop = StopRequest("preempted", 5.0, next_state=JobState.QUEUED)
+    harness.record(changes.ask_to_stop(job, stop), changes.end(attempt, Outcome.PREEMPTED))
     harness.update()
     assert "waiting for processes of its last attempt" in harness.board.read_text()
     row = harness.store.db.row("SELECT spec_key FROM job")
     assert row is not None
     reason = act.SetWaitReason(row["spec_key"], WaitReason(WaitKind.STORAGE, "the disk is full"))
-    for action, shown in ((act.ReleaseAllocation(attempt), "not examined yet"), (reason, "the disk is full")):
+    for action, shown in ((changes.release(attempt), "not examined yet"), (reason, "the disk is full")):
         harness.clock.boot += 1.0
         harness.report(action)
         harness.update()
@@ -794,8 +792,8 @@ def test_the_status_board_is_written_at_most_twice_a_second(harness: ReporterHar
 
 
 def test_the_status_board_uses_the_spike_buffer_of_the_scheduler(harness: ReporterHarness) -> None:
-    attempt = harness.start(job := harness.job())
-    harness.record(act.RecordUsage(job, attempt, 101.0, (("U0", 20000, 50.0),)))
+    attempt = harness.start(harness.job())
+    harness.record(changes.run(attempt), changes.measure(attempt, 101.0, ("U0", 20000, 50.0)))
     settings = Settings(spike_buffer=0.5)
     EventReporter(harness.store, harness.clock, settings, None, harness.progress).update(harness.facts())
     assert re.search(r"^  0  available +0\.5 +29\.3 GiB ", harness.board.read_text(), re.MULTILINE)
@@ -815,10 +813,10 @@ def test_the_status_board_shows_the_first_waiting_and_the_newest_finished_jobs(
     for n in range(70):
         harness.job(f"echo waits {n};")
     for job in range(41, 71):
-        harness.record(act.HoldJob(job, "user", worded("held by the user")))
+        harness.record(changes.hold(job, worded("held by the user")))
     for _ in range(30):
         job = harness.job("echo done")
-        harness.record(act.FinishJob(job, Outcome.CANCELLED, worded("why not")))
+        harness.record(changes.finish(job, Outcome.CANCELLED, worded("why not")))
     harness.update()
     lines = harness.board.read_text().splitlines()
     waits = [line for line in lines if line.startswith("·")]
@@ -837,13 +835,10 @@ def test_the_status_board_shows_the_first_waiting_and_the_newest_finished_jobs(
 def test_the_status_board_marks_an_oom_retry(harness: ReporterHarness) -> None:
     job = harness.job("python big.py")
     attempt = harness.start(job)
-    harness.end(
-        job, attempt, state=JobState.QUEUED, job_outcome=None, reason=worded("OOM retry 1 of 3"),
-        oom_retries_used=1,
-        min_vram_mib=5000,
-    )  # fmt: skip
+    harness.record(changes.fail(attempt, changes.OUT_OF_MEMORY))
     harness.update()
-    assert "↻    1  queued  0           python big.py  OOM retry 1 of 3\n" in harness.board.read_text()
+    shown = "python big.py  waiting for processes of its last attempt to end\n"
+    assert f"↻    1  queued  0           {shown}" in harness.board.read_text()
 
 
 @pytest.mark.parametrize("kind", ["queued", "infeasible", "dreamt"])

@@ -21,8 +21,8 @@ from gpu_scheduler.show.wait_text import wait_text
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.pending_groups import wait_reasons
 from gpu_scheduler.store.store import Store
+from tests.changes import CheckedWriter
 from tests.loop.rig import Rig
-from tests.steps import StepWriter
 
 ONE, TWO = (GpuFault(FaultKind.RECOVERING, good_samples=count) for count in (1, 2))
 
@@ -66,7 +66,7 @@ class SamplerBench:
 
     def __init__(self, store: Store, watch: GpuWatch | None = None) -> None:
         self.store = store
-        self.recorder = StepWriter(store, Settings())
+        self.recorder = CheckedWriter(store, Settings())
         self.restart(watch)
 
     def restart(self, watch: GpuWatch | None = None) -> None:

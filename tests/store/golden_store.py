@@ -14,14 +14,15 @@ from pathlib import Path
 from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.reasons import ReasonKind, StateReason
-from gpu_scheduler.core.model.states import JobState, Outcome
+from gpu_scheduler.core.model.states import Outcome
 from gpu_scheduler.core.model.values import Now
+from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.requests import add_request
 from gpu_scheduler.store.store import Store
-from tests import steps as act
-from tests.steps import StepWriter
+from tests import changes
+from tests.changes import CheckedWriter
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "store_schema_1.sql"
 NOW = Now(1_700_000_000.0, 1000.0, "boot")
@@ -35,7 +36,7 @@ def restore_golden(path: Path) -> None:
 
 def fill(store: Store) -> None:
     """Adds two GPUs and a finished, a running and a queued job to a store."""
-    writer = StepWriter(store, Settings())
+    writer = CheckedWriter(store, Settings())
     process = GpuProcess(77, 500)
     samples = [GpuSample(f"U{n}", n, "card", 24_576, 600, 50.0, (process,)) for n in range(2)]
     writer.record_gpus(samples, ["U0", "U1"], NOW)
@@ -48,11 +49,8 @@ def fill(store: Store) -> None:
     failed = Outcome.FAILED
     writer.record(
         [
-            act.FinishAttempt(
-                done, attempt, failed, JobState.FINISHED, failed, StateReason(ReasonKind.COMMAND_FAILED), 3
-            ),
-            act.ReleaseAllocation(attempt),
-            act.RecordMemoryReleased(attempt),
+            changes.end(attempt, failed, StateReason(ReasonKind.COMMAND_FAILED), exit_code=3),
+            *changes.leave(attempt),
         ],
         NOW,
     )
@@ -60,12 +58,11 @@ def fill(store: Store) -> None:
     usage = (("U1", 9500, 80.0), ("U0", None, 20.0))
     writer.record(
         [
-            act.Transition(runs, attempt, JobState.RUNNING),
-            act.RecordRunner(attempt, 4711, 99),
-            act.RecordUsage(runs, attempt, NOW.boot, usage),
-            act.RecordOveruse(attempt, "U1", 9500, 9000),
-            act.RecordMisplacedProcess(attempt, "U2", 78),
-            act.SetPaused("U0", True, "state_file_edited"),
+            changes.run(attempt),
+            changes.set_attempt(attempt, runner_pid=4711, runner_start_ticks=99),
+            changes.measure(attempt, NOW.boot, *usage, settings=Settings(tolerance=0.05)),
+            changes.set_attempt(attempt, misplaced=(("U2", 78),)),
+            changes.pause("U0", "state_file_edited"),
         ],
         NOW,
     )

@@ -18,15 +18,15 @@ from gpu_scheduler.core.model.job_spec import (
     ParentStatus,
     status_of,
 )
-from gpu_scheduler.core.model.reasons import ReasonKind, StateReason
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.model.values import Now
+from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.job_lists import ancestor_that_needs_user, failed_ancestors, parents_of
 from gpu_scheduler.store.store import Store
-from tests import steps as act
-from tests.steps import StepWriter
+from tests import changes
+from tests.changes import CheckedWriter
 
 NOW = Now(1000.0, 100.0, "boot")
 SPEC = JobSpec("command", "true", "/", command="true")
@@ -54,11 +54,11 @@ def chain(store: Store, first: int, length: int) -> int:
 
 
 def record(store: Store, *actions: act.Action) -> None:
-    StepWriter(store, Settings()).record(actions, NOW)
+    CheckedWriter(store, Settings()).record(actions, NOW)
 
 
 def hold(store: Store, job_id: int) -> None:
-    record(store, act.HoldJob(job_id, "user", StateReason(ReasonKind.HELD_BY_USER)))
+    record(store, changes.hold(job_id))
 
 
 def test_no_ancestor_needs_the_user_if_all_of_them_can_start(store: Store) -> None:
@@ -92,7 +92,7 @@ def test_the_ancestors_of_a_long_chain_are_found(store: Store) -> None:
     last = chain(store, first, 2000)
     hold(store, first)
     assert ancestor_that_needs_user(store, last, ()) == first
-    record(store, act.FinishJob(first, Outcome.CANCELLED, None), act.SettleDependencies())
+    record(store, changes.finish(first, Outcome.CANCELLED), act.SettleDependencies())
     assert failed_ancestors(store, last, 5) == [first]
 
 
@@ -104,10 +104,10 @@ def test_the_failed_ancestors_of_a_skipped_job_are_those_that_were_not_skipped(s
     ended = Dependency(over, DependencyKind.FINISHED, str(over))
     record(store, act.SetDependencies(last, DependencyKind.FINISHED, (ended,)))
     for job, outcome in ((done, Outcome.COMPLETED), (first, Outcome.FAILED), (over, Outcome.FAILED)):
-        record(store, act.FinishJob(job, outcome, None))
+        record(store, changes.finish(job, outcome))
     record(store, act.SettleDependencies())
     assert failed_ancestors(store, last, 5) == [first]
-    record(store, act.FinishJob(second, Outcome.TIMED_OUT, None))
+    record(store, changes.finish(second, Outcome.TIMED_OUT))
     assert failed_ancestors(store, last, 5) == [first, second]
     assert failed_ancestors(store, last, 1) == [first]
     assert failed_ancestors(store, done, 5) == []
@@ -141,7 +141,7 @@ def test_a_blocked_job_waits_for_a_job_that_can_start_or_for_the_user(
             if plight == "held":
                 hold(store, job)
             elif plight in ("failed", "completed"):
-                record(store, act.FinishJob(job, Outcome(plight), None))
+                record(store, changes.finish(job, Outcome(plight)))
         record(store, act.SettleDependencies())
         _check_waits(store, len(graph))
         store.close()

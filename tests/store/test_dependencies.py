@@ -22,6 +22,7 @@ from gpu_scheduler.core.model.job_spec import (
 from gpu_scheduler.core.model.reasons import ReasonKind, StateReason
 from gpu_scheduler.core.model.states import FAILED, JobState, Outcome
 from gpu_scheduler.core.model.values import Now
+from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.job_lists import (
@@ -32,8 +33,8 @@ from gpu_scheduler.store.job_lists import (
 )
 from gpu_scheduler.store.pending_groups import startable_jobs, wait_reason_by_spec
 from gpu_scheduler.store.store import Store, insert_dependencies
-from tests import steps as act
-from tests.steps import StepWriter
+from tests import changes
+from tests.changes import CheckedWriter
 
 NOW = Now(1000.0, 100.0, "boot")
 SPEC = JobSpec("command", "true", "/", command="true")
@@ -53,11 +54,11 @@ def add_job(store: Store, *after: int, kind: DependencyKind = DependencyKind.COM
 
 
 def record(store: Store, *actions: act.Action) -> None:
-    StepWriter(store, Settings()).record(actions, NOW)
+    CheckedWriter(store, Settings()).record(actions, NOW)
 
 
 def finish(store: Store, job_id: int, outcome: Outcome) -> None:
-    record(store, act.FinishJob(job_id, outcome, None))
+    record(store, changes.finish(job_id, outcome))
 
 
 def settle(store: Store) -> None:
@@ -102,7 +103,7 @@ def test_a_failed_parent_skips_its_descendants(store: Store, outcome: Outcome) -
     assert job is not None
     assert job.outcome is Outcome.SKIPPED
     assert job.reason == StateReason(ReasonKind.PARENT_FAILED, parent=child, parent_outcome=Outcome.SKIPPED)
-    record(store, act.RequeueJob(parent, StateReason(ReasonKind.RETRIED_BY_USER)))
+    record(store, changes.queue(parent))
     settle(store)
     assert [state(store, job) for job in (parent, child, grandchild)] == ["queued"] * 3
     assert startable(store) == {parent}
@@ -119,20 +120,20 @@ def test_after_any_is_met_by_every_outcome(store: Store) -> None:
 def test_a_held_job_is_not_skipped_until_it_is_released(store: Store) -> None:
     parent = add_job(store)
     child = add_job(store, parent)
-    record(store, act.HoldJob(child, "user", StateReason(ReasonKind.HELD_BY_USER)))
+    record(store, changes.hold(child))
     finish(store, parent, Outcome.FAILED)
     assert not store.marks().has_unsettled_dependencies
-    record(store, act.RequeueJob(child, StateReason(ReasonKind.RELEASED_BY_USER)))
+    record(store, changes.queue(child, StateReason(ReasonKind.RELEASED_BY_USER)))
     settle(store)
     assert state(store, child) == "skipped"
 
 
 def test_a_group_of_blocked_jobs_only_does_not_keep_a_drain_from_ending(store: Store) -> None:
     parent = add_job(store)
-    record(store, act.HoldJob(parent, "user", StateReason(ReasonKind.HELD_BY_USER)))
+    record(store, changes.hold(parent))
     child = add_job(store, parent)
     assert wait_reason_by_spec(store) == {}
-    record(store, act.FinishJob(parent, Outcome.COMPLETED, None))
+    record(store, changes.finish(parent, Outcome.COMPLETED))
     assert list(wait_reason_by_spec(store)) == [store.spec_key(SPEC)]
     assert startable(store) == {child}
 
@@ -140,7 +141,7 @@ def test_a_group_of_blocked_jobs_only_does_not_keep_a_drain_from_ending(store: S
 def test_one_query_returns_the_parents_of_many_jobs(store: Store) -> None:
     first, second = add_job(store), add_job(store)
     child, other = add_job(store, second, first), add_job(store, first, kind=KINDS[1])
-    record(store, act.HoldJob(second, "user", StateReason(ReasonKind.HELD_BY_USER)))
+    record(store, changes.hold(second))
     found = parents_of(store, [child, other, first, 99])
     assert found == {
         child: (
@@ -168,7 +169,7 @@ def test_both_kinds_of_dependency_on_one_parent_count(store: Store) -> None:
     assert children(store, parent) == [child]
     finish(store, parent, Outcome.COMPLETED)
     assert startable(store) == {child}
-    record(store, act.RequeueJob(parent, StateReason(ReasonKind.RETRIED_BY_USER)))
+    record(store, changes.queue(parent))
     assert startable(store) == {parent}
     only = (Dependency(parent, KINDS[1], "x"),)
     record(store, act.SetDependencies(child, KINDS[0], ()), act.SetDependencies(child, KINDS[1], only))
@@ -272,10 +273,10 @@ def test_random_graphs_agree_with_the_model(store: Store, data: st.DataObject) -
             finish(store, job, outcome)
             model.jobs[job] = (JobState.FINISHED, outcome)
         elif step == "r" and now is not JobState.QUEUED:
-            record(store, act.RequeueJob(job, StateReason(ReasonKind.RETRIED_BY_USER)))
+            record(store, changes.queue(job))
             model.jobs[job] = (JobState.QUEUED, None)
         elif step == "h" and now is JobState.QUEUED:
-            record(store, act.HoldJob(job, "user", StateReason(ReasonKind.HELD_BY_USER)))
+            record(store, changes.hold(job))
             model.jobs[job] = (JobState.HELD, None)
         elif step == "p":
             before, model.edges[job] = model.edges[job], edges([one for one in ids if one < job])

@@ -16,7 +16,7 @@ from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.new_store import RecordedGpus, change_gpu_kind, recorded_gpus
 from gpu_scheduler.store.requests import add_request, open_requests
 from gpu_scheduler.store.store import Store
-from tests.steps import StepWriter
+from tests.changes import CheckedWriter
 
 NOW = Clock().now()
 SIMULATED, REAL = ("SIM-0", "SIM-1"), ("GPU-a", "GPU-b")
@@ -27,7 +27,7 @@ class KindStore:
 
     def __init__(self, folder: Path) -> None:
         self.store = Store(DataDir.of(str(folder / "state.json")), create=True)
-        self.writer = StepWriter(self.store, Settings())
+        self.writer = CheckedWriter(self.store, Settings())
 
     def manage(self, *uuids: str) -> None:
         samples = [GpuSample(uuid, n, "card", 24576, 0, 0.0, ()) for n, uuid in enumerate(uuids)]

@@ -13,8 +13,9 @@ from gpu_scheduler.core.model.gpu import GpuSample
 from gpu_scheduler.core.model.job import ActiveAttempt, Attempt, Job
 from gpu_scheduler.core.model.job_spec import JobSpec, Need
 from gpu_scheduler.core.model.reasons import ReasonKind, StateReason, WaitKind, WaitReason
-from gpu_scheduler.core.model.states import JobState, Outcome
+from gpu_scheduler.core.model.states import AttemptState, JobState, Outcome
 from gpu_scheduler.core.model.values import Now
+from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.needs import ResourceSpec, workload_class_of
 from gpu_scheduler.core.scheduling.reconcile_attempt import was_sent_sigkill
 from gpu_scheduler.core.scheduling.settings import Settings
@@ -23,25 +24,26 @@ from gpu_scheduler.store.attempt_history import LearnedNeedsReader, workload_cla
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.events import events_after
 from gpu_scheduler.store.store import Store
-from tests import steps as act
-from tests.steps import StepWriter
+from tests import changes
+from tests.changes import CheckedWriter
 
 NOW = Now(1_700_000_000.0, 1000.0, "boot")
 BOTH = ("U0", "U1")
 #: The sample of one GPU: its UUID, the used MiB, and the load in percent.
 Sample = tuple[str, int | None, float | None]
+OOM_ONCE_AND_TWO_FAILURES = (changes.OUT_OF_MEMORY, "", "")
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
     made = Store(DataDir.of(str(tmp_path / "s.json")), create=True)
     samples = [GpuSample(uuid, index, "card", 24576, 0, 0.0) for index, uuid in enumerate(BOTH)]
-    StepWriter(made, Settings()).record_gpus(samples, BOTH, NOW)
+    CheckedWriter(made, Settings()).record_gpus(samples, BOTH, NOW)
     return made
 
 
 def record(store: Store, *actions: act.Action) -> dict[int, int]:
-    return StepWriter(store, Settings()).record(actions, NOW)
+    return CheckedWriter(store, Settings()).record(actions, NOW)
 
 
 def add(store: Store, text: str = "python train.py", **values: object) -> int:
@@ -53,12 +55,20 @@ def start(store: Store, job: int, gpus: tuple[str, ...] = ("U0",), **values: Any
 
 
 def use(store: Store, job: int, attempt: int, at: float, *samples: Sample) -> None:
-    record(store, act.RecordUsage(job, attempt, at, samples))
+    if attempt_of(store, attempt).state is AttemptState.STARTING:
+        record(store, changes.run(attempt))
+    record(store, changes.measure(attempt, at, *samples))
 
 
 def end(store: Store, job: int, attempt: int, outcome: Outcome = Outcome.COMPLETED, **values: Any) -> None:
-    values = {"state": JobState.FINISHED, "job_outcome": outcome, **values}
-    record(store, act.FinishAttempt(job, attempt, outcome, **values))
+    record(store, changes.end(attempt, outcome, **values))
+
+
+def fail(store: Store, job: int, *logs: str) -> None:
+    """Records an attempt of a job for the end of each of these logs. Each fails, and is retried."""
+    for log in logs:
+        attempt = start(store, job)
+        record(store, changes.fail(attempt, log), *changes.leave(attempt))
 
 
 def ran(store: Store, text: str, *peaks: int, outcome: Outcome = Outcome.COMPLETED, **values: Any) -> None:
@@ -71,7 +81,8 @@ def ran(store: Store, text: str, *peaks: int, outcome: Outcome = Outcome.COMPLET
         vram=values.pop("vram", None),
         assumed=values.pop("assumed", False),
     )
-    use(store, job, attempt, 1.0, *((uuid, mib, 50.0) for uuid, mib in zip(BOTH, peaks, strict=False)))
+    if peaks:
+        use(store, job, attempt, 1.0, *((uuid, mib, 50.0) for uuid, mib in zip(BOTH, peaks, strict=False)))
     end(store, job, attempt, outcome, **values)
 
 
@@ -106,8 +117,7 @@ def test_keeps_the_peak_of_each_gpu_and_the_time_of_the_last_sample(store: Store
 def test_records_each_gpu_on_which_a_job_exceeds_its_declared_memory(store: Store) -> None:
     job = add(store)
     attempt = start(store, job, BOTH, vram=9000)
-    for uuid in BOTH:
-        record(store, act.RecordOveruse(attempt, uuid, 12000, 9000))
+    use(store, job, attempt, 9.0, *((uuid, 12000, None) for uuid in BOTH))
     assert attempt_of(store, attempt).overused_gpus == BOTH
 
 
@@ -162,9 +172,7 @@ def test_the_run_time_is_not_negative_if_the_clock_was_set_back(store: Store) ->
 
 def test_records_the_used_retries(store: Store) -> None:
     job = add(store)
-    attempt = start(store, job)
-    again = {"state": JobState.QUEUED, "job_outcome": None, "oom_retries_used": 1, "fail_retries_used": 2}
-    end(store, job, attempt, Outcome.FAILED, **again)
+    fail(store, job, *OOM_ONCE_AND_TWO_FAILURES)
     row = store.job(job)
     assert row is not None
     assert (row.oom_retries_used, row.fail_retries_used) == (1, 2)
@@ -172,13 +180,12 @@ def test_records_the_used_retries(store: Store) -> None:
 
 def test_memory_set_by_the_user_overrides_memory_raised_after_an_oom(store: Store) -> None:
     job = add(store, vram=4096)
-    raised = {"state": JobState.QUEUED, "job_outcome": None, "min_vram_mib": 9000}
-    end(store, job, start(store, job, vram=4096), Outcome.FAILED, **raised)
-    record(store, act.SetAttribute(job, "name", "bert"))
+    record(store, changes.fail(start(store, job, vram=4096), changes.OUT_OF_MEMORY))
+    record(store, changes.set_attribute(job, "name", "bert"))
     row = store.job(job)
     assert row is not None
-    assert (row.min_vram_mib, ResourceSpec.from_key(row.spec_key).min_vram_mib) == (9000, 9000)
-    record(store, act.SetAttribute(job, "vram", 6000))
+    assert (row.min_vram_mib, ResourceSpec.from_key(row.spec_key).min_vram_mib) == (5120, 5120)
+    record(store, changes.set_attribute(job, "vram", 6000))
     row = store.job(job)
     assert row is not None
     assert (row.min_vram_mib, ResourceSpec.from_key(row.spec_key).min_vram_mib) == (None, None)
@@ -189,9 +196,6 @@ def job_of(store: Store, job_id: int) -> Job:
     job = store.job(job_id)
     assert job is not None
     return job
-
-
-HELD: dict[str, Any] = {"state": JobState.HELD, "job_outcome": None}
 
 
 @pytest.mark.parametrize(
@@ -205,30 +209,31 @@ def test_only_the_user_gives_a_job_its_retries_again(
     store: Store, outcome: Outcome, recoveries: int, left: tuple[int, int]
 ) -> None:
     job = add(store)
-    end(store, job, start(store, job), outcome, **HELD, oom_retries_used=1, fail_retries_used=2)
-    record(store, act.RequeueJob(job, StateReason(ReasonKind.RECOVERED), recoveries=recoveries))
+    fail(store, job, *OOM_ONCE_AND_TWO_FAILURES)
+    end(store, job, start(store, job), outcome)
+    record(store, changes.queue(job, StateReason(ReasonKind.RECOVERED), recoveries=recoveries))
     assert (job_of(store, job).oom_retries_used, job_of(store, job).fail_retries_used) == left
 
 
 @pytest.mark.parametrize(
-    ("values", "finished_at"),
+    ("outcome", "state", "finished_at"),
     [
-        ({}, 160.0),
-        (HELD, None),
-        ({"state": JobState.QUEUED, "job_outcome": None}, None),
+        (Outcome.FAILED, JobState.FINISHED, 160.0),
+        (Outcome.INTERRUPTED, JobState.HELD, None),
+        (Outcome.NOT_STARTED, JobState.QUEUED, None),
     ],
 )
 def test_only_a_finished_job_has_a_time_at_which_it_finished(
-    store: Store, values: dict[str, Any], finished_at: float | None
+    store: Store, outcome: Outcome, state: JobState, finished_at: float | None
 ) -> None:
     job = add(store)
-    end(store, job, start(store, job), Outcome.FAILED, ended_at=160.0, **values)
-    assert job_of(store, job).finished_at == finished_at
+    end(store, job, start(store, job), outcome, ended_at=160.0)
+    assert (job_of(store, job).state, job_of(store, job).finished_at) == (state, finished_at)
 
 
 def test_sigkill_leaves_the_time_of_sigterm_so_that_survivors_are_not_awaited_for_ever(store: Store) -> None:
     attempt = start(store, add(store))
-    writer = StepWriter(store, Settings())
+    writer = CheckedWriter(store, Settings())
 
     def after(kill: bool, boot: float) -> ActiveAttempt:
         writer.record([act.Sweep(attempt, kill)], Now(NOW.wall, boot, "boot"))
@@ -247,10 +252,10 @@ def test_memory_raised_after_an_oom_is_no_declaration(store: Store) -> None:
     job = add(store, "python big.py")
     attempt = start(store, job)
     use(store, job, attempt, 1.0, ("U0", 8000, 50.0))
-    end(store, job, attempt, Outcome.FAILED, state=JobState.QUEUED, job_outcome=None, min_vram_mib=9000)
-    again = start(store, job, vram=9000)
+    record(store, changes.fail(attempt, changes.OUT_OF_MEMORY))
+    again = start(store, job, vram=10_000)
     use(store, job, again, 2.0, ("U0", 8500, 50.0))
-    end(store, job, again, min_vram_mib=None)
+    end(store, job, again)
     rows = store.db.rows("SELECT peak_mib, declared_mib FROM measurement ORDER BY id")
     assert [tuple(row) for row in rows] == [(8000, None), (8500, None)]
 
@@ -263,7 +268,7 @@ def test_the_first_launch_after_a_shortage_is_no_second_launch(store: Store) -> 
         record(store, act.Relaunch(attempt))
         return sum(one.kind == "relaunched" for one in events_after(store, 0, 100))
 
-    StepWriter(store, Settings()).record_shortage(attempt)
+    CheckedWriter(store, Settings()).record_shortage(attempt)
     assert relaunches() == 0
     assert relaunches() == 1
 
@@ -291,8 +296,8 @@ def test_records_the_measurement_of_an_ended_attempt(store: Store) -> None:
     )
     assert [tuple(row) for row in rows] == [
         (2, 4000, 5000, 60.0, "completed"),
-        (1, 100, None, None, "failed"),
-        (1, 200, None, None, "completed"),
+        (1, 100, None, 0.0, "failed"),
+        (1, 200, None, 0.0, "completed"),
     ]
 
 
@@ -339,14 +344,12 @@ def test_learned_needs_are_updated_after_a_measurement(store: Store, monkeypatch
 
 def test_reads_an_open_attempt_for_the_next_round(store: Store) -> None:
     job = add(store)
-    again = {"state": JobState.QUEUED, "job_outcome": None, "oom_retries_used": 1, "fail_retries_used": 2}
-    end(store, job, start(store, job), Outcome.FAILED, **again)
+    fail(store, job, *OOM_ONCE_AND_TWO_FAILURES)
     attempt = start(store, job, vram=9000, whole=True)
-    use(store, job, attempt, 6.5, ("U0", 9900, 20.0))
-    record(store, act.RecordOveruse(attempt, "U0", 9900, 9000))
+    use(store, job, attempt, 6.5, ("U0", 9901, 20.0))
     row = next(row for row in store.active_attempts() if row.id == attempt)
     fact = row
-    assert (fact.vram, fact.whole, fact.peaks, fact.measured_boot) == (9000, True, {"U0": 9900}, 6.5)
+    assert (fact.vram, fact.whole, fact.peaks, fact.measured_boot) == (9000, True, {"U0": 9901}, 6.5)
     assert (fact.overused_gpus, fact.job.oom_retries_used, fact.job.fail_retries_used) == (("U0",), 1, 2)
 
 
@@ -364,5 +367,5 @@ def test_the_allocated_share_grows_with_the_buffered_peak_until_release(store: S
     assert shares(store) == {"U0": 500, "U1": 0}
     end(store, job, attempt)
     assert shares(store)["U0"] == 500
-    record(store, act.ReleaseAllocation(attempt))
+    record(store, changes.release(attempt))
     assert shares(store) == {"U0": 0, "U1": 0}

@@ -14,13 +14,14 @@ from msgspec.structs import replace
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.reasons import WaitKind, WaitReason
 from gpu_scheduler.core.model.values import Now
+from gpu_scheduler.core.scheduling.actions import SetWaitReason
 from gpu_scheduler.core.scheduling.facts import PendingGroup
 from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.store import pending_groups
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.pending_groups import PendingGroupsReader
 from gpu_scheduler.store.store import Store
-from tests.steps import SetWaitReason, StepWriter
+from tests.changes import CheckedWriter
 from tests.store_template import copied_schema
 
 NOW = Now(1_700_000_000.0, 1000.0, "boot")
@@ -71,7 +72,7 @@ class Desk:
         self.store = new_store(folder)
         self.now = NOW
         self.reader = PendingGroupsReader(self.store)
-        self.writer = StepWriter(self.store, Settings())
+        self.writer = CheckedWriter(self.store, Settings())
         for _ in range(2):
             self.insert(1, 100)
         self.reader.read(self.now, self.store.marks())

@@ -10,9 +10,10 @@ import pytest
 from gpu_scheduler.core.model.gpu import LOST, GpuFault, GpuSample, Suspicion
 from gpu_scheduler.core.model.job import AdoptedProcess
 from gpu_scheduler.core.model.job_spec import Dependency, DependencyKind, JobSpec
-from gpu_scheduler.core.model.reasons import FailureKind, ReasonKind, StateReason
-from gpu_scheduler.core.model.states import JobState, Outcome
+from gpu_scheduler.core.model.reasons import ReasonKind, StateReason
+from gpu_scheduler.core.model.states import Outcome
 from gpu_scheduler.core.model.values import Now
+from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling import history
 from gpu_scheduler.core.scheduling.history import GpuTime, QueueStart
 from gpu_scheduler.core.scheduling.settings import Settings
@@ -23,8 +24,8 @@ from gpu_scheduler.store.events import events_of_job
 from gpu_scheduler.store.pending_groups import queue_reservation, queued_job_of, reserved_jobs
 from gpu_scheduler.store.state_file import requested_pauses
 from gpu_scheduler.store.store import Store
-from tests import steps as act
-from tests.steps import StepWriter
+from tests import changes
+from tests.changes import CheckedWriter
 
 WALL = 1_700_000_000.0
 USER = StateReason(ReasonKind.HELD_BY_USER)
@@ -40,7 +41,7 @@ def at(seconds: float) -> Now:
 
 
 def record(store: Store, *actions: act.Action, after_s: float = 0.0) -> dict[int, int]:
-    return StepWriter(store, Settings()).record(actions, at(after_s))
+    return CheckedWriter(store, Settings()).record(actions, at(after_s))
 
 
 def add(store: Store, *parents: int, priority: int = 200, after_s: float = 0.0) -> int:
@@ -52,7 +53,7 @@ def add(store: Store, *parents: int, priority: int = 200, after_s: float = 0.0) 
 def sample(store: Store, *gpus: tuple[str, GpuFault | None], after_s: float, manage: bool = False) -> None:
     taken = [GpuSample(uuid, n, "card", 24_576, 0, 0.0, (), fault) for n, (uuid, fault) in enumerate(gpus)]
     uuids = [uuid for uuid, _ in gpus] if manage else None
-    StepWriter(store, Settings()).record_gpus(taken, uuids, at(after_s))
+    CheckedWriter(store, Settings()).record_gpus(taken, uuids, at(after_s))
 
 
 def waits_since(store: Store, job: int) -> float:
@@ -78,13 +79,13 @@ def test_a_job_waits_since_the_last_unmet_dependency_was_removed(store: Store) -
 def test_a_job_is_submitted_again_by_a_retry_but_not_by_a_release(store: Store) -> None:
     sample(store, ("U0", None), after_s=0.0, manage=True)
     job = add(store)
-    again = act.RequeueJob(job, StateReason(ReasonKind.RETRIED_BY_USER))
-    record(store, act.HoldJob(job, "user", USER), after_s=10.0)
+    again = changes.queue(job)
+    record(store, changes.hold(job), after_s=10.0)
     record(store, again, after_s=20.0)
     row = store.job(job)
     assert row is not None
     assert row.submitted_at == WALL
-    record(store, act.FinishJob(job, Outcome.CANCELLED, None), after_s=30.0)
+    record(store, changes.finish(job, Outcome.CANCELLED), after_s=30.0)
     record(store, again, after_s=40.0)
     record(store, act.Start(job, ("U0",), 1000), after_s=50.0)
     [start] = QueueStartsReader(store).overtakes(store.marks()).starts
@@ -95,7 +96,7 @@ def test_a_failed_launch_does_not_interrupt_the_wait(store: Store) -> None:
     sample(store, ("U0", None), after_s=0.0, manage=True)
     job = add(store)
     opened = record(store, act.Start(job, ("U0",), 1000), after_s=100.0)
-    retry = act.FinishAttempt(job, opened[job], Outcome.NOT_STARTED, JobState.QUEUED, None)
+    retry = changes.end(opened[job], Outcome.NOT_STARTED)
     record(store, retry, after_s=200.0)
     assert waits_since(store, job) == 0.0
 
@@ -120,8 +121,8 @@ def test_a_start_is_remembered_with_the_place_that_the_job_had_in_the_queue(stor
 def test_a_job_waits_since_it_was_last_queued(store: Store) -> None:
     job = add(store, after_s=1.0)
     assert waits_since(store, job) == 1.0
-    record(store, act.HoldJob(job, "user", USER), after_s=50.0)
-    record(store, act.RequeueJob(job, USER), after_s=90.0)
+    record(store, changes.hold(job), after_s=50.0)
+    record(store, changes.queue(job, USER), after_s=90.0)
     assert waits_since(store, job) == 90.0
 
 
@@ -129,7 +130,7 @@ def test_a_job_with_parents_waits_since_the_last_of_them_finished(store: Store) 
     first, second = add(store), add(store)
     job = add(store, first, second)
     for n, parent in enumerate((first, second), 1):
-        record(store, act.FinishJob(parent, Outcome.COMPLETED, USER), after_s=100.0 * n)
+        record(store, changes.finish(parent, Outcome.COMPLETED, USER), after_s=100.0 * n)
         assert waits_since(store, job) == 100.0 * n
 
 
@@ -158,8 +159,8 @@ def test_a_reservation_ends_when_its_job_leaves_the_queue(store: Store, leave: s
     record(store, act.SetQueueReservation(job, ("U0",), WALL, 8))
     actions: dict[str, act.Action] = {
         "start": act.Start(job, ("U0",), 1000),
-        "hold": act.HoldJob(job, "user", USER),
-        "cancel": act.FinishJob(job, Outcome.CANCELLED, USER),
+        "hold": changes.hold(job),
+        "cancel": changes.finish(job, Outcome.CANCELLED, USER),
     }
     record(store, actions[leave], act.SetQueueReservation(None))
     assert queue_reservation(store) is None
@@ -176,7 +177,7 @@ def test_a_job_with_a_reservation_can_begin_to_preempt_others(store: Store) -> N
 
 def test_only_managed_gpus_are_listed(store: Store) -> None:
     sample(store, ("U0", None), ("U1", None), after_s=1.0, manage=True)
-    StepWriter(store, Settings()).record_gpus((), ["U1"], at(2.0))
+    CheckedWriter(store, Settings()).record_gpus((), ["U1"], at(2.0))
     assert (store.managed_gpus(), requested_pauses(store)) == ({1: "U1"}, {"U1": False})
     assert ([gpu.uuid for gpu in store.gpus()], store.gpu_indices()) == (["U1"], {"U0": 0, "U1": 1})
 
@@ -186,25 +187,25 @@ def test_a_gpu_is_usable_since_it_was_managed_or_resumed(store: Store) -> None:
     assert usable_since(store) == [1.0, 1.0]
     sample(store, ("U0", None), ("U1", None), after_s=2.0, manage=True)
     assert usable_since(store) == [1.0, 1.0]  # a scheduler was started again
-    record(store, act.SetPaused("U1", True), after_s=5.0)
-    record(store, act.SetPaused("U1", True), after_s=6.0)
-    record(store, act.SetPaused("U1", False), after_s=9.0)
-    record(store, act.SetPaused("U1", False), after_s=12.0)
+    record(store, changes.pause("U1"), after_s=5.0)
+    record(store, changes.pause("U1"), after_s=6.0)
+    record(store, changes.resume("U1"), after_s=9.0)
+    record(store, changes.resume("U1"), after_s=12.0)
     assert usable_since(store) == [1.0, 9.0]
 
 
 def test_resuming_a_suspect_gpu_ends_the_suspicion(store: Store) -> None:
     sample(store, ("U0", None), after_s=1.0, manage=True)
     found = Suspicion((1, 2, 3), WALL + 4.0, "ECC error")
-    record(store, act.SetSuspicion("U0", found), after_s=5.0)
+    record(store, changes.set_gpu("U0", suspicion=found), after_s=5.0)
     assert [one.suspicion for one in store.gpus()] == [found]
-    record(store, act.SetPaused("U0", True), after_s=6.0)
+    record(store, changes.pause("U0"), after_s=6.0)
     assert [one.suspicion for one in store.gpus()] == [found]
-    record(store, act.SetPaused("U0", False), after_s=7.0)
-    record(store, act.SetSuspicion("U0", found), after_s=8.0)
-    record(store, act.SetPaused("U0", False), after_s=9.0)  # it was not paused
+    record(store, changes.resume("U0"), after_s=7.0)
+    record(store, changes.set_gpu("U0", suspicion=found), after_s=8.0)
+    record(store, changes.resume("U0"), after_s=9.0)  # it was not paused
     assert [(one.suspicion, one.usable_since) for one in store.gpus()] == [(None, WALL + 9.0)]
-    record(store, act.SetSuspicion("U0", found), act.SetSuspicion("U0", None), after_s=10.0)
+    record(store, changes.set_gpu("U0", suspicion=found), changes.set_gpu("U0", suspicion=None), after_s=10.0)
     kinds = [one.kind for one in events_of_job(store, 0)]
     assert kinds == [
         "suspected", "paused", "resumed", "suspected", "resumed", "suspected", "suspicion_ended",
@@ -222,13 +223,11 @@ def test_the_history_of_a_gpu_is_the_same_after_a_restart(store: Store) -> None:
         job = add(store)
         attempt = record(store, act.Start(job, ("U1",), 1000), after_s=number)[job]
         failed = reason if outcome is Outcome.FAILED else None
-        ended = act.FinishAttempt(
-            job, attempt, outcome, JobState.FINISHED, outcome, failed, ended_at=WALL + number + 1,
-            started_at=None if outcome is Outcome.NOT_STARTED else WALL + number,
-        )  # fmt: skip
-        changes = act.changes(store, ended, at(number + 1))
-        record(store, *changes, after_s=number + 1)
-        reader.accept(changes)
+        began = None if outcome is Outcome.NOT_STARTED else WALL + number
+        ended = changes.end(attempt, outcome, failed, started_at=began, ended_at=WALL + number + 1)
+        actions = ended.make(store, at(number + 1))
+        record(store, *actions, after_s=number + 1)
+        reader.accept(actions)
     kept = [(one.job_id, one.gpus, one.has_completed, one.failure) for one in reader.history().ends]
     assert kept == [(1, ("U1",), False, reason), (2, ("U1",), True, None), (4, ("U1",), False, None)]
     assert GpuHistoryReader(store).history().ends == reader.history().ends
@@ -246,13 +245,11 @@ def test_the_history_of_a_gpu_has_its_newest_ends_without_those_of_adopted_proce
     for after_s, job in enumerate(jobs):
         process = AdoptedProcess(7, 8, "boot", WALL, ("U0",)) if job == jobs[3] else None
         attempt = record(store, act.Start(job, ("U0",), 1000, process=process), after_s=after_s)[job]
-        ended = act.FinishAttempt(
-            job, attempt, Outcome.FAILED, JobState.FINISHED, Outcome.FAILED,
-            StateReason(ReasonKind.COMMAND_FAILED, exit_code=1), started_at=WALL, ended_at=WALL + after_s,
-        )  # fmt: skip
-        changes = act.changes(store, ended, at(after_s))
-        record(store, *changes, after_s=after_s)
-        reader.accept(changes)
+        failed = StateReason(ReasonKind.COMMAND_FAILED, exit_code=1)
+        ended = changes.end(attempt, Outcome.FAILED, failed, started_at=WALL, ended_at=WALL + after_s)
+        actions = ended.make(store, at(after_s))
+        record(store, *actions, after_s=after_s)
+        reader.accept(actions)
     for found in (reader.history(), GpuHistoryReader(store).history()):
         assert [one.job_id for one in found.ends] == [jobs[1], jobs[2], jobs[4]]
 
@@ -261,22 +258,17 @@ def test_a_retried_job_names_the_gpus_on_which_it_has_just_failed(store: Store) 
     sample(store, ("U0", None), ("U1", None), after_s=0.0, manage=True)
     job = add(store)
     assert queued_job_of(store, job).failed_on == ()
-    for used, (gpus, failure) in enumerate([(("U1", "U0"), None), (("U0",), FailureKind.CUDA_OOM)]):
+    for used, (gpus, log) in enumerate([(("U1", "U0"), ""), (("U0",), changes.OUT_OF_MEMORY)]):
         attempt = record(store, act.Start(job, gpus, 1000))[job]
-        reason = StateReason(ReasonKind.COMMAND_FAILED, failure, 1)
-        record(store, act.FinishAttempt(
-            job, attempt, Outcome.FAILED, JobState.QUEUED, None, reason, fail_retries_used=used + 1,
-            started_at=WALL, ended_at=WALL,
-        ), act.ReleaseAllocation(attempt), act.RecordMemoryReleased(attempt))  # fmt: skip
+        failed = changes.fail(attempt, log, Settings(fail_retries=2), started_at=WALL, ended_at=WALL)
+        record(store, failed, *changes.leave(attempt))
         for _ in range(2):
             found = queued_job_of(store, job)
             assert found.fail_retries_used == used + 1
-            assert set(found.failed_on) == (set() if failure else {"U0", "U1"})
+            assert set(found.failed_on) == (set() if log else {"U0", "U1"})
             attempt = record(store, act.Start(job, ("U1",), 1000))[job]
             # A failed launch says nothing about a GPU, so the failure before it still counts.
-            record(store, act.FinishAttempt(
-                job, attempt, Outcome.NOT_STARTED, JobState.QUEUED, None, fail_retries_used=used + 1,
-            ), act.ReleaseAllocation(attempt), act.RecordMemoryReleased(attempt))  # fmt: skip
+            record(store, changes.end(attempt, Outcome.NOT_STARTED), *changes.leave(attempt))
 
 
 def test_a_gpu_is_usable_since_it_recovered_from_a_fault(store: Store) -> None:
@@ -292,7 +284,7 @@ def test_a_gpu_is_usable_since_it_recovered_from_a_fault(store: Store) -> None:
 def test_a_reading_that_fails_for_all_gpus_does_not_make_waiting_jobs_younger(store: Store) -> None:
     """No job starts without a reading, so no job is overtaken meanwhile."""
     sample(store, ("U0", None), ("U1", None), after_s=1.0, manage=True)
-    StepWriter(store, Settings()).record_probe_failure("timeout")
+    CheckedWriter(store, Settings()).record_probe_failure("timeout")
     sample(store, ("U0", None), ("U1", None), after_s=9.0)
     assert usable_since(store) == [1.0, 1.0]
 

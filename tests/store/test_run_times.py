@@ -5,16 +5,16 @@ from __future__ import annotations
 import sqlite3
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpu_scheduler.core.model.job import AdoptedProcess, Checkpoint
+from gpu_scheduler.core.model.job import AdoptedProcess, Checkpoint, SavedWork
 from gpu_scheduler.core.model.job_spec import JobSpec
-from gpu_scheduler.core.model.states import JobState, Outcome
+from gpu_scheduler.core.model.states import Outcome
 from gpu_scheduler.core.model.values import Now
+from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.history import RunTimes
 from gpu_scheduler.core.scheduling.needs import workload_class_of
 from gpu_scheduler.core.scheduling.settings import Settings
@@ -23,8 +23,8 @@ from gpu_scheduler.store.attempt_history import RunTimesReader
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.database import insert
 from gpu_scheduler.store.store import Store
-from tests import steps as act
-from tests.steps import StepWriter
+from tests import changes
+from tests.changes import CheckedWriter
 from tests.store.golden_store import restore_golden
 
 NOW = Now(1_700_000_000.0, 1000.0, "boot")
@@ -41,7 +41,7 @@ def spec(text: str) -> JobSpec:
 
 
 def record(store: Store, *actions: act.Action) -> dict[int, int]:
-    return StepWriter(store, Settings()).record(actions, NOW)
+    return CheckedWriter(store, Settings()).record(actions, NOW)
 
 
 def ran(store: Store, text: str, seconds: float, outcome: Outcome = Outcome.COMPLETED) -> None:
@@ -49,14 +49,18 @@ def ran(store: Store, text: str, seconds: float, outcome: Outcome = Outcome.COMP
     end(store, store.insert_job(spec(text), "test"), outcome, seconds=seconds)
 
 
-def end(
-    store: Store, job: int, outcome: Outcome = Outcome.COMPLETED, seconds: float = 60.0, **values: Any
-) -> None:
+def end(store: Store, job: int, outcome: Outcome = Outcome.COMPLETED, seconds: float = 60.0) -> None:
     """Records an attempt of a job that ends after so many seconds."""
     this = record(store, act.Start(job, ("U0",), 1000))[job]
-    values = {"state": JobState.FINISHED, "job_outcome": outcome, "started_at": 100.0, **values}
-    record(store, act.FinishAttempt(job, this, outcome, ended_at=100.0 + seconds, **values))
-    record(store, act.ReleaseAllocation(this), act.RecordMemoryReleased(this))
+    ended = changes.end(this, outcome, started_at=100.0, ended_at=100.0 + seconds)
+    record(store, ended, *changes.leave(this))
+
+
+def fail(store: Store, job: int, seconds: float = 60.0, saved: SavedWork | None = None) -> None:
+    """Records an attempt of a job that fails after so many seconds. The job is queued again."""
+    this = record(store, act.Start(job, ("U0",), 1000))[job]
+    failed = changes.fail(this, saved=saved, started_at=100.0, ended_at=100.0 + seconds)
+    record(store, failed, *changes.leave(this))
 
 
 def recorded(store: Store) -> list[tuple[str, float]]:
@@ -75,10 +79,9 @@ def test_records_completed_attempts_only(store: Store) -> None:
 
 
 def test_an_attempt_that_may_have_continued_earlier_work_is_not_recorded(store: Store) -> None:
-    again: dict[str, Any] = {"state": JobState.QUEUED, "job_outcome": None, "checkpoint": CHECKPOINT}
     resumed, restarted = (store.insert_job(spec("python t.py"), "test") for _ in range(2))
-    end(store, resumed, Outcome.FAILED, **again, resume_from=CHECKPOINT)
-    end(store, restarted, Outcome.FAILED, **again)
+    fail(store, resumed, saved=SavedWork(CHECKPOINT, may_resume=True))
+    fail(store, restarted, saved=SavedWork(CHECKPOINT))
     for job in (resumed, restarted):
         end(store, job)
     assert recorded(store) == []
@@ -86,7 +89,7 @@ def test_an_attempt_that_may_have_continued_earlier_work_is_not_recorded(store: 
 
 def test_a_retry_without_a_checkpoint_is_recorded(store: Store) -> None:
     job = store.insert_job(spec("python t.py"), "test")
-    end(store, job, Outcome.FAILED, state=JobState.QUEUED, job_outcome=None, seconds=5.0)
+    fail(store, job, seconds=5.0)
     end(store, job)
     assert recorded(store) == [(spec("python t.py").identity, 60.0)]
 
@@ -97,7 +100,7 @@ def test_an_adopted_process_counts_from_its_own_start(store: Store) -> None:
     this = record(store, act.Start(job, ("U0",), 1000, process=process))[job]
     record(
         store,
-        act.FinishAttempt(job, this, Outcome.COMPLETED, JobState.FINISHED, Outcome.COMPLETED, ended_at=100.0),
+        changes.end(this, Outcome.COMPLETED, ended_at=100.0),
     )
     assert recorded(store) == [(spec("python t.py").identity, 60.0)]
 

@@ -16,7 +16,7 @@ from gpu_scheduler.attempts.executors import DirectExecutor, Executors
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.model.gpu import GpuSample
 from gpu_scheduler.core.model.job_spec import JobSpec
-from gpu_scheduler.core.model.states import JobState, Outcome
+from gpu_scheduler.core.scheduling.actions import Start
 from gpu_scheduler.core.scheduling.needs import LlmConfig
 from gpu_scheduler.core.scheduling.plan import plan
 from gpu_scheduler.core.scheduling.settings import Settings
@@ -29,7 +29,8 @@ from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.events import events_after
 from gpu_scheduler.store.state_file import apply_edit, request_pauses, requested_pauses
 from gpu_scheduler.store.store import Store
-from tests.steps import FinishAttempt, Start, StepWriter
+from tests import changes
+from tests.changes import CheckedWriter
 
 EXECUTORS = Executors(DirectExecutor())
 
@@ -39,7 +40,7 @@ class Machine:
 
     def __init__(self, folder: Path) -> None:
         self.store = Store(DataDir.of(str(folder / "s.json")), create=True)
-        self.recorder = StepWriter(self.store, Settings())
+        self.recorder = CheckedWriter(self.store, Settings())
         self.clock = Clock()
         samples = [GpuSample(f"U{i}", i, "card", 24576, 0, 0.0) for i in range(4)]
         self.recorder.record_gpus(samples, [s.uuid for s in samples], self.clock.now())
@@ -410,7 +411,7 @@ def test_a_job_that_runs_again_is_counted_although_an_earlier_attempt_has_ended(
     first = machine.recorder.record([Start(job, ("U0",), 1000)], now)[job]
     assert summarize(store)[2] == {"starting": 1, "running_ids": [job]}
     assert summarize(store, {first})[2] == {"running_ids": []}  # its end is not recorded yet
-    end = FinishAttempt(job, first, Outcome.FAILED, JobState.QUEUED, None)
+    end = changes.fail(first)
     assert machine.recorder.record([end], now) == {}
     assert summarize(store, {first})[2] == {"queued": 1, "running_ids": []}
     second = machine.recorder.record([Start(job, ("U1",), 500)], now)[job]

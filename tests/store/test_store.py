@@ -16,8 +16,9 @@ from gpu_scheduler.core.model.gpu import FaultKind, GpuFault
 from gpu_scheduler.core.model.job import AdoptedProcess, Checkpoint, StopRequest
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.reasons import ReasonKind, StateReason, WaitKind, WaitReason
-from gpu_scheduler.core.model.states import AttemptState, IllegalTransitionError, JobState, Outcome
+from gpu_scheduler.core.model.states import AttemptState, IllegalTransitionError, Outcome
 from gpu_scheduler.core.model.values import Now
+from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
 from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.errors import SchedulerError
@@ -26,9 +27,9 @@ from gpu_scheduler.store.events import events_of_job
 from gpu_scheduler.store.pending_groups import next_retry, startable_jobs, wait_reason_by_spec, wait_reasons
 from gpu_scheduler.store.records import _STOP_COLUMNS
 from gpu_scheduler.store.store import Store
-from tests import steps as act
+from tests import changes
+from tests.changes import CheckedWriter
 from tests.reasons import worded
-from tests.steps import StepWriter
 
 NOW = Now(1_700_000_000.0, 1000.0, "boot")
 
@@ -43,7 +44,7 @@ def store(tmp_path: Path) -> Store:
 
 
 def record(store: Store, *actions: act.Action) -> dict[int, int]:
-    return StepWriter(store, Settings()).record(actions, NOW)
+    return CheckedWriter(store, Settings()).record(actions, NOW)
 
 
 def test_creates_only_private_files(store: Store) -> None:
@@ -83,7 +84,7 @@ def test_an_attempt_that_has_not_ended_is_not_released(store: Store) -> None:
     assert (attempt.state, attempt.executor) == (AttemptState.STARTING, "direct")
     change = rf"attempt 1 of job {job}: the change from starting to released is not allowed"
     with pytest.raises(IllegalTransitionError, match=change):
-        record(store, act.ReleaseAllocation(attempt.id))
+        record(store, changes.release(attempt.id))
     assert store.active_attempts() == [attempt]
 
 
@@ -92,7 +93,7 @@ def test_records_a_round_atomically(store: Store) -> None:
     with pytest.raises(IllegalTransitionError, match="queued"):
         record(
             store,
-            act.HoldJob(job, "user", worded("held")),
+            changes.hold(job, worded("held")),
             act.Start(job, ("U0",), 1000),
             act.Start(job, ("U0",), 1000),
         )
@@ -114,10 +115,8 @@ def test_a_start_opens_an_attempt_with_its_own_token(store: Store) -> None:
 def test_finishing_an_attempt_sets_the_job_outcome_and_clears_an_open_cancel_request(store: Store) -> None:
     job = store.insert_job(spec(), "cli")
     attempt = record(store, act.Start(job, ("U0",), 1000))[job]
-    record(store, act.RecordStop(job, StopRequest("cancelled", 5.0)))
-    record(
-        store, act.FinishAttempt(job, attempt, Outcome.FAILED, JobState.FINISHED, Outcome.FAILED, exit_code=7)
-    )
+    record(store, changes.ask_to_stop(job, StopRequest("cancelled", 5.0)))
+    record(store, changes.end(attempt, Outcome.FAILED, exit_code=7))
     row = store.job(job)
     assert row is not None
     assert (row.state, row.outcome, row.exit_code, row.stop) == (
@@ -127,7 +126,7 @@ def test_finishing_an_attempt_sets_the_job_outcome_and_clears_an_open_cancel_req
         None,
     )
     assert [event.kind for event in events_of_job(store, job)] == ["queued", "starting", "finished"]
-    record(store, act.RequeueJob(job, worded("retried")))
+    record(store, changes.queue(job, worded("retried")))
     row = store.job(job)
     assert row is not None
     assert (row.state, row.outcome, row.exit_code) == ("queued", None, None)
@@ -137,21 +136,11 @@ def test_finishing_an_attempt_sets_the_job_outcome_and_clears_an_open_cancel_req
 def test_a_hold_keeps_the_count_of_used_retries_and_a_retry_resets_it(store: Store, by: str | None) -> None:
     job = store.insert_job(spec(vram=4096), "cli")
     attempt = record(store, act.Start(job, ("U0",), 0, (), 4096))[job]
-    state, outcome = (JobState.QUEUED, None) if by else (JobState.FINISHED, Outcome.FAILED)
-    end = act.FinishAttempt(
-        job,
-        attempt,
-        Outcome.FAILED,
-        state,
-        outcome,
-        oom_retries_used=2,
-        fail_retries_used=1,
-        min_vram_mib=5120,
-    )
-    record(store, end)
-    if by is not None:
-        record(store, act.HoldJob(job, by, worded("held")))
-    record(store, act.RequeueJob(job, worded("queued again")))
+    record(store, changes.set_job(job, oom_retries_used=1, fail_retries_used=1))
+    record(store, changes.fail(attempt, changes.OUT_OF_MEMORY))
+    left = changes.finish(job, Outcome.FAILED) if by is None else changes.hold(job, worded("held"), by=by)
+    record(store, left)
+    record(store, changes.queue(job, worded("queued again")))
     row = store.job(job)
     assert row is not None
     assert (row.oom_retries_used, row.fail_retries_used) == ((2, 1) if by else (0, 0))
@@ -164,23 +153,19 @@ def test_a_job_that_is_queued_again_gets_the_current_key_of_its_needs(store: Sto
     before = store.db.rows("SELECT spec_key FROM job")[0]["spec_key"]
     with store.db.transaction() as db:  # as if `start --learn` had come while it ran
         db.execute("UPDATE job SET state = ?, spec_key = '[]'", (state,))
-    record(store, act.RequeueJob(job, worded("released")))
+    record(store, changes.queue(job, worded("released")))
     assert store.db.rows("SELECT spec_key FROM job")[0]["spec_key"] == before
 
 
 def test_only_jobs_that_wait_solely_for_gpus_are_startable(store: Store) -> None:
     ready, gone, later, left = (store.insert_job(spec(str(n)), "cli") for n in range(4))
-    recorder = StepWriter(store, Settings())
+    recorder = CheckedWriter(store, Settings())
     recorder.set_line_waits({gone: WaitReason(WaitKind.LINE_REMOVED, due_at=7.5)})
     for job in (later, left):
         attempt = recorder.record([act.Start(job, ("U0",), 1000)], NOW)[job]
-        not_before = 1005.0 if job == later else None
-        close = act.FinishAttempt(
-            job, attempt, Outcome.NOT_STARTED, JobState.QUEUED, None, launch_failures=1, not_before=not_before
-        )
-        recorder.record([close], NOW)
+        recorder.record([changes.end(attempt, Outcome.NOT_STARTED)], NOW)
         if job == later:
-            recorder.record([act.ReleaseAllocation(attempt)], NOW)
+            recorder.record([changes.release(attempt)], NOW)
     [ask] = wait_reason_by_spec(store)
 
     def startable(boot: float, boot_id: str = "boot") -> list[int]:
@@ -210,8 +195,8 @@ def test_changes_attributes_and_queue_positions_of_waiting_jobs(store: Store) ->
     one, two = store.insert_job(spec("a"), "cli"), store.insert_job(spec("b"), "cli")
     record(
         store,
-        act.SetAttribute(one, "allowed", [1, 3]),
-        act.SetAttribute(one, "priority", 5),
+        changes.set_attribute(one, "allowed", [1, 3]),
+        changes.set_attribute(one, "priority", 5),
         act.SetQueuePositions(((one, 9), (two, 8))),
     )
     row = store.job(one)
@@ -349,18 +334,22 @@ PAST: dict[str, object] = {
     ("state", "action", "kept"),
     [
         # Checkpoint: the newest one stays known, but the job starts with it only if the user says so.
-        ("finished", act.RequeueJob(1, worded("retried")), {"checkpoint"}),
+        ("finished", changes.queue(1, worded("retried")), {"checkpoint"}),
         (
             "finished",
-            act.RequeueJob(1, worded("recovered"), recoveries=1, keeps_checkpoint=True),
+            changes.queue(1, worded("recovered"), recoveries=1, keeps=True),
             {"checkpoint", "resume_from", "oom_retries_used", "fail_retries_used", "recoveries"},
         ),
         (
             "held",
-            act.FinishJob(1, Outcome.CANCELLED, worded("cancelled")),
+            changes.finish(1, Outcome.CANCELLED, worded("cancelled")),
             PAST.keys() - {"held_by", "adopted"} - set(_STOP_COLUMNS),
         ),
-        ("queued", act.HoldJob(1, "failed", worded("held")), PAST.keys() - {"adopted"} - set(_STOP_COLUMNS)),
+        (
+            "queued",
+            changes.hold(1, worded("held"), by="failed"),
+            PAST.keys() - {"adopted"} - set(_STOP_COLUMNS),
+        ),
     ],
 )
 def test_each_column_about_the_past_of_a_job_is_reset_or_kept_on_purpose(
@@ -438,5 +427,5 @@ def test_a_launch_that_a_shortage_prevents_does_not_count_and_is_due_again_now(s
     record(store, act.Relaunch(attempt))
     assert launches() == (2, NOW.boot + Settings().launch_deadline_s)
     for left in (1, 0, 0):
-        StepWriter(store, Settings()).record_shortage(attempt)
+        CheckedWriter(store, Settings()).record_shortage(attempt)
         assert launches() == (left, 0.0)

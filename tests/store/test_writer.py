@@ -12,15 +12,15 @@ from gpu_scheduler.core.model.job import ActiveAttempt, StopRequest
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.reasons import WaitKind, WaitReason
 from gpu_scheduler.core.model.request import AnswerCode, RequestAnswer
-from gpu_scheduler.core.model.states import JobState, Outcome
+from gpu_scheduler.core.model.states import Outcome
 from gpu_scheduler.core.model.values import Now
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.store import writer
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.store import Store
-from tests import steps
-from tests.steps import StepWriter
+from tests import changes
+from tests.changes import CheckedWriter
 
 NOW = Now(1_700_000_000.0, 1000.0, "boot")
 LATER = Now(1_700_000_003.0, 1003.0, "boot")
@@ -47,15 +47,15 @@ def store(tmp_path: Path) -> Store:
     """Returns a store with GPU U0 and job 1, whose attempt is asked to stop."""
     store = Store(DataDir.of(str(tmp_path / "s.json")), create=True)
     store.insert_job(JobSpec("command", "true", "/", command="true"), "cli")
-    StepWriter(store, Settings()).record_gpus([GpuSample("U0", 0, "GPU", 1000, 0, 0.0)], ["U0"], NOW)
-    record(store, steps.Start(1, ("U0",), 1000))
+    CheckedWriter(store, Settings()).record_gpus([GpuSample("U0", 0, "GPU", 1000, 0, 0.0)], ["U0"], NOW)
+    record(store, act.Start(1, ("U0",), 1000))
     stop = StopRequest("preempted", 60.0, "withdraw", "id")
-    record(store, steps.Transition(1, 1, JobState.RUNNING), steps.RecordStop(1, stop))
+    record(store, changes.run(1), changes.ask_to_stop(1, stop))
     return store
 
 
 def record(store: Store, *actions: act.Action, now: Now = NOW) -> None:
-    StepWriter(store, Settings()).record(actions, now)
+    CheckedWriter(store, Settings()).record(actions, now)
 
 
 def active(store: Store) -> ActiveAttempt:
@@ -67,23 +67,24 @@ def active(store: Store) -> ActiveAttempt:
     ("step", "is_synced"),
     [
         # The next round would find these again in the folder of the attempt or on the GPU.
-        (steps.Transition(1, 1, JobState.STOPPING), False),
-        (steps.RecordWindowClosed(1), False),
-        (steps.RecordForeignLoad("U0", (5.0,), 1000.0), False),
-        (steps.SetWaitReason("key", WaitReason(WaitKind.NOT_TRIED)), False),
-        (steps.RecordGpuTime(1.0, 0.0, NOW.wall), False),
+        (changes.stop(1), False),
+        (changes.set_attempt(1, window_closed=True), False),
+        (changes.set_gpu("U0", foreign_loads=(5.0,), foreign_load_boot=1000.0), False),
+        (act.SetWaitReason("key", WaitReason(WaitKind.NOT_TRIED)), False),
+        (act.RecordGpuTime(1.0, 0.0, NOW.wall), False),
         # The job must not be stopped again for a request that its runner has withdrawn.
-        (steps.ClearStop(1, 1, "id"), True),
-        (steps.FinishAttempt(1, 1, Outcome.COMPLETED, JobState.FINISHED, Outcome.COMPLETED), True),
-        (steps.SetPaused("U0", True), True),
-        (steps.AnswerRequest(1, RequestAnswer(AnswerCode.PAUSED)), True),
-        (steps.Sweep(1, kill=False), True),
+        (changes.withdraw(1), True),
+        (changes.end(1, Outcome.COMPLETED), True),
+        (changes.pause("U0"), True),
+        (act.AnswerRequest(1, RequestAnswer(AnswerCode.PAUSED)), True),
+        (act.Sweep(1, kill=False), True),
     ],
 )
 def test_a_power_cut_undoes_only_what_the_next_round_finds_again(
     store: Store, step: act.Action, is_synced: bool
 ) -> None:
-    writer.StoreWriter(store, Settings()).record(steps.changes(store, step, NOW), NOW)
+    made = step.make(store, NOW) if isinstance(step, changes.Change) else [step]
+    writer.StoreWriter(store, Settings()).record(made, NOW)
     [synchronous] = store.db.rows("PRAGMA synchronous")
     assert synchronous[0] == (2 if is_synced else 1)
 
@@ -117,9 +118,9 @@ def test_an_attempt_follows_a_preemption_until_a_command_has_run_again(store: St
         (Outcome.PREEMPTED, Outcome.NOT_STARTED, Outcome.NOT_STARTED, Outcome.FAILED, Outcome.NOT_STARTED), 1
     ):
         record(
-            store, steps.FinishAttempt(1, number, outcome, JobState.QUEUED, None),
-            steps.ReleaseAllocation(number), steps.RecordMemoryReleased(number),
-            steps.Start(1, ("U0",), 1000),
+            store, changes.end(number, outcome), *changes.leave(number),
+            *([] if outcome is Outcome.NOT_STARTED else [changes.queue(1)]),
+            act.Start(1, ("U0",), 1000),
         )  # fmt: skip
     found = [one.follows_preemption for one in store.attempts(1)]
     assert found == [False, True, True, True, False, False]

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from gpu_scheduler.core.model.job_spec import Dependency, DependencyKind, JobSpec
-from gpu_scheduler.core.model.reasons import ReasonKind, StateReason
-from gpu_scheduler.core.model.states import JobState, Outcome
+from gpu_scheduler.core.model.states import Outcome
 from gpu_scheduler.core.model.values import Now
+from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.store import Store
-from tests import steps as act
-from tests.steps import StepWriter
+from tests import changes
+from tests.changes import CheckedWriter
 from tests.stress.dependency_judge import (
     install_triggers,
     judge_counts,
@@ -44,13 +44,13 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 
 def record(store: Store, *actions: act.Action) -> None:
-    StepWriter(store, Settings()).record(actions, NOW)
+    CheckedWriter(store, Settings()).record(actions, NOW)
 
 
 def run(store: Store, job_id: int, outcome: Outcome = Outcome.COMPLETED, code: int = 0) -> None:
     """Records an attempt of a job, from its start to its end."""
-    opened = StepWriter(store, Settings()).record([act.Start(job_id, ("U0",), 1000)], NOW)
-    end = act.FinishAttempt(job_id, opened[job_id], outcome, JobState.FINISHED, outcome, exit_code=code)
+    opened = CheckedWriter(store, Settings()).record([act.Start(job_id, ("U0",), 1000)], NOW)
+    end = changes.end(opened[job_id], outcome, exit_code=code)
     record(store, end)
 
 
@@ -106,7 +106,7 @@ def test_an_attempt_that_starts_twice_is_a_fault(store: Store) -> None:
 
 def test_a_skip_without_a_failed_parent_is_a_fault(store: Store) -> None:
     run(store, PARENT)
-    record(store, act.FinishJob(CHILD, Outcome.SKIPPED, None))
+    record(store, changes.finish(CHILD, Outcome.SKIPPED))
     found = Findings()
     judge_skips(store, found)
     judge_rest(store, found)
@@ -134,7 +134,7 @@ def test_a_queued_job_that_waits_for_nothing_is_stuck(store: Store) -> None:
 
 
 def test_a_job_that_waits_for_a_held_one_is_not_stuck(store: Store) -> None:
-    record(store, act.HoldJob(PARENT, "user", StateReason(ReasonKind.HELD_BY_USER)))
+    record(store, changes.hold(PARENT))
     found = Findings()
     judge_rest(store, found)
     assert found.clean, found

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from gpu_scheduler.core.model.reasons import ReasonKind, StateReason
+from gpu_scheduler.core.model.job import StopRequest
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.show.location import Location
 from gpu_scheduler.show.store_access import ANSWER_TIMEOUT_S
@@ -22,7 +22,7 @@ from gpu_scheduler.system.simulated_usage import FOLDER_VARIABLE
 from gpu_scheduler.web import app as app_module
 from gpu_scheduler.web import operations
 from gpu_scheduler.web.guard import Caller
-from tests import steps as act
+from tests import changes
 from tests.cli.desk import Desk
 from tests.waiting import wait_for
 from tests.web.conftest import LOG_READER, READER, Api
@@ -37,7 +37,7 @@ def _script(desk: Desk) -> None:
 
 def finish(desk: Desk, job: int, outcome: Outcome) -> None:
     row = desk.attempt(job)
-    desk.record(act.FinishAttempt(job, row.id, outcome, JobState.FINISHED, outcome))
+    desk.record(changes.end(row.id, outcome))
 
 
 # The short routes.
@@ -106,7 +106,8 @@ def test_the_status_of_open_jobs(api: Api, desk: Desk) -> None:
 def test_a_preempted_job_is_queued_without_gpus(api: Api, desk: Desk) -> None:
     job = desk.job()
     row = desk.attempt(job)
-    desk.record(act.FinishAttempt(job, row.id, Outcome.PREEMPTED, JobState.QUEUED, None))
+    stop = StopRequest("preempted", 5.0, next_state=JobState.QUEUED)
+    desk.record(changes.ask_to_stop(job, stop), changes.end(row.id, Outcome.PREEMPTED))
     body = api().get(f"/jobs/{job}").json()
     assert (body["status"], body["assigned_gpus"]) == ("queued", [])
 
@@ -418,8 +419,7 @@ def test_a_reader_does_not_see_why_a_job_is_tried_again(api: Api, desk: Desk) ->
     """The reason quotes the last line of the log."""
     job = desk.job()
     row = desk.attempt(job)
-    reason = StateReason(ReasonKind.COMMAND_FAILED, exit_code=1, error="geheim")
-    desk.record(act.FinishAttempt(job, row.id, Outcome.FAILED, JobState.QUEUED, None, reason=reason))
+    desk.record(changes.fail(row.id, "ValueError: geheim\n"))
     paths = ("/queue", f"/jobs/{job}", "/api/v1/jobs", f"/api/v1/jobs/{job}")
     assert ["geheim" in api().get(path).text for path in paths] == [True] * 4
     assert ["geheim" in api(READER).get(path).text for path in paths] == [False] * 4

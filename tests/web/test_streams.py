@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from gpu_scheduler.core.model.states import JobState, Outcome
-from tests import steps as act
+from gpu_scheduler.core.model.states import Outcome
+from tests import changes
 from tests.cli.desk import Desk
 from tests.waiting import wait_for
 
@@ -112,7 +112,7 @@ def test_a_log_is_followed_to_the_end_of_the_job(desk: Desk, port: int) -> None:
         desk.wait_until_processes_end()
         row = desk.store.newest_attempts([job])[job]
         done = Outcome.COMPLETED
-        desk.record(act.FinishAttempt(job, row.id, done, JobState.FINISHED, done))
+        desk.record(changes.end(row.id, done))
         for kind, data, _ in events:
             if kind == "end":
                 assert data == {"state": "finished", "outcome": "completed"}
