@@ -16,7 +16,7 @@ import os
 import sys
 
 from .folder import START, TOKEN, close_inherited, read_proc, stat_fields
-from .termination import CHLD
+from .termination import CHLD, block_signals
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ def main() -> None:
 
     from . import leftovers, supervise, watch  # noqa: F401
 
+    block_signals()  # so that a runner loses no signal that it gets right after its fork
     os.chdir("/")
     close_inherited()
     # Make the kernel collect ended runners. Each runner restores the default before it has children.

@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from .leftovers import Leftovers
     from .watch import Descendants, WatchedProcess
 
-block_signals()
-
 #: Seconds for which a runner tries to claim its attempt during a shortage of processes, memory or open files,
 #: and seconds between two tries. The loop launches the attempt again after about the same time.
 _CLAIM_RETRY_S, _CLAIM_RETRY_EVERY_S = 10.0, 0.1
@@ -63,6 +61,7 @@ _MAX_NAMES, _CLOSED_PIPE = 3, 128 + 13
 
 def main(path: str) -> None:
     """Runs the attempt in this folder; never returns."""
+    block_signals()
     os.umask(0o077)
     try:
         attempt = _claim_with_retries(path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -74,3 +75,19 @@ def test_files_beside_the_runner_do_not_shadow_standard_modules(make: Make, tmp_
     (tmp_path / "time.py").write_text("raise SystemExit('shadowed')")
     attempt = make("exit 5").launch(DirectExecutor(sys.executable, str(copy / "start.py")))
     assert attempt.result().exit_code == 5
+
+
+def test_an_import_of_the_runners_modules_changes_nothing_in_the_process() -> None:
+    """Processes that a scheduler or a test starts inherit its signal mask."""
+    folder = Path(gpu_scheduler.runner.__file__).parent
+    names = [f"gpu_scheduler.runner.{path.stem}" for path in folder.glob("*.py") if path.stem != "start"]
+    code = (
+        "import signal\n"
+        "def state(): return signal.pthread_sigmask(signal.SIG_BLOCK, []), os.umask(0o22), os.getcwd()\n"
+        "import os, importlib\n"
+        "os.umask(0o22)\n"
+        "before = state()\n"
+        f"for name in {names!r}: importlib.import_module(name)\n"
+        "assert state() == before, (before, state())\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=folder.parents[1])
