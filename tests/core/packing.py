@@ -19,14 +19,14 @@ from gpu_scheduler.core.model.job_spec import Need
 from gpu_scheduler.core.model.reasons import WaitReason
 from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.model.values import Now
+from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.facts import Facts, PendingGroup, QueuedJob
 from gpu_scheduler.core.scheduling.needs import LlmConfig, ResourceSpec
 from gpu_scheduler.core.scheduling.pending_queue import need_of
 from gpu_scheduler.core.scheduling.placement import declared_mib
+from gpu_scheduler.core.scheduling.plan import plan
 from gpu_scheduler.core.scheduling.settings import Settings
-from tests import steps as act
 from tests.attempts import make_attempt, replace
-from tests.steps import plan
 
 MARGIN, IDLE, SPIKE, TOLERANCE = 512, 200, Fraction(1, 10), Fraction(1, 10)
 #: The length of one tick of the model, in seconds.
@@ -217,29 +217,27 @@ class Machine:
                 self.check_start(facts, action, started)
                 started.append(action)
                 self.start(action)
-            elif isinstance(action, act.RecordUsage):
-                one = self.running[action.attempt_id]
-                peaks = dict(one.attempt.peaks)
-                for uuid, mib, _ in action.usage:
-                    if mib is not None:
-                        peaks[uuid] = max(mib, peaks.get(uuid, 0))
-                one.attempt = replace(one.attempt, peaks=peaks, measured_boot=action.sampled_at)
-            elif isinstance(action, act.RecordOveruse):
-                one = self.running[action.attempt_id]
-                one.attempt = replace(one.attempt, overused_gpus=(*one.attempt.overused_gpus, action.uuid))
-                self.overuse_records[action.attempt_id, action.uuid] += 1
-                assert action.used_mib > action.declared_mib * (1 + TOLERANCE)
-            elif isinstance(action, act.RecordForeignLoad):
-                self.recorded_loads[int(action.uuid[1:])] = (action.loads, action.sampled_at)
-            elif isinstance(action, act.RecordForeignPeaks):
-                self.foreign_peaks[int(action.uuid[1:])] = {
-                    (pid, start): mib for pid, start, mib in action.peaks
-                }
-            elif isinstance(action, act.RecordMemoryReleased):
-                del self.running[action.attempt_id]
+            elif isinstance(action, act.AttemptChanged):
+                self.change(action.old, action.new)
+            elif isinstance(action, act.GpuChanged):
+                gpu = action.new
+                self.recorded_loads[gpu.index] = (gpu.foreign_loads, gpu.foreign_load_boot)
+                self.foreign_peaks[gpu.index] = dict(gpu.foreign_peaks)
             else:
                 assert isinstance(action, act.SetWaitReason), action
                 self.reasons[action.spec_key] = action.reason
+
+    def change(self, old: ActiveAttempt, new: ActiveAttempt) -> None:
+        if new.state is AttemptState.CLOSED:
+            del self.running[new.id]
+            return
+        self.running[new.id].attempt = new
+        for before, after in zip(old.allocations, new.allocations, strict=True):
+            if after.overuse_logged and not before.overuse_logged:
+                self.overuse_records[new.id, after.gpu] += 1
+                assert after.peak_mib is not None
+                assert after.budget_mib is not None
+                assert after.peak_mib > after.budget_mib * (1 + TOLERANCE)
 
     def start(self, action: act.Start) -> None:
         self.starts += 1

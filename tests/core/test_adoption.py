@@ -19,16 +19,17 @@ from gpu_scheduler.core.model.job import (
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.request import Request
 from gpu_scheduler.core.model.states import AttemptState, JobState, Outcome
+from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.facts import Facts
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
 from gpu_scheduler.core.scheduling.pending_queue import is_drained, job_exit_code
-from gpu_scheduler.core.scheduling.reconcile_attempt import has_ended
+from gpu_scheduler.core.scheduling.plan import plan
+from gpu_scheduler.core.scheduling.reconcile_attempt import has_ended, reconcile
 from gpu_scheduler.core.scheduling.settings import Settings
-from tests import steps as act
 from tests.attempts import replace
+from tests.core.decisions import changed_attempts, changed_jobs, end_in, stops_in
 from tests.core.gpu_world import NOW, facts, gpu, group, running
 from tests.reasons import words
-from tests.steps import plan, reconcile
 
 PROCESS = AdoptedProcess(4711, 55, "boot", 1_699_999_000.0, ("U0",))
 EARLIER = replace(PROCESS, boot_id="earlier")
@@ -106,22 +107,21 @@ def test_a_declared_need_of_an_unwatched_process_leaves_the_rest_of_the_gpu() ->
 def test_no_job_preempts_an_unwatched_process() -> None:
     urgent = replace(ALONE, preempt=True)
     world = facts(gpu(0), adopted_jobs=(adopted(**NOT_DUE),), pending_groups=(group(urgent, (11, 0)),))
-    assert not [action for action in plan(world) if isinstance(action, act.RecordStop | act.Reserve)]
+    assert not [action for action in plan(world) if isinstance(action, act.JobChanged | act.Reserve)]
 
 
 def test_a_process_of_an_earlier_boot_is_interrupted() -> None:
-    [hold] = plan(facts(gpu(0), adopted_jobs=(adopted(EARLIER),)))
-    assert isinstance(hold, act.HoldJob)
-    assert (hold.job_id, hold.by, words(hold.reason)) == (10, "interrupted", "the machine was restarted")
+    [hold] = changed_jobs(plan(facts(gpu(0), adopted_jobs=(adopted(EARLIER),))))
+    assert (hold.id, hold.state) == (10, JobState.HELD)
+    assert (hold.held_by, words(hold.reason)) == ("interrupted", "the machine was restarted")
 
 
 def test_a_process_of_an_earlier_boot_that_had_to_stop_is_cancelled_or_preempted() -> None:
-    [end] = plan(facts(gpu(0), adopted_jobs=(adopted(EARLIER, stop=CANCEL),)))
-    assert isinstance(end, act.FinishJob)
-    assert (end.job_id, end.outcome) == (10, Outcome.CANCELLED)
-    [hold] = plan(facts(gpu(0), adopted_jobs=(adopted(EARLIER, stop=StopRequest("preempted", 3.0)),)))
-    assert isinstance(hold, act.HoldJob)
-    assert (hold.job_id, hold.by) == (10, "preempted")
+    [end] = changed_jobs(plan(facts(gpu(0), adopted_jobs=(adopted(EARLIER, stop=CANCEL),))))
+    assert (end.id, end.state, end.outcome) == (10, JobState.FINISHED, Outcome.CANCELLED)
+    stopped = adopted(EARLIER, stop=StopRequest("preempted", 3.0))
+    [hold] = changed_jobs(plan(facts(gpu(0), adopted_jobs=(stopped,))))
+    assert (hold.id, hold.state, hold.held_by) == (10, JobState.HELD, "preempted")
 
 
 @pytest.mark.parametrize(("resources", "baseline"), [(ALONE, 0), (MEMORY, 2000)])
@@ -132,10 +132,8 @@ def test_unlisted_memory_of_the_process_is_not_part_of_the_baseline(
     assert start.baseline_mib == (("U0", baseline),)
 
 
-def end_of(attempt: ActiveAttempt, settings: Settings = SETTINGS) -> act.FinishAttempt:
-    end = reconcile(attempt, NOW, settings)[0]
-    assert isinstance(end, act.FinishAttempt)
-    return end
+def end_of(attempt: ActiveAttempt, settings: Settings = SETTINGS) -> ActiveAttempt:
+    return end_in(reconcile(attempt, NOW, settings)[:1])
 
 
 @pytest.mark.parametrize("claim", ["dead", "invalid", "none"])
@@ -145,31 +143,34 @@ def test_the_death_of_a_watcher_counts_neither_as_a_failure_nor_as_an_interrupti
 ) -> None:
     status = AttemptStatus(claim=claim, folder_exists=False)  # type: ignore[arg-type]
     actions = reconcile(replace(DEAD, status=status, launch_failures=2), NOW, Settings(recover=recover))
-    end = actions[0]
-    assert isinstance(end, act.FinishAttempt)
-    assert (end.state, end.job_outcome, end.is_still_adopted) == (JobState.QUEUED, None, True)
-    assert (end.launch_failures, end.recoveries, end.not_before) == (2, 0, NOW.boot + 1.0)
-    assert actions[1:] == [act.ReleaseAllocation(1)]
+    end = end_in(actions)
+    assert (end.job.state, end.job.outcome, end.job.adopted is not None) == (JobState.QUEUED, None, True)
+    assert (end.job.launch_failures, end.job.recoveries, end.job.not_before_boot) == (2, 0, NOW.boot + 1.0)
+    assert changed_attempts(actions) == [end, end.released(NOW)]
 
 
 def test_a_cancel_applies_to_the_next_watcher_but_a_withdrawn_preemption_does_not() -> None:
-    assert end_of(replace(DEAD, stop_request=CANCEL)).keeps_stop
-    assert end_of(replace(DEAD, stop_request=CANCEL)).is_still_adopted
-    assert not end_of(DEAD).keeps_stop
+    assert end_of(replace(DEAD, stop_request=CANCEL)).job.stop
+    assert end_of(replace(DEAD, stop_request=CANCEL)).job.adopted
+    assert not end_of(DEAD).job.stop
     preempt = StopRequest("preempted", 3.0, "withdraw", "a")
     withdrawn = replace(DEAD, stop_request=preempt, status=AttemptStatus(claim="dead", withdrawn=preempt))
-    assert not end_of(withdrawn).keeps_stop
+    assert not end_of(withdrawn).job.stop
 
 
 def test_the_end_of_the_boot_interrupts_an_adopted_process() -> None:
     end = end_of(replace(DEAD, boot_id="earlier"))
-    assert (end.outcome, end.state, end.is_still_adopted) == (Outcome.INTERRUPTED, JobState.HELD, False)
+    assert (end.outcome, end.job.state, end.job.adopted is not None) == (
+        Outcome.INTERRUPTED,
+        JobState.HELD,
+        False,
+    )
 
 
 def test_in_a_restored_store_the_job_of_a_dead_watcher_is_held() -> None:
     """The process may still run, so nobody but the user may start its command."""
     end = end_of(replace(DEAD, is_line_gone=True))
-    assert (end.state, end.is_still_adopted) == (JobState.HELD, False)
+    assert (end.job.state, end.job.adopted is not None) == (JobState.HELD, False)
 
 
 @pytest.mark.parametrize(
@@ -187,7 +188,7 @@ def test_the_end_of_the_process_ends_the_job_which_is_never_retried(
 ) -> None:
     ended = replace(WATCHING, status=AttemptStatus(claim="dead", result=result))
     end = end_of(ended, Settings(fail_retries=3, oom_retries=3))
-    assert (end.outcome, end.state, end.is_still_adopted) == (outcome, JobState.FINISHED, False)
+    assert (end.outcome, end.job.state, end.job.adopted is not None) == (outcome, JobState.FINISHED, False)
 
 
 @pytest.mark.parametrize(
@@ -216,7 +217,7 @@ def test_a_preempted_process_is_no_longer_adopted(next_state: JobState) -> None:
     result = replace(RESULT, cause="preempted", exit_code=None, signal=15)
     stop = StopRequest("preempted", 3.0, "kill", "a", next_state=next_state)
     end = end_of(replace(WATCHING, stop_request=stop, status=AttemptStatus(claim="dead", result=result)))
-    assert (end.outcome, end.state, end.is_still_adopted) == (Outcome.PREEMPTED, next_state, False)
+    assert (end.outcome, end.job.state, end.job.adopted is not None) == (Outcome.PREEMPTED, next_state, False)
 
 
 def test_a_cancel_waits_for_the_watcher_instead_of_voiding_its_claim() -> None:
@@ -231,15 +232,19 @@ def test_a_cancel_waits_for_the_watcher_instead_of_voiding_its_claim() -> None:
 def test_a_failed_launch_of_a_watcher_is_tried_again_even_if_the_job_is_being_cancelled() -> None:
     void = replace(WATCHING, status=AttemptStatus(claim="void"), stop_request=CANCEL)
     end = end_of(void)
-    assert (end.outcome, end.state, end.launch_failures) == (Outcome.NOT_STARTED, JobState.QUEUED, 1)
-    assert (end.is_still_adopted, end.keeps_stop) == (True, True)
+    assert (end.outcome, end.job.state, end.job.launch_failures) == (Outcome.NOT_STARTED, JobState.QUEUED, 1)
+    assert (end.job.adopted is not None, end.job.stop is not None) == (True, True)
 
 
 @pytest.mark.parametrize("failures", [4, 5000])
 def test_a_process_is_never_given_up_because_its_watchers_do_not_start(failures: int) -> None:
     void = replace(WATCHING, status=AttemptStatus(claim="void"), launch_failures=failures)
     end = end_of(void)
-    assert (end.state, end.is_still_adopted, end.not_before) == (JobState.QUEUED, True, NOW.boot + 60.0)
+    assert (end.job.state, end.job.adopted is not None, end.job.not_before_boot) == (
+        JobState.QUEUED,
+        True,
+        NOW.boot + 60.0,
+    )
     assert "another runner watches the adopted process in 60 s" in words(end.reason)
 
 
@@ -249,7 +254,7 @@ def test_stop_jobs_spares_adopted_processes() -> None:
     assert isinstance(answer, act.EndScheduler)
     other = running(2, "U1")
     recorded = plan(facts(gpu(0), gpu(1), attempts=(WATCHING, other), requests=(stop,)))
-    assert [action.job_id for action in recorded if isinstance(action, act.RecordStop)] == [other.job_id]
+    assert [job_id for job_id, _ in stops_in(recorded)] == [other.job_id]
 
 
 @pytest.mark.parametrize("verb", ["cancel", "hold"])
@@ -274,9 +279,9 @@ def test_a_preemption_waits_for_the_next_watcher_if_the_launch_of_one_has_failed
     stop = StopRequest("preempted", 60.0, "withdraw", "first")
     void = replace(WATCHING, status=AttemptStatus(claim="void"), stop_request=stop)
     end = end_of(void)
-    assert (end.outcome, end.state) == (Outcome.NOT_STARTED, JobState.QUEUED)
-    assert end.is_still_adopted
-    assert end.keeps_stop
+    assert (end.outcome, end.job.state) == (Outcome.NOT_STARTED, JobState.QUEUED)
+    assert end.job.adopted is not None
+    assert end.job.stop is not None
 
 
 def test_a_request_is_carried_out_before_the_death_of_a_watcher_is_recorded() -> None:

@@ -11,6 +11,7 @@ from gpu_scheduler.core.model.job import ActiveAttempt
 from gpu_scheduler.core.model.job_spec import Need
 from gpu_scheduler.core.model.reasons import GpuObstacle, ObstacleKind
 from gpu_scheduler.core.model.states import AttemptState
+from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.gpu_use import (
     display_memory,
     foreign_load,
@@ -22,13 +23,12 @@ from gpu_scheduler.core.scheduling.gpu_use import (
 )
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
 from gpu_scheduler.core.scheduling.placement import Ledger
+from gpu_scheduler.core.scheduling.plan import plan
 from gpu_scheduler.core.scheduling.settings import Limits, Settings
 from gpu_scheduler.show.gpu_text import obstacle_text
 from gpu_scheduler.show.wait_text import wait_text
-from tests import steps as act
 from tests.attempts import replace
 from tests.core.gpu_world import TOTAL, facts, gpu, group, ledgers, running
-from tests.steps import plan
 
 LIMITS = Limits()
 ALONE, HALF, WHOLE = ResourceSpec(is_command=True), ResourceSpec(share=500), ResourceSpec(share=1000)
@@ -131,7 +131,9 @@ def test_drops_the_foreign_peak_of_a_process_that_turns_out_to_belong_to_a_job()
     )
     assert foreign_peaks(ours, (running(1, vram=4000),)) == {}
     assert available(ours, running(1, vram=4000)).committed_mib == 4000
-    assert plan(facts(ours, attempts=(running(1, vram=4000),))) == [act.RecordForeignPeaks("U0", ())]
+    assert plan(facts(ours, attempts=(running(1, vram=4000),))) == [
+        act.GpuChanged(ours, replace(ours, foreign_peaks={}))
+    ]
 
 
 def test_records_the_peak_of_a_misplaced_process_as_a_foreign_peak() -> None:
@@ -255,8 +257,9 @@ def test_a_gpu_with_unified_memory_is_idle_if_the_driver_lists_no_foreign_proces
 
 def test_a_job_on_unified_memory_is_released_whatever_memory_the_machine_uses() -> None:
     ended = running(1, share=1000, state=AttemptState.RELEASED, released_boot=998.0, baseline_mib={"U0": 0})
-    assert act.RecordMemoryReleased(1) in plan(facts(unified(12_000), attempts=(ended,)))
-    assert act.RecordMemoryReleased(1) not in plan(facts(gpu(0, 12_000), attempts=(ended,)))
+    closed = act.AttemptChanged(ended, ended.closed())
+    assert closed in plan(facts(unified(12_000), attempts=(ended,)))
+    assert closed not in plan(facts(gpu(0, 12_000), attempts=(ended,)))
 
 
 @pytest.mark.parametrize(

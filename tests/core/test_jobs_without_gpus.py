@@ -14,6 +14,7 @@ from gpu_scheduler.core.model.job import ActiveAttempt
 from gpu_scheduler.core.model.job_spec import JobSpec, Need
 from gpu_scheduler.core.model.reasons import WaitKind, WaitReason
 from gpu_scheduler.core.model.states import AttemptState
+from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.facts import Facts, PendingGroup, ReservedJob
 from gpu_scheduler.core.scheduling.forecast import (
     WaitingJob,
@@ -25,11 +26,12 @@ from gpu_scheduler.core.scheduling.forecast import (
 from gpu_scheduler.core.scheduling.history import Overtakes, QueueStart, RunTimes
 from gpu_scheduler.core.scheduling.needs import LlmConfig, Requirement, ResourceSpec
 from gpu_scheduler.core.scheduling.pending_queue import is_drained, need_of, queue_line
+from gpu_scheduler.core.scheduling.plan import plan
 from gpu_scheduler.core.scheduling.preemption import NoPreemption
 from gpu_scheduler.core.scheduling.queue_placement import place_jobs
 from gpu_scheduler.core.scheduling.settings import Settings
-from tests import steps as act
 from tests.attempts import replace
+from tests.core.decisions import stops_in
 from tests.core.gpu_world import NOW, facts, gpu, group, round_of
 from tests.core.preemption_world import situations
 from tests.core.queue_world import (
@@ -48,7 +50,6 @@ from tests.core.queue_world import (
 )
 from tests.core.test_group_limits import reasons
 from tests.core.test_playback import Box, ExactTimes, with_small_jobs
-from tests.steps import plan
 
 CPU = ResourceSpec(gpus=0)
 TWO = Settings(cpu_jobs=2)
@@ -269,7 +270,7 @@ def test_a_job_that_gives_up_its_gpus_loses_its_reservations_and_starts() -> Non
 def test_a_job_without_a_gpu_takes_no_part_in_preemptions() -> None:
     urgent, low = replace(WHOLE, preempt=True), on_cpu(7, priority=300)
     situation = round_of(1, jobs_of(urgent, waiting(1, 0)), attempts=(low, holder(8, priority=0)))
-    assert not any(isinstance(one, act.RecordStop) for one in place_jobs(situation))
+    assert stops_in(place_jobs(situation)) == []
     why_none = possible_preemption(situation, need_of(urgent, situation), waiting(1, 0), urgent)
     assert why_none is NoPreemption.NO_LOWER_PRIORITY
     asked = replace(situation, settings=Settings(preempt_at_priority=300))

@@ -19,14 +19,14 @@ from gpu_scheduler.core.model.job import (
 from gpu_scheduler.core.model.request import AnswerCode, Request
 from gpu_scheduler.core.model.states import AttemptState, JobState, Outcome
 from gpu_scheduler.core.model.values import Now
-from gpu_scheduler.core.scheduling import reconcile_attempt
+from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.facts import Facts
 from gpu_scheduler.core.scheduling.needs import LlmConfig
-from gpu_scheduler.core.scheduling.reconcile_attempt import departure_s
+from gpu_scheduler.core.scheduling.reconcile_attempt import departure_s, reconcile
+from gpu_scheduler.core.scheduling.requests import answer_requests
 from gpu_scheduler.core.scheduling.settings import Settings
-from tests import steps as act
 from tests.attempts import make_attempt, replace
-from tests.steps import answer_requests, reconcile
+from tests.core.decisions import end_in
 
 NOW = Now(1000.0, 5000.0, "boot")
 SETTINGS = Settings()
@@ -47,22 +47,23 @@ def result(**values: Any) -> AttemptStatus:
     return AttemptStatus(claim="dead", result=replace(ended, **values))
 
 
-def end_of(attempt: ActiveAttempt) -> act.FinishAttempt:
-    [end] = (one for one in reconcile(attempt, NOW, SETTINGS) if isinstance(one, act.FinishAttempt))
-    return end
+def end_of(attempt: ActiveAttempt) -> ActiveAttempt:
+    return end_in(reconcile(attempt, NOW, SETTINGS))
+
+
+def without_stop(attempt: ActiveAttempt) -> ActiveAttempt:
+    return replace(attempt, job=replace(attempt.job, stop=None))
 
 
 def test_a_withdrawal_clears_its_own_preemption_and_the_job_runs_again() -> None:
     withdrawn = replace(LIVE, status=live(withdrawn=FIRST))
-    assert reconcile(withdrawn, NOW, SETTINGS) == [
-        act.ClearStop(1, 7, "first"),
-        act.Transition(7, 1, JobState.RUNNING),
-    ]
+    again = without_stop(withdrawn).running(NOW)
+    assert reconcile(withdrawn, NOW, SETTINGS) == [act.AttemptChanged(withdrawn, again)]
 
 
 def test_the_grace_period_of_a_stop_after_a_withdrawal_begins_anew() -> None:
     withdrawn = replace(LIVE, status=live(withdrawn=FIRST))
-    [change] = reconcile_attempt.reconcile(withdrawn, NOW, SETTINGS)
+    [change] = reconcile(withdrawn, NOW, SETTINGS)
     assert isinstance(change, act.AttemptChanged)
     again = replace(change.new, stop_request=CANCEL)
     assert departure_s(again, NOW, SETTINGS) == CANCEL.grace_s
@@ -111,17 +112,17 @@ def test_a_job_that_ends_after_a_withdrawal_has_completed_only_if_it_did_all_its
     assert end_of(late).outcome is Outcome.COMPLETED
     assert end_of(replace(late, saved_work=SavedWork(is_complete=True))).outcome is Outcome.COMPLETED
     part = end_of(replace(late, saved_work=SavedWork(is_complete=False)))
-    assert (part.outcome, part.state) == (Outcome.PREEMPTED, JobState.HELD)
+    assert (part.outcome, part.job.state) == (Outcome.PREEMPTED, JobState.HELD)
 
 
 def test_a_job_that_is_preempted_while_its_launch_fails_is_not_launched_again() -> None:
     failed = end_of(replace(LIVE, status=result(cause=None, exit_code=1, began=False)))
-    assert (failed.outcome, failed.state) == (Outcome.PREEMPTED, JobState.HELD)
+    assert (failed.outcome, failed.job.state) == (Outcome.PREEMPTED, JobState.HELD)
 
 
 def test_a_preemption_that_may_be_withdrawn_is_cleared_if_the_runner_is_unknown() -> None:
     unknown = replace(LIVE, status=AttemptStatus(claim="invalid"), survivors=(44,))
-    assert reconcile(unknown, NOW, SETTINGS) == [act.ClearStop(1, 7, "first")]
+    assert reconcile(unknown, NOW, SETTINGS) == [act.AttemptChanged(unknown, without_stop(unknown))]
     by_hand = replace(unknown, stop_request=None, status=AttemptStatus(claim="invalid", stop=FIRST))
     assert reconcile(by_hand, NOW, SETTINGS) == []
 
@@ -133,17 +134,17 @@ def test_a_withdrawal_does_not_clear_a_preemption_that_has_become_stricter() -> 
 
 def test_a_preempted_job_is_held_or_queued_again_as_its_preemption_says() -> None:
     held = end_of(replace(LIVE, status=result()))
-    assert (held.state, held.job_outcome) == (JobState.HELD, None)
+    assert (held.job.state, held.job.outcome) == (JobState.HELD, None)
     for_job = replace(FIRST, next_state=JobState.QUEUED, preemptor=9)
     queued = end_of(replace(LIVE, stop_request=for_job, status=result(), oom_retries_used=2))
-    assert (queued.state, queued.job_outcome, queued.oom_retries_used) == (JobState.QUEUED, None, 2)
+    assert (queued.job.state, queued.job.outcome, queued.job.oom_retries_used) == (JobState.QUEUED, None, 2)
 
 
 def test_the_end_of_an_attempt_records_the_newest_checkpoint_of_its_job() -> None:
     old, new = Checkpoint("/out/checkpoint-100", 100), Checkpoint("/out/checkpoint-200", 200)
     attempt = replace(LIVE, status=result(), checkpoint=old)
-    assert end_of(attempt).checkpoint == old
-    assert end_of(replace(attempt, saved_work=SavedWork(new))).checkpoint == new
+    assert end_of(attempt).job.checkpoint == old
+    assert end_of(replace(attempt, saved_work=SavedWork(new))).job.checkpoint == new
 
 
 @pytest.mark.parametrize(
@@ -166,9 +167,9 @@ def test_a_checkpoint_saved_again_at_the_same_path_is_progress_only_of_a_job_tha
     old, new = Checkpoint("last.ckpt", None, 10.0), Checkpoint("last.ckpt", None, 20.0)
     attempt = replace(LIVE, status=live(), checkpoint=old, saved_work=SavedWork(new), recoveries=2)
     dead = replace(attempt, status=replace(attempt.status, claim="dead"), survivors=())
-    assert end_of(dead).recoveries == 2
-    assert end_of(replace(dead, resumed_from=old)).recoveries == 0
-    assert end_of(replace(dead, resumed_from=old, saved_work=SavedWork(old))).recoveries == 2
+    assert end_of(dead).job.recoveries == 2
+    assert end_of(replace(dead, resumed_from=old)).job.recoveries == 0
+    assert end_of(replace(dead, resumed_from=old, saved_work=SavedWork(old))).job.recoveries == 2
 
 
 def preempted(job: Job, attempt: ActiveAttempt = LIVE, **args: Any) -> list[act.Action]:
@@ -182,7 +183,7 @@ def preempted(job: Job, attempt: ActiveAttempt = LIVE, **args: Any) -> list[act.
 def test_a_preemption_is_recorded_with_the_signal_of_its_job() -> None:
     job = Job(7, JobState.RUNNING, spec_json='{"preempt_signal": "USR1"}')
     stop, answer = preempted(job, on_timeout="kill")
-    assert stop == act.RecordStop(7, StopRequest("preempted", 30.0, "kill", "second", "USR1"))
+    assert stop == act.stopped(job, StopRequest("preempted", 30.0, "kill", "second", "USR1"))
     assert isinstance(answer, act.AnswerRequest)
     assert answer.answer.code is AnswerCode.STOPPING
 
@@ -228,8 +229,8 @@ def test_the_stricter_of_two_preemptions_counts(
     for_job = StopRequest("preempted", *first, "first", next_state=JobState.QUEUED, preemptor=9)
     job = Job(7, JobState.STOPPING, stop=for_job)
     stop, _ = preempted(job, grace_s=second[0], on_timeout=second[1])
-    assert stop == act.RecordStop(
-        7, StopRequest("preempted", *expected, "second", next_state=JobState.HELD, preemptor=9)
+    assert stop == act.stopped(
+        job, StopRequest("preempted", *expected, "second", next_state=JobState.HELD, preemptor=9)
     )
 
 
@@ -239,4 +240,4 @@ def test_a_cancel_replaces_an_open_preemption() -> None:
         requests=(Request(1, "cancel", "7", {"grace_s": 3.0}),),
         jobs={7: Job(7, JobState.STOPPING, stop=FIRST)},
     )  # fmt: skip
-    assert answer_requests(facts)[0] == act.RecordStop(7, CANCEL)
+    assert answer_requests(facts)[0] == act.stopped(facts.jobs[7], CANCEL)

@@ -10,18 +10,17 @@ from gpu_scheduler.core.model.job_spec import JobSpec, Need
 from gpu_scheduler.core.model.reasons import ReasonKind, StateReason, WaitKind, WaitReason
 from gpu_scheduler.core.model.request import Request
 from gpu_scheduler.core.model.states import AttemptState, JobState, Outcome
-from gpu_scheduler.core.scheduling import plan as rounds
+from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.gpu_use import foreign_memory, ledger_of
 from gpu_scheduler.core.scheduling.history import Overtakes, QueueStart
 from gpu_scheduler.core.scheduling.needs import LlmConfig, Requirement, ResourceSpec
 from gpu_scheduler.core.scheduling.pending_queue import is_drained, need_of
-from gpu_scheduler.core.scheduling.plan import next_deadline
+from gpu_scheduler.core.scheduling.plan import next_deadline, plan
 from gpu_scheduler.core.scheduling.settings import Limits, Settings
 from gpu_scheduler.show.wait_text import wait_text
-from tests import steps as act
 from tests.attempts import replace
+from tests.core.decisions import changed_gpus, changed_jobs, stops_in
 from tests.core.gpu_world import NOW, facts, gpu, group, round_of, running
-from tests.steps import plan
 
 LIMITS = Limits()
 HALF, WHOLE, TWO = ResourceSpec(share=500), ResourceSpec(share=1000), ResourceSpec(gpus=2, share=1000)
@@ -118,7 +117,7 @@ def test_every_job_waits_while_the_gpus_cannot_be_read() -> None:
 
 def test_memory_release_does_not_wait_for_an_unmanaged_gpu() -> None:
     ended = whole("gone", state=AttemptState.RELEASED, released_boot=999.5)
-    assert plan(round_of(1, attempts=(ended,))) == [act.RecordMemoryReleased(9)]
+    assert plan(round_of(1, attempts=(ended,))) == [act.AttemptChanged(ended, ended.closed())]
 
 
 def test_places_no_jobs_before_the_first_complete_gpu_sample() -> None:
@@ -152,7 +151,7 @@ def test_a_gpu_accepts_no_jobs_until_its_ended_attempt_has_released_it() -> None
     assert "awaiting memory release" in wait_text(wait.reason)
     cool = replace(released, released_boot=998.0)
     actions = plan(round_of(1, group(HALF, (1, 0)), attempts=(cool,)))
-    assert actions[0] == act.RecordMemoryReleased(9)
+    assert actions[0] == act.AttemptChanged(cool, cool.closed())
     assert starts(actions) == {1: ("U0",)}
 
 
@@ -190,42 +189,50 @@ QUEUED = {7: Job(7, JobState.QUEUED, spec_json=TRUE)}
 @pytest.mark.parametrize(
     ("verb", "state", "expected"),
     [
-        ("cancel", JobState.QUEUED, act.FinishJob),
-        ("cancel", JobState.HELD, act.FinishJob),
-        ("cancel", JobState.STARTING, act.RecordStop),
-        ("cancel", JobState.RUNNING, act.RecordStop),
+        ("cancel", JobState.QUEUED, JobState.FINISHED),
+        ("cancel", JobState.HELD, JobState.FINISHED),
+        ("cancel", JobState.STARTING, "stop"),
+        ("cancel", JobState.RUNNING, "stop"),
         ("cancel", JobState.FINISHED, None),
-        ("retry", JobState.FINISHED, act.RequeueJob),
-        ("retry", JobState.HELD, act.RequeueJob),
+        ("retry", JobState.FINISHED, JobState.QUEUED),
+        ("retry", JobState.HELD, JobState.QUEUED),
         ("retry", JobState.RUNNING, None),
-        ("hold", JobState.QUEUED, act.HoldJob),
+        ("hold", JobState.QUEUED, JobState.HELD),
         ("hold", JobState.RUNNING, None),
-        ("release", JobState.HELD, act.RequeueJob),
+        ("release", JobState.HELD, JobState.QUEUED),
         ("release", JobState.QUEUED, None),
-        ("line_removed", JobState.QUEUED, act.FinishJob),
+        ("line_removed", JobState.QUEUED, JobState.FINISHED),
         ("line_removed", JobState.RUNNING, None),
-        ("clear", JobState.FINISHED, act.ClearJob),
+        ("clear", JobState.FINISHED, "cleared_at"),
         ("clear", JobState.HELD, None),
         ("recover", JobState.HELD, None),
         ("recover", JobState.FINISHED, None),
     ],
 )
 def test_every_request_is_answered_whether_carried_out_or_refused(
-    verb: str, state: JobState, expected: type | None
+    verb: str, state: JobState, expected: JobState | str | None
 ) -> None:
+    """expected: the next state of the job, or the value that changes instead; None if it is refused."""
     actions = answered((verb, "7"), jobs={7: Job(7, state, Outcome.COMPLETED)})
     assert isinstance(actions[-1], act.AnswerRequest)
     if expected is None:
         assert len(actions) == 1
         assert actions[-1].answer.is_refusal
     else:
-        assert isinstance(actions[0], expected)
+        [job] = changed_jobs(actions[:1])
+        if isinstance(expected, JobState):
+            assert job.state is expected
+        else:
+            assert (job.state, getattr(job, expected) is not None) == (state, True)
         assert not actions[-1].answer.is_refusal
 
 
 def test_a_second_request_for_a_job_waits_for_the_next_round() -> None:
     actions = answered(("hold", "7"), ("release", "7"), ("pause", "U0"), jobs=QUEUED)
-    assert [type(a).__name__ for a in actions] == ["HoldJob", "AnswerRequest", "SetPaused", "AnswerRequest"]
+    [job], [paused] = changed_jobs(actions), changed_gpus(actions)
+    assert (job.state, paused.paused) == (JobState.HELD, True)
+    kinds = (act.JobChanged, act.AnswerRequest, act.GpuChanged, act.AnswerRequest)
+    assert tuple(map(type, actions)) == kinds
 
 
 def test_a_cancel_is_recorded_before_its_attempt_is_reconciled() -> None:
@@ -233,13 +240,15 @@ def test_a_cancel_is_recorded_before_its_attempt_is_reconciled() -> None:
     assert plan(round_of(1, attempts=(late,))) == [act.Relaunch(9)]
     wish = (Request(1, "cancel", "90"),)
     actions = plan(round_of(1, attempts=(late,), requests=wish, jobs={90: Job(90, JobState.STARTING)}))
-    assert [type(action).__name__ for action in actions] == ["RecordStop", "AnswerRequest"]
+    assert [type(action) for action in actions] == [act.JobChanged, act.AnswerRequest]
+    assert [job_id for job_id, _ in stops_in(actions)] == [90]
 
 
 def test_stop_with_jobs_cancels_running_jobs_and_starts_no_more() -> None:
     stop = (Request(1, "stop", args={"jobs": True, "grace_s": 2}),)
-    asked = round_of(2, group(HALF, (1, 0)), attempts=(whole("U0"),), requests=stop)
-    assert plan(asked) == [act.RecordStop(90, StopRequest("cancelled", 2.0))]
+    live = whole("U0")
+    asked = round_of(2, group(HALF, (1, 0)), attempts=(live,), requests=stop)
+    assert plan(asked) == [act.stopped(live.job, StopRequest("cancelled", 2.0))]
     stop_request = StopRequest("cancelled", 2.0)
     dying = whole("U0", stop_request=stop_request, signalled_boot=999.9, state=AttemptState.STOPPING)
     told = replace(dying, status=AttemptStatus(claim="live", stop=StopRequest("cancelled", 2.0)))
@@ -266,7 +275,7 @@ def test_a_job_waits_for_gpus_from_its_confirmation_on(
 ) -> None:
     gated = Job(7, source_missing=line_wait is not None, line_wait=line_wait, queued_at=5.0)
     asked = round_of(1, requests=(Request(1, "confirm", "7"),), jobs={7: gated})
-    change = rounds.plan(asked)[0]
+    change = plan(asked)[0]
     assert isinstance(change, act.JobChanged)
     assert (change.new.source_missing, change.new.line_wait, change.new.queued_at) == expected
 
@@ -276,9 +285,11 @@ def test_removing_hold_from_a_line_releases_only_a_job_held_by_that_line() -> No
     saved = Checkpoint("/saved")
     held = Job(7, JobState.HELD, held_by="line", spec_json=TRUE, resume_from=saved)
     by_line = plan(round_of(1, requests=drop, jobs={7: held}))
-    assert act.RequeueJob(7, StateReason(ReasonKind.RELEASED_BY_LINE), keeps_checkpoint=True) in by_line
+    *_, released = [one for one in by_line if isinstance(one, act.JobChanged)]
+    assert (released.new.state, released.new.resume_from) == (JobState.QUEUED, saved)
+    assert released.because == StateReason(ReasonKind.RELEASED_BY_LINE)
     by_user = plan(round_of(1, requests=drop, jobs={7: replace(held, held_by="user")}))
-    assert not any(isinstance(a, act.RequeueJob) for a in by_user)
+    assert all(job.state is JobState.HELD for job in changed_jobs(by_user))
 
 
 def test_a_drain_ends_once_every_waiting_job_needs_action_from_the_user() -> None:
@@ -297,7 +308,7 @@ def test_a_drain_ends_once_every_waiting_job_needs_action_from_the_user() -> Non
 def test_places_no_jobs_in_a_round_that_finishes_an_attempt() -> None:
     starting = whole("U0", state=AttemptState.STARTING)
     actions = plan(round_of(2, group(HALF, (1, 0)), attempts=(starting,)))
-    assert actions == [act.Transition(90, 9, JobState.RUNNING)]
+    assert actions == [act.AttemptChanged(starting, starting.running(NOW))]
 
 
 def test_a_start_records_unattributed_memory_as_its_baseline() -> None:
@@ -342,23 +353,23 @@ def test_resume_and_requeue_events_contain_their_reasons() -> None:
     paused = replace(
         round_of(1, requests=(Request(1, "resume", "U0"),)), gpus=(replace(gpu(0), paused=True),)
     )
-    assert plan(paused)[0] == act.SetPaused("U0", False)
+    assert [one.paused for one in changed_gpus(plan(paused))] == [False]
     wish = (Request(1, "requeue", "7", {"added_to": "jobs.txt"}),)
     done = {7: Job(7, JobState.FINISHED, Outcome.FAILED)}
-    assert plan(round_of(1, requests=wish, jobs=done))[0] == act.RequeueJob(
-        7, StateReason(ReasonKind.LINE_ADDED_AGAIN, subject="jobs.txt")
-    )
+    added = StateReason(ReasonKind.LINE_ADDED_AGAIN, subject="jobs.txt")
+    again = act.JobChanged(done[7], done[7].queued_again(NOW), added)
+    assert plan(round_of(1, requests=wish, jobs=done))[0] == again
     cancel = (Request(1, "set", "7", {"name": "cancel", "value": True}),)
-    assert act.FinishJob(7, Outcome.CANCELLED, StateReason(ReasonKind.CANCELLED_BY_LINE)) in plan(
-        round_of(1, requests=cancel, jobs=QUEUED)
-    )
+    *_, job = changed_jobs(plan(round_of(1, requests=cancel, jobs=QUEUED)))
+    by_line = StateReason(ReasonKind.CANCELLED_BY_LINE)
+    assert (job.state, job.outcome, job.reason) == (JobState.FINISHED, Outcome.CANCELLED, by_line)
 
 
 def test_a_job_that_is_retried_in_the_round_of_a_clear_is_in_the_lists_again() -> None:
     done = {7: Job(7, JobState.FINISHED, Outcome.FAILED)}
     wishes = (Request(1, "clear"), Request(2, "retry", "7"))
     [change] = [
-        one for one in rounds.plan(round_of(1, requests=wishes, jobs=done)) if isinstance(one, act.JobChanged)
+        one for one in plan(round_of(1, requests=wishes, jobs=done)) if isinstance(one, act.JobChanged)
     ]
     assert (change.old.cleared_at, change.new.cleared_at) == (NOW.wall, None)
 
@@ -366,7 +377,7 @@ def test_a_job_that_is_retried_in_the_round_of_a_clear_is_in_the_lists_again() -
 def test_a_gpu_that_is_not_managed_can_be_paused() -> None:
     other = gpu(5)
     pausing = round_of(1, requests=(Request(1, "pause", "U5"),), other_gpus=(other,))
-    assert plan(pausing)[0] == act.SetPaused("U5", True)
+    assert plan(pausing)[0] == act.GpuChanged(other, replace(other, paused=True))
 
 
 def test_every_job_waits_while_there_is_a_storage_issue() -> None:
@@ -377,7 +388,7 @@ def test_every_job_waits_while_there_is_a_storage_issue() -> None:
     assert plan(full) == [act.SetWaitReason(HALF.key(), disk)]
     assert starts(plan(replace(full, storage_issue=None, probe_error=None))) == {1: ("U0",)}
     pausing = replace(full, requests=(Request(1, "pause", "U0"),))
-    assert act.SetPaused("U0", True) in plan(pausing)
+    assert [(one.uuid, one.paused) for one in changed_gpus(plan(pausing))] == [("U0", True)]
 
 
 def gpu_of_size(index: int, total: int | None, **values: object) -> Gpu:

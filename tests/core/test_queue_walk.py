@@ -12,15 +12,17 @@ from gpu_scheduler.core.model.job import AdoptedProcess, Job, StopRequest
 from gpu_scheduler.core.model.job_spec import Need
 from gpu_scheduler.core.model.reasons import ObstacleKind
 from gpu_scheduler.core.model.states import AttemptState
+from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.facts import Facts, PendingGroup, ReservedJob
 from gpu_scheduler.core.scheduling.forecast import judged_gpus, possible_preemption
 from gpu_scheduler.core.scheduling.history import GpuTime, Overtakes
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
 from gpu_scheduler.core.scheduling.pending_queue import need_of
+from gpu_scheduler.core.scheduling.plan import plan
 from gpu_scheduler.core.scheduling.queue_placement import place_jobs, waiting_since
 from gpu_scheduler.core.scheduling.settings import QueueOrder, Settings
-from tests import steps as act
 from tests.attempts import replace
+from tests.core.decisions import stops_in
 from tests.core.gpu_world import NOW, gpu, round_of
 from tests.core.queue_world import (
     HALF,
@@ -37,7 +39,6 @@ from tests.core.queue_world import (
     stored,
     waiting,
 )
-from tests.steps import plan
 
 TIMES = GivenTimes(
     {"hour": exactly(HOUR), "long": exactly(9 * HOUR), "short": exactly(60.0), "nearly": exactly(HOUR - 30.0)}
@@ -454,12 +455,13 @@ def test_the_job_preempts_others_if_it_may_instead_of_waiting_for_its_reservatio
     held = stored(OLDEST, urgent, "U0", "U1")
     low = replace(HOLDER, priority=300)
     situation = queue(jobs_of(urgent, OLDEST), attempts=(low,), queue_reservation=held)
-    actions = act.told(place_jobs(situation))
+    actions = place_jobs(situation)
     assert [type(one) for one in actions if not isinstance(one, act.SetWaitReason)] == [
         act.Reserve,
-        act.RecordStop,
+        act.JobChanged,
         act.SetQueueReservation,
     ]
+    assert [job_id for job_id, _ in stops_in(actions)] == [low.job_id]
     assert reservations(actions) == [act.SetQueueReservation(None)]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from gpu_scheduler.core.model.job import (
@@ -15,18 +17,18 @@ from gpu_scheduler.core.model.job import (
 from gpu_scheduler.core.model.reasons import FailureKind
 from gpu_scheduler.core.model.states import AttemptState, JobState, Outcome
 from gpu_scheduler.core.model.values import Now
+from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.reconcile_attempt import (
     check_memory_release,
     needs_process_scan,
+    reconcile,
     release_allocation,
 )
 from gpu_scheduler.core.scheduling.settings import Settings
-from tests import steps as act
 from tests.attempts import make_attempt, replace
+from tests.core.decisions import changed_attempts, end_in
 from tests.reasons import words
-from tests.steps import reconcile
 
-released, closed = act.in_steps(release_allocation), act.in_steps(check_memory_release)
 NOW = Now(1_700_000_000.0, 1000.0, "boot")
 SETTINGS = Settings()
 OPEN = make_attempt(1, 7, "t" * 32, "boot", AttemptState.RUNNING, ("U0",), 500, launch_deadline_boot=1010.0)
@@ -40,15 +42,18 @@ def status(**values: object) -> AttemptStatus:
     return AttemptStatus(**values)  # type: ignore[arg-type]
 
 
-def only_action(actions: list[act.Action]) -> act.Action:
+def only_action(actions: Sequence[act.Action]) -> act.Action:
     assert len(actions) == 1, actions
     return actions[0]
 
 
-def finished(attempt: ActiveAttempt, settings: Settings = SETTINGS) -> act.FinishAttempt:
-    action = only_action(reconcile(attempt, NOW, settings))
-    assert isinstance(action, act.FinishAttempt)
-    return action
+def finished(attempt: ActiveAttempt, settings: Settings = SETTINGS) -> ActiveAttempt:
+    """Returns the attempt after its end, which must be the only action."""
+    return end_in([only_action(reconcile(attempt, NOW, settings))])
+
+
+def changed(old: ActiveAttempt, new: ActiveAttempt) -> act.AttemptChanged:
+    return act.AttemptChanged(old, new)
 
 
 @pytest.mark.parametrize(
@@ -73,9 +78,9 @@ def test_the_result_file_decides_the_outcome_of_an_attempt(
 ) -> None:
     seen = status(claim="dead", result=result)
     end = finished(replace(OPEN, status=seen, survivors=(77,), launch_failures=1))
-    assert (end.outcome, end.state) == (outcome, state)
+    assert (end.outcome, end.job.state) == (outcome, state)
     # Only launches that fail one after the other count.
-    assert end.launch_failures == (0 if result.began else 2)
+    assert end.job.launch_failures == (0 if result.began else 2)
     expected = (result.exit_code, result.signal) if result.began else (None, None)
     assert (end.exit_code, end.signal) == expected
 
@@ -100,28 +105,24 @@ def test_a_runner_process_that_lost_its_lock_does_not_count_as_dead(
 
 def test_a_command_that_ended_before_its_cancel_keeps_its_result() -> None:
     end = finished(replace(CANCELLED, status=status(claim="live", result=RESULT)))
-    assert (end.outcome, end.job_outcome) == (Outcome.COMPLETED, Outcome.COMPLETED)
+    assert (end.outcome, end.job.outcome) == (Outcome.COMPLETED, Outcome.COMPLETED)
 
 
 def test_a_result_releases_the_gpus_at_once_only_if_no_process_is_left() -> None:
     ended = replace(OPEN, status=status(claim="dead", result=RESULT))
     assert needs_process_scan(ended, NOW)
-    assert [type(action) for action in reconcile(replace(ended, survivors=()), NOW, SETTINGS)] == [
-        act.FinishAttempt,
-        act.ReleaseAllocation,
-    ]
+    end, release = changed_attempts(reconcile(replace(ended, survivors=()), NOW, SETTINGS))
+    assert (end.state, release) == (AttemptState.ENDED, end.released(NOW))
     for survivors in (None, (77,)):
-        assert isinstance(
-            only_action(reconcile(replace(ended, survivors=survivors), NOW, SETTINGS)), act.FinishAttempt
-        )
+        assert finished(replace(ended, survivors=survivors)).state is AttemptState.ENDED
     assert not needs_process_scan(replace(ended, status=status(claim="live", result=RESULT)), NOW)
 
 
 def test_an_attempt_with_a_void_claim_is_not_started() -> None:
     end = finished(replace(OPEN, state=AttemptState.STARTING, status=status(claim="void")))
-    assert (end.outcome, end.state) == (Outcome.NOT_STARTED, JobState.QUEUED)
+    assert (end.outcome, end.job.state) == (Outcome.NOT_STARTED, JobState.QUEUED)
     end = finished(replace(CANCELLED, status=status(claim="void")))
-    assert end.job_outcome is Outcome.CANCELLED
+    assert end.job.outcome is Outcome.CANCELLED
 
 
 def test_a_stop_request_before_the_claim_voids_the_claim() -> None:
@@ -147,14 +148,14 @@ def test_voiding_a_claim_is_attempted_once_a_second() -> None:
 
 def test_a_live_claim_changes_the_job_to_running_only_once() -> None:
     starting = replace(OPEN, state=AttemptState.STARTING, status=status(claim="live", pid=5))
-    assert only_action(reconcile(starting, NOW, SETTINGS)) == act.Transition(7, 1, JobState.RUNNING)
+    assert reconcile(starting, NOW, SETTINGS) == [changed(starting, starting.running(NOW))]
     assert reconcile(replace(starting, state=AttemptState.RUNNING), NOW, SETTINGS) == []
 
 
 def test_a_cancel_writes_the_stop_file_then_sends_sigterm_and_finally_kills_the_runner() -> None:
     live = replace(CANCELLED, status=status(claim="live", pid=5))
     assert reconcile(live, NOW, SETTINGS) == [
-        act.Transition(7, 1, JobState.STOPPING),
+        changed(live, live.stopping(NOW)),
         act.RequestStop(1, StopRequest("cancelled", 3.0)),
     ]
     stopping = replace(live, state=AttemptState.STOPPING, stopping_boot=995.0)
@@ -170,9 +171,9 @@ def test_a_cancel_writes_the_stop_file_then_sends_sigterm_and_finally_kills_the_
 
 def test_a_job_stays_in_stopping_until_its_stop_request_is_withdrawn() -> None:
     stopped = replace(OPEN, status=status(claim="live", stop=StopRequest("cancelled", 3.0)))
-    assert reconcile(stopped, NOW, SETTINGS) == [act.Transition(7, 1, JobState.STOPPING)]
+    assert reconcile(stopped, NOW, SETTINGS) == [changed(stopped, stopped.stopping(NOW))]
     withdrawn = replace(OPEN, state=AttemptState.STOPPING, status=status(claim="live"))
-    assert reconcile(withdrawn, NOW, SETTINGS) == [act.Transition(7, 1, JobState.RUNNING)]
+    assert reconcile(withdrawn, NOW, SETTINGS) == [changed(withdrawn, withdrawn.running(NOW))]
 
 
 def test_sweeps_the_processes_of_a_dead_runner_and_interrupts_its_job() -> None:
@@ -180,17 +181,17 @@ def test_sweeps_the_processes_of_a_dead_runner_and_interrupts_its_job() -> None:
     assert needs_process_scan(dead, NOW)
     assert reconcile(dead, NOW, SETTINGS) == []  # The attempt's processes have not been scanned yet.
     left = replace(dead, survivors=(44,))
-    assert reconcile(left, NOW, SETTINGS) == [act.RecordRunnerDeath(1), act.Sweep(1, kill=False)]
+    assert reconcile(left, NOW, SETTINGS) == [changed(left, left.orphaned(NOW)), act.Sweep(1, kill=False)]
     swept = replace(
         left, state=AttemptState.ORPHANED, runner_died_boot=985.0, swept_boot=985.0, signalled_boot=998.0
     )
     assert reconcile(swept, NOW, SETTINGS) == [act.Sweep(1, kill=True)]
     assert reconcile(replace(swept, signalled_boot=999.5), NOW, SETTINGS) == []
     end = finished(replace(swept, runner_died_boot=939.0))
-    assert (end.outcome, end.state, end.survivors) == (Outcome.INTERRUPTED, JobState.HELD, (44,))
+    assert (end.outcome, end.job.state, end.survivors) == (Outcome.INTERRUPTED, JobState.HELD, (44,))
     assert "44" in words(end.reason)
     interrupted = finished(replace(dead, survivors=()))
-    assert (interrupted.outcome, interrupted.state) == (Outcome.INTERRUPTED, JobState.HELD)
+    assert (interrupted.outcome, interrupted.job.state) == (Outcome.INTERRUPTED, JobState.HELD)
     assert words(interrupted.reason) == "its runner was killed; `retry 7` runs it again"
     restarted = finished(replace(dead, survivors=(), boot_id="another"))
     assert "the machine was restarted" in words(restarted.reason)
@@ -199,8 +200,9 @@ def test_sweeps_the_processes_of_a_dead_runner_and_interrupts_its_job() -> None:
 @pytest.mark.parametrize("stop", [None, CANCEL])
 def test_an_orphaned_attempt_is_supervised_again_when_its_folder_is_back(stop: StopRequest | None) -> None:
     back = replace(OPEN, state=AttemptState.ORPHANED, runner_died_boot=990.0, stop_request=stop)
-    changed, *stops = reconcile(replace(back, status=status(claim="live", pid=5)), NOW, SETTINGS)
-    assert changed == act.Transition(7, 1, JobState.STOPPING if stop else JobState.RUNNING)
+    back = replace(back, status=status(claim="live", pid=5))
+    supervised, *stops = reconcile(back, NOW, SETTINGS)
+    assert supervised == changed(back, back.stopping(NOW) if stop else back.running(NOW))
     assert stops == ([act.RequestStop(1, stop)] if stop else [])
 
 
@@ -232,7 +234,7 @@ def test_an_attempt_stopped_before_its_runner_died_keeps_the_cause_of_the_stop()
         replace(OPEN, status=status(claim="dead", stop=StopRequest("cancelled", 3.0)), survivors=()),
     ):
         end = finished(attempt)
-        assert (end.outcome, end.job_outcome) == (Outcome.CANCELLED, Outcome.CANCELLED)
+        assert (end.outcome, end.job.outcome) == (Outcome.CANCELLED, Outcome.CANCELLED)
 
 
 @pytest.mark.parametrize("state", [AttemptState.RUNNING, AttemptState.STOPPING])
@@ -240,12 +242,13 @@ def test_an_attempt_whose_folder_was_removed_is_not_relaunched(state: AttemptSta
     removed = status(folder_exists=False, folder_complete=False)
     lost = replace(OPEN, state=state, launch_deadline_boot=0.0, status=removed)
     assert needs_process_scan(lost, NOW)
-    assert reconcile(replace(lost, survivors=(44,)), NOW, SETTINGS) == [
-        act.RecordRunnerDeath(1),
+    left = replace(lost, survivors=(44,))
+    assert reconcile(left, NOW, SETTINGS) == [
+        changed(left, left.orphaned(NOW)),
         act.Sweep(1, kill=False),
     ]
     end = finished(replace(lost, survivors=()))
-    assert (end.outcome, end.state) == (Outcome.INTERRUPTED, JobState.HELD)
+    assert (end.outcome, end.job.state) == (Outcome.INTERRUPTED, JobState.HELD)
     assert "folder was removed" in words(end.reason)
 
 
@@ -255,15 +258,11 @@ INCOMPLETE = AttemptStatus(folder_complete=False)
 
 def test_records_only_once_which_runner_has_the_claim() -> None:
     live = replace(STARTING, status=status(claim="live", runner=RUNNER))
-    assert reconcile(live, NOW, SETTINGS) == [
-        act.RecordRunner(1, 44, 5),
-        act.Transition(7, 1, JobState.RUNNING),
-    ]
+    assert reconcile(live, NOW, SETTINGS) == [changed(live, replace(live, runner=RUNNER).running(NOW))]
     known = replace(live, state=AttemptState.RUNNING, runner=RUNNER)
     assert reconcile(known, NOW, SETTINGS) == []
-    assert reconcile(replace(known, runner=RunnerIdentity(44, 4, "boot")), NOW, SETTINGS) == [
-        act.RecordRunner(1, 44, 5)
-    ]
+    other = replace(known, runner=RunnerIdentity(44, 4, "boot"))
+    assert reconcile(other, NOW, SETTINGS) == [changed(other, known)]
 
 
 def test_a_runner_whose_claim_was_removed_continues_and_can_be_stopped() -> None:
@@ -272,8 +271,9 @@ def test_a_runner_whose_claim_was_removed_continues_and_can_be_stopped() -> None
     )
     assert reconcile(running, NOW, SETTINGS) == []
     assert not needs_process_scan(running, NOW)
-    assert reconcile(replace(running, stop_request=CANCEL), NOW, SETTINGS) == [
-        act.Transition(7, 1, JobState.STOPPING),
+    cancelled = replace(running, stop_request=CANCEL)
+    assert reconcile(cancelled, NOW, SETTINGS) == [
+        changed(cancelled, cancelled.stopping(NOW)),
         act.RequestStop(1, StopRequest("cancelled", 3.0)),
     ]
     late = replace(running, state=AttemptState.STOPPING, stop_request=CANCEL, stopping_boot=900.0)
@@ -291,7 +291,7 @@ def test_a_runner_whose_claim_was_removed_continues_and_can_be_stopped() -> None
 )
 def test_holds_a_job_with_a_dead_runner_and_names_the_damaged_file(damage: str | None, reason: str) -> None:
     end = finished(replace(OPEN, status=status(claim="dead", damage=damage), survivors=()))
-    assert (end.outcome, end.state) == (Outcome.INTERRUPTED, JobState.HELD)
+    assert (end.outcome, end.job.state) == (Outcome.INTERRUPTED, JobState.HELD)
     assert words(end.reason) == f"{reason}; `retry 7` runs it again"
 
 
@@ -310,8 +310,8 @@ def test_an_attempt_with_an_unknown_runner_stays_open_while_it_has_processes(
         "no process is ended without a request"
     )
     end = finished(replace(attempt, survivors=()))
-    assert (end.outcome, end.state) == (Outcome.INTERRUPTED, JobState.HELD)
-    assert finished(replace(attempt, boot_id="another", survivors=())).state is JobState.HELD
+    assert (end.outcome, end.job.state) == (Outcome.INTERRUPTED, JobState.HELD)
+    assert finished(replace(attempt, boot_id="another", survivors=())).job.state is JobState.HELD
     assert finished(replace(attempt, status=replace(sighting, result=RESULT))).outcome is Outcome.COMPLETED
 
 
@@ -319,23 +319,24 @@ def test_cancelling_an_attempt_with_an_unknown_runner_sweeps_its_processes() -> 
     attempt = replace(
         STARTING, status=INVALID, survivors=(44,), stop_request=CANCEL, launch_deadline_boot=0.0
     )
-    moved = act.Transition(7, 1, JobState.STOPPING)
-    assert reconcile(attempt, NOW, SETTINGS) == [moved, act.RequestStop(1, StopRequest("cancelled", 3.0))]
-    assert reconcile(replace(attempt, signalled_boot=999.9), NOW, SETTINGS) == [moved]
+    request = act.RequestStop(1, StopRequest("cancelled", 3.0))
+    assert reconcile(attempt, NOW, SETTINGS) == [changed(attempt, attempt.stopping(NOW)), request]
+    asked = replace(attempt, signalled_boot=999.9)
+    assert reconcile(asked, NOW, SETTINGS) == [changed(asked, asked.stopping(NOW))]
     notified = replace(
         attempt, state=AttemptState.STOPPING, status=replace(INVALID, stop=StopRequest("cancelled", 3.0))
     )
     assert reconcile(notified, NOW, SETTINGS) == [act.Sweep(1, kill=False)]
     assert reconcile(replace(notified, swept_boot=990.0), NOW, SETTINGS) == [act.Sweep(1, kill=True)]
     end = finished(replace(notified, survivors=()))
-    assert (end.outcome, end.job_outcome) == (Outcome.CANCELLED, Outcome.CANCELLED)
+    assert (end.outcome, end.job.outcome) == (Outcome.CANCELLED, Outcome.CANCELLED)
 
 
 def test_an_attempt_with_an_invalid_claim_is_not_relaunched() -> None:
     overdue = replace(STARTING, status=INVALID, launch_deadline_boot=0.0, survivors=(44,))
     assert reconcile(overdue, NOW, SETTINGS) == []
     end = finished(replace(overdue, survivors=()))
-    assert end.state is JobState.HELD
+    assert end.job.state is JobState.HELD
     assert "the file claim is a folder" in words(end.reason)
 
 
@@ -359,7 +360,7 @@ def test_a_second_cancel_with_a_shorter_grace_period_replaces_the_stop_request()
 
 def test_an_attempt_of_an_earlier_boot_is_not_relaunched() -> None:
     end = finished(replace(STARTING, boot_id="another", launch_deadline_boot=0.0))
-    assert (end.outcome, end.state) == (Outcome.INTERRUPTED, JobState.HELD)
+    assert (end.outcome, end.job.state) == (Outcome.INTERRUPTED, JobState.HELD)
 
 
 def test_relaunches_an_unclaimed_attempt_at_most_twice() -> None:
@@ -380,8 +381,8 @@ SHORT = replace(RESULT, began=False, exit_code=None, message="no process could b
 def test_a_shortage_does_not_count_as_a_failed_launch(failures: int) -> None:
     failing = replace(OPEN, status=status(result=SHORT), survivors=(77,), launch_failures=failures)
     end = finished(failing)
-    assert (end.outcome, end.state, end.job_outcome) == (Outcome.NOT_STARTED, JobState.QUEUED, None)
-    assert (end.launch_failures, end.shortage, end.not_before) == (failures, 11, 1005.0)
+    assert (end.outcome, end.job.state, end.job.outcome) == (Outcome.NOT_STARTED, JobState.QUEUED, None)
+    assert (end.job.launch_failures, end.job.not_before_boot) == (failures, 1005.0)
     assert words(end.reason) == "no process could be started; next try in 5 s, not counted as a failure"
 
 
@@ -390,15 +391,19 @@ def test_an_unusable_lock_file_does_not_count_as_a_failed_launch(failures: int) 
     unusable = replace(SHORT, message="U0 is a link", shortage=None, failure=FailureKind.GPU_CLAIM)
     failing = replace(OPEN, status=status(result=unusable), launch_failures=failures)
     end = finished(failing)
-    assert (end.outcome, end.state, end.launch_failures) == (Outcome.NOT_STARTED, JobState.QUEUED, failures)
-    assert end.not_before == NOW.boot + SETTINGS.assign_retry_wait_s
+    assert (end.outcome, end.job.state, end.job.launch_failures) == (
+        Outcome.NOT_STARTED,
+        JobState.QUEUED,
+        failures,
+    )
+    assert end.job.not_before_boot == NOW.boot + SETTINGS.assign_retry_wait_s
     assert words(end.reason).endswith("next try in 5 s, not counted as a failure")
 
 
 def test_a_shortage_does_not_requeue_a_cancelled_job_or_a_job_without_its_line() -> None:
     failing = replace(OPEN, status=status(result=SHORT), survivors=(77,))
-    assert finished(replace(failing, stop_request=CANCEL)).job_outcome is Outcome.CANCELLED
-    assert finished(replace(failing, is_line_gone=True)).job_outcome is Outcome.FAILED
+    assert finished(replace(failing, stop_request=CANCEL)).job.outcome is Outcome.CANCELLED
+    assert finished(replace(failing, is_line_gone=True)).job.outcome is Outcome.FAILED
 
 
 LOST_CLAIM = replace(RESULT, began=False, exit_code=None, message="…", claimed_gpu="U0", claimed_by=4711)
@@ -422,16 +427,16 @@ def test_a_gpu_that_another_program_claimed_first_does_not_count_as_a_failed_lau
         OPEN, status=status(result=lost), survivors=(77,), launch_failures=failures, failure_context=context
     )
     end = finished(failing)
-    assert (end.outcome, end.state, end.job_outcome) == (Outcome.NOT_STARTED, JobState.QUEUED, None)
-    assert (end.launch_failures, end.shortage, end.not_before) == (failures, None, 1001.0)
+    assert (end.outcome, end.job.state, end.job.outcome) == (Outcome.NOT_STARTED, JobState.QUEUED, None)
+    assert (end.job.launch_failures, end.job.not_before_boot) == (failures, 1001.0)
     assert words(end.reason) == f"{cause}; next try in 1 s, not counted as a failure"
 
 
 def test_a_lost_claim_does_not_requeue_a_cancelled_job_or_a_job_without_its_line() -> None:
     failing = replace(OPEN, status=status(result=LOST_CLAIM), survivors=(77,))
-    assert finished(replace(failing, stop_request=CANCEL)).job_outcome is Outcome.CANCELLED
+    assert finished(replace(failing, stop_request=CANCEL)).job.outcome is Outcome.CANCELLED
     abandoned = finished(replace(failing, is_line_gone=True))
-    assert abandoned.job_outcome is Outcome.FAILED
+    assert abandoned.job.outcome is Outcome.FAILED
     assert words(abandoned.reason) == "could not be started: one of its GPUs was claimed by pid 4711 first"
 
 
@@ -444,29 +449,30 @@ def test_the_wait_after_each_failed_launch_grows_until_the_job_fails() -> None:
     waits = []
     for failures in range(4):
         end = finished(replace(failing, launch_failures=failures))
-        assert end.state is JobState.QUEUED
-        assert end.launch_failures == failures + 1
-        assert end.not_before is not None
-        waits.append(end.not_before - NOW.boot)
+        assert end.job.state is JobState.QUEUED
+        assert end.job.launch_failures == failures + 1
+        assert end.job.not_before_boot is not None
+        waits.append(end.job.not_before_boot - NOW.boot)
     assert waits == [5, 10, 20, 40]
     last = finished(replace(failing, launch_failures=4))
-    assert (last.state, last.job_outcome) == (JobState.FINISHED, Outcome.FAILED)
+    assert (last.job.state, last.job.outcome) == (JobState.FINISHED, Outcome.FAILED)
     assert "why" in words(last.reason)
     long = finished(replace(failing, launch_failures=8), replace(SETTINGS, max_assign_attempts=20))
-    assert long.not_before == NOW.boot + 60
+    assert long.job.not_before_boot == NOW.boot + 60
 
 
 def test_does_not_retry_a_job_whose_line_was_removed() -> None:
     failing = replace(OPEN, is_line_gone=True, status=status(result=replace(RESULT, began=False)))
-    assert finished(failing).job_outcome is Outcome.FAILED
+    assert finished(failing).job.outcome is Outcome.FAILED
 
 
 def test_releases_an_allocation_only_when_no_process_of_the_attempt_is_left() -> None:
     ended = replace(OPEN, state=AttemptState.ENDED)
     assert needs_process_scan(ended, NOW)
-    assert released(ended, NOW, SETTINGS) == []
-    assert released(replace(ended, survivors=(9,)), NOW, SETTINGS) == [act.Sweep(1, kill=False)]
-    assert released(replace(ended, survivors=()), NOW, SETTINGS) == [act.ReleaseAllocation(1)]
+    assert release_allocation(ended, NOW, SETTINGS) == []
+    assert release_allocation(replace(ended, survivors=(9,)), NOW, SETTINGS) == [act.Sweep(1, kill=False)]
+    gone = replace(ended, survivors=())
+    assert release_allocation(gone, NOW, SETTINGS) == [changed(gone, gone.released(NOW))]
     assert not needs_process_scan(replace(ended, state=AttemptState.RELEASED, released_boot=990.0), NOW)
 
 
@@ -485,9 +491,9 @@ def test_a_released_gpu_is_not_used_until_its_memory_is_free(
     sampled_at: float | None, mib: int | None, cool: bool
 ) -> None:
     attempt = replace(OPEN, state=AttemptState.RELEASED, released_boot=990.0, baseline_mib={"U0": 100})
-    assert bool(closed(attempt, [(sampled_at, mib)], NOW, SETTINGS)) == cool
+    assert bool(check_memory_release(attempt, [(sampled_at, mib)], NOW, SETTINGS)) == cool
     late = replace(attempt, released_boot=930.0)
-    assert closed(late, [(sampled_at, mib)], NOW, SETTINGS) == [act.RecordMemoryReleased(1)]
+    assert check_memory_release(late, [(sampled_at, mib)], NOW, SETTINGS) == [changed(late, late.closed())]
 
 
 def test_a_preempted_runner_that_may_withdraw_is_not_killed_when_it_is_late() -> None:
@@ -500,10 +506,10 @@ def test_a_preempted_runner_that_may_withdraw_is_not_killed_when_it_is_late() ->
 
 def test_a_sweep_sends_sigkill_only_after_the_grace_period() -> None:
     left = replace(OPEN, state=AttemptState.ENDED, survivors=(9,), swept_boot=995.0, signalled_boot=995.0)
-    assert released(left, NOW, SETTINGS) == []  # The default grace period of 10 s is not over.
+    assert release_allocation(left, NOW, SETTINGS) == []  # The default grace period of 10 s is not over.
     # The cancel's own grace period of 3 s is over.
-    assert released(replace(left, stop_request=CANCEL), NOW, SETTINGS) == [act.Sweep(1, kill=True)]
-    assert released(replace(left, swept_boot=989.0), NOW, SETTINGS) == [act.Sweep(1, kill=True)]
+    assert release_allocation(replace(left, stop_request=CANCEL), NOW, SETTINGS) == [act.Sweep(1, kill=True)]
+    assert release_allocation(replace(left, swept_boot=989.0), NOW, SETTINGS) == [act.Sweep(1, kill=True)]
 
 
 @pytest.mark.parametrize(
@@ -520,14 +526,14 @@ def test_a_sweep_sends_sigkill_only_after_the_grace_period() -> None:
 )
 def test_a_cancelled_job_ends_as_cancelled_however_its_attempt_ends(attempt: ActiveAttempt) -> None:
     end = finished(attempt)
-    assert (end.state, end.job_outcome) == (JobState.FINISHED, Outcome.CANCELLED)
+    assert (end.job.state, end.job.outcome) == (JobState.FINISHED, Outcome.CANCELLED)
 
 
 def test_a_preempted_job_is_held_instead_of_cancelled() -> None:
     end = finished(
         replace(OPEN, stop_request=StopRequest("preempted", 3.0), status=status(claim="dead"), survivors=())
     )
-    assert (end.outcome, end.state, end.job_outcome) == (Outcome.PREEMPTED, JobState.HELD, None)
+    assert (end.outcome, end.job.state, end.job.outcome) == (Outcome.PREEMPTED, JobState.HELD, None)
 
 
 def test_an_attempt_with_an_unknown_stop_cause_does_not_count_as_completed() -> None:
@@ -547,13 +553,13 @@ def test_reports_a_machine_shutdown_and_surviving_processes() -> None:
 
 def test_does_not_wait_for_memory_used_before_a_reboot() -> None:
     ended = replace(OPEN, state=AttemptState.RELEASED, released_boot=999.0, boot_id="another")
-    assert closed(ended, [(None, None)], NOW, SETTINGS) == [act.RecordMemoryReleased(1)]
+    assert check_memory_release(ended, [(None, None)], NOW, SETTINGS) == [changed(ended, ended.closed())]
 
 
 def test_memory_release_tolerates_memory_that_the_driver_keeps() -> None:
     ended = replace(OPEN, state=AttemptState.RELEASED, released_boot=990.0, baseline_mib={"U0": 100})
-    assert closed(ended, [(991.0, 612)], NOW, SETTINGS) == [act.RecordMemoryReleased(1)]
-    assert closed(ended, [(991.0, 613)], NOW, SETTINGS) == []
+    assert check_memory_release(ended, [(991.0, 612)], NOW, SETTINGS) == [changed(ended, ended.closed())]
+    assert check_memory_release(ended, [(991.0, 613)], NOW, SETTINGS) == []
 
 
 def test_does_not_relaunch_an_attempt_while_starts_are_blocked() -> None:
@@ -564,7 +570,8 @@ def test_does_not_relaunch_an_attempt_while_starts_are_blocked() -> None:
     assert reconcile(used_up, NOW, SETTINGS) == [act.VoidClaim(1, gives_up=True)]
     # The problem that blocks starts explains the missing claim, so the attempt is relaunched after the
     # problem is solved.
-    assert reconcile(used_up, NOW, SETTINGS, starts_blocked=True) == [act.ResetLaunchCount(1)]
+    reset = changed(used_up, replace(used_up, launch_count=0))
+    assert reconcile(used_up, NOW, SETTINGS, starts_blocked=True) == [reset]
     assert reconcile(replace(used_up, launch_count=0), NOW, SETTINGS, starts_blocked=True) == []
     assert reconcile(replace(used_up, launch_count=0), NOW, SETTINGS) == [act.Relaunch(1)]
     # A launch into an incomplete folder never counts as a failed launch.
@@ -631,7 +638,7 @@ def test_a_verdict_of_the_runner_comes_before_the_exit_code(
 ) -> None:
     attempt = replace(OPEN, status=status(claim="dead", result=result), failure_context=FailureContext())
     end = finished(attempt, Settings(fail_retries=0, oom_retries=3))
-    assert (end.outcome, end.state) == (outcome, JobState.FINISHED)
+    assert (end.outcome, end.job.state) == (outcome, JobState.FINISHED)
     assert words(end.reason) == text
 
 
@@ -639,6 +646,6 @@ def test_work_in_the_background_is_not_retried() -> None:
     result = replace(RESULT, verdict="unfinished", left=("a",), left_count=1)
     attempt = replace(OPEN, status=status(claim="dead", result=result), failure_context=FailureContext())
     end = finished(attempt, Settings(fail_retries=5, oom_retries=5))
-    assert (end.state, end.job_outcome) == (JobState.FINISHED, Outcome.FAILED)
+    assert (end.job.state, end.job.outcome) == (JobState.FINISHED, Outcome.FAILED)
     failed = replace(attempt, status=status(claim="dead", result=replace(RESULT, exit_code=1)))
-    assert finished(failed, Settings(fail_retries=5)).state is JobState.QUEUED
+    assert finished(failed, Settings(fail_retries=5)).job.state is JobState.QUEUED

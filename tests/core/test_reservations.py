@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from gpu_scheduler.core.model.job import ActiveAttempt, StopRequest
 from gpu_scheduler.core.model.states import AttemptState
+from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.facts import Facts, QueuedJob, ReservedJob
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
+from gpu_scheduler.core.scheduling.plan import plan
 from gpu_scheduler.core.scheduling.queue_placement import place_jobs
 from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.show.wait_text import wait_text
-from tests import steps as act
 from tests.attempts import replace
+from tests.core.decisions import stops_in
 from tests.core.gpu_world import NOW, group, round_of, running
-from tests.steps import plan
 
 HALF, WHOLE = ResourceSpec(share=500), ResourceSpec(share=1000)
 URGENT = replace(WHOLE, preempt=True)
@@ -91,7 +92,8 @@ def test_a_victim_gets_its_own_signal_and_the_grace_period_of_the_scheduler() ->
         1, group(URGENT, (5, 100)), attempts=(low(1, preempt_signal="USR1"),),
         settings=Settings(preempt_grace_s=7.0),
     )  # fmt: skip
-    [stop] = [one.stop for one in act.told(place_jobs(situation)) if isinstance(one, act.RecordStop)]
+    [(_, stop)] = stops_in(place_jobs(situation))
+    assert stop is not None
     assert (stop.cause, stop.grace_s, stop.on_timeout, stop.signal) == ("preempted", 7.0, "kill", "USR1")
     assert (stop.next_state, stop.preemptor) == ("queued", 5)
 

@@ -7,17 +7,11 @@ import pytest
 from gpu_scheduler.core.model.job import ActiveAttempt, AttemptResult, AttemptStatus, FailureContext
 from gpu_scheduler.core.model.states import AttemptState, JobState, Outcome
 from gpu_scheduler.core.model.values import Now
+from gpu_scheduler.core.scheduling.reconcile_attempt import restore, supersede
 from gpu_scheduler.core.scheduling.settings import Settings
 from tests.attempts import make_attempt, replace
+from tests.core.decisions import changed_attempts, end_in
 from tests.reasons import words
-from tests.steps import (
-    FinishAttempt,
-    RecordMemoryReleased,
-    ReleaseAllocation,
-    Transition,
-    restore,
-    supersede,
-)
 
 NOW = Now(1.8e9, 1000.0, "boot")
 OPEN = make_attempt(7, 3, "t" * 32, "boot", AttemptState.STARTING, survivors=())
@@ -55,40 +49,35 @@ def attempt_with(claim: str, end: AttemptResult | None = None, **values: object)
 def test_finishes_a_restored_attempt_without_processes(
     attempt: ActiveAttempt, outcome: str, state: str, job_outcome: str | None
 ) -> None:
-    close, *rest = restore(attempt, NOW, Settings())
-    assert isinstance(close, FinishAttempt)
-    assert (close.outcome, close.state, close.job_outcome) == (
+    close, *rest = changed_attempts(restore(attempt, NOW, Settings()))
+    assert (close.outcome, close.job.state, close.job.outcome) == (
         Outcome(outcome), JobState(state), Outcome(job_outcome) if job_outcome else None,
     )  # fmt: skip
-    assert rest == [ReleaseAllocation(7), RecordMemoryReleased(7)]
+    assert rest == [close.released(NOW), close.released(NOW).closed()]
     assert state == "finished" or "`retry 3` runs it" in words(close.reason)
 
-    close, *rest = supersede(attempt, NOW, Settings())
-    assert isinstance(close, FinishAttempt)
-    assert (close.outcome, close.state, close.job_outcome) == (Outcome(outcome), JobState.QUEUED, None)
-    assert rest == [ReleaseAllocation(7), RecordMemoryReleased(7)]
+    close, *rest = changed_attempts(supersede(attempt, NOW, Settings()))
+    assert (close.outcome, close.job.state, close.job.outcome) == (Outcome(outcome), JobState.QUEUED, None)
+    assert rest == [close.released(NOW), close.released(NOW).closed()]
 
 
 @pytest.mark.parametrize(
-    ("attempt", "actions"),
+    ("attempt", "runs"),
     [
-        pytest.param(
-            attempt_with("live", survivors=(5,)), [Transition(3, 7, JobState.RUNNING)], id="running"
-        ),
-        pytest.param(attempt_with("unlocked", survivors=(5,)), [], id="live runner without its lock"),
-        pytest.param(attempt_with("dead", survivors=(5,)), [], id="dead runner with processes"),
-        pytest.param(attempt_with("invalid", survivors=(5,)), [], id="unknown runner with processes"),
-        pytest.param(attempt_with("unknown"), [], id="unreadable folder"),
+        pytest.param(attempt_with("live", survivors=(5,)), True, id="running"),
+        pytest.param(attempt_with("unlocked", survivors=(5,)), False, id="live runner without its lock"),
+        pytest.param(attempt_with("dead", survivors=(5,)), False, id="dead runner with processes"),
+        pytest.param(attempt_with("invalid", survivors=(5,)), False, id="unknown runner with processes"),
+        pytest.param(attempt_with("unknown"), False, id="unreadable folder"),
     ],
 )
-def test_a_restored_attempt_with_processes_stays_open(attempt: ActiveAttempt, actions: list[object]) -> None:
-    assert restore(attempt, NOW, Settings()) == actions
-    [close, *_] = supersede(attempt, NOW, Settings())
-    assert isinstance(close, FinishAttempt)
-    assert (close.outcome, close.state) == (Outcome.INTERRUPTED, JobState.QUEUED)
+def test_a_restored_attempt_with_processes_stays_open(attempt: ActiveAttempt, runs: bool) -> None:
+    changed = changed_attempts(restore(attempt, NOW, Settings()))
+    assert changed == ([replace(attempt, is_line_gone=True).running(NOW)] if runs else [])
+    close = end_in(supersede(attempt, NOW, Settings()))
+    assert (close.outcome, close.job.state) == (Outcome.INTERRUPTED, JobState.QUEUED)
 
 
 def test_keeps_the_allocation_of_an_ended_attempt_while_it_has_processes() -> None:
-    [close] = restore(attempt_with("dead", result(), survivors=(5,)), NOW, Settings())
-    assert isinstance(close, FinishAttempt)
+    [close] = changed_attempts(restore(attempt_with("dead", result(), survivors=(5,)), NOW, Settings()))
     assert close.outcome is Outcome.COMPLETED

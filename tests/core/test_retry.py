@@ -22,11 +22,12 @@ from gpu_scheduler.core.scheduling.facts import Facts
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
 from gpu_scheduler.core.scheduling.pending_queue import need_of
 from gpu_scheduler.core.scheduling.placement import could_fit
+from gpu_scheduler.core.scheduling.plan import plan
 from gpu_scheduler.core.scheduling.settings import Limits, Settings
 from tests.attempts import replace
+from tests.core.decisions import changed_attempts, end_in
 from tests.core.gpu_world import NOW, TOTAL, facts, gpu, running
 from tests.reasons import words
-from tests.steps import FinishAttempt, ReleaseAllocation, plan
 
 OOM = (
     'Traceback (most recent call last):\n  File "t.py", line 3, in <module>\n    x = torch.empty(9)\n'
@@ -182,63 +183,71 @@ def test_does_not_retry_a_cancelled_job_or_a_job_without_its_line(
     assert decide(replace(attempt, **values), SETTINGS, INVENTORY) == ()
 
 
-def finish_of(attempt: ActiveAttempt, *gpus: Gpu, code: int = 1, **values: object) -> FinishAttempt:
-    """Returns the action with which `plan` finishes this attempt, whose command exited with `code`."""
+def finish_of(attempt: ActiveAttempt, *gpus: Gpu, code: int = 1, **values: object) -> ActiveAttempt:
+    """Returns this attempt, whose command exited with `code`, after `plan` has finished it."""
     result = AttemptResult(None, code, None, True, None, (), 1.0, 2.0)
     done = replace(attempt, status=AttemptStatus("dead", result=result), survivors=())
     actions = plan(facts(*(gpus or (gpu(0),)), attempts=(done,), **values))
-    close, released = actions
-    assert isinstance(close, FinishAttempt)
-    assert released == ReleaseAllocation(9)
+    close = end_in(actions)
+    assert changed_attempts(actions) == [close, close.released(NOW)]
     return close
 
 
 def test_a_retry_requeues_the_job_with_updated_retry_counts() -> None:
     end = finish_of(failed(oom_retries_used=1, fail_retries_used=2))
-    assert (end.outcome, end.state, end.job_outcome) == (Outcome.FAILED, JobState.QUEUED, None)
-    assert (end.oom_retries_used, end.fail_retries_used, end.min_vram_mib, end.not_before) == (
+    assert (end.outcome, end.job.state, end.job.outcome) == (Outcome.FAILED, JobState.QUEUED, None)
+    assert (
+        end.job.oom_retries_used,
+        end.job.fail_retries_used,
+        end.job.min_vram_mib,
+        end.job.not_before_boot,
+    ) == (
         2,
         2,
         5120,
         NOW.boot,
     )
-    assert (end.exit_code, end.launch_failures, end.started_at, end.ended_at) == (1, 0, 1.0, 2.0)
+    assert (end.exit_code, end.job.launch_failures, end.started_at, end.ended_at) == (1, 0, 1.0, 2.0)
     assert end.reason is not None
     assert words(end.reason).endswith("; OOM retry 2 of 3 with 5.0 GiB per GPU")
     again = finish_of(failed(FAULT, fail=3, oom_retries_used=1, fail_retries_used=2))
-    assert (again.state, again.oom_retries_used, again.fail_retries_used, again.min_vram_mib) == (
+    assert (
+        again.job.state,
+        again.job.oom_retries_used,
+        again.job.fail_retries_used,
+        again.job.min_vram_mib,
+    ) == (
         JobState.QUEUED,
         1,
         3,
         None,
     )
-    assert again.not_before == NOW.boot + 40
+    assert again.job.not_before_boot == NOW.boot + 40
 
 
 def test_the_last_failure_finishes_the_job_and_reports_the_retries() -> None:
     end = finish_of(failed(oom_retries_used=3, fail_retries_used=1))
-    assert (end.state, end.job_outcome, end.oom_retries_used, end.fail_retries_used) == (
+    assert (end.job.state, end.job.outcome, end.job.oom_retries_used, end.job.fail_retries_used) == (
         JobState.FINISHED,
         Outcome.FAILED,
         3,
         1,
     )
-    assert end.min_vram_mib is None
+    assert end.job.min_vram_mib is None
     assert "OOM retries used up (3)" in words(end.reason)
 
 
 def test_a_job_that_exits_with_0_is_completed_despite_an_oom_in_its_log() -> None:
     end = finish_of(failed(), code=0)
-    assert (end.outcome, end.state, end.oom_retries_used) == (Outcome.COMPLETED, JobState.FINISHED, 0)
+    assert (end.outcome, end.job.state, end.job.oom_retries_used) == (Outcome.COMPLETED, JobState.FINISHED, 0)
 
 
 @pytest.mark.parametrize("cause", ["cancelled", "timed_out", "preempted", "machine"])
 def test_a_stopped_attempt_is_not_retried(cause: str) -> None:
     result = AttemptResult(cause, 1, None, True, None, (), 1.0, 2.0)
     done = replace(failed(fail=5), status=AttemptStatus("dead", result=result), survivors=())
-    close = plan(facts(gpu(0), attempts=(done,)))[0]
-    assert isinstance(close, FinishAttempt)
-    assert close.state is not JobState.QUEUED
+    close = end_in(plan(facts(gpu(0), attempts=(done,))))
+    assert close.job.state is not JobState.QUEUED
 
 
 def test_a_failed_launch_does_not_use_up_a_retry() -> None:
@@ -246,9 +255,12 @@ def test_a_failed_launch_does_not_use_up_a_retry() -> None:
     done = replace(
         failed(fail=5, oom_retries_used=1, fail_retries_used=2), status=AttemptStatus("dead", result=result)
     )
-    [close] = plan(facts(gpu(0), attempts=(done,)))
-    assert isinstance(close, FinishAttempt)
-    assert (close.outcome, close.oom_retries_used, close.fail_retries_used) == (Outcome.NOT_STARTED, 1, 2)
+    close = end_in(plan(facts(gpu(0), attempts=(done,))))
+    assert (close.outcome, close.job.oom_retries_used, close.job.fail_retries_used) == (
+        Outcome.NOT_STARTED,
+        1,
+        2,
+    )
 
 
 def gpu_of_size(index: int, total: int | None, **values: object) -> Gpu:
@@ -300,18 +312,18 @@ def test_the_memory_of_an_oom_retry_is_limited_by_the_gpus_that_the_job_may_use(
         replace(one, foreign_peaks={(1, 0.0): 60} if one.sample and one.sample.used_mib else {})
         for one in gpus
     )
-    assert finish_of(attempt, *held).min_vram_mib == raised
+    assert finish_of(attempt, *held).job.min_vram_mib == raised
 
 
 def test_an_oom_retry_raises_declared_or_observed_memory_by_a_quarter() -> None:
     attempt, asked = failed(), [4096]
-    while (end := finish_of(attempt)).state is JobState.QUEUED:
-        assert end.min_vram_mib is not None
-        asked.append(end.min_vram_mib)
-        attempt = replace(attempt, vram=end.min_vram_mib, oom_retries_used=end.oom_retries_used)
+    while (end := finish_of(attempt)).job.state is JobState.QUEUED:
+        assert end.job.min_vram_mib is not None
+        asked.append(end.job.min_vram_mib)
+        attempt = replace(attempt, vram=end.job.min_vram_mib, oom_retries_used=end.job.oom_retries_used)
     assert asked == [4096, 5120, 6400, 8000]
     # If a peak was observed before the failure, the first retry already gets more than that peak.
-    assert finish_of(failed(peaks={"U0": 8500})).min_vram_mib == 10_625
+    assert finish_of(failed(peaks={"U0": 8500})).job.min_vram_mib == 10_625
 
 
 def test_the_sample_of_the_round_in_which_a_job_ends_counts_for_its_retry() -> None:
@@ -320,8 +332,8 @@ def test_the_sample_of_the_round_in_which_a_job_ends_counts_for_its_retry() -> N
     done = replace(
         failed(peaks={"U0": 8000}), status=AttemptStatus("dead", result=result), measured_boot=998.0
     )
-    [end] = [action for action in plan(facts(last, attempts=(done,))) if isinstance(action, FinishAttempt)]
-    assert end.min_vram_mib == 11_250
+    end = end_in(plan(facts(last, attempts=(done,))))
+    assert end.job.min_vram_mib == 11_250
 
 
 @settings(deadline=None)

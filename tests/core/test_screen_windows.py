@@ -9,9 +9,10 @@ from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.model.values import Now
 from gpu_scheduler.core.scheduling.facts import Facts
 from gpu_scheduler.core.scheduling.needs import LlmConfig
+from gpu_scheduler.core.scheduling.plan import plan
 from gpu_scheduler.core.scheduling.settings import Settings
 from tests.attempts import make_attempt, replace
-from tests.steps import RecordWindowClosed, plan
+from tests.core.decisions import changed_attempts
 
 CLOSED = make_attempt(
     1, 7, "t", "boot", AttemptState.RUNNING, ("U0",), 1000,
@@ -25,15 +26,14 @@ OPEN, UNKNOWN = (
 @pytest.mark.parametrize(
     ("attempt", "noted"),
     [
-        (CLOSED, [RecordWindowClosed(1)]),
-        (replace(CLOSED, window_closed=True), []),
-        (OPEN, []),
-        (UNKNOWN, []),
-        (replace(CLOSED, state=AttemptState.RELEASED, released_boot=1.0), []),
+        (CLOSED, True),
+        (replace(CLOSED, window_closed=True), False),
+        (OPEN, False),
+        (UNKNOWN, False),
+        (replace(CLOSED, state=AttemptState.RELEASED, released_boot=1.0), False),
     ],
 )
-def test_a_closed_screen_window_is_recorded_once(
-    attempt: ActiveAttempt, noted: list[RecordWindowClosed]
-) -> None:
+def test_a_closed_screen_window_is_recorded_once(attempt: ActiveAttempt, noted: bool) -> None:
     facts = Facts(Now(0.0, 10.0, "boot"), Settings(), LlmConfig(), attempts=(attempt,))
-    assert [action for action in plan(facts) if isinstance(action, RecordWindowClosed)] == noted
+    changed = [one for one in changed_attempts(plan(facts)) if one.window_closed is not attempt.window_closed]
+    assert changed == ([replace(attempt, window_closed=True)] if noted else [])

@@ -14,15 +14,17 @@ from gpu_scheduler.core.model.job import ActiveAttempt, AttemptResult, FailureCo
 from gpu_scheduler.core.model.reasons import DEVICE_FAILURES, FailureKind, ReasonKind, StateReason, WaitReason
 from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.model.values import Now
+from gpu_scheduler.core.scheduling.actions import Start
 from gpu_scheduler.core.scheduling.facts import Facts, PendingGroup, QueuedJob
 from gpu_scheduler.core.scheduling.gpu_faults import find_suspects
 from gpu_scheduler.core.scheduling.history import AttemptEnd, GpuHistory, RunTimeKey
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
 from gpu_scheduler.core.scheduling.pending_queue import is_drained
+from gpu_scheduler.core.scheduling.plan import plan
 from gpu_scheduler.core.scheduling.settings import Settings
 from tests.attempts import replace
+from tests.core.decisions import changed_gpus
 from tests.core.gpu_world import NOW, facts, gpu, running
-from tests.steps import SetSuspicion, Start, plan, told
 
 T = NOW.wall - 1000.0
 CRASH = StateReason(ReasonKind.COMMAND_FAILED, exit_code=1)
@@ -49,8 +51,8 @@ def at(
 def suspects(situation: Facts) -> dict[int, Suspicion]:
     """Returns the suspect GPUs, by index, as they are recorded."""
     _, actions = find_suspects(situation)
-    changes = [one for one in told(actions) if isinstance(one, SetSuspicion)]
-    return {int(one.uuid[1:]): one.suspicion for one in changes if one.suspicion is not None}
+    changed = changed_gpus(actions)
+    return {one.index: one.suspicion for one in changed if one.suspicion is not None}
 
 
 QUICK = [end(1, "0", 1), end(2, "0", 2), end(3, "0", 3)]

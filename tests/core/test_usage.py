@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -11,35 +12,37 @@ from hypothesis import strategies as st
 from gpu_scheduler.core.model.gpu import Gpu, GpuProcess, GpuSample
 from gpu_scheduler.core.model.job import ActiveAttempt, AttemptResult, AttemptStatus
 from gpu_scheduler.core.model.states import AttemptState
+from gpu_scheduler.core.scheduling.actions import Action, GpuChanged, SetWaitReason, Start
 from gpu_scheduler.core.scheduling.facts import Facts
-from gpu_scheduler.core.scheduling.gpu_use import attempt_memory
+from gpu_scheduler.core.scheduling.gpu_use import attempt_memory, record_measurements
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
+from gpu_scheduler.core.scheduling.plan import plan
 from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.show.wait_text import wait_text
 from tests.attempts import replace
+from tests.core.decisions import changed_attempts, changed_gpus, end_in
 from tests.core.gpu_world import facts, gpu, group, running
-from tests.steps import (
-    Action,
-    FinishAttempt,
-    RecordForeignLoad,
-    RecordForeignPeaks,
-    RecordOveruse,
-    RecordUsage,
-    SetWaitReason,
-    Start,
-    plan,
-    record_measurements,
-)
 
 OURS = gpu(0, None, (GpuProcess(7, 5000), GpuProcess(8, 300), GpuProcess(6, 1)), owners={7: 9, 8: 9, 6: None})
 OURS = replace(OURS, foreign_peaks={(6, 0.0): 1})
 NEW = running(vram=6000, measured_boot=None)
 
 
+def samples(attempt: ActiveAttempt) -> list[tuple[str, int | None, float, int]]:
+    """Returns what is recorded of each GPU: its UUID, the peak, the sum of the loads and their number."""
+    return [(one.gpu, one.peak_mib, one.load_sum, one.load_samples) for one in attempt.allocations]
+
+
+def only_changed_attempts(actions: list[Action]) -> list[ActiveAttempt]:
+    """Returns the changed attempts. There must be no other action."""
+    changed = changed_attempts(actions)
+    assert len(changed) == len(actions), actions
+    return changed
+
+
 def test_adds_up_the_memory_of_an_attempts_processes_once_per_sample() -> None:
-    assert record_measurements(facts(OURS, attempts=(NEW,))) == [
-        RecordUsage(90, 9, 999.0, (("U0", 5300, 0.0),))
-    ]
+    [measured] = changed_attempts(record_measurements(facts(OURS, attempts=(NEW,))))
+    assert (measured.id, measured.measured_boot, samples(measured)) == (9, 999.0, [("U0", 5300, 0.0, 1)])
     assert record_measurements(facts(OURS, attempts=(replace(NEW, measured_boot=998.9),))) != []
     assert record_measurements(facts(OURS, attempts=(replace(NEW, measured_boot=999.0),))) == []
     assert record_measurements(facts(OURS, attempts=(replace(NEW, measured_boot=999.1),))) == []
@@ -70,16 +73,15 @@ def test_ignores_a_sample_taken_before_the_launch() -> None:
 )
 def test_measures_only_running_attempts(attempt: ActiveAttempt, noted: bool) -> None:
     notes = record_measurements(facts(OURS, attempts=(attempt,)))
-    assert any(isinstance(note, RecordUsage) for note in notes) == noted
+    assert [one.measured_boot for one in changed_attempts(notes)] == ([999.0] if noted else [])
 
 
 def test_measures_the_memory_and_load_of_an_attempt_on_each_gpu() -> None:
     other = gpu(1, None, (GpuProcess(7, 40),), owners={7: 9})
     other = replace(other, sample=replace(only_sample(other), load_percent=55.0))
     both = replace(NEW, gpus=("U1", "U0", "gone"))
-    assert record_measurements(facts(OURS, other, attempts=(both,))) == [
-        RecordUsage(90, 9, 999.0, (("U1", 40, 55.0), ("U0", 5300, 0.0), ("gone", None, None)))
-    ]
+    [measured] = changed_attempts(record_measurements(facts(OURS, other, attempts=(both,))))
+    assert samples(measured) == [("U1", 40, 55.0, 1), ("U0", 5300, 0.0, 1), ("gone", None, 0.0, 0)]
 
 
 def only_sample(one: Gpu) -> GpuSample:
@@ -101,12 +103,10 @@ def only_sample(one: Gpu) -> GpuSample:
 )
 def test_a_jobs_memory_is_recorded_as_unknown_if_it_cannot_be_attributed(one: Gpu) -> None:
     assert attempt_memory(NEW, one) is None
-    notes = [
-        note
-        for note in record_measurements(facts(one, attempts=(NEW,)))
-        if not isinstance(note, RecordForeignPeaks)
-    ]
-    assert notes == [RecordUsage(90, 9, 999.0, (("U0", None, 0.0),))]
+    notes = record_measurements(facts(one, attempts=(NEW,)))
+    [measured] = changed_attempts(notes)
+    assert (measured.measured_boot, samples(measured)) == (999.0, [("U0", None, 0.0, 1)])
+    assert all(gpu.foreign_loads == one.foreign_loads for gpu in changed_gpus(notes))
 
 
 def test_records_no_measurements_without_a_sample() -> None:
@@ -130,7 +130,9 @@ def test_records_memory_overuse_only_above_the_tolerance(
 ) -> None:
     attempt = running(vram=declared, share=0 if declared else 250, measured_boot=None)
     notes = record_measurements(facts(OURS, attempts=(attempt,), settings=Settings(tolerance=tolerance)))
-    assert notes[1:] == ([RecordOveruse(9, "U0", 5300, declared)] if reported and declared else [])
+    [measured] = changed_attempts(notes)
+    assert (measured.overused_gpus, measured.peaks) == (("U0",) if reported else (), {"U0": 5300})
+    assert len(notes) == 1
 
 
 @pytest.mark.parametrize(
@@ -157,16 +159,18 @@ def test_records_overuse_above_the_memory_that_a_declared_share_stands_for(
     used: int, share: int, values: dict[str, Any], reported: int | None
 ) -> None:
     one = gpu(0, None, (GpuProcess(7, used),), owners={7: 9})
-    notes = record_measurements(facts(one, attempts=(running(share=share, measured_boot=None, **values),)))
-    of_share = None if "vram" in values else share
-    assert notes[1:] == ([] if reported is None else [RecordOveruse(9, "U0", used, reported, of_share)])
+    attempt = running(share=share, measured_boot=None, **values)
+    [measured] = changed_attempts(record_measurements(facts(one, attempts=(attempt,))))
+    new = [gpu for gpu in measured.overused_gpus if gpu not in attempt.overused_gpus]
+    assert (new, measured.peaks) == ([] if reported is None else ["U0"], {"U0": used})
+    assert reported is None or measured.budgets == {"U0": reported}
 
 
 def test_judges_the_memory_use_of_a_share_by_the_size_of_each_gpu() -> None:
     small, large = (gpu(n, None, (GpuProcess(7, 9000),), owners={7: 9}) for n in (0, 1))
     both = running(9, "U0", "U1", share=250, measured_boot=None, budgets={"U0": 6144, "U1": 20_480})
-    notes = record_measurements(facts(small, large, attempts=(both,)))
-    assert notes[1:] == [RecordOveruse(9, "U0", 9000, 6144, 250)]
+    [measured] = changed_attempts(record_measurements(facts(small, large, attempts=(both,))))
+    assert measured.overused_gpus == ("U0",)
 
 
 def test_an_overused_share_counts_at_its_buffered_peak() -> None:
@@ -174,7 +178,7 @@ def test_an_overused_share_counts_at_its_buffered_peak() -> None:
     over = gpu(0, None, (GpuProcess(7, 16_000),), owners={7: 9})
     first = running(share=250, measured_boot=None)
     world = facts(over, attempts=(first,), pending_groups=(group(ResourceSpec(vram=12_288), 1),))
-    assert [type(a).__name__ for a in plan(world)] == ["RecordUsage", "RecordOveruse"]
+    assert [one.overused_gpus for one in only_changed_attempts(plan(world))] == [("U0",)]
     [wait] = plan(applied(world, plan(world)))
     assert isinstance(wait, SetWaitReason)
     assert wait_text(wait.reason) == "needs 12.0 GiB of a GPU, 0 free (GPU 0: room for 6.3 GiB)"
@@ -183,29 +187,21 @@ def test_an_overused_share_counts_at_its_buffered_peak() -> None:
 def test_records_overuse_once_per_gpu_and_only_for_a_new_sample() -> None:
     other = replace(OURS, uuid="U1", index=1)
     small = running(9, "U0", "U1", vram=100, measured_boot=None)
-    reported = [
-        n.uuid
-        for n in record_measurements(facts(OURS, other, attempts=(small,)))
-        if isinstance(n, RecordOveruse)
-    ]
-    assert reported == ["U0", "U1"]
+    [measured] = changed_attempts(record_measurements(facts(OURS, other, attempts=(small,))))
+    assert measured.overused_gpus == ("U0", "U1")
     once = replace(small, overused_gpus=("U1",))
-    reported = [
-        n.uuid
-        for n in record_measurements(facts(OURS, other, attempts=(once,)))
-        if isinstance(n, RecordOveruse)
-    ]
-    assert reported == ["U0"]
+    [again] = changed_attempts(record_measurements(facts(OURS, other, attempts=(once,))))
+    assert again.overused_gpus == ("U0", "U1")
     assert record_measurements(facts(OURS, other, attempts=(replace(small, measured_boot=999.0),))) == []
+    assert record_measurements(facts(OURS, other, attempts=(measured,))) == []
 
 
 def test_records_foreign_peaks_only_when_they_change() -> None:
     two = gpu(
         0, None, (GpuProcess(8, 30), GpuProcess(7, 50)), process_starts={7: 1.5}, foreign_peaks={(9, 2.5): 5}
     )
-    assert record_measurements(facts(two)) == [
-        RecordForeignPeaks("U0", ((7, 1.5, 50), (8, 0.0, 30), (9, 2.5, 5)))
-    ]
+    peaks = {(7, 1.5): 50, (8, 0.0): 30, (9, 2.5): 5}
+    assert record_measurements(facts(two)) == [GpuChanged(two, replace(two, foreign_peaks=peaks))]
     assert (
         record_measurements(facts(replace(two, foreign_peaks={(9, 2.5): 5, (7, 1.5): 50, (8, 0.0): 30})))
         == []
@@ -236,8 +232,11 @@ def test_records_the_foreign_load_of_a_sample_only_once(
     noted: tuple[float | None, ...], at: float | None, after: tuple[float | None, ...] | None
 ) -> None:
     one = gpu(0, None, (GpuProcess(8, 30, load_percent=40.0),), foreign_peaks={(8, 0.0): 30})
-    notes = record_measurements(facts(replace(one, foreign_loads=noted, foreign_load_boot=at)))
-    assert notes == ([] if after is None else [RecordForeignLoad("U0", after, 999.0)])
+    one = replace(one, foreign_loads=noted, foreign_load_boot=at)
+    recorded = [
+        (gpu.foreign_loads, gpu.foreign_load_boot) for gpu in changed_gpus(record_measurements(facts(one)))
+    ]
+    assert recorded == ([] if after is None else [(after, 999.0)])
 
 
 def test_records_memory_overuse_before_placing_jobs() -> None:
@@ -245,7 +244,7 @@ def test_records_memory_overuse_before_placing_jobs() -> None:
     over = gpu(0, None, (GpuProcess(7, 16_000),), owners={7: 9})
     first = running(vram=10_000, measured_boot=None)
     world = facts(over, attempts=(first,), pending_groups=(group(ResourceSpec(vram=10_000), 1),))
-    assert [type(a).__name__ for a in plan(world)] == ["RecordUsage", "RecordOveruse"]
+    assert [one.overused_gpus for one in only_changed_attempts(plan(world))] == [("U0",)]
     world = applied(world, plan(world))
     actions = plan(world)
     assert [type(a).__name__ for a in actions] == ["SetWaitReason"]
@@ -264,7 +263,7 @@ def test_records_a_peak_within_the_tolerance_before_placing_jobs() -> None:
         attempts=(running(vram=10_000, measured_boot=None),),
         pending_groups=(group(ResourceSpec(vram=13_000), 1),),
     )
-    assert [type(a).__name__ for a in plan(world)] == ["RecordUsage"]
+    assert [one.overused_gpus for one in only_changed_attempts(plan(world))] == [()]
     # Now 11,550 MiB are committed for the job, although it uses only 10,500 MiB.
     assert [type(a).__name__ for a in plan(applied(world, plan(world)))] == ["SetWaitReason"]
 
@@ -272,31 +271,17 @@ def test_records_a_peak_within_the_tolerance_before_placing_jobs() -> None:
 def test_records_the_last_sample_of_an_attempt_before_its_end_is_recorded() -> None:
     done = AttemptStatus("dead", result=AttemptResult(None, 0, None, True, None, (), 1.0, 2.0))
     actions = plan(facts(OURS, attempts=(replace(NEW, status=done),)))
-    assert [type(action) for action in actions] == [RecordUsage, FinishAttempt]
+    measured, end = only_changed_attempts(actions)
+    assert (measured.state, samples(measured)) == (AttemptState.RUNNING, [("U0", 5300, 0.0, 1)])
+    assert (end_in(actions), end.peaks) == (end, {"U0": 5300})
 
 
-def applied(world: Facts, actions: list[Action]) -> Facts:
+def applied(world: Facts, actions: Sequence[Action]) -> Facts:
     """Returns the facts after these actions have been recorded."""
     attempts = {attempt.id: attempt for attempt in world.attempts}
     gpus = {one.uuid: one for one in world.gpus}
-    for note in actions:
-        if isinstance(note, RecordUsage):
-            attempt = attempts[note.attempt_id]
-            peaks = dict(attempt.peaks)
-            for uuid, mib, _ in note.usage:
-                if mib is not None:
-                    peaks[uuid] = max(mib, peaks.get(uuid, 0))
-            attempts[note.attempt_id] = replace(attempt, peaks=peaks, measured_boot=note.sampled_at)
-        elif isinstance(note, RecordOveruse):
-            attempt = attempts[note.attempt_id]
-            attempts[note.attempt_id] = replace(attempt, overused_gpus=(*attempt.overused_gpus, note.uuid))
-        elif isinstance(note, RecordForeignLoad):
-            gpus[note.uuid] = replace(
-                gpus[note.uuid], foreign_loads=note.loads, foreign_load_boot=note.sampled_at
-            )
-        elif isinstance(note, RecordForeignPeaks):
-            held = {(pid, start): mib for pid, start, mib in note.peaks}
-            gpus[note.uuid] = replace(gpus[note.uuid], foreign_peaks=held)
+    attempts |= {one.id: one for one in changed_attempts(actions)}
+    gpus |= {one.uuid: one for one in changed_gpus(actions)}
     return replace(world, gpus=tuple(gpus.values()), attempts=tuple(attempts.values()))
 
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 from functools import cache
 
 from gpu_scheduler.core.model.job import AdoptedProcess, Job
+from gpu_scheduler.core.model.states import JobState
 from gpu_scheduler.core.model.values import Now
+from gpu_scheduler.core.scheduling.actions import JobChanged
 from gpu_scheduler.core.scheduling.facts import Facts
 from gpu_scheduler.core.scheduling.needs import LlmConfig, ResourceSpec
 from gpu_scheduler.core.scheduling.reconcile_attempt import watch_adopted
 from gpu_scheduler.core.scheduling.settings import Settings
-from tests import steps as act
 from tests.protocol import state as st
 from tests.protocol.steps import FAULT, OWN, Steps
 from tests.protocol.stops import REQUESTS
@@ -32,8 +33,10 @@ def next_job_state(stop: int, *, old_boot: bool) -> int:
         1, spec_key=ResourceSpec().key(), adopted=AdoptedProcess(77, 7, "boot", 0.0), stop=REQUESTS[stop]
     )
     now = Now(1e9, 1000.0, "later boot" if old_boot else "boot")
-    [action] = act.told(watch_adopted(Facts(now, Settings(), LlmConfig(), adopted_jobs=(job,))))
-    return {act.Start: st.STARTING, act.HoldJob: st.HELD, act.FinishJob: st.FINISHED}[type(action)]
+    [action] = watch_adopted(Facts(now, Settings(), LlmConfig(), adopted_jobs=(job,)))
+    if not isinstance(action, JobChanged):
+        return st.STARTING
+    return {JobState.HELD: st.HELD, JobState.FINISHED: st.FINISHED}[action.new.state]
 
 
 def steps_of_process(steps: Steps) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from gpu_scheduler.core.model.states import JobState, Outcome
-from tests import steps as act
+from gpu_scheduler.core.model.states import AttemptState, JobState, Outcome
+from gpu_scheduler.core.scheduling import actions as act
 from tests.protocol import adopted, stops
 from tests.protocol import state as st
-from tests.protocol.decisions import ACTS, describe
+from tests.protocol.decisions import ACTS, Decided, describe
 from tests.protocol.rules import ALL, Rules
 from tests.protocol.steps import STEP, Steps
 
@@ -40,12 +40,8 @@ def commit(steps: Steps, a: int, actions: tuple[act.Action, ...]) -> None:
     state, after, broken = steps.state, bytearray(steps.state), []
     after[st.LOOP] = st.IDLE
     for action in actions:
-        if isinstance(action, act.FinishAttempt):
-            broken += _finish_attempt(after, a, action, steps.rules)
-        elif isinstance(action, act.ReleaseAllocation):
-            after[a + st.RELEASED] = 1
-        elif isinstance(action, act.Transition):
-            after[st.JOB] = _JOBS[action.state]
+        if isinstance(action, Decided):
+            broken += _change_attempt(after, a, action, steps.rules)
         elif isinstance(action, act.Sweep):
             after[st.LOOP] = st.KILL_ALL if action.kill else st.TERM_ALL
             after[a + st.SWEPT] = 2 if action.kill else 1
@@ -55,17 +51,28 @@ def commit(steps: Steps, a: int, actions: tuple[act.Action, ...]) -> None:
             after[st.PENDING_STOP] = stops.code_of(action.stop)
             if not steps.rules.stop_until_end:
                 after[st.STOP_REQUEST] = 0
-        elif isinstance(action, act.ClearStop):
-            after[st.STOP_REQUEST] = 0
         elif isinstance(action, act.Relaunch):
             after[a + st.LAUNCHES] = min(3, state[a + st.LAUNCHES] + 1)
-        elif isinstance(action, act.ResetLaunchCount):
-            after[a + st.LAUNCHES] = 0
     broken += _check_preemption(state, after, a)
     acts = any(isinstance(action, ACTS) for action in actions)
     if acts and st.is_command_round(state) and not stops.is_asked_to_stop(state, a, ALL):
         broken.append("I23 a command's round acts on an attempt that nobody asked to stop")
     steps.put(STEP, f"LOOP {describe(actions)}", after, broken[0] if broken else None)
+
+
+def _change_attempt(after: bytearray, a: int, change: Decided, rules: Rules) -> list[str]:
+    """Commits a change of an attempt. Returns the invariants that it breaks."""
+    if change.clears_stop:
+        after[st.STOP_REQUEST] = 0
+    if change.resets_launches:
+        after[a + st.LAUNCHES] = 0
+    if change.state is AttemptState.ENDED:
+        return _finish_attempt(after, a, change, rules)
+    if change.state is AttemptState.RELEASED:
+        after[a + st.RELEASED] = 1
+    elif change.state in (AttemptState.RUNNING, AttemptState.STOPPING):
+        after[st.JOB] = _JOBS[change.job_state]
+    return []
 
 
 def _check_preemption(state: bytes, after: bytearray, a: int) -> list[str]:
@@ -81,8 +88,9 @@ def _check_preemption(state: bytes, after: bytearray, a: int) -> list[str]:
     return []
 
 
-def _finish_attempt(after: bytearray, a: int, end: act.FinishAttempt, rules: Rules) -> list[str]:
+def _finish_attempt(after: bytearray, a: int, end: Decided, rules: Rules) -> list[str]:
     """Commits the end of an attempt and its effect on the job. Returns the invariants that it breaks."""
+    assert end.outcome is not None
     outcome, truth = _OUTCOMES[end.outcome], after[a + st.ACTUAL_END]
     broken = []
     is_late = truth == st.EXIT_SAVED and after[st.PROCESS_WITHDRAWN] and rules.excuse_late_save
@@ -105,7 +113,7 @@ def _finish_attempt(after: bytearray, a: int, end: act.FinishAttempt, rules: Rul
         broken += _check_lost_gpu(after, end)
         outcome = st.GPU_LOST
     after[a + st.STORED_OUTCOME] = outcome
-    after[st.JOB] = _JOBS[end.state]
+    after[st.JOB] = _JOBS[end.job_state]
     stop = after[st.STOP_REQUEST]
     if not (end.keeps_stop and rules.stop_kept):
         after[st.STOP_REQUEST] = 0
@@ -118,21 +126,19 @@ def _finish_attempt(after: bytearray, a: int, end: act.FinishAttempt, rules: Rul
     return broken
 
 
-def _check_adopted(after: bytearray, a: int, outcome: int, end: act.FinishAttempt) -> list[str]:
+def _check_adopted(after: bytearray, a: int, outcome: int, end: Decided) -> list[str]:
     """Returns the invariants about adopted processes that the end of an attempt breaks."""
     if not after[a + st.WATCHES] or end.is_still_adopted:
         return []
     if st.process_lives(after):
-        return [f"I20 the job is {end.state.value} while its adopted process runs"]
+        return [f"I20 the job is {end.job_state.value} while its adopted process runs"]
     was_stopped = adopted.end_of_process(after) in (st.BY_TERM, st.BY_KILL)
     if outcome in (st.ENDED, st.COMPLETED) and was_stopped:
         return ["I20 an adopted process that a request ended is recorded as ended by itself"]
     return []
 
 
-def _check_preempted(
-    after: bytearray, a: int, outcome: int, end: act.FinishAttempt, rules: Rules
-) -> list[str]:
+def _check_preempted(after: bytearray, a: int, outcome: int, end: Decided, rules: Rules) -> list[str]:
     """Returns the invariants about preemptions that the end of an attempt breaks."""
     stop = after[st.STOP_REQUEST]
     if outcome == st.PREEMPTED and not after[a + st.RESULT] and after[a + st.BOOTED] == after[st.BOOT]:
@@ -144,18 +150,19 @@ def _check_preempted(
     failed_launch = outcome == st.NOT_STARTED and stop > st.STOP_CANCEL and not after[a + st.WATCHES]
     if failed_launch or (outcome == st.PREEMPTED and stop != st.STOP_CANCEL):
         wanted = JobState.QUEUED if stops.is_queued_after(stop) else JobState.HELD
-        if end.state is not wanted:
-            return [f"I17 a preempted job is {end.state.value} instead of {wanted.value}"]
+        if end.job_state is not wanted:
+            return [f"I17 a preempted job is {end.job_state.value} instead of {wanted.value}"]
     return []
 
 
-def _check_lost_gpu(after: bytearray, end: act.FinishAttempt) -> list[str]:
+def _check_lost_gpu(after: bytearray, end: Decided) -> list[str]:
     """Returns the invariants that the end of an attempt breaks whose GPU another program claimed first."""
     if after[st.STOP_REQUEST]:
         return []
+    assert end.outcome is not None
     if end.outcome is not Outcome.NOT_STARTED:
         return [f"I3 the GPU was claimed, recorded as {end.outcome.value}"]
-    if end.state is not JobState.QUEUED:
+    if end.job_state is not JobState.QUEUED:
         return ["I11 a job that lost its GPU is not queued again"]
     counted = end.launch_failures != after[st.NEWEST] - 1
     return ["I11 the loss of a GPU counts as a failed launch"] if counted else []

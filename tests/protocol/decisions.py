@@ -8,20 +8,22 @@ follows each answer.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from functools import cache
 from itertools import product
 from typing import NamedTuple
 
 from gpu_scheduler.core.model.job import ActiveAttempt, AttemptResult, AttemptStatus, ClaimState, SavedWork
-from gpu_scheduler.core.model.states import AttemptState
+from gpu_scheduler.core.model.states import AttemptState, JobState, Outcome
 from gpu_scheduler.core.model.values import Now
+from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.reconcile_attempt import (
     has_ended,
     needs_process_scan,
+    reconcile,
     release_allocation,
 )
 from gpu_scheduler.core.scheduling.settings import Settings
-from tests import steps as act
 from tests.attempts import make_attempt, replace
 from tests.protocol import state as st
 from tests.protocol.stops import REQUESTS
@@ -54,15 +56,52 @@ _RESULTS = {
 ACTS = (act.RequestStop, act.WakeRunner, act.KillRunner, act.Sweep, act.VoidClaim)
 _DESCRIPTIONS: dict[type[act.Action], str] = {
     act.Relaunch: "will launch again",
-    act.ResetLaunchCount: "resets its launches because of a shortage",
     act.VoidClaim: "will void the claim",
     act.WakeRunner: "will signal the runner",
     act.KillRunner: "will kill the runner",
-    act.ClearStop: "closes the withdrawn preemption",
-    act.RecordRunnerDeath: "records that the runner is dead",
-    act.ReleaseAllocation: "releases its GPUs",
-    act.RecordMemoryReleased: "records that its memory is released",
 }
+_DESCRIPTIONS_OF_STATES = {
+    AttemptState.ORPHANED: "records that the runner is dead",
+    AttemptState.RELEASED: "releases its GPUs",
+    AttemptState.CLOSED: "records that its memory is released",
+}
+
+
+class Decided(act.Action, frozen=True):
+    """The parts of a change of an attempt that the model knows, so that it follows equal changes only once.
+
+    state: the new state of the attempt; None if it stays the same. job_state, job_outcome: those of its job.
+    """
+
+    state: AttemptState | None
+    job_state: JobState
+    outcome: Outcome | None
+    job_outcome: Outcome | None
+    launch_failures: int
+    is_still_adopted: bool
+    keeps_stop: bool
+    clears_stop: bool
+    resets_launches: bool
+
+
+def decided(actions: Iterable[act.Action]) -> tuple[act.Action, ...]:
+    """Returns the actions as the model knows them."""
+    return tuple(_decided(one) if isinstance(one, act.AttemptChanged) else one for one in actions)
+
+
+def _decided(change: act.AttemptChanged) -> Decided:
+    old, new = change.old, change.new
+    return Decided(
+        None if new.state is old.state else new.state,
+        new.job.state,
+        new.outcome,
+        new.job.outcome,
+        new.job.launch_failures,
+        new.job.adopted is not None,
+        new.job.stop is not None,
+        clears_stop=not change.is_end and old.job.stop is not None and new.job.stop is None,
+        resets_launches=new.launch_count != old.launch_count,
+    )
 
 
 class ObservedAttempt(NamedTuple):
@@ -101,7 +140,7 @@ def reconcile_answers(view: ObservedAttempt) -> tuple[tuple[act.Action, ...], ..
         fact = _attempt(view, over, late)
         if needs_process_scan(fact, _NOW):
             fact = replace(fact, survivors=(77,) if view.process_found else ())
-        answers[tuple(act.reconcile(fact, _NOW, _SETTINGS, starts_blocked=held))] = None
+        answers[decided(reconcile(fact, _NOW, _SETTINGS, starts_blocked=held))] = None
     return tuple(answers)
 
 
@@ -113,10 +152,14 @@ def command_round_answers(
 
     It never launches a runner, and acts on an attempt only if it was asked to stop.
     """
-    left_out = (act.Relaunch, act.ResetLaunchCount, *(() if is_asked_to_stop else ACTS))
+    left_out = (act.Relaunch, *(() if is_asked_to_stop else ACTS))
+
+    def is_left_out(action: act.Action) -> bool:
+        return isinstance(action, left_out) or (isinstance(action, Decided) and action.resets_launches)
+
     return tuple(
         dict.fromkeys(
-            tuple(action for action in actions if not isinstance(action, left_out))
+            tuple(action for action in actions if not is_left_out(action))
             for actions in reconcile_answers(view)
         )
     )
@@ -174,7 +217,7 @@ def release_answers(found: bool, swept: int) -> tuple[tuple[act.Action, ...], ..
     for over in (False, True):
         fact = _attempt(ObservedAttempt(1, st.QUEUED, st.CLAIM_NONE, swept=swept), over, late=False)
         fact = replace(fact, state=AttemptState.ENDED, survivors=(77,) if found else ())
-        answers[tuple(act.told(release_allocation(fact, _NOW, _SETTINGS)))] = None
+        answers[decided(release_allocation(fact, _NOW, _SETTINGS))] = None
     return tuple(answers)
 
 
@@ -184,12 +227,24 @@ def describe(actions: tuple[act.Action, ...]) -> str:
 
 
 def _describe_action(action: act.Action) -> str:
-    if isinstance(action, act.FinishAttempt):
-        return f"commits {action.outcome.value}"
-    if isinstance(action, act.Transition):
-        return f"commits {action.state.value}"
+    if isinstance(action, Decided):
+        return ", ".join(_describe_change(action))
     if isinstance(action, act.Sweep):
         return f"will send {'SIGKILL' if action.kill else 'SIGTERM'} to its processes"
     if isinstance(action, act.RequestStop):
         return "will write stop"
     return _DESCRIPTIONS.get(type(action), type(action).__name__)
+
+
+def _describe_change(change: Decided) -> Iterator[str]:
+    if change.clears_stop:
+        yield "closes the withdrawn preemption"
+    if change.resets_launches:
+        yield "resets its launches because of a shortage"
+    if change.state is AttemptState.ENDED:
+        assert change.outcome is not None
+        yield f"commits {change.outcome.value}"
+    elif change.state in (AttemptState.RUNNING, AttemptState.STOPPING):
+        yield f"commits {change.job_state.value}"
+    elif change.state is not None:
+        yield _DESCRIPTIONS_OF_STATES[change.state]

@@ -13,10 +13,11 @@ from gpu_scheduler.core.model.job import ActiveAttempt, AttemptStatus, Job, Obse
 from gpu_scheduler.core.model.request import Request
 from gpu_scheduler.core.model.states import AttemptState, JobState
 from gpu_scheduler.core.model.values import Now
+from gpu_scheduler.core.scheduling.actions import JobChanged
 from gpu_scheduler.core.scheduling.facts import Facts
 from gpu_scheduler.core.scheduling.needs import LlmConfig
+from gpu_scheduler.core.scheduling.requests import answer_requests
 from gpu_scheduler.core.scheduling.settings import Settings
-from tests import steps as act
 from tests.protocol import state as st
 from tests.protocol.rules import Rules
 
@@ -106,8 +107,8 @@ def preempt_answer(job: int, stop_request: int, withdrawn: int, number: int) -> 
         Now(0.0, 0.0, ""), Settings(), LlmConfig(), attempts=(attempt,), jobs={1: row},
         requests=(Request(1, "preempt", "1", args),),
     )  # fmt: skip
-    actions = act.answer_requests(facts)
-    return next((code_of(one.stop) for one in actions if isinstance(one, act.RecordStop)), None)
+    changes = (one for one in answer_requests(facts) if isinstance(one, JobChanged))
+    return next((code_of(one.new.stop) for one in changes if one.new.stop not in (None, one.old.stop)), None)
 
 
 @cache
