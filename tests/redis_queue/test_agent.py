@@ -200,28 +200,31 @@ def test_a_claimed_item_without_a_record_is_listed_and_accept_loss_requeues_none
     assert f"{item}   no record      on ghost" in box.cli("redis-queue", "--redis", box.url).stdout
 
 
-@pytest.mark.parametrize("command", ["release", "retry", "resume", "set"])
-def test_no_command_starts_a_job_that_is_not_confirmed(
-    boxes: Boxes, queue: SourceQueue, command: str
-) -> None:
-    box, item = boxes(), queue.submit("job.py")
+def test_no_command_starts_a_job_that_is_not_confirmed(boxes: Boxes, queue: SourceQueue) -> None:
+    commands = (["release", "1"], ["retry", "2"], ["resume", "--job", "3"], ["set", "4", "vram=2000"])
+    box, items = boxes(), [queue.submit("job.py") for _ in commands]
     box.start_scheduler()
     store = store_of(box)
-    insert_gated_job(store, box, queue, item)
-    assert "not confirmed" in box.cli("status").stdout
-    assert box.cli("hold", "1").returncode == 0
-    words = {"release": ["release", "1"], "retry": ["retry", "1"], "resume": ["resume", "--job", "1"],
-             "set": ["set", "1", "vram=2000"]}  # fmt: skip
-    box.cli(*words[command])
-    box.cli("release", "1")
+    for item in items:
+        insert_gated_job(store, box, queue, item)
+
+    def waiting() -> list[int]:
+        jobs = json.loads(box.cli("status", "--json").stdout)["jobs"]
+        return [job["id"] for job in jobs if "not confirmed" in (job["reason"] or "")]
+
+    assert waiting() == [1, 2, 3, 4]
+    assert box.cli("hold", "1-4").returncode == 0
+    for words in commands:
+        box.cli(*words)
+    box.cli("release", "1-4")
     assert box.cli("submit", "job.py").returncode == 0
     wait_for(lambda: "1 completed" in box.cli("status").stdout, "the end of the other job")
-    assert "not confirmed" in box.cli("status").stdout
+    assert waiting() == [1, 2, 3, 4]
     store.close()
     box.agent()
     open_queue(box, queue)
-    ends(queue, item)
-    assert len(traces(box)) == 2
+    ends(queue, *items)
+    assert len(traces(box)) == 5
 
 
 def test_an_item_that_does_not_start_after_its_confirmation_is_given_back(
