@@ -18,6 +18,7 @@ from gpu_scheduler.core.model.reasons import FailureKind
 from gpu_scheduler.core.model.states import AttemptState, JobState, Outcome
 from gpu_scheduler.core.model.values import Now
 from gpu_scheduler.core.scheduling import actions as act
+from gpu_scheduler.core.scheduling.actions import AttemptChanged
 from gpu_scheduler.core.scheduling.reconcile_attempt import (
     check_memory_release,
     needs_process_scan,
@@ -50,10 +51,6 @@ def only_action(actions: Sequence[act.Action]) -> act.Action:
 def finished(attempt: ActiveAttempt, settings: Settings = SETTINGS) -> ActiveAttempt:
     """Returns the attempt after its end, which must be the only action."""
     return end_in([only_action(reconcile(attempt, NOW, settings))])
-
-
-def changed(old: ActiveAttempt, new: ActiveAttempt) -> act.AttemptChanged:
-    return act.AttemptChanged(old, new)
 
 
 @pytest.mark.parametrize(
@@ -148,14 +145,14 @@ def test_voiding_a_claim_is_attempted_once_a_second() -> None:
 
 def test_a_live_claim_changes_the_job_to_running_only_once() -> None:
     starting = replace(OPEN, state=AttemptState.STARTING, status=status(claim="live", pid=5))
-    assert reconcile(starting, NOW, SETTINGS) == [changed(starting, starting.running(NOW))]
+    assert reconcile(starting, NOW, SETTINGS) == [AttemptChanged(starting, starting.running(NOW))]
     assert reconcile(replace(starting, state=AttemptState.RUNNING), NOW, SETTINGS) == []
 
 
 def test_a_cancel_writes_the_stop_file_then_sends_sigterm_and_finally_kills_the_runner() -> None:
     live = replace(CANCELLED, status=status(claim="live", pid=5))
     assert reconcile(live, NOW, SETTINGS) == [
-        changed(live, live.stopping(NOW)),
+        AttemptChanged(live, live.stopping(NOW)),
         act.RequestStop(1, StopRequest("cancelled", 3.0)),
     ]
     stopping = replace(live, state=AttemptState.STOPPING, stopping_boot=995.0)
@@ -171,9 +168,9 @@ def test_a_cancel_writes_the_stop_file_then_sends_sigterm_and_finally_kills_the_
 
 def test_a_job_stays_in_stopping_until_its_stop_request_is_withdrawn() -> None:
     stopped = replace(OPEN, status=status(claim="live", stop=StopRequest("cancelled", 3.0)))
-    assert reconcile(stopped, NOW, SETTINGS) == [changed(stopped, stopped.stopping(NOW))]
+    assert reconcile(stopped, NOW, SETTINGS) == [AttemptChanged(stopped, stopped.stopping(NOW))]
     withdrawn = replace(OPEN, state=AttemptState.STOPPING, status=status(claim="live"))
-    assert reconcile(withdrawn, NOW, SETTINGS) == [changed(withdrawn, withdrawn.running(NOW))]
+    assert reconcile(withdrawn, NOW, SETTINGS) == [AttemptChanged(withdrawn, withdrawn.running(NOW))]
 
 
 def test_sweeps_the_processes_of_a_dead_runner_and_interrupts_its_job() -> None:
@@ -181,7 +178,10 @@ def test_sweeps_the_processes_of_a_dead_runner_and_interrupts_its_job() -> None:
     assert needs_process_scan(dead, NOW)
     assert reconcile(dead, NOW, SETTINGS) == []  # The attempt's processes have not been scanned yet.
     left = replace(dead, survivors=(44,))
-    assert reconcile(left, NOW, SETTINGS) == [changed(left, left.orphaned(NOW)), act.Sweep(1, kill=False)]
+    assert reconcile(left, NOW, SETTINGS) == [
+        AttemptChanged(left, left.orphaned(NOW)),
+        act.Sweep(1, kill=False),
+    ]
     swept = replace(
         left, state=AttemptState.ORPHANED, runner_died_boot=985.0, swept_boot=985.0, signalled_boot=998.0
     )
@@ -202,7 +202,7 @@ def test_an_orphaned_attempt_is_supervised_again_when_its_folder_is_back(stop: S
     back = replace(OPEN, state=AttemptState.ORPHANED, runner_died_boot=990.0, stop_request=stop)
     back = replace(back, status=status(claim="live", pid=5))
     supervised, *stops = reconcile(back, NOW, SETTINGS)
-    assert supervised == changed(back, back.stopping(NOW) if stop else back.running(NOW))
+    assert supervised == AttemptChanged(back, back.stopping(NOW) if stop else back.running(NOW))
     assert stops == ([act.RequestStop(1, stop)] if stop else [])
 
 
@@ -244,7 +244,7 @@ def test_an_attempt_whose_folder_was_removed_is_not_relaunched(state: AttemptSta
     assert needs_process_scan(lost, NOW)
     left = replace(lost, survivors=(44,))
     assert reconcile(left, NOW, SETTINGS) == [
-        changed(left, left.orphaned(NOW)),
+        AttemptChanged(left, left.orphaned(NOW)),
         act.Sweep(1, kill=False),
     ]
     end = finished(replace(lost, survivors=()))
@@ -258,11 +258,11 @@ INCOMPLETE = AttemptStatus(folder_complete=False)
 
 def test_records_only_once_which_runner_has_the_claim() -> None:
     live = replace(STARTING, status=status(claim="live", runner=RUNNER))
-    assert reconcile(live, NOW, SETTINGS) == [changed(live, replace(live, runner=RUNNER).running(NOW))]
+    assert reconcile(live, NOW, SETTINGS) == [AttemptChanged(live, replace(live, runner=RUNNER).running(NOW))]
     known = replace(live, state=AttemptState.RUNNING, runner=RUNNER)
     assert reconcile(known, NOW, SETTINGS) == []
     other = replace(known, runner=RunnerIdentity(44, 4, "boot"))
-    assert reconcile(other, NOW, SETTINGS) == [changed(other, known)]
+    assert reconcile(other, NOW, SETTINGS) == [AttemptChanged(other, known)]
 
 
 def test_a_runner_whose_claim_was_removed_continues_and_can_be_stopped() -> None:
@@ -273,7 +273,7 @@ def test_a_runner_whose_claim_was_removed_continues_and_can_be_stopped() -> None
     assert not needs_process_scan(running, NOW)
     cancelled = replace(running, stop_request=CANCEL)
     assert reconcile(cancelled, NOW, SETTINGS) == [
-        changed(cancelled, cancelled.stopping(NOW)),
+        AttemptChanged(cancelled, cancelled.stopping(NOW)),
         act.RequestStop(1, StopRequest("cancelled", 3.0)),
     ]
     late = replace(running, state=AttemptState.STOPPING, stop_request=CANCEL, stopping_boot=900.0)
@@ -320,9 +320,9 @@ def test_cancelling_an_attempt_with_an_unknown_runner_sweeps_its_processes() -> 
         STARTING, status=INVALID, survivors=(44,), stop_request=CANCEL, launch_deadline_boot=0.0
     )
     request = act.RequestStop(1, StopRequest("cancelled", 3.0))
-    assert reconcile(attempt, NOW, SETTINGS) == [changed(attempt, attempt.stopping(NOW)), request]
+    assert reconcile(attempt, NOW, SETTINGS) == [AttemptChanged(attempt, attempt.stopping(NOW)), request]
     asked = replace(attempt, signalled_boot=999.9)
-    assert reconcile(asked, NOW, SETTINGS) == [changed(asked, asked.stopping(NOW))]
+    assert reconcile(asked, NOW, SETTINGS) == [AttemptChanged(asked, asked.stopping(NOW))]
     notified = replace(
         attempt, state=AttemptState.STOPPING, status=replace(INVALID, stop=StopRequest("cancelled", 3.0))
     )
@@ -472,7 +472,7 @@ def test_releases_an_allocation_only_when_no_process_of_the_attempt_is_left() ->
     assert release_allocation(ended, NOW, SETTINGS) == []
     assert release_allocation(replace(ended, survivors=(9,)), NOW, SETTINGS) == [act.Sweep(1, kill=False)]
     gone = replace(ended, survivors=())
-    assert release_allocation(gone, NOW, SETTINGS) == [changed(gone, gone.released(NOW))]
+    assert release_allocation(gone, NOW, SETTINGS) == [AttemptChanged(gone, gone.released(NOW))]
     assert not needs_process_scan(replace(ended, state=AttemptState.RELEASED, released_boot=990.0), NOW)
 
 
@@ -493,7 +493,9 @@ def test_a_released_gpu_is_not_used_until_its_memory_is_free(
     attempt = replace(OPEN, state=AttemptState.RELEASED, released_boot=990.0, baseline_mib={"U0": 100})
     assert bool(check_memory_release(attempt, [(sampled_at, mib)], NOW, SETTINGS)) == cool
     late = replace(attempt, released_boot=930.0)
-    assert check_memory_release(late, [(sampled_at, mib)], NOW, SETTINGS) == [changed(late, late.closed())]
+    assert check_memory_release(late, [(sampled_at, mib)], NOW, SETTINGS) == [
+        AttemptChanged(late, late.closed())
+    ]
 
 
 def test_a_preempted_runner_that_may_withdraw_is_not_killed_when_it_is_late() -> None:
@@ -553,12 +555,16 @@ def test_reports_a_machine_shutdown_and_surviving_processes() -> None:
 
 def test_does_not_wait_for_memory_used_before_a_reboot() -> None:
     ended = replace(OPEN, state=AttemptState.RELEASED, released_boot=999.0, boot_id="another")
-    assert check_memory_release(ended, [(None, None)], NOW, SETTINGS) == [changed(ended, ended.closed())]
+    assert check_memory_release(ended, [(None, None)], NOW, SETTINGS) == [
+        AttemptChanged(ended, ended.closed())
+    ]
 
 
 def test_memory_release_tolerates_memory_that_the_driver_keeps() -> None:
     ended = replace(OPEN, state=AttemptState.RELEASED, released_boot=990.0, baseline_mib={"U0": 100})
-    assert check_memory_release(ended, [(991.0, 612)], NOW, SETTINGS) == [changed(ended, ended.closed())]
+    assert check_memory_release(ended, [(991.0, 612)], NOW, SETTINGS) == [
+        AttemptChanged(ended, ended.closed())
+    ]
     assert check_memory_release(ended, [(991.0, 613)], NOW, SETTINGS) == []
 
 
@@ -570,7 +576,7 @@ def test_does_not_relaunch_an_attempt_while_starts_are_blocked() -> None:
     assert reconcile(used_up, NOW, SETTINGS) == [act.VoidClaim(1, gives_up=True)]
     # The problem that blocks starts explains the missing claim, so the attempt is relaunched after the
     # problem is solved.
-    reset = changed(used_up, replace(used_up, launch_count=0))
+    reset = AttemptChanged(used_up, replace(used_up, launch_count=0))
     assert reconcile(used_up, NOW, SETTINGS, starts_blocked=True) == [reset]
     assert reconcile(replace(used_up, launch_count=0), NOW, SETTINGS, starts_blocked=True) == []
     assert reconcile(replace(used_up, launch_count=0), NOW, SETTINGS) == [act.Relaunch(1)]

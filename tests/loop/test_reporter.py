@@ -69,9 +69,9 @@ class ReporterHarness:
     def record(self, *actions: act.Action) -> dict[int, int]:
         return self.recorder.record(actions, self.clock.now())
 
-    def report(self, step: act.Action) -> None:
+    def report(self, action: act.Action) -> None:
         """Records an action or a change, and reports it."""
-        made = step.make(self.store, self.clock.now()) if isinstance(step, changes.Change) else [step]
+        made = action.make(self.store, self.clock.now()) if isinstance(action, changes.Change) else [action]
         self.record(*made)
         self.reporter.actions_recorded(made)
 

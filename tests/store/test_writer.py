@@ -64,7 +64,7 @@ def active(store: Store) -> ActiveAttempt:
 
 
 @pytest.mark.parametrize(
-    ("step", "is_synced"),
+    ("action", "is_synced"),
     [
         # The next round would find these again in the folder of the attempt or on the GPU.
         (changes.stop(1), False),
@@ -81,9 +81,9 @@ def active(store: Store) -> ActiveAttempt:
     ],
 )
 def test_a_power_cut_undoes_only_what_the_next_round_finds_again(
-    store: Store, step: act.Action, is_synced: bool
+    store: Store, action: act.Action, is_synced: bool
 ) -> None:
-    made = step.make(store, NOW) if isinstance(step, changes.Change) else [step]
+    made = action.make(store, NOW) if isinstance(action, changes.Change) else [action]
     writer.StoreWriter(store, Settings()).record(made, NOW)
     [synchronous] = store.db.rows("PRAGMA synchronous")
     assert synchronous[0] == (2 if is_synced else 1)
