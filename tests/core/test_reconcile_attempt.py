@@ -53,6 +53,21 @@ def finished(attempt: ActiveAttempt, settings: Settings = SETTINGS) -> ActiveAtt
     return end_in([only_action(reconcile(attempt, NOW, settings))])
 
 
+def test_each_change_of_an_attempt_has_its_time() -> None:
+    stopping = OPEN.stopping(NOW)
+    assert (stopping.state, stopping.job.state) == (AttemptState.STOPPING, JobState.STOPPING)
+    assert stopping.stopping_boot == NOW.boot
+    running = stopping.running(NOW)
+    assert (running.state, running.job.state) == (AttemptState.RUNNING, JobState.RUNNING)
+    assert (running.stopping_boot, running.started_at) == (None, NOW.wall)
+    assert replace(running, started_at=1.0).running(NOW).started_at == 1.0
+    orphaned = OPEN.orphaned(NOW)
+    assert (orphaned.state, orphaned.runner_died_boot) == (AttemptState.ORPHANED, NOW.boot)
+    released = replace(OPEN, state=AttemptState.ENDED).released(NOW)
+    assert (released.state, released.released_boot) == (AttemptState.RELEASED, NOW.boot)
+    assert released.closed() == replace(released, state=AttemptState.CLOSED)
+
+
 @pytest.mark.parametrize(
     ("result", "outcome", "state"),
     [

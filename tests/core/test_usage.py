@@ -196,6 +196,13 @@ def test_records_overuse_once_per_gpu_and_only_for_a_new_sample() -> None:
     assert record_measurements(facts(OURS, other, attempts=(measured,))) == []
 
 
+def test_overuse_is_not_reported_again_after_a_sample_without_it() -> None:
+    low = gpu(0, None, (GpuProcess(7, 10),), owners={7: 9})
+    reported = running(vram=100, measured_boot=None, overused_gpus=("U0",))
+    [measured] = changed_attempts(record_measurements(facts(low, attempts=(reported,))))
+    assert measured.overused_gpus == ("U0",)
+
+
 def test_records_foreign_peaks_only_when_they_change() -> None:
     two = gpu(
         0, None, (GpuProcess(8, 30), GpuProcess(7, 50)), process_starts={7: 1.5}, foreign_peaks={(9, 2.5): 5}
