@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -57,9 +57,6 @@ from gpu_scheduler.show.store_access import job_lookup, open_store
 from gpu_scheduler.show.wait_text import need_text
 from gpu_scheduler.store.jobs_files import MalformedLineRecord, newest_job_of
 from gpu_scheduler.system.safe_file import FileProblem
-
-if TYPE_CHECKING:
-    from gpu_scheduler.store.jobs_files import MalformedLineRecord
 
 
 class AddedLine(Struct, frozen=True):

@@ -65,8 +65,8 @@ from gpu_scheduler.system.shortages import describe_shortage, shortage_of
 log = logging.getLogger(__name__)
 
 #: Seconds from the start to the first backup, long enough for the first jobs to be launched before it.
-FIRST_AFTER_S = 3.0
-EVERY_S = 86_400.0
+_FIRST_BACKUP_S = 3.0
+_BACKUP_EVERY_S = 86_400.0
 #: Seconds until a failed backup is retried.
 BACKUP_RETRY_S = 3_600.0
 
@@ -81,7 +81,7 @@ class BackupTimer:
         self._store = store
         self._clock = clock
         self._failure: str | None = None
-        self.again_at = clock.now().boot + FIRST_AFTER_S
+        self.again_at = clock.now().boot + _FIRST_BACKUP_S
 
     def back_up_if_due(self) -> None:
         """Makes a backup if one is due. Logs repeated failures for the same reason only once."""
@@ -96,7 +96,7 @@ class BackupTimer:
                 log.warning("cannot back up the store: %s", error)
             self._failure = str(error)
             return
-        self.again_at = now + EVERY_S
+        self.again_at = now + _BACKUP_EVERY_S
         self._failure = None
         log.debug("store backed up to %s", made.path)
 

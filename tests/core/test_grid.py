@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_scheduler.core.jobsfile.compose import MAX_JOBS, combinations, filled, job_names
-from gpu_scheduler.core.model.job_spec import MAX_LENGTH, is_name
+from gpu_scheduler.core.model.job_spec import MAX_NAME_LENGTH, is_name
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_a_value_is_inserted_as_it_is(before: str, value: str) -> None:
         ([{"lr": "0.1", "seed": "2"}], ["train/lr=0.1/seed=2"]),
         ([{"out": "a/b c"}, {"out": "d"}], ["train/out=a-b-c", "train/out=d"]),
         ([{"out": "a b"}, {"out": "a/b"}], ["train/1", "train/2"]),
-        ([{"out": "x" * MAX_LENGTH}, {"out": "d"}], ["train/1", "train/2"]),
+        ([{"out": "x" * MAX_NAME_LENGTH}, {"out": "d"}], ["train/1", "train/2"]),
         ([{"out": ""}], ["train/out="]),
     ],
 )

@@ -78,7 +78,7 @@ def _parse_choice(choices: Sequence[str], key: str, text: str) -> str:
 
 def _parse_name(key: str, text: str) -> str:
     if not job_spec.is_name(text):
-        raise ValueError(f"name {text!r} must consist of {job_spec.ACCEPTED}")
+        raise ValueError(f"name {text!r} must consist of {job_spec.NAME_FORM}")
     return text
 
 

@@ -38,7 +38,7 @@ from gpu_scheduler.core.jobsfile.job_line import (
     quote_field,
 )
 from gpu_scheduler.core.model.gpu import format_gpu_list
-from gpu_scheduler.core.model.job_spec import COMPARED_ATTRIBUTES, MAX_LENGTH, JobSpec
+from gpu_scheduler.core.model.job_spec import COMPARED_ATTRIBUTES, MAX_NAME_LENGTH, JobSpec
 from gpu_scheduler.core.model.values import format_seconds
 from gpu_scheduler.core.text.parsing import BLANK
 
@@ -262,7 +262,7 @@ def job_names(base: str, grid: Collection[Mapping[str, str]]) -> list[str]:
     If a name would be too long, or that of two jobs, the jobs are numbered instead, as in train/1.
     """
     names = ["/".join([base, *(f"{key}={safe(value)}" for key, value in one.items())]) for one in grid]
-    if len(set(names)) < len(names) or max(map(len, names)) > MAX_LENGTH:
+    if len(set(names)) < len(names) or max(map(len, names)) > MAX_NAME_LENGTH:
         return [f"{base}/{number}" for number in range(1, len(names) + 1)]
     return names
 

@@ -188,7 +188,7 @@ REFERENCE_FORM = (
     "after=JOBS with the ids of jobs, and with names or groups that lines of this file or jobs have"
 )
 
-_NAME_ITEM = re.compile(rf"\[(?:[^\]]*[ \t])?name=({job_spec.NAME})")
+_NAME_ITEM = re.compile(rf"\[(?:[^\]]*[ \t])?name=({job_spec.NAME_PATTERN})")
 
 
 class TextReferences(Struct, frozen=True):

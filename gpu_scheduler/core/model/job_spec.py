@@ -212,16 +212,16 @@ COMPARED_ATTRIBUTES = tuple(name for name in _FIELDS if name not in _OF_IDENTITY
 # under its name with a final `/`, which no job's name can have.
 
 
-MAX_LENGTH = 128
-ACCEPTED = f"1 to {MAX_LENGTH} letters, digits, _ . = or -, in parts that are separated by /"
+MAX_NAME_LENGTH = 128
+NAME_FORM = f"1 to {MAX_NAME_LENGTH} letters, digits, _ . = or -, in parts that are separated by /"
 #: A regular expression for names of any length.
-NAME = "[A-Za-z0-9_.=-]+(?:/[A-Za-z0-9_.=-]+)*"
-_PATTERN = re.compile(rf"[A-Za-z0-9_.=/*?\[\]!-]{{1,{MAX_LENGTH}}}")
+NAME_PATTERN = "[A-Za-z0-9_.=-]+(?:/[A-Za-z0-9_.=-]+)*"
+_WILDCARD_PATTERN = re.compile(rf"[A-Za-z0-9_.=/*?\[\]!-]{{1,{MAX_NAME_LENGTH}}}")
 
 
 def is_name(text: str) -> bool:
     """Returns whether a job may have this name."""
-    return len(text) <= MAX_LENGTH and re.fullmatch(NAME, text) is not None
+    return len(text) <= MAX_NAME_LENGTH and re.fullmatch(NAME_PATTERN, text) is not None
 
 
 def is_pattern(reference: str) -> bool:
@@ -231,7 +231,7 @@ def is_pattern(reference: str) -> bool:
 
 def is_reference(text: str) -> bool:
     """Returns whether a text is a name, a group or a pattern."""
-    return is_name(text) or (is_pattern(text) and _PATTERN.fullmatch(text) is not None)
+    return is_name(text) or (is_pattern(text) and _WILDCARD_PATTERN.fullmatch(text) is not None)
 
 
 def parse_job_ref(text: str) -> int | range | str:

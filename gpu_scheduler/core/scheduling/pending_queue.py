@@ -248,7 +248,7 @@ def _needs_user(resources: ResourceSpec, facts: Facts, tried: Collection[str]) -
 TIMED_OUT = 124
 #: The exit code for an unfinished job that is held, is infeasible, may use only paused GPUs, or waits for a
 #: job of this kind.
-LEFT = 3
+JOBS_LEFT = 3
 
 
 def drained_exit_code(job_codes: Iterable[int], *, has_malformed_line: bool) -> int:
@@ -281,7 +281,7 @@ def job_exit_code(
     """
     if state is not JobState.FINISHED:
         waits_for_line = wait is not None and wait.kind is WaitKind.LINE_MALFORMED
-        return 1 if waits_for_line and state is JobState.QUEUED else LEFT
+        return 1 if waits_for_line and state is JobState.QUEUED else JOBS_LEFT
     if outcome in COMPLETED_OUTCOMES:
         return 0
     if outcome is Outcome.TIMED_OUT:

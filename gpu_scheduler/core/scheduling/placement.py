@@ -23,7 +23,6 @@ from gpu_scheduler.core.scheduling.settings import Limits
 
 if TYPE_CHECKING:
     from gpu_scheduler.core.model.job_spec import Need
-    from gpu_scheduler.core.scheduling.settings import Limits
 
 
 #: Memory, in MiB, that a driver may use without any process. The default of `--margin` leaves the same amount
