@@ -28,18 +28,17 @@ from gpu_scheduler.store.requests import open_requests
 from gpu_scheduler.store.store import Store
 
 if TYPE_CHECKING:
+    from gpu_scheduler.attempts.job_progress import ProgressReader
     from gpu_scheduler.core.explain.progress import JobProgress
     from gpu_scheduler.core.model.event import MisplacedProcess, Overuse
     from gpu_scheduler.core.model.gpu import Gpu, GpuClaim
-    from gpu_scheduler.core.model.job import Attempt, Job, StopRequest
+    from gpu_scheduler.core.model.job import Attempt, AttemptStatus, StopRequest
     from gpu_scheduler.core.model.job_spec import Parent
+    from gpu_scheduler.core.model.values import Now
     from gpu_scheduler.store.jobs_files import JobsFileRecord, MalformedLineRecord
+    from gpu_scheduler.store.pending_groups import QueueReservationRecord
 
     AttemptWarning = Overuse | MisplacedProcess | str
-    from gpu_scheduler.attempts.job_progress import ProgressReader
-    from gpu_scheduler.core.model.job import ActiveAttempt, AttemptStatus
-    from gpu_scheduler.core.model.values import Now
-    from gpu_scheduler.store.pending_groups import QueueReservationRecord
 
 
 #: States of a GPU, in order of precedence.

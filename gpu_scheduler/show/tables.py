@@ -6,7 +6,7 @@ import json
 import posixpath
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -46,10 +46,6 @@ from gpu_scheduler.show.wait_text import (
     stop_text,
     unmet_parents_text,
 )
-
-if TYPE_CHECKING:
-    pass
-
 
 # Builds the title of a job in a list.
 #

@@ -21,7 +21,7 @@ from gpu_scheduler.core.model.event import Event, EventKind
 from gpu_scheduler.core.model.finding import Finding, HealthIssue
 from gpu_scheduler.core.model.gpu import Gpu
 from gpu_scheduler.core.model.job import ActiveAttempt, Attempt, Job
-from gpu_scheduler.core.model.job_spec import JobSpec, Need
+from gpu_scheduler.core.model.job_spec import Need
 from gpu_scheduler.core.model.reasons import FailureKind
 from gpu_scheduler.core.model.states import FAILED, WAITING, AttemptState, JobState
 from gpu_scheduler.core.model.values import Now
@@ -65,9 +65,6 @@ if TYPE_CHECKING:
     from gpu_scheduler.core.explain.progress import JobProgress
 
 
-# Reads from the store the facts on which the advice for a job that ran out of GPU memory depends.
-
-
 #: Another job on the GPU also counts if it ended at most this many seconds earlier, because both jobs may
 #: have failed for the same reason.
 _RECENT_S = 10.0
@@ -89,16 +86,25 @@ class OomCase(Struct, frozen=True):
     is_fragmented: bool = False
 
 
-def oom_case(store: Store, attempt: Attempt, spec: JobSpec, ended_at: float) -> OomCase:
-    """Returns the facts about the attempt that ran out of memory; ended_at is in seconds since 1970."""
+def _oom_case(inspected: _Inspection) -> OomCase | None:
+    """Returns the facts about a job that ran out of GPU memory; None for any other job."""
+    store, job, attempt = inspected.store, inspected.view.record, inspected.attempt
+    if job.outcome not in FAILED or job.reason is None or attempt is None or not attempt.gpus:
+        return None
+    if job.reason.failure is not FailureKind.CUDA_OOM:
+        return None
+    spec, ended_at = inspected.record.spec, job.finished_at or inspected.now.wall
     limits, managed = store.recorded_options(), store.gpus()
     allowed = [gpu for gpu in managed if spec.allowed is None or gpu.index in spec.allowed]
     own_mib = max((gpu.total_mib or 0 for gpu in managed if gpu.uuid in attempt.gpus), default=0)
     foreign_mib = max((_foreign_mib(gpu) for gpu in allowed if gpu.uuid in attempt.gpus), default=0)
+    # A job that had ended before the attempt began does not count as a neighbor.
+    since = max(ended_at - _RECENT_S, attempt.created_at)
     is_set = any("expandable_segments" in value for _, value in spec.env)
     return OomCase(
         gpu_count=len(attempt.gpus),
-        had_gpus_alone=counts_as_idle(foreign_mib, limits) and not _has_neighbors(store, attempt, ended_at),
+        had_gpus_alone=counts_as_idle(foreign_mib, limits)
+        and not store.was_gpu_shared(attempt, since, ended_at),
         at_limit=_is_at_limit(attempt, allowed, limits),
         larger_gpus=tuple(gpu.index for gpu in allowed if own_mib and (gpu.total_mib or 0) > own_mib),
         is_fragmented=not is_set and is_fragmented(read_tail(attempt.log)),
@@ -114,30 +120,10 @@ def _is_at_limit(attempt: Attempt, allowed: Sequence[Gpu], limits: Limits) -> bo
     return attempt.vram >= sizes[count - 1] - limits.margin_mib - limits.idle_threshold_mib
 
 
-def _has_neighbors(store: Store, attempt: Attempt, ended_at: float) -> bool:
-    """Returns whether another job was on the attempt's GPUs when it ended.
-
-    A job that had ended before the attempt began does not count.
-    """
-    since = max(ended_at - _RECENT_S, attempt.created_at)
-    return store.was_gpu_shared(attempt, since, ended_at)
-
-
 def _foreign_mib(gpu: Gpu) -> int:
     """Returns the MiB that foreign processes other than displays used on the GPU in the last sample."""
     displays = {process.pid for process in gpu.last.processes or () if process.graphics_only}
     return sum(mib for (pid, _), mib in gpu.foreign_peaks.items() if pid not in displays)
-
-
-def _progress(facts: Facts, store: Store) -> dict[int, JobProgress]:
-    """Returns the progress of the running attempts, by attempt id."""
-    reader, found = ProgressReader(), {}
-    running = {one.id for one in facts.attempts if one.state is AttemptState.RUNNING}
-    for record in store.active_attempts():
-        job = store.job(record.job_id) if record.id in running else None
-        if job is not None:
-            found[record.id] = reader.read(progress_source(store, job.spec, record), facts.now.wall)
-    return found
 
 
 #: Maximum number of lines shown from a failed job's log.
@@ -264,7 +250,7 @@ def diagnose(location: Location, job: JobRef) -> Diagnosis:
             oom=_oom_case(inspected),
             attempt_folder=None if attempt is None else str(store.data_dir.attempt_folder(attempt)),
             log_exists=view.log is not None and os.path.exists(view.log),
-            log_end=_last_lines(view.log) if _has_failed(view) else (),
+            log_end=tuple(rendered_lines(read_tail(view.log))[-MAX_LOG_LINES:]) if _has_failed(view) else (),
             events=tuple(events[-_MAX_EVENTS:]),
             tolerance=store.recorded_options().tolerance,
         )
@@ -289,7 +275,8 @@ def _inspect(store: Store, job_id: int, scheduler_pid: int | None) -> _Inspectio
 
 
 def _waiting_facts(inspected: _Inspection) -> WaitingFacts:
-    store, record = inspected.store, inspected.record
+    store, record, now = inspected.store, inspected.record, inspected.now
+    at = record.not_before_boot
     conda_sh = conda_sh_of(scheduler_pid_of(store), store.recorded_options().conda_sh)
     conda = environment_of(record.spec, conda_sh).conda
     need = current_need(store, record)
@@ -302,56 +289,41 @@ def _waiting_facts(inspected: _Inspection) -> WaitingFacts:
             checks.script(record.spec),
         ),
         ahead=jobs_ahead_of(store, record, _MAX_JOBS_NAMED) if inspected.is_in_queue else None,
-        retry_in_s=_retry_in_s(record, inspected.now),
+        retry_in_s=None if at is None or record.boot_id != now.boot_id else at - now.boot,
         line=_line_facts(store, record),
     )
 
 
-def _retry_in_s(record: Job, now: Now) -> float | None:
-    at = record.not_before_boot
-    return None if at is None or record.boot_id != now.boot_id else at - now.boot
-
-
 def _placement_facts(inspected: _Inspection, need: Need) -> PlacementFacts:
-    store, attempts = inspected.store, inspected.attempts
+    store, record = inspected.store, inspected.record
     records, options = store.gpus(), store.recorded_options()
-    facts = _round_facts(inspected) if records else None
-    holding = [] if facts is None else [one for one in facts.attempts if one.state.holds_gpus]
-    gpus = () if facts is None else tuple(ledger_of(gpu, holding, facts.settings) for gpu in facts.gpus)
-    holders = {
-        gpu.uuid: tuple(
-            sorted({one.job_id for one in attempts if gpu.uuid in one.gpus and one.state.holds_gpus})
-        )
-        for gpu in gpus
-    }
-    job, allowed = queued_job_of(store, inspected.record.id), inspected.record.spec.allowed
     sampled = max((gpu.sampled_at for gpu in records if gpu.sampled_at is not None), default=None)
-    judged = () if facts is None else tuple(judged_gpus(facts, need, job, allowed))
-    preemption = None if facts is None else _preemption(inspected, facts, need)
-    queue = None if facts is None else _queue_outlook(inspected, facts, need)
-    return PlacementFacts(gpus, judged, preemption, queue, options.idle_budget, holders, options, sampled)
-
-
-def _preemption(inspected: _Inspection, facts: Facts, need: Need) -> Preemption | NoPreemption | None:
-    job = inspected.record
-    has_reservation = any(one.job.job_id == job.id for one in facts.reserved_jobs)
-    if not inspected.is_in_queue or has_reservation:
-        return None
-    queued = queued_job_of(inspected.store, job.id)
-    return possible_preemption(facts, need, queued, ResourceSpec.from_key(job.spec_key))
-
-
-def _queue_outlook(inspected: _Inspection, facts: Facts, need: Need) -> QueueOutlook | None:
-    job = inspected.record
-    if not inspected.is_in_queue or any(one.job.job_id == job.id for one in facts.reserved_jobs):
-        return None
-    stored = facts.queue_reservation
-    has_reservation = stored is not None and stored.job.job_id == job.id
-    if job.line_wait is not None and not has_reservation:
-        return None  # nothing is reserved for it before its line is valid again
-    store, resources = inspected.store, ResourceSpec.from_key(job.spec_key)
-    run_times = RunTimesReader(store).run_times(store.marks())
-    return queue_outlook(facts, need, queued_job_of(inspected.store, job.id), resources, run_times)
+    if not records:
+        return PlacementFacts((), (), None, None, options.idle_budget, {}, options, sampled)
+    facts, job = _round_facts(inspected), queued_job_of(store, record.id)
+    holding = [one for one in facts.attempts if one.state.holds_gpus]
+    preemption = queue = None
+    if inspected.is_in_queue and all(one.job.job_id != record.id for one in facts.reserved_jobs):
+        resources = ResourceSpec.from_key(record.spec_key)
+        preemption = possible_preemption(facts, need, job, resources)
+        stored = facts.queue_reservation
+        # Nothing is reserved for a job before its line is valid again.
+        if record.line_wait is None or (stored is not None and stored.job.job_id == record.id):
+            run_times = RunTimesReader(store).run_times(store.marks())
+            queue = queue_outlook(facts, need, job, resources, run_times)
+    return PlacementFacts(
+        gpus=tuple(ledger_of(gpu, holding, facts.settings) for gpu in facts.gpus),
+        judged=tuple(judged_gpus(facts, need, job, record.spec.allowed)),
+        preemption=preemption,
+        queue=queue,
+        idle_budget=options.idle_budget,
+        holders={
+            gpu.uuid: tuple(sorted({one.job_id for one in holding if gpu.uuid in one.gpus}))
+            for gpu in facts.gpus
+        },
+        limits=options,
+        sampled_at=sampled,
+    )
 
 
 def _round_facts(inspected: _Inspection) -> Facts:
@@ -367,24 +339,20 @@ def _round_facts(inspected: _Inspection) -> Facts:
     return replace(facts, attempts=with_remaining_times(facts.attempts, _progress(facts, store), facts.now))
 
 
+def _progress(facts: Facts, store: Store) -> dict[int, JobProgress]:
+    """Returns the progress of the running attempts, by attempt id."""
+    reader, found = ProgressReader(), {}
+    running = {one.id for one in facts.attempts if one.state is AttemptState.RUNNING}
+    for record in store.active_attempts():
+        job = store.job(record.job_id) if record.id in running else None
+        if job is not None:
+            found[record.id] = reader.read(progress_source(store, job.spec, record), facts.now.wall)
+    return found
+
+
 def _line_facts(store: Store, record: Job) -> LineFacts:
     line = line_of(store, record.id)
     path = record.source.partition(":")[2]
     malformed = [one for one in malformed_lines(store) if one.path == path]
     near = [one for one in malformed if line is not None and abs(one.number - line.number) <= _NEARBY_LINES]
     return LineFacts(line, near, len(malformed))
-
-
-def _oom_case(inspected: _Inspection) -> OomCase | None:
-    """Returns the facts about a job that ran out of GPU memory; None for any other job."""
-    job, attempt = inspected.view.record, inspected.attempt
-    if job.outcome not in FAILED or job.reason is None or attempt is None or not attempt.gpus:
-        return None
-    if job.reason.failure is not FailureKind.CUDA_OOM:
-        return None
-    ended_at = job.finished_at or inspected.now.wall
-    return oom_case(inspected.store, attempt, inspected.record.spec, ended_at)
-
-
-def _last_lines(log: str | None) -> tuple[str, ...]:
-    return tuple(rendered_lines(read_tail(log))[-MAX_LOG_LINES:])

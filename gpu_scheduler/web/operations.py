@@ -51,16 +51,16 @@ from gpu_scheduler.errors import (
     StoreNotFoundError,
     UsageError,
 )
-from gpu_scheduler.show import job_detail as detail_view
-from gpu_scheduler.show import plan as plan_view
 from gpu_scheduler.show import status_json, why_text
 from gpu_scheduler.show.events import read_events
 from gpu_scheduler.show.job_detail import job_detail
+from gpu_scheduler.show.job_detail import to_json as detail_json
 from gpu_scheduler.show.job_refs import JobRef
 from gpu_scheduler.show.job_views import JobView, StatusReport
 from gpu_scheduler.show.location import Location
 from gpu_scheduler.show.logs import LogProgress, open_log
-from gpu_scheduler.show.plan import ForecastView, forecast_queue
+from gpu_scheduler.show.plan import ForecastView, eta_json, forecast_queue
+from gpu_scheduler.show.plan import to_json as plan_json
 from gpu_scheduler.show.status import (
     JobPage,
     ProgressReport,
@@ -161,7 +161,7 @@ def jobs(
 def job(context: Context, job_id: int) -> Json:
     """Returns everything about a job, as `show --json` does. Raises NoSuchJobError."""
     detail = job_detail(context.location, job_id)
-    found = _loaded(detail_view.to_json(detail))
+    found = _loaded(detail_json(detail))
     found["job"] = _job_object(context, detail.job)
     hidden = [] if context.details else ["script", "arguments", "environment", "line"]
     found |= dict.fromkeys(hidden)
@@ -180,13 +180,13 @@ def why_job(context: Context, job_id: int) -> Json:
 def eta(context: Context) -> Json:
     """Returns the progress of the running jobs, as `eta --json` does."""
     found = _read(lambda: running_progress(context.location), lambda: ProgressReport(time.time(), ()))
-    return _loaded(plan_view.eta_json(found))
+    return _loaded(eta_json(found))
 
 
 def plan(context: Context) -> Json:
     """Returns when jobs are expected to start and end, as `plan --json` does."""
     found = _read(lambda: forecast_queue(context.location), lambda: ForecastView(time.time()))
-    return _loaded(plan_view.to_json(found))
+    return _loaded(plan_json(found))
 
 
 def _loaded(text: str) -> Json:

@@ -118,7 +118,7 @@ STREAMS = [("sys", name) for name in ("argv", "stdin", "stdout", "stderr")]
 #: Modules of `show` with text and JSON alone.
 TEXTS = (
     "gpu_text", "job_findings", "job_text", "layout", "status_json", "status_text", "tables",
-    "terminal_lines", "wait_text", "why_text",
+    "wait_text", "why_text",
 )  # fmt: skip
 
 #: Names in `attempts` that use cases may not import, because only the loop uses them.

@@ -23,7 +23,7 @@ from gpu_scheduler.daemon.restore import in_own_folder
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.runner.folder import boot_id
 from gpu_scheduler.runner.process_scan import ticks_of
-from gpu_scheduler.show import why_text as why
+from gpu_scheduler.show import why_text
 from gpu_scheduler.show.location import Location
 from gpu_scheduler.show.logs import open_log
 from gpu_scheduler.show.why import diagnose
@@ -409,7 +409,7 @@ def test_why_and_logs_say_that_the_output_of_a_process_goes_to_no_file(
     where = Location(str(tmp_path / "state.json"))
 
     def said(check: Check) -> str:
-        [found] = [one for one in why.findings(diagnose(where, job)) if one.check is check]
+        [found] = [one for one in why_text.findings(diagnose(where, job)) if one.check is check]
         return found.message
 
     def log_error() -> str:

@@ -12,8 +12,7 @@ from gpu_scheduler.core.model.event import EventKind
 from gpu_scheduler.core.model.finding import Check, Finding
 from gpu_scheduler.core.model.states import JobState
 from gpu_scheduler.daemon.reporter import StatusBoardFile
-from gpu_scheduler.show import job_detail, status_text
-from gpu_scheduler.show import why_text as why
+from gpu_scheduler.show import job_detail, status_text, why_text
 from gpu_scheduler.show.events import message_of
 from gpu_scheduler.show.job_detail import job_detail as detail_of
 from gpu_scheduler.show.location import Location
@@ -51,7 +50,7 @@ def without_numbers(text: str) -> str:
 def findings(rig: Rig, job: int, check: Check) -> list[Finding]:
     """Returns the findings of `why` about one subject."""
     diagnosis = diagnose(Location(str(rig.folder / "state.json")), job)
-    return [one for one in why.findings(diagnosis) if one.check is check]
+    return [one for one in why_text.findings(diagnosis) if one.check is check]
 
 
 def test_why_shows_what_reserved_gpus_hold_now(rig: Rig) -> None:
@@ -71,7 +70,7 @@ def test_status_why_show_and_the_events_say_that_a_job_is_being_preempted(rig: R
     rig.tick_until(lambda: rig.job(victim).state is JobState.STOPPING, "the preemption")
     said = f"being preempted for job {urgent}; gets SIGKILL in N s; then queued again"
     where = Location(str(rig.folder / "state.json"))
-    headline = why.to_text(diagnose(where, victim), None, verbose=False).partition("\n")[0]
+    headline = why_text.to_text(diagnose(where, victim), None, verbose=False).partition("\n")[0]
     assert without_numbers(headline) == f"job {victim} is stopping: {said}"
     assert f"Reason        {said}\n" in without_numbers(job_detail.to_text(detail_of(where, victim)))
     shown = status_text.to_text(status(where, StatusQuery()))
@@ -102,7 +101,7 @@ def test_a_preempted_job_that_waits_says_for_which_job_it_was_preempted(rig: Rig
     rig.runner_pid(urgent)
     where = Location(str(rig.folder / "state.json"))
     said = f"; preempted for job {urgent}"
-    headline = why.to_text(diagnose(where, victim), None, verbose=False).partition("\n")[0]
+    headline = why_text.to_text(diagnose(where, victim), None, verbose=False).partition("\n")[0]
     assert headline.startswith(f"job {victim} is queued: ")
     assert headline.endswith(said)
     [row] = [job for job in status(where, StatusQuery()).jobs if job.record.id == victim]

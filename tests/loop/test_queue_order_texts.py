@@ -16,8 +16,7 @@ from gpu_scheduler.core.model.reasons import WaitKind, WaitReason
 from gpu_scheduler.core.scheduling.needs import workload_class_of
 from gpu_scheduler.core.scheduling.settings import QueueOrder
 from gpu_scheduler.daemon.reporter import StatusBoardFile
-from gpu_scheduler.show import status_text
-from gpu_scheduler.show import why_text as why
+from gpu_scheduler.show import status_text, why_text
 from gpu_scheduler.show.events import message_of
 from gpu_scheduler.show.location import Location
 from gpu_scheduler.show.status import StatusQuery, status
@@ -87,7 +86,7 @@ def where(rig: Rig) -> Location:
 
 def findings(rig: Rig, job: int, check: Check) -> list[Finding]:
     """Returns the findings of `why` about one subject, without times of day."""
-    found = why.findings(diagnose(where(rig), job))
+    found = why_text.findings(diagnose(where(rig), job))
     return [replace(one, message=without_times(one.message)) for one in found if one.check is check]
 
 

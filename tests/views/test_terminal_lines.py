@@ -11,9 +11,9 @@ import pytest
 from gpu_scheduler.core.model.event import Event
 from gpu_scheduler.core.model.job_spec import JobSpec, Need
 from gpu_scheduler.core.model.reasons import WaitKind, WaitReason
+from gpu_scheduler.daemon.log_output import Terminal, format_event, format_message
 from gpu_scheduler.show.events import message_of
 from gpu_scheduler.show.layout import display_width
-from gpu_scheduler.show.terminal_lines import Terminal, format_event, format_message
 from tests.views.event_data import end, start
 
 AT = time.mktime((2026, 11, 22, 7, 5, 9, 0, 0, -1))
