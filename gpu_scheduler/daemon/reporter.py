@@ -18,6 +18,7 @@ from datetime import datetime
 from pathlib import Path
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from gpu_scheduler.attempts.job_logs import LogFolder
 from gpu_scheduler.attempts.job_progress import RunningProgress
@@ -56,12 +57,7 @@ from gpu_scheduler.store.job_lists import (
     state_counts,
 )
 from gpu_scheduler.store.jobs_files import malformed_lines
-from gpu_scheduler.store.pending_groups import (
-    queue_reservation_record,
-    reserved_gpus,
-    victims_by_job,
-    wait_reasons,
-)
+from gpu_scheduler.store.pending_groups import reserved_gpus, wait_reasons
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.system.gpu_claims import ForeignClaims
 from gpu_scheduler.system.safe_file import replace_file
@@ -537,15 +533,8 @@ class StatusBoardFile:
             jobs = [*running, *waiting, *finished]
             attempts = store.newest_attempts(job.id for job in jobs)
             unsettled, managed = store.active_attempts(), store.gpus()
-            context = job_views.ViewContext(
-                now,
-                wait_reasons=wait_reasons(store),
-                parents=parents_of(store, (job.id for job in jobs)),
-                indices=store.gpu_indices(),
-                victims=victims_by_job(store),
-                reservation=queue_reservation_record(store),
-                stops=self._stops,
-            )
+            context = job_views.stored_context(store, (job.id for job in jobs), now)
+            context = replace(context, stops=self._stops)
             reserved = reserved_gpus(store)
             counts, hidden_count = state_counts(store), cleared_count(store)
         views = [job_views.job_view(job, attempts.get(job.id), context) for job in jobs]

@@ -152,7 +152,12 @@ def _memory_blocks(view: CalibrationView, width: int | None) -> list[str]:
         ]
     rows = render_table(_COLUMNS, [_row(one, view.tolerance) for one in view.suggestions], width)
     blocks = ["\n".join([*rows, "Memory in MiB per GPU."]), "\n".join(_model_lines(view))]
-    return blocks + ["\n".join(lines) for lines in (_attribute_lines(view),) if lines]
+    of_lines = [one for one in view.suggestions if one.line_vram_mib is not None]
+    if of_lines:
+        head = "Suggested attributes for lines without --llm, by program:"
+        attributes = (f"  {_attributes(one)} {safe_text(one.workload_class.program)}" for one in of_lines)
+        blocks.append("\n".join([head, *attributes]))
+    return blocks
 
 
 def _row(advice: Advice, tolerance: float) -> TableRow:
@@ -212,14 +217,6 @@ def _entry_lines(entries: Mapping[str, Mapping[str, Any]]) -> list[str]:
         for name, entry in entries.items()
     )
     return ",\n".join(members).split("\n")
-
-
-def _attribute_lines(view: CalibrationView) -> list[str]:
-    of_lines = [one for one in view.suggestions if one.line_vram_mib is not None]
-    if not of_lines:
-        return []
-    head = "Suggested attributes for lines without --llm, by program:"
-    return [head, *(f"  {_attributes(one)} {safe_text(one.workload_class.program)}" for one in of_lines)]
 
 
 def to_json(view: CalibrationView) -> str:

@@ -93,11 +93,6 @@ def open_events(location: Location, last: int | None) -> Iterator[EventReader]:
 # Describes the resource use of an ended attempt and the accuracy of its declaration.
 
 
-def outcome_label(outcome: str) -> str:
-    """Returns the label of an outcome in the log: "OK", "TIMED OUT"."""
-    return "OK" if outcome == "completed" else outcome.replace("_", " ").upper()
-
-
 def format_seconds(seconds: float) -> str:
     """Formats a run time: "3.2s", "1774s"."""
     return f"{seconds:.1f}s" if seconds < 9.95 else f"{seconds:.0f}s"
@@ -360,7 +355,8 @@ def _end_message(event: Event, ended: AttemptEnded, tolerance: float) -> EventMe
     has_run = outcome != "not_started"
     after = f" in {format_seconds(ended.seconds)}" if has_run and ended.seconds is not None else ""
     if event.kind == EventKind.FINISHED:
-        head = f"finished [{outcome_label(outcome)}]{after}"
+        label = "OK" if outcome == "completed" else outcome.replace("_", " ").upper()
+        head = f"finished [{label}]{after}"
     else:
         then = "queued again" if event.kind == EventKind.QUEUED else event.kind
         head = f"{outcome.replace('_', ' ')}{after}, {then}"

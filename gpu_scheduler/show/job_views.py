@@ -502,6 +502,18 @@ def _copy_issues(store: Store) -> Iterator[HealthIssue]:
         yield HealthIssue("store", folder, problem, remedy, blocks_starts=True)
 
 
+def stored_context(store: Store, job_ids: Iterable[int], now: Now) -> ViewContext:
+    """Returns the part of the context for the views of these jobs that is recorded, without requests."""
+    return ViewContext(
+        now=now,
+        wait_reasons=wait_reasons(store),
+        parents=parents_of(store, job_ids),
+        indices=store.gpu_indices(),
+        victims=victims_by_job(store),
+        reservation=queue_reservation_record(store),
+    )
+
+
 def context_of(
     store: Store, job_ids: Iterable[int], active: Iterable[ActiveAttempt], *, is_up: bool
 ) -> ViewContext:
@@ -509,26 +521,20 @@ def context_of(
 
     active: the active attempts of these jobs and of their parents, as `Store.active_attempts` returns them.
     """
-    reasons = wait_reasons(store)
-    if not is_up:
-        # The wait reasons of the last scheduler may be outdated, except for jobs that can never fit.
-        reasons = {key: reason for key, reason in reasons.items() if reason.is_infeasible}
-    started, now = store.recorded_options(), Clock().now()
+    context, started = stored_context(store, job_ids, Clock().now()), store.recorded_options()
+    # The wait reasons of the last scheduler may be outdated, except for jobs that can never fit.
+    reasons = {key: one for key, one in context.wait_reasons.items() if is_up or one.is_infeasible}
     observed = _observe_open(store, [attempt for attempt in active if attempt.state.is_open])
-    context = ViewContext(
-        now=now,
+    context = replace(
+        context,
         wait_reasons=reasons,
         default_wait=WaitKind.NOT_TRIED if is_up else WaitKind.NO_SCHEDULER,
-        parents=parents_of(store, job_ids),
-        indices=store.gpu_indices(),
         open_requests={job_id: verbs[-1] for job_id, verbs in requested_verbs(store).items()},
         is_recovery_requested=any(
             request.verb == "recover" and not request.target for request in open_requests(store)
         ),
         open_attempts=observed,
-        stops=open_stops(observed.values(), now),
-        victims=victims_by_job(store),
-        reservation=queue_reservation_record(store),
+        stops=open_stops(observed.values(), context.now),
         oom_retries=started.oom_retries,
         fail_retries=started.fail_retries,
         is_scheduler_up=is_up,

@@ -332,7 +332,8 @@ def _notes(view: ForecastView) -> Iterator[str]:
             median, upper = map(format_duration, (view.pooled.predicted_s, view.pooled.upper_s))
             how = f"the runs of all jobs here (median {median}, nine of ten at most {upper})"
         takes = "takes, so it counts" if len(unknown) == 1 else "take, so they count"
-        yield f"No earlier run shows how long {_jobs_text(unknown)} {takes} as {how}."
+        named = and_more(format_jobs(unknown[:_MAX_NAMED]), len(unknown) - _MAX_NAMED)
+        yield f"No earlier run shows how long {named} {takes} as {how}."
     if any(one.job.record.state not in ACTIVE for one in view.jobs if one.forecast is not None):
         yield "Jobs that are submitted later are not included; they can delay these starts."
     if view.idle_share is not None and view.idle_until is not None:
@@ -345,10 +346,6 @@ def _notes(view: ForecastView) -> Iterator[str]:
         yield f"No job starts until this is resolved: {safe_text(str(issue))}"
     if view.scheduler_pid is None and view.jobs:
         yield "No scheduler is running. The times assume that one starts now."
-
-
-def _jobs_text(job_ids: Sequence[int]) -> str:
-    return and_more(format_jobs(job_ids[:_MAX_NAMED]), len(job_ids) - _MAX_NAMED)
 
 
 def to_json(view: ForecastView) -> str:

@@ -14,9 +14,8 @@ from gpu_scheduler.core.model.job import ActiveAttempt, Job
 from gpu_scheduler.core.model.job_spec import JobSpec, Need
 from gpu_scheduler.core.model.values import Now
 from gpu_scheduler.core.scheduling.facts import Facts
-from gpu_scheduler.core.scheduling.needs import LlmConfig, ResourceSpec
+from gpu_scheduler.core.scheduling.needs import ResourceSpec
 from gpu_scheduler.core.scheduling.pending_queue import need_of
-from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.gpus.watch import GpuWatch, watched_processes
 from gpu_scheduler.intake.llm_config import current_llm_config
 from gpu_scheduler.store.attempt_history import (
@@ -107,18 +106,11 @@ def _source(job: Job, is_learned: bool) -> NeedSource:
 # Builds the facts with which placement evaluates the managed GPUs, from the stored samples.
 
 
-def stored_facts(
-    records: Sequence[Gpu],
-    paused: Mapping[str, bool],
-    attempts: Sequence[ActiveAttempt],
-    settings: Settings,
-    now: Now,
-    foreign: ForeignClaims,
-) -> Facts:
-    """Returns the facts about these GPUs. attempts: all attempts that are not yet reconciled.
-
-    foreign: the claims of other programs.
-    """
+def _judged_gpus(
+    store: Store, attempts: Sequence[ActiveAttempt], now: Now, foreign: ForeignClaims
+) -> tuple[Gpu, ...]:
+    """Returns the managed GPUs as placement evaluates them. attempts, foreign: as for `round_facts`."""
+    records, paused = store.gpus(), requested_pauses(store)
     sampled = [gpu for gpu in records if gpu.sampled_at is not None]
     watch = GpuWatch()
     # Replays the samples, newest last. Only the GPU load of earlier samples is stored, and only it matters.
@@ -127,7 +119,7 @@ def stored_facts(
         watch.accept_sample(Snapshot(now.boot, tuple(samples)))
     tokens = {attempt.token: attempt.id for attempt in attempts}
     managed = [replace(gpu, paused=paused.get(gpu.uuid, False)) for gpu in records]
-    gpus = tuple(
+    return tuple(
         replace(
             gpu,
             claims=foreign.claims.get(gpu.uuid, ()),
@@ -135,7 +127,6 @@ def stored_facts(
         )
         for gpu in watch.gpus(managed, tokens, watched=watched_processes(attempts))
     )
-    return Facts(now, settings, LlmConfig(), gpus, attempts=tuple(attempts))
 
 
 def _sample(gpu: Gpu, samples_back: int) -> GpuSample:
@@ -148,9 +139,12 @@ def round_facts(store: Store, attempts: Sequence[ActiveAttempt], now: Now, forei
     attempts: all active attempts; foreign: the claims of other programs.
     """
     options, marks = store.recorded_options(), store.marks()
-    return replace(
-        stored_facts(store.gpus(), requested_pauses(store), attempts, options, now, foreign),
-        config=current_llm_config(options),
+    return Facts(
+        now,
+        options,
+        current_llm_config(options),
+        _judged_gpus(store, attempts, now, foreign),
+        attempts=tuple(attempts),
         learned_mib=learned_needs(store),
         reserved_jobs=tuple(reserved_jobs(store, now)),
         queue_reservation=queue_reservation(store),

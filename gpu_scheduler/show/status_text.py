@@ -159,7 +159,10 @@ def _header(
     lines: list[StyledLine] = [first]
     if up and not fits:
         lines.append([Cell(up)])
-    lines += _scheduler_lines(report)
+    if report.pid is None:
+        sampled = [gpu.record.sampled_at for gpu in report.gpus if gpu.record.sampled_at is not None]
+        stale = f"; GPU values as of {format_age(max(sampled), report.now)}" if sampled else ""
+        lines.append([Cell(f"Scheduler not running{stale}", YELLOW)])
     if report.skipped:
         were = "jobs were" if report.skipped > 1 else "job was"
         text = f"{report.skipped:,} {were} skipped, because other jobs did not complete (status --all)"
@@ -197,14 +200,6 @@ def _summary_cells(report: StatusReport) -> Iterator[Cell]:
             between = ", "
     if hidden:
         yield Cell(hidden)
-
-
-def _scheduler_lines(report: StatusReport) -> Iterator[StyledLine]:
-    """If no scheduler is running, yields a line that says so."""
-    if report.pid is None:
-        sampled = [gpu.record.sampled_at for gpu in report.gpus if gpu.record.sampled_at is not None]
-        stale = f"; GPU values as of {format_age(max(sampled), report.now)}" if sampled else ""
-        yield [Cell(f"Scheduler not running{stale}", YELLOW)]
 
 
 def _path_lines(report: StatusReport, *, verbose: bool) -> Iterator[StyledLine]:
