@@ -302,7 +302,7 @@ class JobsFileWatcher:
                 warnings += [f"line {action.number}: {warning}" for warning in found]
             reading = result.to_reading(new)
             jobs_files.save_reading(self._store, self._key, before, reading)
-            only_new = len(new) == len(result.actions)
+            only_new = len(new) == len(result.actions) and not result.binds_lines
             mistakes = self._dependencies.store_changes(
                 before, reading, new.values(), names, only_new=only_new
             )

@@ -214,6 +214,23 @@ def test_reordering_the_lines_does_not_move_other_jobs_in_the_queue(desk: Watche
     desk.rig.tick_until_ended(blocker)
 
 
+def test_the_job_of_another_file_takes_the_place_of_its_line_in_this_one(desk: WatchedFile) -> None:
+    def read(name: str, text: str) -> None:
+        Path(name).write_text(text)
+        for now in (0.0, 20.0, 40.0):
+            watchers[name].check(now)
+
+    watchers = {
+        name: JobsFileWatcher(desk.rig.store, name, frozenset({0, 1}), lambda: parse_llm_config("{}"))
+        for name in ("one.txt", "two.txt")
+    }
+    read("one.txt", "0,/p/b.py,,,0\n")
+    read("two.txt", "0,/p/c.py,,,0\n")
+    read("two.txt", "0,/p/c.py,,,0\n0,/p/b.py,,,0\n")
+    rows = desk.rig.store.db.rows("SELECT args FROM request WHERE verb = 'places'")
+    assert [row["args"] for row in rows] == ['{"places": [[2, 1], [1, 2]]}']
+
+
 def test_changing_one_attribute_of_a_line_does_not_change_the_others(desk: WatchedFile) -> None:
     desk.save("[gpus=2 hold] echo a >> ran\n[hold name=x] echo b >> ran\n")
     assert desk.states() == {1: "held", 2: "held"}

@@ -273,8 +273,9 @@ def redistribute_positions(order: Sequence[int], positions: Mapping[int, int]) -
 class ReadingDiff:
     """The difference between the previous reading and the accepted lines.
 
-    actions, messages: in the order of the lines; jobs: the jobs of the previous reading; newest: for each of
-    `accepted.new_identities()`, its newest job, if any, from any file or front end.
+    actions, messages: in the order of the lines; binds_lines: whether a line gets a job that exists already;
+    jobs: the jobs of the previous reading; newest: for each of `accepted.new_identities()`, its newest job,
+    if any, from any file or front end.
     """
 
     def __init__(
@@ -287,6 +288,7 @@ class ReadingDiff:
         self.lines = accepted.lines
         self.actions: list[DiffAction] = []
         self.messages: list[str] = []
+        self.binds_lines = False
         self._previous, self._pairs, self._jobs, self._newest = previous, accepted.pairs, jobs, newest
         self._job_ids: list[int | None] = [None] * len(accepted.lines)
         # Of several equal lines, the first one counts.
@@ -369,6 +371,7 @@ class ReadingDiff:
             of = "" if new.attributes == line.attributes else f", with the attributes of line {line.number}"
             self.messages.append(f"line {new.number}: {_job_label(job)} is queued again{of}")
             return
+        self.binds_lines = True
         if is_finished:
             self.messages.append(
                 f"line {new.number}: {_state_of(job)} as job {job.id}; `retry {job.id}` runs it again"
