@@ -103,7 +103,7 @@ def retry(
             from gpu_scheduler.control.attribute_changes import attribute_changes
 
             changes = {job_id: attribute_changes(store, job_id, items) for job_id in ids}
-        args = {job_id: _retry_args(made) for job_id, made in changes.items()}
+        args = {job_id: _retry_args(made) if items else {} for job_id, made in changes.items()}
         refused, answers = _request(store_control, "retry", args, by)
         for answer in refused:
             del changes[answer.target]

@@ -133,8 +133,6 @@ def _follow_move(store: Store, before: str) -> None:
         logging.getLogger(__name__).warning("this store was moved here from %s", before)
     old, new = os.path.dirname(before), os.path.dirname(os.path.realpath(data_dir.folder))
     if old != new and data_dir.folder.parent == data_dir.state_file.parent:
-        from gpu_scheduler.store.moved_or_copied import Relocation, relocate
-
         relocate(store, Relocation(old, new))
 
 

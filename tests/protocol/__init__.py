@@ -12,8 +12,8 @@ the faults of a scenario.
 and `commits`), `runner`, `command`, `adopted`, `users`, `sweep`, `gpu` and `faults` have the steps;
 `invariants` has the conditions that must hold; `rules` has a switch for each rule; `scenarios` lists the
 searches. The program's own code decides: `core.scheduling.reconcile_attempt` how an attempt is handled
-(`decisions`), `core.scheduling.requests` what a `preempt` changes (`stops`), `core.scheduling.adoption`
-whether an adopted process is watched again (`adopted`), and `runner.termination` how a runner ends its
+(`decisions`), `core.scheduling.requests` what a `preempt` changes (`stops`), `reconcile_attempt`
+also whether an adopted process is watched again (`adopted`), and `runner.termination` how a runner ends its
 command (`termination`). The model adds its environment: files, locks, processes, signals and scans.
 
 `turns` is a small model of its own: programs that wait for GPUs and take turns. `redis_claims` is another:
