@@ -416,12 +416,16 @@ class _Walk:
         return plan_reservation(need, allowed, self._gpus.ledgers(), self._ends)
 
     def _changed_reservation(self) -> list[act.Action]:
-        if self._reservation == self._facts.queue_reservation:
-            return []
-        one = self._reservation
-        if one is None:
-            return [act.SetQueueReservation(None)]
-        return [act.SetQueueReservation(one.job.job_id, one.gpus, one.start_at, one.overtakes)]
+        # Only what is stored counts: the job may have been read at another moment than the reservation.
+        stored, wanted = map(_to_store, (self._facts.queue_reservation, self._reservation))
+        return [] if wanted == stored else [wanted]
+
+
+def _to_store(reservation: QueueReservation | None) -> act.SetQueueReservation:
+    if reservation is None:
+        return act.SetQueueReservation(None)
+    one = reservation
+    return act.SetQueueReservation(one.job.job_id, one.gpus, one.start_at, one.overtakes)
 
 
 def budget_left_s(facts: Facts) -> float:
