@@ -15,7 +15,7 @@ from gpu_scheduler.core.explain.explanation import is_failure
 from gpu_scheduler.core.model.job import ActiveAttempt, Attempt, AttemptStatus, FailureContext, Observed
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.errors import SchedulerError
-from gpu_scheduler.runner import leftovers, process_scan
+from gpu_scheduler.runner import group_signals, process_scan
 from gpu_scheduler.runner.process_scan import RecordedCommand
 from gpu_scheduler.store.store import Store
 
@@ -193,7 +193,7 @@ def _scan(
             break
     for token in unsure:
         command = commands[token]
-        if command is not None and leftovers.may_have_living_group(command):
+        if command is not None and group_signals.may_have_living_group(command):
             scan.found[token] = {command.pid: 0}  # no process lives long enough for its pid to be known
     return scan.found
 
@@ -207,7 +207,7 @@ def sweep_once(folder: Path, token: str, sig: int) -> tuple[int, ...]:
     command = recorded_command(folder, token)
     found = _scan({token: command}, (token,)).get(token, {})
     if command is not None and sig and 0 in found.values():
-        leftovers.signal_group(command, token, sig)
+        group_signals.signal_group(command, token, sig)
     for pid, ticks in found.items():
         process_scan.send_signal(pid, ticks, sig)
         if sig == signal.SIGTERM:

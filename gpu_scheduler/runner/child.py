@@ -10,7 +10,7 @@ import os
 import select
 import time
 
-from .folder import SHORTAGE, TOKEN, has_children
+from .folder import SHORTAGE, TOKEN
 from .output import move_fd_up
 from .termination import ALL, CONT, HUP, TERM
 
@@ -18,7 +18,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from .leftovers import WaitingShells
+    from .group_signals import WaitingShells
     from .output import Poller
 
 _SHELLS = ("/bin/bash", "/usr/bin/bash", "/usr/local/bin/bash")
@@ -208,7 +208,7 @@ class Child:
             return
         self._shells, self._asked_with = None, number
         try:
-            from .leftovers import ask_programs
+            from .group_signals import ask_programs
 
             self._shells = ask_programs(self._pid, number)
         except (ImportError, OSError):
@@ -274,3 +274,12 @@ def _become_subreaper() -> bool:
         return bool(call_function(prctl, (_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)) == 0)
     except (ImportError, OSError, AttributeError):
         return False
+
+
+def has_children() -> bool:
+    """Returns whether this process has children, including ended ones and adopted orphans."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True

@@ -268,15 +268,6 @@ def is_alive(pid: int, ticks: int) -> bool:
     return fields is not None and int(fields[19]) == ticks
 
 
-def has_children() -> bool:
-    """Returns whether this process has children, including ended ones and adopted orphans."""
-    try:
-        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:
-        return False
-    return True
-
-
 def start_ticks() -> int:
     """Returns the start time of this process in kernel ticks since boot. Raises OSError."""
     return int(stat_fields(read_proc("self", "stat"))[19])

@@ -1,6 +1,4 @@
-"""Ends the processes of a command for which one signal is not enough, and those that it left behind.
-
-Processes that are left may have time to end by themselves; then they get SIGTERM and, after a grace, SIGKILL.
+"""Waits for the processes that a command left behind, or ends them: SIGTERM and, after a grace, SIGKILL.
 
 If the command was asked to end, as a shell script that runs a training may be, its processes have as long as
 the command had, and those that have been asked already are not signalled again. Gives up 5 s after the end of
@@ -15,15 +13,17 @@ from __future__ import annotations
 import os
 import time
 
-from . import process_scan
-from .folder import fields_of, has_children, has_ended, try_read_proc
-from .termination import CONT, KILL, STOP, TERM
+from . import group_signals, process_scan
+from .child import has_children
+from .folder import try_read_proc
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    import signal as _signal
 
     from .process_scan import RecordedCommand
+else:
+    import _signal
 
 _KILL_AFTER_S = 3.0
 _GIVE_UP_AFTER_S = 5.0
@@ -77,7 +77,7 @@ class Leftovers:
         try:
             for process in self._find().items():
                 process_scan.send_signal(*process, number)
-                process_scan.send_signal(*process, CONT)
+                process_scan.send_signal(*process, _signal.SIGCONT)
         except OSError:
             pass
 
@@ -131,16 +131,16 @@ class Leftovers:
         # Require two scans, because one could run after the last process has ended but before it is
         # collected.
         if self._scans_without_pids > 1 or now >= self._kill_at:
-            self._signal_short_lived(KILL if now >= self._kill_at else TERM)
+            self._signal_short_lived(_signal.SIGKILL if now >= self._kill_at else _signal.SIGTERM)
         for process in alive.items():
             if now >= self._kill_at:
-                process_scan.send_signal(*process, KILL)
+                process_scan.send_signal(*process, _signal.SIGKILL)
             elif process not in self._terminated:
                 self._terminated.add(process)
                 if self._asked_group is not None and process_scan.group_of(process[0]) == self._asked_group:
                     continue
-                process_scan.send_signal(*process, TERM)
-                process_scan.send_signal(*process, CONT)
+                process_scan.send_signal(*process, _signal.SIGTERM)
+                process_scan.send_signal(*process, _signal.SIGCONT)
         # Scans take longer on a machine with many processes. Spend at most a fifth of the time on them.
         is_patient = self._asked_group is not None and now < self._kill_at
         return max(_ASKED_RESCAN_S if is_patient else _RESCAN_S, 4 * (time.monotonic() - now))
@@ -148,9 +148,9 @@ class Leftovers:
     def _signal_short_lived(self, number: int) -> None:
         """Signals children that end before a scan can read them."""
         if self._command is not None:
-            signal_group(self._command, self._token, number)
+            group_signals.signal_group(self._command, self._token, number)
         for _ in range(_TRIES):
-            pid = signal_children(number)
+            pid = group_signals.signal_children(number)
             self._last_pid = pid or self._last_pid
 
 
@@ -164,194 +164,3 @@ def _command_line(pid: int) -> str:
         shown.append(word)
     text = "".join(char if char.isprintable() else "?" for char in " ".join(shown))
     return (text if len(text) <= _MAX_CHARS else f"{text[: _MAX_CHARS - 1]}…") or "?"
-
-
-# In a fork chain, each process forks the next and ends before a scan of /proc can read it. Such a process can
-# be found among the newest pids, or signalled through its process group, which the whole chain shares.
-
-#: Maximum number of times to search the newest processes for a member of a group.
-_GROUP_TRIES = 200
-#: Seconds within which a fork chain visibly changes its process group.
-_CHAIN_S = 0.02
-#: The names of programs that are shells.
-_SHELLS = frozenset({"bash", "dash", "sh", "zsh", "ksh", "mksh", "fish", "tcsh", "csh", "busybox"})
-#: Seconds between two checks whether the programs have ended.
-_CHECK_S = 0.05
-
-
-def has_group(command: RecordedCommand) -> bool:
-    """Returns whether the process group of the command has any members, including ended processes."""
-    fields = fields_of(command.pid)
-    if fields is not None and int(fields[19]) != command.ticks:
-        return False
-    try:
-        os.killpg(command.pid, 0)
-    except OSError:
-        return False
-    return True
-
-
-def may_have_living_group(command: RecordedCommand) -> bool:
-    """Returns whether the command's process group may contain a living process.
-
-    A group exists as long as it contains an ended process that nobody has collected. In a container whose
-    first process never collects any, that can be forever. If all members have ended and are still the same
-    after a short while, no member is alive, because a fork chain would have added ended processes.
-    """
-    if not has_group(command):
-        return False
-    members = _members(command.pid)
-    if not members or not all(members.values()):
-        return True
-    time.sleep(_CHAIN_S)
-    return _members(command.pid) != members and has_group(command)
-
-
-def _members(group: int) -> dict[int, bool]:
-    """Returns whether each process in a group, by pid, has ended; False if it disappears while being read."""
-    members = {}
-    for pid in process_scan.newest_first():
-        try:
-            if os.getpgid(pid) != group:
-                continue
-        except OSError:
-            continue
-        fields = fields_of(pid)
-        members[pid] = fields is not None and has_ended(fields)
-    return members
-
-
-def signal_group(command: RecordedCommand, token: str, signal: int) -> bool:
-    """Signals the process group of a command that may have ended; returns whether it sent the signal.
-
-    Meant for members that fork and end too quickly to be signalled one by one. Sends nothing if no member is
-    found, if the group id has been reused, or if a member carries the token of another attempt.
-    """
-    if os.getpgid(0) == command.pid or not has_group(command):
-        return False
-    if any(
-        process_scan.token_in(process_scan.environment(pid)) not in (b"", token.encode("ascii"))
-        for pid in process_scan.newest_first()
-        if _is_in_group(pid, command)
-    ):
-        return False
-    for _ in range(_GROUP_TRIES):
-        for pid in _youngest():
-            if _is_in_group(pid, command) and process_scan.autogroup(pid) == command.autogroup:
-                try:
-                    os.killpg(command.pid, signal)
-                except OSError:
-                    return False
-                return True
-    return False
-
-
-def signal_children(signal: int) -> int | None:
-    """Signals children of this process that end too quickly for a scan; returns the pid signalled last.
-
-    A child keeps its pid until this process collects it, so the signal cannot reach another process.
-    """
-    me = os.getpid()
-    last_pid = None
-    for pid in (*_youngest(), *process_scan.newest_first()):
-        fields = fields_of(pid)
-        if fields is not None and int(fields[1]) == me and not has_ended(fields):
-            last_pid = pid
-            os.kill(pid, signal)
-    return last_pid
-
-
-def _is_in_group(pid: int, command: RecordedCommand) -> bool:
-    try:
-        return os.getsid(pid) == os.getpgid(pid) == command.pid
-    except OSError:
-        return False
-
-
-def _youngest() -> Iterator[int]:
-    """Yields the pids that were assigned most recently, even if their processes no longer exist."""
-    fd = os.open("/proc/loadavg", os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        last = int(os.read(fd, 256).split()[-1])
-    finally:
-        os.close(fd)
-    return (pid for pid in range(last, last - 4, -1) if pid > 1)
-
-
-class WaitingShells:
-    """The suspended shells in the process group of a command, whose programs have been asked to end.
-
-    A shell that waits for programs and gets SIGTERM ends at once and leaves its programs behind, which the
-    kernel then hangs up if they have a terminal, although they may be saving their work. The programs
-    therefore get the signal first. Until they have ended, the shells are suspended, so that they do not start
-    the next program. A program that only reads what another one writes, such as `tee`, gets the signal with
-    the shells: without it, the other program could not write.
-    """
-
-    def __init__(self, group: int, shells: dict[int, int], readers: dict[int, int]) -> None:
-        self._group, self._shells, self._readers = group, shells, readers
-
-    def check(self) -> float | None:
-        """Returns the seconds until the next check; None if all programs have ended, so that the group may
-        be signalled."""
-        began = time.monotonic()
-        waits = self._shells | self._readers
-        if all(pid in waits for pid in process_scan.group_members(self._group)):
-            return None
-        return max(_CHECK_S, 20 * (time.monotonic() - began))
-
-    def resume(self) -> None:
-        """Lets the shells continue."""
-        for process in self._shells.items():
-            process_scan.send_signal(*process, CONT)
-
-
-def ask_programs(group: int, number: int) -> WaitingShells | None:
-    """Sends a signal to the programs of a group whose leader is a shell, and suspends its shells.
-
-    Returns None, with no shell suspended, if the leader does not wait for a program; the whole group must
-    then be signalled.
-    """
-    members = process_scan.group_members(group)
-    parents = {parent for parent, _ in members.values()}
-    shells = {pid: ticks for pid, (_, ticks) in members.items() if pid in parents and _is_shell(pid)}
-    if group not in shells:
-        return None
-    for process in shells.items():
-        process_scan.send_signal(*process, STOP)
-    # A shell may have started another program before it was suspended.
-    programs = {
-        pid: ticks for pid, (_, ticks) in process_scan.group_members(group).items() if pid not in shells
-    }
-    readers = _readers_of(programs)
-    asked = {pid: ticks for pid, ticks in programs.items() if pid not in readers}
-    waiting = WaitingShells(group, shells, readers)
-    if not asked:
-        waiting.resume()
-        return None
-    for process in asked.items():
-        process_scan.send_signal(*process, number)
-        process_scan.send_signal(*process, CONT)
-    return waiting
-
-
-def _is_shell(pid: int) -> bool:
-    return os.path.basename(_link(pid, "exe")) in _SHELLS
-
-
-def _readers_of(programs: dict[int, int]) -> dict[int, int]:
-    """Returns the programs that read from a pipe into which another one of them writes."""
-    written = {pid: {_link(pid, "fd/1"), _link(pid, "fd/2")} for pid in programs}
-    return {
-        pid: ticks
-        for pid, ticks in programs.items()
-        if (pipe := _link(pid, "fd/0")).startswith("pipe:")
-        and any(pipe in outputs for other, outputs in written.items() if other != pid)
-    }
-
-
-def _link(pid: int, name: str) -> str:
-    try:
-        return os.readlink(f"/proc/{pid}/{name}")
-    except OSError:
-        return ""

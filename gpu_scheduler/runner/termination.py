@@ -26,7 +26,7 @@ else:
     import _signal
 
 TERM, USR1, CHLD, WINCH = _signal.SIGTERM, _signal.SIGUSR1, _signal.SIGCHLD, _signal.SIGWINCH
-KILL, STOP, CONT, HUP = _signal.SIGKILL, _signal.SIGSTOP, _signal.SIGCONT, _signal.SIGHUP
+KILL, CONT, HUP = _signal.SIGKILL, _signal.SIGCONT, _signal.SIGHUP
 _HANDLED = (TERM, USR1, CHLD, WINCH)
 #: The signals with which a command can be asked to end, by name.
 STOP_SIGNALS = {

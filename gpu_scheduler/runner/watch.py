@@ -16,7 +16,6 @@ import time
 
 from .folder import boot_id, fields_of, has_ended, is_alive, try_read_proc
 from .output import Poller
-from .termination import CONT, KILL, TERM
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -53,7 +52,7 @@ class WatchedProcess:
         #: The descendants that it had when it was signalled: their start times in ticks, by pid.
         self.descendants: dict[int, int] = {}
         #: The signal that asked it to end.
-        self.asked_with: int = TERM
+        self.asked_with: int = _signal.SIGTERM
         self.running = False
         self.exit_code: int | None = None
         self.signal: int | None = None
@@ -78,23 +77,23 @@ class WatchedProcess:
         """Signals the process, and for SIGKILL its descendants too; never its process group."""
         if not self.running:
             return
-        if number not in (CONT, KILL):
+        if number not in (_signal.SIGCONT, _signal.SIGKILL):
             self.asked_with = number
-        if number != CONT:
+        if number != _signal.SIGCONT:
             self.descendants |= _living_descendants(self._pid)
         assert self._fd is not None
         try:
             _signal.pidfd_send_signal(self._fd, number)
         except OSError:
             pass
-        if number == KILL:
+        if number == _signal.SIGKILL:
             signal_processes(self.descendants, number)
 
     def ask_to_end(self, number: int) -> None:
         """Sends a signal to the process."""
         self.signal_group(number)
         # A stopped process would not receive the signal.
-        self.signal_group(CONT)
+        self.signal_group(_signal.SIGCONT)
 
     def check_shells(self) -> None:
         """Does nothing: the process is signalled at once, even if it is a shell."""
@@ -220,9 +219,9 @@ class Descendants:
             self.survivors = sorted(left)
             return None
         if now >= self._kill_at:
-            signal_processes(left, KILL)
+            signal_processes(left, _signal.SIGKILL)
         elif not self._is_signalled:
             self._is_signalled = True
             signal_processes(left, self._asked_with)
-            signal_processes(left, CONT)
+            signal_processes(left, _signal.SIGCONT)
         return _RESCAN_S

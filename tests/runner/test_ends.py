@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.runner import leftovers, process_scan
+from gpu_scheduler.runner import group_signals, leftovers, process_scan
 from gpu_scheduler.runner.leftovers import Leftovers
 from gpu_scheduler.runner.process_scan import Scan
 from tests.runner.attempt import wait_for
@@ -95,7 +95,7 @@ def test_reports_processes_that_survive_five_seconds_after_the_end_of_the_comman
     monkeypatch.setattr(process_scan, "descendants", lambda root: {8: 80})
     monkeypatch.setattr(process_scan, "scan", lambda attempts: Scan({"token": {9: 90, 8: 80}}, missed=False))
     monkeypatch.setattr(process_scan, "ticks_of", lambda pid: 10 * pid)
-    monkeypatch.setattr(leftovers, "signal_children", lambda number: None)
+    monkeypatch.setattr(group_signals, "signal_children", lambda number: None)
     monkeypatch.setattr(process_scan, "send_signal", lambda pid, ticks, number: sent.append(number))
     rest = Leftovers("token", None, 10.0, ended=100.0)
     assert rest.step(100.0) is not None

@@ -15,7 +15,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from gpu_scheduler.runner import leftovers, process_scan
+from gpu_scheduler.runner import group_signals, process_scan
 from gpu_scheduler.runner.folder import TOKEN, fields_of, mark_of, set_mark
 from gpu_scheduler.runner.process_scan import RecordedCommand
 from tests.runner.attempt import wait_for
@@ -187,7 +187,9 @@ def signals_group(ticks_off: int) -> bool:
         ticks = process_scan.ticks_of(process.pid)
         assert ticks is not None
         command = RecordedCommand(process.pid, ticks - ticks_off, process_scan.autogroup(process.pid))
-        return leftovers.signal_group(command, "x", signal.SIGTERM) and process.wait(30) == -signal.SIGTERM
+        return (
+            group_signals.signal_group(command, "x", signal.SIGTERM) and process.wait(30) == -signal.SIGTERM
+        )
     finally:
         process.kill()
         process.wait()
@@ -205,22 +207,22 @@ def test_a_process_group_of_zombies_does_not_count_as_alive() -> None:
         ticks = process_scan.ticks_of(process.pid)
         assert ticks is not None
         command = RecordedCommand(process.pid, ticks, process_scan.autogroup(process.pid))
-        assert leftovers.may_have_living_group(command)
+        assert group_signals.may_have_living_group(command)
         process.kill()
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-        assert leftovers.has_group(command)
-        assert not leftovers.may_have_living_group(command)
+        assert group_signals.has_group(command)
+        assert not group_signals.may_have_living_group(command)
     finally:
         process.kill()
         process.wait()
-    assert not leftovers.may_have_living_group(command)
+    assert not group_signals.may_have_living_group(command)
 
 
 def test_a_process_group_with_a_new_zombie_counts_as_alive(monkeypatch: pytest.MonkeyPatch) -> None:
     ended = [{7: True}, {7: True, 8: True}]
-    monkeypatch.setattr(leftovers, "has_group", lambda command: True)
-    monkeypatch.setattr(leftovers, "_members", lambda group: ended.pop(0))
-    assert leftovers.may_have_living_group(RecordedCommand(7, 70))
+    monkeypatch.setattr(group_signals, "has_group", lambda command: True)
+    monkeypatch.setattr(group_signals, "_members", lambda group: ended.pop(0))
+    assert group_signals.may_have_living_group(RecordedCommand(7, 70))
 
 
 def test_sends_no_signals_if_proc_shows_another_pid_namespace(
