@@ -467,6 +467,7 @@ class CommandSupervisor(AttemptSupervisor):
             record = files.reserve_command(self._folder, self._spec["token"], self._spec["boot_id"])
             self._command.spawn(self._output.command_fd, self._output.terminal_name, record)
             self._log.write(self._spec["header"].encode("utf-8", "surrogateescape"))
+            _load_late_modules()
             return True
         return False
 
@@ -521,6 +522,14 @@ class WatchSupervisor(AttemptSupervisor):
         from .watch import Descendants
 
         return Descendants(self._process) if self._termination.cause is not None else None
+
+
+def _load_late_modules() -> None:
+    """Imports what the end of the command will need, before a newer version can replace the files."""
+    try:
+        from . import group_signals, leftovers  # noqa: F401
+    except (ImportError, OSError):
+        pass  # out of file descriptors or memory; imported again when they are needed
 
 
 def _container_client() -> str:

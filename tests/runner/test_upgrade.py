@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ast
+import shutil
 from pathlib import Path
 
 import pytest
 
 import gpu_scheduler.runner
+from gpu_scheduler.attempts.executors import DirectExecutor
+from tests.runner.conftest import Make
 
 RUNNER = Path(gpu_scheduler.runner.__file__).parent
 #: The modules that a runner imports late, perhaps after a newer version has replaced the files.
@@ -39,3 +42,15 @@ def test_the_modules_that_are_imported_late_have_the_names_by_which_runners_know
                     if isinstance(node, ast.ImportFrom) and node.level:
                         found = [one.name for one in node.names] if node.module is None else [node.module]
                         assert set(found) <= set(LATE), f"{path.name}, line {node.lineno}"
+
+
+def test_a_runner_ends_what_its_command_left_although_its_files_are_gone(make: Make, tmp_path: Path) -> None:
+    copy = tmp_path / "gpu_scheduler" / "runner"
+    shutil.copytree(RUNNER, copy)
+    script = f"echo up; until [ -e {tmp_path}/go ]; do sleep 0.01; done; setsid sleep 300 & exit 0"
+    attempt = make(script, leftover_wait_s=0.2).launch(DirectExecutor(start=str(copy / "start.py")))
+    attempt.until_logged("up")
+    shutil.rmtree(copy)
+    (tmp_path / "go").touch()
+    result = attempt.result()
+    assert (result.exit_code, result.left, result.survivors) == (0, ("sleep 300",), ())
