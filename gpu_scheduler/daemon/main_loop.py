@@ -26,6 +26,9 @@ from gpu_scheduler.attempts.job_logs import LogFolder
 from gpu_scheduler.attempts.launch import Launcher
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.config import StartOptions
+
+# Needed when a job fails. Loaded at the start, because a newer version may have replaced the files by then.
+from gpu_scheduler.core.explain import log_end as _log_end  # noqa: F401
 from gpu_scheduler.core.model.request import AnswerCode, RequestAnswer
 from gpu_scheduler.core.scheduling.actions import AnswerRequest
 from gpu_scheduler.core.scheduling.facts import Facts
