@@ -143,6 +143,7 @@ def test_a_bar_that_starts_again_without_epochs_shows_nothing() -> None:
     assert progress(first) == Progress(100, 100, STEP, elapsed_s=0.5)
     for again in ("\n", f"\r{' ' * 60}\r", ""):  # also if the bar disappears when it is full
         assert progress(f"{first}{again}\r{tqdm('', 10, 100)}") is None
+        assert progress(f"{first}{again}\r{tqdm('', 10, 100)}\r{tqdm('', 15, 100)}") is None
 
 
 def test_a_long_evaluation_does_not_push_out_the_bar_that_encloses_it() -> None:

@@ -465,6 +465,15 @@ def test_the_job_preempts_others_if_it_may_instead_of_waiting_for_its_reservatio
     assert reservations(actions) == [act.SetQueueReservation(None)]
 
 
+def test_a_job_that_preempts_others_keeps_no_reservation_on_other_gpus() -> None:
+    urgent = replace(WHOLE, preempt=True)
+    held = stored(OLDEST, urgent, "U1")
+    attempts = replace(HOLDER, priority=300), holder(2, "U1", runs="hour")
+    actions = place_jobs(queue(jobs_of(urgent, OLDEST), attempts=attempts, queue_reservation=held))
+    assert [one for one in actions if isinstance(one, act.Reserve)] == [act.Reserve(1, ("U0",), (1,))]
+    assert reservations(actions) == [act.SetQueueReservation(None)]
+
+
 def preempting(job_id: int, runs: str = "unknown", resources: ResourceSpec = WHOLE) -> PendingGroup:
     """Returns a new job for one GPU that may preempt others."""
     return jobs_of(replace(resources, preempt=True), waiting(job_id, ago_s=NEW_S, runs=runs))

@@ -183,6 +183,13 @@ def test_does_not_retry_a_cancelled_job_or_a_job_without_its_line(
     assert decide(replace(attempt, **values), SETTINGS, INVENTORY) == ()
 
 
+@pytest.mark.parametrize("tail", [OOM, FAULT])
+def test_a_job_that_fails_before_it_can_be_preempted_is_retried_like_any_other(tail: str) -> None:
+    attempt = failed(tail, fail=5)
+    preempted = replace(attempt, stop_request=StopRequest("preempted", 60.0))
+    assert decide(preempted, SETTINGS, INVENTORY) == decide(attempt, SETTINGS, INVENTORY)
+
+
 def finish_of(attempt: ActiveAttempt, *gpus: Gpu, code: int = 1, **values: object) -> ActiveAttempt:
     """Returns this attempt, whose command exited with `code`, after `plan` has finished it."""
     result = AttemptResult(None, code, None, True, None, (), 1.0, 2.0)

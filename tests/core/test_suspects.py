@@ -79,6 +79,8 @@ DEVICE = [end(1, "0", 1, ECC), end(2, "0", 50, ECC, took=40)]
         ([*QUICK, GOOD, end(4, "2", 2), end(8, "3", 4, None)], []),  # on two of four GPUs
         ([*QUICK, GOOD, end(4, "2", 2), end(8, "2", 4, None)], [0]),  # one of many fails there
         ([*QUICK, GOOD, end(4, "2", 64)], [0]),  # much later
+        ([*QUICK, GOOD, end(4, "0", 100, took=90)], []),  # began in doubt, and ran for long
+        ([*QUICK, GOOD, end(4, "0", 100, ECC, took=90)], [0]),  # until the GPU failed again
         (DEVICE, [0]),
         ([DEVICE[0]], []),
         ([DEVICE[0], end(1, "0", 2, ECC, number=1)], []),
