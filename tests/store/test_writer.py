@@ -58,6 +58,14 @@ def record(store: Store, *actions: act.Action, now: Now = NOW) -> None:
     CheckedWriter(store, Settings()).record(actions, now)
 
 
+def was_synced(store: Store, action: act.Action) -> bool:
+    """Records an action or a change; returns whether a power cut can no longer undo it."""
+    made = action.make(store, NOW) if isinstance(action, changes.Change) else [action]
+    writer.StoreWriter(store, Settings()).record(made, NOW)
+    [synchronous] = store.db.rows("PRAGMA synchronous")
+    return bool(synchronous[0] == 2)
+
+
 def active(store: Store) -> ActiveAttempt:
     [attempt] = store.active_attempts()
     return attempt
@@ -83,10 +91,12 @@ def active(store: Store) -> ActiveAttempt:
 def test_a_power_cut_undoes_only_what_the_next_round_finds_again(
     store: Store, action: act.Action, is_synced: bool
 ) -> None:
-    made = action.make(store, NOW) if isinstance(action, changes.Change) else [action]
-    writer.StoreWriter(store, Settings()).record(made, NOW)
-    [synchronous] = store.db.rows("PRAGMA synchronous")
-    assert synchronous[0] == (2 if is_synced else 1)
+    assert was_synced(store, action) == is_synced
+
+
+def test_a_power_cut_does_not_undo_the_end_of_an_attempt_that_nobody_stopped(store: Store) -> None:
+    record(store, changes.withdraw(1))
+    assert was_synced(store, changes.end(1, Outcome.COMPLETED))
 
 
 @pytest.mark.parametrize(
