@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from gpu_scheduler.attempts import launch
+from gpu_scheduler.attempts.executors import DirectExecutor
+from gpu_scheduler.attempts.folder import AttemptRef
 from gpu_scheduler.core.command.build import ports_for
 from gpu_scheduler.runner.folder import read_spec
 from tests.loop.rig import Rig
@@ -54,3 +56,25 @@ def test_a_port_that_another_program_uses_is_not_given(
         rig = Rig(tmp_path)
         assert port_of(rig, rig.add_job("exec sleep 300")) != taken
         rig.end_processes()
+
+
+class Idle(DirectExecutor):
+    """An executor whose runners never start."""
+
+    def launch(self, attempt: AttemptRef) -> None:
+        pass
+
+
+def test_an_attempt_whose_folder_is_made_again_keeps_its_port(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "ports_for", lambda token, ephemeral: iter((20105, 20106)))
+    rig = Rig(tmp_path, executor=Idle())
+    job = rig.add_job("true")
+    rig.tick()
+    spec = rig.attempt_folder(job) / "spec.json"
+    first = read_spec(spec.parent)
+    spec.unlink()
+    rig.launcher.launch(rig.store.attempts(job)[0].id)
+    assert read_spec(spec.parent)["env"] == first["env"]
+    assert first["env"]["MASTER_PORT"] == "20105"

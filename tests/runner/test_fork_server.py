@@ -143,7 +143,9 @@ def test_the_executor_replaces_a_dead_helper(make: Make, monkeypatch: pytest.Mon
     executor.close()
 
 
-def test_the_second_launch_of_an_attempt_bypasses_the_helper(make: Make, executor: ForkingExecutor) -> None:
+def test_the_second_launch_of_an_attempt_bypasses_the_helper_and_ends_it(
+    make: Make, executor: ForkingExecutor
+) -> None:
     helper = wait_for(lambda: helper_pid(executor), "the helper")
     hard = resource.prlimit(helper, resource.RLIMIT_NOFILE)[1]
     resource.prlimit(helper, resource.RLIMIT_NOFILE, (3, hard))
@@ -151,6 +153,7 @@ def test_the_second_launch_of_an_attempt_bypasses_the_helper(make: Make, executo
     wait_for(lambda: not process_scan.descendants(helper), "the end of its runner")
     assert attempt.status().claim == "none"
     executor.launch(attempt.ref)
+    wait_for(lambda: process_scan.ticks_of(helper) is None, "the end of the helper with the low limit")
     assert attempt.result().exit_code == 3
 
 
