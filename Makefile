@@ -32,7 +32,7 @@ demo:
 
 test:
 	@bash tools/setup.sh --dev screen --optional tmux redis-server
-	$(PYTHON) -m pytest -n 4 --dist worksteal -q $(PYTEST)
+	$(PYTHON) -m pytest -n 6 --dist worksteal -q $(PYTEST)
 
 docs:
 	@bash tools/setup.sh --dev
