@@ -114,6 +114,7 @@ class StateFileWatcher:
             self._report_error(error)
             return
         if there:
+            self._has_existed = True  # even if it is missing at the first write
             self.check(now)
         elif self._store.db.meta("statefile_written") == "1":
             log.info("%s was removed; writing it again with no GPU paused", self._path)

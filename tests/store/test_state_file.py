@@ -338,6 +338,19 @@ def test_rewrites_the_state_file_if_it_is_removed_while_the_scheduler_runs(machi
     assert machine.pauses() == ([0], [0])
 
 
+def test_a_file_that_an_editor_moves_away_right_after_a_start_is_not_replaced(machine: Machine) -> None:
+    machine.edit(note="mine")
+    content = machine.path.read_text()
+    machine.watch = StateFileWatcher(machine.store)
+    machine.watch.start(machine.now)
+    machine.path.rename(machine.path.with_name("backup"))
+    machine.round()
+    assert not machine.path.exists(), "a file without the note would become the base of the next edit"
+    machine.path.write_text(content)
+    machine.round()
+    assert json.loads(machine.path.read_text())["note"] == "mine"
+
+
 def test_does_not_write_an_unchanged_state(machine: Machine) -> None:
     machine.round()
     before = machine.path.stat()
