@@ -32,6 +32,7 @@ def progress(text: str | bytes, options: RunOptions = NO_OPTIONS) -> Progress | 
     ("text", "current", "total", "unit"),
     [
         ("Step 50/300", 50, 300, STEP),
+        ("Step 1/1", 1, 1, STEP),
         ("INFO:root:step: 1,050 / 30_000 loss=0.3", 1050, 30000, STEP),
         ("[rank0]: global_step 50 of 300", 50, 300, STEP),
         ("[50/300] loss 0.3", 50, 300, STEP),
