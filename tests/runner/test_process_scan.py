@@ -180,6 +180,26 @@ def test_a_process_that_ends_during_a_scan_counts_as_found(monkeypatch: pytest.M
         process.wait()
 
 
+def test_a_session_with_a_reused_id_belongs_to_no_attempt() -> None:
+    """The kernel's autogroup of the session differs from the one that the command recorded."""
+    words = ["bash", "-c", "sleep 60 >/dev/null & echo $!; read"]
+    leader = subprocess.Popen(
+        words, env={}, start_new_session=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert leader.stdout is not None
+    left = int(leader.stdout.readline())
+    ticks, own = process_scan.ticks_of(leader.pid), process_scan.autogroup(leader.pid)
+    leader.communicate()
+    try:
+        if own is None or ticks is None:
+            pytest.skip("this kernel has no autogroups")
+        same, other = (RecordedCommand(leader.pid, ticks, group) for group in (own, "/autogroup-0"))
+        assert left in process_scan.scan({"t" * 32: same}).found["t" * 32]
+        assert process_scan.scan({"t" * 32: other}).found == {}
+    finally:
+        os.kill(left, signal.SIGKILL)
+
+
 def signals_group(ticks_off: int) -> bool:
     """Starts a process and signals its group. It is found only while it is one of the newest processes."""
     process = subprocess.Popen(["sleep", "60"], env={}, start_new_session=True)

@@ -83,6 +83,7 @@ def test_a_failed_scan_for_remaining_processes_does_not_lose_the_result(
     now = time.monotonic()
     leftovers = Leftovers("token", None, 1.0, now)
     assert leftovers.step(now) is not None
+    assert leftovers.any_left(), "nobody knows"
     assert leftovers.step(now + 60.0) is None
     assert leftovers.survivors == []
 
