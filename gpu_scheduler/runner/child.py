@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 
 _SHELLS = ("/bin/bash", "/usr/bin/bash", "/usr/local/bin/bash")
 _PR_SET_CHILD_SUBREAPER = 36
+#: The variables, besides those of Slurm itself, by which an engine tells a program which GPUs it may use.
+_DEVICE_VARIABLES = (
+    "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ROCR_VISIBLE_DEVICES",
+)  # fmt: skip
 #: The failure code for each errno with which spawning the command can fail.
 SPAWN_FAILURES = {
     errno.ENOENT: "file_missing",
@@ -50,7 +54,7 @@ class Child:
         self._startup_report = b""
         self._report_fd = -1
         self._failure: str | None = None
-        self._is_subreaper = _become_subreaper()
+        self._is_subreaper = become_subreaper()
         #: The shells that wait for programs which have been asked to end, and the signal for them.
         self._shells: WaitingShells | None = None
         self._asked_with: int = TERM
@@ -140,6 +144,8 @@ class Child:
     def _spawn(self, actions: list[tuple[Any, ...]], terminal: bool) -> int:
         shell = next((path for path in _SHELLS if os.path.exists(path)), _SHELLS[0])
         env = {**self._spec["env"], TOKEN: self._spec["token"]}
+        if self._spec["engine"] is not None:
+            env.update(_variables_of_engine())
         if terminal:
             env.setdefault("TERM", os.environ.get("TERM", "screen"))
         ignores_hangup = terminal and self._spec["ignore_hangup"]
@@ -261,17 +267,31 @@ def _end_of(status: int) -> tuple[int | None, int | None]:
     return os.WEXITSTATUS(status), None
 
 
-def _become_subreaper() -> bool:
+def _variables_of_engine() -> dict[str, str]:
+    """Returns the variables that the engine has set for this attempt, in the runner's own environment."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name in _DEVICE_VARIABLES or name.startswith("SLURM_")
+    }
+
+
+def become_subreaper() -> bool:
     """Makes this process the parent of the command's orphans; returns False if the kernel refuses.
 
     If it refuses, only the token identifies the orphans.
     """
+    return call_c("prctl", _PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def call_c(name: str, *arguments: int) -> bool:
+    """Calls a function of the C library; returns whether it was called and returned 0."""
     try:
         # Importing `ctypes` would delay the job by 5 ms.
         from _ctypes import call_function, dlopen, dlsym
 
-        prctl = dlsym(dlopen(None, os.RTLD_NOW), "prctl")  # type: ignore[arg-type]
-        return bool(call_function(prctl, (_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)) == 0)
+        function = dlsym(dlopen(None, os.RTLD_NOW), name)  # type: ignore[arg-type]
+        return bool(call_function(function, arguments) == 0)
     except (ImportError, OSError, AttributeError):
         return False
 

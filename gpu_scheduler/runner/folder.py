@@ -50,6 +50,22 @@ def open_folder(path: str) -> int:
     return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
 
+def scaled(seconds: float) -> float:
+    """Returns a time of an engine's attempt in seconds, which tests shorten with GPU_SCHEDULER_TIME_SCALE."""
+    return seconds / float(os.environ.get("GPU_SCHEDULER_TIME_SCALE", "1"))
+
+
+def write_traceback(path: str) -> None:
+    """Appends the traceback of the current exception to the file `runner.err` in the folder `path`."""
+    import traceback
+
+    try:
+        with open(os.path.join(path, "runner.err"), "a") as file:
+            traceback.print_exc(file=file)
+    except OSError:
+        pass
+
+
 def exists(folder: int, name: str) -> bool:
     """Returns whether the folder has a file with this name."""
     try:
@@ -147,6 +163,20 @@ def load(folder: int, name: str) -> dict[str, Any] | UnusableFile | None:
         return read_object(fd)
     finally:
         os.close(fd)
+
+
+def forget_missing(folder: int) -> None:
+    """Makes an NFS client ask the server again for names that it remembers as missing in the folder.
+
+    A client trusts such a memory for up to a minute, unless it sees that the folder has changed. So this
+    function changes it.
+    """
+    name = f".look.{os.urandom(8).hex()}"
+    try:
+        os.close(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=folder))
+        os.unlink(name, dir_fd=folder)
+    except OSError:
+        pass  # the next look tries again
 
 
 def move_aside(path: str, folder: int | None = None) -> None:
@@ -287,8 +317,11 @@ def claim(folder: int, identity: Mapping[str, str | int | None]) -> int | None:
 
     Keep the descriptor open and never open the file again, because closing any descriptor of the file
     releases the lock. Raises OSError if the file cannot be written.
+
+    identity: with a `nonce`, the folder may be on a network file system; see `_claim_shared`.
     """
-    return _retry_while_disk_full(folder, lambda: _claim(folder, identity))
+    claim_once = _claim_shared if "nonce" in identity else _claim
+    return _retry_while_disk_full(folder, lambda: claim_once(folder, identity))
 
 
 def _claim(folder: int, identity: Mapping[str, str | int | None]) -> int | None:
@@ -303,6 +336,41 @@ def _claim(folder: int, identity: Mapping[str, str | int | None]) -> int | None:
         return None
     finally:
         os.unlink(name, dir_fd=folder)
+
+
+def _claim_shared(folder: int, identity: Mapping[str, str | int | None]) -> int | None:
+    """Claims the attempt on a network file system, where `link` may report a failure although it succeeded.
+
+    So the nonce in `claim` decides. Other machines read the file, so it must be on the server before it gets
+    its name. They cannot see the lock, which is for the observers on this machine. The name of the file to be
+    linked contains the nonce, because a runner on another machine may have the same pid.
+    """
+    name = f".claim.{identity['nonce']}"
+    fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600, dir_fd=folder)
+    try:
+        _write_all(fd, to_json(identity))
+        os.fsync(fd)
+        failure = None
+        try:
+            os.link(name, "claim", src_dir_fd=folder, dst_dir_fd=folder)
+        except OSError as error:
+            failure = error
+        claim = load(folder, "claim")
+        if claim is None:
+            raise failure or FileNotFoundError(errno.ENOENT, "the claim has disappeared")
+        if not isinstance(claim, dict) or claim.get("nonce") != identity["nonce"]:
+            return None
+    finally:
+        try:
+            os.unlink(name, dir_fd=folder)
+        except OSError:
+            pass  # this may fail after success too
+    try:
+        # Locked only now, because the end of the reading would have released the lock.
+        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        pass  # ENOLCK or EOPNOTSUPP, for example, where the server keeps no locks
+    return fd
 
 
 def reserve_command(folder: int, token: str, boot: str) -> int | None:
@@ -327,11 +395,14 @@ def reserve_command(folder: int, token: str, boot: str) -> int | None:
 
 
 class ResultWriter:
-    """Writes the file `result`, for which it reserves space before the command starts."""
+    """Writes the file `result`, for which it reserves space before the command starts.
 
-    def __init__(self, folder: int) -> None:
+    owner: distinguishes the runner from all others that may work in the folder; "" if its pid does.
+    """
+
+    def __init__(self, folder: int, owner: str = "") -> None:
         self._folder = folder
-        self._name = f".result.{os.getpid()}"
+        self._name = f".result.{owner or os.getpid()}"
         self._fd = _retry_while_disk_full(folder, self._reserve)
 
     def _reserve(self) -> int:
@@ -364,15 +435,32 @@ class ResultWriter:
             except IsADirectoryError:
                 self._move_folder_aside()
             except OSError:
-                if os.fstat(self._folder).st_nlink == 0:
+                if self._is_published():
+                    return True
+                if self._folder_is_gone():
                     return False
-            if not exists(self._folder, self._name):
-                try:
+            try:
+                if not exists(self._folder, self._name):
                     self._fd = self._open()
-                except OSError:
-                    pass
+            except OSError:
+                pass
             time.sleep(wait_s)
             wait_s = min(2 * wait_s, 1.0)
+
+    def _is_published(self) -> bool:
+        """Returns whether `result` has been written. On NFS, a rename may report a failure after success."""
+        try:
+            os.lseek(self._fd, 0, os.SEEK_SET)
+            written = read_object(self._fd)
+            return isinstance(written, dict) and written == load(self._folder, "result")
+        except OSError:
+            return False
+
+    def _folder_is_gone(self) -> bool:
+        try:
+            return os.fstat(self._folder).st_nlink == 0
+        except OSError as error:
+            return error.errno == errno.ESTALE
 
     def _move_folder_aside(self) -> None:
         try:
@@ -561,11 +649,12 @@ _SPEC_FIELDS = {
     "ends_in_pipe": is_bool,
     "ignore_hangup": is_bool,
     "log_limit": or_null(_is_count),
+    "engine": is_optional_text,
 }
 #: The fields that an earlier version does not write, with what it meant.
 _OLDER_SPEC = {
     "gpu_claims": None, "watch": None, "leftover_wait_s": 0.0, "background": None, "ends_in_pipe": False,
-    "ignore_hangup": False, "log_limit": None,
+    "ignore_hangup": False, "log_limit": None, "engine": None,
 }  # fmt: skip
 
 

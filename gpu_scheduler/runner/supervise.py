@@ -53,6 +53,8 @@ _DRAIN_S = 0.2
 _AT_ONCE_S = 10.0
 #: Seconds between two looks for the processes that the command left. Most ends wake the runner anyway.
 _LOOK_AGAIN_S = 1.0
+#: Seconds between two looks for `stop` where other machines write it and nothing signals the runner.
+_LOOK_FOR_STOP_S = 2.0
 #: The code of a failure to use the lock file of a GPU.
 CLAIM_FAILURE = "gpu_claim"
 #: Number of command lines that the result and the log name, and the exit code after SIGPIPE in a shell.
@@ -71,7 +73,7 @@ def main(path: str) -> None:
         else:
             status = attempt
     except BaseException:  # noqa: BLE001 - any fault of the runner must leave a trace
-        _write_traceback(path)
+        files.write_traceback(path)
         status = 70
     os._exit(status)
 
@@ -94,7 +96,11 @@ def _claim(path: str) -> AttemptSupervisor | int:
     if files.exists(folder, "claim"):
         return 0
     spec = files.load_spec(folder)
-    if not isinstance(spec, dict) or spec["boot_id"] != files.boot_id():
+    if not isinstance(spec, dict):
+        return 1
+    if spec["engine"] is not None:
+        spec["boot_id"] = files.boot_id()  # the engine has chosen this machine
+    elif spec["boot_id"] != files.boot_id():
         return 1
     if os.environ.get(files.TOKEN) != spec["token"]:
         # Somebody started this runner by hand. A sweep must find it too, but /proc shows only variables that
@@ -103,16 +109,6 @@ def _claim(path: str) -> AttemptSupervisor | int:
     files.set_mark(spec["token"])
     attempt = WatchSupervisor(folder, spec) if spec["watch"] else CommandSupervisor(path, folder, spec)
     return attempt if attempt.claim() else 0
-
-
-def _write_traceback(path: str) -> None:
-    import traceback
-
-    try:
-        with open(os.path.join(path, "runner.err"), "a") as file:
-            traceback.print_exc(file=file)
-    except OSError:
-        pass
 
 
 class AttemptSupervisor(ABC):
@@ -130,7 +126,12 @@ class AttemptSupervisor(ABC):
         self._log = log
         self._child = child
         self._termination = Termination()
-        self._stops = StopFiles(folder, spec["token"], self._termination)
+        #: Whether an engine has started this runner, through a guard, in a folder that machines share.
+        self._on_engine = spec["engine"] is not None
+        #: Distinguishes this runner from those of the same attempt on other machines; "" without an engine.
+        self._nonce = os.urandom(16).hex() if self._on_engine else ""
+        self._look_at = 0.0
+        self._stops = StopFiles(folder, spec["token"], self._termination, self._on_engine)
         self._signals = PendingSignals()
         self._output = Output(poller, log, spec["terminal"])
         #: The descriptors through which this process holds the claims on GPUs.
@@ -138,7 +139,7 @@ class AttemptSupervisor(ABC):
         #: The GPU that another program claimed first, and one pid of that program; None if unknown.
         self._claimed_gpu: str | None = None
         self._claimed_by: int | None = None
-        self._result = files.ResultWriter(folder)
+        self._result = files.ResultWriter(folder, self._nonce)
         self._oom = OomCounter()
         self._cause: str | None = None
         self._survivors: list[int] = []
@@ -175,6 +176,7 @@ class AttemptSupervisor(ABC):
             "boot_id": spec["boot_id"],
             "session": session,
             "log": spec["log"],
+            **({"host": os.uname().nodename, "nonce": self._nonce} if self._on_engine else {}),
         }
         try:
             self._lock = files.claim(self._folder, identity)
@@ -220,6 +222,8 @@ class AttemptSupervisor(ABC):
     def _supervise(self) -> None:
         self._output.start()
         self._poller.watch(self._signals.fd, 1, self._signals.drain_wakeup)
+        if self._on_engine:
+            self._poller.watch(0, 0, self._lose_guard)  # poll reports a hangup although it is not asked to
         unblock_signals()
         if self._child.running:
             self._child.reap()
@@ -246,6 +250,8 @@ class AttemptSupervisor(ABC):
                 waits.append(min(self._rest_until - now, _LOOK_AGAIN_S))
             if look_again_s is not None:
                 waits.append(look_again_s)
+            if self._on_engine and self._runs:
+                waits.append(max(0.0, self._look_at - now))
             self._poller.wait(min(waits, default=None))
             self._handle_signals()
 
@@ -283,13 +289,29 @@ class AttemptSupervisor(ABC):
             self._output.resize()
         # If the command has ended by itself and left no work, its own result counts, even if a signal arrives
         # at the same time.
-        if self._runs and self._signals.take(USR1):
+        if self._runs and self._may_find_stop():
             self._check_stop_file()
         if self._runs and self._signals.take(TERM):
             # A scheduler that cannot identify the runner writes `stop` and signals all processes. Read `stop`
             # first, because its cause outranks a machine shutdown.
             self._check_stop_file()
             self._shut_down()
+
+    def _may_find_stop(self) -> bool:
+        """Returns whether to look for `stop`: after a signal of its writer, or after a while on an engine."""
+        if self._signals.take(USR1):
+            return True
+        now = time.monotonic()
+        if not self._on_engine or now < self._look_at:
+            return False
+        self._look_at = now + files.scaled(_LOOK_FOR_STOP_S)
+        return True
+
+    def _lose_guard(self, _events: int) -> None:
+        """Kills the command, because others believe that it has ended once its guard is gone."""
+        self._poller.unwatch(0)
+        self._termination.expire(time.monotonic())
+        self._look_at = float("inf")  # a request could prolong the grace period again
 
     def _check_stop_file(self) -> None:
         stop = self._stops.read()
@@ -331,7 +353,8 @@ class AttemptSupervisor(ABC):
         # When a machine shuts down, SIGTERM reaches the command and the runner one after the other.
         machine_until = child.ended + _MACHINE_GAP_S
         since = child.ended if self._rest is None or self._cause is not None else time.monotonic()
-        machine_may_come = child.exit_code != 0 and self._cause is None and since < machine_until
+        may_be_machine = child.exit_code != 0 or self._on_engine
+        machine_may_come = may_be_machine and self._cause is None and since < machine_until
         rest = self._find_leftovers(since)
         while True:
             now = time.monotonic()
@@ -356,8 +379,10 @@ class AttemptSupervisor(ABC):
             child.ended = time.monotonic()
             if child.exit_code == 0 and child.other_failure is not None:
                 child.exit_code, child.signal = child.other_failure
-        if self._cause == "machine" and child.exit_code == 0 and not self._is_unfinished:
-            # The command succeeded in spite of SIGTERM, so it was not interrupted.
+        success_counts = not self._on_engine and not self._is_unfinished
+        if self._cause == "machine" and child.exit_code == 0 and success_counts:
+            # The command succeeded in spite of SIGTERM, so it was not interrupted. On an engine, SIGTERM also
+            # asks commands to save their work in the middle, so that nobody knows whether it had finished.
             self._cause = None
 
     @property
@@ -370,9 +395,9 @@ class AttemptSupervisor(ABC):
         """Gives the processes of a command that was asked to end the rest of its grace period."""
         if self._cause is None:
             return
-        if self._signals.take(USR1):
+        if self._may_find_stop():
             self._check_stop_file()
-            self._cause = self._termination.cause
+            self._cause = self._termination.cause or self._cause
         if rest is not None and self._termination.deadline is not None:
             rest.kill_at(self._termination.deadline)
 

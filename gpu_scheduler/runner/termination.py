@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 
-from .folder import OLDER_STOP, STOP_FIELDS, invalid_field, try_load
+from .folder import OLDER_STOP, STOP_FIELDS, forget_missing, invalid_field, try_load
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -158,6 +158,11 @@ class Termination:
         self.deadline = now + _KILL_EVERY_S
         return "kill"
 
+    def expire(self, now: float) -> None:
+        """Ends the grace period now, whatever was requested; without a request, the cause is "machine"."""
+        self.request("machine", 0.0, "kill", now)
+        self.deadline, self._on_timeout = now, "kill"
+
     def withdraw(self, taken_id: str = "") -> None:
         """Withdraws all open requests. The command keeps running unless the machine is shutting down.
 
@@ -192,14 +197,21 @@ def describe_outcome(
 
 
 class StopFiles:
-    """The requests to stop in one attempt folder. folder: its descriptor; termination: of its command."""
+    """The requests to stop in one attempt folder. folder: its descriptor; termination: of its command.
 
-    def __init__(self, folder: int, token: str, termination: Termination) -> None:
+    is_shared: whether other machines write into the folder.
+    """
+
+    def __init__(self, folder: int, token: str, termination: Termination, is_shared: bool = False) -> None:
         self._folder, self._token, self._termination = folder, token, termination
+        self._is_shared = is_shared
 
     def read(self) -> dict[str, Any] | None:
         """Returns the request to obey; None if there is none. Discards one that was already withdrawn."""
         stop = self._load("stop")
+        if stop is None and self._is_shared:
+            forget_missing(self._folder)
+            stop = self._load("stop")
         return self._discard_stale() if stop is not None and self._is_stale(stop) else stop
 
     def withdraw(self) -> dict[str, Any] | None:
