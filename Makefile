@@ -7,13 +7,14 @@
 #                (SIZE=0.1, PARTS="P1 P4", SEED=7)
 # make test-hf   run real Hugging Face and Lightning trainers under the scheduler; installs them in .venv-hf
 #                (torch is Debian's package python3-torch); six minutes
+# make test-slurm  run the tests of engines with a real Slurm, which they start as root; installs it; one minute
 # make model     check every state of the model of the attempt protocol: half an hour
 # make test-all  run the suite with every installed Python from 3.10 to 3.13
 # make clean     remove generated files; make distclean: also .venv
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := install
-.PHONY: install demo test test-hf check stress model clean distclean docs test-all
+.PHONY: install demo test test-hf test-slurm check stress model clean distclean docs test-all
 
 PYTHON := .venv/bin/python
 SIZE ?= full
@@ -46,7 +47,7 @@ check:
 	$(PYTHON) -m pytest -q tests/core/test_layers.py
 
 stress:
-	@bash tools/setup.sh --dev screen
+	@bash tools/setup.sh --dev screen --optional slurmctld slurmd
 	$(PYTHON) -m tests.stress $(PARTS) --size $(SIZE) --seed $(SEED) --out stress.json
 	@if [ "$(SIZE)$(PARTS)" = full ]; then $(PYTHON) -m tests.stress.report stress.json; fi
 
@@ -59,6 +60,12 @@ test-hf:
 	@bash tools/setup.sh --dev screen
 	@bash tools/setup_hf.sh
 	$(PYTHON) -m pytest -q -n 2 --timeout 600 $(PYTEST) tests/hf
+
+# Each worker starts a Slurm of its own. Ordinary runs skip these tests if it is not installed. The package
+# slurm-client comes with slurmctld.
+test-slurm:
+	@bash tools/setup.sh --dev slurmctld slurmd
+	GPU_SCHEDULER_NEED_SLURM=1 $(PYTHON) -m pytest -q -n 2 $(PYTEST) tests/engines
 
 test-all:
 	@bash tools/setup.sh --dev screen --optional tmux redis-server

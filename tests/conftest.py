@@ -31,7 +31,19 @@ settings.register_profile("suite", deadline=None, suppress_health_check=[HealthC
 settings.load_profile("suite")
 
 #: The folders with the longest tests come first, so that no worker is still busy when all others are done.
-_FIRST = ("redis_queue", "stress", "web", "serve", "client", "e2e", "loop", "runner", "contract", "cli")
+_FIRST = (
+    "engines",
+    "redis_queue",
+    "stress",
+    "web",
+    "serve",
+    "client",
+    "e2e",
+    "loop",
+    "runner",
+    "contract",
+    "cli",
+)
 
 
 # The garbage collector would visit the growing number of tests again and again: a third of the time that

@@ -19,9 +19,13 @@ from pathlib import Path
 from typing import Protocol
 
 from gpu_scheduler.attempts.folder import (
+    GIVE_UP_FILE,
+    KILL_FILE,
     AttemptRef,
+    is_prepared,
     kill_runner,
     observe,
+    observe_on_engine,
     request_stop,
     void_claim,
     wake_runner,
@@ -29,6 +33,7 @@ from gpu_scheduler.attempts.folder import (
 )
 from gpu_scheduler.core.command.build import parse_session_list
 from gpu_scheduler.core.model.job import AttemptStatus, StopRequest
+from gpu_scheduler.core.model.job_spec import ENGINES
 from gpu_scheduler.runner.folder import SHORTAGE, START, TOKEN, read_spec
 from gpu_scheduler.runner.fork_server import FORKED, NO_TOKEN, READY, REFUSED, TITLE_BYTES
 from gpu_scheduler.system.run_program import run_program
@@ -93,6 +98,11 @@ class Executors:
     def __init__(self, default: Executor, *others: Executor) -> None:
         self.default = default
         self._by_name = {one.name: one for one in (*others, default)}
+
+    @property
+    def engines(self) -> tuple[str, ...]:
+        """The names of the engines among them."""
+        return tuple(name for name in self._by_name if name in ENGINES)
 
     def of(self, attempt: AttemptRef) -> Executor:
         """Returns the executor of an attempt. Raises LaunchError if this scheduler does not have it."""
@@ -236,6 +246,51 @@ class LocalExecutor:
 
     def close(self) -> None:
         """Does nothing: there are no resources to release."""
+
+
+class EngineExecutor:
+    """The executor of an engine. It only writes requests into the attempt folder, which the agent reads."""
+
+    is_local = False
+    has_terminal = False
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def launch(self, attempt: AttemptRef) -> None:
+        """Does nothing: the agent submits every open attempt whose folder is complete."""
+
+    def observe(self, attempt: AttemptRef) -> AttemptStatus:
+        """Reads the status of an attempt from its local folder. Raises OSError."""
+        return observe_on_engine(attempt.folder, attempt.token)
+
+    def request_stop(self, attempt: AttemptRef, stop: StopRequest) -> None:
+        """Writes `stop`, which the agent passes on to the runner. Raises OSError."""
+        request_stop(attempt.folder, attempt.token, stop)
+
+    def repeat_stop(self, attempt: AttemptRef) -> None:
+        """Does nothing: a runner on an engine looks for `stop` by itself."""
+
+    def cancel_launch(self, attempt: AttemptRef) -> None:
+        """Asks the agent to void the claim, unless a runner has claimed the attempt. Raises OSError."""
+        if is_prepared(attempt.folder):
+            self._ask(attempt, GIVE_UP_FILE)
+        else:
+            void_claim(attempt.folder, attempt.token)  # the agent submits only what is complete
+
+    def kill(self, attempt: AttemptRef) -> None:
+        """Asks the agent to cancel the attempt in the engine. Raises OSError."""
+        self._ask(attempt, KILL_FILE)
+
+    def reap(self) -> None:
+        """Does nothing: there are no child processes."""
+
+    def close(self) -> None:
+        """Does nothing: there are no resources to release."""
+
+    def _ask(self, attempt: AttemptRef, name: str) -> None:
+        if not (attempt.folder / name).exists():
+            write_file(attempt.folder, name, b"")
 
 
 # Starts runners as independent processes, which have no terminal and outlive the scheduler.

@@ -15,7 +15,14 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gpu_scheduler.attempts.job_logs import read_tail
-from gpu_scheduler.core.model.job import AttemptResult, AttemptStatus, ClaimState, RunnerIdentity, StopRequest
+from gpu_scheduler.core.model.job import (
+    AttemptResult,
+    AttemptStatus,
+    ClaimState,
+    EngineStatus,
+    RunnerIdentity,
+    StopRequest,
+)
 from gpu_scheduler.core.model.reasons import FailureKind
 from gpu_scheduler.runner.folder import (
     OLDER_STOP,
@@ -141,18 +148,23 @@ def write_file(folder: Path, name: str, data: bytes) -> None:
 
 
 class ClaimFile(Struct, frozen=True):
-    """The contents of the file `claim`. void: whether no runner has run the attempt and none ever will."""
+    """The contents of the file `claim`. void: whether no runner has run the attempt and none ever will.
+
+    reason: why it is void, if its maker knew.
+    """
 
     void: bool
     runner: RunnerIdentity | None = None
     session: str | None = None
     log: str | None = None
+    reason: str | None = None
 
 
 def parse_claim(value: dict[str, Any], token: str) -> ClaimFile | UnusableFile:
     """Parses the contents of the file `claim`."""
     if value.get("void") is True:
-        return _problem(value, token, {}) or ClaimFile(void=True)
+        problem = _problem({"reason": None, **value}, token, {"reason": is_optional_text})
+        return problem or ClaimFile(void=True, reason=value.get("reason"))
     problem = _problem({"session": None, "log": None, **value}, token, _CLAIM)
     if problem is not None:
         return problem
@@ -409,6 +421,45 @@ def _runner_error(folder: Path) -> list[str]:
     except OSError:
         return []
     return [f"the runner failed: {lines[-1]}"] if lines else []
+
+
+# Reads the status of an attempt on an engine (docs/design.md, Engines).
+#
+# The agent of the engine copies the runner's files into the local folder, and adds the file `engine`. It
+# judges whether the runner lives. Everything that these files say stays true, however old they are.
+
+#: The file in which the agent writes what the engine says, and those with which the loop asks it to void the
+#: claim and to end the attempt in the engine.
+ENGINE_FILE, GIVE_UP_FILE, KILL_FILE = "engine", "give-up", "kill"
+
+
+def parse_engine(value: dict[str, Any], token: str) -> EngineStatus | UnusableFile:
+    """Parses the contents of the file `engine`."""
+    problem = _problem(value, token, dict.fromkeys(EngineStatus.__struct_fields__, is_text))
+    return problem or EngineStatus(**{name: value[name] for name in EngineStatus.__struct_fields__})
+
+
+def observe_on_engine(folder: Path, token: str) -> AttemptStatus:
+    """Reads the status of an attempt on an engine from its local folder. Raises OSError."""
+    reader = FolderReader(folder, token)
+    claim = reader.read("claim", parse_claim)
+    engine = reader.read(ENGINE_FILE, parse_engine)
+    result, stop = reader.read("result", parse_result), reader.read("stop", parse_stop)
+    withdrawn = reader.read("withdrawn", parse_stop)
+    if stop is not None and withdrawn is not None and stop.is_repetition_of(withdrawn):
+        stop = None
+    is_complete = is_prepared(folder)
+    state: ClaimState = "none"
+    if claim is not None:
+        is_dead = engine is not None and engine.state == "dead"
+        state = "void" if claim.void else "dead" if is_dead else "live"
+    elif is_complete:
+        state = "accepted"
+    return AttemptStatus(
+        claim=state, stop=stop, withdrawn=withdrawn, result=result,
+        anomalies=tuple(reader.anomalies.values()), folder_exists=stat.S_ISDIR(_mode(folder)),
+        folder_complete=is_complete, void_reason=None if claim is None else claim.reason, engine=engine,
+    )  # fmt: skip
 
 
 # Sends requests to the runner of an attempt by writing to the attempt folder and sending signals.

@@ -22,7 +22,9 @@ from gpu_scheduler.core.command.shell_words import CHECKPOINT_VARIABLE, with_che
 from gpu_scheduler.core.model.gpu import Gpu
 from gpu_scheduler.core.model.job import ActiveAttempt, Attempt, Job
 from gpu_scheduler.core.model.job_spec import JobSpec
+from gpu_scheduler.core.scheduling.needs import LlmConfig, ResourceSpec, engine_request
 from gpu_scheduler.core.scheduling.placement import BEYOND_MIB, capped_claim, claimable_total
+from gpu_scheduler.core.scheduling.reconcile_attempt import ENGINE_OVERTIME_S
 from gpu_scheduler.core.text.formatting import safe_text
 from gpu_scheduler.runner.folder import read_spec
 from gpu_scheduler.store import backups
@@ -98,6 +100,7 @@ class Launcher:
     ) -> None:
         self.check_owner: Callable[[], None] = lambda: None
         self.before_start: Callable[[Path], object] = lambda folder: None
+        self.llm_config: Callable[[], LlmConfig] = LlmConfig
         self._failpoint = failpoint
         self._logs = logs
         self._store = store
@@ -174,13 +177,20 @@ class Launcher:
         spec = _resumed_spec(attempt, job)
         known = {gpu.uuid: gpu for gpu in self._store.gpus(managed_only=False)}
         gpus = [known[uuid].index for uuid in attempt.gpus]
+        request = None
+        if attempt.is_on_engine:
+            request = engine_request(ResourceSpec.from_key(job.spec_key), self.llm_config())
+            gpus = [*range(request["gpus"])]
+            # The runner ends a job whose time is over, so the engine gives it the grace period on top.
+            end_s = options.grace_s + ENGINE_OVERTIME_S
+            request["time_limit_s"] = None if spec.timeout_s is None else spec.timeout_s + end_s
         number, token = attempt.number, attempt.token
         context = self._context_of(job)
         submitted = context.environment
         command = build_command(
             spec, gpus, self._environment if submitted is None else submitted, token, job.id, number,
             self._conda_sh(submitted), options.cuda_ids, self._variables(attempt),
-            self._port_for(attempt, active),
+            self._port_for(attempt, active), on_engine=request is not None,
         )  # fmt: skip
         session = session_name(gpus, spec.mode, job.id) if executor.has_terminal else None
         self._recorder.record_log(attempt.id, log, session)
@@ -206,6 +216,8 @@ class Launcher:
                 "leftover_wait_s": 5.0, "background": spec.background,
                 "ends_in_pipe": spec.ends_in_pipe, "ignore_hangup": spec.preempt_signal != "HUP",
                 "log_limit": options.log_limit_mib * 2**20 or None,
+                "engine": attempt.executor if request is not None else None,
+                **({"engine_request": request} if request is not None else {}),
                 backups.ORIGIN_KEY:
                     backups.origin_object(
                         attempt, job, self._store.data_dir, context.source_cwd,

@@ -8,12 +8,18 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from gpu_scheduler.attempts.folder import LOCAL_EXECUTORS, AttemptRef, observe, recorded_command
+from gpu_scheduler.attempts.folder import (
+    LOCAL_EXECUTORS,
+    AttemptRef,
+    observe,
+    observe_on_engine,
+    recorded_command,
+)
 from gpu_scheduler.attempts.job_logs import read_tail
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.explain.explanation import is_failure
 from gpu_scheduler.core.model.job import ActiveAttempt, Attempt, AttemptStatus, FailureContext, Observed
-from gpu_scheduler.core.model.job_spec import JobSpec
+from gpu_scheduler.core.model.job_spec import ENGINES, JobSpec
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.runner import group_signals, process_scan
 from gpu_scheduler.runner.process_scan import RecordedCommand
@@ -23,6 +29,8 @@ _GPU_IDS_PLACEHOLDER = "THE-GPU-IDS"
 
 
 def _observe_folder(attempt: AttemptRef) -> AttemptStatus:
+    if attempt.executor in ENGINES:
+        return observe_on_engine(attempt.folder, attempt.token)
     if attempt.executor not in LOCAL_EXECUTORS:
         return AttemptStatus(claim="unknown")  # only a scheduler can ask an executor about the attempt
     return observe(attempt.folder, attempt.token, attempt.runner)

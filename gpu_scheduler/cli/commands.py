@@ -352,6 +352,23 @@ START = (
         arg("--serve", metavar="HOST:PORT", nargs="?", const="127.0.0.1:8000", type=values.address,
             help="Also run `serve` for as long as the scheduler runs (without HOST:PORT: 127.0.0.1:8000)"),
         *API),
+    group("Slurm",
+        arg("--slurm", metavar="PARTITION",
+            help="Also run jobs with on=slurm, on this partition of Slurm"),
+        arg("--slurm-dir", metavar="DIR", type=path,
+            help="Folder on a file system that this machine and the nodes share"),
+        setting("--on", choices=("local", "slurm"),
+            help="Where jobs run whose lines do not say so"),
+        arg("--slurm-options", metavar="TEXT",
+            help="More options of sbatch, as in --slurm-options='--account=x --qos=y'"),
+        setting("--slurm-limit", metavar="N", type=values.integer(1, 10000),
+            help="Number of jobs that may wait in Slurm at the same time; the others wait here, in queue"
+            " order"),
+        setting("--slurm-shards", metavar="K", type=values.integer(0, 1000),
+            help="Number of shards for each GPU, of which jobs with a share get their part; 0: they get whole"
+            " GPUs"),
+        setting("--slurm-python", metavar="PATH",
+            help="Python 3.10 or newer on the nodes")),
     group("Redis queue",
         arg("--redis", metavar="URL", nargs="?", const="",
             help="Also run jobs of a queue in Redis, which several machines share (without URL: the variable "
@@ -600,6 +617,11 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
                 help="Folder of scripts whose paths are relative (default: this folder)"),
             REQUEUE,
             arg("--until-eof", metavar="FD", type=int, help=argparse.SUPPRESS))),
+    },
+    "run jobs on Slurm": {
+        "engine-agent": Command("front_ends", "engine-agent",
+            "Submit jobs to Slurm and fetch their results until it is stopped, as `start --slurm` does", (
+            arg("--until-eof", metavar="FD", type=int, help=argparse.SUPPRESS),)),
     },
     "maintain": {
         "doctor": Command("report_commands", "doctor",

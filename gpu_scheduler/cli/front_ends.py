@@ -146,6 +146,24 @@ def redis_agent(options: Namespace) -> int:
     return 0
 
 
+def engine_agent(options: Namespace) -> int:
+    """Submits jobs to the engine that the last `start` named, until SIGTERM or Ctrl-C. Returns 0."""
+    import logging
+
+    from gpu_scheduler.engines.start import make_agent
+    from gpu_scheduler.show.store_access import open_store
+    from gpu_scheduler.system import own_process
+
+    own_process.begin(options.until_eof, _HANGING_S)
+    location = location_of(options)
+    home = location.resolve()
+    own_process.lock_file(home.folder / "engine-agent.lock", "another agent runs for this queue already")
+    logging.basicConfig(format="%(asctime)s %(levelname)-7s engine-agent: %(message)s", level=logging.INFO)
+    with open_store(location) as store:
+        make_agent(store).run()
+    return 0
+
+
 def redis_submit(options: Namespace) -> int:
     """Adds an item to the queue and prints its id."""
     from gpu_scheduler.redis_queue.queue import Arguments, new_item

@@ -126,6 +126,12 @@ def _validate(chosen: StartOptions) -> None:
         )
     if chosen.redis is None and chosen.requeue_silent_after is not None:
         raise UsageError("--requeue-silent-after works only with --redis")
+    if chosen.slurm is None and (chosen.slurm_dir or chosen.slurm_options or chosen.on == "slurm"):
+        raise UsageError("--slurm-dir, --slurm-options and --on slurm work only with --slurm PARTITION")
+    if chosen.slurm is not None:
+        from gpu_scheduler.engines.start import check_options
+
+        check_options(chosen)
     for name in ("as_root", "allowed_host", "tls_cert", "tls_key"):
         if chosen.serve is None and getattr(chosen, name):
             raise UsageError(f"--{name.replace('_', '-')} works only with --serve")

@@ -55,6 +55,8 @@ class NoteKind(Code):
     #: margin_mib: the memory on each GPU that the scheduler never allocates.
     GPUS_TOO_SMALL = ("gpus_too_small", "the job needs {need}, but its GPUs are too small (the scheduler"
         " keeps {margin_mib} MiB free on each), so it would wait until there are larger ones")
+    MEMORY_ON_ENGINE = ("memory_on_engine",
+        "{engine} does not reserve GPU memory, so the job gets whole GPUs there")
     #: watched: the jobs file that the scheduler watches; "" if none.
     NOT_WATCHED = ("not_watched",
         "the scheduler ({scheduler_pid}) does not watch {path}; it watches {watched}")

@@ -33,7 +33,7 @@ from gpu_scheduler.core.jobsfile.job_line import (
     parse_csv,
 )
 from gpu_scheduler.core.jobsfile.reading import JobShell, line_warnings
-from gpu_scheduler.core.model.job_spec import NORMAL_PRIORITY, JobSpec, Need
+from gpu_scheduler.core.model.job_spec import LOCAL, NORMAL_PRIORITY, JobSpec, Need
 from gpu_scheduler.core.scheduling.needs import LlmConfig, ResourceSpec, resolve
 from gpu_scheduler.core.scheduling.placement import could_fit
 from gpu_scheduler.core.scheduling.settings import Limits
@@ -79,8 +79,9 @@ class RecordedSetting(Struct, frozen=True):
         """Returns what a line is checked against on this machine."""
         limits, shell = self.options or Limits(), job_shell(os.environ)
         return PreviewContext(
-            config, self.known_gpus, conda_sh, os.path.exists, conda_envs, self.totals_mib, limits, shell
-        )
+            config, self.known_gpus, conda_sh, os.path.exists, conda_envs, self.totals_mib, limits, shell,
+            self.options.on if self.options else LOCAL,
+        )  # fmt: skip
 
 
 def recorded_setting(location: Location, jobs_file: str | None) -> RecordedSetting:
@@ -121,7 +122,8 @@ class PreviewContext(Struct, frozen=True):
     known_gpus: the indices of the existing GPUs, None if unknown; conda_sh: the file that defines `conda`,
     None if conda was not found; path_exists: returns whether a file or folder exists; conda_envs: the names
     of the environments, None if unknown; totals_mib: the memory of each GPU whose size is known, by index;
-    limits: the scheduler's limits; shell: the shell of its jobs, None if unknown.
+    limits: the scheduler's limits; shell: the shell of its jobs, None if unknown; on: where jobs run whose
+    lines do not say so.
     """
 
     config: LlmConfig
@@ -132,6 +134,7 @@ class PreviewContext(Struct, frozen=True):
     totals_mib: Mapping[int, int] = field(default_factory=dict)
     limits: Limits = field(default_factory=Limits)
     shell: JobShell | None = None
+    on: str = LOCAL
 
 
 class Preview(Struct, frozen=True):
@@ -180,7 +183,10 @@ def _notes(spec: JobSpec, context: PreviewContext) -> Iterator[Note]:
 
 
 def _warnings(spec: JobSpec, need: Need, context: PreviewContext) -> Iterator[LineNote]:
-    if context.known_gpus is not None:
+    engine = ResourceSpec.of(spec).engine(context.on)
+    if engine is not None and spec.vram is not None:
+        yield Note(NoteKind.MEMORY_ON_ENGINE, {"engine": engine.capitalize()})
+    if context.known_gpus is not None and engine is None:
         usable = [gpu for gpu in context.known_gpus if spec.allowed is None or gpu in spec.allowed]
         large = [gpu for gpu in usable if could_fit(need, context.totals_mib.get(gpu), context.limits)]
         if need.count > len(usable):

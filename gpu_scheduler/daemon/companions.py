@@ -58,7 +58,16 @@ class Companion(Struct):
 
 def companions_of(options: StartOptions, home: DataDir) -> list[Companion]:
     """Returns the companions that the options of `start` ask for."""
-    return [*_server(options, home), *_redis_agent(options, home)]
+    return [*_server(options, home), *_redis_agent(options, home), *_engine_agent(options, home)]
+
+
+def _engine_agent(options: StartOptions, home: DataDir) -> list[Companion]:
+    if options.slurm is None:
+        return []
+    words = ["engine-agent", "--state-file", str(home.state_file), "--until-eof", "0"]
+    if options.data_dir is not None:
+        words += ["--data-dir", os.path.abspath(options.data_dir)]
+    return [Companion("engine-agent", (sys.executable, "-c", _PROGRAM, _ROOT, *words))]
 
 
 def _redis_agent(options: StartOptions, home: DataDir) -> list[Companion]:

@@ -31,7 +31,7 @@ from gpu_scheduler.config import StartOptions
 from gpu_scheduler.core.explain import log_end as _log_end  # noqa: F401
 from gpu_scheduler.core.model.request import AnswerCode, RequestAnswer
 from gpu_scheduler.core.scheduling.actions import AnswerRequest
-from gpu_scheduler.core.scheduling.facts import Facts
+from gpu_scheduler.core.scheduling.facts import EngineState, Facts
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
 from gpu_scheduler.core.scheduling.pending_queue import is_drained, stopped_exit_code
 from gpu_scheduler.core.scheduling.plan import next_deadline
@@ -55,7 +55,7 @@ from gpu_scheduler.store import backups, state_file
 from gpu_scheduler.store.attempt_history import skip_gpu_time
 from gpu_scheduler.store.database import damaged_error, is_damage
 from gpu_scheduler.store.job_lists import interrupted_jobs
-from gpu_scheduler.store.pending_groups import next_retry, wait_reason_by_spec
+from gpu_scheduler.store.pending_groups import next_retry, set_engine_state, wait_reason_by_spec
 from gpu_scheduler.store.requests import open_requests
 from gpu_scheduler.store.scheduler_lock import Ownership
 from gpu_scheduler.store.store import Store
@@ -153,6 +153,7 @@ def _with_absolute_paths(options: StartOptions, llm_config: Path) -> StartOption
         llm_config=str(llm_config),
         conda_sh=options.conda_sh and os.path.abspath(options.conda_sh),
         jobs_file=options.jobs_file and os.path.abspath(options.jobs_file),
+        slurm_dir=options.slurm_dir and os.path.abspath(options.slurm_dir),
     )
 
 
@@ -203,6 +204,7 @@ class Daemon:
             failpoint,
         )  # fmt: skip
         self._launcher.check_owner = ownership.check
+        self._launcher.llm_config = lambda: self._config.current
         self._outcomes = DrainReport(store, resolved.jobs_file, self._clock)
         self._console = console
         self._signal: int | None = None
@@ -304,6 +306,8 @@ class Daemon:
             self._clock.now(),
         )
         recorder.forget_wait_reasons()
+        for engine in self._executors.engines:
+            set_engine_state(self._store, engine, EngineState())  # what an earlier agent said
         skip_gpu_time(self._store, self._clock.now().wall)
         self._loop.set_line_waits({})
         self._wakeups.watch_fd(self._sampler.fd, "probe")

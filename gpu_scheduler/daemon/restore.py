@@ -13,11 +13,18 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from gpu_scheduler.attempts.folder import LOCAL_EXECUTORS, AttemptRef, observe, void_claim
+from gpu_scheduler.attempts.folder import (
+    LOCAL_EXECUTORS,
+    AttemptRef,
+    observe,
+    observe_on_engine,
+    void_claim,
+)
 from gpu_scheduler.attempts.observe import attempt_ref, observe_attempt, processes_of
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.config import StartOptions
 from gpu_scheduler.core.model.gpu import format_ranges
+from gpu_scheduler.core.model.job_spec import ENGINES
 from gpu_scheduler.core.scheduling.reconcile_attempt import restore, supersede
 from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.errors import SchedulerError
@@ -115,15 +122,17 @@ def _active_jobs(store: Store, void_claims: bool) -> dict[int, bool]:
 
 
 def unknown_attempts(folders: Iterable[AttemptFolder]) -> list[AttemptRef]:
-    """Returns the attempts in these folders that were launched since the last boot.
+    """Returns the attempts in these folders that were launched since the last boot, or on an engine.
 
     Omits a folder without a token, because its attempt can never begin.
     """
     boot_id, found = Clock().boot_id, []
     for folder in folders:
         token, origin = token_of(folder), read_origin(folder)
-        if token is not None and (origin is None or origin.boot_id == boot_id):
-            found.append(AttemptRef(folder.job_id, folder.number, token, folder.path))
+        executor = "direct" if origin is None else origin.executor
+        may_run = origin is None or origin.boot_id == boot_id or executor in ENGINES
+        if token is not None and may_run:
+            found.append(AttemptRef(folder.job_id, folder.number, token, folder.path, executor=executor))
     return found
 
 
@@ -140,6 +149,9 @@ def _active_jobs_of(
 def _is_command_over(attempt: AttemptRef, void_claims: bool) -> bool:
     """Returns whether an attempt's command has ended or will never begin. Other processes may be left."""
     folder, token = attempt.folder, attempt.token
+    if attempt.executor in ENGINES:
+        # Only the agent can void its claim, because a runner may have claimed it in the shared folder.
+        return observe_on_engine(folder, token).is_over
     try:
         status = observe(folder, token, attempt.runner)
         if status.result is None and status.claim == "none":
@@ -215,7 +227,8 @@ def _running_jobs(folders: Iterable[AttemptFolder]) -> dict[int, int | None]:
     alive = processes_of(paths) if paths else {}
     running: dict[int, int | None] = {one.job_id: None for one in attempts if one.token in alive}
     for one in attempts:
-        status = observe(one.folder, one.token)
+        on_engine = one.executor in ENGINES
+        status = (observe_on_engine if on_engine else observe)(one.folder, one.token)
         if status.claim in ("live", "unlocked") and status.result is None:
             running[one.job_id] = status.pid
     return running
@@ -337,7 +350,7 @@ class _AttemptImport:
             origin.token
             for found in self._jobs.values()
             for folder, origin in found
-            if self._has_lost_claim(folder, origin.token)
+            if origin.executor not in ENGINES and self._has_lost_claim(folder, origin.token)
         }
 
     def run(self, jobs_file: str) -> None:

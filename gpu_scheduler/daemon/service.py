@@ -12,12 +12,13 @@ import sqlite3
 import stat
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 from gpu_scheduler.attempts.executors import (
     DirectExecutor,
+    EngineExecutor,
     Executors,
     ForkingExecutor,
     ScreenExecutor,
@@ -103,7 +104,7 @@ def run(
             with removed_if_new(home, is_new=is_new):
                 store = at_end.enter_context(closing(open_store(home, options)))
                 ownership = Ownership(home, lock)
-                executors = _make_executors(options.screen)
+                executors = _make_executors(options.screen, () if options.slurm is None else ("slurm",))
                 # If the start fails, nothing is deleted, and the schema stays as an older version wrote it.
                 with store.db.upgraded(), in_own_folder(store, fresh=options.fresh):
                     daemon = Daemon(
@@ -210,18 +211,21 @@ def _acquire_lock(home: DataDir, take_over: bool) -> InstanceLock:
     return lock
 
 
-def _make_executors(screen: bool) -> Executors:
-    """Returns the executors of this machine. screen: whether new attempts run in Screen sessions.
+def _make_executors(screen: bool, engines: Iterable[str]) -> Executors:
+    """Returns the executors of this machine and of these engines.
+
+    screen: whether new attempts on this machine run in Screen sessions.
 
     Raises SchedulerError.
     """
     if not screen:
         exec_each = os.environ.get(RUNNER_START_VARIABLE) == "exec"
-        return Executors(DirectExecutor() if exec_each else ForkingExecutor(), ScreenExecutor())
+        direct = DirectExecutor() if exec_each else ForkingExecutor()
+        return Executors(direct, ScreenExecutor(), *map(EngineExecutor, engines))
     problem = screen_problem()
     if problem is not None:
         raise SchedulerError(f"--screen: {problem}")
-    return Executors(ScreenExecutor(), DirectExecutor())
+    return Executors(ScreenExecutor(), DirectExecutor(), *map(EngineExecutor, engines))
 
 
 # Checks of the options, files, folders and store of `start` before anything is created.

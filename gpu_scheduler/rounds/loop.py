@@ -29,6 +29,7 @@ from gpu_scheduler.core.model.values import Now
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling import pending_queue as rules
 from gpu_scheduler.core.scheduling.actions import Action, Start
+from gpu_scheduler.core.scheduling.engine_queue import by_engine
 from gpu_scheduler.core.scheduling.facts import Facts
 from gpu_scheduler.core.scheduling.history import GpuHistory, Overtakes, RunTimes
 from gpu_scheduler.core.scheduling.needs import LlmConfig
@@ -48,7 +49,12 @@ from gpu_scheduler.store.attempt_history import (
 )
 from gpu_scheduler.store.events import history_in_errors
 from gpu_scheduler.store.job_lists import interrupted_jobs, is_ancestor, jobs_to_watch, listed_count
-from gpu_scheduler.store.pending_groups import PendingGroupsReader, queue_reservation, reserved_jobs
+from gpu_scheduler.store.pending_groups import (
+    PendingGroupsReader,
+    engine_state,
+    queue_reservation,
+    reserved_jobs,
+)
 from gpu_scheduler.store.requests import open_requests
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.store.writer import StoreWriter
@@ -111,7 +117,8 @@ def read_facts(
     records = store.active_attempts()
     refs = {record.token: attempt_ref(store, record) for record in records}
     attempts = _attempts(store, executors, records, refs, now)
-    pending = readers.groups.read(now, marks) if placing else ()
+    waiting = readers.groups.read(now, marks) if placing else ()
+    pending, on_engines = by_engine(waiting, settings.on)
     reservation = queue_reservation(store) if placing and marks.has_reservations else None
     if progress is not None and pending and settings.queue_order is QueueOrder.RESERVE:
         known = progress.read(records) if reservation is None else progress.read_now(records)
@@ -133,6 +140,8 @@ def read_facts(
         storage_issue=health_issue,
         attempts=attempts,
         pending_groups=pending,
+        engine_groups=on_engines,
+        engines={name: engine_state(store, name) for name in executors.engines} if on_engines else {},
         adopted_jobs=tuple(jobs_to_watch(store)) if marks.has_adopted else (),
         reserved_jobs=tuple(reserved_jobs(store, now)) if placing and marks.has_reservations else (),
         queue_reservation=reservation,

@@ -317,6 +317,8 @@ def _start_message(event: Event, started: AttemptStarted, dispatched: tuple[int,
         words.append(f"resumes from {origin_text(started.resumed_from, started.resumed_step)}")
     begins = "starts" if started.watched_pid is None else f"is process {started.watched_pid}"
     where = f"on gpu {list(started.gpus)}" if started.gpus else "without a GPU"
+    if started.engine is not None:
+        begins, where = "is handed over", f"to {started.engine.capitalize()}"
     text = f"{begins} {where} ({', '.join(words)})" if words else f"{begins} {where}"
     return EventMessage(_INFO, text, f" — {event.command}")
 

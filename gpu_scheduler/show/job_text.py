@@ -18,7 +18,7 @@ from gpu_scheduler.core.text.formatting import format_eta, format_memory, times_
 if TYPE_CHECKING:
     from gpu_scheduler.core.explain.progress import JobProgress
     from gpu_scheduler.core.model.event import MisplacedProcess, Overuse
-    from gpu_scheduler.core.model.job import Attempt, Checkpoint, Progress
+    from gpu_scheduler.core.model.job import Attempt, Checkpoint, EngineStatus, Progress
     from gpu_scheduler.show.job_views import AttemptWarning, JobView
 
 # Formats checkpoints: where they are, and at which step they were saved.
@@ -319,3 +319,9 @@ def _count_text(progress: Progress) -> str:
     noun = "step" if progress.unit.value == "checkpoint" else progress.unit.value
     of = "" if progress.total is None else f" of {progress.total:.15g}"
     return f"{noun} {round(progress.current, 2):.15g}{of}"
+
+
+def engine_text(engine: EngineStatus) -> str:
+    """Returns what an engine says of a job, such as "job 17 on node2: running"."""
+    node = f" on {engine.node}" if engine.node else ""
+    return f"job {engine.native_id}{node}: {engine.reason or engine.state}"

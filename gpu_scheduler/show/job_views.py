@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from gpu_scheduler.attempts.job_logs import LogFolder
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.model.finding import HealthIssue
-from gpu_scheduler.core.model.job import ActiveAttempt, Job
+from gpu_scheduler.core.model.job import ActiveAttempt, EngineStatus, Job
 from gpu_scheduler.core.model.reasons import WaitKind, WaitReason
 from gpu_scheduler.core.model.states import ACTIVE, FAILED, WAITING, AttemptState, JobState, Outcome
 from gpu_scheduler.health.storage import LOG_FOLDER_KEY, find_issues, unusable_file_issue
@@ -89,7 +89,8 @@ class JobView(NamedTuple):
     the last output line of a running job, None if there is no output or the caller did not ask for it.
     progress: how far a running job is, None if the caller did not ask for it. stop: the request because of
     which a job is being stopped, None if it is unknown. stop_in_s: the seconds that are left of its grace
-    period, None if unknown. as_of: when the view was made, in seconds since 1970.
+    period, None if unknown. engine: what its engine says of a running job; None on this machine. as_of: when
+    the view was made, in seconds since 1970.
     """
 
     record: Job
@@ -107,6 +108,7 @@ class JobView(NamedTuple):
     progress: JobProgress | None = None
     stop: StopRequest | None = None
     stop_in_s: float | None = None
+    engine: EngineStatus | None = None
     as_of: float = 0.0
 
     @property
@@ -267,7 +269,7 @@ def job_view(job: Job, attempt: Attempt | None, context: ViewContext) -> JobView
             # A request concerns the end of a job only if the job is held because of it.
             wait = _requested(job, context) if job.state is JobState.HELD else None
     if attempt is not None and job.state is JobState.STARTING:
-        wait = _start_delay(attempt)
+        wait = _start_delay(attempt, None if fact is None else fact.status.engine)
     stop = context.stops.get(job.id) if job.state is JobState.STOPPING else None
     return JobView(
         job,
@@ -282,6 +284,7 @@ def job_view(job: Job, attempt: Attempt | None, context: ViewContext) -> JobView
         gpus=() if attempt is None else gpu_indices(attempt, context.indices),
         peaks={} if attempt is None else peaks_by_index(attempt, context.indices),
         warnings=() if attempt is None else warnings(attempt, context.indices, fact),
+        engine=None if fact is None or not fact.state.is_open else fact.status.engine,
         as_of=context.now.wall,
     )
 
@@ -305,9 +308,13 @@ def observed_job(store: Store, job: Job) -> Job:
     return job_view(job, attempt, context).record
 
 
-def _start_delay(attempt: Attempt) -> WaitReason | None:
-    """Returns why an attempt with allocated GPUs has no runner yet; None while the delay is normal."""
+def _start_delay(attempt: Attempt, engine: EngineStatus | None) -> WaitReason | None:
+    """Returns why an attempt has no runner yet; None while that is normal. engine: what its engine says."""
     launches = attempt.launch_count
+    if attempt.is_on_engine:
+        what = "not submitted yet" if engine is None else engine.reason or engine.state
+        number = "" if engine is None or not engine.native_id else f" (job {engine.native_id})"
+        return WaitReason(WaitKind.IN_ENGINE, f"{attempt.executor.capitalize()}{number}: {what}")
     if launches == 0:
         return WaitReason(WaitKind.SHORTAGE)
     return WaitReason(WaitKind.RELAUNCHED, launches=launches) if launches > 1 else None

@@ -129,7 +129,11 @@ def _read_queue(store: Store, pid: int | None, limit: int | None) -> _Queue:
         records = [*open_jobs(store, tuple(ACTIVE)), *queued, *open_jobs(store, (JobState.HELD,), limit)]
         newest = store.newest_attempts(job.id for job in records)
         context = context_of(store, (job.id for job in records), active, is_up=pid is not None)
-        waiting = waiting_jobs(store, context.now, limit)
+        here = store.recorded_options().on
+        # When jobs on an engine start is for the engine to say.
+        waiting = [
+            one for one in waiting_jobs(store, context.now, limit) if one.resources.engine(here) is None
+        ]
         attempts = [context.open_attempts.get(one.id) or observe_attempt(store, one) for one in active]
         facts = round_facts(store, attempts, context.now, foreign_claims(store, locks, attempts, pid))
         count = state_counts(store).get(JobState.QUEUED, 0)

@@ -59,6 +59,7 @@ def job_object(job: JobView) -> dict[str, Any]:
         "created_at": record.created_at,
         "started_at": job.started_at,
         **picked(record, "finished_at", "priority", "source"),
+        "engine": None if job.engine is None else asdict(job.engine),
         "adopted_pid": None if record.adopted is None else record.adopted.pid,
         "warnings": job_warnings(job),
         **picked(job, "vram_declared", "peaks"),

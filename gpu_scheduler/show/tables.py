@@ -25,7 +25,7 @@ from gpu_scheduler.core.text.formatting import (
 )
 from gpu_scheduler.show import job_views
 from gpu_scheduler.show.gpu_text import claims_problem_text, claims_text, mode_lines
-from gpu_scheduler.show.job_text import job_warnings, outcome_text, short_text
+from gpu_scheduler.show.job_text import engine_text, job_warnings, outcome_text, short_text
 from gpu_scheduler.show.job_views import GpuView, JobView
 from gpu_scheduler.show.layout import (
     CYAN,
@@ -189,6 +189,7 @@ def detail_lines(job: JobView) -> list[str]:
     closed = f"closed; `logs {job.record.id} -f` follows its output" if job.window_closed else None
     details = [
         ("memory", memory_text(job.peaks, job.vram_declared)),
+        ("engine", None if job.engine is None else engine_text(job.engine)),
         ("session", job.session),
         ("window", closed),
         ("log", job.log),
@@ -205,11 +206,18 @@ def _cells(job: JobView, state: Cell, time: str, last: Cell) -> JobCells:
     return JobCells(
         Cell(str(job.record.id)),
         state,
-        Cell(format_ranges(job.gpus) or ("-" if job.record.state in ACTIVE else "")),
+        Cell(_place(job)),
         Cell(time),
         Cell(title(job)),
         last,
     )
+
+
+def _place(job: JobView) -> str:
+    """Returns the GPUs of a job, or the node on which its engine runs it."""
+    if job.engine is not None:
+        return safe_text(job.engine.node) or "-"
+    return format_ranges(job.gpus) or ("-" if job.record.state in ACTIVE else "")
 
 
 def _group_row(jobs: Sequence[JobView]) -> TableRow:

@@ -142,7 +142,7 @@ class PlacementFacts(Struct, frozen=True):
     judged: the same GPUs; those that only a reservation for another job closes, as they will be then.
     preemption: whom the job preempts next, or why nobody; None if it may or need not preempt, or does so.
     queue: its overtakes and its reservation; None if it is not in the queue, or if none are ever made.
-    idle_budget: that of the scheduler.
+    idle_budget: that of the scheduler. engine: that of the job, which chooses its GPUs; None if none.
     holders: the ids of the scheduler's jobs on each GPU, by UUID; sampled_at: the time of the newest sample
     in seconds since 1970, None if there is no sample.
     """
@@ -155,6 +155,7 @@ class PlacementFacts(Struct, frozen=True):
     holders: Mapping[str, tuple[int, ...]]
     limits: Limits
     sampled_at: float | None
+    engine: str | None = None
 
 
 class LineFacts(Struct, frozen=True):
@@ -298,8 +299,9 @@ def _placement_facts(inspected: _Inspection, need: Need) -> PlacementFacts:
     store, record = inspected.store, inspected.record
     records, options = store.gpus(), store.recorded_options()
     sampled = max((gpu.sampled_at for gpu in records if gpu.sampled_at is not None), default=None)
-    if not records:
-        return PlacementFacts((), (), None, None, options.idle_budget, {}, options, sampled)
+    engine = ResourceSpec.from_key(record.spec_key).engine(options.on)
+    if not records or engine is not None:
+        return PlacementFacts((), (), None, None, options.idle_budget, {}, options, sampled, engine)
     facts, job = _round_facts(inspected), queued_job_of(store, record.id)
     holding = [one for one in facts.attempts if one.state.holds_gpus]
     preemption = queue = None

@@ -49,7 +49,14 @@ from gpu_scheduler.show.job_findings import (
     queueing_command,
     unfinished_job_text,
 )
-from gpu_scheduler.show.job_text import job_warnings, long_text, origin_text, outcome_text, reason_text
+from gpu_scheduler.show.job_text import (
+    engine_text,
+    job_warnings,
+    long_text,
+    origin_text,
+    outcome_text,
+    reason_text,
+)
 from gpu_scheduler.show.job_views import DependencyFacts, JobView
 from gpu_scheduler.show.layout import wrap_words
 from gpu_scheduler.show.wait_text import (
@@ -611,6 +618,11 @@ def _placement(diagnosis: Diagnosis, need: Need, facts: PlacementFacts) -> Itera
     wait = diagnosis.job.wait
     limit = None if wait is None else _LIMITS.get(wait.kind)
     full = None if wait is None or limit is None else f"{wait_text(wait)} ({limit})"
+    if facts.engine is not None:
+        said = wait_text(wait) if wait is not None else f"{facts.engine.capitalize()} chooses its GPUs"
+        infeasible = diagnosis.job.infeasible
+        yield bad("placing", said, "change the job with `set`") if infeasible else ok("placing", said)
+        return
     if not need.count:
         said = "the job needs no GPU, so it waits for none"
         yield ok("placing", said) if full is None else warn("placing", full, "")
@@ -644,6 +656,9 @@ def _placement(diagnosis: Diagnosis, need: Need, facts: PlacementFacts) -> Itera
 def _running(diagnosis: Diagnosis) -> Iterator[Finding]:
     job = diagnosis.job
     gpus = f"on {format_gpus(job.gpus)}" if job.gpus else "without a GPU"
+    if job.attempt is not None and job.attempt.is_on_engine:
+        said = "it is not submitted yet" if job.engine is None else engine_text(job.engine)
+        gpus = f"on {job.attempt.executor.capitalize()}, {said}"
     since = "" if job.started_at is None else f", started {format_age(job.started_at, diagnosis.now)}"
     follow = f"`logs {job.record.id} -f` follows its output"
     if job.is_without_log:

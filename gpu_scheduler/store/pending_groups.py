@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from gpu_scheduler.core.model.reasons import WaitKind, WaitReason
 from gpu_scheduler.store.store import Marks, Store
@@ -14,8 +14,15 @@ from gpu_scheduler.store.store import Marks, Store
 if TYPE_CHECKING:
     from gpu_scheduler.core.model.values import Now
     from gpu_scheduler.core.scheduling.actions import Action
-    from gpu_scheduler.core.scheduling.facts import PendingGroup, QueuedJob, QueueReservation, ReservedJob
+    from gpu_scheduler.core.scheduling.facts import (
+        EngineState,
+        PendingGroup,
+        QueuedJob,
+        QueueReservation,
+        ReservedJob,
+    )
     from gpu_scheduler.core.scheduling.forecast import WaitingJob
+    from gpu_scheduler.core.scheduling.needs import ResourceSpec
 
 
 #: The condition of the index `job_queue`, which leaves out adopted processes and the jobs that wait for other
@@ -330,3 +337,40 @@ class PendingGroupsReader:
             now.boot_id, before.boot, now.boot,
         )  # fmt: skip
         return set(found)
+
+
+# What the agent of an engine and the loop tell each other about it, besides the attempts.
+
+
+def engine_specs(store: Store, engine: str) -> list[ResourceSpec]:
+    """Returns the resource specs of the queued jobs that run on an engine."""
+    from gpu_scheduler.core.scheduling.needs import ResourceSpec
+
+    keys = store.db.rows("SELECT DISTINCT spec_key FROM job WHERE state = 'queued' AND state <> 'finished'")
+    specs = [ResourceSpec.from_key(key) for (key,) in keys]
+    return [one for one in specs if one.engine(store.recorded_options().on) == engine]
+
+
+#: Seconds after which the agent of an engine says again that it works.
+_SAY_AGAIN_S = 20.0
+
+
+def engine_state(store: Store, engine: str) -> EngineState:
+    """Returns what the agent of an engine last said. Before it has said anything, no job is handed over."""
+    from gpu_scheduler.core.scheduling.facts import EngineState
+
+    value = json.loads(store.db.meta(f"engine_{engine}") or "{}")
+    return EngineState(
+        value.get("problem"), value.get("refused", {}), frozenset(value.get("accepted", ())),
+        value.get("unclear", {}), value.get("at"),
+    )  # fmt: skip
+
+
+def set_engine_state(store: Store, engine: str, state: EngineState) -> bool:
+    """Records what the agent of an engine says. Returns whether that is new."""
+    known = engine_state(store, engine)
+    is_new = replace(state, at=known.at) != known
+    if is_new or state.at is None or known.at is None or not 0 <= state.at - known.at < _SAY_AGAIN_S:
+        value = {**asdict(state), "accepted": sorted(state.accepted)}
+        store.db.set_meta(f"engine_{engine}", json.dumps(value), synced=False)
+    return is_new or known.at is None

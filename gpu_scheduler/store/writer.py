@@ -142,9 +142,10 @@ def _start(context: WriteContext, action: act.Start) -> int:
         more["started_at"] = process.started_at
     elif action.gpus:  # a job without a GPU overtakes nobody
         more = dict(zip(("queue_priority", "queue_position", "submitted_at"), place, strict=True))
+    executor = action.engine or (context.executor if process is None else "direct")
     attempt_id = insert(
         db, "attempt", job_id=job_id, number=number, token=secrets.token_hex(16), boot_id=now.boot_id,
-        state=AttemptState.STARTING.value, executor=context.executor if process is None else "direct",
+        state=AttemptState.STARTING.value, executor=executor,
         learned=action.learned, assumed=action.assumed,
         launch_deadline_boot=now.boot + context.settings.launch_deadline_s, created_at=now.wall,
         resumed_from=resume_from, follows_preemption=follows_preemption, **more,
@@ -157,6 +158,7 @@ def _start(context: WriteContext, action: act.Start) -> int:
         resumed_from=None if checkpoint is None else checkpoint.path,
         resumed_step=None if checkpoint is None else checkpoint.step,
         watched_pid=None if process is None else process.pid,
+        engine=action.engine,
     )  # fmt: skip
     started = {"state": JobState.STARTING.value, "reason": None, "not_before_boot": None}
     _update(context, "job", "id", job_id, started)

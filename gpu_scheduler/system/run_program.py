@@ -12,7 +12,7 @@ from contextlib import suppress
 
 from msgspec import Struct
 
-#: Default number of seconds that a program may take, and maximum number of bytes to read from its output.
+#: Default number of seconds that a program may take, and maximum number of bytes of its output.
 TIMEOUT_S = 5.0
 MAX_OUTPUT_BYTES = 1 << 20
 _POLL_INTERVAL_S = 0.05
@@ -41,9 +41,15 @@ class ProgramResult(Struct, frozen=True):
 
 
 def run_program(
-    argv: Sequence[str], env: Mapping[str, str] | None = None, timeout_s: float = TIMEOUT_S
+    argv: Sequence[str],
+    env: Mapping[str, str] | None = None,
+    timeout_s: float = TIMEOUT_S,
+    max_output_bytes: int = MAX_OUTPUT_BYTES,
 ) -> ProgramResult:
-    """Runs a program without input or terminal and returns its result. Sets LC_ALL=C for English messages."""
+    """Runs a program without input or terminal and returns its result. Sets LC_ALL=C for English messages.
+
+    A program that writes more than `max_output_bytes` counts as one that does not answer.
+    """
     try:
         process = subprocess.Popen(
             argv,
@@ -57,7 +63,7 @@ def run_program(
         return ProgramResult(None, "", f"{argv[0]} cannot be started: {error.strerror}")
     assert process.stdout is not None
     with process.stdout as pipe:
-        data, ended = _read_output(process, pipe.fileno(), time.monotonic() + timeout_s)
+        data, ended = _read_output(process, pipe.fileno(), time.monotonic() + timeout_s, max_output_bytes)
     text = data.decode("utf-8", "replace")
     if ended:
         return ProgramResult(process.returncode, text)
@@ -67,13 +73,15 @@ def run_program(
     return ProgramResult(None, text, f"{argv[0]} did not answer within {timeout_s:g} s")
 
 
-def _read_output(process: subprocess.Popen[bytes], fd: int, deadline: float) -> tuple[bytes, bool]:
+def _read_output(
+    process: subprocess.Popen[bytes], fd: int, deadline: float, max_bytes: int
+) -> tuple[bytes, bool]:
     """Reads output until the process ends or time is up; returns the output and whether the process ended.
 
     Does not wait for the end of the output, because children of the process may keep the pipe open.
     """
     data = bytearray()
-    while time.monotonic() < deadline and len(data) < MAX_OUTPUT_BYTES:
+    while time.monotonic() < deadline and len(data) < max_bytes:
         ended = process.poll() is not None
         if select.select([fd], [], [], 0 if ended else _POLL_INTERVAL_S)[0]:
             chunk = os.read(fd, 1 << 16)

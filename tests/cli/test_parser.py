@@ -24,6 +24,7 @@ COMMANDS = {
     "submit": [], "adopt": ["158500"], "import": ["queue.json"], "set": ["3", "vram=1G"], "recover": ["3"],
     "clear": [], "preempt": ["3"], "plan": [], "serve": [], "token": ["list"], "mcp": [],
     "redis-submit": [], "redis-queue": [], "redis-agent": [],
+    "engine-agent": [],
 }  # fmt: skip
 #: The words that must come last.
 LAST = {"run": ["--", "true"], "submit": ["train.py"], "redis-submit": ["train.py"]}
@@ -56,7 +57,8 @@ _ALL_CHANGED = StartOptions(
     preempt_at_priority=100, preempt_grace_s=5.0, queue_order=QueueOrder.BACKFILL, aging=3, idle_budget=0.0,
     poll_s=0.5, verbose=True, fresh=True, ignore_old_sessions=True, trust_files=True,
     serve="[::1]:80", as_root=True, allowed_host=("a", "b:90"), tls_cert="c", tls_key="k",
-    redis="redis://h", requeue_silent_after=1800.0,
+    redis="redis://h", requeue_silent_after=1800.0, on="slurm", slurm="gpu", slurm_dir="shared",
+    slurm_options="--qos=x", slurm_limit=7, slurm_shards=4, slurm_python="/p",
 )  # fmt: skip
 #: Fields of Settings that no option sets.
 _WITHOUT_OPTION = ["launch_deadline_s", "max_launches", "grace_s", "memory_release_s", "survivor_wait_s"]
@@ -73,7 +75,8 @@ def test_every_option_of_start_sets_its_field() -> None:
         " --preempt-at-priority HIGH --preempt-grace 5 --queue-order backfill --aging 3 --idle-budget 0"
         " --poll 0.5 -v --fresh --ignore-old-sessions --trust-files"
         " --serve [::1]:80 --as-root --allowed-host a --allowed-host b:90 --tls-cert c --tls-key k"
-        " --redis redis://h --requeue-silent-after 30m"
+        " --redis redis://h --requeue-silent-after 30m --on slurm --slurm gpu --slurm-dir shared"
+        " --slurm-options=--qos=x --slurm-limit 7 --slurm-shards 4 --slurm-python /p"
     )
     assert StartOptions.from_values(vars(parse(["start", *words.split(" ")]))) == _ALL_CHANGED
 

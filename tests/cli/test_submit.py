@@ -119,9 +119,9 @@ def test_submit_sets_every_attribute(desk: Desk, script: Path) -> None:
         "timeout": "90s", "after": "prep", "after-any": str(first.id), "name": "x", "priority": "7",
         "conda": "ml", "cwd": str(desk.path), "env": "A=b c", "cuda": "off", "cuda-ids": "visible",
         "preempt-signal": "USR1", "resume-flag": "ckpt", "checkpoints": "out/*.pt",
-        "pipefail": "off", "background": "wait", "max-running": "3",
+        "pipefail": "off", "background": "wait", "max-running": "3", "on": "local",
     }  # fmt: skip
-    others = {"share", "venv", "cancel"}
+    others = {"share", "venv", "cancel", "gpu-type"}
     flags = {key for key, row in ATTRIBUTES.items() if row.form is None} - others
     assert values.keys() | flags | others == ATTRIBUTES.keys()
     words = [
@@ -146,6 +146,7 @@ def test_submit_sets_every_attribute(desk: Desk, script: Path) -> None:
         "visible",
     )
     assert (spec.exclusive, spec.hold) == (True, True)
+    assert submitted(desk, "--on", "slurm", "--gpu-type", "a100", "--", "true").spec.gpu_type == "a100"
     assert submitted(desk, "--share", "0.5", "--retries", "3", "--dir", "/", "--", "true").spec.cwd == "/"
 
 

@@ -94,6 +94,12 @@ MAY: Mapping[str, tuple[str, ...]] = {
         "control", "show", "core.text", "core.model", *TOP, "store.moved_or_copied", "store.store",
         "store.taken_items",
     ),
+    "engines": ("core.text", "core.model", *TOP, "system"),
+    "engines.agent": (
+        "core.model", *TOP, "engines", "attempts.folder", "attempts.launch", "core.scheduling.facts",
+        "core.scheduling.needs", "runner.folder", "store.pending_groups", "store.store",
+    ),
+    "engines.start": (*TOP, "engines", "intake.llm_config", "store.moved_or_copied", "store.store"),
     "client": ("control", "show", "core.text", *TOP, "web.operations"),
     "mcp_server": ("client", "core.text", "errors"),
     # The command line only parses arguments and formats results; every use case is in show or control.
@@ -101,7 +107,7 @@ MAY: Mapping[str, tuple[str, ...]] = {
         "control", "show", "core.model", "core.text", "core.jobsfile.attributes",
         "core.jobsfile.compose", "core.jobsfile.job_line", *TOP, "system.own_process",
         "system.shortages",
-        "web.server", "web.tokens", "mcp_server", "client", "redis_queue",
+        "web.server", "web.tokens", "mcp_server", "client", "redis_queue", "engines.start",
     ),
     "cli.start": (
         "daemon.service", "gpus.probes.simulated", "health.sessions",

@@ -18,6 +18,7 @@ ALLOWED = {
     # A folder or an event keeps what it says, whatever becomes of the row.
     ("Attempt", "Origin"),
     ("Attempt", "AttemptEnded"),
+    ("AttemptStarted", "Start"),
     # The file `result` is the evidence, the reason is what follows from it.
     ("AttemptResult", "StateReason"),
     # What is left on a GPU, without what only its own row is about.

@@ -332,7 +332,7 @@ def test_the_json_of_an_event_contains_all_its_data_in_ascii() -> None:
     assert value == {
         "id": 9, "event": "starting", "job": 1, "command": "echo é", "attempt": 1, "gpus": [0], "share": 0,
         "vram": 9000, "exclusive": False, "learned": False, "assumed": False,
-        "resumed_from": None, "resumed_step": None, "watched_pid": None,
+        "resumed_from": None, "resumed_step": None, "watched_pid": None, "engine": None,
     }  # fmt: skip
     value = json.loads(to_json(Event(10, 0.0, "paused", 0, None, {"gpus": [2]}, "")))
     assert (value["event"], value["job"], value["gpus"]) == ("paused", None, [2])

@@ -115,6 +115,13 @@ WAITS = [
     WaitReason(WaitKind.GPUS_TOO_SMALL, need=MEMORY, allowed=2, size_mib=900, largest_mib=9000, margin_mib=9),
     WaitReason(WaitKind.GROUP_FULL, "eval", running=2, max_running=2),
     WaitReason(WaitKind.CPU_JOBS_FULL, running=4, max_running=4),
+    WaitReason(WaitKind.NO_ENGINE, "slurm"),
+    WaitReason(WaitKind.ENGINE_UNUSABLE, "Slurm: Unable to contact slurm controller (connect failure)"),
+    WaitReason(WaitKind.ENGINE_REFUSES, "Slurm: Requested node configuration is not available"),
+    WaitReason(WaitKind.ENGINE_SILENT, "slurm"),
+    WaitReason(WaitKind.ENGINE_ASKED, "slurm"),
+    WaitReason(WaitKind.ENGINE_FULL, "slurm", running=20),
+    WaitReason(WaitKind.IN_ENGINE, "Slurm (job 17): Resources"),
     WaitReason(WaitKind.LINE_MALFORMED, line_number=4),
     WaitReason(WaitKind.LINE_REMOVED, due_at=100.0),
     WaitReason(WaitKind.LINE_CHANGED, line_number=4, due_at=100.0),
@@ -266,6 +273,7 @@ NOTES: list[LineNote] = [
     Note(NoteKind.PARENT_NOT_IMPORTED, {"parent": "job 2 (eval)", "status": "failed"}),
     Note(NoteKind.VARIABLE_IGNORED, {"name": "CUDA_VISIBLE_DEVICES", "value": "1"}),
     Note(NoteKind.GPU_NUMBER, {"gpu": "2"}),
+    Note(NoteKind.MEMORY_ON_ENGINE, {"engine": "Slurm"}),
     *(
         Note(NoteKind.ENVIRONMENT, {"conda": conda, "venv": venv})
         for conda, venv in product((None, "base"), (None, "/a b/.venv"))

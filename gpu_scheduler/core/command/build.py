@@ -317,19 +317,21 @@ def build_command(
     cuda_ids_default: CudaIds,
     extra: Mapping[str, str] | None = None,
     port: int | None = None,
+    *,
+    on_engine: bool = False,
 ) -> AttemptCommand:
     """Builds the command of an attempt that uses these GPUs.
+
+    on_engine: whether an engine gives the attempt its GPUs, so that `gpus` only counts them.
 
     base_env: the variables that the job inherits: those of the scheduler, or those with which the job was
     submitted; extra: variables that the scheduler adds; conda_sh: the file that defines `conda`; None if
     there is no conda. port: the port at which the job's processes meet, unless the variables give one.
     """
     environment = environment_of(spec, conda_sh)
-    own = {
-        **dict(spec.env),
-        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-        "CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus)),
-    }
+    own = {**dict(spec.env), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    if not on_engine or not gpus:
+        own["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpus))
     marks = {
         "GPU_SCHEDULER_TOKEN": token,
         "GPU_SCHEDULER_JOB": str(job_id),
@@ -337,9 +339,11 @@ def build_command(
     }
     replaced = environment.bin_folder is not None
     env = {**inherited_environment(base_env, replaced, conda_sh is not None), **(extra or {}), **own, **marks}
+    if on_engine and gpus:
+        env.pop("CUDA_VISIBLE_DEVICES", None)  # the node's own value counts
     if port is not None and env.keys().isdisjoint(PORT_VARIABLES):
         env |= dict.fromkeys((*PORT_VARIABLES, GIVEN_PORT), str(port))
-    ids = format_cuda_ids(gpus, spec.cuda_ids or cuda_ids_default)
+    ids = format_cuda_ids(gpus, "visible" if on_engine else spec.cuda_ids or cuda_ids_default)
     shown, last = _job_command(spec, ids, environment)
     unreachable = shlex.quote(f"working folder {spec.cwd} cannot be entered")
     # The line's variables are exported after activation, so that they override those of the environment. PATH

@@ -33,6 +33,7 @@ MAX_GPUS = 64
 _ENV_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _RESERVED_VARIABLE = re.compile(r"CUDA_VISIBLE_DEVICES|CUDA_DEVICE_ORDER|GPU_SCHEDULER_.*")
 _CONDA = re.compile(r"[A-Za-z0-9._-]+|~?/.*")
+_GPU_TYPE = re.compile(r"[A-Za-z0-9_.-]+")
 _OPTION = re.compile(r"--?[A-Za-z][A-Za-z0-9_.-]*")
 _BLOCK_PIECE = re.compile(
     r"""'[^']*'|"(?:[^"\\]|\\.)*"|\\.|(?P<open>["'\\])|(?P<end>\])|[^'"\\\]]+""", re.DOTALL
@@ -73,6 +74,14 @@ def _parse_count(least: int, most: int, key: str, text: str) -> int:
 def _parse_choice(choices: Sequence[str], key: str, text: str) -> str:
     if text not in choices:
         raise ValueError(f"{key}={text} is not one of {', '.join(choices)}")
+    return text
+
+
+def _parse_gpu_type(key: str, text: str) -> str:
+    if not _GPU_TYPE.fullmatch(text):
+        raise ValueError(
+            f"{key}={text} is not a type of GPUs such as a100; `sinfo -o %G` lists those of Slurm"
+        )
     return text
 
 
@@ -160,6 +169,10 @@ _ROWS = (
               "GPUs that the job may use, such as 2 for GPU number 2, or 0,2 or 0-3 (default: any)",
               format=format_gpu_list, foreign=f"{_OF_DEVICES} only gpu-ids devices", of_gpus=True),
     Attribute("exclusive", None, "Do not share the job's GPUs with other jobs", of_gpus=True),
+    Attribute("on", "WHERE", "Where the job runs: local (this machine) or slurm (default: `start --on`)",
+              partial(_parse_choice, (job_spec.LOCAL, *job_spec.ENGINES))),
+    Attribute("gpu-type", "TYPE", "Type of the GPUs on Slurm, such as a100, with on=slurm",
+              _parse_gpu_type, of_gpus=True, foreign="constraint C"),
     Attribute("oom-retries", "N",
               "Number of times to retry the job after it runs out of CUDA memory, each time with more"
               " memory", partial(_parse_count, 0, MAX_RETRIES), synonym="retries"),
@@ -224,6 +237,8 @@ KNOWN_ATTRIBUTES = " ".join("env:KEY" if name == "env" else name for name in NAM
 ACCEPTED_FORM = (
     f"one block of known attributes, a blank, then the command or CSV line; known: {KNOWN_ATTRIBUTES}"
 )
+#: The fields of JobSpec that only this machine can honour.
+_NOT_ON_ENGINES = ("allowed", "exclusive", "preempt")
 #: Options of Slurm that no job needs here.
 NEEDLESS = (
     "nodes", "N", "nodelist", "w", "partition", "p", "account", "A", "qos", "q", "cpus-per-task", "c",
@@ -402,6 +417,12 @@ def check_conflicts(values: dict[str, Any]) -> None:
     if values.get("gpus") == 0 and given:
         others = " and ".join(given)
         raise ValueError(f"gpus=0 asks for no GPU and contradicts {others}; leave out one or the other")
+    on_engine = values.get("on") in job_spec.ENGINES
+    refused = [key for key in _NOT_ON_ENGINES if on_engine and not is_unset(values.get(key))]
+    if refused:
+        raise ValueError(f"{' and '.join(refused)}: on={values['on']} chooses the GPUs itself; leave it out")
+    if values.get("gpu_type") is not None and not on_engine:
+        raise ValueError("gpu-type names GPUs of Slurm and needs on=slurm; here, allowed=LIST names GPUs")
     if (values.get("share") or 0) > WHOLE and values.get("gpus") is not None:
         raise ValueError("a share above 1 is a number of whole GPUs; leave out gpus, or give a share up to 1")
     if (values.get("share") or 0) > WHOLE and values.get("vram") is not None:

@@ -78,7 +78,7 @@ class AttemptStarted(AttemptDetails, frozen=True):
     measured on similar jobs; assumed: whether share and vram are defaults rather than declarations.
     resumed_from, resumed_step: the path and the step of the checkpoint from which it resumes; None if it
     starts from the beginning or if the step is unknown. watched_pid: the adopted process that the attempt
-    watches; None if it starts the command.
+    watches; None if it starts the command. engine: the engine that runs it; None for this machine.
     """
 
     gpus: Sequence[int]
@@ -90,6 +90,7 @@ class AttemptStarted(AttemptDetails, frozen=True):
     resumed_from: str | None = None
     resumed_step: float | None = None
     watched_pid: int | None = None
+    engine: str | None = None
 
 
 class AttemptEnded(AttemptDetails, frozen=True):

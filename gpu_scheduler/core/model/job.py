@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gpu_scheduler.core.model.job_spec import DEFAULT_STOP_SIGNAL, NORMAL_PRIORITY, JobSpec
+from gpu_scheduler.core.model.job_spec import DEFAULT_STOP_SIGNAL, ENGINES, NORMAL_PRIORITY, JobSpec
 from gpu_scheduler.core.model.reasons import FailureKind, StateReason, WaitReason
 from gpu_scheduler.core.model.states import WAITING, AttemptState, JobState, Outcome
 from gpu_scheduler.core.model.values import Now, StoredValue
@@ -22,7 +22,10 @@ from gpu_scheduler.core.model.values import Now, StoredValue
 #: "unclaimed": the claim is missing or unusable, but the runner that the store names is alive.
 #: "invalid": the claim is unusable, and the store names no runner.
 #: "unknown": the folder could not be read this time, so nothing is known about the claim.
-ClaimState = Literal["none", "void", "live", "unlocked", "unclaimed", "invalid", "dead", "unknown"]
+#: "accepted": an engine has the attempt, or will get it, and no runner has claimed it yet.
+ClaimState = Literal[
+    "none", "void", "live", "unlocked", "unclaimed", "invalid", "dead", "unknown", "accepted"
+]
 #: The ranks of the causes that do not rank highest. The runner has the same order (runner/termination.py).
 _STOP_RANKS = {"preempted": 1, "timed_out": 2}
 _HIGHEST_RANK = 3
@@ -138,6 +141,20 @@ class FailureContext(Struct, frozen=True):
     pipe_programs: tuple[str, ...] = ()
 
 
+class EngineStatus(Struct, frozen=True):
+    """What the agent of an engine last wrote about an attempt.
+
+    state: "pending", "running", "ended" or "gone" as the engine says; "dead" if the attempt has ended without
+    a result. native_id: its id in the engine. node: where it runs or ran. reason: the engine's own words.
+    Each is "" if unknown.
+    """
+
+    state: str
+    native_id: str = ""
+    node: str = ""
+    reason: str = ""
+
+
 class AttemptStatus(Struct, frozen=True):
     """The status of an attempt at one moment.
 
@@ -147,6 +164,7 @@ class AttemptStatus(Struct, frozen=True):
     was removed".
 
     withdrawn: the preemption that the runner has withdrawn last, if it did not obey it after all.
+    void_reason: why the claim is void, if its maker knew. engine: what its engine says; None on this machine.
 
     For an attempt without a claim, folder_complete means that its folder contains everything that a runner
     needs, and command_began means that its command has registered itself in the folder.
@@ -166,6 +184,8 @@ class AttemptStatus(Struct, frozen=True):
     folder_exists: bool = True
     folder_complete: bool = True
     command_began: bool = False
+    void_reason: str | None = None
+    engine: EngineStatus | None = None
 
     @property
     def is_over(self) -> bool:
@@ -529,6 +549,11 @@ class Attempt(Struct, frozen=True):
     queue_priority: int | None = None
     queue_position: int | None = None
     submitted_at: float | None = None
+
+    @property
+    def is_on_engine(self) -> bool:
+        """True if it runs on an engine, not on this machine."""
+        return self.executor in ENGINES
 
     @property
     def runner(self) -> RunnerIdentity | None:

@@ -29,6 +29,9 @@ CudaIds = Literal["physical", "visible"]
 DEFAULT_STOP_SIGNAL = "TERM"
 #: The signals that a job may name instead.
 STOP_SIGNALS = (DEFAULT_STOP_SIGNAL, "INT", "USR1", "USR2", "HUP", "QUIT")
+#: The engines on which a job can run instead of on this machine, and the value of `on` for this machine.
+ENGINES = ("slurm",)
+LOCAL = "local"
 #: The fields of JobSpec that say what the job runs.
 _OF_IDENTITY = (
     "kind", "text", "cwd", "script", "arguments", "command", "conda", "venv", "env", "torchrun",
@@ -80,6 +83,8 @@ class JobSpec(Struct, frozen=True, dict=True):
     checkpoints: str | None = None
     pipefail: Literal["on", "off"] | None = None
     background: Literal["wait", "ignore"] | None = None
+    on: str | None = None
+    gpu_type: str | None = None
     hold: bool = False
     cancel: bool = False
 

@@ -369,6 +369,17 @@ class WaitKind(Code):
     GROUP_FULL = "group full", "{running} of {max_running} jobs of group {cause} are running"
     #: As many jobs without a GPU run as may run at the same time (`--cpu-jobs`).
     CPU_JOBS_FULL = "cpu jobs full", "{running} of {max_running} jobs without a GPU are running"
+    #: The job runs on an engine, of which the scheduler knows nothing.
+    NO_ENGINE = ("no engine", "runs on {cause}, which this scheduler does not use; start it with --{cause}")
+    #: Its agent, a companion of the scheduler, does not work.
+    ENGINE_SILENT = ("engine silent",
+        "waits for the agent for {cause} (engine-agent); if that does not work, gpu_scheduler.log says why")
+    ENGINE_UNUSABLE = "engine unusable", "{cause}"
+    #: The engine can never run the job.
+    ENGINE_REFUSES = "engine refuses", "infeasible: {cause}"
+    #: Whether the engine can run the job is not known yet.
+    ENGINE_ASKED = "engine asked", "asking {cause} whether it can run the job"
+    ENGINE_FULL = "engine full", "{running} jobs wait in {cause} already (--{cause}-limit)"
     LINE_MALFORMED = ("line malformed",
         "line {line_number} of {file} is malformed; the job waits until it is corrected")
     LINE_REMOVED = ("line removed",
@@ -389,6 +400,8 @@ class WaitKind(Code):
     SHORTAGE = ("shortage", "not started yet, because the machine is short of processes, memory, file"
         " descriptors or disk space; the scheduler keeps trying")
     RELAUNCHED = "relaunched", "launched {launches} times but not started yet"
+    #: An engine has the job, or will get it.
+    IN_ENGINE = "in engine", "waits in {cause}"
     REQUEST = "request", "{command} requested; waiting for the scheduler"
     #: The job is a running process.
     NOT_WATCHED = "not watched", "process {cause} is not watched yet"
@@ -447,7 +460,7 @@ class WaitReason(StoredValue, frozen=True):
     @property
     def is_infeasible(self) -> bool:
         """True if the job could not fit even if all current GPUs were empty and unpaused."""
-        return self.kind in (WaitKind.TOO_FEW_GPUS, WaitKind.GPUS_TOO_SMALL)
+        return self.kind in (WaitKind.TOO_FEW_GPUS, WaitKind.GPUS_TOO_SMALL, WaitKind.ENGINE_REFUSES)
 
     @classmethod
     def unknown(cls, text: str) -> WaitReason:

@@ -40,7 +40,8 @@ class Start(Action, frozen=True):
     jobs must stay off the GPUs. learned: whether vram was learned from the workload class instead of
     declared. assumed: whether share and vram are defaults rather than declarations. baseline_mib: for each
     GPU, its UUID and its unattributed memory in MiB. process: the adopted process that the runner watches;
-    None if it starts the command. waiting_since: when the job last began to wait, in wall seconds.
+    None if it starts the command. waiting_since: when the job last began to wait, in wall seconds. engine:
+    the engine on which it runs; None for this machine.
     """
 
     job_id: int
@@ -53,6 +54,7 @@ class Start(Action, frozen=True):
     assumed: bool = False
     process: AdoptedProcess | None = None
     waiting_since: float = 0.0
+    engine: str | None = None
 
     @property
     def allocations(self) -> tuple[Allocation, ...]:

@@ -196,14 +196,19 @@ def outcome_of(cause: str) -> Outcome:
 
 def launch_failure(attempt: ActiveAttempt) -> StateReason:
     """Returns why the command of an attempt never began."""
-    if attempt.launch_error is not None:
-        return StateReason(ReasonKind.LAUNCH_FAILED, message=attempt.launch_error)
+    message = attempt.launch_error or attempt.status.void_reason
+    if message is not None:
+        return StateReason(ReasonKind.LAUNCH_FAILED, message=message)
     return StateReason(ReasonKind.RUNNER_NEVER_STARTED, launches=attempt.launch_count)
 
 
 def interruption(attempt: ActiveAttempt, now: Now) -> StateReason:
     """Returns why an attempt ended without a result."""
     status = attempt.status
+    if status.engine is not None:
+        engine = status.engine
+        said = f"{attempt.executor} says: {engine.reason or engine.state}, {engine.node or 'no node'}"
+        return StateReason(ReasonKind.RUNNER_DIED, message=said)
     if attempt.boot_id != now.boot_id:
         return StateReason(ReasonKind.MACHINE_RESTARTED)
     if not status.folder_exists:

@@ -94,21 +94,37 @@ class QueueReservation(Struct, frozen=True):
     is_delayed: bool = False
 
 
+class EngineState(Struct, frozen=True):
+    """What the agent of an engine says about it.
+
+    problem: why the engine cannot be used now; None if it can. refused: for the resource specs that it can
+    never meet, why, by their keys. accepted: the keys of those that it can; unclear: for the others, what it
+    says of them for now. at: when the agent said so, in wall seconds; None if it has said nothing.
+    """
+
+    problem: str | None = None
+    refused: Mapping[str, str] = field(default_factory=dict)
+    accepted: frozenset[str] = frozenset()
+    unclear: Mapping[str, str] = field(default_factory=dict)
+    at: float | None = None
+
+
 class Facts(Struct, frozen=True):
     """The input of one round.
 
     all_sampled: whether every managed GPU has been sampled. probe_error: why the GPUs cannot be read; None if
     they can. storage_issue: the problem with our own storage that blocks new starts; None if there is none.
-    pending_groups: the queued jobs that preempt no others. unmanaged_gpus: GPUs in the sample that this
-    scheduler does not manage; other_gpus: known ones that it does not manage, if requests concern them.
-    learned_mib: the MiB that a job of each workload class needs, if needs are
-    learned. has_unsettled_dependencies: whether a job is to be skipped or queued again because of its
-    parents. cyclic_request: the id of the first request that sets dependencies, if its job would wait for
-    itself. adopted_jobs: the queued jobs that are running processes, which no runner watches.
-    interrupted: the jobs that a recovery queues again; finished_count: the number of finished jobs that are
-    not cleared. Both are read only if they are needed. overtakes: the newest starts; history: the newest ends
-    on each GPU; run_times: estimates; queue_reservation: the one in the store; gpu_time: the GPU time of the
-    last days, None if it is not counted.
+    pending_groups: the queued jobs for this machine that preempt no others; engine_groups: those for each
+    engine. engines: the state of each engine that this scheduler uses. unmanaged_gpus: GPUs in the sample
+    that this scheduler does not manage; other_gpus: known ones that it does not manage, if requests concern
+    them. learned_mib: the MiB that a job of each workload class needs, if needs are learned.
+    has_unsettled_dependencies: whether a job is to be skipped or queued again because of its parents.
+    cyclic_request: the id of the first request that sets dependencies, if its job would wait for itself.
+    adopted_jobs: the queued jobs that are running processes, which no runner watches. interrupted: the jobs
+    that a recovery queues again; finished_count: the number of finished jobs that are not cleared. Both are
+    read only if they are needed. overtakes: the newest starts; history: the newest ends on each GPU;
+    run_times: estimates; queue_reservation: the one in the store; gpu_time: the GPU time of the last days,
+    None if it is not counted.
     """
 
     now: Now
@@ -122,6 +138,8 @@ class Facts(Struct, frozen=True):
     storage_issue: str | None = None
     attempts: tuple[ActiveAttempt, ...] = ()
     pending_groups: tuple[PendingGroup, ...] = ()
+    engine_groups: Mapping[str, tuple[PendingGroup, ...]] = field(default_factory=dict)
+    engines: Mapping[str, EngineState] = field(default_factory=dict)
     adopted_jobs: tuple[Job, ...] = ()
     reserved_jobs: tuple[ReservedJob, ...] = ()
     queue_reservation: QueueReservation | None = None

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct, field
 from msgspec.structs import astuple, replace
 
-from gpu_scheduler.core.model.job_spec import Need, group_of
+from gpu_scheduler.core.model.job_spec import LOCAL, Need, group_of
 from gpu_scheduler.core.model.values import WHOLE, Code, format_mib, parse_mib, parse_share
 from gpu_scheduler.core.scheduling.placement import with_spike_buffer
 from gpu_scheduler.core.text.parsing import parse_json
@@ -37,7 +37,8 @@ class ResourceSpec(Struct, frozen=True):
     min_vram_mib: the minimum memory on each GPU for a job that has run out of memory, whatever else
     determines its need. preempt: whether the job may preempt running jobs of lower priority. group: the group
     of the job, whose jobs share a limit. max_running: how many jobs of the group may run at the same time, as
-    far as this job is concerned.
+    far as this job is concerned. on: the engine, "local", or None for the scheduler's default. gpu_type: the
+    type of the GPUs on an engine.
     """
 
     share: int | None = None
@@ -52,6 +53,8 @@ class ResourceSpec(Struct, frozen=True):
     preempt: bool = False
     group: str | None = None
     max_running: int | None = None
+    on: str | None = None
+    gpu_type: str | None = None
 
     @classmethod
     def of(cls, spec: JobSpec, min_vram_mib: int | None = None, *, learn_needs: bool = False) -> ResourceSpec:
@@ -61,7 +64,7 @@ class ResourceSpec(Struct, frozen=True):
         if spec.max_running is not None:
             group = group or spec.name  # jobs with this same name are a group
         if gpus == 0:
-            return cls(gpus=0, group=group, max_running=spec.max_running)
+            return cls(gpus=0, group=group, max_running=spec.max_running, on=spec.on)
         command, family = spec.kind == "command", None
         if spec.torchrun is not None:
             share, gpus, llm, command = WHOLE if spec.vram is None else None, spec.torchrun, None, False
@@ -69,8 +72,13 @@ class ResourceSpec(Struct, frozen=True):
             family = workload_class_of(spec)
         return cls(
             share, gpus, llm, command, spec.allowed, spec.vram, spec.exclusive, family, min_vram_mib,
-            spec.preempt, group, spec.max_running,
+            spec.preempt, group, spec.max_running, spec.on, spec.gpu_type,
         )  # fmt: skip
+
+    def engine(self, default: str) -> str | None:
+        """Returns the engine on which the job runs; None for this machine. default: that of `start --on`."""
+        where = self.on or default
+        return None if where == LOCAL else where
 
     @property
     def needs_gpus(self) -> bool:
@@ -81,8 +89,10 @@ class ResourceSpec(Struct, frozen=True):
     def key(self) -> str:
         """Returns the text that identifies this spec, without its last unset values; `from_key` parses it."""
         values = astuple(self)
-        if self.group is not None:
+        if self.on is not None or self.gpu_type is not None:
             number = len(values)
+        elif self.group is not None:
+            number = 12
         elif self.preempt:
             number = 10
         elif self.min_vram_mib is not None:
@@ -199,6 +209,21 @@ def resolve(
     share = 0 if need.alone else need.share
     vram = max(resources.min_vram_mib, need.vram or 0)
     return Need(need.count, share, vram=vram, exclusive=resources.exclusive)
+
+
+def engine_request(resources: ResourceSpec, config: LlmConfig) -> dict[str, Any]:
+    """Returns what an engine has to give a job: its number of GPUs, its thousandths of one GPU, their type.
+
+    Memory cannot be requested from an engine, so a job that declares some gets whole GPUs, and so does a job
+    that needs its GPUs to itself.
+    """
+    need = resolve(resources, config)
+    is_part = need.count == 1 and 0 < need.share < WHOLE and need.vram is None and not need.alone
+    return {
+        "gpus": need.count,
+        "share": need.share if is_part else None,
+        "gpu_type": resources.gpu_type,
+    }
 
 
 def _stated_need(resources: ResourceSpec, config: LlmConfig, learned_mib: Mapping[str, int]) -> Need:

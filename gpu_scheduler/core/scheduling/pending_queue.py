@@ -106,38 +106,42 @@ class GroupLimits:
     """The jobs of each group that run, or are about to in this round, and how many of them may."""
 
     def __init__(self, facts: Facts) -> None:
-        running = [resources_of(one) for one in facts.attempts if one.state.is_open]
+        running = [(resources_of(one), not one.is_on_engine) for one in facts.attempts if one.state.is_open]
         reserved = [one.resources for one in facts.reserved_jobs]
         self._most: dict[str | None, int] = {None: facts.settings.cpu_jobs}
-        self._lower((*running, *reserved, *(one.resources for one in facts.pending_groups)))
-        self._taken = Counter(group for one in running for group in _groups_of(one))
+        waiting = [*facts.pending_groups, *(one for found in facts.engine_groups.values() for one in found)]
+        self._lower((*(one for one, _ in running), *reserved, *(one.resources for one in waiting)))
+        self._taken = Counter(group for one, is_local in running for group in _groups_of(one, is_local))
 
     def _lower(self, every: Iterable[ResourceSpec]) -> None:
         for one in every:
             if one.group is not None and one.max_running is not None:
                 self._most[one.group] = min(one.max_running, self._most.get(one.group, one.max_running))
 
-    def refusal(self, resources: ResourceSpec) -> WaitReason | None:
-        """Returns why no other job with these resources may run now; None if one may."""
-        if resources.group is None and resources.needs_gpus:
+    def refusal(self, resources: ResourceSpec, *, is_local: bool = True) -> WaitReason | None:
+        """Returns why no other job with these resources may run now; None if one may.
+
+        is_local: whether it would run on this machine.
+        """
+        if resources.group is None and (resources.needs_gpus or not is_local):
             return None
         self._lower([resources])
-        for group in _groups_of(resources):
+        for group in _groups_of(resources, is_local):
             taken, most = self._taken[group], self._most.get(group)
             if most is not None and taken >= most:
                 kind = WaitKind.CPU_JOBS_FULL if group is None else WaitKind.GROUP_FULL
                 return WaitReason(kind, group or "", running=taken, max_running=most)
         return None
 
-    def take(self, resources: ResourceSpec) -> None:
+    def take(self, resources: ResourceSpec, *, is_local: bool = True) -> None:
         """Counts one more job with these resources as running."""
-        self._taken.update(_groups_of(resources))
+        self._taken.update(_groups_of(resources, is_local))
 
 
-def _groups_of(resources: ResourceSpec) -> list[str | None]:
-    """Returns the groups in which a job with these resources counts; None: the jobs without a GPU."""
+def _groups_of(resources: ResourceSpec, is_local: bool) -> list[str | None]:
+    """Returns the groups in which a job with these resources counts; None: the jobs here without a GPU."""
     groups: list[str | None] = [] if resources.group is None else [resources.group]
-    return groups if resources.needs_gpus else [*groups, None]
+    return groups if resources.needs_gpus or not is_local else [*groups, None]
 
 
 # Decides where the queue waits in line with other programs, and what it keeps (docs/design.md, Turns).

@@ -11,6 +11,7 @@ from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling import requests
 from gpu_scheduler.core.scheduling.attempt_end import GpuInventory, recover_interrupted
+from gpu_scheduler.core.scheduling.engine_queue import hand_over
 from gpu_scheduler.core.scheduling.facts import Facts
 from gpu_scheduler.core.scheduling.gpu_faults import find_suspects
 from gpu_scheduler.core.scheduling.gpu_use import display_memory, record_measurements, unattributed_memory
@@ -140,7 +141,8 @@ def _plan(facts: Facts) -> list[act.Action]:
     if recovered:
         return actions + recovered
     remaining = tuple(attempt for attempt in facts.attempts if attempt.id not in closed)
-    return actions + with_start_interval(place_jobs(replace(facts, attempts=remaining)), facts)
+    facts = replace(facts, attempts=remaining)
+    return actions + with_start_interval(place_jobs(facts), facts) + hand_over(facts)
 
 
 def _settled_first(facts: Facts) -> list[act.Action]:

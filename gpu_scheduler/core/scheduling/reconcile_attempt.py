@@ -74,6 +74,8 @@ def may_signal(attempt: ActiveAttempt, now: Now) -> bool:
 
 #: Seconds after the end of the grace period until the runner itself is killed (docs/design.md, Reconciling).
 RUNNER_OVERTIME_S = 10.0
+#: The same on an engine, whose runner looks for `stop` only every 2 s, over a file server.
+ENGINE_OVERTIME_S = 45.0
 _UNKNOWN_INVENTORY = GpuInventory()
 
 
@@ -157,6 +159,9 @@ def reconcile(
         outcome = outcome_of(cause) if cause else Outcome.NOT_STARTED
         reason = None if cause else launch_failure(attempt)
         return _end(attempt, end_attempt(attempt, outcome, now, settings, reason), now)
+    if status.claim == "accepted":
+        # Only the engine knows when it begins, so there is no deadline.
+        return _void_claim(attempt, now) if _stop_cause(attempt) else []
     if status.claim in ("live", "unclaimed"):
         return _reconcile_live(attempt, now, settings)
     if status.claim == "dead" or _is_folder_removed(attempt):
@@ -221,7 +226,10 @@ def _reconcile_live(attempt: ActiveAttempt, now: Now, settings: Settings) -> lis
     if stop is None or is_new or not may_signal(attempt, now):
         return changes
     since = now.boot - (attempt.stopping_boot if attempt.stopping_boot is not None else now.boot)
-    if stop.on_timeout == "kill" and since >= stop.grace_s + RUNNER_OVERTIME_S:
+    if attempt.boot_id != now.boot_id:
+        since = math.inf  # on an engine, while this machine was restarted, which takes longer than the grace
+    overtime_s = ENGINE_OVERTIME_S if attempt.is_on_engine else RUNNER_OVERTIME_S
+    if stop.on_timeout == "kill" and since >= stop.grace_s + overtime_s:
         return [*changes, act.KillRunner(this)]
     return [*changes, act.WakeRunner(this)]
 

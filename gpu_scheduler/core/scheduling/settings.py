@@ -56,7 +56,8 @@ class Settings(Limits, frozen=True):
     delivered GPU time, or of the time that a job has waited, for which reserved GPUs may be idle.
     suspect_after: the number of quick failures that make a GPU suspect; 0 for never. start_interval_s: the
     least time between the starts of two jobs that use GPUs. cpu_jobs: how many jobs without a GPU may run at
-    the same time.
+    the same time. on: where jobs run whose lines do not say so, "local" or an engine. slurm_limit: how many
+    jobs may wait in Slurm at the same time.
     """
 
     exclusive: bool = False
@@ -72,6 +73,8 @@ class Settings(Limits, frozen=True):
     suspect_after: int = 3
     start_interval_s: float = 0.0
     cpu_jobs: int = 1
+    on: str = "local"  # job_spec.LOCAL, whose module is slow to import
+    slurm_limit: int = 20
     max_assign_attempts: int = 5
     assign_retry_wait_s: float = 5.0
     launch_deadline_s: float = 10.0

@@ -1,0 +1,458 @@
+"""The agent of an engine: submits the attempts of one store, and carries files between their two folders.
+
+It is a companion of `start`, and the only program that runs the commands of the engine or looks at the shared
+folder, so that neither of them ever holds up the loop. It keeps nothing that a restart would lose.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import secrets
+import shutil
+import socket
+import stat
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from msgspec.structs import replace
+
+from gpu_scheduler.attempts.folder import ENGINE_FILE, GIVE_UP_FILE, KILL_FILE, is_prepared, write_file
+from gpu_scheduler.attempts.launch import PROGRESS_VARIABLE
+from gpu_scheduler.core.model.job import ActiveAttempt
+from gpu_scheduler.core.scheduling.facts import EngineState
+from gpu_scheduler.core.scheduling.needs import LlmConfig, engine_request
+from gpu_scheduler.engines.engine import (
+    NAME_PREFIX,
+    Engine,
+    EngineJob,
+    EngineUnavailableError,
+    Order,
+    RefusedError,
+    Resources,
+)
+from gpu_scheduler.engines.steps import Memory, Plan, Seen, Step, next_steps
+from gpu_scheduler.errors import SchedulerError
+from gpu_scheduler.runner import folder as files
+from gpu_scheduler.store.pending_groups import engine_specs, set_engine_state
+from gpu_scheduler.store.store import Store
+
+log = logging.getLogger(__name__)
+
+#: Seconds between two looks at the engine and the shared folder, and at the store in between.
+LOOK_S, _STORE_S = 2.0, 0.2
+#: Seconds after which the engine is asked again whether it can ever run jobs with given resources.
+_ASK_AGAIN_S = 600.0
+#: Largest file of a runner, apart from its log.
+_MAX_BYTES = 1 << 20
+#: Largest piece of a log that one look copies, so that one job cannot hold up the others.
+_PIECE_BYTES = 4 << 20
+#: What the engine and the guard write; and the files that the agent copies into the local folder.
+_ENGINE_LOG = "engine.log"
+_FROM_RUNNER = (_ENGINE_LOG, "runner.err", "progress", "withdrawn", "claim", "result")
+#: The file in the local folder that names the shared folder, and the record of the owner of all of these.
+_SUBMITTED, _OWNER = "submitted", "owner.json"
+#: The token of an attempt, its local folder and its shared folder.
+_Place = tuple[str, Path, Path]
+
+
+class SharedFolder:
+    """The folder of one store on the file system that it shares with the nodes. path: DIR/STORE-ID."""
+
+    def __init__(self, path: Path, owner: Mapping[str, str]) -> None:
+        self.path = path
+        self._owner = dict(owner)
+
+    def claim(self, *, is_new: bool = True) -> None:
+        """Makes the folder, and takes it for this store.
+
+        is_new: whether it may be missing. Raises SchedulerError if it is missing or another store has it.
+        """
+        record = self.path / _OWNER
+        if not is_new and not record.exists():
+            # In an empty folder, no attempt has begun, so those that have ended would run again.
+            raise SchedulerError(
+                f"{record} is missing: is it mounted? To begin with an empty folder, name another --slurm-dir"
+            )
+        self.path.mkdir(mode=0o700, exist_ok=True)
+        try:
+            _link_new(self.path, _OWNER, json.dumps(self._owner).encode())
+            known = json.loads(record.read_bytes())
+        except (OSError, ValueError) as error:
+            raise SchedulerError(f"{record} cannot be used: {error}") from None
+        if known != self._owner:
+            raise SchedulerError(
+                f"{self.path} belongs to the store in {known.get('folder')} on {known.get('host')}; this"
+                " store is a copy of it, or was moved: remove owner.json there if that store is gone"
+            )
+
+    def attempts(self) -> list[Path]:
+        """Returns the folders of all attempts; none if they cannot be listed now."""
+        try:
+            return [one for one in self.path.iterdir() if not one.name.startswith(".") and one.is_dir()]
+        except OSError:
+            return []
+
+    def attempt(self, token: str) -> Path:
+        """Returns the shared folder of an attempt."""
+        return self.path / token
+
+
+def copy_runner(folder: Path) -> Path:
+    """Copies the runner to the shared folder, once for each version. Returns the path of its start script.
+
+    Jobs that wait in the engine keep the version with which they were submitted.
+    """
+    source = Path(files.__file__).parent
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(source.glob("*.py"))))
+    target = folder / f"runner-{digest.hexdigest()[:16]}" / "runner"
+    if not target.exists():
+        made = folder / f".runner-{secrets.token_hex(8)}"
+        made.mkdir(mode=0o700)  # not by copytree, which would also make a folder that is not mounted
+        shutil.copytree(source, made / "runner", ignore=shutil.ignore_patterns("__pycache__"))
+        try:
+            made.rename(target.parent)
+        except OSError:  # another agent was faster
+            shutil.rmtree(made)
+            if not target.exists():
+                raise
+    return target / "start.py"
+
+
+class EngineAgent:
+    """The agent of one store and one engine. scale: divides all times, for tests."""
+
+    def __init__(
+        self,
+        name: str,
+        store: Store,
+        engine: Engine,
+        shared: SharedFolder,
+        llm_config: Callable[[], LlmConfig],
+        *,
+        scale: float = 1.0,
+    ) -> None:
+        self._name, self._store, self._engine, self._shared = name, store, engine, shared
+        self._llm_config = llm_config
+        self._scale = scale
+        self._memories: dict[str, Memory] = {}
+        #: What the engine says of resources, with the time at which it said so; None if it can run them.
+        self._answers: dict[Resources, tuple[float, str | None]] = {}
+        self._problem: str | None = None
+        #: What went wrong in this look.
+        self._problems: list[str] = []
+        self._version: int | None = None
+
+    def run(self) -> None:
+        """Works until the process is asked to end."""
+        while True:
+            self.look()
+            self._wait(LOOK_S / self._scale)
+
+    def _wait(self, seconds: float) -> None:
+        """Waits for the next look, or until the store has other open attempts than at the last one."""
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            time.sleep(min(_STORE_S, left))
+            version = self._store.db.data_version
+            if version != self._version:
+                self._version = version
+                if {one.token for one in self._open_attempts()} != self._memories.keys():
+                    return
+
+    def _open_attempts(self) -> list[ActiveAttempt]:
+        every = self._store.active_attempts()
+        return [one for one in every if one.executor == self._name and one.state.is_open]
+
+    def look(self) -> None:
+        """Does all that is due now. The engine and the shared folder may be away for any time."""
+        attempts = self._open_attempts()
+        self._memories = {one.token: self._memories.get(one.token, Memory()) for one in attempts}
+        self._problems = []
+        jobs: Mapping[str, EngineJob] | None = {}
+        if attempts or self._shared.attempts():
+            try:
+                jobs = self._engine.jobs()
+            except EngineUnavailableError as error:
+                jobs = None
+                self._problems.append(str(error))
+        # Results, logs and requests to stop do not wait for the engine.
+        before = {token: memory.submitted_at for token, memory in self._memories.items()}
+        places = [place for one in attempts if (place := self._look_at(one, jobs)) is not None]
+        # Last, and the one that was tried last comes last, because the engine may not take one for days.
+        is_refused = False
+        for place in sorted(places, key=lambda one: before[one[0]] or 0.0):
+            token, local, _ = place
+            if is_refused:
+                self._memories[token] = replace(self._memories[token], submitted_at=before[token])
+                continue
+            try:
+                self._submit(*place)
+            except EngineUnavailableError as error:
+                self._write(local, token, EngineJob("pending", "", reason=f"not submitted: {error}"))
+                is_refused = True
+            except OSError as error:
+                self._problems.append(f"{place[2]}: {error.strerror}")
+        refused: dict[str, str] = {}
+        unclear: dict[str, str] = {}
+        accepted = frozenset[str]()
+        if jobs is not None:
+            self._clean_up(jobs)
+            refused, unclear, accepted = self._ask_about_groups()
+        self._report(EngineState(next(iter(self._problems), None), refused, accepted, unclear))
+
+    def _report(self, state: EngineState) -> None:
+        """Records what keeps the agent from the engine, and from time to time that the agent works."""
+        if state.problem is not None and state.problem != self._problem:
+            log.warning("%s: %s", self._name, state.problem)
+        self._problem = state.problem
+        if set_engine_state(self._store, self._name, replace(state, at=time.time())):
+            self._store.data_dir.ring_doorbell()
+
+    def _look_at(self, attempt: ActiveAttempt, jobs: Mapping[str, EngineJob] | None) -> _Place | None:
+        """Does what is due for one attempt. Returns its place if it is to be submitted.
+
+        jobs: those of the engine; None if it does not answer.
+        """
+        local, token = self._store.data_dir.attempt_folder(attempt), attempt.token
+        if not is_prepared(local):
+            return None  # the loop has not completed it yet
+        place = token, local, self._shared_folder(local, token)
+        memory = self._memories[token]
+        # Without an answer of both, nothing is concluded, and what was counted begins anew.
+        self._memories[token] = replace(memory, heartbeat_at=None, job_at=None)
+        began = time.monotonic()
+        try:
+            seen = self._carry(attempt, place)
+        except OSError as error:
+            self._problems.append(f"{place[2]}: {error.strerror}")
+            return None
+        if jobs is None:
+            return None
+        now = time.monotonic()
+        seen = replace(seen, job=jobs.get(token), took_s=now - began)
+        plan = next_steps(seen, memory, now, self._scale)
+        self._memories[token] = plan.memory
+        for step in plan.steps:
+            if step is Step.SUBMIT:
+                return place
+            if not self._try(lambda step=step: self._do(step, plan, place, seen), token):  # type: ignore[misc]
+                break
+        return None
+
+    def _try(self, work: Callable[[], None], token: str) -> bool:
+        """Does one thing for an attempt. Returns whether the engine and the folder allowed it."""
+        try:
+            work()
+            return True
+        except EngineUnavailableError as error:
+            self._problems.append(str(error))
+        except OSError as error:
+            self._problems.append(f"{error.filename or 'the shared folder'}: {error.strerror}")
+        self._memories[token] = replace(self._memories[token], has_cancelled=False)
+        return False
+
+    def _do(self, step: Step, plan: Plan, place: _Place, seen: Seen) -> None:
+        token, local, there = place
+        if step is Step.CANCEL:
+            self._engine.cancel([token])
+        elif step is Step.VOID:
+            if plan.is_cancelled:
+                stop = {"token": token, "cause": "cancelled", "grace_s": 0.0, "follow": "kill", "id": ""}
+                write_file(local, "stop", json.dumps({**stop, "signal": "TERM"}).encode())
+            words = (plan.reason, _last_line(there / _ENGINE_LOG)) if plan.reason else ()
+            said = "; ".join(filter(None, words))
+            self._void(place, f"{self._name.capitalize()}: {said}" if said else None)
+        else:
+            self._write(local, token, seen.job, is_dead=step is Step.DECLARE_DEAD)
+
+    # The two folders of an attempt.
+
+    def _shared_folder(self, local: Path, token: str) -> Path:
+        """Returns the shared folder of an attempt: the one for which it was submitted, if it was."""
+        data = _read(local / _SUBMITTED)
+        return self._shared.attempt(token) if data is None else Path(os.fsdecode(data))
+
+    def _carry(self, attempt: ActiveAttempt, place: _Place) -> Seen:
+        """Copies what is new in both directions. Returns what the two folders show. Raises OSError."""
+        _, local, there = place
+        known = files.parse_object(_read(local / "claim") or b"") or {}
+        seen = Seen(
+            has_claim=bool(known), is_void=bool(known.get("void")), has_result=(local / "result").exists(),
+            gives_up=(local / GIVE_UP_FILE).exists(), kills=(local / KILL_FILE).exists(),
+        )  # fmt: skip
+        if not there.exists():
+            os.stat(there.parent / _OWNER)  # raises OSError if the file system is not there either
+            return seen
+        self._touch(there)
+        # The claim is read before the result: a runner that is dead then publishes nothing any more.
+        found = {name: _read(there / name) for name in _FROM_RUNNER}
+        self._carry_stop(local, there, found["withdrawn"])
+        # The log is complete once the result is there, so the rest of it comes first.
+        self._carry_log(attempt, there, is_complete=found["result"] is not None)
+        for name, data in found.items():
+            if data is not None and data != _read(local / name):
+                write_file(local, name, data)
+        claim = files.parse_object(found["claim"] or b"") or known
+        beat = _read(there / "heartbeat")
+        return replace(
+            seen, has_claim=bool(claim), is_void=bool(claim.get("void")),
+            has_result=seen.has_result or found["result"] is not None,
+            heartbeat=int(beat) if beat and beat.strip().isdigit() else None,
+        )  # fmt: skip
+
+    def _carry_stop(self, local: Path, there: Path, withdrawn: bytes | None) -> None:
+        """Passes the newest request to stop on, unless the runner has withdrawn just this one."""
+        stop = _read(local / "stop")
+        if stop is None:
+            return
+        if stop == withdrawn:
+            # As if the runner had renamed it here. If the loop replaces it just now, it writes it again.
+            write_file(local, "withdrawn", stop)
+            (local / "stop").unlink(missing_ok=True)
+        elif stop != _read(there / "stop"):
+            write_file(there, "stop", stop)
+
+    def _carry_log(self, attempt: ActiveAttempt, there: Path, *, is_complete: bool) -> None:
+        """Copies the new part of the log, at most a piece of it unless it is complete.
+
+        A log that reaches its limit is written anew from its middle on, and is then shorter than it was. The
+        whole of it is copied then, and once more at the end.
+        """
+        if attempt.log is None:
+            return
+        half = self._store.recorded_options().log_limit_mib * 2**19
+        with (
+            suppress(FileNotFoundError),
+            (there / "log").open("rb") as source,
+            os.fdopen(os.open(attempt.log, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC), "r+b") as target,
+        ):
+            known, size = target.seek(0, os.SEEK_END), os.fstat(source.fileno()).st_size
+            if size < known or (is_complete and 0 < half < size):
+                known = target.seek(0)
+            source.seek(known)
+            left = size - known if is_complete or known == 0 else min(size - known, _PIECE_BYTES)
+            while left > 0 and (piece := source.read(min(left, _PIECE_BYTES))):
+                left -= target.write(piece)
+            target.truncate()
+
+    def _touch(self, folder: Path) -> None:
+        """Makes and removes a file, after which a client of NFS forgets which files were missing."""
+        name = folder / f".look-{os.getpid()}"
+        name.touch()
+        name.unlink()
+
+    def _submit(self, token: str, local: Path, there: Path) -> None:
+        there.mkdir(mode=0o700, exist_ok=True)
+        (there / "log").touch(0o600)  # the runner only appends
+        spec = files.read_spec(local)
+        write_file(there, "command.sh", (local / "command.sh").read_bytes())
+        write_file(there, "spec.json", json.dumps(shared_spec(spec, there)).encode("ascii"))
+        write_file(local, _SUBMITTED, os.fsencode(there))
+        try:
+            self._engine.submit(Order(token, str(there), Resources(**spec["engine_request"])))
+        except RefusedError as error:
+            self._void((token, local, there), f"{self._name.capitalize()}: {error}")
+
+    def _void(self, place: _Place, reason: str | None) -> None:
+        """Claims the attempt so that no runner can, unless one has; the next look shows who was first."""
+        token, local, there = place
+        there.mkdir(mode=0o700, exist_ok=True)
+        text = json.dumps({"token": token, "void": True, "reason": reason, "nonce": secrets.token_hex(8)})
+        _link_new(there, "claim", text.encode("ascii"))
+        data = _read(there / "claim")
+        if data is not None:
+            write_file(local, "claim", data)
+
+    def _write(self, local: Path, token: str, job: EngineJob | None, *, is_dead: bool = False) -> None:
+        """Writes the file `engine`, if it changes."""
+        state = "dead" if is_dead else "gone" if job is None else job.state
+        value = {"token": token, "state": state, "native_id": "", "node": "", "reason": ""}
+        if job is not None:
+            value |= {"native_id": job.native_id, "node": job.node, "reason": job.reason}
+        data = json.dumps(value).encode("ascii")
+        if data != _read(local / ENGINE_FILE):
+            write_file(local, ENGINE_FILE, data)
+
+    def _clean_up(self, jobs: Mapping[str, EngineJob]) -> None:
+        """Cancels jobs of ours that no open attempt needs, and removes the folders of ended attempts."""
+        for folder in self._shared.attempts():
+            token = folder.name
+            if token in self._memories:
+                continue
+            job, has_result = jobs.get(token), (folder / "result").exists()
+            may_end = job is not None and job.state != "ended"
+            # One that has a result and is pending was requeued. One that runs is about to end.
+            is_requeued = job is not None and job.state == "pending"
+            if may_end and (is_requeued or not has_result):
+                log.info("cancelling %s, whose attempt has ended or is unknown here", NAME_PREFIX + token)
+                with suppress(EngineUnavailableError):
+                    self._engine.cancel([token])
+            elif not may_end and (has_result or b'"void"' in (_read(folder / "claim") or b"")):
+                shutil.rmtree(folder, ignore_errors=True)
+
+    # Whether the engine can ever run the queued jobs.
+
+    def _ask_about_groups(self) -> tuple[dict[str, str], dict[str, str], frozenset[str]]:
+        """Returns what the engine can never run, what it is not clear about, and what it can run, by key."""
+        refused: dict[str, str] = {}
+        unclear: dict[str, str] = {}
+        accepted: set[str] = set()
+        now = time.monotonic()
+        for spec in engine_specs(self._store, self._name):
+            resources = Resources(**engine_request(spec, self._llm_config()))
+            at, problem = self._answers.get(resources, (None, None))
+            if at is None or now - at >= _ASK_AGAIN_S / self._scale:
+                try:
+                    problem = self._engine.problem(resources)
+                except EngineUnavailableError as error:
+                    unclear[spec.key()] = str(error)
+                    continue
+                self._answers[resources] = now, problem
+            if problem is None:
+                accepted.add(spec.key())
+            else:
+                refused[spec.key()] = problem
+        return refused, unclear, frozenset(accepted)
+
+
+def shared_spec(spec: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Returns spec.json as the runner on a node needs it: its log and its progress file are in its folder."""
+    env = {**spec["env"], PROGRESS_VARIABLE: str(folder / "progress")}
+    return {**spec, "env": env, "log": None if spec["log"] is None else str(folder / "log")}
+
+
+def owner_of(store: Store, store_id: str) -> dict[str, str]:
+    """Returns the record that identifies the owner of a shared folder."""
+    return {"store": store_id, "host": socket.gethostname(), "folder": str(store.data_dir.folder)}
+
+
+def _link_new(folder: Path, name: str, data: bytes) -> None:
+    """Makes a file that is complete as soon as it has its name, unless something has that name."""
+    new = f".{name}-{secrets.token_hex(8)}"
+    write_file(folder, new, data)
+    with suppress(FileExistsError):
+        os.link(folder / new, folder / name)
+    (folder / new).unlink()
+
+
+def _read(path: Path) -> bytes | None:
+    """Returns the content of a file; None if there is none, or if a job has put something else there."""
+    fd = files.open_file(str(path))
+    if not isinstance(fd, int):
+        return None
+    try:
+        is_file = stat.S_ISREG(os.fstat(fd).st_mode)
+        return os.read(fd, _MAX_BYTES) if is_file else None
+    finally:
+        os.close(fd)
+
+
+def _last_line(path: Path) -> str:
+    lines = (_read(path) or b"").decode("utf-8", "replace").strip().splitlines()
+    return lines[-1] if lines else ""
