@@ -31,6 +31,7 @@ from tests.stress import (
     running,
     saves,
     shared_gpus,
+    slurm_jobs,
     special_files,
     stop_during_start,
     suspects,
@@ -93,6 +94,7 @@ PARTS = (
     Part("P17", "boxes on Redis, failing at each step", redis_scenes.steps, suite=None, control=1.0),
     Part("P17", "boxes on Redis, which loses data", redis_scenes.losses, suite=None),
     Part("P17", "a box on Redis lost for good", redis_scenes.dead_box, suite=None),
+    Part("P18", "jobs on Slurm", slurm_jobs.jobs, suite=None, control=0.02),
     Part("P14", "random queues with preemptions", random_queues.queues, suite=0.012, control=0.008),
     Part(
         "P14", "jobs with real processes preempt others", priority_preemptions.jobs, suite=None, control=0.08
