@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -51,6 +50,8 @@ while [ $i -lt "$3" ]; do sleep 0.1; i=$((i+1)); done
 echo "$2 end $4 $GPU_SCHEDULER_ATTEMPT" >> "$1"
 exit "$4"
 """
+#: How long jobs run, in tenths of a second. The longest outlast the silence after which a guard kills them.
+_TICKS = (1, 10, 30, 60, 250)
 _MANNERS = ("ends", "ends", "saves", "ignores")
 #: Stand in for Slurm's programs. While the file MODE exists, they act as it says.
 _FAKE = """\
@@ -178,7 +179,7 @@ class _Round:
             if number % 2 == 0:
                 self._on_slurm.add(number)
                 where = f"on=slurm gpus={self.dice.choice((0, 0, 1, 1, 2))}"
-            ticks, code = self.dice.choice((1, 10, 30, 80)), self.dice.choice((0, 0, 0, 1, 3, 7))
+            ticks, code = self.dice.choice(_TICKS), self.dice.choice((0, 0, 0, 1, 3, 7))
             if self.is_control:
                 ticks = 1
             manner = self.dice.choice(_MANNERS)
@@ -296,10 +297,18 @@ class _Round:
         number = self._whole_node()
         if number is None:
             return False
+        writers: list[int] = []
+        if stops_heartbeats:
+            whole = [one for one in range(1, NODES + 1) if f"n{one}" not in self._failing]
+            writers, number = max(
+                ((self._writers_on(one), one) for one in whole), key=lambda two: len(two[0])
+            )
+            if not writers:
+                return False
         self.lab.kill_node(number)
         self._set_node(number, "down")
-        if stops_heartbeats:
-            for pid in self._writers_on(number):
+        if writers:
+            for pid in writers:
                 kill(pid, signal.SIGSTOP)
                 self.found.count("heartbeats stopped")
 
@@ -394,13 +403,14 @@ class _Round:
             self.shared.mkdir()  # as the mount point of a file system that is not mounted
 
         def bring_back() -> None:
-            made = [*self.shared.rglob("*")] if self.shared.exists() else []
-            if made or self.shared.exists() != is_bare:
-                self.found.fault("made while the folder was away", f"{self.shared}, {made}")
-                shutil.rmtree(self.shared, ignore_errors=True)
-            with contextlib.suppress(FileNotFoundError):
-                self.shared.rmdir()
+            bare = self.shared.with_name(f"bare{time.monotonic_ns()}")
+            if self.shared.exists():
+                self.shared.rename(bare)
             away.rename(self.shared)
+            # A Python that begins just then may write what it has compiled, and make the folder for that.
+            files = (path for path in bare.rglob("*") if path.is_file() and path.suffix != ".pyc")
+            if made := [str(path.relative_to(bare)) for path in files]:
+                self.found.fault("made while the folder was away", f"{made[:5]}, …")
 
         return self._fails("folder", self.dice.choice((0.05, 0.5, 3.0)), bring_back)
 
@@ -468,7 +478,9 @@ class _Round:
     def _story(self, number: int, job: Job, attempts: Sequence[Attempt]) -> str:
         """Returns what is known of a job, for the description of a fault."""
         lines = [line for line in self.stage.trace.read_text().splitlines() if line.startswith(f"{number} ")]
-        lines += [f"{one.number}: {one.token} {one.state}, {one.outcome}, {one.reason}" for one in attempts]
+        for one in attempts:
+            why = one.reason and (one.reason.kind.value, one.reason.message)
+            lines.append(f"{one.number}: {one.token} {one.state.value}, {one.outcome}, {why}")
         if attempts and not _is_over(job):
             last = self.stage.home.runs / str(job.id) / str(attempts[-1].number)
             for path in [*last.iterdir(), *self.shared.glob(f"*/{attempts[-1].token}/*")]:
