@@ -114,8 +114,8 @@ class StateFileWatcher:
             self._report_error(error)
             return
         if there:
-            self._has_existed = True  # even if it is missing at the first write
             self.check(now)
+            self._has_existed = self._last_version is not None  # even if it is missing at the first write
         elif self._store.db.meta("statefile_written") == "1":
             log.info("%s was removed; writing it again with no GPU paused", self._path)
             resume_all(self._store)
