@@ -71,7 +71,7 @@ _FINAL = re.compile(
     "|Invalid node name|too long|unrecognized option|invalid option|is ambiguous|requires an argument"
     "|Invalid -"
     # The limit that a job violates, if it holds for each job. One for all jobs of a user leaves room later.
-    r"|(Assoc|QOS)M(ax|in)\w*PerJob"
+    r"|(Assoc|QOS)M(ax|in)\w{0,40}PerJob"
 )
 
 
