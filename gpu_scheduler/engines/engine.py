@@ -46,7 +46,7 @@ class Order(Struct, frozen=True):
 
 
 class EngineJob(Struct, frozen=True):
-    """What the engine says of the job of one attempt.
+    """The job of one attempt, as the engine describes it.
 
     native_id: its id in the engine. node: where it runs or ran; "" if it has not started. reason: why it
     waits or how it ended, in the engine's own words; "" if the engine says nothing. was_cancelled: whether a

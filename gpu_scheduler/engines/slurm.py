@@ -82,7 +82,7 @@ _NOT_POSSIBLE = re.compile(
 
 
 class SlurmSettings(Struct, frozen=True):
-    """What the user has said about Slurm.
+    """The options of `start` for Slurm.
 
     python: path of Python on the nodes. runner_start: path of the runner's start.py in the shared folder.
     options: further options of sbatch. shards: the number of shards of each GPU; 0 if Slurm has none.

@@ -31,7 +31,7 @@ class Step(Enum):
 
 
 class Seen(Struct, frozen=True):
-    """What one look showed of an attempt.
+    """The observations of one look at an attempt.
 
     has_claim, has_result: whether a runner has claimed it, and has published its end. is_void: whether its
     claim is void. heartbeat: the counter of the runner's machine; None if there is none. job: what the engine
@@ -50,7 +50,7 @@ class Seen(Struct, frozen=True):
 
 
 class Memory(Struct, frozen=True):
-    """What the agent remembers of an attempt. A restart forgets all of it, which only delays.
+    """The agent's memory of an attempt. A restart forgets all of it, which only delays.
 
     submitted_at: when the agent last tried to submit it; None if it has not. job_at: when the engine last
     knew it. heartbeat, heartbeat_at: the newest counter, and when it was first read. has_cancelled: whether

@@ -20,7 +20,7 @@ _RUN_AGAIN = (Outcome.INTERRUPTED, Outcome.NOT_STARTED)
 
 
 class Trace(Struct):
-    """What the jobs wrote. starts, overlaps, ends: by the numbers of the job and of its attempt."""
+    """The trace that the jobs wrote. starts, overlaps, ends: by the numbers of the job and of its attempt."""
 
     starts: Counter[tuple[int, int]]
     overlaps: Counter[tuple[int, int]]
@@ -28,7 +28,7 @@ class Trace(Struct):
 
 
 class Record(Struct, frozen=True):
-    """What the store says of a job. number: its number in the trace; story: more about it, for people.
+    """The record of a job in the store. number: its number in the trace; story: more about it, for people.
 
     may_cancel: whether others may have cancelled it. is_exposed: whether faults can interrupt it.
     """

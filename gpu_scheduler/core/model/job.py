@@ -142,7 +142,7 @@ class FailureContext(Struct, frozen=True):
 
 
 class EngineStatus(Struct, frozen=True):
-    """What the agent of an engine last wrote about an attempt.
+    """The newest words of an engine about an attempt, as its agent wrote them down.
 
     state: "pending", "running", "ended" or "gone" as the engine says; "dead" if the attempt has ended without
     a result. native_id: its id in the engine. node: where it runs or ran. reason: the engine's own words.

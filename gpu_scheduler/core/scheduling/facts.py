@@ -95,7 +95,7 @@ class QueueReservation(Struct, frozen=True):
 
 
 class EngineState(Struct, frozen=True):
-    """What the agent of an engine says about it.
+    """The state of an engine, as its agent reports it.
 
     problem: why the engine cannot be used now; None if it can. refused: for the resource specs that it can
     never meet, why, by their keys. accepted: the keys of those that it can; unclear: for the others, what it
