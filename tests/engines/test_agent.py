@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from msgspec.structs import replace
@@ -351,15 +352,17 @@ def test_a_look_that_hangs_shows_no_silence(world: World, monkeypatch: pytest.Mo
     step_until(world, lambda: has_begun(world, job), "running")
     world.engine.forgotten.add(world.engine.orders[0].token)
     world.agent._scale = 12 * SCALE  # dead after a second
-    read = agent._read
+    read, held_up_s = agent._read, 0.0
 
     def hangs(path: Path) -> bytes | None:
-        data = read(path)
+        nonlocal held_up_s
         if path.name == "heartbeat":
-            time.sleep(1.5)
-        return data
+            held_up_s += 1.5
+        return read(path)
 
     world.agent.look()
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + held_up_s, time=time.time)
+    monkeypatch.setattr("gpu_scheduler.engines.agent.time", clock)
     monkeypatch.setattr(agent, "_read", hangs)
     world.agent.look()
     engine = json.loads((world.rig.attempt_folder(job) / "engine").read_bytes())

@@ -178,12 +178,20 @@ def test_of_several_jobs_with_one_name_the_most_alive_counts(states: list[str], 
         assert parse_jobs(text)["a"].native_id == counts
 
 
-@given(st.text())
-def test_any_text_is_read_as_jobs_or_refused(text: str) -> None:
+PIECES = st.sampled_from(["gpusched-a", "gpusched-b", "|", "|", "\n", "17", "RUNNING", "CANCELLED", "None"])
+
+
+@given(st.lists(PIECES | st.text(max_size=3), max_size=40).map("".join))
+def test_any_text_is_read_as_jobs_that_it_contains_or_refused(text: str) -> None:
+    refused, found = "", {}
     try:
-        parse_jobs(text)
-    except ValueError:
-        pass
+        found = parse_jobs(text)
+    except ValueError as error:
+        refused = str(error)
+    assert not refused or refused in text.split("\n")
+    for token, one in found.items():
+        assert f"|gpusched-{token}|" in text
+        assert {one.native_id, one.node} <= {*text.replace("\n", "|").split("|"), ""}
 
 
 FAILED = "sbatch: error: Batch job submission failed: "
