@@ -8,6 +8,7 @@ there is one job for each request, and 100,000 jobs for 1 and for 10 requests.
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import tempfile
 import time
@@ -17,7 +18,8 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from gpu_scheduler.attempts.executors import DirectExecutor, Executors
+from gpu_scheduler.attempts.executors import DirectExecutor, EngineExecutor, Executors
+from gpu_scheduler.attempts.folder import ENGINE_FILE
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.model.gpu import GpuSample, Snapshot
 from gpu_scheduler.core.model.job_spec import JobSpec
@@ -43,7 +45,9 @@ MEASUREMENTS = (
     ("end", "the rounds after a job has left a paused GPU"),
     ("start", "the round that starts a job on a free GPU"),
     ("after", "the rounds that follow it"),
+    ("slurm", "a round with nothing to do while 1,000 jobs run on Slurm"),
 )
+ON_SLURM = 1_000
 
 
 def main() -> None:
@@ -87,7 +91,7 @@ class RoundBench:
     def _new_loop(self) -> Loop:
         # Nothing claims the attempts, so each of them stays open and holds its GPUs.
         settings = Settings(launch_deadline_s=1e9)
-        executors = Executors(DirectExecutor())
+        executors = Executors(DirectExecutor(), EngineExecutor("slurm"))
         return Loop(self.store, self.watch, self._prepare, executors, settings, self.clock)
 
     def _prepare(self, attempt_id: int) -> None:
@@ -115,6 +119,24 @@ class RoundBench:
         shared = int(uuid[1:]) % 2
         start = act.Start(job, (uuid,), 0, vram=HELD_MIB) if shared else act.Start(job, (uuid,), 1000)
         self.loop.recorder.record([start], self.clock.now())
+
+    def _run_on_slurm(self) -> None:
+        """Starts jobs on Slurm, and writes what its agent would write; the agent itself is never waited for."""
+        for number in range(ON_SLURM):
+            spec = JobSpec("command", "far", str(self.folder), command=f"far {number}", on="slurm")
+            start = act.Start(self.store.insert_job(spec, "bench"), (), 0, engine="slurm")
+            self.loop.recorder.record([start], self.clock.now())
+        self._rest()
+        for one in self.store.active_attempts():
+            if one.is_on_engine:
+                folder = self.store.data_dir.attempt_folder(one)
+                claim = {"token": one.token, "pid": 5, "start_ticks": 5, "boot_id": "node"}
+                engine = {
+                    "token": one.token, "state": "running", "native_id": "7", "node": "n1", "reason": "",
+                }  # fmt: skip
+                (folder / "claim").write_text(json.dumps(claim))
+                (folder / ENGINE_FILE).write_text(json.dumps(engine))
+        self._rest()
 
     def _free(self, uuid: str) -> None:
         """Ends the attempts on a GPU."""
@@ -152,6 +174,8 @@ class RoundBench:
             found["after"].append(self._timed(self._rest))
             if not any(uuid in attempt.gpus for attempt in self.store.active_attempts()):
                 raise SystemExit(f"no job has started on GPU {uuid[1:]}")
+        self._run_on_slurm()
+        found["slurm"] = [self._timed(self._rest) for _ in range(repeats)]
         return {name: statistics.median(values) for name, values in found.items()}
 
     def _rest(self) -> None:

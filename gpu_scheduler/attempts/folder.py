@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -87,9 +87,13 @@ def prepare(folder: Path, spec: Mapping[str, object], command_sh: str) -> None:
     write_file(folder, "spec.json", _one_line_per_key(spec).encode("ascii"))
 
 
+#: The files that a runner needs.
+_PREPARED = ("spec.json", "command.sh")
+
+
 def is_prepared(folder: Path) -> bool:
     """Returns whether the folder has all the files that a runner needs."""
-    return all(stat.S_ISREG(_mode(folder / name)) for name in ("spec.json", "command.sh"))
+    return all(stat.S_ISREG(_mode(folder / name)) for name in _PREPARED)
 
 
 def is_usable(folder: Path, token: str) -> bool:
@@ -294,14 +298,7 @@ def _read_status(folder: Path, token: str, recorded_runner: RunnerIdentity | Non
     claim, holder = reader.read_claim()
     state = _claim_state(claim, holder, recorded_runner, folder)
     result = reader.read("result", parse_result)
-    stop = reader.read("stop", parse_stop)
-    withdrawn = reader.read("withdrawn", parse_stop)
-    if stop is None and withdrawn is not None and withdrawn.on_timeout == "kill":
-        # A cancel replaced the request that the runner was withdrawing. The runner therefore renamed the
-        # cancel instead, but still obeys it.
-        stop, withdrawn = withdrawn, None
-    elif stop is not None and withdrawn is not None and stop.is_repetition_of(withdrawn):
-        stop = None  # written again by somebody who could not know that the runner has withdrawn it
+    stop, withdrawn = reader.read_stops()
     runner = (
         claim.runner if isinstance(claim, ClaimFile) else recorded_runner if state == "unclaimed" else None
     )
@@ -317,7 +314,7 @@ def _read_status(folder: Path, token: str, recorded_runner: RunnerIdentity | Non
         pid=holder or (runner.pid if runner is not None else None),
         session=session,
         stop=stop,
-        withdrawn=withdrawn if withdrawn is not None and withdrawn.on_timeout == "withdraw" else None,
+        withdrawn=withdrawn,
         result=result,
         log=claim.log if isinstance(claim, ClaimFile) else None,
         anomalies=tuple(anomalies),
@@ -329,11 +326,15 @@ def _read_status(folder: Path, token: str, recorded_runner: RunnerIdentity | Non
 
 
 class FolderReader:
-    """Reads the files of one attempt folder. anomalies: the problem with each unusable file, by file name."""
+    """Reads the files of one attempt folder. anomalies: the problem with each unusable file, by file name.
 
-    def __init__(self, folder: Path, token: str) -> None:
+    names: the files that it has; None if they were not listed.
+    """
+
+    def __init__(self, folder: Path, token: str, names: Collection[str] | None = None) -> None:
         self._folder = str(folder)
         self._token = token
+        self._names = names
         self.anomalies: dict[str, str] = {}
 
     def read(self, name: str, parse: Callable[[dict[str, Any], str], T | UnusableFile]) -> T | None:
@@ -351,6 +352,17 @@ class FolderReader:
         """
         return self._load("claim", parse_claim, is_locked=True)
 
+    def read_stops(self) -> tuple[StopRequest | None, StopRequest | None]:
+        """Returns the request that is in force, and the one that the runner has withdrawn. Raises OSError."""
+        stop, withdrawn = self.read("stop", parse_stop), self.read("withdrawn", parse_stop)
+        if stop is None and withdrawn is not None and withdrawn.on_timeout == "kill":
+            # A cancel replaced the request that the runner was withdrawing. The runner therefore renamed the
+            # cancel instead, but still obeys it.
+            return withdrawn, None
+        if stop is not None and withdrawn is not None and stop.is_repetition_of(withdrawn):
+            stop = None  # written again by somebody who could not know that the runner has withdrawn it
+        return stop, withdrawn if withdrawn is not None and withdrawn.on_timeout == "withdraw" else None
+
     def damage(self, claim: ClaimFile | UnusableFile | None, state: ClaimState) -> str | None:
         """Returns the problem with the claim or the result; None if there is none."""
         if "result" in self.anomalies:
@@ -362,6 +374,8 @@ class FolderReader:
     def _load(
         self, name: str, parse: Callable[[dict[str, Any], str], T | UnusableFile], *, is_locked: bool = False
     ) -> tuple[T | UnusableFile | None, int | None]:
+        if self._names is not None and name not in self._names:
+            return None, None
         fd = open_file(f"{self._folder}/{name}")
         if not isinstance(fd, int):
             return fd, None
@@ -441,14 +455,17 @@ def parse_engine(value: dict[str, Any], token: str) -> EngineStatus | UnusableFi
 
 def observe_on_engine(folder: Path, token: str) -> AttemptStatus:
     """Reads the status of an attempt on an engine from its local folder. Raises OSError."""
-    reader = FolderReader(folder, token)
+    try:
+        # An engine may run a thousand attempts, and most of their files are missing most of the time.
+        names = frozenset(os.listdir(folder))
+    except (FileNotFoundError, NotADirectoryError):
+        return AttemptStatus(claim="none", folder_exists=False, folder_complete=False)
+    reader = FolderReader(folder, token, names)
     claim = reader.read("claim", parse_claim)
     engine = reader.read(ENGINE_FILE, parse_engine)
-    result, stop = reader.read("result", parse_result), reader.read("stop", parse_stop)
-    withdrawn = reader.read("withdrawn", parse_stop)
-    if stop is not None and withdrawn is not None and stop.is_repetition_of(withdrawn):
-        stop = None
-    is_complete = is_prepared(folder)
+    result = reader.read("result", parse_result)
+    stop, withdrawn = reader.read_stops()
+    is_complete = names.issuperset(_PREPARED)
     state: ClaimState = "none"
     if claim is not None:
         is_dead = engine is not None and engine.state == "dead"
@@ -457,8 +474,8 @@ def observe_on_engine(folder: Path, token: str) -> AttemptStatus:
         state = "accepted"
     return AttemptStatus(
         claim=state, stop=stop, withdrawn=withdrawn, result=result,
-        anomalies=tuple(reader.anomalies.values()), folder_exists=stat.S_ISDIR(_mode(folder)),
-        folder_complete=is_complete, void_reason=None if claim is None else claim.reason, engine=engine,
+        anomalies=tuple(reader.anomalies.values()), folder_complete=is_complete,
+        void_reason=None if claim is None else claim.reason, engine=engine,
     )  # fmt: skip
 
 

@@ -261,7 +261,7 @@ JOB_FOLDER_NAME = r"[1-9][0-9]{0,17}"
 ATTEMPT_FOLDER_NAME = r"([1-9][0-9]{0,8})-([0-9a-f]{8})"
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=4096)
 def _attempt_folder(runs: Path, job_id: int, number: int, token: str) -> Path:
     # A round asks for the folder of each open attempt several times, and paths are slow to build.
     return runs / f"{job_id}/{number}-{token[:8]}"

@@ -16,6 +16,8 @@ from types import SimpleNamespace
 import pytest
 from msgspec.structs import replace
 
+from gpu_scheduler.attempts.folder import request_stop
+from gpu_scheduler.core.model.job import StopRequest
 from gpu_scheduler.core.model.reasons import WaitKind
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.engines import agent, start
@@ -220,6 +222,17 @@ def test_a_preemption_that_the_runner_withdraws_is_withdrawn_here_too(world: Wor
     step_until(world, lambda: world.rig.job(job).state is JobState.RUNNING, "running again")
     add_request(world.rig.store, "cancel", str(job), grace_s=0.1)
     assert ends(world, job)[1] is Outcome.CANCELLED
+
+
+def test_a_cancel_that_the_runner_took_for_the_request_it_withdraws_is_in_force(world: World) -> None:
+    job = world.submit("echo up; sleep 60")
+    step_until(world, lambda: has_begun(world, job), "running")
+    folder = world.rig.attempt_folder(job)
+    [attempt] = world.rig.store.attempts(job)
+    request_stop(folder, attempt.token, StopRequest("cancelled", 5.0))
+    (folder / "stop").rename(folder / "withdrawn")
+    status = world.status(job)
+    assert (status.stop, status.withdrawn) == (StopRequest("cancelled", 5.0), None)
 
 
 def test_an_attempt_stays_in_the_folder_for_which_it_was_submitted(world: World, tmp_path: Path) -> None:

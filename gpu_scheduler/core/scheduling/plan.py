@@ -156,7 +156,9 @@ def _attempt_actions(attempt: ActiveAttempt, facts: Facts) -> list[act.Action]:
     now, settings = facts.now, facts.settings
     if attempt.state.is_open:
         blocked = facts.storage_issue is not None
-        return reconcile(attempt, now, settings, _gpu_inventory(attempt, facts), starts_blocked=blocked)
+        has_result = attempt.status.result is not None
+        inventory = _gpu_inventory(attempt, facts) if has_result else GpuInventory()
+        return reconcile(attempt, now, settings, inventory, starts_blocked=blocked)
     if attempt.state is AttemptState.ENDED:
         return release_allocation(attempt, now, settings)
     return check_memory_release(attempt, _memory_samples(attempt, facts), now, settings)
