@@ -121,7 +121,7 @@ class RoundBench:
         self.loop.recorder.record([start], self.clock.now())
 
     def _run_on_slurm(self) -> None:
-        """Starts jobs on Slurm, and writes what its agent would write; the agent itself is never waited for."""
+        """Starts jobs on Slurm, and writes what its agent would write. A round never waits for the agent."""
         for number in range(ON_SLURM):
             spec = JobSpec("command", "far", str(self.folder), command=f"far {number}", on="slurm")
             start = act.Start(self.store.insert_job(spec, "bench"), (), 0, engine="slurm")

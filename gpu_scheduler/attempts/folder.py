@@ -5,9 +5,11 @@ from __future__ import annotations
 import errno
 import json
 import os
+import secrets
 import signal
 import stat
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -146,6 +148,20 @@ def write_file(folder: Path, name: str, data: bytes) -> None:
     except IsADirectoryError:
         move_aside(str(folder / name))
         replace_file(folder / name, data)
+
+
+def link_new(folder: Path, name: str, data: bytes) -> None:
+    """Makes a file that is complete as soon as it has its name, unless something has that name.
+
+    Raises OSError.
+    """
+    new = f".{name}.{secrets.token_hex(8)}"
+    write_file(folder, new, data)
+    try:
+        with suppress(FileExistsError):
+            os.link(folder / new, folder / name)
+    finally:
+        (folder / new).unlink()
 
 
 # Parses the files of an attempt folder strictly. Each parser returns either a value or a problem.
@@ -520,15 +536,8 @@ def void_claim(folder: Path, token: str) -> bool:
     Creates the folder if it is missing.
     """
     _make_folder(folder)
-    name = f".void.{os.getpid()}"
-    write_file(folder, name, json.dumps({"token": token, "void": True}).encode("ascii"))
-    try:
-        os.link(folder / name, folder / "claim")
-        return True
-    except FileExistsError:
-        return observe(folder, token).claim == "void"
-    finally:
-        (folder / name).unlink()
+    link_new(folder, "claim", json.dumps({"token": token, "void": True}).encode("ascii"))
+    return observe(folder, token).claim == "void"
 
 
 def _signal_runner(

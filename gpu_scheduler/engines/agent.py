@@ -15,17 +15,24 @@ import shutil
 import socket
 import stat
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from gpu_scheduler.attempts.folder import ENGINE_FILE, GIVE_UP_FILE, KILL_FILE, is_prepared, write_file
+from gpu_scheduler.attempts.folder import (
+    ENGINE_FILE,
+    GIVE_UP_FILE,
+    KILL_FILE,
+    is_prepared,
+    link_new,
+    write_file,
+)
 from gpu_scheduler.attempts.launch import PROGRESS_VARIABLE
 from gpu_scheduler.core.model.job import ActiveAttempt
-from gpu_scheduler.core.scheduling.facts import EngineState
+from gpu_scheduler.core.scheduling.facts import EngineAnswer, EngineState
 from gpu_scheduler.core.scheduling.needs import LlmConfig, engine_request
 from gpu_scheduler.engines.engine import (
     NAME_PREFIX,
@@ -57,8 +64,14 @@ _ENGINE_LOG = "engine.log"
 _FROM_RUNNER = (_ENGINE_LOG, "runner.err", "progress", "withdrawn", "claim", "result")
 #: The file in the local folder that names the shared folder, and the record of the owner of all of these.
 _SUBMITTED, _OWNER = "submitted", "owner.json"
-#: The token of an attempt, its local folder and its shared folder.
-_Place = tuple[str, Path, Path]
+
+
+class _Place(NamedTuple):
+    """The token of an attempt, its local folder and its shared folder."""
+
+    token: str
+    local: Path
+    there: Path
 
 
 class SharedFolder:
@@ -81,7 +94,7 @@ class SharedFolder:
             )
         self.path.mkdir(mode=0o700, exist_ok=True)
         try:
-            _link_new(self.path, _OWNER, json.dumps(self._owner).encode())
+            link_new(self.path, _OWNER, json.dumps(self._owner).encode())
             known = json.loads(record.read_bytes())
         except (OSError, ValueError) as error:
             raise SchedulerError(f"{record} cannot be used: {error}") from None
@@ -97,10 +110,6 @@ class SharedFolder:
             return [one for one in self.path.iterdir() if not one.name.startswith(".") and one.is_dir()]
         except OSError:
             return []
-
-    def attempt(self, token: str) -> Path:
-        """Returns the shared folder of an attempt."""
-        return self.path / token
 
 
 def copy_runner(folder: Path) -> Path:
@@ -144,8 +153,9 @@ class EngineAgent:
         #: What the engine says of resources, with the time at which it said so; None if it can run them.
         self._answers: dict[Resources, tuple[float, str | None]] = {}
         self._problem: str | None = None
-        #: What went wrong in this look.
+        #: The problems of this look.
         self._problems: list[str] = []
+        self._log_limit = 0
         self._version: int | None = None
 
     def run(self) -> None:
@@ -174,37 +184,36 @@ class EngineAgent:
         attempts = self._open_attempts()
         self._memories = {one.token: self._memories.get(one.token, Memory()) for one in attempts}
         self._problems = []
+        self._log_limit = self._store.recorded_options().log_limit_mib * 2**20
         jobs: Mapping[str, EngineJob] | None = {}
         if attempts or self._shared.attempts():
-            try:
+            jobs = None
+            with self._noted():
                 jobs = self._engine.jobs()
-            except EngineUnavailableError as error:
-                jobs = None
-                self._problems.append(str(error))
-        # Results, logs and requests to stop do not wait for the engine.
-        before = {token: memory.submitted_at for token, memory in self._memories.items()}
-        places = [place for one in attempts if (place := self._look_at(one, jobs)) is not None]
+        due: list[_Place] = []
+        for one in attempts:
+            with self._noted():  # results, logs and requests to stop do not wait for the engine
+                due += self._look_at(one, jobs)
         # Last, and the one that was tried last comes last, because the engine may not take one for days.
-        is_refused = False
-        for place in sorted(places, key=lambda one: before[one[0]] or 0.0):
-            token, local, _ = place
-            if is_refused:
-                self._memories[token] = replace(self._memories[token], submitted_at=before[token])
-                continue
-            try:
-                self._submit(*place)
-            except EngineUnavailableError as error:
-                self._write(local, token, EngineJob("pending", "", reason=f"not submitted: {error}"))
-                is_refused = True
-            except OSError as error:
-                self._problems.append(f"{place[2]}: {error.strerror}")
-        refused: dict[str, str] = {}
-        unclear: dict[str, str] = {}
-        accepted = frozenset[str]()
+        for place in sorted(due, key=lambda one: self._memories[one.token].submitted_at or 0.0):
+            with self._noted():
+                if not self._submit(place):
+                    break
+        answers: dict[str, EngineAnswer] = {}
         if jobs is not None:
             self._clean_up(jobs)
-            refused, unclear, accepted = self._ask_about_groups()
-        self._report(EngineState(next(iter(self._problems), None), refused, accepted, unclear))
+            answers = self._ask_about_groups()
+        self._report(EngineState(next(iter(self._problems), None), answers))
+
+    @contextmanager
+    def _noted(self) -> Iterator[None]:
+        """Notes an error of the engine or a file system, and goes on."""
+        try:
+            yield
+        except EngineUnavailableError as error:
+            self._problems.append(str(error))
+        except OSError as error:
+            self._problems.append(f"{error.filename or 'the shared folder'}: {error.strerror}")
 
     def _report(self, state: EngineState) -> None:
         """Records what keeps the agent from the engine, and from time to time that the agent works."""
@@ -214,96 +223,64 @@ class EngineAgent:
         if set_engine_state(self._store, self._name, replace(state, at=time.time())):
             self._store.data_dir.ring_doorbell()
 
-    def _look_at(self, attempt: ActiveAttempt, jobs: Mapping[str, EngineJob] | None) -> _Place | None:
-        """Does what is due for one attempt. Returns its place if it is to be submitted.
+    def _look_at(self, attempt: ActiveAttempt, jobs: Mapping[str, EngineJob] | None) -> list[_Place]:
+        """Does what is due for one attempt, except for its submission. Returns its place if that is due.
 
         jobs: those of the engine; None if it does not answer.
         """
         local, token = self._store.data_dir.attempt_folder(attempt), attempt.token
         if not is_prepared(local):
-            return None  # the loop has not completed it yet
-        place = token, local, self._shared_folder(local, token)
-        memory = self._memories[token]
-        # Without an answer of both, nothing is concluded, and what was counted begins anew.
-        self._memories[token] = replace(memory, heartbeat_at=None, job_at=None)
+            return []  # the loop has not completed it yet
+        submitted = _read(local / _SUBMITTED)
+        there = self._shared.path / token if submitted is None else Path(os.fsdecode(submitted))
+        place, memory = _Place(token, local, there), self._memories[token]
+        # Without an answer of both, nothing is concluded, and what was counted or done begins anew.
+        self._memories[token] = replace(memory, heartbeat_at=None, job_at=None, has_cancelled=False)
         began = time.monotonic()
-        try:
-            seen = self._carry(attempt, place)
-        except OSError as error:
-            self._problems.append(f"{place[2]}: {error.strerror}")
-            return None
+        seen = self._carry(attempt, place)
         if jobs is None:
-            return None
+            return []
         now = time.monotonic()
         seen = replace(seen, job=jobs.get(token), took_s=now - began)
         plan = next_steps(seen, memory, now, self._scale)
-        self._memories[token] = plan.memory
         for step in plan.steps:
-            if step is Step.SUBMIT:
-                return place
-            if not self._try(lambda step=step: self._do(step, plan, place, seen), token):  # type: ignore[misc]
-                break
-        return None
-
-    def _try(self, work: Callable[[], None], token: str) -> bool:
-        """Does one thing for an attempt. Returns whether the engine and the folder allowed it."""
-        try:
-            work()
-            return True
-        except EngineUnavailableError as error:
-            self._problems.append(str(error))
-        except OSError as error:
-            self._problems.append(f"{error.filename or 'the shared folder'}: {error.strerror}")
-        self._memories[token] = replace(self._memories[token], has_cancelled=False)
-        return False
-
-    def _do(self, step: Step, plan: Plan, place: _Place, seen: Seen) -> None:
-        token, local, there = place
-        if step is Step.CANCEL:
-            self._engine.cancel([token])
-        elif step is Step.VOID:
-            if plan.is_cancelled:
-                stop = {"token": token, "cause": "cancelled", "grace_s": 0.0, "follow": "kill", "id": ""}
-                write_file(local, "stop", json.dumps({**stop, "signal": "TERM"}).encode())
-            words = (plan.reason, _last_line(there / _ENGINE_LOG)) if plan.reason else ()
-            said = "; ".join(filter(None, words))
-            self._void(place, f"{self._name.capitalize()}: {said}" if said else None)
-        else:
-            self._write(local, token, seen.job, is_dead=step is Step.DECLARE_DEAD)
+            if step is Step.CANCEL:
+                self._engine.cancel([token])
+            elif step is Step.VOID:
+                self._void_ended(plan, place)
+            elif step is not Step.SUBMIT:
+                self._write(place, seen.job, is_dead=step is Step.DECLARE_DEAD)
+        self._memories[token] = plan.memory
+        return [place] if Step.SUBMIT in plan.steps else []
 
     # The two folders of an attempt.
-
-    def _shared_folder(self, local: Path, token: str) -> Path:
-        """Returns the shared folder of an attempt: the one for which it was submitted, if it was."""
-        data = _read(local / _SUBMITTED)
-        return self._shared.attempt(token) if data is None else Path(os.fsdecode(data))
 
     def _carry(self, attempt: ActiveAttempt, place: _Place) -> Seen:
         """Copies what is new in both directions. Returns what the two folders show. Raises OSError."""
         _, local, there = place
-        known = files.parse_object(_read(local / "claim") or b"") or {}
-        seen = Seen(
-            has_claim=bool(known), is_void=bool(known.get("void")), has_result=(local / "result").exists(),
-            gives_up=(local / GIVE_UP_FILE).exists(), kills=(local / KILL_FILE).exists(),
-        )  # fmt: skip
-        if not there.exists():
+        known, beat = _read(local / "claim"), None
+        found: dict[str, bytes | None] = {}
+        if there.exists():
+            # A client of NFS forgets which files were missing as soon as the folder changes.
+            (there / ".look").touch()
+            (there / ".look").unlink(missing_ok=True)
+            # The claim is read before the result: a runner that is dead then publishes nothing any more.
+            found = {name: _read(there / name) for name in _FROM_RUNNER}
+            self._carry_stop(local, there, found["withdrawn"])
+            # The log is complete once the result is there, so the rest of it comes first.
+            self._carry_log(attempt, there, is_complete=found["result"] is not None)
+            for name, data in found.items():
+                if data is not None and data != _read(local / name):
+                    write_file(local, name, data)
+            beat = _read(there / "heartbeat")
+        else:
             os.stat(there.parent / _OWNER)  # raises OSError if the file system is not there either
-            return seen
-        self._touch(there)
-        # The claim is read before the result: a runner that is dead then publishes nothing any more.
-        found = {name: _read(there / name) for name in _FROM_RUNNER}
-        self._carry_stop(local, there, found["withdrawn"])
-        # The log is complete once the result is there, so the rest of it comes first.
-        self._carry_log(attempt, there, is_complete=found["result"] is not None)
-        for name, data in found.items():
-            if data is not None and data != _read(local / name):
-                write_file(local, name, data)
-        claim = files.parse_object(found["claim"] or b"") or known
-        beat = _read(there / "heartbeat")
-        return replace(
-            seen, has_claim=bool(claim), is_void=bool(claim.get("void")),
-            has_result=seen.has_result or found["result"] is not None,
+        claim = files.parse_object(found.get("claim") or b"") or files.parse_object(known or b"") or {}
+        return Seen(
+            has_claim=bool(claim), is_void=bool(claim.get("void")),
+            has_result=found.get("result") is not None or (local / "result").exists(),
             heartbeat=int(beat) if beat and beat.strip().isdigit() else None,
+            gives_up=(local / GIVE_UP_FILE).exists(), kills=(local / KILL_FILE).exists(),
         )  # fmt: skip
 
     def _carry_stop(self, local: Path, there: Path, withdrawn: bytes | None) -> None:
@@ -326,14 +303,13 @@ class EngineAgent:
         """
         if attempt.log is None:
             return
-        half = self._store.recorded_options().log_limit_mib * 2**19
         with (
             suppress(FileNotFoundError),
             (there / "log").open("rb") as source,
             os.fdopen(os.open(attempt.log, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC), "r+b") as target,
         ):
             known, size = target.seek(0, os.SEEK_END), os.fstat(source.fileno()).st_size
-            if size < known or (is_complete and 0 < half < size):
+            if size < known or (is_complete and 0 < self._log_limit < 2 * size):
                 known = target.seek(0)
             source.seek(known)
             left = size - known if is_complete or known == 0 else min(size - known, _PIECE_BYTES)
@@ -341,13 +317,13 @@ class EngineAgent:
                 left -= target.write(piece)
             target.truncate()
 
-    def _touch(self, folder: Path) -> None:
-        """Makes and removes a file, after which a client of NFS forgets which files were missing."""
-        name = folder / f".look-{os.getpid()}"
-        name.touch()
-        name.unlink()
+    def _submit(self, place: _Place) -> bool:
+        """Submits an attempt. Returns False if the engine takes no jobs now, or its answer was lost.
 
-    def _submit(self, token: str, local: Path, there: Path) -> None:
+        Raises OSError.
+        """
+        token, local, there = place
+        self._memories[token] = replace(self._memories[token], submitted_at=time.monotonic())
         there.mkdir(mode=0o700, exist_ok=True)
         (there / "log").touch(0o600)  # the runner only appends
         spec = files.read_spec(local)
@@ -357,27 +333,40 @@ class EngineAgent:
         try:
             self._engine.submit(Order(token, str(there), Resources(**spec["engine_request"])))
         except RefusedError as error:
-            self._void((token, local, there), f"{self._name.capitalize()}: {error}")
+            self._void(place, str(error))
+        except EngineUnavailableError as error:
+            self._write(place, EngineJob("pending", "", reason=f"not submitted: {error}"))
+            return False
+        return True
 
-    def _void(self, place: _Place, reason: str | None) -> None:
+    def _void_ended(self, plan: Plan, place: _Place) -> None:
+        """Voids the claim of an attempt that the engine has ended, or that the loop has given up."""
+        if plan.is_cancelled:
+            stop = {"token": place.token, "cause": "cancelled", "grace_s": 0.0, "follow": "kill", "id": ""}
+            write_file(place.local, "stop", json.dumps({**stop, "signal": "TERM"}).encode())
+        words = (plan.reason, _last_line(place.there / _ENGINE_LOG)) if plan.reason else ()
+        self._void(place, "; ".join(filter(None, words)))
+
+    def _void(self, place: _Place, reason: str) -> None:
         """Claims the attempt so that no runner can, unless one has; the next look shows who was first."""
         token, local, there = place
         there.mkdir(mode=0o700, exist_ok=True)
-        text = json.dumps({"token": token, "void": True, "reason": reason, "nonce": secrets.token_hex(8)})
-        _link_new(there, "claim", text.encode("ascii"))
+        said = f"{self._name.capitalize()}: {reason}" if reason else None
+        claim = {"token": token, "void": True, "reason": said, "nonce": secrets.token_hex(8)}
+        link_new(there, "claim", json.dumps(claim).encode("ascii"))
         data = _read(there / "claim")
         if data is not None:
             write_file(local, "claim", data)
 
-    def _write(self, local: Path, token: str, job: EngineJob | None, *, is_dead: bool = False) -> None:
+    def _write(self, place: _Place, job: EngineJob | None, *, is_dead: bool = False) -> None:
         """Writes the file `engine`, if it changes."""
         state = "dead" if is_dead else "gone" if job is None else job.state
-        value = {"token": token, "state": state, "native_id": "", "node": "", "reason": ""}
+        value = {"token": place.token, "state": state, "native_id": "", "node": "", "reason": ""}
         if job is not None:
             value |= {"native_id": job.native_id, "node": job.node, "reason": job.reason}
         data = json.dumps(value).encode("ascii")
-        if data != _read(local / ENGINE_FILE):
-            write_file(local, ENGINE_FILE, data)
+        if data != _read(place.local / ENGINE_FILE):
+            write_file(place.local, ENGINE_FILE, data)
 
     def _clean_up(self, jobs: Mapping[str, EngineJob]) -> None:
         """Cancels jobs of ours that no open attempt needs, and removes the folders of ended attempts."""
@@ -398,11 +387,9 @@ class EngineAgent:
 
     # Whether the engine can ever run the queued jobs.
 
-    def _ask_about_groups(self) -> tuple[dict[str, str], dict[str, str], frozenset[str]]:
-        """Returns what the engine can never run, what it is not clear about, and what it can run, by key."""
-        refused: dict[str, str] = {}
-        unclear: dict[str, str] = {}
-        accepted: set[str] = set()
+    def _ask_about_groups(self) -> dict[str, EngineAnswer]:
+        """Returns the engine's answers for the resource specs of all queued jobs, by their keys."""
+        answers: dict[str, EngineAnswer] = {}
         now = time.monotonic()
         for spec in engine_specs(self._store, self._name):
             resources = Resources(**engine_request(spec, self._llm_config()))
@@ -411,14 +398,11 @@ class EngineAgent:
                 try:
                     problem = self._engine.problem(resources)
                 except EngineUnavailableError as error:
-                    unclear[spec.key()] = str(error)
+                    answers[spec.key()] = EngineAnswer(str(error), is_final=False)
                     continue
                 self._answers[resources] = now, problem
-            if problem is None:
-                accepted.add(spec.key())
-            else:
-                refused[spec.key()] = problem
-        return refused, unclear, frozenset(accepted)
+            answers[spec.key()] = EngineAnswer(problem)
+        return answers
 
 
 def shared_spec(spec: Mapping[str, Any], folder: Path) -> dict[str, Any]:
@@ -430,15 +414,6 @@ def shared_spec(spec: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 def owner_of(store: Store, store_id: str) -> dict[str, str]:
     """Returns the record that identifies the owner of a shared folder."""
     return {"store": store_id, "host": socket.gethostname(), "folder": str(store.data_dir.folder)}
-
-
-def _link_new(folder: Path, name: str, data: bytes) -> None:
-    """Makes a file that is complete as soon as it has its name, unless something has that name."""
-    new = f".{name}-{secrets.token_hex(8)}"
-    write_file(folder, new, data)
-    with suppress(FileExistsError):
-        os.link(folder / new, folder / name)
-    (folder / new).unlink()
 
 
 def _read(path: Path) -> bytes | None:

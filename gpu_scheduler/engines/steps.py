@@ -108,5 +108,5 @@ def next_steps(seen: Seen, memory: Memory, now: float, scale: float = 1.0) -> Pl
     last = max((at for at in (memory.submitted_at, memory.job_at) if at is not None), default=None)
     wait_s = SUBMIT_AGAIN_S if memory.job_at is None else GONE_S
     if last is None or now - last >= wait_s / scale:
-        return Plan((Step.SUBMIT,), replace(memory, submitted_at=now))
+        return Plan((Step.SUBMIT,), memory)
     return Plan((), memory)

@@ -6,7 +6,8 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from msgspec.structs import asdict, replace
+import msgspec
+from msgspec.structs import replace
 
 from gpu_scheduler.core.model.reasons import WaitKind, WaitReason
 from gpu_scheduler.store.store import Marks, Store
@@ -348,7 +349,8 @@ def engine_specs(store: Store, engine: str) -> list[ResourceSpec]:
 
     keys = store.db.rows("SELECT DISTINCT spec_key FROM job WHERE state = 'queued' AND state <> 'finished'")
     specs = [ResourceSpec.from_key(key) for (key,) in keys]
-    return [one for one in specs if one.engine(store.recorded_options().on) == engine]
+    default = store.recorded_options().on
+    return [one for one in specs if one.engine(default) == engine]
 
 
 #: Seconds after which the agent of an engine says again that it works.
@@ -359,11 +361,7 @@ def engine_state(store: Store, engine: str) -> EngineState:
     """Returns what the agent of an engine last said. Before it has said anything, no job is handed over."""
     from gpu_scheduler.core.scheduling.facts import EngineState
 
-    value = json.loads(store.db.meta(f"engine_{engine}") or "{}")
-    return EngineState(
-        value.get("problem"), value.get("refused", {}), frozenset(value.get("accepted", ())),
-        value.get("unclear", {}), value.get("at"),
-    )  # fmt: skip
+    return msgspec.json.decode(store.db.meta(f"engine_{engine}") or "{}", type=EngineState)
 
 
 def set_engine_state(store: Store, engine: str, state: EngineState) -> bool:
@@ -371,6 +369,5 @@ def set_engine_state(store: Store, engine: str, state: EngineState) -> bool:
     known = engine_state(store, engine)
     is_new = replace(state, at=known.at) != known
     if is_new or state.at is None or known.at is None or not 0 <= state.at - known.at < _SAY_AGAIN_S:
-        value = {**asdict(state), "accepted": sorted(state.accepted)}
-        store.db.set_meta(f"engine_{engine}", json.dumps(value), synced=False)
+        store.db.set_meta(f"engine_{engine}", msgspec.json.encode(state).decode(), synced=False)
     return is_new or known.at is None

@@ -12,7 +12,7 @@ from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.model.values import Now
 from gpu_scheduler.core.scheduling.actions import SetWaitReason, Start
 from gpu_scheduler.core.scheduling.engine_queue import by_engine, hand_over
-from gpu_scheduler.core.scheduling.facts import EngineState, Facts, PendingGroup, QueuedJob
+from gpu_scheduler.core.scheduling.facts import EngineAnswer, EngineState, Facts, PendingGroup, QueuedJob
 from gpu_scheduler.core.scheduling.needs import LlmConfig, ResourceSpec
 from gpu_scheduler.core.scheduling.settings import Settings
 from tests.attempts import make_attempt
@@ -26,7 +26,7 @@ def group(spec: ResourceSpec, *jobs: int, **values: Any) -> PendingGroup:
 
 
 def facts(*groups: PendingGroup, limit: int = 20, state: EngineState | None = None, **values: Any) -> Facts:
-    known = EngineState(accepted=frozenset(one.resources.key() for one in groups), at=NOW.wall - 1)
+    known = EngineState(answers={one.resources.key(): EngineAnswer() for one in groups}, at=NOW.wall - 1)
     local, on_engines = by_engine(groups, "local")
     engines = {"slurm": known if state is None else state}
     settings = Settings(slurm_limit=limit)
@@ -80,10 +80,16 @@ def test_jobs_of_this_machine_are_not_handed_over() -> None:
         (EngineState(), WaitKind.ENGINE_SILENT),
         (EngineState(at=NOW.wall - 61), WaitKind.ENGINE_SILENT),
         (EngineState(at=NOW.wall), WaitKind.ENGINE_ASKED),
-        (EngineState(unclear={SPEC.key(): "limit"}, at=NOW.wall), WaitKind.ENGINE_UNUSABLE),
+        (
+            EngineState(answers={SPEC.key(): EngineAnswer("limit", is_final=False)}, at=NOW.wall),
+            WaitKind.ENGINE_UNUSABLE,
+        ),
         (EngineState("slurmctld does not answer", at=NOW.wall), WaitKind.ENGINE_UNUSABLE),
-        (EngineState(refused={SPEC.key(): "no such node"}, at=NOW.wall), WaitKind.ENGINE_REFUSES),
-        (EngineState("away", accepted=frozenset({SPEC.key()}), at=NOW.wall), WaitKind.ENGINE_UNUSABLE),
+        (
+            EngineState(answers={SPEC.key(): EngineAnswer("no such node")}, at=NOW.wall),
+            WaitKind.ENGINE_REFUSES,
+        ),
+        (EngineState("away", {SPEC.key(): EngineAnswer()}, NOW.wall), WaitKind.ENGINE_UNUSABLE),
     ],
 )
 def test_a_job_waits_for_a_usable_engine_that_can_run_it(state: EngineState, kind: WaitKind) -> None:

@@ -149,4 +149,4 @@ class World:
 
     def shared_folder(self, job_id: int) -> Path:
         """Returns the folder in which the runner of the newest attempt works."""
-        return self.agent._shared.attempt(self.rig.store.attempts(job_id)[-1].token)
+        return self.agent._shared.path / self.rig.store.attempts(job_id)[-1].token

@@ -77,7 +77,7 @@ def _hand_over(
 
 def _refusal(name: str, group: PendingGroup, state: EngineState | None, facts: Facts) -> WaitReason | None:
     """Returns why no job of a group may be handed over now, whatever else waits; None if one may."""
-    resources, key = group.resources, group.resources.key()
+    resources = group.resources
     if name not in ENGINES or state is None:
         return WaitReason(WaitKind.NO_ENGINE, name)
     if facts.storage_issue is not None:
@@ -87,10 +87,10 @@ def _refusal(name: str, group: PendingGroup, state: EngineState | None, facts: F
     taken = [word for word in ("allowed", "exclusive", "preempt") if getattr(resources, word)]
     if taken:
         return WaitReason(WaitKind.ENGINE_REFUSES, f"{name.capitalize()} cannot honour {' and '.join(taken)}")
-    if key in state.refused:
-        return WaitReason(WaitKind.ENGINE_REFUSES, f"{name.capitalize()}: {state.refused[key]}")
-    if state.problem is not None:
-        return WaitReason(WaitKind.ENGINE_UNUSABLE, f"{name.capitalize()}: {state.problem}")
-    if key in state.unclear:
-        return WaitReason(WaitKind.ENGINE_UNUSABLE, f"{name.capitalize()}: {state.unclear[key]}")
-    return None if key in state.accepted else WaitReason(WaitKind.ENGINE_ASKED, name)
+    answer = state.answers.get(resources.key())
+    unusable = state.problem or (answer.problem if answer is not None else None)
+    if answer is not None and answer.problem is not None and answer.is_final:
+        return WaitReason(WaitKind.ENGINE_REFUSES, f"{name.capitalize()}: {answer.problem}")
+    if unusable is not None:
+        return WaitReason(WaitKind.ENGINE_UNUSABLE, f"{name.capitalize()}: {unusable}")
+    return None if answer is not None else WaitReason(WaitKind.ENGINE_ASKED, name)

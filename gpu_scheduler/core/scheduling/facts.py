@@ -94,18 +94,26 @@ class QueueReservation(Struct, frozen=True):
     is_delayed: bool = False
 
 
-class EngineState(Struct, frozen=True):
-    """The state of an engine, as its agent reports it.
+class EngineAnswer(Struct, frozen=True):
+    """An engine's answer whether it can run jobs with given resources.
 
-    problem: why the engine cannot be used now; None if it can. refused: for the resource specs that it can
-    never meet, why, by their keys. accepted: the keys of those that it can; unclear: for the others, what it
-    says of them for now. at: when the agent said so, in wall seconds; None if it has said nothing.
+    problem: why it cannot; None if it can. is_final: whether it never can or may, so that it need not be
+    asked again soon.
     """
 
     problem: str | None = None
-    refused: Mapping[str, str] = field(default_factory=dict)
-    accepted: frozenset[str] = frozenset()
-    unclear: Mapping[str, str] = field(default_factory=dict)
+    is_final: bool = True
+
+
+class EngineState(Struct, frozen=True):
+    """The state of an engine, as its agent reports it.
+
+    problem: why the engine cannot be used now; None if it can. answers: its answers for the resource specs of
+    queued jobs, by their keys. at: when the agent said so, in wall seconds; None if it has said nothing.
+    """
+
+    problem: str | None = None
+    answers: Mapping[str, EngineAnswer] = field(default_factory=dict)
     at: float | None = None
 
 
