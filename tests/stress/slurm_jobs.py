@@ -32,10 +32,11 @@ from tests.stress.slurm_program import TWICE
 from tests.stress.trace import number_of
 from tests.waiting import wait_for
 
-#: Divides the times: a guard kills after 10 s, the agent declares an attempt dead after 12.
-SCALE = 60
+#: Divides the times: a guard kills after 10 s, the agent declares an attempt dead after 12. A run at full
+#: times (1) takes an hour for each tenth of the size.
+SCALE = int(os.environ.get("GPU_SCHEDULER_STRESS_SCALE", "60"))
 #: Seconds until a cut-off node has certainly been declared dead, if its heartbeat stands still from now on.
-_CUT_OFF_S = 14.0
+_CUT_OFF_S = 720 / SCALE + 2
 #: Run as `sh run.sh TRACE N TICKS CODE MANNER`, where a tick is a tenth of a second.
 _JOB = """\
 exec 9>>"$1.lock.$2"
@@ -134,6 +135,9 @@ class _Round:
         self._failing: dict[str, tuple[float, Callable[[], None]]] = {}
         #: The tokens of attempts that others have cancelled.
         self._cancelled: set[str] = set()
+        #: The numbers of the jobs that this test has cancelled, and has preempted, with the commands for it.
+        self._cancelled_here: set[int] = set()
+        self._preempted: dict[int, subprocess.Popen[bytes]] = {}
         self._on_slurm: set[int] = set()
         self._numbers: set[int] = set()
 
@@ -144,9 +148,9 @@ class _Round:
         for _at, recover in self._failing.values():
             with contextlib.suppress(Exception):
                 recover()
-        if self._scheduler is not None:
-            self._scheduler.terminate()
-            self._scheduler.wait(60)
+        for process in [*self._preempted.values(), *([self._scheduler] if self._scheduler else [])]:
+            process.terminate()
+            process.wait(60)
 
     def run(self, count: int) -> None:
         """Runs the jobs to their ends and judges them."""
@@ -162,9 +166,9 @@ class _Round:
         while self._failing:
             self._wait(0.1)
         with contextlib.suppress(AssertionError):
-            wait_for(self._are_over, "the ends of all jobs", 90 + 2 * count, every_s=0.3)
+            wait_for(self._are_over, "the ends of all jobs", 90 + 2 * count + 3_600 / SCALE, every_s=0.3)
         # A second run would begin when the agent has seen for long that a job is gone.
-        self._wait(3.0)
+        self._wait(1.0 + 120 / SCALE)
         names = self._output("squeue", "--states=all", "-h", "-o", "%j")
         repeated = sum(count > 1 for count in _submissions(names).values())
         self.found.count("attempts that Slurm has twice", repeated)
@@ -421,6 +425,34 @@ class _Round:
         self._cancelled.add(job[1].removeprefix(NAME_PREFIX))
         return self._slurm("scancel", job[0])
 
+    def _jobs_cancelled(self) -> bool:
+        number = self._job_on_slurm()
+        if number is None:
+            return False
+        self._cancelled_here.add(number)
+        self.stage.run_cli("cancel", str(number + 1), "--grace", "0.5")
+        return True
+
+    def _jobs_preempted_here(self) -> bool:
+        number = self._job_on_slurm()
+        if number is None or number in self._preempted:
+            return False
+        words = ["preempt", str(number + 1), "--timeout", "1", *self.dice.choice(([], ["--force"]))]
+        self._preempted[number] = subprocess.Popen(
+            [sys.executable, "-m", "gpu_scheduler", *words, "--state-file", str(self.stage.home.state_file)],
+            env=self.stage.env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        return True
+
+    def _job_on_slurm(self) -> int | None:
+        """Returns the number of a job on Slurm that has not ended; None if there is none or no scheduler."""
+        if "scheduler" in self._failing:
+            return None
+        with contextlib.closing(self.stage.store()) as store:
+            found = [n for n in sorted(self._on_slurm) if (job := store.job(n + 1)) and not _is_over(job)]
+        return self.dice.choice(found) if found else None
+
     def _jobs_requeued(self) -> bool:
         job = self._some_job("RUNNING")
         if job is None:
@@ -459,6 +491,9 @@ class _Round:
                 self._set_node(int(line[1]), "resume")
         with contextlib.closing(self.stage.store()) as store:
             found = [store.job(number + 1) for number in self._numbers]
+        for job in found:
+            if job is not None and job.state is JobState.HELD and job.held_by == "preempted":
+                self.stage.run_cli("resume", str(job.id))
         return all(job is not None and _is_over(job) for job in found)
 
     def _records(self) -> dict[int, Record]:
@@ -469,9 +504,14 @@ class _Round:
                 if job is not None:
                     number = number_of(job.text)
                     is_on_slurm = number in self._on_slurm
-                    may_cancel = bool(attempts) and attempts[-1].token in self._cancelled
+                    may_cancel = number in self._cancelled_here or (
+                        bool(attempts) and attempts[-1].token in self._cancelled
+                    )
                     story = self._story(number, job, attempts)
-                    records[number] = Record(number, job, attempts, is_on_slurm, may_cancel, story)
+                    is_preempted = number in self._preempted
+                    records[number] = Record(
+                        number, job, attempts, is_on_slurm, may_cancel, is_preempted, story
+                    )
                     self._count(job, attempts)
         return records
 
@@ -482,8 +522,8 @@ class _Round:
             why = one.reason and (one.reason.kind.value, one.reason.message)
             lines.append(f"{one.number}: {one.token} {one.state.value}, {one.outcome}, {why}")
         if attempts and not _is_over(job):
-            last = self.stage.home.runs / str(job.id) / str(attempts[-1].number)
-            for path in [*last.iterdir(), *self.shared.glob(f"*/{attempts[-1].token}/*")]:
+            last = self.stage.home.attempt_folder(attempts[-1])
+            for path in [*last.glob("*"), *self.shared.glob(f"*/{attempts[-1].token}/*")]:
                 if path.name in (
                     "claim",
                     "engine",
@@ -501,12 +541,15 @@ class _Round:
     def _count(self, job: Job, attempts: Sequence[Attempt]) -> None:
         """Adds a job and its attempts to the figures."""
         for one in attempts:
-            if one.outcome in (Outcome.INTERRUPTED, Outcome.NOT_STARTED, Outcome.CANCELLED):
+            if one.outcome in _COUNTED:
                 self.found.count(f"attempts {one.outcome.value}")
             if one.reason is not None and one.reason.kind is ReasonKind.RUNNER_DIED:
                 self.found.count("attempts declared dead")
         if job.state is JobState.HELD:
             self.found.count("jobs held as interrupted")
+
+
+_COUNTED = (Outcome.INTERRUPTED, Outcome.NOT_STARTED, Outcome.CANCELLED, Outcome.PREEMPTED)
 
 
 def _go_on(pid: int) -> None:
@@ -530,6 +573,7 @@ _FAULTS: tuple[Callable[[_Round], bool], ...] = (
     _Round._controllers_stopped, _Round._slurmds_killed, _Round._nodes_declared_failed, _Round._nodes_drained,
     _Round._nodes_failed_whose_jobs_run_on, _Round._nodes_cut_off, _Round._nodes_cut_off, _Round._sbatch_lies,
     _Round._sbatch_lies, _Round._squeue_lies, _Round._squeue_lies, _Round._scancel_lies, _Round._folders_away,
-    _Round._jobs_cancelled_by_others, _Round._jobs_requeued, _Round._jobs_preempted, _Round._guards_killed,
-    _Round._runners_killed, _Round._writers_killed,
+    _Round._jobs_cancelled_by_others, _Round._jobs_cancelled, _Round._jobs_preempted_here,
+    _Round._jobs_requeued, _Round._jobs_preempted, _Round._guards_killed, _Round._runners_killed,
+    _Round._writers_killed,
 )  # fmt: skip

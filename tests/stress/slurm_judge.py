@@ -30,7 +30,8 @@ class Trace(Struct):
 class Record(Struct, frozen=True):
     """The record of a job in the store. number: its number in the trace; story: more about it, for people.
 
-    may_cancel: whether others may have cancelled it. is_exposed: whether faults can interrupt it.
+    may_cancel: whether somebody may have cancelled it; may_preempt: whether somebody may have preempted it.
+    is_exposed: whether faults can interrupt it.
     """
 
     number: int
@@ -38,6 +39,7 @@ class Record(Struct, frozen=True):
     attempts: Sequence[Attempt]
     is_exposed: bool = True
     may_cancel: bool = False
+    may_preempt: bool = False
     story: str = ""
 
 
@@ -75,7 +77,7 @@ def _faults(trace: Trace, record: Record) -> list[tuple[str, str]]:
             faults.append(("run twice", f"{which} began {starts} times"))
         if trace.overlaps[run]:
             faults.append(("run twice", f"{which} began while an earlier run still had a process"))
-        if starts and one is not record.attempts[0] and not _may_follow(record.attempts, one):
+        if starts and one is not record.attempts[0] and not _may_follow(record, one):
             faults.append(("run twice", f"{which} ran although an earlier one had ended"))
         if one.outcome is Outcome.NOT_STARTED and starts:
             faults.append(("wrong outcomes", f"{which} ran, but is recorded as not started"))
@@ -89,8 +91,9 @@ def _faults(trace: Trace, record: Record) -> list[tuple[str, str]]:
     return faults
 
 
-def _may_follow(attempts: Sequence[Attempt], one: Attempt) -> bool:
-    return all(earlier.outcome in _RUN_AGAIN for earlier in attempts if earlier.number < one.number)
+def _may_follow(record: Record, one: Attempt) -> bool:
+    allowed = (*_RUN_AGAIN, Outcome.PREEMPTED) if record.may_preempt else _RUN_AGAIN
+    return all(earlier.outcome in allowed for earlier in record.attempts if earlier.number < one.number)
 
 
 def _end_faults(record: Record) -> list[tuple[str, str]]:

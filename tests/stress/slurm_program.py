@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from pathlib import Path
+from contextlib import suppress
 from typing import Any
 
 from gpu_scheduler.daemon import companions
@@ -22,13 +22,13 @@ TWICE = "SLURM_TWICE"
 _submit, _all = EngineAgent._submit, process_scan.newest_first
 
 
-def _submit_twice(self: EngineAgent, token: str, local: Path, there: Path) -> None:
-    try:
-        _submit(self, token, local, there)
-    except EngineUnavailableError:
-        copy = there.with_name(f"{token}-again")
-        shutil.copytree(there, copy)
-        self._engine.submit(Order(token, str(copy), Resources()))
+def _submit_twice(self: EngineAgent, place: Any) -> bool:
+    if not _submit(self, place):
+        copy = place.there.with_name(f"{place.token}-again")
+        shutil.copytree(place.there, copy)
+        with suppress(EngineUnavailableError):
+            self._engine.submit(Order(place.token, str(copy), Resources()))
+    return True
 
 
 def _newest_first() -> list[int]:
