@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 
 import pytest
 
