@@ -65,7 +65,7 @@ test-hf:
 # slurm-client comes with slurmctld.
 test-slurm:
 	@bash tools/setup.sh --dev slurmctld slurmd
-	GPU_SCHEDULER_NEED_SLURM=1 $(PYTHON) -m pytest -q -n 2 $(PYTEST) tests/engines
+	GPU_SCHEDULER_NEED_SLURM=1 $(PYTHON) -m pytest -q -n 2 $(PYTEST) tests/engines tests/contract/test_executors.py
 
 test-all:
 	@bash tools/setup.sh --dev screen --optional tmux redis-server

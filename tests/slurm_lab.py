@@ -57,7 +57,7 @@ PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 ReturnToService=2
 MessageTimeout={MESSAGE_TIMEOUT_S}
-SlurmdTimeout={NODE_TIMEOUT_S}
+SlurmdTimeout={{node_timeout}}
 MinJobAge=600
 InactiveLimit=0
 KillWait=2
@@ -86,10 +86,12 @@ def missing() -> str | None:
 class SlurmLab:
     """Starts and stops the controller and the nodes, and knows the pid of each.
 
-    conf: path of the configuration. env: the environment in which its programs find it.
+    node_timeout_s: the seconds of silence after which Slurm takes a node for dead. conf: path of the
+    configuration. env: the environment in which its programs find it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, node_timeout_s: int = NODE_TIMEOUT_S) -> None:
+        self._node_timeout_s = node_timeout_s
         # A short path, because sockets in it have at most 107 characters. Jobs may write there as any user.
         self.folder = Path(tempfile.mkdtemp(prefix="gs-slurm-"))
         self.folder.chmod(0o755)
@@ -114,6 +116,7 @@ class SlurmLab:
             _CONF.format(
                 host=socket.gethostname().split(".")[0],
                 folder=self.folder,
+                node_timeout=self._node_timeout_s,
                 port=self._ports[0],
                 node_ports=f"{self._ports[1]}-{self._ports[-1]}",
             )

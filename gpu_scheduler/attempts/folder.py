@@ -484,7 +484,8 @@ def observe_on_engine(folder: Path, token: str) -> AttemptStatus:
     is_complete = names.issuperset(_PREPARED)
     state: ClaimState = "none"
     if claim is not None:
-        is_dead = engine is not None and engine.state == "dead"
+        # The runner publishes its result last of all.
+        is_dead = result is not None or (engine is not None and engine.state == "dead")
         state = "void" if claim.void else "dead" if is_dead else "live"
     elif is_complete:
         state = "accepted"

@@ -21,7 +21,9 @@ def slurm() -> Iterator[SlurmLab]:
         if os.environ.get(NEED_SLURM):
             pytest.fail(f"{NEED_SLURM} is set, but {reason}")
         pytest.skip(reason)
-    lab = SlurmLab()
+    # The tests say which nodes fail. A controller that was stopped for longer than the timeout could take its
+    # nodes for dead before it reads their answers.
+    lab = SlurmLab(node_timeout_s=300)
     try:
         lab.start()
         yield lab
