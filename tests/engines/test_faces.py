@@ -1,0 +1,40 @@
+"""Tests what the commands say of jobs on a real Slurm, before, while and after they run."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.world import World
+from tests.slurm_lab import PARTITION, SlurmLab
+
+pytestmark = pytest.mark.timeout(240)
+
+
+@pytest.fixture
+def world(tmp_path: Path, slurm: SlurmLab) -> Iterator[World]:
+    made = World(tmp_path, is_warm=False)
+    made.env |= {**slurm.env, "GPU_SCHEDULER_TIME_SCALE": "20"}
+    (tmp_path / "shared").mkdir(mode=0o700)
+    yield made
+    made.close()
+    subprocess.run(["scancel", "--user=root"], env=slurm.env, check=False)
+
+
+def test_a_job_keeps_its_node_and_its_number_in_slurm(world: World) -> None:
+    world.append("[on=slurm] sleep 2")
+    world.start("--slurm", PARTITION, "--slurm-dir", "shared")
+    world.wait_until(lambda jobs: jobs[1]["engine"] is not None and jobs[1]["engine"]["node"], "it runs")
+    job = world.wait_finished(1)[1]
+    node, number = job["engine"]["node"], job["engine"]["native_id"]
+    [attempt] = json.loads(world.run_ok("show", "1", "--json"))["attempts"]
+    assert attempt["engine"] == job["engine"]
+    assert attempt["engine"]["name"] == "slurm"
+    where = f"on Slurm, node {node}, Slurm job {number}"
+    assert where in world.run_ok("show", "1")
+    assert where in world.run_ok("status", "--verbose")
+    assert f"  {node}  " in world.run_ok("status")
