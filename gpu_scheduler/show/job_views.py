@@ -168,7 +168,8 @@ class StatusReport(Struct, frozen=True):
     state, shown or not; hidden_count: the number of finished jobs that the report leaves out because they are
     cleared; unsuccessful_counts: the number of all other finished jobs with each outcome except completed;
     is_failed_only: whether the report covers only failed jobs; skipped: the number of skipped jobs that such
-    a report leaves out; redis_problem: what keeps this scheduler from its Redis queue, or None.
+    a report leaves out; redis_problem: what keeps this scheduler from its Redis queue, or None; unserved: the
+    number of open attempts on each engine that this scheduler does not use.
     """
 
     now: float
@@ -186,6 +187,7 @@ class StatusReport(Struct, frozen=True):
     is_failed_only: bool = False
     skipped: int = 0
     redis_problem: str | None = None
+    unserved: Mapping[str, int] = field(default_factory=dict)
 
     def listed_count(self, state: JobState) -> int:
         """Returns the number of jobs in a recorded state, without hidden ones."""

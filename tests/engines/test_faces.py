@@ -38,3 +38,12 @@ def test_a_job_keeps_its_node_and_its_number_in_slurm(world: World) -> None:
     assert where in world.run_ok("show", "1")
     assert where in world.run_ok("status", "--verbose")
     assert f"  {node}  " in world.run_ok("status")
+
+
+def test_status_says_that_jobs_run_on_an_engine_that_the_scheduler_does_not_use(world: World) -> None:
+    world.append("[on=slurm] sleep 100")
+    world.start("--slurm", PARTITION, "--slurm-dir", "shared")
+    world.wait_until(lambda jobs: bool(jobs) and jobs[1]["state"] == "running", "it runs")
+    world.end_scheduler()
+    world.start()
+    assert "1 job is on Slurm, but the scheduler was started without --slurm" in world.run_ok("status")
