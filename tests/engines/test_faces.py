@@ -40,6 +40,20 @@ def test_a_job_keeps_its_node_and_its_number_in_slurm(world: World) -> None:
     assert f"  {node}  " in world.run_ok("status")
 
 
+def test_slurm_decides_when_its_jobs_start_and_they_take_no_gpu_here(world: World) -> None:
+    world.append(
+        *("[on=slurm gpus=2] sleep 100" for _ in range(3)), "[on=slurm gpus=2] true", "[gpus=1] sleep 100"
+    )
+    world.start("--slurm", PARTITION, "--slurm-dir", "shared", "--slurm-limit", "1")
+    world.append("[on=slurm gpus=2] true", "[after=4] true")
+    world.wait_until(lambda jobs: len(jobs) == 7 and "(job " in str(jobs[4]["reason"]), "one waits there")
+    plan = {job["id"]: job for job in json.loads(world.run_ok("plan", "--json"))["jobs"]}
+    assert [plan[4]["start_at"], plan[6]["start_at"], plan[7]["start_at"]] == [None] * 3
+    assert plan[4]["no_forecast"].startswith("Slurm decides; waits in Slurm (job ")
+    assert plan[6]["no_forecast"] == "Slurm decides; 1 job waits in Slurm already (--slurm-limit)"
+    assert plan[5]["gpus"] == [0]
+
+
 def test_status_says_that_jobs_run_on_an_engine_that_the_scheduler_does_not_use(world: World) -> None:
     world.append("[on=slurm] sleep 100")
     world.start("--slurm", PARTITION, "--slurm-dir", "shared")
