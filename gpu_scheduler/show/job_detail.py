@@ -34,6 +34,8 @@ from gpu_scheduler.show.job_text import (
     attempt_warnings,
     checkpoint_object,
     checkpoint_text,
+    engine_object,
+    engine_text,
     job_warnings,
     long_text,
     outcome_text,
@@ -43,6 +45,7 @@ from gpu_scheduler.show.job_views import (
     JobView,
     ViewContext,
     context_of,
+    engine_of,
     gpu_indices,
     job_view,
     peaks_by_index,
@@ -60,6 +63,7 @@ from gpu_scheduler.store.jobs_files import LineLocation, line_of
 from gpu_scheduler.store.store import Store
 
 if TYPE_CHECKING:
+    from gpu_scheduler.core.model.job import EngineStatus
     from gpu_scheduler.core.model.job_spec import JobSpec
     from gpu_scheduler.show.job_views import AttemptWarning
 
@@ -72,7 +76,8 @@ class AttemptView(Struct, frozen=True):
     """One attempt.
 
     command: the job's own command in command.sh, None if it cannot be found; gpus: the indices of its GPUs;
-    peaks: peak MiB by GPU index; declaration_accuracy: None until the attempt's end is recorded.
+    peaks: peak MiB by GPU index; declaration_accuracy: None until the attempt's end is recorded. engine: what
+    its engine last said of it; None on this machine.
     """
 
     attempt: Attempt
@@ -82,6 +87,7 @@ class AttemptView(Struct, frozen=True):
     warnings: tuple[AttemptWarning, ...]
     peaks: Mapping[int, int]
     declaration_accuracy: DeclarationAccuracy | None
+    engine: EngineStatus | None
 
 
 class JobRunTime(Struct, frozen=True):
@@ -164,6 +170,7 @@ def _attempt_view(store: Store, attempt: Attempt, context: ViewContext, toleranc
         warnings=warnings(attempt, context.indices),
         peaks=peaks_by_index(attempt, context.indices),
         declaration_accuracy=_declaration_accuracy(attempt, tolerance),
+        engine=engine_of(attempt, context),
     )
 
 
@@ -249,6 +256,7 @@ def _attempt_object(view: AttemptView, tolerance: float) -> dict[str, Any]:
         "peaks": view.peaks,
         "load_percent": attempt.mean_load,
         "declaration_accuracy": accuracy and accuracy_text(accuracy, tolerance),
+        "engine": engine_object(attempt, view.engine),
     }
 
 
@@ -365,7 +373,10 @@ def _environment_text(spec: JobSpec, source: str) -> str:
 def _attempt_lines(view: AttemptView, detail: JobDetail) -> Iterator[str]:
     attempt, now = view.attempt, detail.now
     yield f"Attempt {attempt.number}"
-    yield _row("  GPUs", ", ".join(map(str, view.gpus)) or "none")
+    if view.engine is None:
+        yield _row("  GPUs", ", ".join(map(str, view.gpus)) or "none")
+    else:
+        yield _row("  Where", engine_text(attempt, view.engine))
     if attempt.started_at is None:
         yield _row("  Started", f"not yet; created {_time_and_age(attempt.created_at, now)}")
     else:

@@ -321,7 +321,16 @@ def _count_text(progress: Progress) -> str:
     return f"{noun} {round(progress.current, 2):.15g}{of}"
 
 
-def engine_text(engine: EngineStatus) -> str:
-    """Returns what an engine says of a job, such as "job 17 on node2: running"."""
-    node = f" on {engine.node}" if engine.node else ""
-    return f"job {engine.native_id}{node}: {engine.reason or engine.state}"
+def engine_text(attempt: Attempt, engine: EngineStatus) -> str:
+    """Returns where an attempt runs or ran, and what its engine says: "on Slurm, node n2, Slurm job 17"."""
+    name = attempt.executor.capitalize()
+    node = f", node {engine.node}" if engine.node else ""
+    number = f", {name} job {engine.native_id}" if engine.native_id else ""
+    # Why it has waited does not matter any more.
+    reason = "" if attempt.outcome is not None and engine.state == "pending" else engine.reason
+    return f"on {name}{node}{number}{reason and f': {reason}'}"
+
+
+def engine_object(attempt: Attempt, engine: EngineStatus | None) -> dict[str, Any] | None:
+    """Returns where an attempt runs or ran, as a JSON object; None on this machine."""
+    return None if engine is None else {"name": attempt.executor, **asdict(engine)}

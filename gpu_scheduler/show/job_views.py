@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from gpu_scheduler.core.model.job import Attempt, AttemptStatus, StopRequest
     from gpu_scheduler.core.model.job_spec import Parent
     from gpu_scheduler.core.model.values import Now
+    from gpu_scheduler.store.data_dir import DataDir
     from gpu_scheduler.store.jobs_files import JobsFileRecord, MalformedLineRecord
     from gpu_scheduler.store.pending_groups import QueueReservationRecord
 
@@ -89,8 +90,8 @@ class JobView(NamedTuple):
     the last output line of a running job, None if there is no output or the caller did not ask for it.
     progress: how far a running job is, None if the caller did not ask for it. stop: the request because of
     which a job is being stopped, None if it is unknown. stop_in_s: the seconds that are left of its grace
-    period, None if unknown. engine: what its engine says of a running job; None on this machine. as_of: when
-    the view was made, in seconds since 1970.
+    period, None if unknown. engine: what its engine last said of the attempt; None on this machine. as_of:
+    when the view was made, in seconds since 1970.
     """
 
     record: Job
@@ -167,7 +168,8 @@ class StatusReport(Struct, frozen=True):
     state, shown or not; hidden_count: the number of finished jobs that the report leaves out because they are
     cleared; unsuccessful_counts: the number of all other finished jobs with each outcome except completed;
     is_failed_only: whether the report covers only failed jobs; skipped: the number of skipped jobs that such
-    a report leaves out; redis_problem: what keeps this scheduler from its Redis queue, or None.
+    a report leaves out; redis_problem: what keeps this scheduler from its Redis queue, or None; unserved: the
+    number of open attempts on each engine that this scheduler does not use.
     """
 
     now: float
@@ -185,6 +187,7 @@ class StatusReport(Struct, frozen=True):
     is_failed_only: bool = False
     skipped: int = 0
     redis_problem: str | None = None
+    unserved: Mapping[str, int] = field(default_factory=dict)
 
     def listed_count(self, state: JobState) -> int:
         """Returns the number of jobs in a recorded state, without hidden ones."""
@@ -237,7 +240,8 @@ class ViewContext(Struct, frozen=True):
     recovery of all interrupted jobs is pending; open_attempts: the facts of each open attempt, from its row
     and folder, by attempt id; victims: the jobs that are preempted for each job with reserved GPUs, by the id
     of that job; reservation: the one by queue order; stops: the open requests to stop attempts, by job id;
-    *_retries: the defaults for jobs whose line sets no value; is_scheduler_up: whether a scheduler runs.
+    *_retries: the defaults for jobs whose line sets no value; is_scheduler_up: whether a scheduler runs;
+    data_dir: where the folders of attempts that have ended are, None if nobody needs them.
     """
 
     now: Now
@@ -254,6 +258,7 @@ class ViewContext(Struct, frozen=True):
     oom_retries: int = 0
     fail_retries: int = 0
     is_scheduler_up: bool = True
+    data_dir: DataDir | None = None
 
 
 def job_view(job: Job, attempt: Attempt | None, context: ViewContext) -> JobView:
@@ -284,9 +289,27 @@ def job_view(job: Job, attempt: Attempt | None, context: ViewContext) -> JobView
         gpus=() if attempt is None else gpu_indices(attempt, context.indices),
         peaks={} if attempt is None else peaks_by_index(attempt, context.indices),
         warnings=() if attempt is None else warnings(attempt, context.indices, fact),
-        engine=None if fact is None or not fact.state.is_open else fact.status.engine,
+        engine=None if attempt is None else engine_of(attempt, context),
         as_of=context.now.wall,
     )
+
+
+def engine_of(attempt: Attempt, context: ViewContext) -> EngineStatus | None:
+    """Returns what the engine of an attempt last said of it, or empty fields; None if it has no engine.
+
+    The folder of an attempt keeps that after its end.
+    """
+    if not attempt.is_on_engine:
+        return None
+    fact, found = context.open_attempts.get(attempt.id), None
+    if fact is not None:
+        found = fact.status.engine
+    elif context.data_dir is not None:
+        from gpu_scheduler.attempts.folder import ENGINE_FILE, FolderReader, parse_engine
+
+        folder = context.data_dir.attempt_folder(attempt)
+        found = FolderReader(folder, attempt.token).read(ENGINE_FILE, parse_engine)
+    return found or EngineStatus("")
 
 
 def observed_job(store: Store, job: Job) -> Job:
@@ -518,6 +541,7 @@ def stored_context(store: Store, job_ids: Iterable[int], now: Now) -> ViewContex
         indices=store.gpu_indices(),
         victims=victims_by_job(store),
         reservation=queue_reservation_record(store),
+        data_dir=store.data_dir,
     )
 
 

@@ -16,7 +16,7 @@ from gpu_scheduler.attempts.observe import observe_attempt
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.explain.progress import output_option
 from gpu_scheduler.core.model.finding import HealthIssue
-from gpu_scheduler.core.model.job_spec import JobSpec
+from gpu_scheduler.core.model.job_spec import ENGINES, JobSpec
 from gpu_scheduler.core.model.states import ACTIVE, JobState
 from gpu_scheduler.core.scheduling.actions import Reserve, Start
 from gpu_scheduler.core.scheduling.facts import Facts, PendingGroup, QueuedJob
@@ -58,16 +58,23 @@ if TYPE_CHECKING:
 MAX_JOBS = 1000
 #: The requests after which a waiting job does not start.
 _LEAVING = ("cancel", "hold")
+#: The claims of attempts that have not begun on their engine.
+_WAITING = ("none", "accepted")
 #: The position of the first item of a Redis queue, behind all jobs of its priority.
 _BEHIND = 1 << 60
 
 
 class ForecastJob(Struct, frozen=True):
-    """A running or waiting job. forecast: None if it has none; gpus: the indices of its expected GPUs."""
+    """A running or waiting job.
+
+    forecast: None if it has none; gpus: the indices of its expected GPUs; engine: None if it runs on this
+    machine.
+    """
 
     job: JobView
     forecast: JobForecast | None
     gpus: tuple[int, ...] = ()
+    engine: str | None = None
 
 
 class ForecastView(Struct, frozen=True):
@@ -93,7 +100,7 @@ class _Queue(Struct, frozen=True):
     """The queue at one moment.
 
     jobs: the running, queued and held ones; ending: the ids of attempts whose commands have ended, although
-    that is not recorded yet.
+    that is not recorded yet; on: where jobs run whose lines do not say so.
     """
 
     facts: Facts
@@ -102,6 +109,7 @@ class _Queue(Struct, frozen=True):
     ending: Sequence[int]
     indices: Mapping[str, int]
     omitted: int
+    on: str
 
 
 def forecast_queue(location: Location, *, all_jobs: bool = False) -> ForecastView:
@@ -130,11 +138,14 @@ def _read_queue(store: Store, pid: int | None, limit: int | None) -> _Queue:
         newest = store.newest_attempts(job.id for job in records)
         context = context_of(store, (job.id for job in records), active, is_up=pid is not None)
         here = store.recorded_options().on
-        # When jobs on an engine start is for the engine to say.
+        # An engine decides when the jobs start that wait there or will wait there.
         waiting = [
             one for one in waiting_jobs(store, context.now, limit) if one.resources.engine(here) is None
         ]
         attempts = [context.open_attempts.get(one.id) or observe_attempt(store, one) for one in active]
+        attempts = [
+            one for one in attempts if one.executor not in ENGINES or one.status.claim not in _WAITING
+        ]
         facts = round_facts(store, attempts, context.now, foreign_claims(store, locks, attempts, pid))
         count = state_counts(store).get(JobState.QUEUED, 0)
     jobs = [job_view(job, newest.get(job.id), context) for job in records]
@@ -147,6 +158,7 @@ def _read_queue(store: Store, pid: int | None, limit: int | None) -> _Queue:
         [one.id for one in attempts if one.state.is_open and one.job_id not in running],
         context.indices,
         count - len(queued),
+        here,
     )
 
 
@@ -199,7 +211,9 @@ def _forecast_jobs(jobs: Iterable[JobView], queue: _Queue, found: Forecast) -> t
         if expected is None and job.record.id in only_gpus:
             job = job._replace(wait=found.reasons.get(job.record.spec_key, job.wait))
         gpus = () if expected is None else expected.gpus
-        shown.append(ForecastJob(job, expected, tuple(sorted(queue.indices.get(uuid, -1) for uuid in gpus))))
+        indices = tuple(sorted(queue.indices.get(uuid, -1) for uuid in gpus))
+        engine = ResourceSpec.from_key(job.record.spec_key).engine(queue.on)
+        shown.append(ForecastJob(job, expected, indices, engine))
     return tuple(sorted(shown, key=_order))
 
 
@@ -319,7 +333,8 @@ def _in_text(seconds: float) -> str:
 def _why_not(one: ForecastJob) -> str:
     record = one.job.record
     reason = held_text(one.job) if record.state == "held" else job_reason_text(one.job) or record.state
-    return safe_text(reason)
+    decides = one.engine is not None and record.state != "held" and not one.job.infeasible
+    return safe_text(f"{(one.engine or '').capitalize()} decides; {reason}" if decides else reason)
 
 
 def _notes(view: ForecastView) -> Iterator[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,6 +46,7 @@ from gpu_scheduler.store.taken_items import newest_job_of, redis_problem
 
 if TYPE_CHECKING:
     from gpu_scheduler.attempts.job_progress import ProgressReader as ProgressReader
+    from gpu_scheduler.core.model.job import ActiveAttempt
 
 #: Number of bytes at the end of a running job's log that are searched for its last line.
 _TAIL_BYTES = 4096
@@ -201,6 +203,7 @@ def read_report(store: Store, query: StatusQuery) -> StatusReport:
             health_issues=health_issues_of(store),
             pid=pid,
             redis_problem=redis_problem(store) if pid is not None else None,
+            unserved=Counter() if pid is None else _unserved(store, active),
             state_file=str(store.data_dir.state_file),
             data_dir=str(store.data_dir.folder),
             gpus=gpus,
@@ -216,6 +219,11 @@ def read_report(store: Store, query: StatusQuery) -> StatusReport:
         counts = Counter(job.state.value for job in jobs)
         report = replace(report, counts=counts, unsuccessful_counts=ended)
     return report.failed_only(query.max_finished) if query.only_failed else report
+
+
+def _unserved(store: Store, active: Iterable[ActiveAttempt]) -> Counter[str]:
+    used = store.recorded_options().slurm is not None
+    return Counter(one.executor for one in active if one.is_on_engine and one.state.is_open and not used)
 
 
 def _listed_jobs(store: Store, query: StatusQuery) -> list[Job]:

@@ -10,7 +10,7 @@ from msgspec.structs import asdict
 from gpu_scheduler.core.model.values import WHOLE
 from gpu_scheduler.core.text.formatting import masked_json, picked
 from gpu_scheduler.show.gpu_text import claim_objects
-from gpu_scheduler.show.job_text import job_warnings, progress_object
+from gpu_scheduler.show.job_text import engine_object, job_warnings, progress_object
 from gpu_scheduler.show.job_views import GpuView, JobView, StatusReport
 from gpu_scheduler.show.wait_text import job_reason_text, parent_objects
 
@@ -59,7 +59,7 @@ def job_object(job: JobView) -> dict[str, Any]:
         "created_at": record.created_at,
         "started_at": job.started_at,
         **picked(record, "finished_at", "priority", "source"),
-        "engine": None if job.engine is None else asdict(job.engine),
+        "engine": None if job.attempt is None else engine_object(job.attempt, job.engine),
         "adopted_pid": None if record.adopted is None else record.adopted.pid,
         "warnings": job_warnings(job),
         **picked(job, "vram_declared", "peaks"),

@@ -9,7 +9,7 @@ from itertools import zip_longest
 
 from gpu_scheduler.core.model.states import ACTIVE, WAITING, JobState, Outcome
 from gpu_scheduler.core.model.values import format_share
-from gpu_scheduler.core.text.formatting import format_age, limit_length, pid_text, safe_text
+from gpu_scheduler.core.text.formatting import count_noun, format_age, limit_length, pid_text, safe_text
 from gpu_scheduler.show import tables
 from gpu_scheduler.show.job_text import job_warnings, short_text
 from gpu_scheduler.show.job_views import JobView, StatusReport
@@ -218,6 +218,10 @@ def _warnings(report: StatusReport) -> list[str]:
     texts = [text for job in report.jobs if job.record.state in ACTIVE for text in job_warnings(job)]
     if report.redis_problem is not None:
         texts.insert(0, f"the Redis queue {report.redis_problem}; jobs here continue")
+    for engine, count in report.unserved.items():
+        jobs = f"{count_noun(count, 'job')} {'is' if count == 1 else 'are'} on {engine.capitalize()}"
+        but = f"but the scheduler was started without --{engine}, so nobody learns how they end"
+        texts.insert(0, f"{jobs}, {but}; restart it with --{engine}")
     return texts
 
 

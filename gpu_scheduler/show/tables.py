@@ -189,7 +189,10 @@ def detail_lines(job: JobView) -> list[str]:
     closed = f"closed; `logs {job.record.id} -f` follows its output" if job.window_closed else None
     details = [
         ("memory", memory_text(job.peaks, job.vram_declared)),
-        ("engine", None if job.engine is None else engine_text(job.engine)),
+        (
+            "engine",
+            None if job.attempt is None or job.engine is None else engine_text(job.attempt, job.engine),
+        ),
         ("session", job.session),
         ("window", closed),
         ("log", job.log),
@@ -214,10 +217,9 @@ def _cells(job: JobView, state: Cell, time: str, last: Cell) -> JobCells:
 
 
 def _place(job: JobView) -> str:
-    """Returns the GPUs of a job, or the node on which its engine runs it."""
-    if job.engine is not None:
-        return safe_text(job.engine.node) or "-"
-    return format_ranges(job.gpus) or ("-" if job.record.state in ACTIVE else "")
+    """Returns the GPUs of a job, or the node on which its engine runs or ran it."""
+    node = "" if job.engine is None else safe_text(job.engine.node)
+    return node or format_ranges(job.gpus) or ("-" if job.record.state in ACTIVE else "")
 
 
 def _group_row(jobs: Sequence[JobView]) -> TableRow:

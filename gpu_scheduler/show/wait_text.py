@@ -317,6 +317,8 @@ _PHRASES: Mapping[str, Callable[[WaitReason, float], str]] = {
     "reservation": lambda it, now: own_reservation_text(it.reserved, it.reserved_from or 0.0, now),
     "times": lambda reason, _: times_text(reason.overtakes or 0),
     "free": lambda reason, _: "" if reason.need is None else f"; {_needs(reason)}, {reason.gpus} free",
+    "engine": lambda reason, _: reason.cause.capitalize(),
+    "waiting": lambda reason, _: f"{count_noun(reason.running, 'job')} wait{'s' * (reason.running == 1)}",
     #: `resume --job` records a request of another name.
     "command": lambda reason, _: "resume --job" if reason.cause == "resume_job" else reason.cause,
 }

@@ -656,9 +656,8 @@ def _placement(diagnosis: Diagnosis, need: Need, facts: PlacementFacts) -> Itera
 def _running(diagnosis: Diagnosis) -> Iterator[Finding]:
     job = diagnosis.job
     gpus = f"on {format_gpus(job.gpus)}" if job.gpus else "without a GPU"
-    if job.attempt is not None and job.attempt.is_on_engine:
-        said = "it is not submitted yet" if job.engine is None else engine_text(job.engine)
-        gpus = f"on {job.attempt.executor.capitalize()}, {said}"
+    if job.attempt is not None and job.engine is not None:
+        gpus = engine_text(job.attempt, job.engine)
     since = "" if job.started_at is None else f", started {format_age(job.started_at, diagnosis.now)}"
     follow = f"`logs {job.record.id} -f` follows its output"
     if job.is_without_log:

@@ -121,6 +121,7 @@ WAITS = [
     WaitReason(WaitKind.ENGINE_SILENT, "slurm"),
     WaitReason(WaitKind.ENGINE_ASKED, "slurm"),
     WaitReason(WaitKind.ENGINE_FULL, "slurm", running=20),
+    WaitReason(WaitKind.ENGINE_FULL, "slurm", running=1),
     WaitReason(WaitKind.IN_ENGINE, "Slurm (job 17): Resources"),
     WaitReason(WaitKind.LINE_MALFORMED, line_number=4),
     WaitReason(WaitKind.LINE_REMOVED, due_at=100.0),

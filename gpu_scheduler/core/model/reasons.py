@@ -370,16 +370,16 @@ class WaitKind(Code):
     #: As many jobs without a GPU run as may run at the same time (`--cpu-jobs`).
     CPU_JOBS_FULL = "cpu jobs full", "{running} of {max_running} jobs without a GPU are running"
     #: The job runs on an engine, of which the scheduler knows nothing.
-    NO_ENGINE = ("no engine", "runs on {cause}, which this scheduler does not use; start it with --{cause}")
+    NO_ENGINE = ("no engine", "runs on {engine}, which this scheduler does not use; start it with --{cause}")
     #: Its agent, a companion of the scheduler, does not work.
     ENGINE_SILENT = ("engine silent",
-        "waits for the agent for {cause} (engine-agent); if that does not work, gpu_scheduler.log says why")
+        "waits for the agent for {engine} (engine-agent); if that does not work, gpu_scheduler.log says why")
     ENGINE_UNUSABLE = "engine unusable", "{cause}"
     #: The engine can never run the job.
     ENGINE_REFUSES = "engine refuses", "infeasible: {cause}"
     #: Whether the engine can run the job is not known yet.
-    ENGINE_ASKED = "engine asked", "asking {cause} whether it can run the job"
-    ENGINE_FULL = "engine full", "{running} jobs wait in {cause} already (--{cause}-limit)"
+    ENGINE_ASKED = "engine asked", "asking {engine} whether it can run the job"
+    ENGINE_FULL = "engine full", "{waiting} in {engine} already (--{cause}-limit)"
     LINE_MALFORMED = ("line malformed",
         "line {line_number} of {file} is malformed; the job waits until it is corrected")
     LINE_REMOVED = ("line removed",
