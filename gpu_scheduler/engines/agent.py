@@ -53,8 +53,12 @@ log = logging.getLogger(__name__)
 
 #: Seconds between two looks at the engine and the shared folder, and at the store in between.
 LOOK_S, _STORE_S = 2.0, 0.2
+#: Seconds after which the engine is asked again for its jobs. Administrators dislike frequent queries.
+_ASK_S = 10.0
 #: Seconds after which the engine is asked again whether it can ever run jobs with given resources.
 _ASK_AGAIN_S = 600.0
+#: Seconds for which the folder of a dead attempt is kept. The runner kills its command after ten minutes.
+_OLD_S = 7 * 86_400.0
 #: Largest file of a runner, apart from its log.
 _MAX_BYTES = 1 << 20
 #: Largest piece of a log that one look copies, so that one job cannot hold up the others.
@@ -150,6 +154,9 @@ class EngineAgent:
         self._llm_config = llm_config
         self._scale = scale
         self._memories: dict[str, Memory] = {}
+        #: The jobs of the engine, and when it was asked for them; None if it is to be asked at the next look.
+        self._jobs: Mapping[str, EngineJob] | None = None
+        self._asked_at = 0.0
         #: What the engine says of resources, with the time at which it said so; None if it can run them.
         self._answers: dict[Resources, tuple[float, str | None]] = {}
         self._problem: str | None = None
@@ -185,11 +192,7 @@ class EngineAgent:
         self._memories = {one.token: self._memories.get(one.token, Memory()) for one in attempts}
         self._problems = []
         self._log_limit = self._store.recorded_options().log_limit_mib * 2**20
-        jobs: Mapping[str, EngineJob] | None = {}
-        if attempts or self._shared.attempts():
-            jobs = None
-            with self._noted():
-                jobs = self._engine.jobs()
+        jobs = self._known_jobs() if attempts or self._shared.attempts() else {}
         due: list[_Place] = []
         for one in attempts:
             with self._noted():  # results, logs and requests to stop do not wait for the engine
@@ -204,6 +207,22 @@ class EngineAgent:
             self._clean_up(jobs)
             answers = self._ask_about_groups()
         self._report(EngineState(next(iter(self._problems), None), answers))
+
+    def _known_jobs(self) -> Mapping[str, EngineJob] | None:
+        """Returns the jobs of the engine, which may be a few seconds old; None if it does not answer.
+
+        They are never older than the last submission or cancel.
+        """
+        now = time.monotonic()
+        if self._jobs is None or now - self._asked_at >= _ASK_S / self._scale:
+            self._jobs, self._asked_at = None, now
+            with self._noted():
+                self._jobs = self._engine.jobs()
+        return self._jobs
+
+    def _cancel(self, token: str) -> None:
+        self._jobs = None
+        self._engine.cancel([token])
 
     @contextmanager
     def _noted(self) -> Iterator[None]:
@@ -245,7 +264,7 @@ class EngineAgent:
         plan = next_steps(seen, memory, now, self._scale)
         for step in plan.steps:
             if step is Step.CANCEL:
-                self._engine.cancel([token])
+                self._cancel(token)
             elif step is Step.VOID:
                 self._void_ended(plan, place)
             elif step is not Step.SUBMIT:
@@ -324,6 +343,7 @@ class EngineAgent:
         """
         token, local, there = place
         self._memories[token] = replace(self._memories[token], submitted_at=time.monotonic())
+        self._jobs = None
         there.mkdir(mode=0o700, exist_ok=True)
         (there / "log").touch(0o600)  # the runner only appends
         spec = files.read_spec(local)
@@ -360,12 +380,15 @@ class EngineAgent:
 
     def _write(self, place: _Place, job: EngineJob | None, *, is_dead: bool = False) -> None:
         """Writes the file `engine`, if it changes."""
-        state = "dead" if is_dead else "gone" if job is None else job.state
-        value = {"token": place.token, "state": state, "native_id": "", "node": "", "reason": ""}
+        known = _read(place.local / ENGINE_FILE) or b""
+        value = {"native_id": "", "node": "", "reason": "", **(files.parse_object(known) or {})}
         if job is not None:
             value |= {"native_id": job.native_id, "node": job.node, "reason": job.reason}
+        value |= {
+            "token": place.token, "state": "dead" if is_dead else "gone" if job is None else job.state,
+        }  # fmt: skip
         data = json.dumps(value).encode("ascii")
-        if data != _read(place.local / ENGINE_FILE):
+        if data != known:
             write_file(place.local, ENGINE_FILE, data)
 
     def _clean_up(self, jobs: Mapping[str, EngineJob]) -> None:
@@ -381,8 +404,10 @@ class EngineAgent:
             if may_end and (is_requeued or not has_result):
                 log.info("cancelling %s, whose attempt has ended or is unknown here", NAME_PREFIX + token)
                 with suppress(EngineUnavailableError):
-                    self._engine.cancel([token])
-            elif not may_end and (has_result or b'"void"' in (_read(folder / "claim") or b"")):
+                    self._cancel(token)
+            elif not may_end and (
+                has_result or b'"void"' in (_read(folder / "claim") or b"") or _is_old(folder)
+            ):
                 shutil.rmtree(folder, ignore_errors=True)
 
     # Whether the engine can ever run the queued jobs.
@@ -426,6 +451,14 @@ def _read(path: Path) -> bytes | None:
         return os.read(fd, _MAX_BYTES) if is_file else None
     finally:
         os.close(fd)
+
+
+def _is_old(folder: Path) -> bool:
+    """Returns whether nothing has been written to a folder for days, so that no runner can be alive."""
+    with suppress(OSError):
+        times = [path.lstat().st_mtime for path in (folder, *folder.iterdir())]
+        return 0 < max(times) < time.time() - _OLD_S
+    return False
 
 
 def _last_line(path: Path) -> str:

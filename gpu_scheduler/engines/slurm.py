@@ -116,7 +116,7 @@ def job_command(settings: SlurmSettings, folder: str) -> str:
 
     `exec` makes the guard the process that gets Slurm's SIGTERM. A shell would not pass it on.
     """
-    return "exec " + shlex.join([settings.python, "-I", "-S", settings.runner_start, "--guard", folder])
+    return "exec " + shlex.join([settings.python, "-B", "-I", "-S", settings.runner_start, "--guard", folder])
 
 
 def resource_options(settings: SlurmSettings, resources: Resources) -> list[str]:

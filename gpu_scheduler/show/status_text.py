@@ -220,7 +220,7 @@ def _warnings(report: StatusReport) -> list[str]:
         texts.insert(0, f"the Redis queue {report.redis_problem}; jobs here continue")
     for engine, count in report.unserved.items():
         jobs = f"{count_noun(count, 'job')} {'is' if count == 1 else 'are'} on {engine.capitalize()}"
-        but = f"but the scheduler was started without --{engine}, so nobody learns how they end"
+        but = f"but the scheduler was started without --{engine}, so what happens there is not recorded"
         texts.insert(0, f"{jobs}, {but}; restart it with --{engine}")
     return texts
 

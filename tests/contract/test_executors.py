@@ -166,10 +166,11 @@ def slurm_trials(folder: Path, slurm: SlurmLab) -> Iterator[Make]:
             claim = json.loads((attempt.folder / "claim").read_bytes())
             os.kill(claim["pid"], signal.SIGKILL)
 
-        return Trial(
-            EngineExecutor("slurm"), ref, lambda: attempt.output().count("begun\n"),
-            attempt.prepare, agent.look, crash,
-        )  # fmt: skip
+        def begun() -> int:
+            agent.look()  # which copies the log
+            return attempt.output().count("begun\n")
+
+        return Trial(EngineExecutor("slurm"), ref, begun, attempt.prepare, agent.look, crash)
 
     try:
         yield trial

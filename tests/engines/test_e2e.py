@@ -105,7 +105,7 @@ def test_jobs_that_wait_in_slurm_and_here(world: World, slurm: SlurmLab) -> None
     waits = [job for job in jobs.values() if job["state"] == "starting"]
     wait_for(lambda: "waits in Slurm (job " in world.cli("why", str(waits[0]["id"])).stdout, "Slurm's reason")
     last = [job for job in jobs.values() if job["state"] == "queued"]
-    assert [job["reason"] for job in last] == ["2 jobs wait in slurm already (--slurm-limit)"] * 2
+    assert [job["reason"] for job in last] == ["2 jobs wait in Slurm already (--slurm-limit)"] * 2
     world.run_ok("cancel", str(waits[0]["id"]))
     world.wait_finished(waits[0]["id"])
     assert world.jobs()[waits[0]["id"]]["outcome"] == "cancelled"

@@ -60,7 +60,8 @@ def test_an_order_matches_the_golden_file(name: str, settings: SlurmSettings, or
 @given(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1))
 def test_every_path_reaches_the_guard_as_it_is(path: str) -> None:
     words = shlex.split(job_command(PLAIN, path))
-    assert words == ["exec", "/usr/bin/python3", "-I", "-S", "/shared/runner-1/start.py", "--guard", path]
+    python = ["/usr/bin/python3", "-B", "-I", "-S"]
+    assert words == ["exec", *python, "/shared/runner-1/start.py", "--guard", path]
 
 
 def test_a_shell_passes_an_odd_path_as_it_is(tmp_path: Path) -> None:

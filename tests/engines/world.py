@@ -31,7 +31,7 @@ class FakeEngine:
     """
 
     def __init__(self, start: Path, python: str) -> None:
-        self._command = (python, "-I", "-S", str(start), "--guard")
+        self._command = (python, "-B", "-I", "-S", str(start), "--guard")
         self.capacity = 100
         self.is_away = self.loses_answers = self.is_full = False
         self.refusal: str | None = None

@@ -493,7 +493,7 @@ class _Round:
             found = [store.job(number + 1) for number in self._numbers]
         for job in found:
             if job is not None and job.state is JobState.HELD and job.held_by == "preempted":
-                self.stage.run_cli("resume", str(job.id))
+                self.stage.run_cli("retry", str(job.id))
         return all(job is not None and _is_over(job) for job in found)
 
     def _records(self) -> dict[int, Record]:

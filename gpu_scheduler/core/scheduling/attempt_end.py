@@ -206,9 +206,10 @@ def interruption(attempt: ActiveAttempt, now: Now) -> StateReason:
     """Returns why an attempt ended without a result."""
     status = attempt.status
     if status.engine is not None:
-        engine = status.engine
-        said = f"{attempt.executor} says: {engine.reason or engine.state}, {engine.node or 'no node'}"
-        return StateReason(ReasonKind.RUNNER_DIED, message=said)
+        engine, name = status.engine, attempt.executor.capitalize()
+        said = f"{name} says: {engine.reason}" if engine.reason else f"{name} does not run it"
+        where = f" (node {engine.node})" if engine.node else ""
+        return StateReason(ReasonKind.RUNNER_DIED, message=said + where)
     if attempt.boot_id != now.boot_id:
         return StateReason(ReasonKind.MACHINE_RESTARTED)
     if not status.folder_exists:
