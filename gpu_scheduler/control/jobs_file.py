@@ -363,7 +363,8 @@ def _line_text(path: str, line: Preview) -> str:
         return f"{safe_text(path)}:{line.number}: {duplicate}"
     where = "any" if spec.allowed is None else format_gpu_list(spec.allowed)
     facts = [_kind_name(line), f"needs {need_text(line.need)}"]
-    facts += [f"GPUs {where}"] if line.need.count else []
+    facts += [f"GPUs {where}"] if line.need.count and line.engine is None else []
+    facts += [f"on {line.engine.capitalize()}"] if line.engine is not None else []
     facts += [f"priority {line.priority}"]
     facts += [f"name {spec.name}"] if spec.name else []
     facts += [f"conda {line.conda}"] if line.conda else []
@@ -439,6 +440,7 @@ def _line_object(line: Preview) -> dict[str, Any]:
         "same_as_line": line.duplicate_of,
         "priority": line.priority,
         "need": need_object(need),
+        "engine": line.engine,
         "allowed_gpus": None if spec.allowed is None else list(spec.allowed),
         "conda": line.conda,
         **picked(spec, "venv", "cwd"),

@@ -57,6 +57,11 @@ class NoteKind(Code):
         " keeps {margin_mib} MiB free on each), so it would wait until there are larger ones")
     MEMORY_ON_ENGINE = ("memory_on_engine",
         "{engine} does not reserve GPU memory, so the job gets whole GPUs there")
+    OOM_RETRIES_ON_ENGINE = ("oom_retries_on_engine",
+        "oom-retries has no effect on {engine}, because nobody measures the memory of the job there")
+    #: attributes: such as "allowed and preempt".
+    NOT_ON_ENGINE = ("not_on_engine",
+        "{engine} cannot honour {attributes}, so the job would wait; use on=local, or leave that out")
     #: watched: the jobs file that the scheduler watches; "" if none.
     NOT_WATCHED = ("not_watched",
         "the scheduler ({scheduler_pid}) does not watch {path}; it watches {watched}")

@@ -33,7 +33,7 @@ from gpu_scheduler.core.jobsfile.job_line import (
     parse_csv,
 )
 from gpu_scheduler.core.jobsfile.reading import JobShell, line_warnings
-from gpu_scheduler.core.model.job_spec import LOCAL, NORMAL_PRIORITY, JobSpec, Need
+from gpu_scheduler.core.model.job_spec import LOCAL, NORMAL_PRIORITY, NOT_ON_ENGINES, JobSpec, Need
 from gpu_scheduler.core.scheduling.needs import LlmConfig, ResourceSpec, resolve
 from gpu_scheduler.core.scheduling.placement import could_fit
 from gpu_scheduler.core.scheduling.settings import Limits
@@ -142,7 +142,7 @@ class Preview(Struct, frozen=True):
 
     conda: the environment that the job activates, None if it activates none; duplicate_of: the number of the
     earlier line with the same job, None if there is none; warnings: reasons why the job may not run, or not
-    as the user expects.
+    as the user expects; engine: the engine on which it runs, None for this machine.
     """
 
     number: int
@@ -154,6 +154,7 @@ class Preview(Struct, frozen=True):
     duplicate_of: int | None
     notes: tuple[LineNote, ...]
     warnings: tuple[LineNote, ...]
+    engine: str | None = None
 
 
 def preview(
@@ -171,6 +172,7 @@ def preview(
         duplicate_of,
         (*notes, *_notes(spec, context)),
         tuple(_warnings(spec, need, context)),
+        ResourceSpec.of(spec).engine(context.on),
     )
 
 
@@ -186,6 +188,12 @@ def _warnings(spec: JobSpec, need: Need, context: PreviewContext) -> Iterator[Li
     engine = ResourceSpec.of(spec).engine(context.on)
     if engine is not None and spec.vram is not None:
         yield Note(NoteKind.MEMORY_ON_ENGINE, {"engine": engine.capitalize()})
+    if engine is not None and spec.oom_retries:
+        yield Note(NoteKind.OOM_RETRIES_ON_ENGINE, {"engine": engine.capitalize()})
+    taken = [] if engine is None else [name for name in NOT_ON_ENGINES if getattr(spec, name)]
+    if engine is not None and taken:
+        attributes = " and ".join(taken)
+        yield Note(NoteKind.NOT_ON_ENGINE, {"engine": engine.capitalize(), "attributes": attributes})
     if context.known_gpus is not None and engine is None:
         usable = [gpu for gpu in context.known_gpus if spec.allowed is None or gpu in spec.allowed]
         large = [gpu for gpu in usable if could_fit(need, context.totals_mib.get(gpu), context.limits)]

@@ -23,8 +23,11 @@ TIME_SCALE = "GPU_SCHEDULER_TIME_SCALE"
 _SHARED_KEY = "engine_folder"
 
 
-def check_options(options: StartOptions) -> None:
-    """Raises UsageError for options that cannot work, with the remedy."""
+def check_options(options: StartOptions) -> str | None:
+    """Checks the options of `start` for an engine. Returns why the engine does not answer; None if it does.
+
+    Raises UsageError for options that cannot work, with the remedy.
+    """
     folder = options.slurm_dir
     if folder is None:
         raise UsageError("--slurm needs --slurm-dir DIR, a folder on a file system that the nodes share")
@@ -42,10 +45,11 @@ def check_options(options: StartOptions) -> None:
         )
     try:
         problem = SlurmEngine(_settings(options, "start.py")).start_problem()
-    except EngineUnavailableError:
-        return  # the agent tries again, and `status` says so
+    except EngineUnavailableError as error:
+        return str(error)  # the agent tries again, and `status` says so
     if problem is not None:
         raise UsageError(problem)
+    return None
 
 
 def _settings(options: StartOptions, runner_start: str) -> SlurmSettings:

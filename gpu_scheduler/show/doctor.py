@@ -9,11 +9,14 @@ from pathlib import Path
 
 from gpu_scheduler.attempts.job_logs import LogFolder, user_name
 from gpu_scheduler.config import StartOptions
-from gpu_scheduler.core.model.finding import Finding
+from gpu_scheduler.core.model.finding import Finding, bad, ok, warn
+from gpu_scheduler.errors import SchedulerError, UsageError
 from gpu_scheduler.health import doctor as checks
 from gpu_scheduler.health import sessions
 from gpu_scheduler.health.job_checks import conda_sh_of
 from gpu_scheduler.show.location import Location
+from gpu_scheduler.show.store_access import open_store
+from gpu_scheduler.store.pending_groups import engine_state
 from gpu_scheduler.store.scheduler_lock import scheduler_pid
 
 
@@ -43,10 +46,35 @@ def doctor(options: StartOptions, on_wait: Callable[[str], None]) -> Iterator[Fi
     yield checks.jobs_file(options.jobs_file, trust=options.trust_files)
     yield checks.llm_config(options.llm_config, trust=options.trust_files)
     yield checks.scheduler(home)
+    yield from _slurm(Location(options.state_file, options.data_dir), on_wait)
     yield from sessions.check(sessions.read_settings(user), user, uid)
     yield checks.inotify()
     yield checks.ptys()
     yield checks.clock(time.time(), (home.database, home.state_file))
+
+
+def _slurm(location: Location, on_wait: Callable[[str], None]) -> Iterator[Finding]:
+    """Yields a finding about Slurm if the last `start` used it."""
+    try:
+        with open_store(location, read_only=True) as store:
+            options, state = store.recorded_options(), engine_state(store, "slurm")
+    except SchedulerError:
+        return  # there is none, or the findings about the store say why it cannot be read
+    if options.slurm is None:
+        return
+    # Imported only here, because most users have no Slurm.
+    from gpu_scheduler.engines.start import check_options
+
+    on_wait("asking Slurm")
+    try:
+        problem = check_options(options) or state.problem
+    except UsageError as error:
+        yield bad("Slurm", str(error), "repair that, or start with other options; no job can run there")
+        return
+    if problem is not None:
+        yield warn("Slurm", problem, "the scheduler tries again every few seconds, and jobs there continue")
+    else:
+        yield ok("Slurm", f"partition {options.slurm}, shared folder {options.slurm_dir}")
 
 
 def _log_folder(log_dir: str | None) -> LogFolder:

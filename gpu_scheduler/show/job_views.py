@@ -331,11 +331,20 @@ def observed_job(store: Store, job: Job) -> Job:
     return job_view(job, attempt, context).record
 
 
+#: What to do about a reason for which a job would wait in Slurm until somebody does something.
+_ENGINE_REMEDIES = {
+    "PartitionTimeLimit": "its timeout is above that of the partition; cancel it and give it a shorter one",
+    "JobHeldUser": "`scontrol release` lets it run",
+    "JobHeldAdmin": "an administrator holds it",
+}
+
+
 def _start_delay(attempt: Attempt, engine: EngineStatus | None) -> WaitReason | None:
     """Returns why an attempt has no runner yet; None while that is normal. engine: what its engine says."""
     launches = attempt.launch_count
     if attempt.is_on_engine:
         what = "not submitted yet" if engine is None else engine.reason or engine.state
+        what = "; ".join(filter(None, [what, _ENGINE_REMEDIES.get(what)]))
         number = "" if engine is None or not engine.native_id else f" (job {engine.native_id})"
         return WaitReason(WaitKind.IN_ENGINE, f"{attempt.executor.capitalize()}{number}: {what}")
     if launches == 0:

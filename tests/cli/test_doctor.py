@@ -8,7 +8,9 @@ import pytest
 
 from gpu_scheduler.config import StartOptions
 from gpu_scheduler.core.model.finding import Finding, bad, ok, warn
+from gpu_scheduler.core.scheduling.facts import EngineState
 from gpu_scheduler.show import doctor as app
+from gpu_scheduler.store.pending_groups import set_engine_state
 from tests.cli.desk import Desk
 
 
@@ -105,3 +107,43 @@ def test_doctor_shows_progress_only_on_a_terminal(desk: Desk, monkeypatch: pytes
     assert said == ["running conda", "reading the GPUs (at most 5 s)"]
     findings(monkeypatch, ok("user", "fine"))
     assert desk.run("doctor")[2] == ""
+
+
+@pytest.fixture
+def on_slurm(desk: Desk) -> Desk:
+    """A queue whose last `start` used Slurm, on a machine where each of its programs accepts everything."""
+    folder = desk.path / "bin"
+    folder.mkdir()
+    for name in ("sbatch", "squeue", "scancel", "sinfo"):
+        (folder / name).write_text("#!/bin/sh\necho 1\n")
+        (folder / name).chmod(0o755)
+    desk.path.chmod(0o700)
+    (desk.path / "shared").mkdir(mode=0o700)
+    desk.store.record_options(StartOptions(slurm="gpu", slurm_dir=str(desk.path / "shared")))
+    return desk
+
+
+def slurm_finding(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> tuple[str, str]:
+    """Returns the grade and the message of the finding about Slurm."""
+    monkeypatch.setenv("PATH", f"{desk.path}/bin:/usr/bin:/bin")
+    out = desk.run("doctor", "--simulate", "1", "--log-dir", "logs", "--json")[1]
+    [found] = [one for one in json.loads(out)["checks"] if one["check"] == "Slurm"]
+    return found["grade"], found["message"]
+
+
+def test_doctor_checks_slurm_if_the_last_start_used_it(
+    on_slurm: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = on_slurm.path / "shared"
+    assert slurm_finding(on_slurm, monkeypatch) == ("ok", f"partition gpu, shared folder {shared}")
+    set_engine_state(on_slurm.store, "slurm", EngineState("squeue did not answer within 20 s"))
+    assert slurm_finding(on_slurm, monkeypatch) == ("warn", "squeue did not answer within 20 s")
+    (on_slurm.path / "bin/sbatch").write_text("#!/bin/sh\necho 'sbatch: error: Connection refused'; exit 1\n")
+    assert slurm_finding(on_slurm, monkeypatch) == ("warn", "Connection refused")
+    shared.rmdir()
+    assert slurm_finding(on_slurm, monkeypatch)[0] == "bad"
+
+
+def test_doctor_is_silent_about_slurm_if_nobody_uses_it(desk: Desk) -> None:
+    assert desk.store.gpus()
+    assert "Slurm" not in desk.run("doctor", "--simulate", "1", "--log-dir", "logs")[1]

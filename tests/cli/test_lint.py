@@ -182,6 +182,20 @@ def test_lint_uses_the_gpus_and_the_folder_recorded_in_the_store(desk: Desk) -> 
     assert "the GPUs are 0,1" in out
 
 
+def test_lint_says_which_lines_run_on_slurm_and_what_has_no_effect_there(desk: Desk) -> None:
+    desk.store.record_options(StartOptions(on="slurm"))
+    write_jobs_file(desk, "[gpus=1 oom-retries=2] a\n[gpus=1 exclusive] b\n[gpus=1 exclusive on=local] c\n")
+    code, out, _ = desk.run("lint")
+    assert code == 0
+    assert "jobs.txt:1: command; needs 1 idle GPU; on Slurm; priority 200" in out
+    assert "warning: oom-retries has no effect on Slurm" in out
+    assert out.count("warning: Slurm cannot honour exclusive, so the job would wait; use on=local") == 1
+    assert "GPUs any; priority 200" in out.partition("jobs.txt:3: ")[2]
+    assert [line["engine"] for line in json.loads(desk.run("lint", "--json")[1])["lines"]] == [
+        "slurm", "slurm", None,
+    ]  # fmt: skip
+
+
 def test_lint_reads_standard_input(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     for content, expected, part in (
         (b"echo hi", 0, "-:1: command; needs 1 idle GPU"),

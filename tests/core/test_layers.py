@@ -74,6 +74,7 @@ MAY: Mapping[str, tuple[str, ...]] = {
         *CORE, *TOP, "system", "runner", *STORE, "attempts", "gpus", "gpus.probes", "intake", "health",
         "rounds.command",
     ),
+    "show.doctor": (*TOP, *STORE, "core.model", "attempts", "health", "show", "engines.start"),
     # Use cases that change; those that read, in show, do not import them.
     "control": (
         *CORE, *TOP, "system", "runner", *STORE, "attempts", "gpus", "gpus.probes", "intake", "health",

@@ -260,6 +260,8 @@ NOTES: list[LineNote] = [
     Note(NoteKind.MODEL_UNKNOWN, {"model": "m"}),
     Note(NoteKind.SCRIPT_RELATIVE, {"script": "a.sh", "cwd": "/w"}),
     Note(NoteKind.CWD_MISSING, {"cwd": "/w"}),
+    Note(NoteKind.OOM_RETRIES_ON_ENGINE, {"engine": "Slurm"}),
+    Note(NoteKind.NOT_ON_ENGINE, {"engine": "Slurm", "attributes": "allowed and preempt"}),
     Note(NoteKind.CONDA_MISSING, {"name": "c"}),
     Note(NoteKind.CONDA_ENVIRONMENT_MISSING, {"name": "c", "environments": ("base", "d")}),
     Note(NoteKind.CONDA_ENVIRONMENT_MISSING, {"name": "c", "environments": ()}),

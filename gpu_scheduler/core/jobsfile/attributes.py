@@ -237,8 +237,6 @@ KNOWN_ATTRIBUTES = " ".join("env:KEY" if name == "env" else name for name in NAM
 ACCEPTED_FORM = (
     f"one block of known attributes, a blank, then the command or CSV line; known: {KNOWN_ATTRIBUTES}"
 )
-#: The fields of JobSpec that only this machine can honour.
-_NOT_ON_ENGINES = ("allowed", "exclusive", "preempt")
 #: Options of Slurm that no job needs here.
 NEEDLESS = (
     "nodes", "N", "nodelist", "w", "partition", "p", "account", "A", "qos", "q", "cpus-per-task", "c",
@@ -418,7 +416,7 @@ def check_conflicts(values: dict[str, Any]) -> None:
         others = " and ".join(given)
         raise ValueError(f"gpus=0 asks for no GPU and contradicts {others}; leave out one or the other")
     on_engine = values.get("on") in job_spec.ENGINES
-    refused = [key for key in _NOT_ON_ENGINES if on_engine and not is_unset(values.get(key))]
+    refused = [key for key in job_spec.NOT_ON_ENGINES if on_engine and not is_unset(values.get(key))]
     if refused:
         raise ValueError(f"{' and '.join(refused)}: on={values['on']} chooses the GPUs itself; leave it out")
     if values.get("gpu_type") is not None and not on_engine:

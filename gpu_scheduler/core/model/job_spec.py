@@ -31,6 +31,8 @@ DEFAULT_STOP_SIGNAL = "TERM"
 STOP_SIGNALS = (DEFAULT_STOP_SIGNAL, "INT", "USR1", "USR2", "HUP", "QUIT")
 #: The engines on which a job can run instead of on this machine, and the value of `on` for this machine.
 ENGINES = ("slurm",)
+#: The fields of a JobSpec that no engine honours, because it chooses the GPUs itself.
+NOT_ON_ENGINES = ("allowed", "exclusive", "preempt")
 LOCAL = "local"
 #: The fields of JobSpec that say what the job runs.
 _OF_IDENTITY = (

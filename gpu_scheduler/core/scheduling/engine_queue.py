@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from gpu_scheduler.core.model.job_spec import ENGINES
+from gpu_scheduler.core.model.job_spec import ENGINES, NOT_ON_ENGINES
 from gpu_scheduler.core.model.reasons import WaitKind, WaitReason
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.facts import EngineState, Facts, PendingGroup
@@ -84,9 +84,10 @@ def _refusal(name: str, group: PendingGroup, state: EngineState | None, facts: F
         return WaitReason(WaitKind.STORAGE, facts.storage_issue)
     if state.at is None or facts.now.wall - state.at > SILENT_S:
         return WaitReason(WaitKind.ENGINE_SILENT, name)
-    taken = [word for word in ("allowed", "exclusive", "preempt") if getattr(resources, word)]
+    taken = [name for name in NOT_ON_ENGINES if getattr(resources, name)]
     if taken:
-        return WaitReason(WaitKind.ENGINE_REFUSES, f"{name.capitalize()} cannot honour {' and '.join(taken)}")
+        cause = f"{name.capitalize()} cannot honour {' and '.join(taken)}; use on=local, or leave that out"
+        return WaitReason(WaitKind.ENGINE_REFUSES, cause)
     answer = state.answers.get(resources.key())
     unusable = state.problem or (answer.problem if answer is not None else None)
     if answer is not None and answer.problem is not None and answer.is_final:
