@@ -55,8 +55,9 @@ log = logging.getLogger(__name__)
 LOOK_S, _STORE_S = 2.0, 0.2
 #: Seconds after which the engine is asked again for its jobs. Administrators dislike frequent queries.
 _ASK_S = 10.0
-#: Seconds after which the engine is asked again whether it can ever run jobs with given resources.
-_ASK_AGAIN_S = 600.0
+#: Seconds after which the engine is asked again whether it can ever run jobs with given resources; and if it
+#: has said no, which Slurm also does while its nodes restart.
+_ASK_AGAIN_S, _ASK_REFUSED_S = 600.0, 60.0
 #: Seconds for which the folder of a dead attempt is kept. The runner kills its command after ten minutes.
 _OLD_S = 7 * 86_400.0
 #: Largest file of a runner, apart from its log.
@@ -419,7 +420,8 @@ class EngineAgent:
         for spec in engine_specs(self._store, self._name):
             resources = Resources(**engine_request(spec, self._llm_config()))
             at, problem = self._answers.get(resources, (None, None))
-            if at is None or now - at >= _ASK_AGAIN_S / self._scale:
+            again_s = _ASK_AGAIN_S if problem is None else _ASK_REFUSED_S
+            if at is None or now - at >= again_s / self._scale:
                 try:
                     problem = self._engine.problem(resources)
                 except EngineUnavailableError as error:

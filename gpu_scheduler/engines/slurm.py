@@ -271,8 +271,8 @@ class SlurmEngine:
             if shutil.which(name, path=self._env.get("PATH")) is None:
                 return f"{name} is not on PATH; start on a login node of the cluster, or load Slurm's module"
         words = self.problem(Resources())
-        if words is None:
-            return None
+        if words is None or _NO_NODE in words:
+            return None  # Slurm says so of any job while its nodes restart; the queue waits for them
         remedy = "check --slurm and --slurm-options"
         if "account" in words:
             remedy = "`sacctmgr show associations user=$USER` lists the accounts for --slurm-options"

@@ -104,6 +104,17 @@ def test_a_job_that_no_node_can_run_is_infeasible_and_never_submitted(world: Wor
     assert (world.rig.job(job).state, world.engine.orders) == (JobState.QUEUED, [])
 
 
+def test_an_engine_that_has_refused_a_job_is_soon_asked_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent, "_ASK_AGAIN_S", 1e9)
+    world.engine.impossible[Resources(9)] = "Requested node configuration is not available"
+    job = world.submit("exit 6", gpus=9)
+    step_until(world, lambda: "Requested node" in str(wait_reasons(world.rig.store)), "infeasible")
+    world.engine.impossible.clear()
+    assert ends(world, job) == (JobState.FINISHED, Outcome.FAILED, 6)
+
+
 def test_a_lost_answer_does_not_run_the_job_twice(world: World, tmp_path: Path) -> None:
     world.engine.loses_answers = True
     job = world.submit(f"echo run >> {tmp_path}/runs")

@@ -378,16 +378,23 @@ def test_a_start_without_slurm_says_so(tmp_path: Path) -> None:
         engine.submit(Order("a", str(tmp_path), Resources()))
 
 
+def start_problem_if_sbatch_says(words: str, folder: Path) -> str | None:
+    """Returns why Slurm cannot be used if its programs are fakes, of which sbatch refuses every job."""
+    for name in ("sbatch", "squeue", "scancel", "sinfo"):
+        ending = "exit 1" if name == "sbatch" else "echo 'idle|gpu:a100:2'"
+        (folder / name).write_text(f"#!/bin/sh\necho 'allocation failure: {words}' >&2\n{ending}\n")
+        (folder / name).chmod(0o755)
+    settings = SlurmSettings("gpu", "python3", "start.py", ("--account=x",))
+    return SlurmEngine(settings, {"PATH": f"{folder}:{os.environ['PATH']}"}).start_problem()
+
+
+def test_nodes_that_restart_keep_no_scheduler_from_starting(tmp_path: Path) -> None:
+    assert start_problem_if_sbatch_says("Requested node configuration is not available", tmp_path) is None
+
+
 def test_an_account_that_slurm_does_not_know_is_said_with_the_remedy(tmp_path: Path) -> None:
     """The lab has no accounting, without which every account is accepted."""
-    for name in ("sbatch", "squeue", "scancel", "sinfo"):
-        (tmp_path / name).write_text(
-            "#!/bin/sh\n"
-            "echo 'allocation failure: Invalid account or account/partition combination specified' >&2\n"
-            "exit 1\n"
-        )
-        (tmp_path / name).chmod(0o755)
-    settings = SlurmSettings("gpu", "python3", "start.py", ("--account=x",))
-    problem = SlurmEngine(settings, {"PATH": f"{tmp_path}:{os.environ['PATH']}"}).start_problem()
+    words = "Invalid account or account/partition combination specified"
+    problem = start_problem_if_sbatch_says(words, tmp_path)
     assert problem is not None
     assert "`sacctmgr show associations" in problem
