@@ -28,7 +28,9 @@ def world(tmp_path: Path, slurm: SlurmLab) -> Iterator[World]:
 def test_a_job_keeps_its_node_and_its_number_in_slurm(world: World) -> None:
     world.append("[on=slurm] sleep 2")
     world.start("--slurm", PARTITION, "--slurm-dir", "shared")
-    world.wait_until(lambda jobs: jobs[1]["engine"] is not None and jobs[1]["engine"]["node"], "it runs")
+    world.wait_until(
+        lambda jobs: bool(jobs) and jobs[1]["engine"] is not None and jobs[1]["engine"]["node"], "it runs"
+    )
     job = world.wait_finished(1)[1]
     node, number = job["engine"]["node"], job["engine"]["native_id"]
     [attempt] = json.loads(world.run_ok("show", "1", "--json"))["attempts"]
