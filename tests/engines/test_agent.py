@@ -384,6 +384,7 @@ def test_a_look_that_hangs_shows_no_silence(world: World, monkeypatch: pytest.Mo
             held_up_s += 1.5
         return read(path)
 
+    monkeypatch.setattr(agent, "_ASK_S", 0.0)
     world.agent.look()
     clock = SimpleNamespace(monotonic=lambda: time.monotonic() + held_up_s, time=time.time)
     monkeypatch.setattr("gpu_scheduler.engines.agent.time", clock)
