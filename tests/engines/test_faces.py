@@ -3,26 +3,15 @@
 from __future__ import annotations
 
 import json
-import subprocess
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from tests.e2e.world import World
-from tests.slurm_lab import PARTITION, SlurmLab
+from tests.engines.test_e2e import world
+from tests.slurm_lab import PARTITION
 
+__all__ = ["world"]
 pytestmark = pytest.mark.timeout(240)
-
-
-@pytest.fixture
-def world(tmp_path: Path, slurm: SlurmLab) -> Iterator[World]:
-    made = World(tmp_path, is_warm=False)
-    made.env |= {**slurm.env, "GPU_SCHEDULER_TIME_SCALE": "20"}
-    (tmp_path / "shared").mkdir(mode=0o700)
-    yield made
-    made.close()
-    subprocess.run(["scancel", "--user=root"], env=slurm.env, check=False)
 
 
 def test_a_job_keeps_its_node_and_its_number_in_slurm(world: World) -> None:

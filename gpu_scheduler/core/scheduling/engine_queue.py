@@ -84,7 +84,7 @@ def _refusal(name: str, group: PendingGroup, state: EngineState | None, facts: F
         return WaitReason(WaitKind.STORAGE, facts.storage_issue)
     if state.at is None or facts.now.wall - state.at > SILENT_S:
         return WaitReason(WaitKind.ENGINE_SILENT, name)
-    taken = [name for name in NOT_ON_ENGINES if getattr(resources, name)]
+    taken = [word for word in NOT_ON_ENGINES if getattr(resources, word)]
     if taken:
         cause = f"{name.capitalize()} cannot honour {' and '.join(taken)}; use on=local, or leave that out"
         return WaitReason(WaitKind.ENGINE_REFUSES, cause)
