@@ -83,7 +83,10 @@ class Executor(Protocol):
         """
 
     def kill(self, attempt: AttemptRef) -> None:
-        """Ends an attempt whose grace period is over, without giving it time to write a result."""
+        """Ends an attempt whose grace period is over and whose runner has not ended it.
+
+        An engine first sends SIGTERM and kills after its own wait (KillWait of Slurm, 30 s by default).
+        """
 
     def reap(self) -> None:
         """Collects the executor's ended child processes without blocking. `launch` also does this."""

@@ -170,7 +170,7 @@ def link_new(folder: Path, name: str, data: bytes) -> None:
 class ClaimFile(Struct, frozen=True):
     """The contents of the file `claim`. void: whether no runner has run the attempt and none ever will.
 
-    reason: why it is void, if its maker knew.
+    reason: why it is void, if its maker knew. cause: "cancelled" if others had cancelled it in its engine.
     """
 
     void: bool
@@ -178,13 +178,15 @@ class ClaimFile(Struct, frozen=True):
     session: str | None = None
     log: str | None = None
     reason: str | None = None
+    cause: str | None = None
 
 
 def parse_claim(value: dict[str, Any], token: str) -> ClaimFile | UnusableFile:
     """Parses the contents of the file `claim`."""
     if value.get("void") is True:
-        problem = _problem({"reason": None, **value}, token, {"reason": is_optional_text})
-        return problem or ClaimFile(void=True, reason=value.get("reason"))
+        texts = {"reason": value.get("reason"), "cause": value.get("cause")}
+        problem = _problem({**value, **texts}, token, dict.fromkeys(texts, is_optional_text))
+        return problem or ClaimFile(void=True, **texts)
     problem = _problem({"session": None, "log": None, **value}, token, _CLAIM)
     if problem is not None:
         return problem
@@ -492,7 +494,8 @@ def observe_on_engine(folder: Path, token: str) -> AttemptStatus:
     return AttemptStatus(
         claim=state, stop=stop, withdrawn=withdrawn, result=result,
         anomalies=tuple(reader.anomalies.values()), folder_complete=is_complete,
-        void_reason=None if claim is None else claim.reason, engine=engine,
+        void_reason=None if claim is None else claim.reason,
+        void_cause=None if claim is None else claim.cause, engine=engine,
     )  # fmt: skip
 
 

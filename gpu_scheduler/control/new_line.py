@@ -213,7 +213,8 @@ def _warnings(spec: JobSpec, need: Need, context: PreviewContext) -> Iterator[Li
         yield Note(NoteKind.VENV_MISSING, {"path": spec.venv})
     if spec.script is not None and not context.path_exists(spec.script):
         yield Note(NoteKind.SCRIPT_MISSING, {"script": spec.script})
-    yield from line_warnings(spec, need.count, context.shell)
+    # The shell of this machine says nothing about the programs of a node.
+    yield from line_warnings(spec, need.count, context.shell if engine is None else None)
     yield from _background_warnings(spec)
     missing = _missing_script(spec, context.path_exists) if spec.kind == "command" else None
     if missing is not None:

@@ -43,7 +43,7 @@ from gpu_scheduler.engines.engine import (
     RefusedError,
     Resources,
 )
-from gpu_scheduler.engines.steps import Memory, Plan, Seen, Step, next_steps
+from gpu_scheduler.engines.steps import Memory, Seen, Step, next_steps
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.runner import folder as files
 from gpu_scheduler.store.pending_groups import engine_specs, set_engine_state
@@ -267,7 +267,8 @@ class EngineAgent:
             if step is Step.CANCEL:
                 self._cancel(token)
             elif step is Step.VOID:
-                self._void_ended(plan, place)
+                words = (plan.reason, _last_line(place.there / _ENGINE_LOG)) if plan.reason else ()
+                self._void(place, "; ".join(filter(None, words)), is_cancelled=plan.is_cancelled)
             elif step is not Step.SUBMIT:
                 self._write(place, seen.job, is_dead=step is Step.DECLARE_DEAD)
         self._memories[token] = plan.memory
@@ -360,20 +361,13 @@ class EngineAgent:
             return False
         return True
 
-    def _void_ended(self, plan: Plan, place: _Place) -> None:
-        """Voids the claim of an attempt that the engine has ended, or that the loop has given up."""
-        if plan.is_cancelled:
-            stop = {"token": place.token, "cause": "cancelled", "grace_s": 0.0, "follow": "kill", "id": ""}
-            write_file(place.local, "stop", json.dumps({**stop, "signal": "TERM"}).encode())
-        words = (plan.reason, _last_line(place.there / _ENGINE_LOG)) if plan.reason else ()
-        self._void(place, "; ".join(filter(None, words)))
-
-    def _void(self, place: _Place, reason: str) -> None:
+    def _void(self, place: _Place, reason: str, *, is_cancelled: bool = False) -> None:
         """Claims the attempt so that no runner can, unless one has; the next look shows who was first."""
         token, local, there = place
         there.mkdir(mode=0o700, exist_ok=True)
         said = f"{self._name.capitalize()}: {reason}" if reason else None
-        claim = {"token": token, "void": True, "reason": said, "nonce": secrets.token_hex(8)}
+        cause = "cancelled" if is_cancelled else None
+        claim = {"token": token, "void": True, "reason": said, "cause": cause, "nonce": secrets.token_hex(8)}
         link_new(there, "claim", json.dumps(claim).encode("ascii"))
         data = _read(there / "claim")
         if data is not None:

@@ -288,7 +288,7 @@ class JobsFileWatcher:
         new: dict[int, int] = {}
         messages: list[tuple[str, Event | None]] = [(text, None) for text in result.messages]
         warnings = list[str]()
-        shell, config = job_shell(os.environ), self._config()
+        shell, config, on = job_shell(os.environ), self._config(), self._store.recorded_options().on
         with self._store.db.transaction():
             for action in result.actions:
                 if not isinstance(action, diff.InsertJob):
@@ -298,7 +298,9 @@ class JobsFileWatcher:
                 job_id = new[action.index] = self._store.insert_job(spec, f"file:{self._key}")
                 text = f"{action.log_message(job_id)}: {spec.text}"
                 messages.append((text, self._new_job_event(action, job_id, spec)))
-                found = line_warnings(spec, resolve(ResourceSpec.of(spec), config).count, shell)
+                need = ResourceSpec.of(spec)
+                here = shell if need.engine(on) is None else None
+                found = line_warnings(spec, resolve(need, config).count, here)
                 warnings += [f"line {action.number}: {warning}" for warning in found]
             reading = result.to_reading(new)
             jobs_files.save_reading(self._store, self._key, before, reading)

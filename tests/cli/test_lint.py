@@ -189,6 +189,8 @@ def test_lint_says_which_lines_run_on_slurm_and_what_has_no_effect_there(desk: D
     assert code == 0
     assert "jobs.txt:1: command; needs 1 idle GPU; on Slurm; priority 200" in out
     assert "warning: oom-retries has no effect on Slurm" in out
+    missing = [line for line in out.splitlines() if "is not a program on PATH" in line]
+    assert [line.partition("`")[2][:1] for line in missing] == ["c"]  # nodes have programs of their own
     assert out.count("warning: Slurm cannot honour exclusive, so the job would wait; use on=local") == 1
     assert "GPUs any; priority 200" in out.partition("jobs.txt:3: ")[2]
     assert [line["engine"] for line in json.loads(desk.run("lint", "--json")[1])["lines"]] == [

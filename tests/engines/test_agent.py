@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -156,6 +157,25 @@ def test_a_job_that_others_cancel_before_it_begins_is_cancelled(world: World) ->
     world.engine.cancel([world.engine.orders[0].token])
     assert ends(world, job)[:2] == (JobState.FINISHED, Outcome.CANCELLED)
     assert len(world.engine.orders) == 1
+
+
+def test_a_job_that_others_cancel_while_a_second_one_begins_has_the_result_of_that_one(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.engine.capacity = 0
+    job = world.submit("exit 4")
+    step_until(world, lambda: world.engine.orders, "submitted")
+    [order] = world.engine.orders
+    void = world.agent._void
+
+    def begin_first(*args: Any, **values: Any) -> None:
+        world.engine.start(order)
+        wait_for((Path(order.folder) / "claim").exists, "claim")
+        void(*args, **values)
+
+    monkeypatch.setattr(world.agent, "_void", begin_first)
+    world.engine.cancel([order.token])
+    assert ends(world, job) == (JobState.FINISHED, Outcome.FAILED, 4)
 
 
 def test_an_end_by_the_engine_is_an_interruption_even_if_the_command_exits_0(world: World) -> None:

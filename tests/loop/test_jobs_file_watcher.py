@@ -350,14 +350,17 @@ def test_warns_once_about_lines_that_will_not_work_as_intended(
     config = parse_llm_config('{"models": {"big": {"gpus": 2}}}')
     desk.watch = JobsFileWatcher(desk.rig.store, str(desk.path), None, lambda: config)
     with caplog.at_level("WARNING"):
-        desk.save("# a comment\npyhton t.py\necho --device cuda:1 --llm big\necho --device cuda:1\n")
+        desk.save(
+            "# a comment\npyhton t.py\necho --device cuda:1 --llm big\necho --device cuda:1\n"
+            "[on=slurm] only-on-the-nodes\n"
+        )
         desk.wait(30)
     assert caplog.messages == [
         "jobs.txt, line 2: `pyhton` is not a program on PATH, so bash will report `command not found`",
         "jobs.txt, line 4: --device cuda:1: the job sees one GPU, always as cuda:0; write"
         " cuda:0, and [allowed=1] for GPU 1",
     ]
-    assert len(desk.states()) == 3
+    assert len(desk.states()) == 4
 
 
 def test_reports_a_missing_jobs_file_once(desk: WatchedFile, caplog: pytest.LogCaptureFixture) -> None:

@@ -164,7 +164,8 @@ class AttemptStatus(Struct, frozen=True):
     was removed".
 
     withdrawn: the preemption that the runner has withdrawn last, if it did not obey it after all.
-    void_reason: why the claim is void, if its maker knew. engine: what its engine says; None on this machine.
+    void_reason: why the claim is void, if its maker knew. void_cause: "cancelled" if others had cancelled the
+    attempt in its engine. engine: what its engine says; None on this machine.
 
     For an attempt without a claim, folder_complete means that its folder contains everything that a runner
     needs, and command_began means that its command has registered itself in the folder.
@@ -185,6 +186,7 @@ class AttemptStatus(Struct, frozen=True):
     folder_complete: bool = True
     command_began: bool = False
     void_reason: str | None = None
+    void_cause: str | None = None
     engine: EngineStatus | None = None
 
     @property

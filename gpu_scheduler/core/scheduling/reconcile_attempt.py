@@ -155,7 +155,7 @@ def reconcile(
         return _end(attempt, end, now, is_gone=is_gone)
     if status.claim == "void":
         # A process that was never watched was not stopped either.
-        cause = _stop_cause(attempt) if attempt.watched_pid is None else None
+        cause = (_stop_cause(attempt) or status.void_cause) if attempt.watched_pid is None else None
         outcome = outcome_of(cause) if cause else Outcome.NOT_STARTED
         reason = None if cause else launch_failure(attempt)
         return _end(attempt, end_attempt(attempt, outcome, now, settings, reason), now)
