@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 import os
 import secrets
 import shutil
@@ -43,7 +44,7 @@ from gpu_scheduler.engines.engine import (
     RefusedError,
     Resources,
 )
-from gpu_scheduler.engines.steps import Memory, Seen, Step, next_steps
+from gpu_scheduler.engines.steps import SUBMIT_AGAIN_S, Memory, Seen, Step, next_steps
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.runner import folder as files
 from gpu_scheduler.store.pending_groups import engine_specs, set_engine_state
@@ -58,6 +59,8 @@ _ASK_S = 10.0
 #: Seconds after which the engine is asked again whether it can ever run jobs with given resources; and if it
 #: has said no, which Slurm also does while its nodes restart.
 _ASK_AGAIN_S, _ASK_REFUSED_S = 600.0, 60.0
+#: Seconds that a look may take until it puts off what else it has to ask the engine.
+_LATE_S = 20.0
 #: Seconds for which the folder of a dead attempt is kept. The runner kills its command after ten minutes.
 _OLD_S = 7 * 86_400.0
 #: Largest file of a runner, apart from its log.
@@ -98,15 +101,22 @@ class SharedFolder:
                 f"{record} is missing: is it mounted? To begin with an empty folder, name another --slurm-dir"
             )
         self.path.mkdir(mode=0o700, exist_ok=True)
+        mine = json.dumps(self._owner)
         try:
-            link_new(self.path, _OWNER, json.dumps(self._owner).encode())
-            known = json.loads(record.read_bytes())
-        except (OSError, ValueError) as error:
+            link_new(self.path, _OWNER, mine.encode())
+            known = files.parse_object(record.read_bytes()) or {}
+            # This store was moved, with the program that checks for copies looking on.
+            was_here = {**known, "folder": ""} == {**self._owner, "folder": ""}
+            if was_here and not os.path.exists(str(known.get("folder"))):
+                write_file(self.path, _OWNER, mine.encode())
+                known = self._owner
+        except OSError as error:
             raise SchedulerError(f"{record} cannot be used: {error}") from None
         if known != self._owner:
             raise SchedulerError(
-                f"{self.path} belongs to the store in {known.get('folder')} on {known.get('host')}; this"
-                " store is a copy of it, or was moved: remove owner.json there if that store is gone"
+                f"{self.path} belongs to the store in {known.get('folder')} on {known.get('host')}, of which"
+                f" this one is a copy, or which was moved; if that store is gone, write this to {record}:"
+                f" {mine}"
             )
 
     def attempts(self) -> list[Path]:
@@ -155,14 +165,20 @@ class EngineAgent:
         self._llm_config = llm_config
         self._scale = scale
         self._memories: dict[str, Memory] = {}
+        #: When the engine was last asked to cancel which jobs; when a submission failed last.
+        self._cancelled_at: dict[str, float] = {}
+        self._put_off_at = -math.inf
         #: The jobs of the engine, and when it was asked for them; None if it is to be asked at the next look.
         self._jobs: Mapping[str, EngineJob] | None = None
         self._asked_at = 0.0
-        #: What the engine says of resources, with the time at which it said so; None if it can run them.
-        self._answers: dict[Resources, tuple[float, str | None]] = {}
+        #: What the engine says of resources, with the time at which it said so.
+        self._answers: dict[Resources, tuple[float, EngineAnswer]] = {}
         self._problem: str | None = None
-        #: The problems of this look.
+        #: The problems of this look with the engine or the shared folder, and those of single attempts.
         self._problems: list[str] = []
+        self._complaints: set[tuple[str, str]] = set()
+        #: When this look began.
+        self._began = 0.0
         self._log_limit = 0
         self._version: int | None = None
 
@@ -189,10 +205,15 @@ class EngineAgent:
 
     def look(self) -> None:
         """Does all that is due now. The engine and the shared folder may be away for any time."""
-        attempts = self._open_attempts()
+        attempts, now = self._open_attempts(), time.monotonic()
         self._memories = {one.token: self._memories.get(one.token, Memory()) for one in attempts}
-        self._problems = []
+        again_s = SUBMIT_AGAIN_S / self._scale
+        self._cancelled_at = {key: at for key, at in self._cancelled_at.items() if now - at < again_s}
+        self._complaints = {one for one in self._complaints if one[0] in self._memories}
+        self._problems, self._began = [], now
         self._log_limit = self._store.recorded_options().log_limit_mib * 2**20
+        with self._noted():
+            os.stat(self._shared.path / _OWNER)
         jobs = self._known_jobs() if attempts or self._shared.attempts() else {}
         due: list[_Place] = []
         for one in attempts:
@@ -200,9 +221,11 @@ class EngineAgent:
                 due += self._look_at(one, jobs)
         # Last, and the one that was tried last comes last, because the engine may not take one for days.
         for place in sorted(due, key=lambda one: self._memories[one.token].submitted_at or 0.0):
-            with self._noted():
+            if now - self._put_off_at < again_s or self._is_late():
+                break
+            with self._noted(), self._apart(place):
                 if not self._submit(place):
-                    break
+                    self._put_off_at = now
         answers: dict[str, EngineAnswer] = {}
         if jobs is not None:
             self._clean_up(jobs)
@@ -222,18 +245,35 @@ class EngineAgent:
         return self._jobs
 
     def _cancel(self, token: str) -> None:
-        self._jobs = None
-        self._engine.cancel([token])
+        """Cancels a job, unless the engine was asked for that some seconds ago."""
+        if token not in self._cancelled_at and not self._is_late():
+            self._jobs = None
+            self._engine.cancel(token)
+            self._cancelled_at[token] = self._began
+
+    def _is_late(self) -> bool:
+        """Returns whether the engine has taken so long in this look that no more is asked of it now."""
+        return time.monotonic() - self._began > _LATE_S
 
     @contextmanager
     def _noted(self) -> Iterator[None]:
-        """Notes an error of the engine or a file system, and goes on."""
+        """Notes an error of the engine, or of folders that all attempts need, and goes on."""
         try:
             yield
-        except EngineUnavailableError as error:
-            self._problems.append(str(error))
+        except (EngineUnavailableError, OSError) as error:
+            self._problems.append(_text(error))
+
+    @contextmanager
+    def _apart(self, place: _Place) -> Iterator[None]:
+        """Shows an error about the files of one attempt as its reason, and goes on with the others."""
+        try:
+            yield
         except OSError as error:
-            self._problems.append(f"{error.filename or 'the shared folder'}: {error.strerror}")
+            said = place.token, _text(error)
+            if said not in self._complaints:
+                self._complaints.add(said)
+                log.warning("%s: attempt %s: %s", self._name, *said)
+                self._write(place, reason=said[1])
 
     def _report(self, state: EngineState) -> None:
         """Records what keeps the agent from the engine, and from time to time that the agent works."""
@@ -251,14 +291,22 @@ class EngineAgent:
         local, token = self._store.data_dir.attempt_folder(attempt), attempt.token
         if not is_prepared(local):
             return []  # the loop has not completed it yet
-        submitted = _read(local / _SUBMITTED)
+        submitted, began = _read(local / _SUBMITTED), time.monotonic()
         there = self._shared.path / token if submitted is None else Path(os.fsdecode(submitted))
         place, memory = _Place(token, local, there), self._memories[token]
-        # Without an answer of both, nothing is concluded, and what was counted or done begins anew.
-        self._memories[token] = replace(memory, heartbeat_at=None, job_at=None, has_cancelled=False)
-        began = time.monotonic()
-        seen = self._carry(attempt, place)
+        if submitted is not None and memory.submitted_at is None:
+            memory = replace(memory, submitted_at=began)  # by an earlier agent
+        # Without an answer of both, nothing is concluded, and what was counted begins anew.
+        job_at = None if memory.job_at is None else began
+        self._memories[token] = replace(memory, heartbeat_at=None, job_at=job_at)
+        seen = None
+        with self._apart(place):
+            seen = self._carry(attempt, place)
+        if seen is None:
+            return []
         if jobs is None:
+            if seen.gives_up and not seen.has_claim:
+                self._void(place, "")  # the claim decides, so this does not wait for the engine
             return []
         now = time.monotonic()
         seen = replace(seen, job=jobs.get(token), took_s=now - began)
@@ -270,9 +318,15 @@ class EngineAgent:
                 words = (plan.reason, _last_line(place.there / _ENGINE_LOG)) if plan.reason else ()
                 self._void(place, "; ".join(filter(None, words)), is_cancelled=plan.is_cancelled)
             elif step is not Step.SUBMIT:
-                self._write(place, seen.job, is_dead=step is Step.DECLARE_DEAD)
+                state = "dead" if step is Step.DECLARE_DEAD else "gone"
+                self._write_job(place, seen.job, state)
         self._memories[token] = plan.memory
-        return [place] if Step.SUBMIT in plan.steps else []
+        if Step.SUBMIT not in plan.steps:
+            return []
+        if memory.submitted_at is not None and self._asked_at < self._began:
+            self._jobs = None  # whose answer may be older than the one that was lost
+            return []
+        return [place]
 
     # The two folders of an attempt.
 
@@ -289,7 +343,8 @@ class EngineAgent:
             found = {name: _read(there / name) for name in _FROM_RUNNER}
             self._carry_stop(local, there, found["withdrawn"])
             # The log is complete once the result is there, so the rest of it comes first.
-            self._carry_log(attempt, there, is_complete=found["result"] is not None)
+            with self._apart(place):
+                self._carry_log(attempt, there, is_complete=found["result"] is not None)
             for name, data in found.items():
                 if data is not None and data != _read(local / name):
                     write_file(local, name, data)
@@ -299,7 +354,7 @@ class EngineAgent:
         claim = files.parse_object(found.get("claim") or b"") or files.parse_object(known or b"") or {}
         return Seen(
             has_claim=bool(claim), is_void=bool(claim.get("void")),
-            has_result=found.get("result") is not None or (local / "result").exists(),
+            has_result=files.parse_object(_read(local / "result") or b"") is not None,
             heartbeat=int(beat) if beat and beat.strip().isdigit() else None,
             gives_up=(local / GIVE_UP_FILE).exists(), kills=(local / KILL_FILE).exists(),
         )  # fmt: skip
@@ -357,7 +412,7 @@ class EngineAgent:
         except RefusedError as error:
             self._void(place, str(error))
         except EngineUnavailableError as error:
-            self._write(place, EngineJob("pending", "", reason=f"not submitted: {error}"))
+            self._write(place, state="pending", reason=f"not submitted: {error}")
             return False
         return True
 
@@ -373,37 +428,40 @@ class EngineAgent:
         if data is not None:
             write_file(local, "claim", data)
 
-    def _write(self, place: _Place, job: EngineJob | None, *, is_dead: bool = False) -> None:
-        """Writes the file `engine`, if it changes."""
+    def _write_job(self, place: _Place, job: EngineJob | None, other: str) -> None:
+        """Writes the job of the engine into the file `engine`. other: the state if that is not the job's."""
+        found = {} if job is None else {"native_id": job.native_id, "node": job.node, "reason": job.reason}
+        self._write(place, **found, state=other if job is None or other == "dead" else job.state)
+
+    def _write(self, place: _Place, **values: str) -> None:
+        """Writes the file `engine`, if these values change it."""
         known = _read(place.local / ENGINE_FILE) or b""
-        value = {"native_id": "", "node": "", "reason": "", **(files.parse_object(known) or {})}
-        if job is not None:
-            value |= {"native_id": job.native_id, "node": job.node, "reason": job.reason}
-        value |= {
-            "token": place.token, "state": "dead" if is_dead else "gone" if job is None else job.state,
-        }  # fmt: skip
-        data = json.dumps(value).encode("ascii")
+        first = {"token": place.token, "state": "pending", "native_id": "", "node": "", "reason": ""}
+        data = json.dumps({**first, **(files.parse_object(known) or {}), **values}).encode("ascii")
         if data != known:
             write_file(place.local, ENGINE_FILE, data)
 
     def _clean_up(self, jobs: Mapping[str, EngineJob]) -> None:
         """Cancels jobs of ours that no open attempt needs, and removes the folders of ended attempts."""
         for folder in self._shared.attempts():
-            token = folder.name
-            if token in self._memories:
-                continue
-            job, has_result = jobs.get(token), (folder / "result").exists()
-            may_end = job is not None and job.state != "ended"
-            # One that has a result and is pending was requeued. One that runs is about to end.
-            is_requeued = job is not None and job.state == "pending"
-            if may_end and (is_requeued or not has_result):
-                log.info("cancelling %s, whose attempt has ended or is unknown here", NAME_PREFIX + token)
-                with suppress(EngineUnavailableError):
-                    self._cancel(token)
-            elif not may_end and (
-                has_result or b'"void"' in (_read(folder / "claim") or b"") or _is_old(folder)
-            ):
-                shutil.rmtree(folder, ignore_errors=True)
+            if folder.name not in self._memories:
+                with suppress(OSError, EngineUnavailableError):
+                    self._clean(folder, jobs.get(folder.name))
+
+    def _clean(self, folder: Path, job: EngineJob | None) -> None:
+        has_result, may_end = (folder / "result").exists(), job is not None and job.state != "ended"
+        # One that has a result and is pending was requeued. One that runs is about to end.
+        is_requeued = job is not None and job.state == "pending"
+        if may_end and (is_requeued or not has_result):
+            if folder.name not in self._cancelled_at:
+                log.info(
+                    "cancelling %s, whose attempt has ended or is unknown here", NAME_PREFIX + folder.name
+                )
+            self._cancel(folder.name)
+        elif not may_end and (has_result or b'"void"' in (_read(folder / "claim") or b"") or _is_old(folder)):
+            # First what a runner needs, so that none can begin in what is left.
+            (folder / "spec.json").unlink(missing_ok=True)
+            shutil.rmtree(folder, ignore_errors=True)
 
     # Whether the engine can ever run the queued jobs.
 
@@ -413,16 +471,18 @@ class EngineAgent:
         now = time.monotonic()
         for spec in engine_specs(self._store, self._name):
             resources = Resources(**engine_request(spec, self._llm_config()))
-            at, problem = self._answers.get(resources, (None, None))
-            again_s = _ASK_AGAIN_S if problem is None else _ASK_REFUSED_S
-            if at is None or now - at >= again_s / self._scale:
+            at, answer = self._answers.get(resources, (-math.inf, None))
+            again_s = _ASK_S
+            if answer is not None and answer.is_final:
+                again_s = _ASK_AGAIN_S if answer.problem is None else _ASK_REFUSED_S
+            if now - at >= again_s / self._scale and not self._is_late():
                 try:
-                    problem = self._engine.problem(resources)
+                    answer = EngineAnswer(self._engine.problem(resources))
                 except EngineUnavailableError as error:
-                    answers[spec.key()] = EngineAnswer(str(error), is_final=False)
-                    continue
-                self._answers[resources] = now, problem
-            answers[spec.key()] = EngineAnswer(problem)
+                    answer = EngineAnswer(str(error), is_final=False)
+                self._answers[resources] = now, answer
+            if answer is not None:
+                answers[spec.key()] = answer
         return answers
 
 
@@ -460,3 +520,10 @@ def _is_old(folder: Path) -> bool:
 def _last_line(path: Path) -> str:
     lines = (_read(path) or b"").decode("utf-8", "replace").strip().splitlines()
     return lines[-1] if lines else ""
+
+
+def _text(error: OSError | EngineUnavailableError) -> str:
+    said = str(error)
+    if isinstance(error, OSError):
+        said = f"{error.filename or 'the shared folder'}: {error.strerror}"
+    return said.encode("utf-8", "backslashreplace").decode()

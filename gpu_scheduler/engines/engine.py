@@ -6,7 +6,7 @@ engine does not answer, so that nothing is concluded.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Literal, Protocol
 
 from msgspec import Struct
@@ -75,8 +75,8 @@ class Engine(Protocol):
         If several jobs have one name, the one that runs counts, else the one that waits, else the latest.
         """
 
-    def cancel(self, tokens: Collection[str]) -> None:
-        """Cancels all jobs with the names of these attempts. Does nothing for names that do not exist."""
+    def cancel(self, token: str) -> None:
+        """Cancels all jobs with the name of this attempt. Does nothing if there is none."""
 
     def problem(self, resources: Resources) -> str | None:
         """Returns why the engine can never run a job with these resources; None if it can or may.

@@ -11,7 +11,7 @@ import os
 import re
 import shlex
 import shutil
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Literal
 
 from msgspec import Struct
@@ -46,11 +46,11 @@ _PENDING = frozenset(("PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RES
 #: Of several jobs with one name, the one with the highest rank counts.
 _RANKS = {"running": 2, "pending": 1, "ended": 0}
 
-#: Variables that would change what the programs do, or that a job gets from its own node.
-_NOT_INHERITED = re.compile(
-    "(SBATCH|SCANCEL|SINFO|SQUEUE|SLURMD)_.*|SLURM_(?!CONF$).*"
-    "|CUDA_VISIBLE_DEVICES|GPU_DEVICE_ORDINAL|ROCR_VISIBLE_DEVICES|ZE_AFFINITY_MASK"
-)
+#: The variables that Slurm's programs and the guard need. sbatch hands them on to the job, and Slurm keeps
+#: them. All others would change what the programs do, may be secrets, or come from the node.
+_INHERITED = (
+    "PATH", "HOME", "USER", "LOGNAME", "LANG", "LD_LIBRARY_PATH", "SLURM_CONF", "GPU_SCHEDULER_TIME_SCALE",
+)  # fmt: skip
 
 #: How sbatch begins the lines of its messages.
 _PREFIXES = re.compile("^(sbatch: )?(error: |fatal: )?(Batch job submission failed: |allocation failure: )?")
@@ -195,7 +195,7 @@ def has_hidden_node(settings: SlurmSettings, resources: Resources, nodes: str) -
 
 def engine_env(env: Mapping[str, str]) -> dict[str, str]:
     """Returns the environment of the programs, which Slurm gives to the job, too."""
-    return {name: value for name, value in env.items() if not _NOT_INHERITED.fullmatch(name)}
+    return {name: env[name] for name in _INHERITED if name in env}
 
 
 def _job(native_id: str, state: str, reason: str, node: str) -> EngineJob:
@@ -232,10 +232,9 @@ class SlurmEngine:
     """Implements Engine with the programs of Slurm. env: the environment of this process."""
 
     def __init__(
-        self, settings: SlurmSettings, env: Mapping[str, str] | None = None, deadline_s: float = DEADLINE_S
+        self, settings: SlurmSettings, env: Mapping[str, str], deadline_s: float = DEADLINE_S
     ) -> None:
-        self._settings = settings
-        self._env = engine_env(os.environ if env is None else env)
+        self._settings, self._env = settings, engine_env(env)
         self._deadline_s = deadline_s
         self._mine = f"--user={os.getuid()}"  # older versions have no --me
 
@@ -245,18 +244,19 @@ class SlurmEngine:
             raise RefusedError(words)
 
     def jobs(self) -> Mapping[str, EngineJob]:
-        output = self._output("squeue", self._mine, "--states=all", "--noheader", "-o", "%i|%j|%T|%r|%N")
+        output = self._output(
+            "squeue", "--all", self._mine, "--states=all", "--noheader", "-o", "%i|%j|%T|%r|%N"
+        )
         try:
             return parse_jobs(output)
         except ValueError as error:
             raise EngineUnavailableError(f"squeue printed an incomplete line: {error}") from None
 
-    def cancel(self, tokens: Collection[str]) -> None:
-        for token in tokens:  # scancel knows only one name
-            result = self._run("scancel", self._mine, f"--name={NAME_PREFIX}{token}")
-            # For scancel, it is an error if a job ends at the same time.
-            if not result.succeeded and not _HAS_JUST_ENDED.search(result.output):
-                raise _unavailable(result)
+    def cancel(self, token: str) -> None:
+        result = self._run("scancel", self._mine, f"--name={NAME_PREFIX}{token}")
+        # For scancel, it is an error if a job ends at the same time.
+        if not result.succeeded and not _HAS_JUST_ENDED.search(result.output):
+            raise _unavailable(result)
 
     def problem(self, resources: Resources) -> str | None:
         words = self._refusal("--test-only", *resource_options(self._settings, resources), folder="/")

@@ -15,12 +15,10 @@ from gpu_scheduler.intake.llm_config import current_llm_config
 from gpu_scheduler.store.moved_or_copied import recorded_location
 from gpu_scheduler.store.store import Store
 
-#: What the programs of Slurm and the guard need.
-_PASSED_ON = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "SLURM_CONF", "GPU_SCHEDULER_TIME_SCALE")
 #: Divides all times of the agent and of the runners that it starts, for tests.
 TIME_SCALE = "GPU_SCHEDULER_TIME_SCALE"
-#: Where the store records the shared folder in which its attempts may have run.
-_SHARED_KEY = "engine_folder"
+#: Where the store records the shared folders in which its attempts may have run, each under its path.
+_SHARED_KEY = "engine_folder:"
 
 
 def check_options(options: StartOptions) -> str | None:
@@ -44,7 +42,7 @@ def check_options(options: StartOptions) -> str | None:
             f"--slurm-dir {folder} is writable by others, who could run programs as you; `chmod go-w` it"
         )
     try:
-        problem = SlurmEngine(_settings(options, "start.py")).start_problem()
+        problem = SlurmEngine(_settings(options, "start.py"), os.environ).start_problem()
     except EngineUnavailableError as error:
         return str(error)  # the agent tries again, and `status` says so
     if problem is not None:
@@ -64,10 +62,8 @@ def make_agent(store: Store) -> EngineAgent:
         raise SchedulerError("the last `start` of this queue named no engine; use `start --slurm PARTITION`")
     shared = Path(options.slurm_dir)
     folder = SharedFolder(shared / location.id, owner_of(store, location.id))
-    folder.claim(is_new=store.db.meta(_SHARED_KEY) != str(folder.path))
-    store.db.set_meta(_SHARED_KEY, str(folder.path))
-    # sbatch hands its environment on, and Slurm keeps it. The job has its own variables from its folder.
-    env = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
-    engine = SlurmEngine(_settings(options, str(copy_runner(shared))), env)
+    folder.claim(is_new=store.db.meta(f"{_SHARED_KEY}{folder.path}") is None)
+    store.db.set_meta(f"{_SHARED_KEY}{folder.path}", "")
+    engine = SlurmEngine(_settings(options, str(copy_runner(shared))), os.environ)
     scale = float(os.environ.get(TIME_SCALE, "1"))
     return EngineAgent("slurm", store, engine, folder, lambda: current_llm_config(options), scale=scale)

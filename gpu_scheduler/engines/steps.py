@@ -21,7 +21,7 @@ DEAD_S = 720.0
 
 
 class Step(Enum):
-    """One thing to do. WRITE: write the file `engine`. SUBMIT: submit after another look for the name."""
+    """One thing to do. WRITE: write the file `engine`. CANCEL: ask the engine for it, from time to time."""
 
     SUBMIT = "submit"
     CANCEL = "cancel"
@@ -50,18 +50,17 @@ class Seen(Struct, frozen=True):
 
 
 class Memory(Struct, frozen=True):
-    """The agent's memory of an attempt. A restart forgets all of it, which only delays.
+    """The agent's memory of an attempt. A restart forgets all of it, which only delays, because the file
+    `submitted` shows that there may be a job.
 
     submitted_at: when the agent last tried to submit it; None if it has not. job_at: when the engine last
-    knew it. heartbeat, heartbeat_at: the newest counter, and when it was first read. has_cancelled: whether
-    the engine was asked to cancel it.
+    knew it. heartbeat, heartbeat_at: the newest counter, and when it was first read.
     """
 
     submitted_at: float | None = None
     job_at: float | None = None
     heartbeat: int | None = None
     heartbeat_at: float | None = None
-    has_cancelled: bool = False
 
 
 class Plan(Struct, frozen=True):
@@ -81,15 +80,13 @@ def next_steps(seen: Seen, memory: Memory, now: float, scale: float = 1.0) -> Pl
         memory = replace(memory, job_at=now)
     if memory.heartbeat_at is None or seen.heartbeat != memory.heartbeat:
         memory = replace(memory, heartbeat=seen.heartbeat, heartbeat_at=now)
-    if seen.has_result or seen.is_void:
-        is_left = seen.is_void and job is not None and job.state != "ended"
-        return Plan((Step.CANCEL,) if is_left else (), memory)
     may_end = job is not None and job.state != "ended"
+    if seen.has_result or seen.is_void:
+        return Plan((Step.CANCEL,) if seen.is_void and may_end else (), memory)
     if seen.has_claim:
         steps = [Step.WRITE]
-        if seen.kills and may_end and not memory.has_cancelled:
+        if seen.kills and may_end:
             steps.append(Step.CANCEL)
-            memory = replace(memory, has_cancelled=True)
         # The answer of a file server that hangs, or of an agent that was stopped, may be as old as the look.
         still_s = now - seen.took_s - (memory.heartbeat_at if memory.heartbeat_at is not None else now)
         if still_s >= DEAD_S / scale and (job is None or job.state != "running"):

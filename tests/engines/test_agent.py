@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import resource
@@ -9,7 +10,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +24,7 @@ from gpu_scheduler.core.model.reasons import WaitKind
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.engines import agent, start
 from gpu_scheduler.engines.agent import SharedFolder, copy_runner
-from gpu_scheduler.engines.engine import EngineUnavailableError, Order, Resources
+from gpu_scheduler.engines.engine import EngineJob, EngineUnavailableError, Order, Resources
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.store.moved_or_copied import RecordedFolder
 from gpu_scheduler.store.pending_groups import engine_state, wait_reasons
@@ -154,7 +155,7 @@ def test_a_job_that_others_cancel_before_it_begins_is_cancelled(world: World) ->
     world.engine.capacity = 0
     job = world.submit("true")
     step_until(world, lambda: world.engine.orders, "submitted")
-    world.engine.cancel([world.engine.orders[0].token])
+    world.engine.cancel(world.engine.orders[0].token)
     assert ends(world, job)[:2] == (JobState.FINISHED, Outcome.CANCELLED)
     assert len(world.engine.orders) == 1
 
@@ -174,14 +175,14 @@ def test_a_job_that_others_cancel_while_a_second_one_begins_has_the_result_of_th
         void(*args, **values)
 
     monkeypatch.setattr(world.agent, "_void", begin_first)
-    world.engine.cancel([order.token])
+    world.engine.cancel(order.token)
     assert ends(world, job) == (JobState.FINISHED, Outcome.FAILED, 4)
 
 
 def test_an_end_by_the_engine_is_an_interruption_even_if_the_command_exits_0(world: World) -> None:
     job = world.submit("trap 'exit 0' TERM; echo up; sleep 60 & wait")
     step_until(world, lambda: has_begun(world, job), "running")
-    world.engine.cancel([world.engine.orders[0].token])
+    world.engine.cancel(world.engine.orders[0].token)
     assert ends(world, job)[0] == JobState.HELD
     assert world.rig.store.attempts(job)[-1].outcome is Outcome.INTERRUPTED
 
@@ -367,11 +368,11 @@ def test_a_cancel_that_the_engine_did_not_hear_is_repeated(
     step_until(world, lambda: has_begun(world, job), "running")
     cancel, calls = world.engine.cancel, []
 
-    def fails_once(tokens: Collection[str]) -> None:
-        calls.append(tokens)
+    def fails_once(token: str) -> None:
+        calls.append(token)
         if len(calls) == 1:
             raise EngineUnavailableError("the controller does not answer")
-        cancel(tokens)
+        cancel(token)
 
     monkeypatch.setattr(world.engine, "cancel", fails_once)
     (world.rig.attempt_folder(job) / "kill").touch()
@@ -450,3 +451,149 @@ def test_a_full_disk_leaves_no_half_record_of_the_owner(tmp_path: Path) -> None:
     place.claim()
     with pytest.raises(SchedulerError, match="belongs to the store"):
         SharedFolder(tmp_path / "store", {"store": "b"}).claim()
+
+
+def test_a_log_that_cannot_be_written_holds_up_neither_the_result_nor_other_jobs(
+    world: World, tmp_path: Path
+) -> None:
+    job = world.submit("echo up; sleep 0.5; exit 6")
+    step_until(world, lambda: has_begun(world, job), "running")
+    log = Path(world.rig.store.attempts(job)[-1].log or "")
+    log.unlink()
+    log.symlink_to(tmp_path / "elsewhere")
+    assert ends(world, job) == (JobState.FINISHED, Outcome.FAILED, 6)
+    assert engine_state(world.rig.store, "slurm").problem is None
+    assert ends(world, world.submit("exit 7")) == (JobState.FINISHED, Outcome.FAILED, 7)
+
+
+def test_an_earlier_shared_folder_that_is_away_holds_up_only_its_own_attempts(
+    world: World, tmp_path: Path
+) -> None:
+    job = world.submit("echo up; sleep 60")
+    step_until(world, lambda: has_begun(world, job), "running")
+    earlier = world.shared / "store"
+    earlier.rename(tmp_path / "away")
+    world.shared = tmp_path / "other"
+    world.shared.mkdir()
+    world.agent = world.new_agent()
+    assert ends(world, world.submit("exit 7")) == (JobState.FINISHED, Outcome.FAILED, 7)
+    engine = world.status(job).engine
+    assert engine is not None
+    assert engine.reason == f"{earlier}/owner.json: No such file or directory"
+    (tmp_path / "away").rename(earlier)
+    add_request(world.rig.store, "cancel", str(job))
+    assert ends(world, job)[1] is Outcome.CANCELLED
+
+
+def test_a_folder_that_cannot_be_read_does_not_end_the_agent(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (world.agent._shared.path / "stale").mkdir()
+    exists = Path.exists
+
+    def fails(path: Path) -> bool:
+        if path.parent.name == "stale":
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
+        return exists(path)
+
+    monkeypatch.setattr(Path, "exists", fails)
+    assert ends(world, world.submit("exit 6")) == (JobState.FINISHED, Outcome.FAILED, 6)
+
+
+def test_no_runner_can_begin_in_a_folder_that_is_being_removed(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[set[str]] = []
+    remove = shutil.rmtree
+
+    def note(path: Path, **given: Any) -> None:
+        found.append({one.name for one in Path(path).iterdir()})
+        remove(path, **given)
+
+    monkeypatch.setattr(shutil, "rmtree", note)
+    job = world.submit("true")
+    assert ends(world, job)[1] is Outcome.COMPLETED
+    step_until(world, lambda: found, "removed")
+    assert "command.sh" in found[0]
+    assert "spec.json" not in found[0]
+
+
+def test_a_damaged_result_makes_no_attempt_immortal(world: World) -> None:
+    job = world.submit("echo up; sleep 60")
+    step_until(world, lambda: has_begun(world, job), "running")
+    [process] = world.engine.processes[world.engine.orders[0].token]
+    os.killpg(process.pid, signal.SIGKILL)
+    (world.shared_folder(job) / "result").write_text("")
+    assert ends(world, job)[0] is JobState.HELD
+    assert world.rig.store.attempts(job)[-1].outcome is Outcome.INTERRUPTED
+
+
+def test_a_job_that_takes_long_to_end_is_not_cancelled_again_at_every_look(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+    monkeypatch.setattr(world.engine, "cancel", calls.append)
+    monkeypatch.setattr(
+        world.engine, "jobs", lambda: {"0" * 16: EngineJob("running", "7", "n1", "COMPLETING")}
+    )
+    (world.agent._shared.path / ("0" * 16)).mkdir()
+    world.agent._scale = 1.0
+    for _ in range(5):
+        world.agent._jobs = None
+        world.agent.look()
+    assert calls == ["0" * 16]
+
+
+def test_an_engine_that_takes_no_jobs_is_not_asked_again_at_every_look(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[Order] = []
+
+    def refuse(order: Order) -> None:
+        calls.append(order)
+        raise EngineUnavailableError("QOSMaxSubmitJobPerUserLimit")
+
+    monkeypatch.setattr(world.engine, "submit", refuse)
+    for _ in range(3):
+        world.submit("true")
+    step_until(world, lambda: calls, "submitted")
+    world.agent._scale = 1.0
+    for _ in range(5):
+        world.step()
+    assert len(calls) == 1
+
+
+def test_a_waiting_job_is_cancelled_while_the_engine_is_away(world: World) -> None:
+    world.engine.capacity = 0
+    job = world.submit("true")
+    step_until(world, lambda: world.engine.orders, "submitted")
+    world.engine.is_away = True
+    add_request(world.rig.store, "cancel", str(job))
+    assert ends(world, job)[1] is Outcome.CANCELLED
+    world.engine.is_away = False
+    step_until(world, lambda: world.engine.cancelled, "cancelled there, too")
+
+
+def test_a_restarted_agent_submits_no_job_again_at_once(world: World) -> None:
+    world.engine.capacity = 0
+    world.submit("true")
+    step_until(world, lambda: world.engine.orders, "submitted")
+    world.engine.forgotten.add(world.engine.orders[0].token)
+    world.agent = world.new_agent()
+    world.agent._scale = 1.0
+    for _ in range(5):
+        world.step()
+    assert len(world.engine.orders) == 1
+    world.agent._scale = SCALE
+    step_until(world, lambda: len(world.engine.orders) == 2, "submitted again")
+
+
+def test_a_store_that_was_moved_keeps_its_shared_folder(tmp_path: Path) -> None:
+    owner = {"store": "a", "host": "here", "folder": str(tmp_path / "old")}
+    SharedFolder(tmp_path / "store", owner).claim()
+    SharedFolder(tmp_path / "store", {**owner, "folder": str(tmp_path)}).claim()
+    with pytest.raises(SchedulerError, match=f"belongs to the store in {tmp_path} on here"):
+        SharedFolder(tmp_path / "store", owner).claim()
+    (tmp_path / "store/owner.json").write_text("[]")
+    with pytest.raises(SchedulerError, match="write this to"):
+        SharedFolder(tmp_path / "store", owner).claim()

@@ -11,7 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.engines.engine import EngineJob, EngineUnavailableError, Order, RefusedError, Resources
+from gpu_scheduler.engines.engine import (
+    NAME_PREFIX,
+    EngineJob,
+    EngineUnavailableError,
+    Order,
+    RefusedError,
+    Resources,
+)
 from gpu_scheduler.engines.slurm import DEADLINE_S, LOG_NAME, SlurmEngine, SlurmSettings
 from tests.slurm_lab import CLOSED, GPUS_OF_NODE, NODES, ONE_NODE, PARTITION, SHARDS_OF_GPU, URGENT, SlurmLab
 from tests.waiting import wait_for
@@ -118,11 +125,12 @@ def test_a_cancelled_job_gets_sigterm_and_is_shown_as_cancelled(desk: Desk) -> N
     for each in (order, other):
         desk.engine().submit(each)
         desk.started(each)
-    desk.engine().cancel([order.token, "0" * 16])
+    desk.engine().cancel("0" * 16)
+    desk.engine().cancel(order.token)
     assert desk.wait(order, "ended").was_cancelled
     assert "SIGTERM" in (Path(order.folder) / "notes").read_text().split()
     assert desk.wait(other, "running").reason == ""
-    desk.engine().cancel([order.token])
+    desk.engine().cancel(order.token)
 
 
 def test_one_name_stands_for_all_of_its_jobs(desk: Desk) -> None:
@@ -132,7 +140,7 @@ def test_one_name_stands_for_all_of_its_jobs(desk: Desk) -> None:
     desk.engine().submit(order)
     desk.started(order)
     assert desk.wait(order, "running").node
-    desk.engine().cancel([order.token])
+    desk.engine().cancel(order.token)
     desk.wait(order, "ended")
 
 
@@ -180,11 +188,12 @@ def test_variables_of_slurm_in_the_environment_count_for_nothing(desk: Desk) -> 
     engine = desk.engine(env=env)
     engine.submit(order)
     found = desk.started(order)
-    assert (found["SLURM_JOB_PARTITION"], found["KEPT"]) == (PARTITION, "1")
+    assert found["SLURM_JOB_PARTITION"] == PARTITION
+    assert "KEPT" not in found
     assert "CUDA_VISIBLE_DEVICES" not in found
     assert found["SLURM_JOB_ID"] == engine.jobs()[order.token].native_id
     assert found.get("SLURM_EXPORT_ENV", "ALL") == "ALL"
-    engine.cancel([order.token])
+    engine.cancel(order.token)
     desk.wait(order, "ended")
 
 
@@ -250,7 +259,7 @@ def test_nodes_that_are_drained_or_down_are_no_problem(desk: Desk) -> None:
         )
         for number in numbers:
             slurm.resume(number)
-        slurm.wait_for_nodes("idle") if not desk.started(order) else engine.cancel([order.token])
+        slurm.wait_for_nodes("idle") if not desk.started(order) else engine.cancel(order.token)
         desk.wait(order, "ended")
 
 
@@ -321,7 +330,7 @@ def test_without_a_controller_nothing_is_concluded_within_the_deadline(desk: Des
         for call in (
             lambda: engine.submit(desk.order()),
             engine.jobs,
-            lambda: engine.cancel([order.token]),
+            lambda: engine.cancel(order.token),
             lambda: engine.problem(Resources()),
         ):
             began = time.monotonic()
@@ -398,3 +407,14 @@ def test_an_account_that_slurm_does_not_know_is_said_with_the_remedy(tmp_path: P
     problem = start_problem_if_sbatch_says(words, tmp_path)
     assert problem is not None
     assert "`sacctmgr show associations" in problem
+
+
+def test_the_jobs_of_a_hidden_partition_are_found(tmp_path: Path) -> None:
+    """Without --all, squeue leaves them out, and the agent would submit them again and again."""
+    squeue = tmp_path / "squeue"
+    squeue.write_text(
+        f'#!/bin/sh\ncase " $* " in *" --all "*) echo "7|{NAME_PREFIX}ab|PENDING|Resources|";; esac\n'
+    )
+    squeue.chmod(0o700)
+    engine = SlurmEngine(SlurmSettings("secret", "python3", "start.py"), {"PATH": f"{tmp_path}:/bin"})
+    assert [*engine.jobs()] == ["ab"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec.structs import replace
 
 from gpu_scheduler.engines.engine import EngineJob
 from gpu_scheduler.engines.steps import DEAD_S, GONE_S, SUBMIT_AGAIN_S, Memory, Seen, Step, next_steps
@@ -40,12 +39,6 @@ CASES = [
     ("dead and requeued", Seen(True, heartbeat=5, job=PENDING), STILL, [Step.DECLARE_DEAD]),
     ("silent, but the engine says that it runs", Seen(True, heartbeat=5, job=RUNNING), STILL, [Step.WRITE]),
     ("to be killed", Seen(True, heartbeat=5, job=RUNNING, kills=True), BEATS, [Step.WRITE, Step.CANCEL]),
-    (
-        "killed already",
-        Seen(True, heartbeat=5, job=RUNNING, kills=True),
-        replace(BEATS, has_cancelled=True),
-        [Step.WRITE],
-    ),
     ("ended", Seen(True, has_result=True, job=RUNNING), BEATS, []),
 ]
 

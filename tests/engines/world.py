@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -73,14 +73,13 @@ class FakeEngine:
             found[token] = EngineJob(state, str(number), node, reason, token in self.cancelled)  # type: ignore[arg-type]
         return {token: job for token, job in found.items() if token not in self.forgotten}
 
-    def cancel(self, tokens: Collection[str]) -> None:
-        """Cancels jobs, as Slurm does: with SIGTERM to all of their processes."""
+    def cancel(self, token: str) -> None:
+        """Cancels a job, as Slurm does: with SIGTERM to all of its processes."""
         self._answer()
-        for token in tokens:
-            self.cancelled.add(token)
-            for process in self.processes.get(token, ()):
-                with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGTERM)
+        self.cancelled.add(token)
+        for process in self.processes.get(token, ()):
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
 
     def problem(self, resources: Resources) -> str | None:
         """Returns why no node can run such a job."""
