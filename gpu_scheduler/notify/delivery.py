@@ -12,6 +12,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gpu_scheduler.core.model.event import AttemptEnded, Event, EventKind, JobEnded
+from gpu_scheduler.core.model.reasons import StateReason
+from gpu_scheduler.core.text.formatting import count_noun, format_duration, limit_length, safe_text
+from gpu_scheduler.show.job_text import reason_text
 
 #: More than this many ends within the window become one message.
 _MOST_SINGLE, _WINDOW_S = 5, 30.0
@@ -44,6 +47,30 @@ def next_message(ends: Sequence[Event]) -> Sequence[Event]:
     later = (index for index, end in enumerate(ends) if end.at - ends[0].at > _WINDOW_S)
     near = ends[: next(later, len(ends))]
     return near if len(near) > _MOST_SINGLE else near[:1]
+
+
+def message_text(ends: Sequence[Event]) -> tuple[str, str]:
+    """Returns the title and the body of a message about one or more ends, with secrets hidden.
+
+    Each line ends with the id of its event, because a message may be delivered twice.
+    """
+    lines = [_line(end) for end in ends]
+    title = f"{count_noun(len(ends), 'job')} ended" if len(ends) > 1 else _head(ends[0])
+    return safe_text(title), "\n".join(lines)
+
+
+def _head(end: Event) -> str:
+    name = f" ({end.name})" if end.name else ""
+    return f"job {end.job_id}{name}: {str(end.data['outcome']).replace('_', ' ')}"
+
+
+def _line(end: Event) -> str:
+    details, reason = end.details, end.reason
+    text = _head(end)
+    if isinstance(details, AttemptEnded) and details.seconds is not None:
+        text += f" after {format_duration(details.seconds)}"
+    why = reason_text(reason) if isinstance(reason, StateReason) else str(reason or "")
+    return f"{safe_text(limit_length(text + f': {why}' * bool(why)))} [event {end.id}]"
 
 
 class Retry(Struct, frozen=True):

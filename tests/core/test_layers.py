@@ -101,7 +101,7 @@ MAY: Mapping[str, tuple[str, ...]] = {
         "core.scheduling.needs", "runner.folder", "store.pending_groups", "store.store",
     ),
     "engines.start": (*TOP, "engines", "intake.llm_config", "store.moved_or_copied", "store.store"),
-    "notify": ("core.model",),
+    "notify": ("core.model", "core.text", "show.job_text"),
     "client": ("control", "show", "core.text", *TOP, "web.operations"),
     "mcp_server": ("client", "core.text", "errors"),
     # The command line only parses arguments and formats results; every use case is in show or control.

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from gpu_scheduler.core.model.event import Event
-from gpu_scheduler.notify.delivery import GIVE_UP_S, Retry, is_wanted, next_message
+from gpu_scheduler.notify.delivery import GIVE_UP_S, Retry, is_wanted, message_text, next_message
 
 
 def an_end(outcome: str = "completed", at: float = 0.0, kind: str = "finished", id: int = 1) -> Event:
@@ -49,3 +49,13 @@ def test_the_waits_double_up_to_ten_minutes_and_a_day_is_the_end() -> None:
     assert waits[:4] == [1, 2, 4, 8]
     assert max(waits) == 600
     assert GIVE_UP_S <= now < GIVE_UP_S + 600
+
+
+def test_a_message_has_name_outcome_reason_and_event_id_and_no_secret() -> None:
+    end = Event(7, 0.0, "finished", 3, "exit code 1: --api-key=abc123", {"outcome": "failed"}, name="train/a")
+    title, body = message_text([end])
+    assert title == "job 3 (train/a): failed"
+    assert body == "job 3 (train/a): failed: exit code 1: --api-key=(hidden) [event 7]"
+    title, body = message_text([end] * 6)
+    assert title == "6 jobs ended"
+    assert body.count("[event 7]") == 6
