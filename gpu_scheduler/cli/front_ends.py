@@ -179,7 +179,7 @@ def notify(options: Namespace) -> int:
         receivers.append(Receiver(options.shell_command, is_command=True))
     if not receivers:
         raise UsageError(f"name a receiver: --to URL, --to-file FILE, ${NOTIFY_VARIABLE} or --command CMD")
-    if urls:
+    if urls and options.until_eof is None:  # `start` has checked them
         check_urls(urls)
     own_process.begin(options.until_eof, _HANGING_S)
     location = location_of(options)

@@ -136,8 +136,8 @@ def message_text(events: Sequence[Event]) -> tuple[str, str]:
 def _head(event: Event) -> str:
     if event.kind == DRAINED:
         return "the queue is empty"
-    name = f" ({event.name})" if event.name else ""
-    return f"job {event.job_id}{name}: {str(event.data['outcome']).replace('_', ' ')}"
+    name = event.name or limit_length(event.command, 60)
+    return f"job {event.job_id} ({name}): {str(event.data['outcome']).replace('_', ' ')}"
 
 
 def _line(event: Event) -> str:

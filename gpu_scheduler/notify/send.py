@@ -41,9 +41,10 @@ def main() -> int:
         if not receivers.add(url):
             print(_accepted_text(receivers.details()["schemas"], scheme_of(url)))
             return WRONG_URL
-    if "body" not in given or receivers.notify(title=given["title"], body=given["body"]):
+    if "body" not in given:
         return ACCEPTED
-    return REFUSED
+    text = apprise.NotifyFormat.TEXT  # otherwise, mail would show what a job has printed as HTML
+    return ACCEPTED if receivers.notify(given["body"], given["title"], body_format=text) else REFUSED
 
 
 def _accepted_text(services: list[dict[str, Any]], scheme: str) -> str:

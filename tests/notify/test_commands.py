@@ -145,6 +145,25 @@ def test_what_waits_at_the_end_is_still_delivered(notifier: Notifier, inbox: Inb
     assert sorted(set(inbox.events)) == wanted
 
 
+def test_a_receiver_that_hangs_holds_up_neither_another_one_nor_the_end(
+    notifier: Notifier, inbox: Inbox, tmp_path: Path
+) -> None:
+    pytest.importorskip("apprise")
+    other = Inbox(["hang"])
+    try:
+        process = notifier.begin("--to", other.url, inbox.url)
+        wait_for(lambda: len(list(tmp_path.glob("*/notify-*.json"))) == 2, "their positions")
+        events = [notifier.end_job()]
+        wait_for(lambda: inbox.events == events, "a message to the other receiver")
+        events.append(notifier.end_job())
+        wait_for(lambda: inbox.events == events, "another message")
+        assert other.messages == []
+        process.terminate()
+        assert process.wait(30) == 0
+    finally:
+        other.close()
+
+
 def test_every_end_is_delivered_however_often_it_is_killed(notifier: Notifier, inbox: Inbox) -> None:
     pytest.importorskip("apprise")
     chance, wanted = random.Random(1), list[int]()
@@ -184,6 +203,17 @@ def test_start_tells_of_the_jobs_and_shows_no_url(notifier: Notifier, inbox: Inb
     texts = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
     assert not any(b"s3cret" in text for text in texts)
     assert "s3cret" not in repr(StartOptions(notify=(inbox.url,)))
+
+
+def test_the_ends_of_a_run_that_ends_at_once_are_delivered(
+    notifier: Notifier, inbox: Inbox, tmp_path: Path
+) -> None:
+    pytest.importorskip("apprise")
+    (tmp_path / "jobs.txt").write_text("sleep 2\n")
+    words = ["start", "--simulate", "1", "--jobs-file", "jobs.txt", "--drain", "--log-dir", "logs"]
+    done = warm.run("gpu_scheduler", [*words, "--notify", inbox.url], tmp_path, notifier.env)
+    assert done.returncode == 0
+    assert [title for title, _ in inbox.messages] == ["job 1 (sleep 2): completed"]
 
 
 @pytest.mark.parametrize("words", [["status"], ["start", "--simulate", "1", "--drain", "--jobs-file", ""]])

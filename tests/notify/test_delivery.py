@@ -12,6 +12,7 @@ import pytest
 
 from gpu_scheduler.core.model.event import Event
 from gpu_scheduler.core.model.states import Outcome
+from gpu_scheduler.errors import UsageError
 from gpu_scheduler.notify import delivery
 from gpu_scheduler.notify.delivery import DRAINED, Delivery, Receiver, is_wanted, message_text, next_message
 from gpu_scheduler.store.events import newest_event_id
@@ -114,7 +115,10 @@ def test_a_new_receiver_starts_with_the_newest_event_and_goes_on_after_a_restart
     wanted += post.end_jobs(1)
     post.pass_time()
     assert inbox.events == wanted
-    assert inbox.messages[0] == ("job 2: completed", f"job 2: completed [event {wanted[0]}]")
+    assert inbox.messages[0] == (
+        "job 2 (echo hello): completed",
+        f"job 2 (echo hello): completed [event {wanted[0]}]",
+    )
     for file in desk.data_dir.folder.glob("notify-*"):
         assert file.stat().st_mode & 0o777 == 0o600
         assert "s3cret" not in f"{file}: {file.read_text()}"
@@ -230,6 +234,6 @@ def test_a_damaged_position_is_refused_with_the_remedy(desk: Desk, content: str)
     post = Post(desk, Receiver("x", is_command=True))
     (path,) = desk.data_dir.folder.glob("notify-*")
     path.write_text(content)
-    with pytest.raises(delivery.UsageError, match="without it, messages start from now on"):
+    with pytest.raises(UsageError, match="without it, messages start from now on"):
         post.restart()
     assert desk.run("status")[0] == 0
