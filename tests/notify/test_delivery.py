@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -166,6 +167,20 @@ def test_a_dead_receiver_is_skipped_after_a_day_with_one_warning_that_status_sho
     assert inbox.events == new
     assert text in inbox.messages[0][1]
     assert "skipped" not in desk.run("status")[1]
+
+
+def test_at_the_end_everything_that_waits_is_delivered_at_once(desk: Desk, inbox: Inbox) -> None:
+    post, ending = Post(desk, Receiver(inbox.url)), threading.Event()
+    wanted = []
+    for _ in range(6):  # the sixth would have to wait
+        wanted += post.end_jobs(1)
+        post.pass_time()
+    wanted += post.end_jobs(1)
+    assert inbox.events == wanted[:5]
+    ending.set()
+    post.delivery.run(ending)
+    assert inbox.events == wanted
+    assert len(inbox.messages) == 6
 
 
 def test_a_burst_is_one_message(desk: Desk, inbox: Inbox) -> None:
