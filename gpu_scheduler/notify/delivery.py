@@ -21,6 +21,7 @@ import time
 from collections import deque
 from collections.abc import Sequence, Set
 from fnmatch import fnmatchcase
+from itertools import takewhile
 from typing import Any
 
 from msgspec import MsgspecError, Struct
@@ -267,7 +268,7 @@ class Delivery:
             self._failing_since = now
         failing_s = now - self._failing_since
         self._due_at = now + min(max(_SHORTEST_WAIT_S, failing_s), _LONGEST_WAIT_S)
-        old = [event for event in self._pending if event.at <= now - GIVE_UP_S]
+        old = list(takewhile(lambda event: event.at <= now - GIVE_UP_S, self._pending))
         if failing_s < GIVE_UP_S or not old:
             return
         text = f"{self.receiver} accepted nothing for 24 h; messages up to event {old[-1].id} were skipped"
@@ -298,7 +299,7 @@ class Delivery:
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-        if process.returncode == -signal.SIGALRM or process.returncode == -signal.SIGKILL:
+        if process.returncode in (-signal.SIGALRM, -signal.SIGKILL):
             return f"did not accept a message within {_DEADLINE_S:g} s"
         return f"did not accept a message (exit code {process.returncode})" if process.returncode else None
 

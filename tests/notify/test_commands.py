@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -169,20 +170,35 @@ def test_a_receiver_that_hangs_holds_up_neither_another_one_nor_the_end(
 def test_every_end_is_delivered_however_often_it_is_killed(notifier: Notifier, inbox: Inbox) -> None:
     pytest.importorskip("apprise")
     chance, wanted = random.Random(1), list[int]()
+
+    def started(count: int) -> bool:
+        return notifier.said().count("reporting") > count
+
+    def delivered(event: int) -> bool:
+        return event in inbox.events
+
     notifier.begin("--to", inbox.url)
-    wait_for(lambda: "reporting" in notifier.said(), "its start")
+    before = 0
     wait_for(lambda: list(notifier.output.parent.glob("*/notify-*.json")), "its position")
-    for _ in range(KILLS):
-        end = chance.uniform(0.0, 2.5)
-        wanted += [notifier.end_job() for _ in range(chance.randint(0, 2))]
+    for number in range(KILLS):
+        ends = [notifier.end_job() for _ in range(chance.randint(1, 2))]
+        wanted += ends
+        # Kills it while it starts, while it reads and delivers, and while it writes what it has delivered.
+        if number % 3 > 0:
+            wait_for(partial(started, before), "its start")
+        if number % 3 == 2:
+            wait_for(partial(delivered, ends[0]), "a delivery")
+        end = chance.uniform(0.0, (1.0, 1.5, 0.1)[number % 3])
         with pytest.raises(subprocess.TimeoutExpired):  # the moment of the kill
             notifier.processes[-1].wait(end)
         notifier.processes[-1].kill()
         notifier.processes[-1].wait()
         wanted += [notifier.end_job() for _ in range(chance.randint(0, 1))]
+        before = notifier.said().count("reporting")
         notifier.begin("--to", inbox.url)
     wait_for(lambda: set(inbox.events) >= set(wanted), "all ends", timeout_s=100)
     assert set(inbox.events) == set(wanted)
+    print(f"{len(wanted)} ends, {len(inbox.events)} delivered, {len(inbox.messages)} messages")
 
 
 def test_start_tells_of_the_jobs_and_shows_no_url(notifier: Notifier, inbox: Inbox, tmp_path: Path) -> None:

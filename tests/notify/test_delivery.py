@@ -128,7 +128,7 @@ def test_a_new_receiver_starts_with_the_newest_event_and_goes_on_after_a_restart
 def test_every_end_reaches_a_receiver_that_is_slow_refuses_hangs_resets_goes_away_and_comes_back(
     desk: Desk, inbox: Inbox, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(delivery, "_DEADLINE_S", 2.5)
+    monkeypatch.setattr(delivery, "_DEADLINE_S", 12.0)
     caplog.set_level(logging.INFO)
     inbox.behaviours = iter(["slow", "refuse", "hang", "reset", "refuse", "accept", "reset"])
     post, wanted = Post(desk, Receiver(inbox.url)), []
