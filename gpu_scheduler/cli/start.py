@@ -66,6 +66,8 @@ def _take_receivers(options: Namespace) -> None:
     from gpu_scheduler.notify.delivery import check_urls
 
     options.notify = [url for given in options.notify for url in (given or urls).split()]
+    if not options.notify:
+        raise UsageError(f"--notify needs a URL, or one in the variable {NOTIFY_VARIABLE}")
     check_urls(options.notify)
 
 

@@ -87,6 +87,8 @@ def test_without_a_receiver_it_names_the_options(notifier: Notifier, tmp_path: P
     done = run(notifier, [], tmp_path)
     assert done.returncode == 2
     assert "--to URL, --to-file FILE, $GPU_SCHEDULER_NOTIFY or --command CMD" in done.stderr
+    started = warm.run("gpu_scheduler", ["start", "--simulate", "1", "--notify"], tmp_path, notifier.env)
+    assert (started.returncode, "in the variable GPU_SCHEDULER_NOTIFY" in started.stderr) == (2, True)
 
 
 def test_without_the_extra_it_says_what_to_install_and_commands_work(
