@@ -169,6 +169,7 @@ def test_a_receiver_that_hangs_holds_up_neither_another_one_nor_the_end(
         other.close()
 
 
+@pytest.mark.timeout(1200)
 def test_every_end_is_delivered_however_often_it_is_killed(notifier: Notifier, inbox: Inbox) -> None:
     pytest.importorskip("apprise")
     chance, wanted = random.Random(1), list[int]()
@@ -198,7 +199,7 @@ def test_every_end_is_delivered_however_often_it_is_killed(notifier: Notifier, i
         wanted += [notifier.end_job() for _ in range(chance.randint(0, 1))]
         before = notifier.said().count("reporting")
         notifier.begin("--to", inbox.url)
-    wait_for(lambda: set(inbox.events) >= set(wanted), "all ends", timeout_s=100)
+    wait_for(lambda: set(inbox.events) >= set(wanted), "all ends", timeout_s=300)
     assert set(inbox.events) == set(wanted)
     print(f"{len(wanted)} ends, {len(inbox.events)} delivered, {len(inbox.messages)} messages")
 

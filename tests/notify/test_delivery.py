@@ -125,6 +125,7 @@ def test_a_new_receiver_starts_with_the_newest_event_and_goes_on_after_a_restart
         assert "s3cret" not in f"{file}: {file.read_text()}"
 
 
+@pytest.mark.timeout(400)
 def test_every_end_reaches_a_receiver_that_is_slow_refuses_hangs_resets_goes_away_and_comes_back(
     desk: Desk, inbox: Inbox, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
