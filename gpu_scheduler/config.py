@@ -31,6 +31,10 @@ NO_GPUS = "none"
 PIPE_REMEDY = "write the commands to a file that you can edit: `… > jobs.txt`, then `start --drain`"
 #: The URL of a Redis queue, which may contain a password. Jobs never get it.
 REDIS_URL_VARIABLE = "GPU_SCHEDULER_REDIS_URL"
+#: The URLs of receivers of notifications, separated by blanks, which contain passwords. Jobs never get them.
+NOTIFY_VARIABLE = "GPU_SCHEDULER_NOTIFY"
+#: How the names of the files begin that say which events the receivers have got, in the data directory.
+NOTIFY_PREFIX = "notify-"
 #: Variables that name the queue of every command. A scheduler sets them for its jobs.
 STATE_FILE_VARIABLE, DATA_DIR_VARIABLE = "GPU_SCHEDULER_STATE_FILE", "GPU_SCHEDULER_DATA_DIR"
 
@@ -54,6 +58,7 @@ class StartOptions(Settings, frozen=True, kw_only=True):
     on=slurm run; slurm_dir: the folder that its nodes share; slurm_options: more options of sbatch, as one
     text; slurm_python: the Python on the nodes; slurm_shards: shards for each GPU, 0 for none. redis: URL of
     a queue from which to take jobs; it may contain a password. requeue_silent_after: an option of its agent.
+    notify: URLs of receivers that are told of the ends of jobs; they may contain passwords.
     """
 
     cpu_jobs: int = field(default_factory=_half_the_cores)
@@ -93,9 +98,11 @@ class StartOptions(Settings, frozen=True, kw_only=True):
     slurm_shards: int = 0
     redis: str | None = None
     requeue_silent_after: float | None = None
+    notify: tuple[str, ...] = ()
 
-    def __repr__(self) -> str:  # the URL may contain a password
-        shown = (f"{name}={getattr(self, name)!r}" for name in self.__struct_fields__ if name != "redis")
+    def __repr__(self) -> str:  # the URLs may contain passwords
+        names = (name for name in self.__struct_fields__ if name not in ("redis", "notify"))
+        shown = (f"{name}={getattr(self, name)!r}" for name in names)
         return f"StartOptions({', '.join(shown)})"
 
     @classmethod
@@ -103,13 +110,13 @@ class StartOptions(Settings, frozen=True, kw_only=True):
         """Builds the options from values by name.
 
         An option whose value is None or missing gets its default. Other names are ignored. The queue order
-        may be given as text, and the allowed hosts as a list, as they are recorded.
+        may be given as text, and the tuples as lists, as they are recorded.
         """
         given = {name: values[name] for name in cls.__struct_fields__ if values.get(name) is not None}
         if "queue_order" in given:
             given["queue_order"] = QueueOrder(given["queue_order"])
-        if "allowed_host" in given:
-            given["allowed_host"] = tuple(given["allowed_host"])
+        for name in given.keys() & {"allowed_host", "notify"}:
+            given[name] = tuple(given[name])
         return cls(**given)
 
     @property

@@ -35,7 +35,10 @@ HIDDEN = frozenset(
 #: Folders to search for programs after the caller's PATH, which has no sbin folders for ordinary users.
 _SYSTEM = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
 #: Variables that the tests inherit. All others are the caller's settings.
-_KEPT = ("CI", "GPU_SCHEDULER_NEED_SLURM", "LOGNAME", "STRESS_SEED", "UPDATE_GOLDEN", "USER", "WRITE_GOLDEN")
+_KEPT = (
+    "CI", "GPU_SCHEDULER_NEED_SLURM", "LOGNAME", "NOTIFY_KILLS", "STRESS_SEED", "UPDATE_GOLDEN", "USER",
+    "WRITE_GOLDEN",
+)  # fmt: skip
 _KEPT_PREFIXES = ("COVERAGE", "HYPOTHESIS_", "PYTEST", "SCHEMATHESIS_")
 
 #: A file system in memory, in which the tests have their files if it has this many free bytes.

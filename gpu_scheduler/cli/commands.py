@@ -374,6 +374,10 @@ START = (
             help="Also run jobs of a queue in Redis, which several machines share (without URL: the variable "
                  "GPU_SCHEDULER_REDIS_URL, then redis://localhost:6379/0)"),
         REQUEUE),
+    group("notifications",
+        arg("--notify", metavar="URL", nargs="?", const="", action="append",
+            help="Also run `notify` for this receiver; may be repeated (without URL: those in the variable"
+                 " GPU_SCHEDULER_NOTIFY, which `ps` does not show)")),
 )
 
 #: The commands by purpose, in the order of the help and of docs/commands.md. The words behind the script of
@@ -593,6 +597,24 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
             arg("--url", metavar="URL", help="Use the queue behind this REST API, such as http://box:8000"),
             arg("--token-file", metavar="FILE", type=path,
                 help="File with the token for --url, as `token create` printed it"))),
+    },
+    "notify people": {
+        "notify": Command("front_ends", "notify --to ntfy://my-topic --on failed,drained",
+            "Send a message when a job has ended, until it is stopped, as `start --notify` does", (
+            arg("--to", metavar="URL", nargs="+", action="extend", default=[],
+                help="Receivers, in the form of apprise, such as mailto://USER:PASSWORD@HOST (default: the"
+                " variable GPU_SCHEDULER_NOTIFY, which `ps` does not show)"),
+            arg("--to-file", metavar="FILE", type=path,
+                help="File of mode 0600 with one such URL per line"),
+            arg("--command", metavar="CMD", dest="shell_command",
+                help="Shell command to run for each event, which gets it as JSON on its standard input"),
+            arg("--on", metavar="LIST", type=values.words_of("completed", "failed", "drained"),
+                default="completed,failed",
+                help="Which events to report: completed, failed (every end that is neither completed nor"
+                " cancelled) and drained (the last job has ended) (default: %(default)s)"),
+            arg("--name", metavar="GLOB", help="Report only jobs with such a name, as in 'train/*'"),
+            arg("--after", metavar="EVENT", type=int, help=argparse.SUPPRESS),
+            arg("--until-eof", metavar="FD", type=int, help=argparse.SUPPRESS))),
     },
     "share a queue in Redis": {
         "redis-submit": Command("front_ends", "redis-submit train.py --gpu-memory-mb 18000 --epochs 3",

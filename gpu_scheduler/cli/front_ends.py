@@ -1,4 +1,4 @@
-"""The commands that open the queue to other programs and machines: `serve`, `token`, `mcp` and `redis-…`."""
+"""The commands that open the queue to other programs, machines and people: `serve`, `mcp`, `notify` …"""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from msgspec.structs import asdict
 
 from gpu_scheduler.cli.commands import REDIS_SUBMIT, declare
 from gpu_scheduler.cli.program import location_of, print_done, print_message
-from gpu_scheduler.config import REDIS_URL_VARIABLE
+from gpu_scheduler.config import NOTIFY_VARIABLE, REDIS_URL_VARIABLE
 from gpu_scheduler.errors import SchedulerError, UsageError
 from gpu_scheduler.web.tokens import Tokens
 
@@ -162,6 +162,52 @@ def engine_agent(options: Namespace) -> int:
     with open_store(location) as store:
         make_agent(store).run()
     return 0
+
+
+def notify(options: Namespace) -> int:
+    """Tells receivers of the ends of jobs until SIGTERM or Ctrl-C. Returns 0."""
+    import logging
+
+    from gpu_scheduler.notify.delivery import Delivery, Receiver, check_urls, follow, newest_event
+    from gpu_scheduler.system import own_process
+
+    urls = [*options.to, *_urls_in(options.to_file)]
+    urls = list(dict.fromkeys(urls or os.environ.get(NOTIFY_VARIABLE, "").split()))
+    os.environ.pop(NOTIFY_VARIABLE, None)
+    receivers = [Receiver(url) for url in urls]
+    if options.shell_command:
+        receivers.append(Receiver(options.shell_command, is_command=True))
+    if not receivers:
+        raise UsageError(f"name a receiver: --to URL, --to-file FILE, ${NOTIFY_VARIABLE} or --command CMD")
+    if urls and options.until_eof is None:  # `start` has checked them
+        check_urls(urls)
+    own_process.begin(options.until_eof, _HANGING_S)
+    location = location_of(options)
+    home = location.resolve()
+    home.create()
+    own_process.lock_file(home.folder / "notify.lock", "another `notify` runs for this queue already")
+    logging.basicConfig(format="%(asctime)s %(levelname)-7s notify: %(message)s", level=logging.INFO)
+    print_message(
+        f"reporting {', '.join(sorted(options.on))} of {home.state_file} to {len(receivers)} receivers"
+    )
+    after = newest_event(location) if options.after is None else options.after
+    follow([Delivery(one, location, options.on, options.name, after) for one in receivers])
+    return 1
+
+
+def _urls_in(file: str | None) -> list[str]:
+    """Returns the URLs in a private file. Raises UsageError if others may read or write it."""
+    from gpu_scheduler.system.safe_file import FileProblem, read
+
+    if file is None:
+        return []
+    found = read(file)
+    if isinstance(found, FileProblem):
+        raise UsageError(f"--to-file {file} {found}")
+    if found.status.st_mode & 0o077:
+        raise UsageError(f"--to-file {file} is open to other users; `chmod 600` it")
+    lines = map(str.strip, found.data.decode(errors="replace").splitlines())
+    return [line for line in lines if line and not line.startswith("#")]
 
 
 def redis_submit(options: Namespace) -> int:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from gpu_scheduler.cli import program
 from gpu_scheduler.cli.program import location_of, print_message
-from gpu_scheduler.config import REDIS_URL_VARIABLE, StartOptions
+from gpu_scheduler.config import NOTIFY_VARIABLE, REDIS_URL_VARIABLE, StartOptions
 from gpu_scheduler.core.text.formatting import safe_text
 from gpu_scheduler.errors import SchedulerError, UsageError
 from gpu_scheduler.show.location import Location
@@ -23,6 +23,7 @@ _LOGIND_TIMEOUT_S = 1.0
 def start(options: Namespace) -> int:
     """Runs the scheduler (in the background with --daemon). Returns the exit code of the command."""
     _take_url(options)
+    _take_receivers(options)
     chosen = StartOptions.from_values(vars(options))
     _validate(chosen)
     if options.jobs_file:
@@ -55,6 +56,19 @@ def _take_url(options: Namespace) -> None:
 
     options.redis = options.redis or url or DEFAULT_URL
     Queue(options.redis)
+
+
+def _take_receivers(options: Namespace) -> None:
+    """Completes and checks the URLs of receivers of notifications, and hides them from the jobs."""
+    urls = os.environ.pop(NOTIFY_VARIABLE, "")
+    if not options.notify:
+        return
+    from gpu_scheduler.notify.delivery import check_urls
+
+    options.notify = [url for given in options.notify for url in (given or urls).split()]
+    if not options.notify:
+        raise UsageError(f"--notify needs a URL, or one in the variable {NOTIFY_VARIABLE}")
+    check_urls(options.notify)
 
 
 def _run_scheduler(chosen: StartOptions, on_up: Callable[[], None]) -> int:

@@ -164,3 +164,15 @@ def gpu_choice(text: str) -> str:
     if stripped != NO_GPUS and not re.fullmatch(r"[0-9]+", stripped):
         _checked(parse_gpu_list, stripped.removesuffix(","))
     return stripped
+
+
+def words_of(*accepted: str) -> Callable[[str], frozenset[str]]:
+    """Returns a reader for some of these words, separated by commas."""
+
+    def read(text: str) -> frozenset[str]:
+        found = frozenset(text.split(","))
+        if not found <= frozenset(accepted):
+            raise ArgumentTypeError(f"{text!r} is not a list of the words {', '.join(accepted)}")
+        return found
+
+    return read

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from msgspec import Struct, field
 
-from gpu_scheduler.config import REDIS_URL_VARIABLE, StartOptions
+from gpu_scheduler.config import NOTIFY_VARIABLE, REDIS_URL_VARIABLE, StartOptions
 from gpu_scheduler.daemon.log_output import open_main_log
 from gpu_scheduler.runner.folder import TOKEN
 from gpu_scheduler.store.data_dir import DataDir
@@ -56,9 +56,22 @@ class Companion(Struct):
     wait_s: float = 0.0
 
 
-def companions_of(options: StartOptions, home: DataDir) -> list[Companion]:
-    """Returns the companions that the options of `start` ask for."""
-    return [*_server(options, home), *_redis_agent(options, home), *_engine_agent(options, home)]
+def companions_of(options: StartOptions, home: DataDir, newest_event: int = 0) -> list[Companion]:
+    """Returns the companions that the options of `start` ask for. newest_event: its id."""
+    return [
+        *_server(options, home), *_redis_agent(options, home), *_engine_agent(options, home),
+        *_notifier(options, home, newest_event),
+    ]  # fmt: skip
+
+
+def _notifier(options: StartOptions, home: DataDir, newest_event: int) -> list[Companion]:
+    if not options.notify:
+        return []
+    words = ["notify", "--after", str(newest_event), "--state-file", str(home.state_file), "--until-eof", "0"]
+    if options.data_dir is not None:
+        words += ["--data-dir", os.path.abspath(options.data_dir)]
+    argv = (sys.executable, "-c", _PROGRAM, _ROOT, *words)
+    return [Companion("notify", argv, {NOTIFY_VARIABLE: "\n".join(options.notify)})]
 
 
 def _engine_agent(options: StartOptions, home: DataDir) -> list[Companion]:

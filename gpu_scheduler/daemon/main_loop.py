@@ -54,6 +54,7 @@ from gpu_scheduler.show.wait_text import wait_text
 from gpu_scheduler.store import backups, state_file
 from gpu_scheduler.store.attempt_history import skip_gpu_time
 from gpu_scheduler.store.database import damaged_error, is_damage
+from gpu_scheduler.store.events import newest_event_id
 from gpu_scheduler.store.job_lists import interrupted_jobs
 from gpu_scheduler.store.pending_groups import next_retry, set_engine_state, wait_reason_by_spec
 from gpu_scheduler.store.requests import open_requests
@@ -213,7 +214,8 @@ class Daemon:
         # A folder that is watched already need not be observed again before the scheduler waits.
         self._launcher.before_start = self._wakeups.watch_attempt
         self._backups = BackupTimer(store, self._clock)
-        self._companions = Companions(companions_of(options, home), home.main_log, trust=options.trust_files)
+        companions = companions_of(options, home, newest_event_id(store))
+        self._companions = Companions(companions, home.main_log, trust=options.trust_files)
         self._is_interruption_reported = False
         self._sampler.begin(options.gpus, self._store, self._loop.recorder, simulated=options.simulated)
         self._loop.turns = self._turns = QueueTurns(claim_folder.path, store.managed_gpus().values())

@@ -5,6 +5,7 @@ Also defines the other values that `status` shows, both as text and as JSON.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -14,6 +15,7 @@ from msgspec.structs import replace
 
 from gpu_scheduler.attempts.job_logs import LogFolder
 from gpu_scheduler.clock import Clock
+from gpu_scheduler.config import NOTIFY_PREFIX
 from gpu_scheduler.core.model.finding import HealthIssue
 from gpu_scheduler.core.model.job import ActiveAttempt, EngineStatus, Job
 from gpu_scheduler.core.model.reasons import WaitKind, WaitReason
@@ -530,7 +532,19 @@ def health_issues_of(store: Store) -> tuple[HealthIssue, ...]:
         if started.llm_config
         else None
     )
-    return (*_copy_issues(store), *found, *(() if config is None else (config,)))
+    return (*_copy_issues(store), *found, *(() if config is None else (config,)), *_skipped_messages(store))
+
+
+def _skipped_messages(store: Store) -> Iterator[HealthIssue]:
+    """Yields an issue for each receiver of notifications that was dead for so long that it missed some."""
+    for path in store.data_dir.folder.glob(f"{NOTIFY_PREFIX}*.json"):
+        try:
+            text = json.loads(path.read_bytes())["warning"]
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+        if text is not None:
+            remedy = "repair the receiver, or delete the file to forget it"
+            yield HealthIssue("notifications", str(path), f"says: {text}", remedy, blocks_starts=False)
 
 
 def _copy_issues(store: Store) -> Iterator[HealthIssue]:

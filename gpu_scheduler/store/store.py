@@ -133,13 +133,14 @@ class Store:
         waiting jobs are updated.
         """
         from gpu_scheduler.core.model.job_spec import JobSpec
-        from gpu_scheduler.core.text.formatting import hidden_password
+        from gpu_scheduler.core.text.formatting import HIDDEN, hidden_password
 
         has_changed, self._learning = self.learning != options.learn, None
         with self.db.transaction() as db:
             values = asdict(options)
             if options.redis is not None:
                 values["redis"] = hidden_password(options.redis)
+            values["notify"] = [HIDDEN] * len(options.notify)
             self.db.set_meta(_OPTIONS_KEY, json.dumps(values))
             if not has_changed:
                 return

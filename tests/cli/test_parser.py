@@ -23,7 +23,7 @@ COMMANDS = {
     "show": ["3"], "why": ["3"], "events": [], "calibrate": [], "run": [], "wait": [], "gpus": [],
     "submit": [], "adopt": ["158500"], "import": ["queue.json"], "set": ["3", "vram=1G"], "recover": ["3"],
     "clear": [], "preempt": ["3"], "plan": [], "serve": [], "token": ["list"], "mcp": [],
-    "redis-submit": [], "redis-queue": [], "redis-agent": [],
+    "redis-submit": [], "redis-queue": [], "redis-agent": [], "notify": [],
     "engine-agent": [],
 }  # fmt: skip
 #: The words that must come last.
@@ -58,7 +58,7 @@ _ALL_CHANGED = StartOptions(
     poll_s=0.5, verbose=True, fresh=True, ignore_old_sessions=True, trust_files=True,
     serve="[::1]:80", as_root=True, allowed_host=("a", "b:90"), tls_cert="c", tls_key="k",
     redis="redis://h", requeue_silent_after=1800.0, on="slurm", slurm="gpu", slurm_dir="shared",
-    slurm_options="--qos=x", slurm_limit=7, slurm_shards=4, slurm_python="/p",
+    slurm_options="--qos=x", slurm_limit=7, slurm_shards=4, slurm_python="/p", notify=("ntfy://a", "json://b"),
 )  # fmt: skip
 #: Fields of Settings that no option sets.
 _WITHOUT_OPTION = ["launch_deadline_s", "max_launches", "grace_s", "memory_release_s", "survivor_wait_s"]
@@ -77,6 +77,7 @@ def test_every_option_of_start_sets_its_field() -> None:
         " --serve [::1]:80 --as-root --allowed-host a --allowed-host b:90 --tls-cert c --tls-key k"
         " --redis redis://h --requeue-silent-after 30m --on slurm --slurm gpu --slurm-dir shared"
         " --slurm-options=--qos=x --slurm-limit 7 --slurm-shards 4 --slurm-python /p"
+        " --notify ntfy://a --notify json://b"
     )
     assert StartOptions.from_values(vars(parse(["start", *words.split(" ")]))) == _ALL_CHANGED
 
@@ -164,6 +165,7 @@ def test_start_accepts_a_count_or_a_list_of_gpus(text: str) -> None:
         (["start", "--serve", "box"], ["--serve", "'box'", "127.0.0.1:8000"]),
         (["start", "--serve", "::1:80"], ["--serve", "'::1:80'", "[::1]:8000"]),
         (["start", "--serve", "box:65536"], ["--serve", "'65536'", "from 0 to 65535"]),
+        (["notify", "--on", "ended"], ["--on", "'ended'", "completed, failed, drained"]),
         (["serve", "--port", "x"], ["--port", "'x'", "from 0 to 65535"]),
         (["add", "a.py", "--priority", "hihg"], ["--priority", "'hihg'", "HIGH"]),
         (["add"], ["SCRIPT"]),

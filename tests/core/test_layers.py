@@ -101,6 +101,9 @@ MAY: Mapping[str, tuple[str, ...]] = {
         "core.scheduling.needs", "runner.folder", "store.pending_groups", "store.store",
     ),
     "engines.start": (*TOP, "engines", "intake.llm_config", "store.moved_or_copied", "store.store"),
+    "notify": (
+        "core.model", "core.text", *TOP, "show", "store.events", "store.job_lists", "system",
+    ),
     "client": ("control", "show", "core.text", *TOP, "web.operations"),
     "mcp_server": ("client", "core.text", "errors"),
     # The command line only parses arguments and formats results; every use case is in show or control.
@@ -108,7 +111,8 @@ MAY: Mapping[str, tuple[str, ...]] = {
         "control", "show", "core.model", "core.text", "core.jobsfile.attributes",
         "core.jobsfile.compose", "core.jobsfile.job_line", *TOP, "system.own_process",
         "system.shortages",
-        "web.server", "web.tokens", "mcp_server", "client", "redis_queue", "engines.start",
+        "system.safe_file", "web.server", "web.tokens", "mcp_server", "client", "redis_queue", "notify",
+        "engines.start",
     ),
     "cli.start": (
         "daemon.service", "gpus.probes.simulated", "health.sessions",

@@ -161,6 +161,15 @@ def test_a_program_that_cannot_be_executed_is_tried_again(
     companions.close()
 
 
+def test_start_passes_the_receivers_of_notifications_on_where_nobody_sees_them(tmp_path: Path) -> None:
+    options = StartOptions(notify=("ntfy://s3cret", "json://h"), data_dir="d")
+    (notifier,) = companions_of(options, DataDir.of(str(tmp_path / "s.json")), newest_event=7)
+    words = notifier.argv[notifier.argv.index("notify") :]
+    assert words[:3] == ("notify", "--after", "7")
+    assert "s3cret" not in f"{words} {options}"
+    assert notifier.env == {"GPU_SCHEDULER_NOTIFY": "ntfy://s3cret\njson://h"}
+
+
 def test_start_passes_the_options_of_the_server_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     home = DataDir.of("s.json")
