@@ -103,12 +103,13 @@ MAY: Mapping[str, tuple[str, ...]] = {
     "engines.start": (*TOP, "engines", "intake.llm_config", "store.moved_or_copied", "store.store"),
     "client": ("control", "show", "core.text", *TOP, "web.operations"),
     "mcp_server": ("client", "core.text", "errors"),
+    "top": ("client", "core.model", "core.text", "errors", "show", "web.operations"),
     # The command line only parses arguments and formats results; every use case is in show or control.
     "cli": (
         "control", "show", "core.model", "core.text", "core.jobsfile.attributes",
         "core.jobsfile.compose", "core.jobsfile.job_line", *TOP, "system.own_process",
         "system.shortages",
-        "web.server", "web.tokens", "mcp_server", "client", "redis_queue", "engines.start",
+        "web.server", "web.tokens", "mcp_server", "top", "client", "redis_queue", "engines.start",
     ),
     "cli.start": (
         "daemon.service", "gpus.probes.simulated", "health.sessions",
