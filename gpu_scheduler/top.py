@@ -18,6 +18,7 @@ from contextlib import suppress
 from typing import Any, ClassVar
 
 from msgspec import Struct, convert
+from msgspec.structs import replace
 from rich.segment import Segment
 from rich.style import Style
 from rich.text import Text
@@ -34,60 +35,37 @@ from gpu_scheduler.client import Client, Job
 from gpu_scheduler.core.model.gpu import Suspicion, format_ranges
 from gpu_scheduler.core.model.states import ACTIVE, WAITING, JobState
 from gpu_scheduler.core.model.values import WHOLE, format_share
-from gpu_scheduler.core.text.formatting import (
-    count_noun,
-    format_age,
-    format_elapsed,
-    format_eta,
-    format_memory,
-    pid_text,
-    safe_text,
-)
+from gpu_scheduler.core.text import formatting
+from gpu_scheduler.core.text.formatting import count_noun, format_age, format_elapsed, format_eta, safe_text
 from gpu_scheduler.core.text.job_output import sanitized
 from gpu_scheduler.errors import ClientError, SchedulerError
+from gpu_scheduler.show import layout
 from gpu_scheduler.show.gpu_text import suspicion_text
-from gpu_scheduler.show.layout import (
-    BOLD,
-    CYAN,
-    FAINT,
-    GREEN,
-    OF_STATE,
-    RED,
-    YELLOW,
-    Cell,
-    display_width,
-    of_outcome,
-    truncate_end,
-    truncate_middle,
-)  # fmt: skip
+from gpu_scheduler.show.layout import Cell, display_width, truncate_end, truncate_middle
 from gpu_scheduler.web.operations import MAX_PAGE, Json
 
 # The text of the picture. All texts of users are made safe here.
 
-#: The columns of the two tables: title, width (0: what is left) and whether the text is on the right. A
-#: column with a minimum is left out on a narrower terminal.
+Columns = Sequence[tuple[str, int, bool]]
+_RED, _GREEN, _YELLOW, _BOLD = layout.RED, layout.GREEN, layout.YELLOW, layout.BOLD
+#: The columns of the two tables: title, width and whether the text is on the right. The last column gets the
+#: width that is left, 0, of which a column with the width -2 first gets two fifths.
 GPU_COLUMNS = (("GPU", 3, True), ("State", 9, False), ("Share", 5, True), ("Load", 5, True),
                ("Memory", 16, False), ("In GiB: by job, others and free", 0, False))  # fmt: skip
 JOB_COLUMNS = (("Job", 6, True), ("State", 11, False), ("Prio", 4, True), ("GPUs", 5, False),
                ("Time", 8, True), ("What", -2, False), ("Progress, or reason", 0, False))  # fmt: skip
-_GPU_COLOURS = {"lost": RED, "paused": YELLOW, "suspect": RED, "claimed": YELLOW, "reserved": YELLOW,
-                "available": GREEN}  # fmt: skip
-_GRADES = {"bad": RED, "warn": YELLOW, "ok": GREEN}
+_GPU_COLOURS = {"lost": _RED, "paused": _YELLOW, "suspect": _RED, "claimed": _YELLOW, "reserved": _YELLOW,
+                "available": _GREEN}  # fmt: skip
+_GRADES = {"bad": _RED, "warn": _YELLOW, "ok": _GREEN}
 #: The order of the jobs.
 _RANK = {**dict.fromkeys(ACTIVE, 0), JobState.QUEUED: 1, JobState.HELD: 2, JobState.FINISHED: 3}
 
 
-def header(columns: Sequence[tuple[str, int, bool]], width: int) -> list[Cell]:
-    """Returns the cells of the line with the titles of a table."""
-    return fitted([Cell(title, BOLD) for title, _, _ in columns], columns, width)
-
-
-def fitted(cells: Iterable[Cell], columns: Sequence[tuple[str, int, bool]], width: int) -> list[Cell]:
+def fitted(cells: Iterable[Cell], columns: Columns, width: int) -> list[Cell]:
     """Returns the cells of a row, padded or truncated so that they take `width` terminal columns."""
     fixed = sum(max(size, 0) + 1 for _, size, _ in columns) - 1
     left, found = max(0, width - fixed), []
     for cell, (_, size, is_right) in zip(cells, columns, strict=True):
-        # The column "What" gets two fifths of what is left, and the last one the rest.
         columns_of = size if size > 0 else left * 2 // 5 if size else left
         left -= 0 if size > 0 else columns_of
         text = truncate_middle(cell.text, columns_of) if size < 0 else truncate_end(cell.text, columns_of)
@@ -99,19 +77,19 @@ def fitted(cells: Iterable[Cell], columns: Sequence[tuple[str, int, bool]], widt
 def job_cells(job: Json, now: float) -> list[Cell]:
     """Returns the row of a job, an element of "jobs" in docs/json.md. now: in seconds since 1970."""
     state, started, end = job["state"], job["started_at"], job["finished_at"]
-    word, colour = state, OF_STATE.get(state, "")
+    word, colour = state, layout.OF_STATE.get(state, "")
     if job["outcome"]:
-        word, colour = job["outcome"].replace("_", " "), of_outcome(job["outcome"])
+        word, colour = job["outcome"].replace("_", " "), layout.of_outcome(job["outcome"])
     elif job["interrupted"]:
         word = "interrupted"
     is_active = state in ACTIVE
     took = "" if started is None or not (is_active or end) else format_elapsed((end or now) - started)
     place = (job["engine"] or {}).get("node") or format_ranges(job["gpus"]) or ("-" if is_active else "")
-    about = Cell(_one_line(job["reason"]), "" if job["outcome"] else RED if job["infeasible"] else YELLOW)
+    about = Cell(_one_line(job["reason"]), "" if job["outcome"] else _RED if job["infeasible"] else _YELLOW)
     if is_active and not about.text:
         about = Cell(progress_text(job["progress"]))
     if state == JobState.FINISHED and not about.text:
-        about = Cell(format_age(end, now), FAINT)
+        about = Cell(format_age(end, now), layout.FAINT)
     return [
         Cell(str(job["id"])), Cell(word, colour), Cell(str(job["priority"])), Cell(_one_line(place)),
         Cell(took), Cell(_one_line(title(job))), about,
@@ -171,7 +149,8 @@ def gpu_cells(gpu: Json, jobs: Iterable[Json], now: float) -> list[Cell]:
     why = gpu_reason(gpu, now)
     return [
         Cell(str(gpu["index"])), Cell(gpu["state"], colour),
-        Cell(format_share(round(gpu["allocated"] * WHOLE))), Cell(load), Cell(bar, CYAN), Cell(f"{why}; {text}" if why else text, colour if why else ""),
+        Cell(format_share(round(gpu["allocated"] * WHOLE))), Cell(load), Cell(bar, layout.CYAN),
+        Cell(f"{why}; {text}" if why else text, colour if why else ""),
     ]  # fmt: skip
 
 
@@ -188,10 +167,8 @@ def gpu_reason(gpu: Json, now: float) -> str:
         found.append(suspicion_text(convert(gpu["suspicion"], Suspicion), now))
     for claim in gpu["claims"] or ():
         amount = "" if claim["mib"] is None else f"{claim['mib']} MiB "
-        what = (
-            "run" if not claim["by_scheduler"] else f"job {claim['job'] or '?'} of {claim['folder'] or '?'}"
-        )
-        found.append(f"{amount}claimed by {what}, pid {claim['pid'] or '?'}, user {claim['user'] or '?'}")
+        of = f"job {claim['job'] or '?'} of {claim['folder'] or '?'}" if claim["by_scheduler"] else "run"
+        found.append(f"{amount}claimed by {of}, pid {claim['pid'] or '?'}, user {claim['user'] or '?'}")
     if gpu["reserved_for"]:
         found.append(f"then {format_ranges(gpu['reserved_for'])}")
     return "; ".join(_one_line(one) for one in found if one)
@@ -199,30 +176,20 @@ def gpu_reason(gpu: Json, now: float) -> str:
 
 def summary_text(health: Json) -> str:
     """Formats the first line: "12 jobs: 2 running, 10 queued; scheduler pid 99"."""
-    counts = {state: count for state, count in health["counts"].items() if count}
-    parts = ", ".join(f"{count:,} {state}" for state, count in sorted(counts.items(), key=_rank_of_count))
+    counts, pid = health["counts"], health["scheduler"]["pid"]
+    parts = ", ".join(f"{counts[one]:,} {one}" for one in sorted(counts, key=lambda one: _RANK[one]))
     jobs = f"{count_noun(sum(counts.values()), 'job')}: {parts}" if parts else "No jobs yet"
-    pid = health["scheduler"]["pid"]
-    return jobs if pid is None else f"{jobs}; scheduler {pid_text(pid)}"
-
-
-def _rank_of_count(item: tuple[str, int]) -> int:
-    return _RANK[JobState(item[0])]
+    return jobs if pid is None else f"{jobs}; scheduler {formatting.pid_text(pid)}"
 
 
 def banner_text(health: Json | None, problem: ClientError | None) -> str:
     """Returns what is wrong, with the remedy; "" if nothing is."""
     if problem is not None:
-        is_token = problem.status == 401
-        remedy = (
-            "\nPut the new token into the file of --token-file, and start `top` again." if is_token else ""
-        )
-        return f"Problem: {safe_text(str(problem), keep_line_breaks=True)}{remedy}"
+        remedy = "; write a new token into the file of --token-file, and start `top` again"
+        return _one_line(f"Problem: {problem}{remedy if problem.status == 401 else ''}")
     lines = []
     if health is not None and health["scheduler"]["pid"] is None:
-        lines.append(
-            "Scheduler not running; nothing starts and changes wait until `gpu-scheduler start` runs"
-        )
+        lines.append("Scheduler not running; changes are recorded, and `start` carries them out")
     for one in (health or {}).get("health_issues", ()):
         until = "; no new jobs start until this is resolved" if one["blocks_starts"] else ""
         lines.append(_one_line(f"Problem: {one['subject']} {one['problem']}; {one['remedy']}{until}"))
@@ -233,27 +200,28 @@ def detail_lines(job: Json, why: Json | str, now: float) -> list[Cell]:
     """Returns everything about a job as lines. job: as `show --json`; why: as `why --json`, or its error."""
     one = job["job"]
     took = one["started_at"] and format_elapsed((one["finished_at"] or now) - one["started_at"])
-    peaks = ", ".join(f"GPU {gpu} {format_memory(mib)}" for gpu, mib in sorted(one["peaks"].items()))
+    peaks = {int(gpu): mib for gpu, mib in one["peaks"].items()}
+    memory = formatting.memory_text(peaks, one["vram_declared"])
     values = (
         ("state", " ".join(filter(None, [one["state"], one["outcome"]]))), ("reason", one["reason"]),
         ("name", one["name"]), ("command", one["command"]), ("needs", job["need"]),
         ("GPUs", format_ranges(one["gpus"])), ("priority", one["priority"]), ("time", took),
         ("attempts", one["attempts"]), ("exit code", one["exit_code"]), ("signal", one["signal"]),
-        ("progress", progress_text(one["progress"])), ("peaks", peaks), ("log", one["log"]),
+        ("progress", progress_text(one["progress"])), ("memory", memory), ("log", one["log"]),
         ("session", one["session"]), ("source", one["source"]),
         *(("warning", text) for text in one["warnings"]),
     )  # fmt: skip
-    found = [Cell(_one_line(f"job {one['id']} {title(one)}"), BOLD), Cell("")]
+    found = [Cell(_one_line(f"job {one['id']} {title(one)}"), _BOLD), Cell("")]
     found += [Cell(_one_line(f"{name:<10}{text}")) for name, text in values if text not in (None, "")]
-    found += [Cell(""), Cell("why", BOLD)]
+    found += [Cell(""), Cell("why", _BOLD)]
     if isinstance(why, str):
-        return [*found, Cell(_one_line(why), YELLOW)]
+        return [*found, Cell(_one_line(why), _YELLOW)]
     for check in why["checks"]:
         head = f"{check['grade']:<6}{check['check']}: "
         found.append(Cell(_one_line(f"{head}{check['message']}"), _GRADES.get(check["grade"], "")))
         found += [Cell(_one_line(f"{'':<6}{check['remedy']}"))] if check["remedy"] else []
     if why["log_end"]:
-        found += [Cell(""), Cell("End of its log", BOLD), *(Cell(one) for one in log_lines(why["log_end"]))]
+        found += [Cell(""), Cell("End of its log", _BOLD), *(Cell(one) for one in log_lines(why["log_end"]))]
     return found
 
 
@@ -277,6 +245,10 @@ def matches(job: Json, wanted: str) -> bool:
 _SLOW_S, _LEAST_S, _LATE_S = 3.0, 1.0, 4.0
 #: Maximum number of finished jobs, newest first.
 _MAX_FINISHED = 100
+
+
+def _in_thread(call: Callable[[], object]) -> None:
+    threading.Thread(target=call, daemon=True).start()
 
 
 class Picture(Struct, frozen=True):
@@ -314,8 +286,8 @@ class Watcher:
 
     def start(self) -> None:
         """Starts the threads."""
-        for run in (self._listen, self._look_again):
-            threading.Thread(target=run, daemon=True).start()
+        _in_thread(self._listen)
+        _in_thread(self._look_again)
 
     def look(self, *changed: int) -> None:
         """Makes the next look due, at which it also reads these jobs."""
@@ -342,9 +314,10 @@ class Watcher:
             began = self.asked_at = time.monotonic()
             try:
                 self._look()
-            except ClientError as error:
+            except ClientError as error:  # shown with what the last look found
                 self._is_all_due = True
-                self._publish(problem=error)
+                self._picture = replace(self._picture, problem=error)
+                self._show(self._picture)
             self.asked_at = None
             time.sleep(max(0.0, began + _LEAST_S - time.monotonic()))
 
@@ -363,25 +336,22 @@ class Watcher:
 
     def _read_all(self) -> None:
         """Reads all jobs, page by page. Shows each page while nothing else is known."""
-        found: dict[int, Json] = {}
+        found, due = dict[int, Json](), 0.0
         for states, most in ((ACTIVE, None), ((JobState.FINISHED,), _MAX_FINISHED), (WAITING, None)):
-            for at, one in enumerate(self._pages(states, most)):
+            for one in self._pages(states, most):
                 found[one["id"]] = one
-                is_due = at % MAX_PAGE == 0 and time.monotonic() - self._picture.at >= _LEAST_S
-                if is_due and not self._has_all:
-                    self._jobs = dict(found)
+                if not self._has_all and len(found) % MAX_PAGE == 0 and time.monotonic() > due:
+                    self._jobs, due = dict(found), time.monotonic() + _LEAST_S
                     self._publish()
         self._jobs, self._has_all = found, True
 
     def _pages(self, states: Iterable[JobState], most: int | None = None) -> Iterator[Json]:
-        page: Json = {"next": None}
-        while page is not None:
-            given = {"cursor": page["next"], "limit": min(MAX_PAGE, most or MAX_PAGE)}
+        page: Json = {}
+        while not page or (page["next"] and most is None):
+            given = {"cursor": page.get("next"), "limit": most or MAX_PAGE}
             page = self._client.call("jobs", state=sorted(states), **given)
             self.asked_at = time.monotonic()
             yield from page["jobs"]
-            if not page["next"] or most is not None:
-                return
 
     def _read(self, ids: Iterable[int]) -> Iterator[Json]:
         """Reads jobs, neighbours with one request, and yields those that exist."""
@@ -391,19 +361,12 @@ class Watcher:
             yield from self._client.call("jobs", cursor=left[-1] + 1, limit=left[-1] - near[0] + 1)["jobs"]
             left = left[: -len(near)]
 
-    def _publish(self, problem: ClientError | None = None) -> None:
-        last = self._picture
-        if problem is not None:
-            known = (last.jobs, last.gpus, last.health, last.now, last.at)
-            self._picture = Picture(*known, problem, last.is_complete)
-        else:
-            read = self._client.call("gpus")
-            gpus = [
-                gpu | {"pause_reason": gpu["state"] == "paused" and self._pause_reasons.get(gpu["index"])}
-                for gpu in read["gpus"]
-            ]
-            health, jobs = self._client.call("health"), self._in_order()
-            self._picture = Picture(jobs, gpus, health, read["now"], time.monotonic(), None, self._has_all)
+    def _publish(self) -> None:
+        health, read = self._client.call("health"), self._client.call("gpus")
+        for gpu in read["gpus"]:
+            gpu["pause_reason"] = gpu["state"] == "paused" and self._pause_reasons.get(gpu["index"])
+        at = time.monotonic()
+        self._picture = Picture(self._in_order(), read["gpus"], health, read["now"], at, None, self._has_all)
         self._show(self._picture)
 
     def _in_order(self) -> list[Json]:
@@ -415,11 +378,47 @@ class Watcher:
         return found[: len(found) - max(0, sum(one["state"] == "finished" for one in found) - _MAX_FINISHED)]
 
 
+def read_details(client: Client, job_id: int) -> list[Cell]:
+    """Reads everything about a job. Raises ClientError."""
+    job = client.call("job", job_id=job_id)
+    try:
+        return detail_lines(job, client.call("why_job", job_id=job_id), job["now"])
+    except ClientError as error:  # the token may not read it
+        return detail_lines(job, str(error), job["now"])
+
+
+class LogTail:
+    """The end of a job's log, read in a thread until `is_over`. new: the lines that nobody has taken yet.
+
+    rest: the unfinished line. end: why nothing follows; "" while something may.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self.new: deque[str] = deque(maxlen=2000)
+        self.rest, self.end, self.is_over = "", "", False
+        self._job = job
+        _in_thread(self._follow)
+
+    def _follow(self) -> None:
+        rest = ""
+        try:
+            for text in self._job.follow(last_bytes=1 << 18):
+                if self.is_over:
+                    return
+                *lines, rest = (rest + text).split("\n")
+                rest = rest[-(1 << 16) :]
+                self.new.extend(log_lines(lines[-2000:]))
+                [self.rest] = log_lines([rest])
+            self.end = "; the job has ended"
+        except ClientError as error:
+            self.end = f"; {safe_text(str(error))}"
+
+
 # The app.
 
 #: The keys of `?`: the key, what it does and, on the last line of the screen, a short word.
 KEYS = (
-    ("Enter", "shows everything about the selected job or GPU, with `why`", "details"),
+    ("Enter", "shows everything about the selected job, with `why`, or about the selected GPU", "details"),
     ("l", "shows the log of the job, and follows it", "log"),
     ("a", "opens the job's Screen session (Ctrl-A d returns); only on the queue's machine", "attach"),
     ("c", "cancels the job, after asking", "cancel"),
@@ -428,197 +427,158 @@ KEYS = (
     ("p", "changes the priority of a waiting job", ""),
     ("Tab", "selects among the GPUs instead of the jobs, and back", "GPUs"),
     ("Space", "among the GPUs: pauses the selected GPU, after asking, or resumes it", ""),
-    ("/", "shows only jobs with a text; Esc shows all again", "filter"),
+    ("/", "shows only the jobs with a text; Esc shows all again", "filter"),
     ("?", "lists the keys", "keys"),
     ("Ctrl-Z", "suspends `top`; `fg` returns", ""),
     ("q", "ends `top`, or closes what covers the tables", "quit"),
 )
-_STYLES = {RED: "red", GREEN: "green", YELLOW: "yellow", CYAN: "cyan", FAINT: "dim", BOLD: "bold", "": ""}
+_STYLES = {_RED: "red", _GREEN: "green", _YELLOW: "yellow", layout.CYAN: "cyan", layout.FAINT: "dim",
+           _BOLD: "bold", "": ""}  # fmt: skip
 #: Signals that end this process after the terminal is restored.
 _ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
+_BACK: list[Any] = [("q,escape,question_mark", "app.pop_screen")]
+
+
+def _text(*lines: Cell) -> Text:
+    return Text("\n").join(Text(one.text, _STYLES[one.colour]) for one in lines)
+
+
+def _line(kind: str, text: str = "") -> Static:
+    return Static(_one(text), classes=kind)
+
+
+def _one(text: str) -> Text:
+    return Text(text, no_wrap=True, overflow="ellipsis")
 
 
 class Table(ScrollView, can_focus=True):
-    """Rows of which only those on the screen are made. The selected row stays the same one in a new picture.
-
-    key: the member of a row that identifies it.
-    """
+    """Rows of which only those on the screen are drawn. key: the member of a row that identifies it."""
 
     BINDINGS: ClassVar = [
-        Binding("up,k", "move(-1)"), Binding("down,j", "move(1)"), Binding("pageup", "page(-1)"),
-        Binding("pagedown", "page(1)"), Binding("home,g", "end(0)"), Binding("end,G", "end(-1)"),
-        Binding("enter", "app.details"), Binding("space", "app.pause"),
+        ("up,k", "move(-1)"), ("down,j", "move(1)"), ("pageup", "page(-1)"), ("pagedown", "page(1)"),
+        ("home,g", "move(-999_999)"), ("end,G", "move(999_999)"), ("enter", "app.details"),
     ]  # fmt: skip
 
-    def __init__(
-        self,
-        name: str,
-        key: str,
-        columns: Sequence[tuple[str, int, bool]],
-        cells: Callable[[Json], list[Cell]],
-    ) -> None:
-        super().__init__(id=name)
+    def __init__(self, key: str, columns: Columns, cells: Callable[[Json], list[Cell]]) -> None:
+        super().__init__()
         self.rows: Sequence[Json] = ()
         self.at = 0
         self._key, self._columns, self._cells = key, columns, cells
 
     @property
     def selected(self) -> Json | None:
-        """The selected row; None if there are no rows."""
-        return self.rows[self.at] if self.rows else None
+        """The selected row, if this table has the focus; None if there are no rows."""
+        return self.rows[self.at] if self.rows and self.screen.focused is self else None
 
     @property
     def shown(self) -> Sequence[Json]:
         """The rows on the screen."""
-        top = self.scroll_offset.y
-        return self.rows[top : top + max(0, self.size.height - 1)]
+        return self.rows[self.scroll_offset.y :][: max(0, self.size.height - 1)]
 
-    def show(self, rows: Sequence[Json]) -> None:
-        """Replaces the rows."""
-        was = self.selected
+    def show(self, rows: Sequence[Json], *, keeps: bool = True) -> None:
+        """Replaces the rows. keeps: whether the same row stays selected; otherwise the same place."""
+        was = self.rows[self.at][self._key] if self.rows and keeps else None
+        if was is not None and [one[self._key] for one in rows[self.at : self.at + 1]] != [was]:
+            self.at = next((n for n, one in enumerate(rows) if one[self._key] == was), self.at)
         self.rows = rows
-        if was is not None and not (self.at < len(rows) and rows[self.at][self._key] == was[self._key]):
-            found = (n for n, one in enumerate(rows) if one[self._key] == was[self._key])
-            self.at = next(found, max(0, min(self.at, len(rows) - 1)))
         self.virtual_size = Size(0, len(rows) + 1)  # with the titles, which do not scroll
-        self._show_selected()
+        self.action_move(0)
 
     def action_move(self, by: int) -> None:
-        """Selects the row that is so many rows below."""
+        """Selects the row that is so many rows below, and scrolls to it."""
         self.at = max(0, min(len(self.rows) - 1, self.at + by))
-        self._show_selected()
-
-    def action_page(self, by: int) -> None:
-        """Selects the row that is so many screens below."""
-        self.action_move(by * max(1, self.size.height - 2))
-
-    def action_end(self, at: int) -> None:
-        """Selects the first row, 0, or the last one, -1."""
-        self.action_move(-len(self.rows) if at == 0 else len(self.rows))
-
-    def _show_selected(self) -> None:
         room, top = max(1, self.size.height - 1), self.scroll_offset.y
         if not top <= self.at < top + room:
             self.scroll_to(y=self.at if self.at < top else self.at - room + 1, animate=False)
         self.refresh()
 
+    def action_page(self, by: int) -> None:
+        """Selects the row that is so many screens below."""
+        self.action_move(by * max(1, self.size.height - 2))
+
     def on_resize(self) -> None:
         """Keeps the selected row on the screen."""
-        self._show_selected()
+        self.action_move(0)
 
     def render_line(self, y: int) -> Strip:
-        """Returns the line `y` of the screen."""
+        """Returns the line `y` of the screen; the first one has the titles."""
         base, at, width = self.rich_style, self.scroll_offset.y + y - 1, self.size.width
         if y and at >= len(self.rows):
             return Strip.blank(width, base)
-        line = fitted(self._cells(self.rows[at]), self._columns, width) if y else header(self._columns, width)
-        mark = Style(reverse=self.has_focus, bold=True) if y and at == self.at else Style.null()
+        cells = self._cells(self.rows[at]) if y else [Cell(title, _BOLD) for title, *_ in self._columns]
+        mark = Style(reverse=self.has_focus, bold=True) if y and at == self.at else Style()
+        line = fitted(cells, self._columns, width)
         parts = [Segment(one.text, base + Style.parse(_STYLES[one.colour]) + mark) for one in line]
         return Strip(parts).adjust_cell_length(width, base + mark)
 
 
 class Prompt(ModalScreen[str]):
-    """Asks a question on one line. Its result is the answer, "" for none. is_choice: only `y` is a yes."""
+    """Asks a question below the tables. Its result is the answer, "" after Esc."""
 
-    BINDINGS: ClassVar = [Binding("escape", "dismiss('')")]
+    BINDINGS: ClassVar = [("escape", "dismiss('')")]
 
-    def __init__(self, question: str, *, is_choice: bool = True) -> None:
+    def __init__(self, question: str) -> None:
         super().__init__()
-        self._question, self._is_choice = question, is_choice
+        self._question = question
 
     def compose(self) -> ComposeResult:
-        """Yields the question and, if it is no choice, the field for the answer."""
-        yield Static(self._question + (" [y/N]" if self._is_choice else ""), markup=False, id="question")
-        if not self._is_choice:
-            yield Input(type="integer", id="answer", compact=True)
-
-    def on_key(self, event: Any) -> None:
-        """Answers a choice: any key but `y` means no."""
-        if self._is_choice:
-            event.stop()
-            self.dismiss("y" if event.character in ("y", "Y") else "")
+        """Yields the question and the field for the answer."""
+        yield Static(Text(self._question), id="question")
+        yield Input(compact=True)
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
-        """Answers with the text."""
+        """Ends with the answer."""
+        event.stop()
         self.dismiss(event.value.strip())
 
 
 class Lines(ModalScreen[None]):
     """Shows lines over the whole screen until q or Esc."""
 
-    BINDINGS: ClassVar = [
-        Binding("q,escape,question_mark", "app.pop_screen"),
-        Binding("ctrl+z", "app.suspend_process"),
-    ]
+    BINDINGS: ClassVar = _BACK
 
-    def __init__(self, lines: Sequence[Cell]) -> None:
+    def __init__(self, *lines: Cell) -> None:
         super().__init__()
-        self._lines = lines
+        self._static = Static(_text(*lines))
 
     def compose(self) -> ComposeResult:
         """Yields the lines."""
-        with VerticalScroll():
-            yield Static(_text(self._lines), id="lines")
-        yield Static("q goes back", markup=False, classes="foot")
+        yield VerticalScroll(self._static)
+        yield _line("foot", "q goes back")
 
     def show(self, lines: Sequence[Cell]) -> None:
         """Replaces the lines."""
-        self._lines = lines
-        if self.is_mounted:
-            self.query_one("#lines", Static).update(_text(lines))
-
-
-def _text(lines: Sequence[Cell]) -> Text:
-    return Text("\n").join(Text(one.text, _STYLES[one.colour]) for one in lines)
+        self._static.update(_text(*lines))
 
 
 class LogScreen(ModalScreen[None]):
     """Shows the end of a job's log, and follows it until q or Esc, with its unfinished line below."""
 
-    BINDINGS: ClassVar = [Binding("q,escape,l", "app.pop_screen"), Binding("ctrl+z", "app.suspend_process")]
+    BINDINGS: ClassVar = [*_BACK, ("l", "app.pop_screen")]
 
     def __init__(self, job: Job) -> None:
         super().__init__()
-        self._job = job
-        self._new: deque[str] = deque(maxlen=2000)
-        self._rest, self._end, self._is_over = "", "", False
+        self._title, self._tail = f"log of job {job.id}", LogTail(job)
+        self._lines, self._rest, self._foot = Log(max_lines=20_000), _line("line"), _line("foot")
 
     def compose(self) -> ComposeResult:
-        """Yields the log and the last lines."""
-        yield Log(max_lines=20_000)
-        yield Static("", markup=False, id="rest")
-        yield Static(f"log of job {self._job.id}; q goes back", markup=False, classes="foot")
+        """Yields the log and the lines below it."""
+        yield from (self._lines, self._rest, self._foot)
 
     def on_mount(self) -> None:
-        """Starts to follow the log."""
-        self.query_one(Log).focus()
-        threading.Thread(target=self._follow, daemon=True).start()
-        self.set_interval(0.1, self._draw)
+        """Starts to take new lines."""
+        self._lines.focus()
+        self.set_interval(0.1, self._take)
 
     def on_unmount(self) -> None:
-        """Makes the thread end at the next output."""
-        self._is_over = True
+        """Ends the thread at the next output."""
+        self._tail.is_over = True
 
-    def _follow(self) -> None:
-        try:
-            for text in self._job.follow(last_bytes=1 << 18):
-                if self._is_over:
-                    return
-                *lines, rest = (self._rest + text).split("\n")
-                self._new.extend(log_lines(lines[-2000:]))
-                self._rest = rest[-(1 << 16) :]
-            self._end = "; the job has ended"
-        except ClientError as error:
-            self._end = f"; {safe_text(str(error))}"
-
-    def _draw(self) -> None:
-        new = [self._new.popleft() for _ in range(len(self._new))]
-        if new:
-            self.query_one(Log).write_lines(new)
-        [rest] = log_lines([self._rest])
-        self.query_one("#rest", Static).update(Text(rest, no_wrap=True, overflow="ellipsis"))
-        foot = f"log of job {self._job.id}{self._end}; q goes back"
-        self.query_one(".foot", Static).update(Text(foot, no_wrap=True, overflow="ellipsis"))
+    def _take(self) -> None:
+        if new := [self._tail.new.popleft() for _ in range(len(self._tail.new))]:
+            self._lines.write_lines(new)
+        self._rest.update(_one(self._tail.rest))
+        self._foot.update(_one(f"{self._title}{self._tail.end}; q goes back"))
 
 
 class Top(App[None]):
@@ -630,54 +590,47 @@ class Top(App[None]):
     ENABLE_COMMAND_PALETTE = False
     CSS = """
     Screen, ModalScreen, Static, Table, Log, VerticalScroll { background: ansi_default; color: ansi_default; }
-    Table, Log, VerticalScroll { scrollbar-size: 1 1; }
-    #gpus { height: 3; overflow-x: hidden; }
-    #jobs { height: 1fr; overflow-x: hidden; }
-    #head, #foot, .foot, #rest { height: 1; }
-    #head, .foot, #foot { text-style: reverse; }
-    #banner { color: ansi_red; text-style: bold; max-height: 5; display: none; }
-    #filter { display: none; }
-    Log, VerticalScroll { height: 1fr; }
-    Prompt { align: center bottom; background: transparent; }
+    Table, Log, VerticalScroll { scrollbar-size: 1 1; height: 1fr; overflow-x: hidden; }
+    .line, .foot { height: 1; }
+    .foot { text-style: reverse; }
+    #banner { color: ansi_red; text-style: bold; height: auto; max-height: 5; }
+    Prompt { align: left bottom; background: transparent; }
     #question { text-style: reverse bold; height: auto; max-height: 4; }
     """
     BINDINGS: ClassVar = [
-        Binding("q", "quit"), Binding("ctrl+c", "quit", priority=True), Binding("ctrl+z", "suspend_process"),
-        Binding("l", "log"), Binding("a", "attach"), Binding("c", "change('cancel', True)"),
-        Binding("r", "change('retry', True)"), Binding("h", "change('hold', False)"),
-        Binding("u", "change('release', False)"), Binding("p", "priority"), Binding("slash", "filter"),
-        Binding("escape", "all"), Binding("question_mark", "keys"),
+        Binding("ctrl+c", "quit", priority=True), Binding("ctrl+z", "suspend_process", priority=True),
+        ("q", "quit"), ("l", "log"), ("a", "attach"), ("c", "change('cancel', True)"),
+        ("r", "change('retry', True)"), ("h", "change('hold')"), ("u", "change('release')"),
+        ("p", "priority"), ("slash", "filter"), ("escape", "all"), ("question_mark", "keys"),
+        ("space", "pause"),
     ]  # fmt: skip
 
     def __init__(self, client: Client, attach: Callable[[int], object] | None) -> None:
         super().__init__(ansi_color=True)
         self.ended_by: int | None = None
-        self._client, self._open_session = client, attach
-        self._picture = Picture()
+        self._client, self._open_session, self._picture = client, attach, Picture()
         self._watcher = Watcher(client, lambda found: self._in_app(self._show, found))
-        self._gpus = Table("gpus", "index", GPU_COLUMNS, self._gpu_cells)
-        self._jobs = Table("jobs", "id", JOB_COLUMNS, lambda job: job_cells(job, self._now()))
+        self._gpus = Table("index", GPU_COLUMNS, self._gpu_cells)
+        self._jobs = Table("id", JOB_COLUMNS, lambda job: job_cells(job, self._now()))
+        self._head, self._banner, self._foot = _line("foot"), Static(id="banner"), _line("foot")
+        self._filter = Input(placeholder="text of the jobs to show", compact=True)
         self._by_id: dict[int, Json] = {}
         self._said, self._wanted = "", ""
 
     def compose(self) -> ComposeResult:
         """Yields the lines and the tables from top to bottom."""
-        yield Static("", markup=False, id="head")
-        yield Static("", markup=False, id="banner")
-        yield self._gpus
-        yield self._jobs
-        yield Input(placeholder="text of the jobs to show", id="filter", compact=True)
-        yield Static("", markup=False, id="foot")
+        self._filter.display = False
+        yield from (self._head, self._banner, self._gpus, self._jobs, self._filter, self._foot)
 
     def on_mount(self) -> None:
         """Starts the threads and the clock, and restores the terminal at signals that end the process."""
         self._jobs.focus()
-        loop = asyncio.get_running_loop()
-        for number in _ENDING if threading.current_thread() is threading.main_thread() else ():
-            loop.add_signal_handler(number, self._end, number)
+        if threading.current_thread() is threading.main_thread():
+            for number in _ENDING:
+                asyncio.get_running_loop().add_signal_handler(number, self._end, number)
         self._watcher.start()
-        self.set_interval(1.0, self._tick)
-        self._tick()
+        self.set_interval(1.0, self._draw)
+        self._draw()
 
     def _end(self, number: int) -> None:
         self.ended_by = number
@@ -685,10 +638,11 @@ class Top(App[None]):
 
     def _in_app(self, call: Callable[..., object], *given: Any) -> None:
         """Calls a function in the app's thread soon; does nothing after the app's end."""
-        loop = self._loop
         with suppress(RuntimeError):
-            if loop is not None:
-                loop.call_soon_threadsafe(self.call_later, call, *given)
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(self.call_later, call, *given)
+
+    # What is shown.
 
     def _now(self) -> float:
         return self._picture.now + time.monotonic() - self._picture.at
@@ -696,175 +650,122 @@ class Top(App[None]):
     def _gpu_cells(self, gpu: Json) -> list[Cell]:
         return gpu_cells(gpu, [self._by_id[one] for one in gpu["jobs"] if one in self._by_id], self._now())
 
-    # What is shown.
-
     def _show(self, found: Picture) -> None:
-        self._picture = found
-        self._by_id = {one["id"]: one for one in found.jobs}
+        self._picture, self._by_id = found, {one["id"]: one for one in found.jobs}
         self._gpus.show(found.gpus)
         self._show_jobs()
-        self._tick()
 
     def _show_jobs(self) -> None:
-        wanted = self._wanted
-        jobs = self._picture.jobs
-        self._jobs.show([one for one in jobs if matches(one, wanted)] if wanted else jobs)
+        jobs, wanted = self._picture.jobs, self._wanted
+        jobs = [one for one in jobs if matches(one, wanted)] if wanted else jobs
+        self._jobs.show(jobs, keeps=self._picture.is_complete)
+        self._draw()
 
-    def on_resize(self) -> None:
-        """Gives the GPUs up to a third of the screen."""
-        self._tick()
-
-    def _tick(self) -> None:
-        found, late = self._picture, self._watcher.asked_at
-        most = max(2, self.size.height // 3)
-        self._gpus.styles.height = min(most, len(found.gpus) + 1)
-        clock = time.strftime("%H:%M:%S")
-        head = "Reading the queue …" if found.health is None else summary_text(found.health)
-        if found.health is not None and not found.is_complete:
-            head += f"; {count_noun(len(found.jobs), 'job')} read"
+    def _draw(self) -> None:
+        """Draws what changes with the time and all lines."""
+        found, late_at, clock = self._picture, self._watcher.asked_at, time.strftime("%H:%M:%S")
+        self._gpus.styles.height = min(max(2, self.size.height // 3), len(found.gpus) + 1)
+        text = "Reading the queue …" if found.health is None else summary_text(found.health)
+        text += "" if found.is_complete else f" {count_noun(len(found.jobs), 'job')} read"
         room = max(0, self.size.width - len(clock) - 1)
-        self._put("head", f"{truncate_end(head, room):<{room}} {clock}")
+        self._head.update(Text(f"{truncate_end(text, room):<{room}} {clock}"))
         text = banner_text(found.health, found.problem)
-        if found.problem is None and late is not None and (waited := time.monotonic() - late) >= _LATE_S:
-            text = f"No answer for {waited:.0f} s; check the connection, and that `serve` runs there"
-        banner = self.screen_stack[0].query_one("#banner", Static)
-        banner.update(Text(text))
-        banner.display = bool(text)
+        if found.problem is None and late_at is not None and time.monotonic() - late_at >= _LATE_S:
+            text = f"No answer for {time.monotonic() - late_at:.0f} s; check the connection and `serve` there"
+        self._banner.update(Text(text))
+        self._banner.display = bool(text)
+        text = f"{count_noun(len(self._jobs.rows), 'job')} with `{self._wanted}` (Esc: all)  "
         keys = "  ".join(f"{key} {short}" for key, _, short in KEYS if short)
-        shown = (
-            f"{len(self._jobs.rows):,} jobs with {safe_text(self._wanted)!r} (Esc: all)  "
-            if self._wanted
-            else ""
-        )
-        self._put("foot", self._said or f"{shown}{keys}")
-        self._watcher.visible = [one["id"] for one in self._jobs.shown if one["state"] != JobState.FINISHED]
+        text = self._said or f"{text if self._wanted else ''}{keys}"
+        self._foot.update(_one(safe_text(text)))
+        self._watcher.visible = [one["id"] for one in self._jobs.shown if one["state"] in WAITING]
         self._gpus.refresh()
         self._jobs.refresh()
 
-    def _put(self, name: str, text: str) -> None:
-        line = self.screen_stack[0].query_one(f"#{name}", Static)
-        line.update(Text(text, no_wrap=True, overflow="ellipsis"))
-
-    def _say(self, text: str) -> None:
+    def _say(self, *lines: Cell) -> None:
         """Shows an answer on the last line until the next key."""
-        self._said = safe_text(text)
-        self._tick()
+        self._said = "; ".join(one.text for one in lines)
+        self._draw()
 
     def on_key(self) -> None:
         """Shows the keys again in place of an answer."""
-        if self._said:
-            self._say("")
+        self._said = ""
 
     # What the keys do. A question names the job or GPU that was selected when the key was pressed.
 
     def _job(self) -> Json | None:
-        """Returns the selected job; None if there is none or the GPUs are in use."""
-        if self.focused is self._jobs and (job := self._jobs.selected) is not None:
-            return job
-        self._say("select a job first; Tab changes between GPUs and jobs")
-        return None
+        """Returns the selected job; None, with a hint, if the GPUs have the focus or there is none."""
+        if (job := self._jobs.selected) is None:
+            self._say(Cell("no job is selected; Tab changes between GPUs and jobs"))
+        return job
 
-    def _ask(self, call: Callable[[], str], then: Callable[[str], object] | None = None) -> None:
+    def _ask(self, call: Callable[[], list[Cell]], show: Callable[..., object]) -> None:
         """Calls the client in a thread, then shows what it returns or the error."""
 
         def run() -> None:
             try:
-                text = call()
+                lines = call()
             except SchedulerError as error:
-                text = str(error)
-            self._in_app(then or self._say, text)
+                lines = [Cell(safe_text(str(error)), _RED)]
+            self._in_app(show, *lines)
             self._watcher.look()
 
-        threading.Thread(target=run, daemon=True).start()
+        _in_thread(run)
 
-    def _change(self, operation: str, **given: Any) -> None:
-        def call() -> str:
-            answers = self._client.call(operation, **given)["answers"]
-            kind = "GPU" if operation == "change_gpus" else "job"
-            return "; ".join(f"{kind} {one[kind.lower()]}: {one['text'] or one['result']}" for one in answers)
+    def _change(self, question: str, operation: str, verb: str, **given: Any) -> None:
+        """Changes a job or a GPU, after asking if there is a question; a priority is its answer."""
 
-        self._say(f"{given['verb']} …")
-        self._ask(call)
-
-    def action_change(self, verb: str, is_asked: bool) -> None:
-        """Cancels, retries, holds or releases the selected job. is_asked: whether to ask first."""
-        if (job := self._job()) is None:
-            return
+        def call() -> list[Cell]:
+            answers = self._client.call(operation, verb=verb, **given)["answers"]
+            self._watcher.look(*given.get("jobs", ()))
+            kind = "GPU" if "gpus" in given else "job"
+            found = ((f"{kind} {one[kind.lower()]}", one["text"] or one["result"]) for one in answers)
+            return [Cell(text if text.startswith(name) else f"{name}: {text}") for name, text in found]
 
         def then(answer: str | None) -> None:
-            if answer:
-                self._change("change_jobs", verb=verb, jobs=[job["id"]])
-                self._watcher.look(job["id"])
+            if verb == "priority":
+                given["priority"] = int(answer) if answer and answer.isdecimal() else None
+            if given["priority"] is not None if verb == "priority" else answer in ("y", "Y", "yes"):
+                self._say(Cell(f"{verb} …"))
+                self._ask(call, self._say)
 
-        if is_asked:
-            self.push_screen(Prompt(f"{verb.capitalize()} {_named(job)}?"), then)
+        if question:
+            self.push_screen(Prompt(question), then)
         else:
             then("y")
+
+    def action_change(self, verb: str, is_asked: bool = False) -> None:
+        """Cancels, retries, holds or releases the selected job."""
+        if (job := self._job()) is not None:
+            question = f"{verb.capitalize()} {_named(job)}? [y/N]" if is_asked else ""
+            self._change(question, "change_jobs", verb, jobs=[job["id"]])
 
     def action_priority(self) -> None:
         """Asks for the new priority of the selected job."""
-        if (job := self._job()) is None:
-            return
-
-        def then(answer: str | None) -> None:
-            if answer:
-                self._change("change_jobs", verb="priority", jobs=[job["id"]], priority=int(answer))
-
-        question = f"New priority of {_named(job)}, now {job['priority']} (lower numbers start first):"
-        self.push_screen(Prompt(question, is_choice=False), then)
+        if (job := self._job()) is not None:
+            question = f"New priority of {_named(job)}, now {job['priority']}; lower numbers start first:"
+            self._change(question, "change_jobs", "priority", jobs=[job["id"]])
 
     def action_pause(self) -> None:
         """Pauses or resumes the selected GPU."""
-        gpu = self._gpus.selected
-        if self.focused is not self._gpus or gpu is None:
-            return
-        verb = "resume" if gpu["state"] in ("paused", "suspect") else "pause"
-
-        def then(answer: str | None) -> None:
-            if answer:
-                self._change("change_gpus", verb=verb, gpus=[gpu["index"]])
-
-        if verb == "resume":
-            then("y")
-        else:
-            jobs = f", on which {count_noun(len(gpu['jobs']), 'job')} continue" if gpu["jobs"] else ""
-            name = safe_text(gpu["name"] or "")
-            self.push_screen(Prompt(f"Pause GPU {gpu['index']} ({name}){jobs}?"), then)
+        if (gpu := self._gpus.selected) is not None:
+            verb = "resume" if gpu["state"] in ("paused", "suspect") else "pause"
+            jobs = f", on which {format_ranges(gpu['jobs'])} go on" if gpu["jobs"] else ""
+            question = f"Pause GPU {gpu['index']} ({safe_text(gpu['name'] or '')}){jobs}? [y/N]"
+            self._change(question if verb == "pause" else "", "change_gpus", verb, gpus=[gpu["index"]])
 
     def action_details(self) -> None:
         """Shows everything about the selected job or GPU."""
-        if self.focused is self._gpus:
-            gpu = self._gpus.selected
-            if gpu is not None:
-                texts = (f"{key:<22}{value}" for key, value in gpu.items() if value not in (None, [], False))
-                why = gpu_reason(gpu, self._now())
-                lines = [
-                    f"GPU {gpu['index']} {gpu['name']}",
-                    "",
-                    *texts,
-                    *([f"{'reason':<22}{why}"] if why else []),
-                ]
-                self.push_screen(Lines([Cell(_one_line(one)) for one in lines]))
-            return
-        if (job := self._job()) is None:
-            return
-        screen = Lines([Cell(f"Reading {_named(job)} …")])
-        self.push_screen(screen)
-
-        def call() -> str:
-            detail = self._client.call("job", job_id=job["id"])
-            try:
-                why: Json | str = self._client.call("why_job", job_id=job["id"])
-            except ClientError as error:  # the token may not read it
-                why = str(error)
-            self._in_app(screen.show, detail_lines(detail, why, detail["now"]))
-            return ""
-
-        def then(error: str) -> None:
-            if error:
-                screen.show([Cell(safe_text(error), RED)])
-
-        self._ask(call, then)
+        if (gpu := self._gpus.selected) is not None:
+            values = {**gpu, "reason": gpu_reason(gpu, self._now())}
+            texts = (
+                f"{key:<24}{one}" for key, one in values.items() if one or (one == 0 and one is not False)
+            )
+            self.push_screen(Lines(*(Cell(_one_line(one)) for one in texts)))
+        elif (job := self._job()) is not None:
+            screen, number = Lines(Cell(f"Reading {_named(job)} …")), job["id"]
+            self.push_screen(screen)
+            self._ask(lambda: read_details(self._client, number), lambda *lines: screen.show(lines))
 
     def action_log(self) -> None:
         """Follows the log of the selected job."""
@@ -873,46 +774,39 @@ class Top(App[None]):
 
     def action_attach(self) -> None:
         """Opens the Screen session of the selected job on this terminal, and comes back at its end."""
-        if (job := self._job()) is None:
-            return
-        if self._open_session is None:
-            self._say("`attach` works on the machine of the queue; l shows the log")
-            return
-        try:
-            with self.suspend():
-                self._open_session(job["id"])
-        except SchedulerError as error:
-            self._say(str(error))
+        if (job := self._job()) is not None and self._open_session is None:
+            self._say(Cell("attach works only on the machine of the queue; l shows the log"))
+        elif job is not None and self._open_session is not None:
+            try:
+                with self.suspend():
+                    self._open_session(job["id"])
+            except SchedulerError as error:
+                self._say(Cell(str(error)))
 
     def action_filter(self) -> None:
         """Opens the field of the filter."""
-        field = self.query_one("#filter", Input)
-        field.display = True
-        field.focus()
+        self._filter.display = True
+        self._filter.focus()
 
     def on_input_changed(self, event: Input.Changed) -> None:
         """Filters the jobs while the user types."""
-        if event.input.id == "filter":
+        if event.input is self._filter:
             self._wanted = event.value.strip()
             self._show_jobs()
-            self._tick()
 
-    def on_input_submitted(self, event: Input.Submitted) -> None:
+    def on_input_submitted(self) -> None:
         """Closes the field and keeps the filter."""
-        if event.input.id == "filter":
-            event.input.display = False
-            self._jobs.focus()
+        self._filter.display = False
+        self._jobs.focus()
 
     def action_all(self) -> None:
         """Ends the filter."""
-        field = self.query_one("#filter", Input)
-        field.value = ""
-        field.display = False
-        self._jobs.focus()
+        self._filter.value = ""
+        self.on_input_submitted()
 
     def action_keys(self) -> None:
         """Lists the keys."""
-        self.push_screen(Lines([Cell("Keys", BOLD), *(Cell(f"{key:<8}{what}") for key, what, _ in KEYS)]))
+        self.push_screen(Lines(Cell("Keys", _BOLD), *(Cell(f"{key:<8}{what}") for key, what, _ in KEYS)))
 
 
 def _named(job: Json) -> str:
@@ -920,9 +814,9 @@ def _named(job: Json) -> str:
 
 
 def run(client: Client, attach: Callable[[int], object] | None) -> int:
-    """Runs the app until q. Returns the exit code; dies of a signal that ended the app.
+    """Runs the app until q and returns the exit code; dies of a signal that ended the app.
 
-    Raises ClientError if the queue does not answer.
+    attach: as for `Top`. Raises ClientError if the queue does not answer.
     """
     client.health()  # an error here is printed before the screen changes
     app = Top(client, attach)
