@@ -1,7 +1,7 @@
 """Measures `top` on a long queue: the time from a key to its frame.
 
-`python -m bench.top [--jobs 10000] [--presses 200]`. A scheduler with four simulated GPUs runs. `top` runs on a
-pseudo-terminal, once with 80x24 and once with 200x50 characters. Every key shows the next page of the jobs.
+`python -m bench.top [--jobs 10000] [--presses 200]`. A scheduler with four simulated GPUs runs. `top`
+runs on a pseudo-terminal, once with 80x24 and once with 200x50 characters. Every key shows the next page.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import sys
 import termios
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 from bench.scheduler import HERE, Scheduler, environment
@@ -59,7 +60,8 @@ def measure(
     fcntl.ioctl(ours, termios.TIOCSWINSZ, struct.pack("HHHH", height, columns, 0, 0))
     began, said = time.perf_counter(), ""
     process = subprocess.Popen(
-        [sys.executable, "-m", "gpu_scheduler", "top"], cwd=folder, stdin=theirs, stdout=theirs, stderr=theirs,
+        [sys.executable, "-m", "gpu_scheduler", "top"],
+        cwd=folder, stdin=theirs, stdout=theirs, stderr=theirs,
         env={**environment(HERE, folder), "TERM": "xterm-256color"},
     )  # fmt: skip
 
@@ -71,18 +73,18 @@ def measure(
 
     def presses() -> Iterator[float]:
         nonlocal said
-        largest = 0
-        for _ in range(args.presses):
+        page = height - 9  # without the first and the last line, the GPUs and their titles, and two rows
+        for press in range(1, args.presses + 1):
             said, key = "", time.perf_counter()
             os.write(ours, b"\x1b[6~")
-            wait_for(lambda: max(map(int, re.findall(r"\bn(\d+) ", said)), default=0) > largest)
+            target = f"n{1 + press * page} "
+            wait_for(lambda target=target: target in said)
             yield 1000 * (time.perf_counter() - key)
-            largest = max(map(int, re.findall(r"\bn(\d+) ", said)))
 
     try:
         wait_for(lambda: re.search(r"scheduler pid \d+ +\d\d:", said))
         read_s = time.perf_counter() - began
-        quiet = list(presses())
+        quiet, said = list(presses()), ""
         os.write(ours, b"g")
         wait_for(lambda: " n1 " in said)
         change = command(folder, "hold", f"{args.jobs - 999}-{args.jobs}")
@@ -91,8 +93,8 @@ def measure(
         command(folder, "release", f"{args.jobs - 999}-{args.jobs}").wait()
         return read_s, quiet, busy
     finally:
-        process.terminate()
-        process.wait(30)
+        process.kill()
+        process.wait()
         os.close(ours)
         os.close(theirs)
 

@@ -539,7 +539,7 @@ class Lines(ModalScreen[None]):
 
     def __init__(self, *lines: Cell) -> None:
         super().__init__()
-        self._static = Static(_text(*lines))
+        self._static = Static(_text(*lines), id="lines")
 
     def compose(self) -> ComposeResult:
         """Yields the lines."""
