@@ -17,8 +17,7 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 
 from bench.scheduler import HERE, Scheduler, environment
@@ -65,9 +64,9 @@ def measure(
         env={**environment(HERE, folder), "TERM": "xterm-256color"},
     )  # fmt: skip
 
-    def wait_for(is_drawn: Callable[[], object]) -> None:
+    def wait_for(pattern: str) -> None:
         nonlocal said
-        while not is_drawn():
+        while not re.search(pattern, said):
             assert select.select([ours], [], [], 60)[0], said[-2000:]
             said += re.sub(r"\x1b\[[0-9;?<>=]*[A-Za-z]", "", os.read(ours, 1 << 16).decode(errors="replace"))
 
@@ -77,16 +76,15 @@ def measure(
         for press in range(1, args.presses + 1):
             said, key = "", time.perf_counter()
             os.write(ours, b"\x1b[6~")
-            target = f"n{1 + press * page} "
-            wait_for(lambda target=target: target in said)
+            wait_for(f"n{1 + press * page} ")
             yield 1000 * (time.perf_counter() - key)
 
     try:
-        wait_for(lambda: re.search(r"scheduler pid \d+ +\d\d:", said))
+        wait_for(r"scheduler pid \d+ +\d\d:")
         read_s = time.perf_counter() - began
         quiet, said = list(presses()), ""
         os.write(ours, b"g")
-        wait_for(lambda: " n1 " in said)
+        wait_for(" n1 ")
         change = command(folder, "hold", f"{args.jobs - 999}-{args.jobs}")
         busy = list(presses())
         change.wait()

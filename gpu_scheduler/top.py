@@ -302,7 +302,7 @@ class Watcher:
                     if event["event"] in ("reset", "forgotten"):
                         self._is_all_due = True
                     elif event["event"] in ("paused", "resumed"):
-                        reason = event["reason"] if event["event"] == "paused" else None
+                        reason = event.get("reason") if event["event"] == "paused" else None
                         self._pause_reasons |= dict.fromkeys(event["gpus"], reason or "")
                     self.look(*([event["job"]] if event.get("job") else []))
             time.sleep(_SLOW_S)
