@@ -502,7 +502,7 @@ class Table(ScrollView, can_focus=True):
 
     def render_line(self, y: int) -> Strip:
         """Returns the line `y` of the screen; the first one has the titles."""
-        base, at, width = self.rich_style, self.scroll_offset.y + y - 1, self.size.width
+        base, at, width = self.rich_style, self.scroll_offset.y + y - 1, self.scrollable_content_region.width
         if y and at >= len(self.rows):
             return Strip.blank(width, base)
         cells = self._cells(self.rows[at]) if y else [Cell(title, _BOLD) for title, *_ in self._columns]
