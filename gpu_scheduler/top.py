@@ -658,7 +658,10 @@ class Top(App[None]):
     def _show_jobs(self) -> None:
         jobs, wanted = self._picture.jobs, self._wanted
         jobs = [one for one in jobs if matches(one, wanted)] if wanted else jobs
-        self._jobs.show(jobs, keeps=self._picture.is_complete)
+        old = self._jobs.rows[self._jobs.at] if self._jobs.rows else {}
+        new = self._by_id.get(old.get("id", 0), old)  # a job that has ended is below all others
+        has_ended = new.get("state") == JobState.FINISHED != old.get("state")
+        self._jobs.show(jobs, keeps=self._picture.is_complete and not has_ended)
         self._draw()
 
     def _draw(self) -> None:

@@ -14,6 +14,7 @@ import pytest
 pytest.importorskip("textual", reason="needs the extra `top`, which `make test` installs")
 
 from textual.pilot import Pilot
+from textual.widgets import Log
 
 from gpu_scheduler import top
 from gpu_scheduler.client import Client
@@ -170,7 +171,7 @@ def test_the_keys_change_jobs_and_gpus(desk: Desk) -> None:
         await until(pilot, lambda: "scheduler" in str(app.screen.query_one("#lines").render()), "why")
         await pilot.press("q", "l")
         assert isinstance(app.screen, top.LogScreen)
-        log = app.screen.query_one(top.Log)
+        log = app.screen.query_one(Log)
         await until(pilot, lambda: "hello" in log.lines, "the log")
         await pilot.press("q", "c", "n", "enter")
         assert long.status() == "running"
@@ -193,7 +194,12 @@ def test_a_revoked_token_and_a_lost_scheduler_are_shown(desk: Desk) -> None:
     with server(refuse) as url:
         seen: list[top.Picture] = []
         done = threading.Event()
-        watcher = top.Watcher(Client(url), lambda found: (seen.append(found), done.set()))
+
+        def show(found: top.Picture) -> None:
+            seen.append(found)
+            done.set()
+
+        watcher = top.Watcher(Client(url), show)
         watcher.start()
         assert done.wait(30)
     assert "--token-file" in top.banner_text(None, seen[-1].problem)
