@@ -24,7 +24,7 @@ from urllib.request import ProxyHandler, Request, build_opener
 from msgspec import Struct
 
 from gpu_scheduler.core.text.formatting import masked, masked_json
-from gpu_scheduler.errors import ClientError, SchedulerError
+from gpu_scheduler.errors import ClientError, NoSuchJobError, SchedulerError
 from gpu_scheduler.show.events import to_json
 from gpu_scheduler.show.location import Location, QueueUse, choice_text, find_queue
 from gpu_scheduler.web import operations
@@ -35,6 +35,7 @@ _ROUTES = {
     "jobs": ("GET", "jobs"), "job": ("GET", "jobs/{job_id}"), "why_job": ("GET", "jobs/{job_id}/why"),
     "eta": ("GET", "eta"), "plan": ("GET", "plan"), "gpus": ("GET", "gpus"), "health": ("GET", "health"),
     "submit": ("POST", "jobs"), "preview": ("POST", "preview"), "change_jobs": ("POST", "{verb}"),
+    "change_gpus": ("POST", "gpus/{verb}"),
 }  # fmt: skip
 #: Maximum number of bytes of a log that are read to find its last lines.
 _TAIL_BYTES = 1 << 20
@@ -99,9 +100,9 @@ class Job(Struct, frozen=True):
         text = self._client._transport.log(self.id, whole=tail is None)
         return text if tail is None else "".join(text.splitlines(keepends=True)[-tail:] if tail else [])
 
-    def follow(self) -> Iterator[str]:
-        """Yields the log as it grows until the job has ended."""
-        return self._client._transport.follow(self.id)
+    def follow(self, last_bytes: int | None = None) -> Iterator[str]:
+        """Yields the log as it grows until the job has ended, from the last `last_bytes` bytes on."""
+        return self._client._transport.follow(self.id, last_bytes)
 
     def cancel(self) -> Json:
         """Cancels the job and returns the answer."""
@@ -342,10 +343,16 @@ class StoreTransport:
             with log.file:
                 return b"".join(log.chunks(start, log.size)).decode(errors="replace")
 
-    def follow(self, job_id: int) -> Iterator[str]:
-        """Yields the log as it grows until the job has ended."""
+    def follow(self, job_id: int, last_bytes: int | None) -> Iterator[str]:
+        """Yields the log as it grows until the job has ended, from its last bytes on."""
         with self._errors() as context:
-            for _, _, text, _ in log_parts(context, job_id):
+            attempt = position = 0
+            if last_bytes is not None:
+                with suppress(NoSuchJobError):  # there is no log yet
+                    log = open_log_file(self._location, job_id)
+                    log.file.close()
+                    attempt, position = log.attempt, max(0, log.size - last_bytes)
+            for _, _, text, _ in log_parts(context, job_id, attempt, position):
                 if text:
                     yield text
                 else:
@@ -418,8 +425,18 @@ class HttpTransport:
                 return ""  # the log is empty
             raise
 
-    def follow(self, job_id: int) -> Iterator[str]:
-        for fields in self._stream(f"jobs/{job_id}/log/stream", None, None):
+    def follow(self, job_id: int, last_bytes: int | None) -> Iterator[str]:
+        last = None
+        if last_bytes is not None:
+            wanted = {"Range": f"bytes=-{last_bytes}"}
+            try:
+                with self._open(f"jobs/{job_id}/log", wanted, None, _ANSWER_S) as answer:
+                    start = re.match(r"bytes (\d+)-", answer.headers.get("Content-Range", ""))
+                    last = start and f"{answer.headers['X-Attempt']}:{start[1]}"
+            except ClientError as error:
+                if error.status not in (404, 416):  # there is no log yet, or it is empty
+                    raise
+        for fields in self._stream(f"jobs/{job_id}/log/stream", last, None):
             if fields.get("event") == "log":
                 yield json.loads(fields["data"])["text"]
             elif fields.get("event") == "end":

@@ -228,6 +228,12 @@ API = (
           help=f"PEM file with the {what} of the API, which then uses https")
       for option, what in (("--tls-cert", "certificate"), ("--tls-key", "key"))),
 )
+#: The options of a command that can use the queue of another machine.
+REMOTE = (
+    arg("--url", metavar="URL", help="Use the queue behind this REST API, such as http://box:8000"),
+    arg("--token-file", metavar="FILE", type=path,
+        help="File with the token for --url, as `token create` printed it"),
+)
 REDIS = arg("--redis", metavar="URL",
     help="URL of the Redis queue (default: the variable GPU_SCHEDULER_REDIS_URL, then that of the newest"
     " `start --redis` here, then redis://localhost:6379/0)")
@@ -415,6 +421,9 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
             flag("--all", "List every queued and finished job on its own line, also the cleared ones"),
             flag("--failed", "Show only the jobs that failed, and how many jobs were skipped"),
             flag("-v", "--verbose", "Also show paths, sessions, logs and memory"))),
+        "top": Command("front_ends", "top --url http://box:8000 --token-file ~/.gpu_scheduler_token",
+            "Show GPUs and jobs live on the terminal, with keys for details, logs and changes", (
+            *REMOTE,)),
         "show": Command("report_commands", "show 3",
             "Show everything about one job: its line, attempts and history", (JOB, JSON)),
         "why": Command("report_commands", "why 3",
@@ -594,9 +603,7 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
         "mcp": Command("front_ends", "mcp --allow-changes",
             "Offer the queue to an assistant as tools (Model Context Protocol) on stdin and stdout", (
             flag("--allow-changes", "Also offer tools that submit, cancel, hold, release and retry jobs"),
-            arg("--url", metavar="URL", help="Use the queue behind this REST API, such as http://box:8000"),
-            arg("--token-file", metavar="FILE", type=path,
-                help="File with the token for --url, as `token create` printed it"))),
+            *REMOTE)),
     },
     "notify people": {
         "notify": Command("front_ends", "notify --to ntfy://my-topic --on failed,drained",

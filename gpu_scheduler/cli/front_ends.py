@@ -1,4 +1,4 @@
-"""The commands that open the queue to other programs, machines and people: `serve`, `mcp`, `notify` …"""
+"""The commands that open the queue to other programs, machines and people: `serve`, `mcp`, `notify`, `top` …"""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import shlex
 import sys
 import time
 from argparse import Namespace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import asdict
@@ -17,7 +16,7 @@ from msgspec.structs import asdict
 from gpu_scheduler.cli.commands import REDIS_SUBMIT, declare
 from gpu_scheduler.cli.program import location_of, print_done, print_message
 from gpu_scheduler.config import NOTIFY_VARIABLE, REDIS_URL_VARIABLE
-from gpu_scheduler.errors import SchedulerError, UsageError
+from gpu_scheduler.errors import SchedulerError, UsageError, missing_package
 from gpu_scheduler.web.tokens import Tokens
 
 if TYPE_CHECKING:
@@ -95,15 +94,55 @@ def mcp(options: Namespace) -> int:
         raise UsageError(f"`mcp` needs another package: {python} -m pip install 'mcp>=2.3,<3'") from None
     from gpu_scheduler.client import Client
 
-    token = None
-    if options.token_file is not None:
-        try:
-            token = Path(options.token_file).read_text(encoding="ascii").strip()
-        except (OSError, ValueError) as error:
-            raise UsageError(f"--token-file {options.token_file}: {error}") from None
+    token = None if options.token_file is None else _token_in(options.token_file)
     queue = {} if options.url else {"state_file": options.state_file, "data_dir": options.data_dir}
     build(Client(options.url, token, **queue), allow_changes=options.allow_changes).run("stdio")
     return 0
+
+
+def _token_in(name: str, *, is_private: bool = False) -> str:
+    """Returns the token in a file. Raises UsageError, if `is_private`, also if others may read the file."""
+    try:
+        with open(name, encoding="ascii") as file:
+            if is_private and os.fstat(file.fileno()).st_mode & 0o077:
+                raise ValueError(f"other users may use it; run `chmod 600 {shlex.quote(name)}`")
+            return file.read().strip()
+    except (OSError, ValueError) as error:
+        raise UsageError(f"--token-file {name}: {error}") from None
+
+
+def top(options: Namespace) -> int:
+    """Shows the queue on the terminal until q. Raises UsageError without a terminal on which it can draw."""
+    streams = all(one.isatty() for one in (sys.stdin, sys.stdout, sys.stderr))
+    if not streams or os.environ.get("TERM") == "dumb":
+        this = "TERM is dumb" if streams else "its input or output is not a terminal"
+        raise UsageError(
+            f"`top` needs a terminal on which it can draw, but {this}; use `status --watch` or, in a pipe,"
+            " `status --json`"
+        )
+    if options.token_file is not None and not options.url:
+        raise UsageError("--token-file belongs to --url")
+    try:
+        from gpu_scheduler.top import run
+    except ImportError as error:
+        if error.name is None or error.name.partition(".")[0] != "textual":
+            raise
+        raise missing_package("`top` needs another package, `status --watch` none", "top", error) from None
+    from gpu_scheduler.client import Client
+
+    if options.url:
+        token = None if options.token_file is None else _token_in(options.token_file, is_private=True)
+        return run(Client(options.url, token), None)
+
+    def attach(job: int) -> None:
+        import subprocess
+
+        from gpu_scheduler.cli.logs import target_of
+
+        target = target_of(options, job)
+        subprocess.run([target.program, "-x", target.session], env=target.environment, check=False)
+
+    return run(Client(state_file=options.state_file, data_dir=options.data_dir), attach)
 
 
 _HANGING_S = 5.0

@@ -12,8 +12,9 @@ from gpu_scheduler.cli.program import invocation, location_of, print_message
 from gpu_scheduler.core.text.formatting import safe_text
 from gpu_scheduler.core.text.job_output import CURSOR_UP, FrameFilter, Sanitizer
 from gpu_scheduler.errors import SchedulerError, UsageError
+from gpu_scheduler.show.job_refs import JobRef
 from gpu_scheduler.show.job_text import reason_text
-from gpu_scheduler.show.logs import JobLog, LogProgress, NoLogError, attach_target, open_log
+from gpu_scheduler.show.logs import AttachTarget, JobLog, LogProgress, NoLogError, attach_target, open_log
 
 # Prints the last lines of a log and then its new output, either raw or made safe for a terminal.
 
@@ -159,7 +160,13 @@ _PROGRESS_INTERVAL_S = 1.0
 
 def attach(options: Namespace) -> int:
     """Replaces this process with `screen -x`, which opens the session of a running job."""
-    target = attach_target(location_of(options), options.job)
+    target = target_of(options, options.job)
+    os.execve(target.program, [target.program, "-x", target.session], target.environment)
+
+
+def target_of(options: Namespace, job: JobRef) -> AttachTarget:
+    """Returns the session of a running job, once the terminal can show it. Raises SchedulerError."""
+    target = attach_target(location_of(options), job)
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise UsageError(f"`attach` needs a terminal; without a terminal, use `logs {target.job_id} -f`")
     import subprocess  # which `logs` does not need
@@ -173,7 +180,7 @@ def attach(options: Namespace) -> int:
     if os.environ.get("STY"):
         _print_detach_keys(os.environ["STY"])
     sys.stdout.flush()
-    os.execve(target.program, [target.program, "-x", target.session], target.environment)
+    return target
 
 
 def _print_detach_keys(outer: str) -> None:

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-import pty
 import re
-import select
 import signal
-import struct
 import subprocess
 import sys
-import termios
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -31,6 +26,7 @@ from gpu_scheduler.store.job_lists import state_counts
 from gpu_scheduler.store.requests import open_requests
 from tests import changes
 from tests.cli.desk import Desk
+from tests.cli.terminal import Terminal
 from tests.reasons import worded
 from tests.waiting import wait_for
 
@@ -211,71 +207,6 @@ def test_status_reads_one_snapshot_and_writes_nothing(desk: Desk) -> None:
     assert tuple(version) == tuple(after)
 
 
-class Terminal:
-    """A `status` command that runs on a pseudo-terminal."""
-
-    def __init__(
-        self, *words: str, size: tuple[int, int] = (24, 80), in_background: bool = False, **env: str
-    ) -> None:
-        self._ours, self._theirs = pty.openpty()
-        self.resize(*size)
-        self.before = termios.tcgetattr(self._theirs)
-        command = [sys.executable, "-m", "gpu_scheduler", "status", *words]
-        if in_background:
-            command = ["bash", "--norc", "-c", 'set -m; "$@" & wait', "bash", *command]
-        plain = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
-        self.process = subprocess.Popen(
-            command, env={**plain, "PYTHONPATH": str(ROOT), "TERM": "xterm", **env},
-            stdin=self._theirs, stdout=self._theirs, start_new_session=True, preexec_fn=self._control,
-        )  # fmt: skip
-        self._said = b""
-
-    def _control(self) -> None:
-        """Makes the pseudo-terminal the controlling terminal, so that Ctrl-C ends the command."""
-        fcntl.ioctl(self._theirs, termios.TIOCSCTTY, 0)
-
-    def resize(self, rows: int, columns: int) -> None:
-        fcntl.ioctl(self._ours, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-
-    def read(self) -> str:
-        """Returns all output so far."""
-        while select.select([self._ours], [], [], 0)[0]:
-            try:
-                self._said += os.read(self._ours, 65536)
-            except OSError:
-                break
-        return self._said.decode()
-
-    def press(self, key: bytes) -> None:
-        os.write(self._ours, key)
-
-    def until(self, text: str, since: int = 0) -> str:
-        """Waits until `text` appears in the output after the first `since` characters.
-
-        Returns that part of the output.
-        """
-        wait_for(lambda: text in self.read()[since:], f"{text!r}")
-        return self.read()[since:]
-
-    def end(self) -> tuple[int, str]:
-        """Waits for the end of the command. Returns its exit code and complete output."""
-
-        def is_over() -> bool:
-            self.read()
-            return self.process.poll() is not None
-
-        wait_for(is_over, "the end of the command")
-        said = self.read()
-        self.after = termios.tcgetattr(self._theirs)
-        return self.process.returncode, said.replace("\r", "")
-
-    def close(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        os.close(self._theirs)
-        os.close(self._ours)
-
-
 Terminals = Callable[..., Terminal]
 
 
@@ -285,7 +216,7 @@ def terminal() -> Iterator[Terminals]:
     made: list[Terminal] = []
 
     def make(*words: str, **values: Any) -> Terminal:
-        made.append(Terminal(*words, **values))
+        made.append(Terminal("status", *words, **values))
         return made[-1]
 
     yield make
@@ -430,7 +361,7 @@ def test_watch_needs_a_terminal(desk: Desk) -> None:
 
 def test_watch_refuses_a_dumb_terminal(desk: Desk) -> None:
     assert desk.store
-    shown = Terminal("--watch", TERM="dumb")
+    shown = Terminal("status", "--watch", TERM="dumb")
     code, said = shown.end()
     assert (code, said) == (2, "")
 

@@ -106,12 +106,13 @@ MAY: Mapping[str, tuple[str, ...]] = {
     ),
     "client": ("control", "show", "core.text", *TOP, "web.operations"),
     "mcp_server": ("client", "core.text", "errors"),
+    "top": ("client", "core.model", "core.text", "errors", "show", "web.operations"),
     # The command line only parses arguments and formats results; every use case is in show or control.
     "cli": (
         "control", "show", "core.model", "core.text", "core.jobsfile.attributes",
         "core.jobsfile.compose", "core.jobsfile.job_line", *TOP, "system.own_process",
         "system.shortages",
-        "system.safe_file", "web.server", "web.tokens", "mcp_server", "client", "redis_queue", "notify",
+        "system.safe_file", "web.server", "web.tokens", "mcp_server", "top", "client", "redis_queue", "notify",
         "engines.start",
     ),
     "cli.start": (
