@@ -132,9 +132,9 @@ def attempt_times(store: Store, after: int, also: Iterable[int] = ()) -> Iterato
         " before WHERE before.job_id = job.id AND before.number = attempt.number - 1), 0)) END END,"
         " attempt.created_at, started_at, ended_at,"
         " (SELECT group_concat(gpu) FROM allocation WHERE attempt_id = attempt.id)"
-        " FROM attempt JOIN job ON job.id = attempt.job_id"
-        " WHERE attempt.id > ? OR attempt.id IN (SELECT value FROM json_each(?)) ORDER BY attempt.id",
-        (after, json.dumps(list(also))),
+        " FROM attempt JOIN job ON job.id = attempt.job_id WHERE attempt.id IN"  # OR would scan the table
+        " (SELECT value FROM json_each(?) UNION ALL SELECT id FROM attempt WHERE id > ?) ORDER BY attempt.id",
+        (json.dumps(list(also)), after),
     )
     for *values, gpus in rows:
         yield AttemptTimes._make([*values, tuple(gpus.split(",")) if gpus else ()])
