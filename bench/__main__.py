@@ -20,6 +20,7 @@ def main() -> int:
         _run("progress"),
         _run("forecast"),
         _run("api"),
+        _run("metrics"),
         _run("redis_queue"),
     ]
     return max(codes)

@@ -54,10 +54,11 @@ class StartOptions(Settings, frozen=True, kw_only=True):
     of the older scheduler are running. trust_files: use files even if other users own them or everyone may
     write to them. llm_config: None means the default file, which may be absent; a named file must exist.
     jobs_file: "" means no jobs file. serve: HOST:PORT of the web server to run beside the scheduler;
-    as_root, allowed_host, tls_cert and tls_key are its options. slurm: the partition on which jobs with
-    on=slurm run; slurm_dir: the folder that its nodes share; slurm_options: more options of sbatch, as one
-    text; slurm_python: the Python on the nodes; slurm_shards: shards for each GPU, 0 for none. redis: URL of
-    a queue from which to take jobs; it may contain a password. requeue_silent_after: an option of its agent.
+    as_root, open_metrics, allowed_host, tls_cert and tls_key are its options. slurm: the partition on which
+    jobs with on=slurm run; slurm_dir: the folder that its nodes share; slurm_options: more options of sbatch,
+    as one text; slurm_python: the Python on the nodes; slurm_shards: shards for each GPU, 0 for none. redis:
+    URL of a queue from which to take jobs; it may contain a password. requeue_silent_after: an option of its
+    agent.
     notify: URLs of receivers that are told of the ends of jobs; they may contain passwords.
     """
 
@@ -88,6 +89,7 @@ class StartOptions(Settings, frozen=True, kw_only=True):
     restore: bool = False
     serve: str | None = None
     as_root: bool = False
+    open_metrics: bool = False
     allowed_host: tuple[str, ...] = ()
     tls_cert: str | None = None
     tls_key: str | None = None

@@ -221,6 +221,7 @@ GPU_CHOICE = (
 #: The options of the API server, which both `start` and `serve` run.
 API = (
     flag("--as-root", "Serve the API although you are root, so that whoever may submit jobs is root"),
+    flag("--open-metrics", "Let every user of this machine read /metrics without a token"),
     arg("--allowed-host", metavar="NAME[:PORT]", action="append",
         help="Name under which clients reach the API, if not localhost, and the port, if it is another one"
         " (as with `ssh -L`); may be repeated"),

@@ -146,6 +146,10 @@ def _validate(chosen: StartOptions) -> None:
         from gpu_scheduler.engines.start import check_options
 
         check_options(chosen)
-    for name in ("as_root", "allowed_host", "tls_cert", "tls_key"):
+    for name in ("as_root", "open_metrics", "allowed_host", "tls_cert", "tls_key"):
         if chosen.serve is None and getattr(chosen, name):
             raise UsageError(f"--{name.replace('_', '-')} works only with --serve")
+    if chosen.serve is not None and chosen.open_metrics:
+        from gpu_scheduler.web.server import check_open_metrics
+
+        check_open_metrics(chosen.serve.rpartition(":")[0].strip("[]"))

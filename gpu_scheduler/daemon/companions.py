@@ -102,6 +102,7 @@ def _server(options: StartOptions, home: DataDir) -> list[Companion]:
     host, _, port = options.serve.rpartition(":")
     words = ["serve", "--host", host.strip("[]"), "--port", port, "--state-file", str(home.state_file)]
     words += ["--until-eof", "0", *["--as-root"] * options.as_root]
+    words += ["--open-metrics"] * options.open_metrics
     words += [f"--allowed-host={name}" for name in options.allowed_host]
     for name in ("data_dir", "tls_cert", "tls_key"):
         if (path := getattr(options, name)) is not None:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import groupby
 from operator import itemgetter
+from typing import NamedTuple
 
 from gpu_scheduler.core.model.job import Attempt, Job
 from gpu_scheduler.core.model.states import Outcome
@@ -100,6 +101,43 @@ def _end(one: Attempt) -> AttemptEnd:
         one.ended_at, one.id, one.job_id, one.gpus, one.created_at, one.started_at,
         one.outcome is Outcome.COMPLETED, one.reason if one.outcome is Outcome.FAILED else None,
     )  # fmt: skip
+
+
+class AttemptTimes(NamedTuple):
+    """When an attempt waited and ran, in wall seconds.
+
+    outcome: None while it is open. queued_at: when its job began to wait for this start; None if it watches
+    an adopted process. started_at: that of its command. gpus: the UUIDs of its GPUs.
+    """
+
+    id: int
+    outcome: str | None
+    queued_at: float | None
+    created_at: float
+    started_at: float | None
+    ended_at: float | None
+    gpus: tuple[str, ...]
+
+
+def attempt_times(store: Store, after: int, also: Iterable[int] = ()) -> Iterator[AttemptTimes]:
+    """Yields the attempts with a higher id than `after` and those with the ids `also`, in the order of ids.
+
+    The store knows only when a job last began to wait. For an earlier attempt, this is when its job was
+    submitted, or when the attempt before ended.
+    """
+    rows = store.db.connection.execute(
+        "SELECT attempt.id, attempt.outcome, CASE WHEN watched_pid IS NULL THEN"
+        " CASE WHEN job.queued_at <= attempt.created_at THEN job.queued_at"
+        " ELSE max(coalesce(attempt.submitted_at, job.created_at), coalesce((SELECT ended_at FROM attempt AS"
+        " before WHERE before.job_id = job.id AND before.number = attempt.number - 1), 0)) END END,"
+        " attempt.created_at, started_at, ended_at,"
+        " (SELECT group_concat(gpu) FROM allocation WHERE attempt_id = attempt.id)"
+        " FROM attempt JOIN job ON job.id = attempt.job_id WHERE attempt.id IN"  # OR would scan the table
+        " (SELECT value FROM json_each(?) UNION ALL SELECT id FROM attempt WHERE id > ?) ORDER BY attempt.id",
+        (json.dumps(list(also)), after),
+    )
+    for *values, gpus in rows:
+        yield AttemptTimes._make([*values, tuple(gpus.split(",")) if gpus else ()])
 
 
 def gpu_time(store: Store, wall: float) -> GpuTime:

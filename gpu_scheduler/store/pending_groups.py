@@ -81,6 +81,35 @@ def wait_reason_by_spec(store: Store) -> dict[str, WaitReason | None]:
     return {spec_key: None if reason is None else WaitReason.from_json(reason) for spec_key, reason in rows}
 
 
+def wait_counts(store: Store, now: Now, *, is_up: bool) -> dict[WaitKind, int]:
+    """Returns the number of queued and held jobs that wait for each kind of reason, as their views show them.
+
+    is_up: whether a scheduler is running. A request that no round has answered yet changes nothing here.
+    """
+    rows = store.db.rows(
+        "SELECT kind, CASE WHEN kind IS NULL THEN spec_key END AS spec, count(*) FROM (SELECT spec_key, CASE"
+        " WHEN state = 'held' THEN 'held'"
+        " WHEN unmet_parents THEN coalesce(json_extract(line_wait, '$.kind'), 'parents')"
+        " WHEN reason IS NOT NULL AND NOT (not_before_boot IS NOT NULL"
+        " AND (not_before_boot <= ? OR boot_id IS NOT ?)) THEN 'retry delay'"
+        " WHEN adopted IS NOT NULL THEN 'not watched'"
+        " WHEN line_wait IS NOT NULL THEN json_extract(line_wait, '$.kind')"
+        " WHEN EXISTS (SELECT 1 FROM attempt WHERE job_id = job.id AND state = 'ended'"
+        " AND state <> 'closed') THEN 'processes left'"
+        " WHEN ? THEN (SELECT CASE WHEN start_at IS NULL THEN 'preempting' ELSE 'reserved' END"
+        " FROM reservation WHERE job_id = job.id LIMIT 1) END AS kind"
+        " FROM job WHERE state IN ('queued', 'held') AND state <> 'finished') GROUP BY kind, spec",
+        now.boot, now.boot_id, is_up,
+    )  # fmt: skip
+    reasons, found = wait_reasons(store), dict.fromkeys(WaitKind, 0)
+    for kind, spec_key, jobs in rows:
+        reason = reasons.get(spec_key)
+        if kind is None and reason is not None and (is_up or reason.is_infeasible):
+            kind = reason.kind
+        found[WaitKind(kind or (WaitKind.NOT_TRIED if is_up else WaitKind.NO_SCHEDULER))] += jobs
+    return found
+
+
 def _queued_jobs(
     store: Store, columns: str, where: str, *values: object
 ) -> list[tuple[QueuedJob, list[Any]]]:

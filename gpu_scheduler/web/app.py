@@ -13,9 +13,9 @@ import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from http import HTTPStatus
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 from weakref import WeakValueDictionary
 
 from fastapi import Depends, FastAPI, Header, HTTPException, Path, Query, Request
@@ -30,13 +30,16 @@ from starlette.routing import Match
 from gpu_scheduler.config import VERSION
 from gpu_scheduler.core.model.event import Event
 from gpu_scheduler.core.model.states import JobState, Outcome
-from gpu_scheduler.errors import SchedulerError
+from gpu_scheduler.errors import SchedulerError, missing_package
 from gpu_scheduler.show.events import to_json
 from gpu_scheduler.show.machine_gpus import GpuSource, open_source, simulation_of_scheduler
 from gpu_scheduler.show.store_access import scheduler_is_running
 from gpu_scheduler.web import operations
 from gpu_scheduler.web.guard import AsciiResponse, Caller, problem
 from gpu_scheduler.web.operations import Context, Json
+
+if TYPE_CHECKING:
+    from gpu_scheduler.web.metrics import QueueCollector
 
 Text = Annotated[str, Field(min_length=1, max_length=100_000, pattern=r"^[^\x00]*$")]
 _Number = Annotated[int, Field(ge=1, le=10**15 - 1)]
@@ -329,6 +332,20 @@ def create_app(context: Context) -> FastAPI:
     def model_gpus(of: Of) -> Response:
         return page(of, "machine", machine.read)
 
+    @cache
+    def collector() -> "QueueCollector":
+        from gpu_scheduler.web.metrics import QueueCollector  # its package may not be installed
+
+        return QueueCollector(context.location)
+
+    @app.get("/metrics", response_class=Response, responses={**_codes(501), 200: _METRICS})
+    def metrics(request: Request) -> Response:
+        try:
+            text, content_type = collector().page(request.headers.get("accept", ""))
+        except ImportError as error:
+            return problem(501, str(missing_package("`/metrics` needs another package", "metrics", error)))
+        return Response(text, headers={**state(), "Content-Type": content_type})
+
     @app.get("/api/v1/jobs", response_model=JobsReply, responses=_codes())
     def jobs(
         of: Of,
@@ -439,6 +456,7 @@ def create_app(context: Context) -> FastAPI:
     return app
 
 
+_METRICS = {"description": "The metrics", "content": {"text/plain": {"schema": {"type": "string"}}}}
 _TEXT = {"description": "The log", "content": {"text/plain": {"schema": {"type": "string"}}}}
 _EVENTS = {
     "description": "Server-sent events",
@@ -450,7 +468,7 @@ def _error(
     request: Request, status: int, detail: object, headers: Mapping[str, str] | None, **members: object
 ) -> Response:
     """Returns an error with `detail` alone for the short routes, and as a problem for the others."""
-    if request.scope["path"].startswith("/api/"):
+    if request.scope["path"].startswith(("/api/", "/metrics")):
         return problem(status, str(detail), headers, **members)
     return AsciiResponse({"detail": members.get("errors", detail)}, status, headers)
 

@@ -106,7 +106,7 @@ class Guard:
 
     is_loopback: the server listens on a loopback address only. port: its port. allowed_hosts: further names,
     as NAME or NAME:PORT, by which clients may call it. owner_uid: the user who needs no token over a loopback
-    address, unless it is root.
+    address, unless it is root. open_paths: paths that anyone on this machine may read.
     """
 
     #: Seconds between two checks of the token of a stream.
@@ -123,10 +123,12 @@ class Guard:
         port: int,
         allowed_hosts: Collection[str],
         owner_uid: int,
+        open_paths: Collection[str] = (),
     ) -> None:
         self._app = app
         self._tokens = tokens
         self._owner_uid = owner_uid if is_loopback and owner_uid != 0 else None
+        self._open_paths = open_paths if is_loopback else ()
         names = [name.lower() for name in (*_OWN_NAMES, *allowed_hosts)]
         self._hosts = {name if _PORT.search(name) else f"{name}:{port}" for name in names}
         self._changes: dict[str, deque[float]] = {}
@@ -153,7 +155,8 @@ class Guard:
         self._check_site(headers)
         token = self._token(headers)
         if token is None:
-            self._check_peer(scope, headers)
+            is_open = scope["path"] in self._open_paths and scope["method"] in _READING
+            self._check_peer(scope, headers, is_open=is_open)
             caller = Caller(LOCAL)
         else:
             caller = Caller(token.name, not token.read_only, token.logs)
@@ -205,12 +208,15 @@ class Guard:
             raise _unauthorized("The token is unknown, revoked or expired.")
         return token
 
-    def _check_peer(self, scope: Scope, headers: Collection[str]) -> None:
-        """Refuses a request without a token, unless its socket is the owner's and no proxy passed it on."""
+    def _check_peer(self, scope: Scope, headers: Collection[str], *, is_open: bool) -> None:
+        """Refuses a request without a token, unless no proxy passed it on and its socket is the owner's.
+
+        is_open: whether everybody on this machine may make it.
+        """
         if any(name.startswith(("forwarded", "via", "x-real-ip", "x-forwarded")) for name in headers):
             raise _unauthorized("A request through a proxy needs a token.")
         uid = scope.get("state", {}).get(PEER_UID)
-        if uid is None or uid != self._owner_uid:
+        if not is_open and (uid is None or uid != self._owner_uid):
             raise _unauthorized("This request needs a token.")
 
     def _check_change(self, caller: Caller, headers: Mapping[str, list[str]]) -> None:

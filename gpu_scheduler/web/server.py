@@ -51,6 +51,8 @@ def run(location: Location, options: Namespace, say: Callable[[str], None]) -> N
         raise UsageError(f"{where}, every request needs a token; create one first: `token create NAME`")
     if (options.tls_cert is None) != (options.tls_key is None):
         raise UsageError("--tls-cert and --tls-key belong together; give both")
+    if options.open_metrics:
+        check_open_metrics(options.host)
     home.create()
     own_process.lock_file(home.folder / "serve.lock", "another server serves this queue already")
     refusal = b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\n\r\n"
@@ -62,6 +64,7 @@ def run(location: Location, options: Namespace, say: Callable[[str], None]) -> N
     guard = Guard(
         create_app(context), tokens=tokens, is_loopback=is_local, port=port,
         allowed_hosts=options.allowed_host or (), owner_uid=os.geteuid(),
+        open_paths=("/metrics",) if options.open_metrics else (),
     )  # fmt: skip
     config = uvicorn.Config(
         guard, interface="asgi3", loop="asyncio", http=GuardedProtocol, ws="none", log_config=None,
@@ -83,6 +86,15 @@ def run(location: Location, options: Namespace, say: Callable[[str], None]) -> N
         f"{', which travels in the clear; use --tls-cert and --tls-key' if is_clear else ''}"
     )
     uvicorn.Server(config).run(sockets=[listener])
+
+
+def check_open_metrics(host: str) -> None:
+    """Raises UsageError if --open-metrics would open the metrics to other machines."""
+    if not _is_local(host):
+        raise UsageError(
+            f"--open-metrics would open the metrics to whoever reaches {host}; leave it out, and give"
+            " Prometheus a token: `token create --read-only NAME`"
+        )
 
 
 def _is_local(host: str) -> bool:

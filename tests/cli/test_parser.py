@@ -56,7 +56,7 @@ _ALL_CHANGED = StartOptions(
     suspect_after=5, log_limit_mib=5, start_interval_s=1.5, cpu_jobs=999,
     preempt_at_priority=100, preempt_grace_s=5.0, queue_order=QueueOrder.BACKFILL, aging=3, idle_budget=0.0,
     poll_s=0.5, verbose=True, fresh=True, ignore_old_sessions=True, trust_files=True,
-    serve="[::1]:80", as_root=True, allowed_host=("a", "b:90"), tls_cert="c", tls_key="k",
+    serve="[::1]:80", as_root=True, open_metrics=True, allowed_host=("a", "b:90"), tls_cert="c", tls_key="k",
     redis="redis://h", requeue_silent_after=1800.0, on="slurm", slurm="gpu", slurm_dir="shared",
     slurm_options="--qos=x", slurm_limit=7, slurm_shards=4, slurm_python="/p", notify=("ntfy://a", "json://b"),
 )  # fmt: skip
@@ -74,7 +74,8 @@ def test_every_option_of_start_sets_its_field() -> None:
         " --suspect-after 5 --log-limit 5 --start-interval 1.5 --cpu-jobs 999"
         " --preempt-at-priority HIGH --preempt-grace 5 --queue-order backfill --aging 3 --idle-budget 0"
         " --poll 0.5 -v --fresh --ignore-old-sessions --trust-files"
-        " --serve [::1]:80 --as-root --allowed-host a --allowed-host b:90 --tls-cert c --tls-key k"
+        " --serve [::1]:80 --as-root --open-metrics --allowed-host a --allowed-host b:90"
+        " --tls-cert c --tls-key k"
         " --redis redis://h --requeue-silent-after 30m --on slurm --slurm gpu --slurm-dir shared"
         " --slurm-options=--qos=x --slurm-limit 7 --slurm-shards 4 --slurm-python /p"
         " --notify ntfy://a --notify json://b"

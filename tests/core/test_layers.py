@@ -89,7 +89,11 @@ MAY: Mapping[str, tuple[str, ...]] = {
     ),
     "web": (
         "control", "show", "core.model", "core.text", "core.jobsfile.attributes", *TOP,
-        "store.job_lists", "store.requests", "system", "runner.folder", "runner.locks",
+        "store.job_lists", "store.requests", "system", "runner.folder", "runner.locks", "web.metrics",
+    ),
+    "web.metrics": (
+        "show", "core.model", *TOP, "store.attempt_history", "store.job_lists", "store.pending_groups",
+        "store.store",
     ),
     "redis_queue": (
         "control", "show", "core.text", "core.model", *TOP, "store.moved_or_copied", "store.store",

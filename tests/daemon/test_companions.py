@@ -180,12 +180,12 @@ def test_start_passes_the_options_of_the_server_on(tmp_path: Path, monkeypatch: 
         *("serve", "--host", "127.0.0.1", "--port", "8000", "--state-file", str(tmp_path / "s.json")),
         *("--until-eof", "0"),
     )
-    options = StartOptions(serve="[::]:1", data_dir="d", as_root=True, allowed_host=("a", "b:2"),
-                           tls_cert="c", tls_key="k")  # fmt: skip
+    options = StartOptions(serve="[::]:1", data_dir="d", as_root=True, open_metrics=True,
+                           allowed_host=("a", "b:2"), tls_cert="c", tls_key="k")  # fmt: skip
     (full,) = companions_of(options, home)
     assert full.argv[full.argv.index("serve") :] == (
         *("serve", "--host", "::", "--port", "1", "--state-file", str(tmp_path / "s.json")),
-        *("--until-eof", "0", "--as-root", "--allowed-host=a", "--allowed-host=b:2"),
+        *("--until-eof", "0", "--as-root", "--open-metrics", "--allowed-host=a", "--allowed-host=b:2"),
         *("--data-dir", str(tmp_path / "d"), "--tls-cert", str(tmp_path / "c")),
         *("--tls-key", str(tmp_path / "k")),
     )

@@ -404,6 +404,34 @@ def test_a_problem_names_its_status_and_may_have_more_members() -> None:
     assert (response.headers["x-a"], response.status_code) == ("b", 404)
 
 
+# Paths that every user may read.
+
+
+@pytest.mark.parametrize(
+    ("ask", "status"),
+    [
+        (Ask(path="/metrics", uid=OWNER + 1), 200),
+        (Ask(path="/metrics", uid=None), 200),
+        (Ask("POST", "/metrics", uid=None), 401),
+        (Ask(path="/metrics/", uid=None), 401),
+        (Ask(path="/queue", uid=None), 401),
+        (Ask(path="/metrics", uid=None).having("x-forwarded-for", "192.0.2.1"), 401),
+        (Ask(path="/metrics", uid=None).having("authorization", "Bearer gps_wrong"), 401),
+        (Ask(path="/metrics", uid=None).having("host", "evil.test"), 403),
+        (Ask(path="/metrics", uid=None).having("origin", "http://evil.test"), 403),
+    ],
+)
+def test_an_open_path_may_be_read_by_every_user_of_this_machine(
+    tmp_path: Path, ask: Ask, status: int
+) -> None:
+    assert Box(tmp_path, {"open_paths": ("/metrics",)}).status(ask) == status
+
+
+def test_no_path_is_open_to_other_machines(tmp_path: Path) -> None:
+    box = Box(tmp_path, {"open_paths": ("/metrics",), "is_loopback": False})
+    assert box.status(Ask(path="/metrics", uid=None)) == 401
+
+
 # Streams.
 
 

@@ -13,6 +13,8 @@ import tempfile
 import time
 from contextlib import ExitStack, closing
 from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
 import pytest
 
@@ -285,3 +287,23 @@ def test_serve_records_a_change_for_the_next_scheduler_and_runs_no_rounds(box: B
         assert [request.verb for request in open_requests(store)] == ["hold"]
     assert record is not None
     assert record.state == "queued"
+
+
+@pytest.mark.parametrize(
+    "words", [("serve", "--host", "0.0.0.0"), ("start", "--simulate", "1", "--serve", "[::]:0")]
+)
+def test_metrics_are_open_on_a_loopback_address_only(box: Box, words: tuple[str, ...]) -> None:
+    done = box.cli(*words, "--open-metrics", *AS_ROOT)
+    assert done.returncode == 2
+    assert "leave it out, and give Prometheus a token: `token create --read-only NAME`" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_open_metrics_need_no_token(box: Box) -> None:
+    process = box.serve("--open-metrics")
+    box.token = "wrong"
+    with pytest.raises(HTTPError, match="401"):
+        box.request("/metrics")
+    with urlopen(f"http://127.0.0.1:{box.port}/metrics", timeout=30) as answer:
+        assert b"\ngpu_scheduler_up 0.0\n" in answer.read()
+    assert process.poll() is None

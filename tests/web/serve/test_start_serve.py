@@ -123,7 +123,9 @@ def test_a_file_in_the_folder_shadows_no_module_of_the_server(box: Box) -> None:
     assert "shadowed" not in box.log()
 
 
-@pytest.mark.parametrize("words", [("--as-root",), ("--allowed-host", "a"), ("--tls-cert", "c")])
+@pytest.mark.parametrize(
+    "words", [("--as-root",), ("--open-metrics",), ("--allowed-host", "a"), ("--tls-cert", "c")]
+)
 def test_the_options_of_the_server_need_serve(box: Box, words: tuple[str, ...]) -> None:
     done = box.cli("start", "--simulate", "1", *words)
     assert (done.returncode, done.stderr) == (
