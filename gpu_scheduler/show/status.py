@@ -30,9 +30,10 @@ from gpu_scheduler.show.location import Location
 from gpu_scheduler.show.store_access import open_store, scheduler_pid_of
 from gpu_scheduler.store.job_lists import (
     JobFilter,
+    JobOrder,
     cleared_count,
     finished_jobs,
-    jobs_before,
+    list_jobs,
     jobs_to_watch,
     open_jobs,
     state_counts,
@@ -136,15 +137,17 @@ class JobPage(Struct, frozen=True):
     next: int | None
 
 
-def job_page(location: Location, wanted: JobFilter, cursor: int | None, limit: int) -> JobPage:
+def job_page(
+    location: Location, wanted: JobFilter, cursor: int | None, limit: int, order: JobOrder = "newest"
+) -> JobPage:
     """Returns at most `limit` jobs, running ones with their progress.
 
-    cursor: that of the page, None for the first one. Raises StoreNotFoundError before the first start.
+    cursor: that of the page, None for the first one. order: as for `list_jobs`. Raises StoreNotFoundError before the first start.
     """
     with open_store(location, read_only=True) as store:
         is_up = scheduler_pid_of(store) is not None
         with store.snapshot():
-            found = jobs_before(store, wanted, cursor, limit + 1)
+            found = list_jobs(store, wanted, cursor, limit + 1, order)
             jobs, ids = found[:limit], [job.id for job in found[:limit]]
             attempts = store.newest_attempts(ids)
             active = [one for one in store.active_attempts() if one.job_id in set(ids)]

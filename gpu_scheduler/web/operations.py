@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from msgspec import Struct
+from msgspec.structs import asdict
 
 from gpu_scheduler.config import VERSION
 from gpu_scheduler.control import job_requests
@@ -73,7 +74,8 @@ from gpu_scheduler.show.status import (
 )
 from gpu_scheduler.show.store_access import ANSWER_TIMEOUT_S, open_store, recorded_request
 from gpu_scheduler.show.why import diagnose
-from gpu_scheduler.store.job_lists import JobFilter
+from gpu_scheduler.store.attempt_history import gpu_time, recent_runs
+from gpu_scheduler.store.job_lists import JobFilter, JobOrder
 from gpu_scheduler.store.requests import KeyReusedError, SubmissionKey
 
 Json = dict[str, Any]
@@ -150,11 +152,14 @@ def jobs(
     source: str | None = None,
     limit: int = 50,
     cursor: int | None = None,
+    search: str | None = None,
+    order: JobOrder = "newest",
 ) -> Json:
-    """Returns at most `limit` jobs, the newest first, and the cursor of the next page."""
-    wanted = JobFilter(tuple(map(JobState, state)), tuple(map(Outcome, outcome)), name, source)
+    """Returns at most `limit` jobs, by default the newest first, and the cursor of the next page."""
+    states, outcomes = tuple(map(JobState, state)), tuple(map(Outcome, outcome))
+    wanted = JobFilter(states, outcomes, name, source, search, in_lines=context.details)
     most = min(limit, MAX_PAGE)
-    page = _read(lambda: job_page(context.location, wanted, cursor, most), lambda: JobPage((), None))
+    page = _read(lambda: job_page(context.location, wanted, cursor, most, order), lambda: JobPage((), None))
     return {"jobs": [_job_object(context, one) for one in page.jobs], "next": page.next}
 
 
@@ -198,6 +203,18 @@ def gpus(context: Context) -> Json:
     """Returns the managed GPUs, as in `status --json`."""
     report = _report(context, StatusQuery(max_queued=0, max_finished=0))
     return {"now": report.now, "gpus": [status_json.gpu_object(gpu) for gpu in report.gpus]}
+
+
+def runs(context: Context, hours: float = 2.0) -> Json:
+    """Returns which attempts have run on which GPUs in the last hours, at most the last 500."""
+    now = time.time()
+
+    def read() -> Json:
+        with open_store(context.location, read_only=True) as store, store.snapshot():
+            found, idle_s = recent_runs(store, now - 3600 * hours, 500), gpu_time(store, now).reserved_idle_s
+        return {"runs": [asdict(one) for one in found], "reserved_idle_s": idle_s}
+
+    return {"now": now, "hours": hours, **_read(read, lambda: {"runs": [], "reserved_idle_s": 0.0})}
 
 
 def health(context: Context) -> Json:
