@@ -78,7 +78,9 @@ def link(options: Namespace) -> int:
     try:
         address = (home.folder / ADDRESS_FILE).read_text(encoding="utf-8")
     except OSError:
-        raise SchedulerError("no web server serves this queue; start one: `start --serve` or `serve`") from None
+        raise SchedulerError(
+            "no web server serves this queue; start one: `start --serve` or `serve`"
+        ) from None
     print(f"{address}/#link={Tokens(home.folder).create_link()}")
     print_message("this link is valid once, for five minutes; who opens it can run code as you")
     return 0

@@ -33,8 +33,8 @@ from gpu_scheduler.store.job_lists import (
     JobOrder,
     cleared_count,
     finished_jobs,
-    list_jobs,
     jobs_to_watch,
+    list_jobs,
     open_jobs,
     state_counts,
     unsuccessful_counts,
@@ -142,7 +142,8 @@ def job_page(
 ) -> JobPage:
     """Returns at most `limit` jobs, running ones with their progress.
 
-    cursor: that of the page, None for the first one. order: as for `list_jobs`. Raises StoreNotFoundError before the first start.
+    cursor: that of the page, None for the first one. order: as for `list_jobs`. Raises StoreNotFoundError
+    before the first start.
     """
     with open_store(location, read_only=True) as store:
         is_up = scheduler_pid_of(store) is not None

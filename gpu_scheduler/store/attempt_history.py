@@ -12,6 +12,8 @@ from collections.abc import Iterable
 from itertools import groupby
 from operator import itemgetter
 
+from msgspec import Struct
+
 from gpu_scheduler.core.model.job import Attempt, Job
 from gpu_scheduler.core.model.states import Outcome
 from gpu_scheduler.core.scheduling.actions import Action, AttemptChanged
@@ -120,7 +122,7 @@ class Run(Struct, frozen=True):
 def recent_runs(store: Store, since: float, limit: int) -> list[Run]:
     """Returns the newest `limit` runs that ended after `since` (wall seconds) or still run, oldest first."""
     rows = store.db.rows(
-        "SELECT job_id, number, name, started_at, ended_at, attempt.outcome, json_group_array(idx)"
+        "SELECT job_id, number, job.name, started_at, ended_at, attempt.outcome, json_group_array(idx)"
         " FROM attempt JOIN job ON job.id = job_id JOIN allocation ON attempt_id = attempt.id"
         " JOIN gpu ON uuid = gpu WHERE started_at IS NOT NULL AND (ended_at IS NULL OR ended_at > ?)"
         " AND attempt.id IN (SELECT id FROM attempt WHERE state <> 'closed'"

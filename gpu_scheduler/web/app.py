@@ -282,11 +282,11 @@ def create_app(context: Context) -> FastAPI:
 
     `app.state.close` ends the process that reads the GPUs, as the end of this process does.
     """
+    pages, machine, use = _Pages(context), _MachineGpus(context), RecentUse(context)
     app = FastAPI(
         title="GPU Job Scheduler", version=VERSION, docs_url=None, redoc_url=None,
-        openapi_url="/api/v1/openapi.json", redirect_slashes=False, lifespan=(use := RecentUse(context)).sampling,
+        openapi_url="/api/v1/openapi.json", redirect_slashes=False, lifespan=use.sampling,
     )  # fmt: skip
-    pages, machine = _Pages(context), _MachineGpus(context)
     add_routes(app, context, _codes)
 
     def of(request: Request) -> Context:

@@ -199,7 +199,10 @@ class Guard:
         origins = {value.lower() for value in headers.get("origin", ())}
         if not origins <= {f"http://{host}", f"https://{host}"}:
             raise _Refused(403, "A page of another site (Origin) may not use this server.")
-        if not may_come_from_elsewhere and not {*headers.get("sec-fetch-site", ())} <= {"same-origin", "none"}:
+        if not may_come_from_elsewhere and not {*headers.get("sec-fetch-site", ())} <= {
+            "same-origin",
+            "none",
+        }:
             raise _Refused(403, "A page of another site (Sec-Fetch-Site) may not use this server.")
 
     def _token(self, headers: Mapping[str, list[str]]) -> Token | None:

@@ -139,8 +139,9 @@ class Tokens:
         digest, now = _digest(secret), self._now()
         with self._changed() as tokens:
             links = [one for one in tokens if one.is_link]
-            found = [one for one in links if hmac.compare_digest(one.digest, digest) and now < one.expires]
-            tokens[:] = [one for one in tokens if one not in found and not (one.is_link and one.expires <= now)]
+            valid = [one for one in links if one.expires is not None and now < one.expires]
+            found = [one for one in valid if hmac.compare_digest(one.digest, digest)]
+            tokens[:] = [one for one in tokens if one not in links or (one in valid and one not in found)]
             if not found:
                 return None
             token = PREFIX + secrets.token_urlsafe(32)
