@@ -28,6 +28,7 @@ from gpu_scheduler.show.job_views import (
 )
 from gpu_scheduler.show.location import Location
 from gpu_scheduler.show.store_access import open_store, scheduler_pid_of
+from gpu_scheduler.store.attempt_history import Run, gpu_time, recent_runs
 from gpu_scheduler.store.job_lists import (
     JobFilter,
     JobOrder,
@@ -156,6 +157,15 @@ def job_page(
             views = tuple(job_view(job, attempts.get(job.id), context) for job in jobs)
         views = with_progress(store, views, time.time(), with_checkpoint=False)
     return JobPage(views, ids[-1] if len(found) > limit else None)
+
+
+def runs_since(location: Location, since: float, now: float) -> tuple[list[Run], float]:
+    """Returns the newest runs on GPUs since then, and the GPU-seconds for which reserved GPUs were idle.
+
+    Times are wall seconds. Raises StoreNotFoundError before the first start.
+    """
+    with open_store(location, read_only=True) as store, store.snapshot():
+        return recent_runs(store, since, 500), gpu_time(store, now).reserved_idle_s
 
 
 def job_of_item(location: Location, redis_id: str) -> int | None:

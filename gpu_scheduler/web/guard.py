@@ -63,6 +63,8 @@ PUBLIC = {
     "/favicon.ico": "icon.svg",
 }  # fmt: skip
 SESSION = "/api/v1/session"
+#: The name of callers of these routes.
+ANYBODY = ""
 #: An address and a port.
 End = tuple[IPv4Address | IPv6Address, int]
 
@@ -77,7 +79,7 @@ _ANSWER = struct.Struct("=IHHII BBBB48sIIIII")
 
 
 class Caller(Struct, frozen=True):
-    """Who makes a request. name: "local", or the name of the token."""
+    """Who makes a request. name: "local", the name of the token, or "" for the routes that need none."""
 
     name: str
     may_change: bool = True
@@ -159,10 +161,12 @@ class Guard:
         is_reading = scope["method"] in _READING
         is_public = is_reading and scope["path"] in PUBLIC
         self._check_site(headers, may_come_from_elsewhere=is_public)
-        token = None if is_public else self._token(headers)
-        if token is None:
-            if not is_public and (is_reading or scope["path"] != SESSION):
-                self._check_peer(scope, headers)
+        is_session = scope["method"] == "POST" and scope["path"] == SESSION
+        token = None if is_public or is_session else self._token(headers)
+        if is_public or is_session:
+            caller = Caller(ANYBODY)
+        elif token is None:
+            self._check_peer(scope, headers)
             caller = Caller(LOCAL)
         else:
             caller = Caller(token.name, not token.read_only, token.logs)

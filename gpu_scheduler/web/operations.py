@@ -70,11 +70,11 @@ from gpu_scheduler.show.status import (
     job_of_item,
     job_page,
     running_progress,
+    runs_since,
     status,
 )
 from gpu_scheduler.show.store_access import ANSWER_TIMEOUT_S, open_store, recorded_request
 from gpu_scheduler.show.why import diagnose
-from gpu_scheduler.store.attempt_history import gpu_time, recent_runs
 from gpu_scheduler.store.job_lists import JobFilter, JobOrder
 from gpu_scheduler.store.requests import KeyReusedError, SubmissionKey
 
@@ -208,13 +208,8 @@ def gpus(context: Context) -> Json:
 def runs(context: Context, hours: float = 2.0) -> Json:
     """Returns which attempts have run on which GPUs in the last hours, at most the last 500."""
     now = time.time()
-
-    def read() -> Json:
-        with open_store(context.location, read_only=True) as store, store.snapshot():
-            found, idle_s = recent_runs(store, now - 3600 * hours, 500), gpu_time(store, now).reserved_idle_s
-        return {"runs": [asdict(one) for one in found], "reserved_idle_s": idle_s}
-
-    return {"now": now, "hours": hours, **_read(read, lambda: {"runs": [], "reserved_idle_s": 0.0})}
+    found, idle_s = _read(lambda: runs_since(context.location, now - 3600 * hours, now), lambda: ([], 0.0))
+    return {"now": now, "hours": hours, "runs": [asdict(one) for one in found], "reserved_idle_s": idle_s}
 
 
 def health(context: Context) -> Json:

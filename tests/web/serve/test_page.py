@@ -38,6 +38,7 @@ def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Box]:
     made.start()
     wait_for(made.health, "the server")
     yield made
+    made.cli("stop", "--jobs")
     made.close()
 
 
