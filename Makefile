@@ -32,7 +32,7 @@ demo:
 	@bash tools/demo.sh $(SIMULATE)
 
 test:
-	@bash tools/setup.sh --dev screen --optional tmux redis-server
+	@bash tools/setup.sh --dev screen --optional tmux redis-server chromium
 	$(PYTHON) -m pytest -n 6 --dist worksteal -q $(PYTEST)
 
 docs:
@@ -68,7 +68,7 @@ test-slurm:
 	GPU_SCHEDULER_NEED_SLURM=1 $(PYTHON) -m pytest -q -n 2 $(PYTEST) tests/engines tests/contract/test_executors.py
 
 test-all:
-	@bash tools/setup.sh --dev screen --optional tmux redis-server
+	@bash tools/setup.sh --dev screen --optional tmux redis-server chromium
 	@bash tools/test_all.sh $(PYTEST)
 
 clean:

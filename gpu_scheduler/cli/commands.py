@@ -601,6 +601,8 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
             arg("--days", metavar="N", type=values.integer(1, 36500),
                 help="Days after which the token expires (default: never)"),
             JSON)),
+        "link": Command("front_ends", "link",
+            "Print a link that opens the web page of `serve` once, within five minutes", ()),
         "mcp": Command("front_ends", "mcp --allow-changes",
             "Offer the queue to an assistant as tools (Model Context Protocol) on stdin and stdout", (
             flag("--allow-changes", "Also offer tools that submit, cancel, hold, release and retry jobs"),

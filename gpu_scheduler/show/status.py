@@ -28,12 +28,14 @@ from gpu_scheduler.show.job_views import (
 )
 from gpu_scheduler.show.location import Location
 from gpu_scheduler.show.store_access import open_store, scheduler_pid_of
+from gpu_scheduler.store.attempt_history import Run, gpu_time, recent_runs
 from gpu_scheduler.store.job_lists import (
     JobFilter,
+    JobOrder,
     cleared_count,
     finished_jobs,
-    jobs_before,
     jobs_to_watch,
+    list_jobs,
     open_jobs,
     state_counts,
     unsuccessful_counts,
@@ -136,15 +138,18 @@ class JobPage(Struct, frozen=True):
     next: int | None
 
 
-def job_page(location: Location, wanted: JobFilter, cursor: int | None, limit: int) -> JobPage:
+def job_page(
+    location: Location, wanted: JobFilter, cursor: int | None, limit: int, order: JobOrder = "newest"
+) -> JobPage:
     """Returns at most `limit` jobs, running ones with their progress.
 
-    cursor: that of the page, None for the first one. Raises StoreNotFoundError before the first start.
+    cursor: that of the page, None for the first one. order: as for `list_jobs`. Raises StoreNotFoundError
+    before the first start.
     """
     with open_store(location, read_only=True) as store:
         is_up = scheduler_pid_of(store) is not None
         with store.snapshot():
-            found = jobs_before(store, wanted, cursor, limit + 1)
+            found = list_jobs(store, wanted, cursor, limit + 1, order)
             jobs, ids = found[:limit], [job.id for job in found[:limit]]
             attempts = store.newest_attempts(ids)
             active = [one for one in store.active_attempts() if one.job_id in set(ids)]
@@ -152,6 +157,15 @@ def job_page(location: Location, wanted: JobFilter, cursor: int | None, limit: i
             views = tuple(job_view(job, attempts.get(job.id), context) for job in jobs)
         views = with_progress(store, views, time.time(), with_checkpoint=False)
     return JobPage(views, ids[-1] if len(found) > limit else None)
+
+
+def runs_since(location: Location, since: float, now: float) -> tuple[list[Run], float]:
+    """Returns the newest runs on GPUs since then, and the GPU-seconds for which reserved GPUs were idle.
+
+    Times are wall seconds. Raises StoreNotFoundError before the first start.
+    """
+    with open_store(location, read_only=True) as store, store.snapshot():
+        return recent_runs(store, since, 500), gpu_time(store, now).reserved_idle_s
 
 
 def job_of_item(location: Location, redis_id: str) -> int | None:

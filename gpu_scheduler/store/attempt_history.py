@@ -13,6 +13,8 @@ from itertools import groupby
 from operator import itemgetter
 from typing import NamedTuple
 
+from msgspec import Struct
+
 from gpu_scheduler.core.model.job import Attempt, Job
 from gpu_scheduler.core.model.states import Outcome
 from gpu_scheduler.core.scheduling.actions import Action, AttemptChanged
@@ -138,6 +140,34 @@ def attempt_times(store: Store, after: int, also: Iterable[int] = ()) -> Iterato
     )
     for *values, gpus in rows:
         yield AttemptTimes._make([*values, tuple(gpus.split(",")) if gpus else ()])
+
+
+class Run(Struct, frozen=True):
+    """The run of an attempt on GPUs of this machine. Times are wall seconds; ended_at is None while it runs.
+
+    name: that of its job. gpus: the indices.
+    """
+
+    job: int
+    attempt: int
+    name: str | None
+    gpus: tuple[int, ...]
+    started_at: float
+    ended_at: float | None
+    outcome: str | None
+
+
+def recent_runs(store: Store, since: float, limit: int) -> list[Run]:
+    """Returns the newest `limit` runs that ended after `since` (wall seconds) or still run, oldest first."""
+    rows = store.db.rows(
+        "SELECT job_id, number, job.name, started_at, ended_at, attempt.outcome, json_group_array(idx)"
+        " FROM attempt JOIN job ON job.id = job_id JOIN allocation ON attempt_id = attempt.id"
+        " JOIN gpu ON uuid = gpu WHERE started_at IS NOT NULL AND (ended_at IS NULL OR ended_at > ?)"
+        " AND attempt.id IN (SELECT id FROM attempt WHERE state <> 'closed'"
+        " UNION SELECT id FROM (SELECT id FROM attempt ORDER BY id DESC LIMIT ?)) GROUP BY attempt.id",
+        since, limit,
+    )  # fmt: skip
+    return [Run(job, number, name, tuple(json.loads(gpus)), *rest) for job, number, name, *rest, gpus in rows]
 
 
 def gpu_time(store: Store, wall: float) -> GpuTime:

@@ -6,8 +6,10 @@ Dependencies are facts; only the loop acts on them.
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
 from collections.abc import Collection, Iterable
+from typing import Literal
 
 from msgspec import Struct
 
@@ -189,17 +191,33 @@ def interrupted_jobs(store: Store) -> list[Job]:
 class JobFilter(Struct, frozen=True):
     """Selects jobs that match every value that is given.
 
-    states, outcomes: match one of these. name: a name, a group or a pattern. source: the exact source.
+    states, outcomes: match one of these. name: a name, a group or a pattern. source: the exact source. text:
+    part of the name or, if in_lines, of the line, in any case; or the id.
     """
 
     states: tuple[JobState, ...] = ()
     outcomes: tuple[Outcome, ...] = ()
     name: str | None = None
     source: str | None = None
+    text: str | None = None
+    in_lines: bool = True
 
 
-def jobs_before(store: Store, wanted: JobFilter, before: int | None, limit: int) -> list[Job]:
-    """Returns the jobs with the highest ids below `before`, newest first, cleared ones too."""
+#: The columns by which jobs are listed, and how the next one compares with the last one.
+_ORDERS = {
+    "newest": (("id",), "<"), "queue": (("priority", "position", "id"), ">"),
+    "finished": (("finished_at", "id"), "<"),
+}  # fmt: skip
+JobOrder = Literal["newest", "queue", "finished"]
+
+
+def list_jobs(
+    store: Store, wanted: JobFilter, cursor: int | None, limit: int, order: JobOrder = "newest"
+) -> list[Job]:
+    """Returns at most `limit` jobs, cleared ones too: the newest, the first in the queue, or the last ended.
+
+    cursor: the id of the job before the first one; with `newest` any id.
+    """
     parts: list[tuple[str, tuple[str | int, ...]]] = [("TRUE", ())]
     for column, chosen in (("state", wanted.states), ("outcome", wanted.outcomes)):
         if chosen:
@@ -209,11 +227,19 @@ def jobs_before(store: Store, wanted: JobFilter, before: int | None, limit: int)
         parts.append(_meaning(store, wanted.name))
     if wanted.source is not None:
         parts.append(("source = ?", (wanted.source,)))
-    if before is not None:
-        parts.append(("id < ?", (before,)))
+    if wanted.text is not None:
+        searched = "coalesce(name, '') || char(10) || text" if wanted.in_lines else "name"
+        number = int(wanted.text) if re.fullmatch("[0-9]{1,15}", wanted.text) else 0
+        parts.append((f"instr(lower({searched}), lower(?)) OR id = ?", (wanted.text, number)))
+    columns, comparison = _ORDERS[order]
+    if cursor is not None:
+        last = "?" if order == "newest" else f"(SELECT {', '.join(columns)} FROM job WHERE id = ?)"
+        parts.append((f"({', '.join(columns)}) {comparison} {last}", (cursor,)))
+    direction = " DESC" if comparison == "<" else ""
+    by = ", ".join(f"{column}{direction}" for column in columns)
     where = " AND ".join(f"({text})" for text, _ in parts)
     values = [value for _, some in parts for value in some]
-    return _jobs(store, f"job WHERE {where} ORDER BY id DESC LIMIT ?", *values, limit)
+    return _jobs(store, f"job WHERE {where} ORDER BY {by} LIMIT ?", *values, limit)
 
 
 # Reads the jobs that are adopted processes (docs/design.md, Adopted processes).

@@ -34,9 +34,11 @@ from gpu_scheduler.errors import SchedulerError, missing_package
 from gpu_scheduler.show.events import to_json
 from gpu_scheduler.show.machine_gpus import GpuSource, open_source, simulation_of_scheduler
 from gpu_scheduler.show.store_access import scheduler_is_running
+from gpu_scheduler.store.job_lists import JobOrder
 from gpu_scheduler.web import operations
 from gpu_scheduler.web.guard import AsciiResponse, Caller, problem
 from gpu_scheduler.web.operations import Context, Json
+from gpu_scheduler.web.page import RecentUse, add_routes
 
 if TYPE_CHECKING:
     from gpu_scheduler.web.metrics import QueueCollector
@@ -283,11 +285,12 @@ def create_app(context: Context) -> FastAPI:
 
     `app.state.close` ends the process that reads the GPUs, as the end of this process does.
     """
+    pages, machine, use = _Pages(context), _MachineGpus(context), RecentUse(context)
     app = FastAPI(
         title="GPU Job Scheduler", version=VERSION, docs_url=None, redoc_url=None,
-        openapi_url="/api/v1/openapi.json", redirect_slashes=False,
+        openapi_url="/api/v1/openapi.json", redirect_slashes=False, lifespan=use.sampling,
     )  # fmt: skip
-    pages, machine = _Pages(context), _MachineGpus(context)
+    add_routes(app, context, _codes)
 
     def of(request: Request) -> Context:
         caller: Caller = request.state.caller
@@ -355,8 +358,10 @@ def create_app(context: Context) -> FastAPI:
         source: Annotated[str | None, Query(max_length=4096)] = None,
         limit: Annotated[int, Query(ge=1, le=operations.MAX_PAGE)] = 50,
         cursor: Annotated[int | None, Query(ge=1, le=10**15 - 1)] = None,
+        search: Annotated[str | None, Query(min_length=1, max_length=200)] = None,
+        order: JobOrder = "newest",
     ) -> Response:
-        query = (tuple(state or ()), tuple(outcome or ()), name, source, limit, cursor)
+        query = (tuple(state or ()), tuple(outcome or ()), name, source, limit, cursor, search, order)
         return page(of, ("jobs", *query), lambda: operations.jobs(of, *query))
 
     @app.get("/api/v1/jobs/{job_id}", response_model=Reply, responses=_codes(404))
@@ -381,6 +386,10 @@ def create_app(context: Context) -> FastAPI:
 
     for name in ("eta", "plan", "gpus", "health"):
         add_report(name, getattr(operations, name))
+
+    @app.get("/api/v1/use", response_model=Reply, responses=_codes())
+    def recent_use(of: Of, hours: Annotated[float, Query(gt=0, le=168)] = 2.0) -> Response:
+        return page(of, ("use", hours), lambda: {**operations.runs(of, hours), "samples": use.samples()})
 
     @app.post("/api/v1/jobs", response_model=SubmitReply, responses=_codes(409))
     def submit(of: Of, body: NewJobs, key: Annotated[str | None, _KEY] = None) -> Response:

@@ -57,6 +57,14 @@ PEER_UID = "peer_uid"
 
 #: The paths of the routes whose answers have no end.
 STREAM = re.compile(r"/api/v1/(events|jobs/[^/]+/log/stream)")
+#: The files of the page, which need no token, by their paths; and where a link is exchanged for a token.
+PUBLIC = {
+    "/": "index.html", "/page.js": "page.js", "/page.css": "page.css", "/preact.js": "preact.js",
+    "/favicon.ico": "icon.svg",
+}  # fmt: skip
+SESSION = "/api/v1/session"
+#: The name of callers of these routes.
+ANYBODY = ""
 #: An address and a port.
 End = tuple[IPv4Address | IPv6Address, int]
 
@@ -71,7 +79,7 @@ _ANSWER = struct.Struct("=IHHII BBBB48sIIIII")
 
 
 class Caller(Struct, frozen=True):
-    """Who makes a request. name: "local", or the name of the token."""
+    """Who makes a request. name: "local", the name of the token, or "" for the routes that need none."""
 
     name: str
     may_change: bool = True
@@ -152,15 +160,19 @@ class Guard:
         for name, value in scope["headers"]:
             headers.setdefault(name.decode("latin-1").lower(), []).append(value.decode("latin-1").strip())
         _check_path(scope)
-        self._check_site(headers)
-        token = self._token(headers)
-        if token is None:
-            is_open = scope["path"] in self._open_paths and scope["method"] in _READING
-            self._check_peer(scope, headers, is_open=is_open)
+        is_reading = scope["method"] in _READING
+        is_public = is_reading and scope["path"] in PUBLIC
+        self._check_site(headers, may_come_from_elsewhere=is_public)
+        is_session = scope["method"] == "POST" and scope["path"] == SESSION
+        token = None if is_public or is_session else self._token(headers)
+        if is_public or is_session:
+            caller = Caller(ANYBODY)
+        elif token is None:
+            self._check_peer(scope, headers, is_open=is_reading and scope["path"] in self._open_paths)
             caller = Caller(LOCAL)
         else:
             caller = Caller(token.name, not token.read_only, token.logs)
-        is_change = scope["method"] not in _READING
+        is_change = not is_reading
         if is_change:
             self._check_change(caller, headers)
         try:
@@ -181,8 +193,11 @@ class Guard:
         else:
             await self._app(scope, receive_rest, send)
 
-    def _check_site(self, headers: Mapping[str, list[str]]) -> None:
-        """Refuses requests for another name (DNS rebinding), and those that another site's page makes."""
+    def _check_site(self, headers: Mapping[str, list[str]], *, may_come_from_elsewhere: bool) -> None:
+        """Refuses requests for another name (DNS rebinding), and those that another site's page makes.
+
+        may_come_from_elsewhere: whether a link on another site may lead here.
+        """
         host = ",".join(headers.get("host", ())).lower()
         asked = {host} if _PORT.search(host) else {f"{host}:80", f"{host}:443"}  # browsers omit these
         if not asked & self._hosts:
@@ -190,7 +205,10 @@ class Guard:
         origins = {value.lower() for value in headers.get("origin", ())}
         if not origins <= {f"http://{host}", f"https://{host}"}:
             raise _Refused(403, "A page of another site (Origin) may not use this server.")
-        if not {*headers.get("sec-fetch-site", ())} <= {"same-origin", "none"}:
+        if not may_come_from_elsewhere and not {*headers.get("sec-fetch-site", ())} <= {
+            "same-origin",
+            "none",
+        }:
             raise _Refused(403, "A page of another site (Sec-Fetch-Site) may not use this server.")
 
     def _token(self, headers: Mapping[str, list[str]]) -> Token | None:

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from msgspec import Struct
+from msgspec.structs import asdict
 
 from gpu_scheduler.config import VERSION
 from gpu_scheduler.control import job_requests
@@ -69,11 +70,12 @@ from gpu_scheduler.show.status import (
     job_of_item,
     job_page,
     running_progress,
+    runs_since,
     status,
 )
 from gpu_scheduler.show.store_access import ANSWER_TIMEOUT_S, open_store, recorded_request
 from gpu_scheduler.show.why import diagnose
-from gpu_scheduler.store.job_lists import JobFilter
+from gpu_scheduler.store.job_lists import JobFilter, JobOrder
 from gpu_scheduler.store.requests import KeyReusedError, SubmissionKey
 
 Json = dict[str, Any]
@@ -150,11 +152,14 @@ def jobs(
     source: str | None = None,
     limit: int = 50,
     cursor: int | None = None,
+    search: str | None = None,
+    order: JobOrder = "newest",
 ) -> Json:
-    """Returns at most `limit` jobs, the newest first, and the cursor of the next page."""
-    wanted = JobFilter(tuple(map(JobState, state)), tuple(map(Outcome, outcome)), name, source)
+    """Returns at most `limit` jobs, by default the newest first, and the cursor of the next page."""
+    states, outcomes = tuple(map(JobState, state)), tuple(map(Outcome, outcome))
+    wanted = JobFilter(states, outcomes, name, source, search, in_lines=context.details)
     most = min(limit, MAX_PAGE)
-    page = _read(lambda: job_page(context.location, wanted, cursor, most), lambda: JobPage((), None))
+    page = _read(lambda: job_page(context.location, wanted, cursor, most, order), lambda: JobPage((), None))
     return {"jobs": [_job_object(context, one) for one in page.jobs], "next": page.next}
 
 
@@ -198,6 +203,13 @@ def gpus(context: Context) -> Json:
     """Returns the managed GPUs, as in `status --json`."""
     report = _report(context, StatusQuery(max_queued=0, max_finished=0))
     return {"now": report.now, "gpus": [status_json.gpu_object(gpu) for gpu in report.gpus]}
+
+
+def runs(context: Context, hours: float = 2.0) -> Json:
+    """Returns which attempts have run on which GPUs in the last hours, at most the last 500."""
+    now = time.time()
+    found, idle_s = _read(lambda: runs_since(context.location, now - 3600 * hours, now), lambda: ([], 0.0))
+    return {"now": now, "hours": hours, "runs": [asdict(one) for one in found], "reserved_idle_s": idle_s}
 
 
 def health(context: Context) -> Json:

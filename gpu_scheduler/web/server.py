@@ -16,8 +16,10 @@ from gpu_scheduler.core.text.formatting import pid_text
 from gpu_scheduler.errors import SchedulerError, UsageError, missing_package
 from gpu_scheduler.show.location import Location
 from gpu_scheduler.system import own_process
-from gpu_scheduler.system.safe_file import name_of_user
+from gpu_scheduler.system.safe_file import name_of_user, replace_file
 
+#: The file in the data directory with the address of the last server, for `link`.
+ADDRESS_FILE = "serve.url"
 #: Seconds that open requests have to end, and after which a server that hangs ends by force.
 _GRACE_S, _HANGING_S = 3, 5
 
@@ -80,8 +82,12 @@ def run(location: Location, options: Namespace, say: Callable[[str], None]) -> N
     host = f"[{options.host}]" if ":" in options.host else options.host
     who = "every request needs" if needs_token else "other users of this machine need"
     is_clear = options.tls_cert is None and not is_local
+    scheme = "http" if options.tls_cert is None else "https"
+    name = options.allowed_host[0] if options.allowed_host and not is_local else host
+    address = f"{scheme}://{name if ':' in name.rpartition(']')[2] else f'{name}:{port}'}"
+    replace_file(home.folder / ADDRESS_FILE, address.encode())
     say(
-        f"serving {home.state_file} at http{'' if options.tls_cert is None else 's'}://{host}:{port}\n"
+        f"serving {home.state_file} at {scheme}://{host}:{port}\n"
         f"whoever may submit jobs runs code as {user}; {who} a token (`token create NAME`)"
         f"{', which travels in the clear; use --tls-cert and --tls-key' if is_clear else ''}"
     )

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from msgspec import Struct
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from gpu_scheduler.errors import SchedulerError, UsageError
 from gpu_scheduler.system import safe_file
@@ -27,6 +27,8 @@ from gpu_scheduler.system.safe_file import replace_file
 
 #: Begins every token, so that programs that search for leaked secrets recognise it.
 PREFIX = "gps_"
+#: Seconds for which a link is valid, and the token that it is exchanged for.
+LINK_S, PAGE_S = 300.0, 30 * 86_400.0
 #: The name of callers without a token; no token may have it.
 LOCAL = "local"
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
@@ -37,7 +39,8 @@ class Token(Struct, frozen=True):
     """A token, without its secret.
 
     digest: the SHA-256 of the secret. created, expires: seconds since 1970; None means that it never expires.
-    logs: whether it shows logs, which those that are not read-only always do.
+    logs: whether it shows logs, which those that are not read-only always do. is_link: whether it is only
+    good for being exchanged, once, for a token with the same rights.
     """
 
     name: str
@@ -46,6 +49,7 @@ class Token(Struct, frozen=True):
     expires: float | None
     read_only: bool
     logs: bool
+    is_link: bool = False
 
 
 class Tokens:
@@ -87,7 +91,7 @@ class Tokens:
         """Returns the valid token with this secret, in constant time. Raises SchedulerError as `all` does."""
         digest = _digest(secret)
         found = [token for token in self.valid() if hmac.compare_digest(token.digest, digest)]
-        return found[0] if found else None
+        return found[0] if found and not found[0].is_link else None
 
     def is_valid(self, token: Token) -> bool:
         """Returns whether the token is still accepted, which it is not if the file cannot be used."""
@@ -118,6 +122,32 @@ class Tokens:
                 )
             tokens.append(Token(name, _digest(secret), now, expires, read_only, logs or not read_only))
         return secret
+
+    def create_link(self) -> str:
+        """Returns a secret that is good once, for five minutes, for a token with all rights."""
+        secret, now = secrets.token_urlsafe(32), self._now()
+        name = f"link-{secrets.token_hex(4)}"
+        with self._changed() as tokens:
+            tokens.append(Token(name, _digest(secret), now, now + LINK_S, False, True, is_link=True))
+        return secret
+
+    def exchange(self, secret: str) -> str | None:
+        """Returns a token for the secret of a link; None if that was used or has expired.
+
+        Raises SchedulerError as `all` does.
+        """
+        digest, now = _digest(secret), self._now()
+        with self._changed() as tokens:
+            links = [one for one in tokens if one.is_link]
+            valid = [one for one in links if one.expires is not None and now < one.expires]
+            found = [one for one in valid if hmac.compare_digest(one.digest, digest)]
+            tokens[:] = [one for one in tokens if one not in links or (one in valid and one not in found)]
+            if not found:
+                return None
+            token = PREFIX + secrets.token_urlsafe(32)
+            name, expires = f"page-{found[0].name.removeprefix('link-')}", now + PAGE_S
+            tokens.append(replace(found[0], name=name, digest=_digest(token), expires=expires, is_link=False))
+        return token
 
     def revoke(self, name: str) -> None:
         """Removes a token. Raises SchedulerError if there is none, or if the file cannot be used."""

@@ -309,6 +309,32 @@ def test_pages_follow_their_cursor_and_filters(api: Api, desk: Desk) -> None:
     assert found(source="api:x") == []
 
 
+def test_the_queue_is_read_in_its_order_and_searched(api: Api, desk: Desk) -> None:
+    first, last, other = (desk.job(text) for text in ("echo Alpha", "echo beta", "echo gamma"))
+    desk.run("priority", str(last), "5")
+    client = api()
+    query = {"order": "queue", "state": "queued", "limit": 2}
+    page = client.get("/api/v1/jobs", params=query).json()
+    assert [one["id"] for one in page["jobs"]] == [last, first]
+    rest = client.get("/api/v1/jobs", params={**query, "cursor": page["next"]}).json()
+    assert ([one["id"] for one in rest["jobs"]], rest["next"]) == ([other], None)
+    for text, found in (("alpha", [first]), (str(other), [other]), ("%", []), ("ECHO B", [last])):
+        answer = client.get("/api/v1/jobs", params={"search": text}).json()
+        assert [one["id"] for one in answer["jobs"]] == found
+    reader = client.get("/api/v1/jobs", params={"search": "alpha"}, headers={"Reader": "yes"}).json()
+    assert reader["jobs"] == []  # arguments are hidden from a reader, also from its searches
+
+
+def test_the_jobs_that_ended_last_come_first(api: Api, desk: Desk) -> None:
+    first, second = desk.job("true"), desk.job("true")
+    finish(desk, second, Outcome.COMPLETED)
+    finish(desk, first, Outcome.FAILED)
+    page = api().get("/api/v1/jobs", params={"order": "finished", "state": "finished", "limit": 1}).json()
+    assert [one["id"] for one in page["jobs"]] == [first]
+    rest = api().get("/api/v1/jobs", params={"order": "finished", "cursor": page["next"]}).json()
+    assert [one["id"] for one in rest["jobs"]] == [second]
+
+
 def test_reports_are_those_of_the_command_line(api: Api, desk: Desk) -> None:
     job = desk.job("false")
     client = api()

@@ -22,7 +22,7 @@ from starlette.types import Message, Receive, Scope, Send
 from gpu_scheduler.show.location import Location
 from gpu_scheduler.web import guard as module
 from gpu_scheduler.web.app import create_app
-from gpu_scheduler.web.guard import Caller, Guard, problem
+from gpu_scheduler.web.guard import PUBLIC, SESSION, Caller, Guard, problem
 from gpu_scheduler.web.operations import Context
 from gpu_scheduler.web.tokens import Tokens
 from tests.web.served import OWNER, small_app
@@ -152,7 +152,9 @@ def operations(app: FastAPI) -> Iterator[tuple[str, str]]:
     """Yields every path of the application's OpenAPI document with every method, and a path of its own."""
     paths = app.openapi()["paths"]
     assert len(paths) > 3
-    for path in (*paths, "/openapi.json", "/docs", "/unknown", "/"):
+    for path in (*paths, "/openapi.json", "/docs", "/unknown"):
+        if path == SESSION:
+            continue  # it needs no token
         for part in path.split("/"):
             if part.startswith("{"):
                 path = path.replace(part, "1")
@@ -590,3 +592,29 @@ def test_an_error_of_a_stream_reaches_the_server(tmp_path: Path) -> None:
             await opened.task
 
     asyncio.run(play())
+
+
+@pytest.mark.parametrize("path", PUBLIC)
+def test_the_files_of_the_page_need_no_token_and_admit_nothing_else(box: Box, path: str) -> None:
+    ask = Ask("GET", path, uid=None).having("sec-fetch-site", "cross-site")
+    assert box.status(ask) == 200
+    assert set(box.app.callers) == {Caller("")}
+    assert box.status(replace(ask, method="POST")) == 403
+    assert box.status(Ask("POST", path, uid=None)) == 401
+    assert box.status(Ask("GET", f"{path}x", uid=None)) == 401
+    assert box.status(ask.having("host", "other.example")) == 403
+
+
+def test_anybody_may_exchange_a_link_but_only_so_often(tmp_path: Path) -> None:
+    box = Box(tmp_path)
+    ask = Ask("POST", SESSION, uid=None)
+    assert {box.status(ask) for _ in range(module.MAX_CHANGES)} == {200}
+    assert box.status(ask) == 429
+    assert box.status(Ask("POST", "/jobs")) == 200  # the owner has a limit of his own
+    assert box.status(ask.having("content-type", "text/plain")) == 415
+    assert box.status(ask.having("sec-fetch-site", "cross-site")) == 403
+    assert box.status(replace(ask, method="GET")) == 401
+
+
+def test_a_link_is_no_token(box: Box) -> None:
+    assert box.status(Ask(uid=None).having("authorization", f"Bearer {box.tokens.create_link()}")) == 401

@@ -12,7 +12,7 @@ import pytest
 
 from gpu_scheduler.cli import main
 from gpu_scheduler.errors import SchedulerError, UsageError
-from gpu_scheduler.web.tokens import Tokens
+from gpu_scheduler.web.tokens import LINK_S, PAGE_S, Tokens
 
 DAY_S = 86400
 
@@ -242,3 +242,21 @@ def test_a_queue_with_a_token_can_be_started_and_listed(capsys: pytest.CaptureFi
     capsys.readouterr()
     assert main(["status"]) == 0
     assert main(["submit", "--", "true"]) == 0
+
+
+def test_a_link_is_exchanged_once_within_five_minutes(tmp_path: Path) -> None:
+    now = [1000.0]
+    tokens = Tokens(tmp_path, lambda: now[0])
+    secret, late = tokens.create_link(), tokens.create_link()
+    token = tokens.exchange(secret)
+    assert token is not None
+    found = tokens.find(token)
+    assert found is not None
+    assert (found.name.partition("-")[0], found.read_only, found.is_link) == ("page", False, False)
+    assert tokens.exchange(secret) is None
+    assert tokens.exchange("") is None
+    now[0] += LINK_S
+    assert tokens.exchange(late) is None
+    assert [one.name for one in tokens.all()] == [found.name]
+    now[0] += PAGE_S
+    assert tokens.find(token) is None

@@ -1,0 +1,423 @@
+// The web page of a queue. It shows the answers of the REST API and changes nothing by itself.
+// All text reaches the document as text nodes, never as markup.
+import { html, render, useEffect, useRef, useState } from "./preact.js";
+
+const PAGE = 200, ACTIVE = ["starting", "running", "stopping"], WAITING = ["queued", "held"];
+const LISTS = {
+  running: { title: "Running", states: ACTIVE, order: "queue", limit: PAGE },
+  queue: { title: "Queue", states: WAITING, order: "queue", limit: PAGE },
+  finished: { title: "Finished", states: ["finished"], order: "finished", limit: 50 },
+};
+const model = {
+  lists: { running: empty(), queue: empty(), finished: empty() }, gpus: [], health: null, use: null,
+  search: "", problem: null, isDown: false, said: "", now: Date.now() / 1000,
+};
+const watchers = new Set();
+let redraw = 0, lastEvent = null, streaming = null;
+
+function empty() { return { jobs: [], next: null }; }
+function set(values) {
+  Object.assign(model, values);
+  redraw ||= requestAnimationFrame(() => { redraw = 0; watchers.forEach((watch) => watch({})); });
+}
+
+// Text. Characters that would move or hide other text are shown by their numbers.
+const MOVING = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]/g;
+const safe = (text, most = 300) => {
+  const shown = String(text ?? "").replace(MOVING, (c) => `\\u${c.charCodeAt(0).toString(16).padStart(4, "0")}`);
+  return shown.length > most ? `${shown.slice(0, most)}…` : shown;
+};
+const gib = (mib) => (mib == null ? "n/a" : `${(mib / 1024).toFixed(1)} GiB`);
+function duration(seconds) {
+  const s = Math.max(0, Math.round(seconds)), h = Math.floor(s / 3600), m = Math.floor(s / 60) % 60;
+  return h ? `${h} h ${m} min` : m ? `${m} min ${s % 60} s` : `${s} s`;
+}
+const named = (job) => safe(job.name ? `${job.name}` : job.command, 120);
+
+// Requests.
+class Failure extends Error {
+  constructor(status, text) { super(text); this.status = status; }
+}
+async function request(path, options = {}) {
+  const token = sessionStorage.getItem("token"), headers = { ...options.headers };
+  if (token) headers.Authorization = `Bearer ${token}`;
+  if (options.body) headers["Content-Type"] = "application/json";
+  let answer;
+  try { answer = await fetch(path, { ...options, headers }); } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Failure(0, "The web server does not answer. This page tries again by itself; `gpu-scheduler start --serve` starts it.");
+  }
+  if (answer.ok) return answer;
+  const found = await answer.json().catch(() => ({}));
+  const text = found.detail ?? `${answer.status} ${answer.statusText}`;
+  if (answer.status === 401) {
+    sessionStorage.removeItem("token");
+    throw new Failure(401, `${text} Or run \`gpu-scheduler link\` on the machine, and open the link that it prints.`);
+  }
+  throw new Failure(answer.status, text);
+}
+async function get(path) {
+  const answer = await request(`/api/v1/${path}`);
+  const isDown = answer.headers.get("X-Scheduler") === "down", found = await answer.json();
+  set({ isDown, problem: null });
+  return found;
+}
+const post = async (path, body, headers = {}) =>
+  (await request(`/api/v1/${path}`, { method: "POST", headers, body: JSON.stringify(body) })).json();
+const failed = (error) => { if (error.name !== "AbortError") set({ problem: error.message }); };
+async function* events(path, last, signal) {
+  const headers = last == null ? {} : { "Last-Event-ID": String(last) };
+  const reader = (await request(`/api/v1/${path}`, { headers, signal })).body.pipeThrough(new TextDecoderStream()).getReader();
+  for (let rest = "", isOpen = false; ;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    if (!isOpen) { isOpen = true; yield { kind: "open", data: {} }; }
+    const parts = (rest + value).split("\n\n");
+    rest = parts.pop();
+    for (const part of parts) {
+      const fields = Object.fromEntries(part.split("\n").map((line) => [line.split(": ", 1)[0], line.slice(line.indexOf(": ") + 2)]));
+      if (fields.data) yield { id: fields.id, kind: fields.event, data: JSON.parse(fields.data) };
+    }
+  }
+}
+
+// Lists, of which only the changed jobs are read again.
+const listQuery = (list, more = {}) => {
+  const query = new URLSearchParams({ order: list.order, limit: list.limit, ...more });
+  list.states.forEach((state) => query.append("state", state));
+  if (model.search) query.set("search", model.search);
+  return `jobs?${query}`;
+};
+async function loadList(name) {
+  const found = await get(listQuery(LISTS[name]));
+  set({ lists: { ...model.lists, [name]: found } });
+}
+async function loadMore(name) {
+  const page = await get(listQuery(LISTS[name], { cursor: model.lists[name].next, limit: PAGE })), list = model.lists[name];
+  set({ lists: { ...model.lists, [name]: { jobs: [...list.jobs, ...page.jobs], next: page.next } } });
+}
+async function loadAll() {
+  await Promise.all([...Object.keys(LISTS).map(loadList), loadGpus(), loadHealth(), loadUse()]);
+}
+const loadGpus = async () => { const found = await get("gpus"); set({ gpus: found.gpus, now: found.now }); };
+const loadHealth = async () => set({ health: await get("health") });
+const loadUse = async () => set({ use: await get("use?hours=2") });
+const isBefore = (one, other) => one.priority - other.priority || one.id - other.id;
+function place(job) {
+  const lists = {};
+  for (const [name, list] of Object.entries(model.lists)) {
+    const jobs = list.jobs.filter((one) => one.id !== job.id);
+    if (LISTS[name].states.includes(job.state) && !job.cleared) {
+      const text = `${job.name ?? ""}\n${job.command ?? ""}`.toLowerCase(), wanted = model.search.toLowerCase();
+      const old = list.jobs.findIndex((one) => one.id === job.id);
+      const at = name === "finished" ? 0 : jobs.findIndex((one) => isBefore(job, one) < 0);
+      if (old >= 0 && name !== "finished") jobs.splice(old, 0, job);
+      else if (text.includes(wanted) || String(job.id) === wanted) {
+        if (at >= 0) jobs.splice(at, 0, job); else if (!list.next) jobs.push(job);
+      }
+    }
+    lists[name] = { ...list, jobs };
+  }
+  set({ lists });
+}
+async function loadJobs(ids) {
+  const low = Math.min(...ids), high = Math.max(...ids);
+  if (high - low >= PAGE) return Promise.all(Object.keys(LISTS).map(loadList));
+  const page = await get(`jobs?cursor=${high + 1}&limit=${high - low + 1}`);
+  page.jobs.filter((job) => ids.has(job.id)).forEach(place);
+}
+
+// What is read when: changed jobs at once, the rest as often as it is worth. A hidden tab reads nothing.
+const changed = new Set();
+const due = { jobs: 0, gpus: 0, health: 0, use: 0 };
+const every = { jobs: 5, gpus: 3, health: 15, use: 20 };
+function soon(name, seconds) { due[name] = Math.min(due[name], Date.now() + 1000 * seconds); }
+async function follow() {
+  streaming?.abort();
+  const mine = (streaming = new AbortController());
+  for (let wait = 1; !mine.signal.aborted; wait = Math.min(2 * wait, 15)) {
+    try {
+      for await (const { id, kind, data } of events("events", lastEvent, mine.signal)) {
+        lastEvent = id ?? lastEvent; wait = 1;
+        if (kind === "open" || kind === "reset") await loadAll();  // once the stream is open, it misses nothing
+        else if (data.job) {
+          changed.add(data.job);
+          set({ said: `job ${data.job}: ${data.outcome ?? data.event}` });
+        }
+        soon("gpus", 0.5); soon("health", 0.5); soon("use", 5);
+      }
+    } catch (error) { if (!mine.signal.aborted) failed(error); }
+    if (!mine.signal.aborted) await new Promise((done) => setTimeout(done, 1000 * wait));
+  }
+}
+async function tick() {
+  if (!document.hidden) {
+    const ids = new Set(changed), now = Date.now();
+    changed.clear();
+    const work = ids.size ? [loadJobs(ids)] : [];
+    const loads = { jobs: () => model.lists.running.jobs.length && loadList("running"), gpus: loadGpus, health: loadHealth, use: loadUse };
+    for (const [name, load] of Object.entries(loads)) {
+      if (now >= due[name]) { due[name] = now + 1000 * every[name]; work.push(load()); }
+    }
+    await Promise.all(work).catch(failed);
+  }
+  setTimeout(tick, 200);
+}
+document.addEventListener("visibilitychange", () => { if (document.hidden) streaming?.abort(); else follow(); });
+
+// The log of a job, as a terminal would show it: colours, and a line that \r has replaced is gone.
+class Terminal {
+  lines = [[]]; style = ""; rest = ""; returned = false;
+  feed(text) {
+    text = this.rest + text;
+    const cut = text.match(/\x1b(\[[0-9;?]*)?$/);
+    this.rest = cut ? cut[0] : "";
+    for (const part of text.slice(0, text.length - this.rest.length).split(/(\x1b\[[0-9;?]*[@-~]|\x1b[^[]|\r|\n)/)) {
+      if (part === "\n") { this.lines.push([]); this.returned = false; }
+      else if (part === "\r") this.returned = true;
+      else if (/^\x1b\[[0-9;]*m$/.test(part)) {
+        const codes = part.slice(2, -1).split(";").filter((code) => /^(1|3[0-7]|9[0-7])$/.test(code));
+        this.style = codes.map((code) => `c${code}`).join(" ");
+      } else if (part && part[0] !== "\x1b") {
+        if (this.returned) { this.lines[this.lines.length - 1] = []; this.returned = false; }
+        this.lines[this.lines.length - 1].push([this.style, safe(part, 4000)]);
+      }
+    }
+    if (this.lines.length > 2000) this.lines.splice(0, this.lines.length - 2000);
+  }
+}
+function Log({ id }) {
+  const [lines, setLines] = useState([]), [note, setNote] = useState("loading"), box = useRef();
+  useEffect(() => {
+    let last = null, stop = new AbortController(), terminal = new Terminal(), frame = 0;
+    async function read() {
+      try {
+        for await (const event of events(`jobs/${id}/log/stream`, last, stop.signal)) {
+          if (event.kind === "end") { setNote("complete"); return; }
+          last = event.id; terminal.feed(event.data.text); setNote("live");
+          frame ||= requestAnimationFrame(() => { frame = 0; setLines([...terminal.lines]); });
+        }
+      } catch (error) { if (error.name !== "AbortError") setNote(error.message); }
+    }
+    const turn = () => { stop.abort(); if (!document.hidden) { stop = new AbortController(); read(); } };
+    document.addEventListener("visibilitychange", turn);
+    read();
+    return () => { stop.abort(); cancelAnimationFrame(frame); document.removeEventListener("visibilitychange", turn); };
+  }, [id]);
+  useEffect(() => { if (box.current) box.current.scrollTop = box.current.scrollHeight; }, [lines]);
+  return html`<h2>Log <span class="soft">${note}</span></h2>
+    <pre ref=${box} tabindex="0" aria-label="Log">${lines.map((line) => html`${line.map(([style, text]) => html`<span class=${style}>${text}</span>`)}${"\n"}`)}</pre>`;
+}
+
+// Dialogs.
+function Dialog({ title, onClose, children }) {
+  const box = useRef();
+  useEffect(() => { box.current.showModal(); return () => box.current?.close(); }, []);
+  return html`<dialog ref=${box} aria-label=${title} onClose=${onClose}>
+    <div class="tools"><h1>${title}</h1><button class="spread" onClick=${onClose}>Close</button></div>${children}</dialog>`;
+}
+// Asks first if a change ends work. Shows the answer of the scheduler, or why it refuses.
+async function change(path, body, question) {
+  if (question && !(await new Promise((done) => set({ question: { text: question, done } })))) return;
+  try {
+    const found = await post(path, body);
+    set({ answer: found.answers.map((one) => `${one.job ?? `GPU ${one.gpu}`}: ${one.text}`).join("; ") });
+  } catch (error) { set({ answer: error.message }); }
+  soon("gpus", 0); soon("health", 0);
+}
+function Question({ text, done }) {
+  const end = (answer) => { set({ question: null }); done(answer); };
+  return html`<${Dialog} title="Are you sure?" onClose=${() => end(false)}><p>${text}</p>
+    <div class="tools"><button class="main" onClick=${() => end(true)}>Yes</button><button onClick=${() => end(false)}>No</button></div><//>`;
+}
+function Actions({ job }) {
+  const jobs = [job.id], text = `job ${job.id} (${named(job)})`;
+  const button = (label, path, body = {}, question = null) =>
+    html`<button class=${question ? "end" : ""} onClick=${() => change(path, { jobs, ...body }, question)}>${label}</button>`;
+  const active = ACTIVE.includes(job.state), [priority, setPriority] = useState(job.priority);
+  return html`<div class="tools">
+    ${job.state !== "finished" && button("Cancel", "cancel", {}, `Cancel ${text}?${active ? " Its work ends." : ""}`)}
+    ${active && button("Preempt", "preempt", {}, `Preempt ${text}? It saves its work and waits until it is resumed.`)}
+    ${job.state === "queued" && button("Hold", "hold")} ${job.state === "held" && button("Release", "release")}
+    ${job.state === "finished" && button("Retry", "retry")}
+    ${WAITING.includes(job.state) && html`<label>Priority <input type="number" min="0" value=${priority} onInput=${(e) => setPriority(Number(e.target.value))} /></label>
+      ${button("Set priority", "priority", { priority })}`}</div>`;
+}
+function JobDialog({ id, onClose }) {
+  const [found, setFound] = useState(null), [why, setWhy] = useState(null), [problem, setProblem] = useState(null);
+  const listed = Object.values(model.lists).flatMap((list) => list.jobs).find((job) => job.id === id);
+  useEffect(() => {
+    get(`jobs/${id}`).then(setFound).catch((error) => setProblem(error.status === 404 ? `There is no job ${id}.` : error.message));
+    get(`jobs/${id}/why`).then(setWhy).catch(() => setWhy({ checks: [] }));
+  }, [id, listed?.state]);
+  if (problem) return html`<${Dialog} title=${`Job ${id}`} onClose=${onClose}><p>${problem}</p><//>`;
+  const job = listed ?? found?.job;
+  if (!job) return html`<${Dialog} title=${`Job ${id}`} onClose=${onClose}><p>Loading…</p><//>`;
+  const facts = {
+    Command: job.command, State: `${job.outcome ?? job.state}${job.exit_code != null ? `, exit code ${job.exit_code}` : ""}`,
+    Reason: job.reason, GPUs: job.engine ? `${job.engine.name} ${job.engine.node}` : job.gpus.join(", "),
+    Progress: progress(job), "Peak memory": Object.entries(job.peaks).map(([gpu, mib]) => `GPU ${gpu}: ${gib(mib)}`).join(", "),
+    Declared: job.vram_declared == null ? null : gib(job.vram_declared), Warnings: job.warnings.join("; "), Log: job.log, Source: job.source,
+  };
+  return html`<${Dialog} title=${safe(`Job ${id}${job.name ? `: ${job.name}` : ""}`, 100000)} onClose=${onClose}>
+    <${Actions} job=${job} />
+    <dl>${Object.entries(facts).filter(([, value]) => value).map(([key, value]) => html`<dt class="soft">${key}</dt><dd class=${key === "Command" ? "line" : ""}>${safe(value, 100000)}</dd>`)}</dl>
+    ${why?.checks.length ? html`<h2>Why</h2><dl>${why.checks.map((check) => html`<dt class=${check.grade === "ok" ? "soft" : check.grade}>${check.grade}: ${safe(check.check)}</dt>
+      <dd>${safe(check.message, 2000)}${check.remedy && html` <em>${safe(check.remedy, 1000)}</em>`}</dd>`)}</dl>` : ""}
+    ${job.attempts > 0 && html`<${Log} id=${id} />`}<//>`;
+}
+const FIELDS = ["name", "gpus", "share", "vram", "priority", "timeout", "after", "conda"];
+function Submit({ onClose }) {
+  const [given, setGiven] = useState({ command: "", cwd: "" }), [preview, setPreview] = useState(null), [problem, setProblem] = useState(null);
+  const key = useRef(crypto.randomUUID?.() ?? String(Math.random()));
+  const attributes = Object.fromEntries(FIELDS.filter((name) => given[name]).map((name) => [name, given[name]]));
+  const body = { command: given.command, attributes, ...(given.cwd ? { cwd: given.cwd } : {}) };
+  const put = (name) => (event) => { setGiven({ ...given, [name]: event.target.value }); setPreview(null); };
+  const guilty = problem && (["command", "cwd", ...FIELDS].find((name) => new RegExp(`\\b${name}\\b`).test(problem)) ?? "command");
+  const fault = (name) => guilty === name && html`<span id="problem" class="bad" role="alert">${problem}</span>`;
+  const field = (name, more = {}) => html`<div><label>${name}<input class="wide" value=${given[name] ?? ""} onInput=${put(name)} ...${more}
+    aria-invalid=${guilty === name} aria-describedby=${guilty === name ? "problem" : undefined} /></label>${fault(name)}</div>`;
+  const send = async (event) => {
+    event.preventDefault(); setProblem(null);
+    try {
+      if (!preview) return setPreview(await post("preview", body));
+      const made = await post("jobs", body, { "Idempotency-Key": key.current });
+      set({ answer: `queued as job ${made.ids.join(", ")}` }); made.ids.forEach((id) => changed.add(id)); onClose();
+    } catch (error) { setProblem(safe(error.message, 2000)); }
+  };
+  return html`<${Dialog} title="Submit a job" onClose=${onClose}><form onSubmit=${send}>
+    <label>command<textarea rows="3" required value=${given.command} onInput=${put("command")} aria-invalid=${guilty === "command"}></textarea></label>${fault("command")}
+    <div class="fields">${FIELDS.map((name) => field(name))}${field("cwd", { placeholder: "folder of the server" })}</div>
+    ${preview && html`<h2>This will be queued</h2>${preview.jobs.map((job) => html`<pre>${safe(job.command, 5000)}</pre><p class="soft">in ${safe(job.cwd, 1000)}</p>`)}
+      ${preview.warnings.map((text) => html`<p class="warn">Warning: ${safe(text, 1000)}</p>`)}`}
+    <p class="tools"><button class="main">${preview ? "Queue it" : "Preview"}</button></p></form><//>`;
+}
+
+// The parts of the page.
+function progress(job) {
+  const found = job.progress;
+  if (!found || found.current == null) return "";
+  const percent = found.percent == null ? "" : `${Math.round(found.percent)} %, `;
+  return `${percent}${found.unit} ${found.current}${found.total == null ? "" : `/${found.total}`}${found.eta_s == null ? "" : `, ${duration(found.eta_s)} left`}`;
+}
+function Spark({ gpu }) {
+  const samples = (model.use?.samples ?? []).map((one) => [one.at, one.gpus.find((other) => other.index === gpu.index)]).filter(([, one]) => one);
+  if (samples.length < 2) return "";
+  const end = samples[samples.length - 1][0];
+  const points = (value) => samples.filter(([, one]) => value(one) != null).map(([at, one]) => `${300 - (end - at) / 6},${31 - 30 * Math.min(1, value(one))}`).join(" ");
+  return html`<svg class="spark" viewBox="0 0 300 32" preserveAspectRatio="none" role="img" aria-label="memory and load of the last 30 minutes">
+    <polyline class="used" points=${points((one) => one.memory_used_mib != null && gpu.memory_total_mib ? one.memory_used_mib / gpu.memory_total_mib : null)} />
+    <polyline class="load" points=${points((one) => (one.load_percent == null ? null : one.load_percent / 100))} /></svg>`;
+}
+function Gpu({ gpu }) {
+  const total = gpu.memory_total_mib || 1, used = gpu.memory_used_mib ?? 0;
+  let at = 0;
+  const parts = model.lists.running.jobs.filter((job) => gpu.jobs.includes(job.id)).map((job) => {
+    const mib = Math.min(job.peaks[gpu.index] ?? 0, used - at), from = at;
+    at += Math.max(0, mib);
+    return { job, mib, from };
+  });
+  const paused = gpu.state === "paused", reasons = [gpu.fault, gpu.suspicion && `jobs ${gpu.suspicion.jobs.join(", ")} failed on it`,
+    gpu.claims?.length && `${gpu.claims.length} claims of other programs`, gpu.claims_problem, gpu.reserved_for.length && `reserved for job ${gpu.reserved_for.join(", ")}`].filter(Boolean);
+  const states = { lost: "bad", suspect: "bad", paused: "warn", claimed: "warn", reserved: "warn", available: "good" };
+  return html`<section class="card"><h3>GPU ${gpu.index} <span class=${states[gpu.state] ?? ""}>${gpu.state}</span>
+      <button onClick=${() => change(paused ? "gpus/resume" : "gpus/pause", { gpus: [gpu.index] })}>${paused ? "Resume" : "Pause"}<span class="hidden"> GPU ${gpu.index}</span></button></h3>
+    <p class="soft">${safe(gpu.name)}</p>
+    <svg class="bar" viewBox=${`0 0 ${total} 10`} preserveAspectRatio="none" role="img" aria-label=${`${gib(used)} of ${gib(gpu.memory_total_mib)} used`}>
+      ${parts.map(({ job, mib, from }) => html`<rect class="job" x=${from} y="0" width=${Math.max(0, mib)} height="10"><title>job ${job.id}: at most ${gib(mib)}</title></rect>`)}
+      <rect class="others" x=${at} y="0" width=${Math.max(0, used - at)} height="10"><title>others: ${gib(used - at)}</title></rect></svg>
+    <p>${gib(gpu.memory_used_mib)} of ${gib(gpu.memory_total_mib)} used, load ${gpu.load_percent == null ? "n/a" : `${Math.round(gpu.load_percent)} %`}, ${Math.round(gpu.allocated * 100)} % allocated</p>
+    <p class="soft">${parts.map(({ job, mib }) => html`<a href=${`#job/${job.id}`}>job ${job.id}</a> (${named(job)}) ${mib > 0 ? gib(mib) : ""} `)}${used - at > 0 ? `others ${gib(used - at)}` : ""}</p>
+    ${reasons.length ? html`<p class="warn">${safe(reasons.join("; "), 1000)}</p>` : ""}<${Spark} gpu=${gpu} /></section>`;
+}
+// Runs that overlap on a GPU, because they share it, get rows of their own.
+function rowsOf(runs, now) {
+  const ends = [];
+  const rows = runs.map((run) => {
+    const free = ends.findIndex((end) => end <= run.started_at), row = free < 0 ? ends.length : free;
+    ends[row] = run.ended_at ?? now;
+    return [run, row];
+  });
+  return [rows, Math.max(1, ends.length)];
+}
+function Lane({ gpu, use }) {
+  const width = 1000, from = use.now - 3600 * use.hours, x = (at) => Math.max(0, ((at - from) / (3600 * use.hours)) * width);
+  const [rows, n] = rowsOf(use.runs.filter((run) => run.gpus.includes(gpu.index)), use.now), height = 16 / n;
+  return html`<span>GPU ${gpu.index}</span><svg class="lane" viewBox=${`0 0 ${width} 18`} preserveAspectRatio="none" role="img" aria-label=${`jobs that ran on GPU ${gpu.index}`}>
+    ${rows.map(([run, row]) => html`<rect class=${run.outcome == null ? "job" : run.outcome === "completed" ? "completed" : "failed"} x=${x(run.started_at)} y=${1 + row * height} height=${height}
+      width=${Math.max(2, x(run.ended_at ?? use.now) - x(run.started_at))}><title>${safe(`job ${run.job} ${run.name ?? ""}: ${run.outcome ?? "running"}`)}</title></rect>`)}</svg>`;
+}
+function Lanes() {
+  const use = model.use;
+  if (!use?.runs.length) return "";
+  return html`<h2>The last ${use.hours} hours <span class="soft">green: completed, red: failed or ended otherwise, blue: running${use.reserved_idle_s >= 60 ? `; reserved GPUs were idle for ${duration(use.reserved_idle_s)}` : ""}</span></h2>
+    <div class="lanes">${model.gpus.map((gpu) => html`<${Lane} key=${gpu.index} gpu=${gpu} use=${use} />`)}</div>`;
+}
+function Rows({ name }) {
+  const list = model.lists[name], { title } = LISTS[name], runs = [];
+  for (const job of list.jobs) {  // equal reasons of neighbours share one cell
+    const last = runs[runs.length - 1];
+    if (name === "queue" && last && last[0].reason === job.reason) last.push(job); else runs.push([job]);
+  }
+  const last = (job) => (name === "running" ? progress(job) : job.reason);
+  const counts = model.health?.counts ?? {}, total = LISTS[name].states.reduce((sum, state) => sum + (counts[state] ?? 0), 0);
+  return html`<section><h2 id=${name}>${title} <span class="soft">${model.search ? `${list.jobs.length}${list.next ? "+" : ""} found` : total}</span></h2>
+    ${list.jobs.length ? html`<table aria-labelledby=${name}><thead><tr><th class="id">Job</th><th class="what">What</th><th class="state">State</th><th class="few">${name === "queue" ? "Priority" : "GPUs"}</th>
+      <th>${name === "running" ? "Progress" : "Reason"}</th></tr></thead>
+    <tbody>${runs.flatMap((jobs) => jobs.map((job, n) => html`<tr key=${job.id}><td class="id"><a href=${`#job/${job.id}`}>${job.id}</a></td><td class="name" title=${safe(job.command)}>${named(job)}</td>
+      <td class=${job.outcome && job.outcome !== "completed" ? "bad" : ""}>${job.infeasible ? "infeasible" : (job.outcome ?? job.state)}</td>
+      <td class="few">${name === "queue" ? job.priority : (job.engine?.node || job.gpus.join(", "))}</td>
+      ${n === 0 && html`<td class="reason" rowspan=${jobs.length}>${safe(last(job), 500)}${name === "running" && job.started_at ? html` <span class="soft">${duration(model.now - job.started_at)}</span>` : ""}</td>`}</tr>`))}</tbody></table>`
+    : html`<p class="soft">${model.search ? `There is no job here that contains “${safe(model.search)}”.` : "none"}</p>`}
+    ${list.next && html`<p><button onClick=${() => loadMore(name).catch(failed)}>Show more<span class="hidden"> of ${title}</span></button></p>`}</section>`;
+}
+function address() {
+  const [, kind, value] = location.hash.match(/^#(job|gpu|search)\/(.*)$/) ?? [];
+  try { return { kind, value: decodeURIComponent(value ?? "") }; } catch { return { kind, value }; }
+}
+function App() {
+  const [, draw] = useState({}), [where, setWhere] = useState(address()), [isSubmitting, setSubmitting] = useState(false);
+  useEffect(() => {
+    watchers.add(draw);
+    const turn = () => {
+      const found = address();
+      setWhere(found);
+      const search = found.kind === "search" ? found.value : found.kind ? model.search : "";
+      if (search !== model.search) { set({ search }); Promise.all(Object.keys(LISTS).map(loadList)).catch(failed); }
+    };
+    turn();
+    addEventListener("hashchange", turn);
+    return () => { watchers.delete(draw); removeEventListener("hashchange", turn); };
+  }, []);
+  const back = () => { location.hash = model.search ? `#search/${encodeURIComponent(model.search)}` : "#"; };
+  const health = model.health, isJob = where.kind === "job", wrong = isJob ? !/^[1-9][0-9]{0,14}$/.test(where.value)
+    : where.kind === "gpu" && model.gpus.length > 0 && !model.gpus.some((gpu) => String(gpu.index) === where.value);
+  const gpus = where.kind === "gpu" && !wrong ? model.gpus.filter((gpu) => String(gpu.index) === where.value) : model.gpus;
+  return html`<header><h1>GPU jobs</h1><span class="soft">${health && Object.entries(health.counts).map(([state, n]) => `${n} ${state}`).join(", ")}</span>
+      <label class="spread"><span class="hidden">Search jobs</span><input type="search" placeholder="search jobs" value=${model.search}
+        onChange=${(event) => { location.hash = event.target.value ? `#search/${encodeURIComponent(event.target.value)}` : "#"; }} /></label>
+      <button class="main" onClick=${() => setSubmitting(true)}>Submit a job</button></header>
+    <main>${model.problem && html`<p class="banner bad" role="alert">${safe(model.problem, 2000)}</p>`}
+    ${model.isDown && !model.problem && html`<p class="banner bad">No scheduler runs for this queue: running jobs go on, and no job starts. \`gpu-scheduler start\` starts it.</p>`}
+    ${(health?.health_issues ?? []).map((one) => html`<p class="banner">${safe(`${one.subject} ${one.path} ${one.problem}; ${one.remedy}`, 2000)}</p>`)}
+    ${health?.malformed_count > 0 && html`<p class="banner">${health.malformed_count} malformed lines in the jobs file; \`gpu-scheduler lint\` shows them.</p>`}
+    ${wrong && html`<p class="banner">There is no ${where.kind === "gpu" ? "GPU" : "job"} ${safe(where.value)}.</p>`}
+    ${model.answer && html`<p class="banner" role="status">${safe(model.answer, 2000)} <button onClick=${() => set({ answer: null })}>OK</button></p>`}
+    <h2 class="hidden">GPUs</h2><div class="cards">${gpus.map((gpu) => html`<${Gpu} key=${gpu.index} gpu=${gpu} />`)}</div>
+    <${Lanes} />${Object.keys(LISTS).map((name) => html`<${Rows} key=${name} name=${name} />`)}</main>
+    <div class="hidden" aria-live="polite">${model.said}</div>
+    ${isJob && !wrong && html`<${JobDialog} key=${where.value} id=${Number(where.value)} onClose=${back} />`}
+    ${isSubmitting && html`<${Submit} onClose=${() => setSubmitting(false)} />`}
+    ${model.question && html`<${Question} ...${model.question} />`}`;
+}
+
+// A link of `gpu-scheduler link` is exchanged for a token, and leaves the address bar first.
+const link = location.hash.match(/^#link=(.+)$/);
+if (link) {
+  history.replaceState(null, "", "/");
+  await post("session", { secret: link[1] }).then((found) => sessionStorage.setItem("token", found.token)).catch(failed);
+}
+document.getElementById("app").replaceChildren();
+render(html`<${App} />`, document.getElementById("app"));
+if (!document.hidden) follow();
+tick();
