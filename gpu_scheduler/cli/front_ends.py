@@ -1,4 +1,4 @@
-"""The commands that open the queue to other programs, machines and people: `serve`, `mcp`, `notify`, `top` …"""
+"""The commands that open the queue to programs, machines and people: `serve`, `mcp`, `notify`, `top` …"""
 
 from __future__ import annotations
 

@@ -115,9 +115,8 @@ MAY: Mapping[str, tuple[str, ...]] = {
     "cli": (
         "control", "show", "core.model", "core.text", "core.jobsfile.attributes",
         "core.jobsfile.compose", "core.jobsfile.job_line", *TOP, "system.own_process",
-        "system.shortages",
-        "system.safe_file", "web.server", "web.tokens", "mcp_server", "top", "client", "redis_queue", "notify",
-        "engines.start",
+        "system.safe_file", "system.shortages", "web.server", "web.tokens", "mcp_server", "top", "client",
+        "redis_queue", "notify", "engines.start",
     ),
     "cli.start": (
         "daemon.service", "gpus.probes.simulated", "health.sessions",

@@ -313,7 +313,7 @@ def test_the_queue_is_read_in_its_order_and_searched(api: Api, desk: Desk) -> No
     first, last, other = (desk.job(text) for text in ("echo Alpha", "echo beta", "echo gamma"))
     desk.run("priority", str(last), "5")
     client = api()
-    query = {"order": "queue", "state": "queued", "limit": 2}
+    query: dict[str, str | int] = {"order": "queue", "state": "queued", "limit": 2}
     page = client.get("/api/v1/jobs", params=query).json()
     assert [one["id"] for one in page["jobs"]] == [last, first]
     rest = client.get("/api/v1/jobs", params={**query, "cursor": page["next"]}).json()
