@@ -451,7 +451,7 @@ def _one(text: str) -> Text:
     return Text(text, no_wrap=True, overflow="ellipsis")
 
 
-class Table(ScrollView, can_focus=True):
+class RowView(ScrollView, can_focus=True):
     """Rows of which only those on the screen are drawn. key: the member of a row that identifies it."""
 
     BINDINGS: ClassVar = [
@@ -589,8 +589,10 @@ class Top(App[None]):
 
     ENABLE_COMMAND_PALETTE = False
     CSS = """
-    Screen, ModalScreen, Static, Table, Log, VerticalScroll { background: ansi_default; color: ansi_default; }
-    Table, Log, VerticalScroll { scrollbar-size: 1 1; height: 1fr; overflow-x: hidden; }
+    Screen, ModalScreen, Static, RowView, Log, VerticalScroll {
+        background: ansi_default; color: ansi_default;
+    }
+    RowView, Log, VerticalScroll { scrollbar-size: 1 1; height: 1fr; overflow-x: hidden; }
     .line, .foot { height: 1; }
     .foot { text-style: reverse; }
     #banner { color: ansi_red; text-style: bold; height: auto; max-height: 5; }
@@ -610,8 +612,8 @@ class Top(App[None]):
         self.ended_by: int | None = None
         self._client, self._open_session, self._picture = client, attach, Picture()
         self._watcher = Watcher(client, lambda found: self._in_app(self._show, found))
-        self._gpus = Table("index", GPU_COLUMNS, self._gpu_cells)
-        self._jobs = Table("id", JOB_COLUMNS, lambda job: job_cells(job, self._now()))
+        self._gpus = RowView("index", GPU_COLUMNS, self._gpu_cells)
+        self._jobs = RowView("id", JOB_COLUMNS, lambda job: job_cells(job, self._now()))
         self._head, self._banner, self._foot = _line("foot"), Static(id="banner"), _line("foot")
         self._filter = Input(placeholder="text of the jobs to show", compact=True)
         self._by_id: dict[int, Json] = {}

@@ -24,7 +24,7 @@ _JOB_SET_OPTIONS = ("--all", "--failed")
 #: Commands of other programs and options of task-spooler, with the equivalent command of this program.
 _SYNONYMS = {
     **dict.fromkeys(("list", "ls", "ps", "queue", "squeue", "qstat", "jobs", "-l"), "status"),
-    **dict.fromkeys(("top", "watch"), "status --watch"),
+    "watch": "status --watch",
     **dict.fromkeys(("sacct", "history"), "status --all"),
     "sinfo": "gpus",
     "scontrol": "show JOB` or `hold JOB",

@@ -28,7 +28,7 @@ from gpu_scheduler.show.job_views import (
 )
 from gpu_scheduler.show.location import Location
 from gpu_scheduler.show.store_access import open_store, scheduler_pid_of
-from gpu_scheduler.store.attempt_history import Run, gpu_time, recent_runs
+from gpu_scheduler.store.attempt_history import PastRun, gpu_time, recent_runs
 from gpu_scheduler.store.job_lists import (
     JobFilter,
     JobOrder,
@@ -159,7 +159,7 @@ def job_page(
     return JobPage(views, ids[-1] if len(found) > limit else None)
 
 
-def runs_since(location: Location, since: float, now: float) -> tuple[list[Run], float]:
+def runs_since(location: Location, since: float, now: float) -> tuple[list[PastRun], float]:
     """Returns the newest runs on GPUs since then, and the GPU-seconds for which reserved GPUs were idle.
 
     Times are wall seconds. Raises StoreNotFoundError before the first start.

@@ -142,7 +142,13 @@ def attempt_times(store: Store, after: int, also: Iterable[int] = ()) -> Iterato
         yield AttemptTimes._make([*values, tuple(gpus.split(",")) if gpus else ()])
 
 
-class Run(Struct, frozen=True):
+def newest_attempt(store: Store) -> tuple[int, str]:
+    """Returns the id and the token of the newest attempt; 0 and "" if there is none."""
+    row = store.db.row("SELECT id, token FROM attempt ORDER BY id DESC LIMIT 1")
+    return (0, "") if row is None else (row["id"], row["token"])
+
+
+class PastRun(Struct, frozen=True):
     """The run of an attempt on GPUs of this machine. Times are wall seconds; ended_at is None while it runs.
 
     name: that of its job. gpus: the indices.
@@ -157,7 +163,7 @@ class Run(Struct, frozen=True):
     outcome: str | None
 
 
-def recent_runs(store: Store, since: float, limit: int) -> list[Run]:
+def recent_runs(store: Store, since: float, limit: int) -> list[PastRun]:
     """Returns the newest `limit` runs that ended after `since` (wall seconds) or still run, oldest first."""
     rows = store.db.rows(
         "SELECT job_id, number, job.name, started_at, ended_at, attempt.outcome, json_group_array(idx)"
@@ -167,7 +173,9 @@ def recent_runs(store: Store, since: float, limit: int) -> list[Run]:
         " UNION SELECT id FROM (SELECT id FROM attempt ORDER BY id DESC LIMIT ?)) GROUP BY attempt.id",
         since, limit,
     )  # fmt: skip
-    return [Run(job, number, name, tuple(json.loads(gpus)), *rest) for job, number, name, *rest, gpus in rows]
+    return [
+        PastRun(job, number, name, tuple(json.loads(gpus)), *rest) for job, number, name, *rest, gpus in rows
+    ]
 
 
 def gpu_time(store: Store, wall: float) -> GpuTime:

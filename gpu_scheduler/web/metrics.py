@@ -31,7 +31,7 @@ from gpu_scheduler.show.gpu_views import gpu_views
 from gpu_scheduler.show.job_views import GpuView
 from gpu_scheduler.show.location import Location
 from gpu_scheduler.show.store_access import open_store, scheduler_pid_of
-from gpu_scheduler.store.attempt_history import AttemptTimes, attempt_times, gpu_time
+from gpu_scheduler.store.attempt_history import AttemptTimes, attempt_times, gpu_time, newest_attempt
 from gpu_scheduler.store.job_lists import state_counts
 from gpu_scheduler.store.pending_groups import wait_counts
 
@@ -93,8 +93,7 @@ class Totals:
                 heappush(self._ends, (one.ended_at, one.gpus))
                 if end is not None:
                     self.handovers.add(one.started_at - end)
-        newest = store.db.row("SELECT id, token FROM attempt ORDER BY id DESC LIMIT 1")
-        self._newest, self._token = (0, "") if newest is None else newest
+        self._newest, self._token = newest_attempt(store)
 
     def _start(self, one: AttemptTimes) -> float | None:
         """Adds the start of an attempt. Returns the end with which its hand-over began, or None."""
@@ -108,7 +107,7 @@ class Totals:
         return max(ends) if ends and one.queued_at <= max(ends) else None
 
 
-class Snapshot(Struct, frozen=True):
+class QueueState(Struct, frozen=True):
     """What the metrics show of a store at `now`, in wall seconds. The defaults show a queue without one.
 
     waiting: the number of jobs that wait, by kind. delivered_s, reserved_idle_s: GPU-seconds of the last
@@ -125,7 +124,7 @@ class Snapshot(Struct, frozen=True):
     totals: Totals = field(default_factory=Totals)
 
 
-def families(of: Snapshot) -> Iterator[Metric]:
+def families(of: QueueState) -> Iterator[Metric]:
     """Yields the metrics of a snapshot."""
     yield _gauge("up", "Whether a scheduler is running (0 or 1)", of.is_up)
     waiting = GaugeMetricFamily("gpu_scheduler_waiting_jobs", "Queued and held jobs", labels=["wait_kind"])
@@ -214,7 +213,7 @@ class QueueCollector(Collector):
             try:
                 found = self._snapshot()
             except StoreNotFoundError:
-                found = Snapshot()
+                found = QueueState()
             yield from families(found)
 
     def page(self, accept: str) -> tuple[bytes, str]:
@@ -222,7 +221,7 @@ class QueueCollector(Collector):
         encode, content_type = choose_encoder(accept)
         return encode(self._registry), content_type
 
-    def _snapshot(self) -> Snapshot:
+    def _snapshot(self) -> QueueState:
         with open_store(self._location, read_only=True) as store:
             is_up = scheduler_pid_of(store) is not None
             with store.snapshot():
@@ -234,7 +233,7 @@ class QueueCollector(Collector):
                 self._totals = totals
                 counts, time = state_counts(store), gpu_time(store, now.wall)
                 gpus = gpu_views(store.gpus(), store.active_attempts(), {}, store.recorded_options())
-                return Snapshot(
+                return QueueState(
                     now.wall, is_up, wait_counts(store, now, is_up=is_up),
                     sum(counts.get(state.value, 0) for state in ACTIVE),
                     time.delivered_s, time.reserved_idle_s, gpus, totals,

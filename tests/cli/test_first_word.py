@@ -161,7 +161,7 @@ def test_run_and_wait_suggest_their_own_options(command: str, option: str, meant
     ("words", "meant"),
     [
         *((word, "status") for word in ("list", "ps", "ls", "queue", "ps aux")),
-        *((word, "status --watch") for word in ("top", "watch", "top -d 1")),
+        ("watch", "status --watch"),
         ("kill", "cancel JOB…"),
         ("kill 3", "cancel 3"),
         ("kill -9 3 bert", "cancel 3 bert"),

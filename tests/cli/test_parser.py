@@ -23,7 +23,7 @@ COMMANDS = {
     "show": ["3"], "why": ["3"], "events": [], "calibrate": [], "run": [], "wait": [], "gpus": [],
     "submit": [], "adopt": ["158500"], "import": ["queue.json"], "set": ["3", "vram=1G"], "recover": ["3"],
     "clear": [], "preempt": ["3"], "plan": [], "serve": [], "token": ["list"], "mcp": [],
-    "redis-submit": [], "redis-queue": [], "redis-agent": [], "notify": [],
+    "redis-submit": [], "redis-queue": [], "redis-agent": [], "notify": [], "top": [], "link": [],
     "engine-agent": [],
 }  # fmt: skip
 #: The words that must come last.

@@ -25,7 +25,7 @@ from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.show.location import Location
 from gpu_scheduler.show.status import StatusQuery, status
 from gpu_scheduler.store.attempt_history import skip_gpu_time
-from gpu_scheduler.web.metrics import Snapshot, families
+from gpu_scheduler.web.metrics import QueueState, families
 from gpu_scheduler.web.operations import EventFeed
 from tests import changes
 from tests.cli.desk import Desk
@@ -278,7 +278,7 @@ def test_labels_name_no_job_and_every_parser_reads_the_page(api: Api, desk: Desk
     newer = {"Accept": "application/openmetrics-text; version=1.0.0"}
     text = api().get("/metrics", headers=newer).text
     found = list(open_metrics.text_string_to_metric_families(text))  # type: ignore[no-untyped-call]
-    assert {one.name for one in found} == {one.name for one in families(Snapshot())}
+    assert {one.name for one in found} == {one.name for one in families(QueueState())}
     for one in found:
         assert re.fullmatch(r"gpu_scheduler_[a-z_]+", one.name)
         assert one.documentation
@@ -330,7 +330,7 @@ def test_nothing_imports_the_package_before_a_scrape() -> None:
 def names() -> Mapping[str, str]:
     """Returns the type of each metric by its name in queries; that of a histogram without its suffix."""
     suffix = {"counter": "_total"}
-    return {f"{one.name}{suffix.get(one.type, '')}": one.type for one in families(Snapshot())}
+    return {f"{one.name}{suffix.get(one.type, '')}": one.type for one in families(QueueState())}
 
 
 def test_the_dashboard_and_the_page_name_only_metrics_that_exist() -> None:
