@@ -94,7 +94,7 @@ async function loadList(name) {
 }
 async function loadMore(name) {
   const page = await get(listQuery(LISTS[name], { cursor: model.lists[name].next, limit: PAGE })), list = model.lists[name];
-  set({ lists: { ...model.lists, [name]: { jobs: [...list.jobs, ...page.jobs], next: page.next } } });
+  set({ lists: { ...model.lists, [name]: { jobs: [...list.jobs, ...page.jobs], next: page.next, most: list.jobs.length + PAGE } } });
 }
 async function loadAll() {
   await Promise.all([...Object.keys(LISTS).map(loadList), loadGpus(), loadHealth(), loadUse()]);
@@ -116,7 +116,8 @@ function place(job) {
         if (at >= 0) jobs.splice(at, 0, job); else if (!list.next) jobs.push(job);
       }
     }
-    lists[name] = { ...list, jobs };
+    const most = list.most ?? PAGE, isLong = jobs.length > most;  // what arrives must not make the page ever longer
+    lists[name] = isLong ? { ...list, jobs: jobs.slice(0, most), next: jobs[most - 1].id } : { ...list, jobs };
   }
   set({ lists });
 }
@@ -154,7 +155,8 @@ async function tick() {
   if (!document.hidden) {
     const ids = new Set(changed), now = Date.now();
     changed.clear();
-    const work = ids.size ? [loadJobs(ids)] : [];
+    const again = (error) => { setTimeout(() => ids.forEach((id) => changed.add(id)), 1000); throw error; };
+    const work = ids.size ? [loadJobs(ids).catch(again)] : [];
     const loads = { jobs: () => model.lists.running.jobs.length && loadList("running"), gpus: loadGpus, health: loadHealth, use: loadUse };
     for (const [name, load] of Object.entries(loads)) {
       if (now >= due[name]) { due[name] = now + 1000 * every[name]; work.push(load()); }
