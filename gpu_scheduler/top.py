@@ -348,7 +348,8 @@ class Watcher:
     def _pages(self, states: Iterable[JobState], most: int | None = None) -> Iterator[Json]:
         page: Json = {}
         while not page or (page["next"] and most is None):
-            given = {"cursor": page.get("next"), "limit": most or MAX_PAGE}
+            order = "newest" if most is None else "finished"
+            given = {"cursor": page.get("next"), "limit": most or MAX_PAGE, "order": order}
             page = self._client.call("jobs", state=sorted(states), **given)
             self.asked_at = time.monotonic()
             yield from page["jobs"]

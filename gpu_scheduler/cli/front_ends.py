@@ -69,18 +69,12 @@ def token(options: Namespace) -> int:
 
 def link(options: Namespace) -> int:
     """Prints a link to the web page, which is valid once, for five minutes."""
-    from gpu_scheduler.web.server import ADDRESS_FILE
+    from gpu_scheduler.web.server import address_of
 
     if not sys.stdout.isatty():
         raise UsageError("a link is a secret, so it is only printed on a terminal")
     home = location_of(options).resolve()
-    try:
-        address = (home.folder / ADDRESS_FILE).read_text(encoding="utf-8")
-    except OSError:
-        raise SchedulerError(
-            "no web server serves this queue; start one: `start --serve` or `serve`"
-        ) from None
-    print(f"{address}/#link={Tokens(home.folder).create_link()}")
+    print(f"{address_of(home)}/#link={Tokens(home.folder).create_link()}")
     print_message("this link is valid once, for five minutes; who opens it can run code as you")
     return 0
 

@@ -181,6 +181,7 @@ class Delivery:
         self._read_to, self._not_before = self._position.id, 0.0
         self._pending: list[Event] = []
         self._is_open = True  # whether jobs were open when the store was last read
+        self._end: Event | None = None  # the newest end of a job
         self._sent: deque[float] = deque(maxlen=_MOST_MESSAGES)
         self._failing_since: float | None = None
         self._due_at = 0.0
@@ -193,7 +194,11 @@ class Delivery:
         while wait_s == 0 or not is_last:
             ending.wait(wait_s)
             is_last = ending.is_set()
-            wait_s = self.step(time.time(), is_last=is_last)
+            try:
+                wait_s = self.step(time.time(), is_last=is_last)
+            except Exception:  # which must not keep the messages of others back
+                log.exception("%s: this is a fault of the program; it goes on in a minute", self.receiver)
+                wait_s = 60.0
         self._save(self._position.at, self._position.warning)
 
     def step(self, now: float, *, is_last: bool = False) -> float:
@@ -240,8 +245,9 @@ class Delivery:
             return newest > 0
         self._is_open |= any(event.kind in _OPEN_STATES for event in found)
         ends = [event for event in found if event.kind == EventKind.FINISHED]
-        if is_empty and self._is_open and ends:
-            found.append(Event(ends[-1].id, ends[-1].at, DRAINED))
+        self._end = ends[-1] if ends else self._end
+        if is_empty and self._is_open and self._end is not None and found:
+            found.append(Event(self._end.id, self._end.at, DRAINED))
         self._pending += [
             event
             for event in found
@@ -281,7 +287,8 @@ class Delivery:
         """Returns None if the receiver has accepted the events, otherwise what happened, as a predicate."""
         quiet: dict[str, Any] = {}
         if self.receiver.is_command:
-            argv = ["/bin/sh", "-c", self.receiver.target]
+            # It ends at its deadline also if this process is killed.
+            argv = ["timeout", "-s", "KILL", f"{_DEADLINE_S:g}", "/bin/sh", "-c", self.receiver.target]
             text = to_json(replace(events[0], data={**events[0].data, "name": events[0].name})) + "\n"
         else:
             argv = [sys.executable, send.__file__]
@@ -299,7 +306,7 @@ class Delivery:
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-        if process.returncode in (-signal.SIGALRM, -signal.SIGKILL):
+        if process.returncode in (-signal.SIGALRM, -signal.SIGKILL, 128 + signal.SIGKILL):
             return f"did not accept a message within {_DEADLINE_S:g} s"
         return f"did not accept a message (exit code {process.returncode})" if process.returncode else None
 

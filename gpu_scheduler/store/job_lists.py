@@ -192,7 +192,7 @@ class JobFilter(Struct, frozen=True):
     """Selects jobs that match every value that is given.
 
     states, outcomes: match one of these. name: a name, a group or a pattern. source: the exact source. text:
-    part of the name or, if in_lines, of the line, in any case; or the id.
+    part of the name or, if in_lines, of the line (ASCII letters in any case); or the id.
     """
 
     states: tuple[JobState, ...] = ()
@@ -223,6 +223,10 @@ def list_jobs(
         if chosen:
             marks = ", ".join("?" * len(chosen))
             parts.append((f"{column} IN ({marks})", tuple(one.value for one in chosen)))
+    if wanted.states and (JobState.FINISHED not in wanted.states or len(wanted.states) == 1):
+        # For the partial indexes, which SQLite uses only if it sees their condition.
+        is_finished = JobState.FINISHED in wanted.states
+        parts.append((f"state {'=' if is_finished else '<>'} 'finished'", ()))
     if wanted.name is not None:
         parts.append(_meaning(store, wanted.name))
     if wanted.source is not None:

@@ -4,6 +4,7 @@ Annotations of routes are evaluated by FastAPI, so they are no strings here.
 """
 
 import asyncio
+import logging
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
@@ -20,6 +21,8 @@ from gpu_scheduler.web import operations
 from gpu_scheduler.web.guard import PUBLIC, SESSION, problem
 from gpu_scheduler.web.operations import Context, Json
 from gpu_scheduler.web.tokens import Tokens
+
+log = logging.getLogger(__name__)
 
 #: Seconds between two samples of the GPUs, and the number of samples that are kept: half an hour.
 _SAMPLE_S, _SAMPLES = 10.0, 180
@@ -71,7 +74,8 @@ class RecentUse:
 
         async def work() -> None:
             while True:
-                await asyncio.to_thread(self.sample)
+                with suppress(OSError):  # such as no descriptor left
+                    await asyncio.to_thread(self.sample)
                 await asyncio.sleep(_SAMPLE_S)
 
         task = asyncio.create_task(work())
@@ -98,7 +102,11 @@ def add_routes(app: FastAPI, context: Context, responses: Callable[..., Any]) ->
     @app.post(SESSION, response_model=dict[str, Any], responses=responses())
     def session(body: Link) -> Response:
         """Exchanges the secret of a link, which is valid once, for a token."""
-        found = tokens.exchange(body.secret)
+        try:
+            found = tokens.exchange(body.secret)
+        except SchedulerError as error:
+            log.error("%s", error)
+            return problem(503, "The tokens cannot be read; `token list` says why.")
         if found is None:
             text = "This link was used or has expired; `gpu-scheduler link` prints a new one."
             return problem(401, text, {"WWW-Authenticate": "Bearer"})

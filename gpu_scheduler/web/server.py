@@ -14,12 +14,14 @@ from pathlib import Path
 
 from gpu_scheduler.core.text.formatting import pid_text
 from gpu_scheduler.errors import SchedulerError, UsageError, missing_package
+from gpu_scheduler.runner.locks import conflicting_lock
 from gpu_scheduler.show.location import Location
+from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.system import own_process
 from gpu_scheduler.system.safe_file import name_of_user, replace_file
 
-#: The file in the data directory with the address of the last server, for `link`.
-ADDRESS_FILE = "serve.url"
+#: Files in the data directory: the address of the last server, and the lock that it holds.
+_ADDRESS_FILE, _LOCK_FILE = "serve.url", "serve.lock"
 #: Seconds that open requests have to end, and after which a server that hangs ends by force.
 _GRACE_S, _HANGING_S = 3, 5
 
@@ -56,7 +58,7 @@ def run(location: Location, options: Namespace, say: Callable[[str], None]) -> N
     if options.open_metrics:
         check_open_metrics(options.host)
     home.create()
-    own_process.lock_file(home.folder / "serve.lock", "another server serves this queue already")
+    own_process.lock_file(home.folder / _LOCK_FILE, "another server serves this queue already")
     refusal = b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\n\r\n"
     listener = Listener(_listen(options.host, options.port), b"" if options.tls_cert else refusal)
     port = listener.getsockname()[1]
@@ -83,9 +85,10 @@ def run(location: Location, options: Namespace, say: Callable[[str], None]) -> N
     who = "every request needs" if needs_token else "other users of this machine need"
     is_clear = options.tls_cert is None and not is_local
     scheme = "http" if options.tls_cert is None else "https"
-    name = options.allowed_host[0] if options.allowed_host and not is_local else host
+    name = "localhost" if host in ("0.0.0.0", "[::]") else host
+    name = options.allowed_host[0] if options.allowed_host and not is_local else name
     address = f"{scheme}://{name if ':' in name.rpartition(']')[2] else f'{name}:{port}'}"
-    replace_file(home.folder / ADDRESS_FILE, address.encode())
+    replace_file(home.folder / _ADDRESS_FILE, address.encode())
     say(
         f"serving {home.state_file} at {scheme}://{host}:{port}\n"
         f"whoever may submit jobs runs code as {user}; {who} a token (`token create NAME`)"
@@ -101,6 +104,18 @@ def check_open_metrics(host: str) -> None:
             f"--open-metrics would open the metrics to whoever reaches {host}; leave it out, and give"
             " Prometheus a token: `token create --read-only NAME`"
         )
+
+
+def address_of(home: DataDir) -> str:
+    """Returns the address of the server of a queue. Raises SchedulerError if none runs."""
+    try:
+        with open(home.folder / _LOCK_FILE, "rb") as file:
+            # Without its lock, somebody else may listen at that address.
+            if conflicting_lock(file.fileno()) is not None:
+                return (home.folder / _ADDRESS_FILE).read_text(encoding="utf-8")
+    except OSError:
+        pass
+    raise SchedulerError("no web server serves this queue; start one: `start --serve` or `serve`")
 
 
 def _is_local(host: str) -> bool:

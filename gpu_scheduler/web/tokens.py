@@ -137,11 +137,21 @@ class Tokens:
         Raises SchedulerError as `all` does.
         """
         digest, now = _digest(secret), self._now()
+
+        def is_meant(one: Token) -> bool:
+            return one.is_link and hmac.compare_digest(one.digest, digest)
+
+        if not any(map(is_meant, self.valid())):
+            return None  # strangers make no file to be written
         with self._changed() as tokens:
-            links = [one for one in tokens if one.is_link]
-            valid = [one for one in links if one.expires is not None and now < one.expires]
-            found = [one for one in valid if hmac.compare_digest(one.digest, digest)]
-            tokens[:] = [one for one in tokens if one not in links or (one in valid and one not in found)]
+            valid = [one for one in tokens if one.expires is None or now < one.expires]
+            found = [one for one in valid if is_meant(one)]
+            made_here = ("link-", "page-")
+            tokens[:] = [
+                one
+                for one in tokens
+                if one not in found and (one in valid or not one.name.startswith(made_here))
+            ]
             if not found:
                 return None
             token = PREFIX + secrets.token_urlsafe(32)
@@ -165,7 +175,10 @@ class Tokens:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 tokens = list(self.all())
                 yield tokens
-                rows = json.dumps({"tokens": [asdict(token) for token in tokens]}, indent=2)
+                # An earlier version knows no links, and refuses a file with a field that it does not know.
+                fields = [asdict(token) for token in tokens]
+                kept = [{key: one for key, one in row.items() if key != "is_link" or one} for row in fields]
+                rows = json.dumps({"tokens": kept}, indent=2)
                 replace_file(self._path, f"{rows}\n".encode("ascii"), synced=True)
             finally:
                 os.close(lock)

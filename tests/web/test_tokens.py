@@ -257,6 +257,8 @@ def test_a_link_is_exchanged_once_within_five_minutes(tmp_path: Path) -> None:
     assert tokens.exchange("") is None
     now[0] += LINK_S
     assert tokens.exchange(late) is None
-    assert [one.name for one in tokens.all()] == [found.name]
+    assert tokens.exchange(tokens.create_link()) is not None
+    assert {one.name.partition("-")[0] for one in tokens.all()} == {"page"}
+    assert "is_link" not in (tmp_path / "tokens.json").read_text()
     now[0] += PAGE_S
     assert tokens.find(token) is None

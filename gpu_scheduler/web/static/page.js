@@ -10,10 +10,10 @@ const LISTS = {
 };
 const model = {
   lists: { running: empty(), queue: empty(), finished: empty() }, gpus: [], health: null, use: null,
-  search: "", problem: null, isDown: false, said: "", now: Date.now() / 1000,
+  search: "", problems: {}, answer: null, isDown: false, said: "", now: Date.now() / 1000, versions: new Map(),
 };
 const watchers = new Set();
-let redraw = 0, lastEvent = null, streaming = null;
+let redraw = 0, lastEvent = null, streaming = null, saidAt = 0;
 
 function empty() { return { jobs: [], next: null }; }
 function set(values) {
@@ -43,8 +43,8 @@ async function request(path, options = {}) {
   if (token) headers.Authorization = `Bearer ${token}`;
   if (options.body) headers["Content-Type"] = "application/json";
   let answer;
-  try { answer = await fetch(path, { ...options, headers }); } catch (error) {
-    if (error.name === "AbortError") throw error;
+  try { answer = await fetch(path, { signal: AbortSignal.timeout(30_000), ...options, headers }); } catch (error) {
+    if (options.signal?.aborted) throw error;
     throw new Failure(0, "The web server does not answer. This page tries again by itself; `gpu-scheduler start --serve` starts it.");
   }
   if (answer.ok) return answer;
@@ -59,80 +59,93 @@ async function request(path, options = {}) {
 async function get(path) {
   const answer = await request(`/api/v1/${path}`);
   const isDown = answer.headers.get("X-Scheduler") === "down", found = await answer.json();
-  set({ isDown, problem: null });
+  set({ isDown });
   return found;
 }
 const post = async (path, body, headers = {}) =>
   (await request(`/api/v1/${path}`, { method: "POST", headers, body: JSON.stringify(body) })).json();
-const failed = (error) => { if (error.name !== "AbortError") set({ problem: error.message }); };
+// Notes why something cannot be read at present; without an error, that it can.
+function noted(what, error = null) {
+  if (error?.name !== "AbortError") set({ problems: { ...model.problems, [what]: error?.message } });
+}
+// Yields the events of a stream, first one of the kind "open". The server sends something every 15 s.
 async function* events(path, last, signal) {
-  const headers = last == null ? {} : { "Last-Event-ID": String(last) };
-  const reader = (await request(`/api/v1/${path}`, { headers, signal })).body.pipeThrough(new TextDecoderStream()).getReader();
-  for (let rest = "", isOpen = false; ;) {
-    const { value, done } = await reader.read();
-    if (done) return;
-    if (!isOpen) { isOpen = true; yield { kind: "open", data: {} }; }
-    const parts = (rest + value).split("\n\n");
-    rest = parts.pop();
-    for (const part of parts) {
-      const fields = Object.fromEntries(part.split("\n").map((line) => [line.split(": ", 1)[0], line.slice(line.indexOf(": ") + 2)]));
-      if (fields.data) yield { id: fields.id, kind: fields.event, data: JSON.parse(fields.data) };
+  const headers = last == null ? {} : { "Last-Event-ID": String(last) }, mine = new AbortController();
+  const stop = () => mine.abort();
+  signal.addEventListener("abort", stop);
+  let quiet = setTimeout(stop, 45_000);
+  try {
+    const answer = await request(`/api/v1/${path}`, { headers, signal: mine.signal });
+    const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+    for (let rest = "", isOpen = false; ;) {
+      const { value, done } = await reader.read();
+      if (done) return;
+      clearTimeout(quiet); quiet = setTimeout(stop, 45_000);
+      if (!isOpen) { isOpen = true; yield { kind: "open", data: {} }; }
+      const parts = (rest + value).split("\n\n");
+      rest = parts.pop();
+      for (const part of parts) {
+        const fields = Object.fromEntries(part.split("\n").map((line) => [line.split(": ", 1)[0], line.slice(line.indexOf(": ") + 2)]));
+        if (fields.data) yield { id: fields.id, kind: fields.event, data: JSON.parse(fields.data) };
+      }
     }
-  }
+  } finally { clearTimeout(quiet); signal.removeEventListener("abort", stop); stop(); }
 }
 
-// Lists, of which only the changed jobs are read again.
-const listQuery = (list, more = {}) => {
-  const query = new URLSearchParams({ order: list.order, limit: list.limit, ...more });
+// The lists. Much changes without an event, such as a priority or the reason why a job waits, so they are read anew.
+const listQuery = (name, more = {}) => {
+  const list = LISTS[name], query = new URLSearchParams({ order: list.order, limit: list.limit, ...more });
   list.states.forEach((state) => query.append("state", state));
   if (model.search) query.set("search", model.search);
   return `jobs?${query}`;
 };
 async function loadList(name) {
-  const found = await get(listQuery(LISTS[name]));
-  set({ lists: { ...model.lists, [name]: found } });
+  const query = listQuery(name, { limit: Math.min(PAGE, Math.max(LISTS[name].limit, model.lists[name].jobs.length)) });
+  const found = await get(query), old = model.lists[name];
+  if (new URLSearchParams(query).get("search") !== (model.search || null)) return;  // the answer for an earlier search
+  found.jobs = found.jobs.filter((job) => !job.cleared);
+  if (old.rest && found.next) {  // pages that were asked for by hand stay until they are asked for again
+    const known = new Set(found.jobs.map((job) => job.id));
+    const rest = old.rest.filter((job) => !known.has(job.id));
+    set({ lists: { ...model.lists, [name]: { jobs: [...found.jobs, ...rest], rest, next: old.next } } });
+  } else set({ lists: { ...model.lists, [name]: found } });
 }
 async function loadMore(name) {
-  const page = await get(listQuery(LISTS[name], { cursor: model.lists[name].next, limit: PAGE })), list = model.lists[name];
-  set({ lists: { ...model.lists, [name]: { jobs: [...list.jobs, ...page.jobs], next: page.next, most: list.jobs.length + PAGE } } });
+  const cursor = model.lists[name].next, page = await get(listQuery(name, { cursor, limit: PAGE })), list = model.lists[name];
+  if (list.next !== cursor) return;  // asked for twice
+  const rest = [...(list.rest ?? []), ...page.jobs];
+  set({ lists: { ...model.lists, [name]: { jobs: [...list.jobs, ...page.jobs], rest, next: page.next } } });
 }
-async function loadAll() {
-  await Promise.all([...Object.keys(LISTS).map(loadList), loadGpus(), loadHealth(), loadUse()]);
-}
+const loadLists = () => Promise.all(Object.keys(LISTS).map(loadList));
 const loadGpus = async () => { const found = await get("gpus"); set({ gpus: found.gpus, now: found.now }); };
 const loadHealth = async () => set({ health: await get("health") });
 const loadUse = async () => set({ use: await get("use?hours=2") });
-const isBefore = (one, other) => one.priority - other.priority || one.id - other.id;
-function place(job) {
-  const lists = {};
-  for (const [name, list] of Object.entries(model.lists)) {
-    const jobs = list.jobs.filter((one) => one.id !== job.id);
-    if (LISTS[name].states.includes(job.state) && !job.cleared) {
-      const text = `${job.name ?? ""}\n${job.command ?? ""}`.toLowerCase(), wanted = model.search.toLowerCase();
-      const old = list.jobs.findIndex((one) => one.id === job.id);
-      const at = name === "finished" ? 0 : jobs.findIndex((one) => isBefore(job, one) < 0);
-      if (old >= 0 && name !== "finished") jobs.splice(old, 0, job);
-      else if (text.includes(wanted) || String(job.id) === wanted) {
-        if (at >= 0) jobs.splice(at, 0, job); else if (!list.next) jobs.push(job);
-      }
-    }
-    const most = list.most ?? PAGE, isLong = jobs.length > most;  // what arrives must not make the page ever longer
-    lists[name] = isLong ? { ...list, jobs: jobs.slice(0, most), next: jobs[most - 1].id } : { ...list, jobs };
-  }
-  set({ lists });
-}
-async function loadJobs(ids) {
-  const low = Math.min(...ids), high = Math.max(...ids);
-  if (high - low >= PAGE) return Promise.all(Object.keys(LISTS).map(loadList));
-  const page = await get(`jobs?cursor=${high + 1}&limit=${high - low + 1}`);
-  page.jobs.filter((job) => ids.has(job.id)).forEach(place);
-}
 
-// What is read when: changed jobs at once, the rest as often as it is worth. A hidden tab reads nothing.
-const changed = new Set();
-const due = { jobs: 0, gpus: 0, health: 0, use: 0 };
-const every = { jobs: 5, gpus: 3, health: 15, use: 20 };
-function soon(name, seconds) { due[name] = Math.min(due[name], Date.now() + 1000 * seconds); }
+// What is read, every how many seconds, and how soon after an event. A hidden tab reads nothing.
+const LOADS = {
+  lists: { load: loadLists, every: 5, after: 0.1 }, gpus: { load: loadGpus, every: 3, after: 0.5 },
+  health: { load: loadHealth, every: 15, after: 0.5 }, use: { load: loadUse, every: 20, after: 5 },
+};
+const due = { lists: 0, gpus: 0, health: 0, use: 0 }, loadedAt = { ...due }, busy = new Set();
+function soon(isNow = false) {
+  for (const [name, { after }] of Object.entries(LOADS)) {
+    const at = isNow ? 0 : Math.max(Date.now() + 1000 * after, loadedAt[name] + 1000);
+    due[name] = Math.min(due[name], at);
+  }
+}
+function tick() {
+  for (const [name, { load, every }] of Object.entries(LOADS)) {
+    if (document.hidden || Date.now() < due[name] || busy.has(name)) continue;
+    busy.add(name); loadedAt[name] = Date.now(); due[name] = Date.now() + 1000 * every;
+    load().then(() => noted(name), (error) => noted(name, error)).finally(() => busy.delete(name));
+  }
+}
+function note(event) {
+  model.versions.set(event.job, (model.versions.get(event.job) ?? 0) + 1);
+  if (Date.now() - saidAt < 5000) return;  // a screen reader could not keep up
+  saidAt = Date.now();
+  set({ said: `job ${event.job}: ${event.outcome ?? event.event}` });
+}
 async function follow() {
   streaming?.abort();
   const mine = (streaming = new AbortController());
@@ -140,30 +153,13 @@ async function follow() {
     try {
       for await (const { id, kind, data } of events("events", lastEvent, mine.signal)) {
         lastEvent = id ?? lastEvent; wait = 1;
-        if (kind === "open" || kind === "reset") await loadAll();  // once the stream is open, it misses nothing
-        else if (data.job) {
-          changed.add(data.job);
-          set({ said: `job ${data.job}: ${data.outcome ?? data.event}` });
-        }
-        soon("gpus", 0.5); soon("health", 0.5); soon("use", 5);
+        if (kind === "open") noted("events");
+        if (data.job) note(data);
+        soon(kind === "open" || kind === "reset");
       }
-    } catch (error) { if (!mine.signal.aborted) failed(error); }
+    } catch (error) { if (!mine.signal.aborted) noted("events", error); }
     if (!mine.signal.aborted) await new Promise((done) => setTimeout(done, 1000 * wait));
   }
-}
-async function tick() {
-  if (!document.hidden) {
-    const ids = new Set(changed), now = Date.now();
-    changed.clear();
-    const again = (error) => { setTimeout(() => ids.forEach((id) => changed.add(id)), 1000); throw error; };
-    const work = ids.size ? [loadJobs(ids).catch(again)] : [];
-    const loads = { jobs: () => model.lists.running.jobs.length && loadList("running"), gpus: loadGpus, health: loadHealth, use: loadUse };
-    for (const [name, load] of Object.entries(loads)) {
-      if (now >= due[name]) { due[name] = now + 1000 * every[name]; work.push(load()); }
-    }
-    await Promise.all(work).catch(failed);
-  }
-  setTimeout(tick, 200);
 }
 document.addEventListener("visibilitychange", () => { if (document.hidden) streaming?.abort(); else follow(); });
 
@@ -172,9 +168,9 @@ class Terminal {
   lines = [[]]; style = ""; rest = ""; returned = false;
   feed(text) {
     text = this.rest + text;
-    const cut = text.match(/\x1b(\[[0-9;?]*)?$/);
+    const cut = text.match(/\x1b(\[[0-9;?]*|\][^\x07\x1b]{0,200})?$/);
     this.rest = cut ? cut[0] : "";
-    for (const part of text.slice(0, text.length - this.rest.length).split(/(\x1b\[[0-9;?]*[@-~]|\x1b[^[]|\r|\n)/)) {
+    for (const part of text.slice(0, text.length - this.rest.length).split(/(\x1b\[[0-9;?]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[^[\]]|\r|\n)/)) {
       if (part === "\n") { this.lines.push([]); this.returned = false; }
       else if (part === "\r") this.returned = true;
       else if (/^\x1b\[[0-9;]*m$/.test(part)) {
@@ -182,41 +178,65 @@ class Terminal {
         this.style = codes.map((code) => `c${code}`).join(" ");
       } else if (part && part[0] !== "\x1b") {
         if (this.returned) { this.lines[this.lines.length - 1] = []; this.returned = false; }
-        this.lines[this.lines.length - 1].push([this.style, safe(part, 4000)]);
+        const line = this.lines[this.lines.length - 1], last = line[line.length - 1];
+        if (last?.[0] === this.style) last[1] = (last[1] + safe(part, 4000)).slice(0, 20_000);
+        else if (line.length < 500) line.push([this.style, safe(part, 4000)]);
       }
     }
     if (this.lines.length > 2000) this.lines.splice(0, this.lines.length - 2000);
   }
 }
+const TAIL = 262_144;
+async function tailOf(id) {  // the position from which the last part of a log begins; null for all of it
+  try {
+    const answer = await request(`/api/v1/jobs/${id}/log`, { headers: { Range: `bytes=-${TAIL}` } });
+    const start = answer.headers.get("Content-Range")?.match(/^bytes (\d+)-/)?.[1];
+    answer.body.cancel();
+    return start ? `${answer.headers.get("X-Attempt")}:${start}` : null;
+  } catch (error) { if (error.status === 404 || error.status === 416) return null; throw error; }
+}
 function Log({ id }) {
-  const [lines, setLines] = useState([]), [note, setNote] = useState("loading"), box = useRef();
+  const [lines, setLines] = useState([]), [state, setState] = useState("loading"), box = useRef(), isAtEnd = useRef(true);
   useEffect(() => {
     let last = null, stop = new AbortController(), terminal = new Terminal(), frame = 0;
     async function read() {
-      try {
-        for await (const event of events(`jobs/${id}/log/stream`, last, stop.signal)) {
-          if (event.kind === "end") { setNote("complete"); return; }
-          last = event.id; terminal.feed(event.data.text); setNote("live");
-          frame ||= requestAnimationFrame(() => { frame = 0; setLines([...terminal.lines]); });
-        }
-      } catch (error) { if (error.name !== "AbortError") setNote(error.message); }
+      const mine = stop;
+      while (!mine.signal.aborted) {
+        try {
+          last ??= await tailOf(id);
+          for await (const event of events(`jobs/${id}/log/stream`, last, mine.signal)) {
+            if (event.kind === "end") { setState("complete"); return; }
+            if (event.kind !== "log") continue;
+            last = event.id; terminal.feed(event.data.text); setState("live");
+            frame ||= requestAnimationFrame(() => { frame = 0; setLines([...terminal.lines]); });
+          }
+        } catch (error) { if (!mine.signal.aborted) setState(error.message); }
+        await new Promise((done) => setTimeout(done, 2000));
+      }
     }
     const turn = () => { stop.abort(); if (!document.hidden) { stop = new AbortController(); read(); } };
     document.addEventListener("visibilitychange", turn);
     read();
     return () => { stop.abort(); cancelAnimationFrame(frame); document.removeEventListener("visibilitychange", turn); };
   }, [id]);
-  useEffect(() => { if (box.current) box.current.scrollTop = box.current.scrollHeight; }, [lines]);
-  return html`<h2>Log <span class="soft">${note}</span></h2>
-    <pre ref=${box} tabindex="0" aria-label="Log">${lines.map((line) => html`${line.map(([style, text]) => html`<span class=${style}>${text}</span>`)}${"\n"}`)}</pre>`;
+  useEffect(() => { if (isAtEnd.current) box.current.scrollTop = box.current.scrollHeight; }, [lines]);
+  const scrolled = ({ target }) => { isAtEnd.current = target.scrollTop + target.clientHeight > target.scrollHeight - 30; };
+  return html`<h2>Log <span class="soft">${state}</span></h2>
+    <pre ref=${box} tabindex="0" role="region" aria-label="Log" onScroll=${scrolled}>${lines.map((line) => html`${line.map(([style, text]) => html`<span class=${style}>${text}</span>`)}${"\n"}`)}</pre>`;
 }
 
 // Dialogs.
 function Dialog({ title, onClose, children }) {
   const box = useRef();
-  useEffect(() => { box.current.showModal(); return () => box.current?.close(); }, []);
+  useEffect(() => box.current.showModal(), []);
   return html`<dialog ref=${box} aria-label=${title} onClose=${onClose}>
-    <div class="tools"><h1>${title}</h1><button class="spread" onClick=${onClose}>Close</button></div>${children}</dialog>`;
+    <div class="tools"><h1>${title}</h1><button class="spread" onClick=${onClose}>Close</button></div><${Answers} />${children}</dialog>`;
+}
+// What the queue has answered, and what is wrong; also in a dialog, behind which the page cannot be reached.
+function Answers() {
+  const problems = [...new Set(Object.values(model.problems).filter(Boolean))];
+  return html`${problems.map((text) => html`<p class="banner bad" role="alert">${safe(text, 2000)}</p>`)}
+    ${model.answer && html`<p class="banner" role="status">${safe(model.answer, 2000)} <button onClick=${() => set({ answer: null })}>OK</button></p>`}`;
 }
 // Asks first if a change ends work. Shows the answer of the scheduler, or why it refuses.
 async function change(path, body, question) {
@@ -225,7 +245,7 @@ async function change(path, body, question) {
     const found = await post(path, body);
     set({ answer: found.answers.map((one) => `${one.job ?? `GPU ${one.gpu}`}: ${one.text}`).join("; ") });
   } catch (error) { set({ answer: error.message }); }
-  soon("gpus", 0); soon("health", 0);
+  soon(true);
 }
 function Question({ text, done }) {
   const end = (answer) => { set({ question: null }); done(answer); };
@@ -251,7 +271,7 @@ function JobDialog({ id, onClose }) {
   useEffect(() => {
     get(`jobs/${id}`).then(setFound).catch((error) => setProblem(error.status === 404 ? `There is no job ${id}.` : error.message));
     get(`jobs/${id}/why`).then(setWhy).catch(() => setWhy({ checks: [] }));
-  }, [id, listed?.state]);
+  }, [id, listed?.state, model.versions.get(id)]);
   if (problem) return html`<${Dialog} title=${`Job ${id}`} onClose=${onClose}><p>${problem}</p><//>`;
   const job = listed ?? found?.job;
   if (!job) return html`<${Dialog} title=${`Job ${id}`} onClose=${onClose}><p>Loading…</p><//>`;
@@ -284,7 +304,7 @@ function Submit({ onClose }) {
     try {
       if (!preview) return setPreview(await post("preview", body));
       const made = await post("jobs", body, { "Idempotency-Key": key.current });
-      set({ answer: `queued as job ${made.ids.join(", ")}` }); made.ids.forEach((id) => changed.add(id)); onClose();
+      set({ answer: `queued as job ${made.ids.join(", ")}` }); soon(true); onClose();
     } catch (error) { setProblem(safe(error.message, 2000)); }
   };
   return html`<${Dialog} title="Submit a job" onClose=${onClose}><form onSubmit=${send}>
@@ -371,40 +391,41 @@ function Rows({ name }) {
       <td class="few">${name === "queue" ? job.priority : (job.engine?.node || job.gpus.join(", "))}</td>
       ${n === 0 && html`<td class="reason" rowspan=${jobs.length}>${safe(last(job), 500)}${name === "running" && job.started_at ? html` <span class="soft">${duration(model.now - job.started_at)}</span>` : ""}</td>`}</tr>`))}</tbody></table>`
     : html`<p class="soft">${model.search ? `There is no job here that contains “${safe(model.search)}”.` : "none"}</p>`}
-    ${list.next && html`<p><button onClick=${() => loadMore(name).catch(failed)}>Show more<span class="hidden"> of ${title}</span></button></p>`}</section>`;
+    ${list.next && html`<p><button onClick=${() => loadMore(name).catch((error) => noted("lists", error))}>Show more<span class="hidden"> of ${title}</span></button></p>`}</section>`;
 }
 function address() {
   const [, kind, value] = location.hash.match(/^#(job|gpu|search)\/(.*)$/) ?? [];
   try { return { kind, value: decodeURIComponent(value ?? "") }; } catch { return { kind, value }; }
 }
 function App() {
-  const [, draw] = useState({}), [where, setWhere] = useState(address()), [isSubmitting, setSubmitting] = useState(false);
+  const [, draw] = useState({}), [where, setWhere] = useState(address()), [isSubmitting, setSubmitting] = useState(false), before = useRef("#");
   useEffect(() => {
     watchers.add(draw);
     const turn = () => {
+      if (location.hash.startsWith("#link=")) return location.reload();
       const found = address();
       setWhere(found);
+      if (found.kind !== "job") before.current = location.hash || "#";
       const search = found.kind === "search" ? found.value : found.kind ? model.search : "";
-      if (search !== model.search) { set({ search }); Promise.all(Object.keys(LISTS).map(loadList)).catch(failed); }
+      if (search !== model.search) { set({ search, lists: { running: empty(), queue: empty(), finished: empty() } }); due.lists = 0; }
     };
     turn();
     addEventListener("hashchange", turn);
     return () => { watchers.delete(draw); removeEventListener("hashchange", turn); };
   }, []);
-  const back = () => { location.hash = model.search ? `#search/${encodeURIComponent(model.search)}` : "#"; };
+  const back = () => { location.hash = before.current; };
   const health = model.health, isJob = where.kind === "job", wrong = isJob ? !/^[1-9][0-9]{0,14}$/.test(where.value)
     : where.kind === "gpu" && model.gpus.length > 0 && !model.gpus.some((gpu) => String(gpu.index) === where.value);
   const gpus = where.kind === "gpu" && !wrong ? model.gpus.filter((gpu) => String(gpu.index) === where.value) : model.gpus;
   return html`<header><h1>GPU jobs</h1><span class="soft">${health && Object.entries(health.counts).map(([state, n]) => `${n} ${state}`).join(", ")}</span>
-      <label class="spread"><span class="hidden">Search jobs</span><input type="search" placeholder="search jobs" value=${model.search}
+      <label class="spread"><span class="hidden">Search jobs</span><input type="search" placeholder="search jobs" key=${model.search} defaultValue=${model.search}
         onChange=${(event) => { location.hash = event.target.value ? `#search/${encodeURIComponent(event.target.value)}` : "#"; }} /></label>
       <button class="main" onClick=${() => setSubmitting(true)}>Submit a job</button></header>
-    <main>${model.problem && html`<p class="banner bad" role="alert">${safe(model.problem, 2000)}</p>`}
-    ${model.isDown && !model.problem && html`<p class="banner bad">No scheduler runs for this queue: running jobs go on, and no job starts. \`gpu-scheduler start\` starts it.</p>`}
+    <main><${Answers} />
+    ${model.isDown && html`<p class="banner bad">No scheduler runs for this queue: running jobs go on, and no job starts. \`gpu-scheduler start\` starts it.</p>`}
     ${(health?.health_issues ?? []).map((one) => html`<p class="banner">${safe(`${one.subject} ${one.path} ${one.problem}; ${one.remedy}`, 2000)}</p>`)}
     ${health?.malformed_count > 0 && html`<p class="banner">${health.malformed_count} malformed lines in the jobs file; \`gpu-scheduler lint\` shows them.</p>`}
     ${wrong && html`<p class="banner">There is no ${where.kind === "gpu" ? "GPU" : "job"} ${safe(where.value)}.</p>`}
-    ${model.answer && html`<p class="banner" role="status">${safe(model.answer, 2000)} <button onClick=${() => set({ answer: null })}>OK</button></p>`}
     <h2 class="hidden">GPUs</h2><div class="cards">${gpus.map((gpu) => html`<${Gpu} key=${gpu.index} gpu=${gpu} />`)}</div>
     <${Lanes} />${Object.keys(LISTS).map((name) => html`<${Rows} key=${name} name=${name} />`)}</main>
     <div class="hidden" aria-live="polite">${model.said}</div>
@@ -417,9 +438,9 @@ function App() {
 const link = location.hash.match(/^#link=(.+)$/);
 if (link) {
   history.replaceState(null, "", "/");
-  await post("session", { secret: link[1] }).then((found) => sessionStorage.setItem("token", found.token)).catch(failed);
+  await post("session", { secret: link[1] }).then((found) => sessionStorage.setItem("token", found.token), (error) => noted("link", error));
 }
 document.getElementById("app").replaceChildren();
 render(html`<${App} />`, document.getElementById("app"));
 if (!document.hidden) follow();
-tick();
+setInterval(tick, 100);

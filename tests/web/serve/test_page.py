@@ -194,7 +194,7 @@ def test_a_link_opens_the_page_once(open_page: Open, box: Box) -> None:
     row(page, "held").wait_for()
     assert page.url == f"http://127.0.0.1:{box.port}/"
     again = open_page(link, token=None, waits=False)
-    again.locator(".banner:has-text('gpu-scheduler link')").wait_for()
+    again.locator(".banner:has-text('was used or has expired')").wait_for()
 
 
 def test_a_revoked_token_and_a_server_that_is_away_are_said(open_page: Open, box: Box) -> None:
@@ -222,3 +222,63 @@ def test_a_page_that_waits_shows_what_the_commands_change(open_page: Open, box: 
     row(page, "z").wait_for()
     box.post("/api/v1/cancel", {"jobs": [made]})
     row(page, "z").get_by_role("cell", name="cancelled", exact=True).wait_for()
+
+
+def test_what_changes_without_an_event_is_shown_too(open_page: Open, box: Box) -> None:
+    page = open_page()
+    made = [
+        box.post("/api/v1/jobs", {"command": "true", "attributes": {"name": name, "hold": True}})["ids"][0]
+        for name in ("p1", "p2")
+    ]
+    row(page, "p2").wait_for()
+    box.post("/api/v1/priority", {"jobs": made[1:], "priority": 3})
+    page.locator("section:has(#queue) tbody tr:first-child:has-text('p2')").wait_for()
+    box.post("/api/v1/cancel", {"jobs": made})
+
+
+def test_a_text_in_the_search_stays_while_it_is_typed(open_page: Open) -> None:
+    page = open_page()
+    search = page.get_by_placeholder("search jobs")
+    search.press_sequentially("hel")
+    reads = [0]
+    page.on("response", lambda one: reads.__setitem__(0, reads[0] + one.url.endswith("/gpus")))
+    while reads[0] < 2:
+        page.wait_for_timeout(50)
+    assert search.input_value() == "hel"
+    search.press("Enter")
+    row(page, "long").wait_for(state="detached")
+    row(page, "held").wait_for()
+
+
+def test_a_dialog_leads_to_another_and_shows_the_answer(open_page: Open, box: Box) -> None:
+    page = open_page("/#job/2")
+    page.locator("dialog pre").get_by_text("step").first.wait_for()
+    assert "undefined" not in page.locator("dialog pre").inner_text()
+    page.evaluate("location.hash = '#job/6'")
+    page.locator("dialog[aria-label^='Job 6']").wait_for()
+    page.get_by_role("button", name="Set priority").click()
+    page.locator("dialog .banner").get_by_role("button", name="OK").click()
+    page.get_by_role("button", name="Close").click()
+    page.wait_for_function("document.querySelector('dialog') === null")
+
+
+def test_a_link_works_in_a_tab_that_shows_the_page(open_page: Open, box: Box) -> None:
+    page = open_page(token=None, waits=False)
+    page.locator(".banner:has-text('gpu-scheduler link')").wait_for()
+    page.goto(f"http://127.0.0.1:{box.port}/#link={Tokens(box.home.folder).create_link()}")
+    row(page, "held").wait_for()
+    assert "link" not in page.url
+
+
+def test_answers_that_fail_or_never_come_do_not_stop_the_page(open_page: Open, box: Box) -> None:
+    page = open_page()
+    row(page, "held").wait_for()
+    page.route("**/api/v1/health", lambda route: route.fulfill(status=503, body="{}"))
+    page.route("**/api/v1/gpus", lambda route: None)  # no answer
+    [made] = box.post("/api/v1/jobs", {"command": "true", "attributes": {"name": "v", "hold": True}})["ids"]
+    row(page, "v").wait_for()
+    page.locator(".banner:has-text('503')").wait_for()
+    page.unroute("**/api/v1/health")
+    box.post("/api/v1/cancel", {"jobs": [made]})
+    row(page, "v").get_by_role("cell", name="cancelled", exact=True).wait_for()
+    page.locator(".banner:has-text('503')").wait_for(state="detached")
