@@ -73,8 +73,8 @@ def link(options: Namespace) -> int:
 
     if not sys.stdout.isatty():
         raise UsageError("a link is a secret, so it is only printed on a terminal")
-    home = location_of(options).resolve()
-    print(f"{address_of(home)}/#link={Tokens(home.folder).create_link()}")
+    location = location_of(options)
+    print(f"{address_of(location)}/#link={Tokens(location.resolve().folder).create_link()}")
     print_message("this link is valid once, for five minutes; who opens it can run code as you")
     return 0
 

@@ -16,7 +16,6 @@ from gpu_scheduler.core.text.formatting import pid_text
 from gpu_scheduler.errors import SchedulerError, UsageError, missing_package
 from gpu_scheduler.runner.locks import conflicting_lock
 from gpu_scheduler.show.location import Location
-from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.system import own_process
 from gpu_scheduler.system.safe_file import name_of_user, replace_file
 
@@ -106,8 +105,9 @@ def check_open_metrics(host: str) -> None:
         )
 
 
-def address_of(home: DataDir) -> str:
+def address_of(location: Location) -> str:
     """Returns the address of the server of a queue. Raises SchedulerError if none runs."""
+    home = location.resolve()
     try:
         with open(home.folder / _LOCK_FILE, "rb") as file:
             # Without its lock, somebody else may listen at that address.
