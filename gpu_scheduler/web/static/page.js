@@ -123,13 +123,13 @@ const loadUse = async () => set({ use: await get("use?hours=2") });
 
 // What is read, every how many seconds, and how soon after an event. A hidden tab reads nothing.
 const LOADS = {
-  lists: { load: loadLists, every: 5, after: 0.1 }, gpus: { load: loadGpus, every: 3, after: 0.5 },
+  lists: { load: loadLists, every: 5, after: 0.02 }, gpus: { load: loadGpus, every: 3, after: 0.5 },
   health: { load: loadHealth, every: 15, after: 0.5 }, use: { load: loadUse, every: 20, after: 5 },
 };
 const due = { lists: 0, gpus: 0, health: 0, use: 0 }, loadedAt = { ...due }, busy = new Set();
 function soon(isNow = false) {
   for (const [name, { after }] of Object.entries(LOADS)) {
-    const at = isNow ? 0 : Math.max(Date.now() + 1000 * after, loadedAt[name] + 1000);
+    const at = isNow ? 0 : Math.max(Date.now() + 1000 * after, loadedAt[name] + 300);
     due[name] = Math.min(due[name], at);
   }
 }
@@ -443,4 +443,4 @@ if (link) {
 document.getElementById("app").replaceChildren();
 render(html`<${App} />`, document.getElementById("app"));
 if (!document.hidden) follow();
-setInterval(tick, 100);
+setInterval(tick, 50);
