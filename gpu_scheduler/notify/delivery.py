@@ -77,7 +77,7 @@ class Receiver(Struct, frozen=True):
 
 
 class Position(Struct, frozen=True):
-    """What a receiver has got: all events up to this id. at: the time of the last one, in wall seconds.
+    """The newest event up to which a receiver has got all. at: the time of the last one, in wall seconds.
 
     warning: a sentence about ends that were skipped; None if none were since the last delivery.
     """

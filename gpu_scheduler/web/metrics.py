@@ -58,7 +58,7 @@ class Durations:
 
 
 class Totals:
-    """What the attempts of a store add up to; `read` adds those that are new or have ended since.
+    """The totals over the attempts of a store; `read` adds those that are new or have ended since.
 
     A hand-over lasts from the end of an attempt to the first instruction of the next one on that GPU, if the
     job of the latter was waiting then; on several GPUs, from the last of these ends.
@@ -108,7 +108,7 @@ class Totals:
 
 
 class QueueState(Struct, frozen=True):
-    """What the metrics show of a store at `now`, in wall seconds. The defaults show a queue without one.
+    """The state of a queue at `now`, in wall seconds, as the metrics show it. The defaults show a queue without one.
 
     waiting: the number of jobs that wait, by kind. delivered_s, reserved_idle_s: GPU-seconds of the last
     seven days. gpus: the managed ones.

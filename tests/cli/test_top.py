@@ -82,7 +82,8 @@ def test_ctrl_z_and_fg(shown: Terminal) -> None:
 def test_a_resize_is_followed(shown: Terminal) -> None:
     at = len(shown.read())
     shown.resize(10, 60)
-    shown.until("\x1b[10;1H", at)  # the last line is drawn there
+    drawn = shown.until("\x1b[10;1H", at)  # the last line is drawn there
+    assert "\x1b[11;1H" not in drawn[drawn.rindex("\x1b[10;1H") :]
 
 
 def test_no_color(desk: Desk) -> None:
