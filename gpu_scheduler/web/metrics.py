@@ -108,7 +108,7 @@ class Totals:
 
 
 class QueueState(Struct, frozen=True):
-    """The state of a queue at `now`, in wall seconds, as the metrics show it. The defaults show a queue without one.
+    """The state of a queue at `now`, in wall seconds. The defaults show a queue without a store.
 
     waiting: the number of jobs that wait, by kind. delivered_s, reserved_idle_s: GPU-seconds of the last
     seven days. gpus: the managed ones.
