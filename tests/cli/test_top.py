@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -82,8 +83,11 @@ def test_ctrl_z_and_fg(shown: Terminal) -> None:
 def test_a_resize_is_followed(shown: Terminal) -> None:
     at = len(shown.read())
     shown.resize(10, 60)
-    drawn = shown.until("\x1b[10;1H", at)
-    assert "Enter" in drawn[drawn.index("\x1b[10;1H") :]  # the last line shows the keys
+    # The line of keys, which is the last one, is drawn there now.
+    found = wait_for(
+        lambda: re.search(r"\x1b\[10;1H(\x1b\[[0-9;]*m)*Enter", shown.read()[at:]), "keys in row 10"
+    )
+    assert found is not None
 
 
 def test_no_color(desk: Desk) -> None:
