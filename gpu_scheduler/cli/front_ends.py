@@ -9,6 +9,7 @@ import shlex
 import sys
 import time
 from argparse import Namespace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import asdict
@@ -175,72 +176,67 @@ def _queue_of(options: Namespace) -> Queue:
     return Queue(url or DEFAULT_URL)
 
 
-def redis_agent(options: Namespace) -> int:
-    """Takes jobs from a queue in Redis until SIGTERM or Ctrl-C. Returns 0."""
+def _begin_companion(options: Namespace, name: str, problem: str) -> Path:
+    """Begins a process that `start` also runs, one for each queue. Returns the state file.
+
+    problem: the error if another one runs.
+    """
     import logging
 
-    from gpu_scheduler.redis_queue.agent import Agent
     from gpu_scheduler.system import own_process
 
     own_process.begin(options.until_eof, _HANGING_S)
-    queue, location = _queue_of(options), location_of(options)
-    os.environ.pop(REDIS_URL_VARIABLE, None)
-    home = location.resolve()
+    home = location_of(options).resolve()
     home.create()
-    own_process.lock_file(home.folder / "redis-agent.lock", "another agent takes jobs for this queue already")
-    logging.basicConfig(format="%(asctime)s %(levelname)-7s redis-agent: %(message)s", level=logging.INFO)
+    own_process.lock_file(home.folder / f"{name}.lock", problem)
+    logging.basicConfig(format=f"%(asctime)s %(levelname)-7s {name}: %(message)s", level=logging.INFO)
+    return home.state_file
+
+
+def redis_agent(options: Namespace) -> int:
+    """Takes jobs from a queue in Redis until SIGTERM or Ctrl-C. Returns 0."""
+    from gpu_scheduler.redis_queue.agent import Agent
+
+    state_file = _begin_companion(options, "redis-agent", "another agent takes jobs for this queue already")
+    queue = _queue_of(options)
+    os.environ.pop(REDIS_URL_VARIABLE, None)
     print_message(
-        f"taking jobs from {queue.url} for {home.state_file}\n"
-        "whoever can write to this Redis runs code as you"
+        f"taking jobs from {queue.url} for {state_file}\nwhoever can write to this Redis runs code as you"
     )
-    Agent(location, queue, os.path.abspath(options.dir or "."), options.requeue_silent_after).run()
+    Agent(
+        location_of(options), queue, os.path.abspath(options.dir or "."), options.requeue_silent_after
+    ).run()
     return 0
 
 
 def engine_agent(options: Namespace) -> int:
     """Submits jobs to the engine that the last `start` named, until SIGTERM or Ctrl-C. Returns 0."""
-    import logging
-
     from gpu_scheduler.engines.start import make_agent
     from gpu_scheduler.show.store_access import open_store
-    from gpu_scheduler.system import own_process
 
-    own_process.begin(options.until_eof, _HANGING_S)
-    location = location_of(options)
-    home = location.resolve()
-    own_process.lock_file(home.folder / "engine-agent.lock", "another agent runs for this queue already")
-    logging.basicConfig(format="%(asctime)s %(levelname)-7s engine-agent: %(message)s", level=logging.INFO)
-    with open_store(location) as store:
+    _begin_companion(options, "engine-agent", "another agent runs for this queue already")
+    with open_store(location_of(options)) as store:
         make_agent(store).run()
     return 0
 
 
 def notify(options: Namespace) -> int:
     """Tells receivers of the ends of jobs until SIGTERM or Ctrl-C. Returns 0."""
-    import logging
-
     from gpu_scheduler.notify.delivery import Delivery, Receiver, check_urls, follow, newest_event
-    from gpu_scheduler.system import own_process
 
     urls = [*options.to, *_urls_in(options.to_file)]
     urls = list(dict.fromkeys(urls or os.environ.get(NOTIFY_VARIABLE, "").split()))
     os.environ.pop(NOTIFY_VARIABLE, None)
-    receivers = [Receiver(url) for url in urls]
+    receivers = [Receiver(number, url) for number, url in enumerate(urls, 1)]
     if options.shell_command:
-        receivers.append(Receiver(options.shell_command, is_command=True))
+        receivers.append(Receiver(len(urls) + 1, options.shell_command, is_command=True))
     if not receivers:
         raise UsageError(f"name a receiver: --to URL, --to-file FILE, ${NOTIFY_VARIABLE} or --command CMD")
     if urls and options.until_eof is None:  # `start` has checked them
         check_urls(urls)
-    own_process.begin(options.until_eof, _HANGING_S)
+    state_file = _begin_companion(options, "notify", "another `notify` runs for this queue already")
     location = location_of(options)
-    home = location.resolve()
-    home.create()
-    own_process.lock_file(home.folder / "notify.lock", "another `notify` runs for this queue already")
-    logging.basicConfig(format="%(asctime)s %(levelname)-7s notify: %(message)s", level=logging.INFO)
-    print_message(
-        f"reporting {', '.join(sorted(options.on))} of {home.state_file} to {len(receivers)} receivers"
-    )
+    print_message(f"reporting {', '.join(sorted(options.on))} of {state_file} to {len(receivers)} receivers")
     after = newest_event(location) if options.after is None else options.after
     follow([Delivery(one, location, options.on, options.name, after) for one in receivers])
     return 1

@@ -21,8 +21,6 @@ import time
 from collections import deque
 from collections.abc import Sequence, Set
 from fnmatch import fnmatchcase
-from itertools import takewhile
-from typing import Any
 
 from msgspec import MsgspecError, Struct
 from msgspec.json import decode, encode
@@ -30,15 +28,14 @@ from msgspec.structs import replace
 
 from gpu_scheduler.config import NOTIFY_PREFIX
 from gpu_scheduler.core.model.event import AttemptEnded, Event, EventKind, JobEnded
-from gpu_scheduler.core.model.reasons import StateReason
-from gpu_scheduler.core.text.formatting import count_noun, format_duration, limit_length, safe_text
+from gpu_scheduler.core.text.formatting import limit_length, safe_text
 from gpu_scheduler.errors import SchedulerError, StoreNotFoundError, UsageError
 from gpu_scheduler.notify import send
-from gpu_scheduler.show.events import to_json
-from gpu_scheduler.show.job_text import reason_text
+from gpu_scheduler.show.events import message_of, read_events, to_json
+from gpu_scheduler.show.job_views import skipped_text
 from gpu_scheduler.show.location import Location
 from gpu_scheduler.show.store_access import open_store
-from gpu_scheduler.store.events import events_after, newest_event_id
+from gpu_scheduler.store.events import event_id_before, events_after, newest_event_id
 from gpu_scheduler.store.job_lists import state_counts
 from gpu_scheduler.system.safe_file import replace_file
 
@@ -46,45 +43,58 @@ log = logging.getLogger(__name__)
 
 #: The kind of the event that the last job of a queue has ended. The store has no such event.
 DRAINED = "drained"
+_EMPTY = "the queue is empty"
 _OPEN_STATES = ("queued", "starting", "running", "stopping")
 #: A receiver gets at most so many messages in this time. If more ends wait, they become one message.
 _MOST_MESSAGES, _WINDOW_S = 5, 30.0
 #: Number of ends in one message, and of events that are read at once.
-_MOST_ENDS, _BATCH = 50, 1000
-_SHORTEST_WAIT_S, _LONGEST_WAIT_S = 1.0, 600.0
+_MOST_ENDS, _BATCH = 50, 200
+#: After so many tries, a message says no more than where to look, in case the receiver refuses its text.
+_MOST_TRIES = 5
+_SHORTEST_WAIT_S, _LONGEST_WAIT_S, _FAULT_S = 1.0, 600.0, 60.0
 #: Ends are skipped at this age if their receiver has accepted nothing for as long.
 GIVE_UP_S = 86400.0
 #: Time that a receiver has to accept a message, and that all have for the last ones.
 _DEADLINE_S, _LAST_S = 30.0, 4.0
 _POLL_S = 1.0
+_SEND_PROBLEMS = {
+    send.REFUSED: "did not accept a message",
+    send.WRONG_URL: "has a URL that apprise does not accept any more",
+    send.NOT_INSTALLED: "cannot be reached, because apprise is not installed any more",
+}
 
 
 class Receiver(Struct, frozen=True):
-    """A URL of apprise, or a shell command that gets each event as JSON on its standard input."""
+    """A URL of apprise, or a shell command that gets each event as JSON on its standard input.
 
+    number: its place among the receivers of this process, from 1.
+    """
+
+    number: int
     target: str
     is_command: bool = False
 
-    @property
-    def key(self) -> str:
-        """Identifies the receiver, without its secrets."""
-        return hashlib.sha256(f"{self.is_command} {self.target}".encode()).hexdigest()[:16]
-
     def __str__(self) -> str:
-        return f"{'command' if self.is_command else send.scheme_of(self.target)} receiver {self.key}"
+        return f"receiver {self.number} ({'command' if self.is_command else send.scheme_of(self.target)})"
 
     __repr__ = __str__  # the target may contain a password
 
 
 class Position(Struct, frozen=True):
-    """The newest event up to which a receiver has got all. at: the time of the last one, in wall seconds.
+    """The last event up to which a receiver has got all that it wants.
 
-    warning: a sentence about ends that were skipped; None if none were since the last delivery.
+    id, at, kind, job_id: as in `Event`; they identify the event, because a store that was restored or made
+    anew may give its id to another one. is_empty: whether no job was left then. skipped: the last event about
+    which it did not get a message; None if it got one since.
     """
 
     id: int
     at: float
-    warning: str | None = None
+    kind: str = ""
+    job_id: int = 0
+    is_empty: bool = False
+    skipped: int | None = None
+    receiver: str = ""
 
 
 def check_urls(urls: Sequence[str]) -> None:
@@ -99,13 +109,11 @@ def check_urls(urls: Sequence[str]) -> None:
 
 
 def is_wanted(event: Event, on: Set[str], pattern: str | None) -> bool:
-    """Returns whether an event is the final end of a job, or that of the last job, that is wanted.
+    """Returns whether an event is the final end of a job that is wanted.
 
-    on: "completed", "failed" and "drained"; every end that is neither completed nor cancelled has failed.
+    on: "completed" and "failed"; every end that is neither completed nor cancelled has failed.
     pattern: a glob for the names of jobs; None for all jobs.
     """
-    if event.kind == DRAINED:
-        return DRAINED in on
     if event.kind != EventKind.FINISHED or not isinstance(event.details, (AttemptEnded, JobEnded)):
         return False
     outcome = event.details.outcome
@@ -124,40 +132,31 @@ def next_message(waiting: int, sent: Sequence[float], now: float) -> int:
     return min(waiting, _MOST_ENDS if waiting > _MOST_MESSAGES else 1)
 
 
-def message_text(events: Sequence[Event]) -> tuple[str, str]:
+def message_text(
+    events: Sequence[Event], tolerance: float = 0.10, *, is_short: bool = False
+) -> tuple[str, str]:
     """Returns the title and the body of a message about one or more ends, with secrets hidden.
 
-    Each line ends with the id of its event, because a message may be delivered twice.
+    Each line ends with the id of its event, because a message may be delivered twice. tolerance: the fraction
+    by which an accurate declaration may be off. is_short: whether to omit everything that users wrote.
     """
-    lines = [f"{safe_text(limit_length(_line(event)))} [event {event.id}]" for event in events]
-    title = f"{count_noun(len(events), 'event')}" if len(events) > 1 else safe_text(_head(events[0]))
-    return title, "\n".join(lines)
+    titles, lines = [], []
+    for event in events:
+        job = f"job {event.job_id}" + (
+            "" if is_short else f" ({event.name or limit_length(event.command, 60)})"
+        )
+        title = f"{job}: {str(event.data.get('outcome')).replace('_', ' ')}"
+        titles.append(_EMPTY if event.kind == DRAINED else title)
+        is_whole = not is_short and event.kind != DRAINED
+        line = f"{job} {message_of(event, tolerance).text}" if is_whole else titles[-1]
+        lines.append(f"{safe_text(limit_length(line))} [event {event.id}]")
+    return f"{len(events)} events" if len(events) > 1 else safe_text(titles[0]), "\n".join(lines)
 
 
-def _head(event: Event) -> str:
-    if event.kind == DRAINED:
-        return "the queue is empty"
-    name = event.name or limit_length(event.command, 60)
-    return f"job {event.job_id} ({name}): {str(event.data['outcome']).replace('_', ' ')}"
-
-
-def _line(event: Event) -> str:
-    details, reason, text = event.details, event.reason, _head(event)
-    if isinstance(details, AttemptEnded) and details.seconds is not None:
-        text += f" after {format_duration(details.seconds)}"
-    why = reason_text(reason) if isinstance(reason, StateReason) else str(reason or "")
-    return f"{text}: {why}" if why else text
-
-
-def _look(location: Location, after: int) -> tuple[list[Event], int, bool]:
-    """Returns at most 1,000 events after an id, the id of the newest one, and whether the queue is empty."""
-    try:
-        with open_store(location, read_only=True) as store, store.snapshot():
-            found, newest = events_after(store, after, _BATCH), newest_event_id(store)
-            counts = state_counts(store) if found and found[-1].id == newest else {"queued": 1}
-            return found, newest, not any(counts.get(state) for state in _OPEN_STATES)
-    except StoreNotFoundError:  # nothing has run here yet
-        return [], 0, False
+def _after(position: Position, event: Event, is_empty: bool = False) -> Position:
+    return replace(
+        position, id=event.id, at=event.at, kind=event.kind, job_id=event.job_id, is_empty=is_empty
+    )
 
 
 class Delivery:
@@ -170,7 +169,8 @@ class Delivery:
         self, receiver: Receiver, location: Location, on: Set[str], pattern: str | None, after: int
     ) -> None:
         self.receiver, self._location, self._on, self._pattern = receiver, location, on, pattern
-        self._path = location.resolve().folder / f"{NOTIFY_PREFIX}{receiver.key}.json"
+        key = hashlib.sha256(f"{receiver.is_command} {receiver.target}".encode()).hexdigest()[:16]
+        self._path = location.resolve().folder / f"{NOTIFY_PREFIX}{key}.json"
         self._position = Position(after, time.time())
         try:
             self._position = decode(self._path.read_bytes(), type=Position)
@@ -178,15 +178,10 @@ class Delivery:
             pass
         except (OSError, MsgspecError) as error:
             raise UsageError(f"{self._path}: {error}; without it, messages start from now on") from None
-        self._read_to, self._not_before = self._position.id, 0.0
-        self._pending: list[Event] = []
-        self._is_open = True  # whether jobs were open when the store was last read
-        self._end: Event | None = None  # the newest end of a job
         self._sent: deque[float] = deque(maxlen=_MOST_MESSAGES)
         self._failing_since: float | None = None
-        self._due_at = 0.0
-        self._problem = ""
-        self._save(self._position.at, self._position.warning)
+        self._tries, self._due_at, self._tolerance = 0, 0.0, 0.0
+        self._go_to(replace(self._position, receiver=str(receiver)))
 
     def run(self, ending: threading.Event) -> None:
         """Works until `ending` is set, and then once more delivers what is there."""
@@ -196,119 +191,126 @@ class Delivery:
             is_last = ending.is_set()
             try:
                 wait_s = self.step(time.time(), is_last=is_last)
+            except SchedulerError as error:
+                log.warning("%s", error)
+                wait_s = _FAULT_S
             except Exception:  # which must not keep the messages of others back
                 log.exception("%s: this is a fault of the program; it goes on in a minute", self.receiver)
-                wait_s = 60.0
-        self._save(self._position.at, self._position.warning)
+                wait_s = _FAULT_S
 
     def step(self, now: float, *, is_last: bool = False) -> float:
         """Reads events and delivers one message if it is due. Returns the seconds to wait; 0 for none.
 
         now: in wall seconds. is_last: whether to deliver all that waits, even if it is early.
         """
-        is_behind = False
-        try:
-            is_behind = self._read()
-        except SchedulerError as error:
-            if str(error) != self._problem:
-                log.warning("%s", error)
-            self._problem = str(error)
-        count = next_message(len(self._pending), self._sent, now)
-        if is_last:
-            count = min(len(self._pending), _MOST_ENDS)
-        elif 0 < self._due_at - now <= _LONGEST_WAIT_S:
-            count = 0
-        if not count:
-            return 0.0 if is_behind else _POLL_S
-        events = self._pending[: 1 if self.receiver.is_command else count]
-        problem = self._deliver(events)
-        if problem is not None:
-            self._fail(problem, now)
+        if not is_last and 0 < self._due_at - now <= _LONGEST_WAIT_S:
             return _POLL_S
-        if self._failing_since is not None:
-            log.info("%s accepts messages again", self.receiver)
-        self._failing_since, self._due_at = None, 0.0
-        if not self.receiver.is_command:
-            self._sent.append(now)
-        del self._pending[: len(events)]
-        self._save(events[-1].at, None)
+        wanted, end = self._read()
+        if not wanted:
+            if end == self._position:
+                return _POLL_S
+            self._go_to(end)
+            return 0.0
+        count = min(len(wanted), _MOST_ENDS) if is_last else next_message(len(wanted), self._sent, now)
+        if not count:
+            return _POLL_S
+        last = wanted[0 if self.receiver.is_command or self._tries >= _MOST_TRIES else count - 1]
+        batch = [event for event in wanted if event.id <= last.id]  # an end, and that the queue is empty then
+        problem = self._deliver(batch)
+        if problem is not None:
+            since = now - GIVE_UP_S if self._gives_up(problem, now) else 0.0
+            batch = [event for event in wanted if event.at <= since]
+            if not batch:
+                return _POLL_S
+            self._due_at = now
+            if self._position.skipped is None:
+                log.warning("%s", skipped_text(str(self.receiver), batch[-1].id))
+        else:
+            if self._failing_since is not None:
+                log.info("%s accepts messages again", self.receiver)
+            self._failing_since, self._tries, self._due_at = None, 0, 0.0
+            if not self.receiver.is_command:
+                self._sent.append(now)
+        position = end if batch[-1] is wanted[-1] else _after(self._position, batch[-1])
+        self._go_to(replace(position, skipped=problem and batch[-1].id))
         return 0.0
 
-    def _read(self) -> bool:
-        """Reads new events. Returns whether there are more of them."""
-        if len(self._pending) >= _BATCH:
-            return False
-        found, newest, is_empty = _look(self._location, self._read_to)
-        self._problem = ""
-        if newest < self._read_to:  # an older store was restored, whose new events have other ids
-            self._read_to, self._not_before = 0, self._position.at
-            return newest > 0
-        self._is_open |= any(event.kind in _OPEN_STATES for event in found)
-        ends = [event for event in found if event.kind == EventKind.FINISHED]
-        self._end = ends[-1] if ends else self._end
-        if is_empty and self._is_open and self._end is not None and found:
-            found.append(Event(self._end.id, self._end.at, DRAINED))
-        self._pending += [
-            event
-            for event in found
-            if event.at >= self._not_before and is_wanted(event, self._on, self._pattern)
-        ]
-        if found:
-            self._read_to, self._is_open = max(event.id for event in found), not is_empty
-            if not self._pending and self._read_to - self._position.id >= _BATCH:
-                self._save(found[-1].at, self._position.warning)
-        return self._read_to < newest
-
-    def _save(self, at: float, warning: str | None) -> None:
-        """Records that all events that do not wait were delivered, unwanted or skipped."""
-        self._position = Position(self._pending[0].id - 1 if self._pending else self._read_to, at, warning)
+    def _read(self) -> tuple[list[Event], Position]:
+        """Returns the next events that the receiver wants, and the position after all that were read."""
+        at = self._position
         try:
-            replace_file(self._path, encode(self._position), synced=True)
-        except OSError as error:  # after a restart, events are then delivered again
-            log.warning("cannot write %s: %s", self._path, error.strerror)
+            with open_store(self._location, read_only=True) as store, store.snapshot():
+                found, start = events_after(store, at.id - 1, _BATCH), at.id
+                if start and not (found and _after(at, found[0], at.is_empty) == at):
+                    # The store was restored or made anew, or the event was forgotten.
+                    start = min(start, event_id_before(store, at.at))
+                    found = events_after(store, start - 1, _BATCH)
+                counts, newest = state_counts(store), newest_event_id(store)
+                self._tolerance = store.recorded_options().tolerance
+        except StoreNotFoundError:  # nothing has run here yet
+            return [], at
+        new = [event for event in found if event.id > start]
+        if not new:
+            return [], _after(at, found[0], at.is_empty) if found else at
+        ends = [event for event in new if event.kind == EventKind.FINISHED]
+        wanted = [event for event in new if is_wanted(event, self._on, self._pattern)]
+        is_empty = new[-1].id == newest and not any(counts.get(state) for state in _OPEN_STATES)
+        had_jobs = not at.is_empty or any(event.kind in _OPEN_STATES for event in new)
+        if is_empty and had_jobs and ends and DRAINED in self._on:
+            wanted.append(Event(ends[-1].id, ends[-1].at, DRAINED))
+        return wanted, _after(at, new[-1], is_empty)
 
-    def _fail(self, problem: str, now: float) -> None:
-        """Plans the next try, or skips the ends for which a receiver has been dead for too long."""
+    def _gives_up(self, problem: str, now: float) -> bool:
+        """Plans the next try. Returns whether the receiver has accepted nothing for 24 h."""
         if self._failing_since is None:
             log.warning("%s %s; messages are repeated for 24 h", self.receiver, problem)
             self._failing_since = now
+        self._tries += 1
         failing_s = now - self._failing_since
         self._due_at = now + min(max(_SHORTEST_WAIT_S, failing_s), _LONGEST_WAIT_S)
-        old = list(takewhile(lambda event: event.at <= now - GIVE_UP_S, self._pending))
-        if failing_s < GIVE_UP_S or not old:
-            return
-        text = f"{self.receiver} accepted nothing for 24 h; messages up to event {old[-1].id} were skipped"
-        if self._position.warning is None:
-            log.warning("%s", text)
-        del self._pending[: len(old)]
-        self._save(old[-1].at, text)
+        return failing_s >= GIVE_UP_S
+
+    def _go_to(self, position: Position) -> None:
+        """Records that all events up to a position were delivered, unwanted or skipped."""
+        self._position = position
+        try:
+            replace_file(self._path, encode(position), synced=True)
+        except OSError as error:  # after a restart, events are then delivered again
+            log.warning("cannot write %s: %s", self._path, error.strerror)
 
     def _deliver(self, events: Sequence[Event]) -> str | None:
         """Returns None if the receiver has accepted the events, otherwise what happened, as a predicate."""
-        quiet: dict[str, Any] = {}
         if self.receiver.is_command:
             # It ends at its deadline also if this process is killed.
             argv = ["timeout", "-s", "KILL", f"{_DEADLINE_S:g}", "/bin/sh", "-c", self.receiver.target]
-            text = to_json(replace(events[0], data={**events[0].data, "name": events[0].name})) + "\n"
-        else:
-            argv = [sys.executable, send.__file__]
-            quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-            title, body = message_text(events)
-            body = "\n".join(filter(None, (self._position.warning, body)))
-            request = {"urls": [self.receiver.target], "deadline_s": _DEADLINE_S}
-            text = json.dumps(request | {"title": title, "body": body})
-        try:
-            process = subprocess.Popen(argv, stdin=subprocess.PIPE, start_new_session=True, **quiet)
-        except OSError as error:
-            return f"cannot be reached ({error.strerror})"
-        try:
-            process.communicate(text.encode(), timeout=_DEADLINE_S)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        if process.returncode in (-signal.SIGALRM, -signal.SIGKILL, 128 + signal.SIGKILL):
-            return f"did not accept a message within {_DEADLINE_S:g} s"
-        return f"did not accept a message (exit code {process.returncode})" if process.returncode else None
+            named = [replace(event, data={**event.data, "name": event.name}) for event in events]
+            return next(filter(None, (_problem_of(argv, f"{to_json(one)}\n") for one in named)), None)
+        title, body = message_text(events, self._tolerance, is_short=self._tries >= _MOST_TRIES)
+        if self._position.skipped is not None:
+            body = f"{skipped_text(str(self.receiver), self._position.skipped)}\n{body}"
+        request = {"urls": [self.receiver.target], "deadline_s": _DEADLINE_S, "title": title, "body": body}
+        return _problem_of([sys.executable, send.__file__], json.dumps(request), subprocess.DEVNULL)
+
+
+def _problem_of(argv: Sequence[str], text: str, output: int | None = None) -> str | None:
+    """Runs a program with a text as its input. Returns why it failed, as a predicate; None if it did not."""
+    try:
+        process = subprocess.Popen(
+            argv, stdin=subprocess.PIPE, stdout=output, stderr=output, start_new_session=True
+        )
+    except OSError as error:
+        return f"cannot be reached ({error.strerror})"
+    try:
+        process.communicate(text.encode(), timeout=_DEADLINE_S)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    code = process.returncode
+    if code in (-signal.SIGALRM, -signal.SIGKILL, 128 + signal.SIGKILL):
+        return f"did not accept a message within {_DEADLINE_S:g} s"
+    if output is not None and code in _SEND_PROBLEMS:
+        return _SEND_PROBLEMS[code]
+    return f"did not accept a message (exit code {code})" if code else None
 
 
 def follow(deliveries: Sequence[Delivery]) -> None:
@@ -329,4 +331,7 @@ def follow(deliveries: Sequence[Delivery]) -> None:
 
 def newest_event(location: Location) -> int:
     """Returns the id of the newest event; 0 if there is none."""
-    return _look(location, 0)[1]
+    try:
+        return read_events(location, sys.maxsize)[1]
+    except StoreNotFoundError:  # nothing has run here yet
+        return 0

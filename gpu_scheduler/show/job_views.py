@@ -539,12 +539,19 @@ def _skipped_messages(store: Store) -> Iterator[HealthIssue]:
     """Yields an issue for each receiver of notifications that was dead for so long that it missed some."""
     for path in store.data_dir.folder.glob(f"{NOTIFY_PREFIX}*.json"):
         try:
-            text = json.loads(path.read_bytes())["warning"]
+            value = json.loads(path.read_bytes())
+            receiver, event_id = str(value["receiver"]), value["skipped"]
         except (OSError, ValueError, KeyError, TypeError):
             continue
-        if text is not None:
-            remedy = "repair the receiver, or delete the file to forget it"
-            yield HealthIssue("notifications", str(path), f"says: {text}", remedy, blocks_starts=False)
+        if isinstance(event_id, int):
+            text, folder = skipped_text(receiver, event_id), str(path.parent)
+            remedy = "repair the receiver, or delete its file notify-….json there to forget it"
+            yield HealthIssue("notifications", folder, f"says: {text}", remedy, blocks_starts=False)
+
+
+def skipped_text(receiver: str, event_id: int) -> str:
+    """Formats that a receiver of notifications accepted none for so long that some were skipped."""
+    return f"messages to {receiver} up to event {event_id} were skipped; it accepted none for 24 h"
 
 
 def _copy_issues(store: Store) -> Iterator[HealthIssue]:

@@ -68,6 +68,11 @@ def jobs_run_after(store: Store, after: int) -> set[int]:
     return set(store.db.column(sql, after))
 
 
+def event_id_before(store: Store, time: float) -> int:
+    """Returns the id of the newest event that is older than a time in wall seconds, or 0."""
+    return store.db.value("SELECT max(id) FROM event WHERE at < ?", time) or 0
+
+
 def id_before_last(store: Store, count: int) -> int:
     """Returns the id of the event before the last `count` events, or 0 if there is no such event."""
     return store.db.value("SELECT id FROM event ORDER BY id DESC LIMIT 1 OFFSET ?", count) or 0

@@ -39,8 +39,6 @@ def an_end(outcome: str = "completed", kind: str = "finished") -> Event:
         (an_end("failed"), {"failed"}, "eval/*", False),
         (an_end("cancelled"), {"completed", "failed"}, None, False),
         (an_end("failed", kind="queued"), {"failed"}, None, False),
-        (Event(1, 0.0, DRAINED), {"drained"}, "train/*", True),
-        (Event(1, 0.0, DRAINED), {"completed"}, None, False),
     ],
 )
 def test_a_receiver_gets_the_events_that_it_wants(
@@ -67,7 +65,8 @@ def test_a_message_has_name_outcome_run_time_reason_and_event_id_and_no_secret()
     end = Event(7, 0.0, "finished", 3, "exit code 1: --api-key=abc123", data, name="train/a")
     title, body = message_text([end])
     assert title == "job 3 (train/a): failed"
-    assert body == "job 3 (train/a): failed after 2 min 5 s: exit code 1: --api-key=(hidden) [event 7]"
+    assert body == "job 3 (train/a) finished [FAILED] in 125s — exit code 1: --api-key=(hidden) [event 7]"
+    assert message_text([end], is_short=True) == ("job 3: failed", "job 3: failed [event 7]")
     title, body = message_text([end] * 5 + [Event(8, 0.0, DRAINED)])
     assert title == "6 events"
     assert body.count("[event 7]") == 5
@@ -107,8 +106,8 @@ class Post:
 def test_a_new_receiver_starts_with_the_newest_event_and_goes_on_after_a_restart(
     desk: Desk, inbox: Inbox
 ) -> None:
-    Post(desk, Receiver("json://other")).end_jobs(1)
-    post = Post(desk, Receiver(inbox.url))
+    Post(desk, Receiver(1, "json://other")).end_jobs(1)
+    post = Post(desk, Receiver(1, inbox.url))
     wanted = post.end_jobs(1)
     post.restart()
     post.pass_time()
@@ -118,7 +117,7 @@ def test_a_new_receiver_starts_with_the_newest_event_and_goes_on_after_a_restart
     assert inbox.events == wanted
     assert inbox.messages[0] == (
         "job 2 (echo hello): completed",
-        f"job 2 (echo hello): completed [event {wanted[0]}]",
+        f"job 2 (echo hello) completed [event {wanted[0]}]",
     )
     for file in desk.data_dir.folder.glob("notify-*"):
         assert file.stat().st_mode & 0o777 == 0o600
@@ -132,7 +131,7 @@ def test_every_end_reaches_a_receiver_that_is_slow_refuses_hangs_resets_goes_awa
     monkeypatch.setattr(delivery, "_DEADLINE_S", 12.0)
     caplog.set_level(logging.INFO)
     inbox.behaviours = iter(["slow", "refuse", "hang", "reset", "refuse", "accept", "reset"])
-    post, wanted = Post(desk, Receiver(inbox.url)), []
+    post, wanted = Post(desk, Receiver(1, inbox.url)), []
     for seconds in (0, 40, 0, 40):
         wanted += post.end_jobs(2)
         post.pass_time(seconds)
@@ -143,7 +142,7 @@ def test_every_end_reaches_a_receiver_that_is_slow_refuses_hangs_resets_goes_awa
     post.restart()
     post.pass_time(40)
     assert sorted(set(inbox.events)) == wanted
-    assert caplog.messages[0].startswith(str(Receiver(inbox.url)))
+    assert caplog.messages[0].startswith(str(Receiver(1, inbox.url)))
     assert any(text.endswith("accepts messages again") for text in caplog.messages)
     assert "s3cret" not in caplog.text
 
@@ -152,13 +151,13 @@ def test_a_dead_receiver_is_skipped_after_a_day_with_one_warning_that_status_sho
     desk: Desk, inbox: Inbox, caplog: pytest.LogCaptureFixture
 ) -> None:
     inbox.close()
-    post = Post(desk, Receiver(inbox.url))
+    post = Post(desk, Receiver(1, inbox.url))
     old = post.end_jobs(2)
     post.pass_time()
     for _ in range(3):
         post.now += delivery.GIVE_UP_S / 2 + 1
         post.pass_time()
-    text = f"accepted nothing for 24 h; messages up to event {old[-1]} were skipped"
+    text = f"messages to receiver 1 (json) up to event {old[-1]} were skipped; it accepted none for 24 h"
     assert [text in one for one in caplog.messages] == [False, True]
     assert text in desk.run("status")[1]
     assert "s3cret" not in desk.run("status")[1]
@@ -171,7 +170,7 @@ def test_a_dead_receiver_is_skipped_after_a_day_with_one_warning_that_status_sho
 
 
 def test_at_the_end_everything_that_waits_is_delivered_at_once(desk: Desk, inbox: Inbox) -> None:
-    post, ending = Post(desk, Receiver(inbox.url)), threading.Event()
+    post, ending = Post(desk, Receiver(1, inbox.url)), threading.Event()
     wanted = []
     for _ in range(6):  # the sixth would have to wait
         wanted += post.end_jobs(1)
@@ -185,14 +184,14 @@ def test_at_the_end_everything_that_waits_is_delivered_at_once(desk: Desk, inbox
 
 
 def test_a_burst_is_one_message(desk: Desk, inbox: Inbox) -> None:
-    post = Post(desk, Receiver(inbox.url))
+    post = Post(desk, Receiver(1, inbox.url))
     wanted = post.end_jobs(6)
     post.pass_time()
     assert ([title for title, _ in inbox.messages], inbox.events) == (["6 events"], wanted)
 
 
 def test_the_queue_is_reported_empty_once_and_held_jobs_do_not_count(desk: Desk, inbox: Inbox) -> None:
-    post = Post(desk, Receiver(inbox.url), frozenset({"drained"}))
+    post = Post(desk, Receiver(1, inbox.url), frozenset({"drained"}))
     kept, held = desk.job(), desk.job()
     desk.record(changes.hold(held))
     post.end_jobs(1)
@@ -211,7 +210,7 @@ def test_the_queue_is_reported_empty_once_and_held_jobs_do_not_count(desk: Desk,
 
 def test_a_command_gets_each_event_as_json_and_is_repeated_if_it_fails(desk: Desk, tmp_path: Path) -> None:
     command = "cat >> got; test -e ready"
-    post = Post(desk, Receiver(command, is_command=True), ALL)
+    post = Post(desk, Receiver(1, command, is_command=True), ALL)
     wanted = post.end_jobs(1)
     post.pass_time()
     (tmp_path / "ready").touch()
@@ -225,29 +224,65 @@ def test_a_command_gets_each_event_as_json_and_is_repeated_if_it_fails(desk: Des
 
 def test_a_command_that_hangs_is_killed(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(delivery, "_DEADLINE_S", 0.2)
-    post = Post(desk, Receiver("sleep 1000", is_command=True))
+    post = Post(desk, Receiver(1, "sleep 1000", is_command=True))
     post.end_jobs(1)
     began = time.monotonic()
     post.pass_time()
     assert time.monotonic() - began < 60
 
 
-def test_the_ends_of_a_restored_store_are_delivered(desk: Desk, inbox: Inbox) -> None:
-    post = Post(desk, Receiver(inbox.url))
-    post.end_jobs(2)
+@pytest.mark.parametrize("count", [1, 4])
+def test_the_ends_of_a_restored_store_are_delivered(desk: Desk, inbox: Inbox, count: int) -> None:
+    """Ids of its events are those of others, below and above the position."""
+    post = Post(desk, Receiver(1, inbox.url))
+    before = post.end_jobs(2)
     post.pass_time()
     with desk.store.db.transaction() as db:
         db.execute("DELETE FROM event WHERE id > 1")
-    (wanted,) = post.end_jobs(1)
-    assert wanted < post.delivery._position.id
+    post.restart()
+    post.pass_time()  # before anything new has happened there
+    wanted = post.end_jobs(count)
+    assert (wanted[-1] > before[-1]) is (count > 1)
     del inbox.messages[:]
-    post.pass_time(2)
-    assert wanted in inbox.events
+    post.pass_time()
+    assert set(inbox.events) >= set(wanted)
+
+
+def test_forgotten_events_neither_stop_nor_repeat_messages(desk: Desk, inbox: Inbox) -> None:
+    post = Post(desk, Receiver(1, inbox.url))
+    old = post.end_jobs(3)
+    post.pass_time()
+    with desk.store.db.transaction() as db:
+        db.execute("DELETE FROM event WHERE id = ?", [old[-1]])
+    post.restart()
+    new = post.end_jobs(2)
+    post.pass_time()
+    assert inbox.events == old + new
+
+
+def test_a_text_that_a_receiver_refuses_is_left_out_after_a_few_tries(desk: Desk, inbox: Inbox) -> None:
+    inbox.refused = "hello"
+    post = Post(desk, Receiver(1, inbox.url))
+    wanted = post.end_jobs(2)
+    post.pass_time(100)
+    assert inbox.events == wanted
+    assert inbox.messages[0] == ("job 1: completed", f"job 1: completed [event {wanted[0]}]")
+
+
+def test_the_log_says_why_nothing_is_sent(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    (tmp_path / "apprise.py").write_text("raise ImportError")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    post = Post(desk, Receiver(1, "json://h"))
+    post.end_jobs(1)
+    post.pass_time()
+    assert "apprise is not installed any more" in caplog.text
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}"])
 def test_a_damaged_position_is_refused_with_the_remedy(desk: Desk, content: str) -> None:
-    post = Post(desk, Receiver("x", is_command=True))
+    post = Post(desk, Receiver(1, "x", is_command=True))
     (path,) = desk.data_dir.folder.glob("notify-*")
     path.write_text(content)
     with pytest.raises(UsageError, match="without it, messages start from now on"):
