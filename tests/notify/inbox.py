@@ -15,13 +15,12 @@ class Inbox:
     """An HTTP server for json:// URLs of apprise. `close` and `open` may be repeated, on the same port.
 
     behaviours: how it treats the next requests: "slow", "refuse", "hang" (until it is closed) or "reset";
-    afterwards, it accepts them. messages: the title and body of each that it accepted. refused: a
-    text that it refuses.
+    afterwards, it accepts them. messages: the title and body of each that it accepted.
     """
 
     def __init__(self, behaviours: Iterable[str] = ()) -> None:
         self.behaviours, self.messages = iter(behaviours), list[tuple[str, str]]()
-        self._port, self.refused = 0, ""
+        self._port = 0
         self.open()
 
     @property
@@ -57,8 +56,6 @@ class Inbox:
             def do_POST(self) -> None:
                 message = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 behaviour = next(inbox.behaviours, "accept")
-                if inbox.refused and inbox.refused in message["message"]:
-                    behaviour = "refuse"
                 if behaviour == "reset":
                     self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                     self.connection.close()

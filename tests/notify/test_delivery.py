@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import threading
 import time
 from collections.abc import Sequence
@@ -23,6 +24,7 @@ from tests.notify.inbox import Inbox
 
 ALL = frozenset({"completed", "failed", "drained"})
 ENDS = frozenset({"completed", "failed"})
+URL = "json://me:s3cret@h"
 
 
 def an_end(outcome: str = "completed", kind: str = "finished") -> Event:
@@ -71,6 +73,33 @@ def test_a_message_has_name_outcome_run_time_reason_and_event_id_and_no_secret()
     assert title == "6 events"
     assert body.count("[event 7]") == 5
     assert body.endswith("\nthe queue is empty [event 8]")
+
+
+class Shelf:
+    """A receiver in this process, which keeps what it accepts. It refuses all while it is closed."""
+
+    def __init__(self) -> None:
+        self.messages, self.is_closed, self.refused = list[tuple[str, str]](), False, "-"
+
+    @property
+    def events(self) -> list[int]:
+        """The ids of the events in the messages."""
+        return [int(found) for _, body in self.messages for found in re.findall(r"\[event (\d+)\]", body)]
+
+    def take(self, argv: Sequence[str], text: str, output: int | None = None) -> str | None:
+        """Takes the request of a process that would send it."""
+        message = json.loads(text)
+        if self.is_closed or self.refused in message["body"]:
+            return "refuses"
+        self.messages.append((message["title"], message["body"]))
+        return None
+
+
+@pytest.fixture
+def shelf(monkeypatch: pytest.MonkeyPatch) -> Shelf:
+    made = Shelf()
+    monkeypatch.setattr(delivery, "_problem_of", made.take)
+    return made
 
 
 class Post:
@@ -148,10 +177,10 @@ def test_every_end_reaches_a_receiver_that_is_slow_refuses_hangs_resets_goes_awa
 
 
 def test_a_dead_receiver_is_skipped_after_a_day_with_one_warning_that_status_shows(
-    desk: Desk, inbox: Inbox, caplog: pytest.LogCaptureFixture
+    desk: Desk, shelf: Shelf, caplog: pytest.LogCaptureFixture
 ) -> None:
-    inbox.close()
-    post = Post(desk, Receiver(1, inbox.url))
+    shelf.is_closed = True
+    post = Post(desk, Receiver(1, URL))
     old = post.end_jobs(2)
     post.pass_time()
     for _ in range(3):
@@ -161,51 +190,51 @@ def test_a_dead_receiver_is_skipped_after_a_day_with_one_warning_that_status_sho
     assert [text in one for one in caplog.messages] == [False, True]
     assert text in desk.run("status")[1]
     assert "s3cret" not in desk.run("status")[1]
-    inbox.open()
+    shelf.is_closed = False
     new = post.end_jobs(1)
     post.pass_time()
-    assert inbox.events == new
-    assert text in inbox.messages[0][1]
+    assert shelf.events == new
+    assert text in shelf.messages[0][1]
     assert "skipped" not in desk.run("status")[1]
 
 
-def test_at_the_end_everything_that_waits_is_delivered_at_once(desk: Desk, inbox: Inbox) -> None:
-    post, ending = Post(desk, Receiver(1, inbox.url)), threading.Event()
+def test_at_the_end_everything_that_waits_is_delivered_at_once(desk: Desk, shelf: Shelf) -> None:
+    post, ending = Post(desk, Receiver(1, URL)), threading.Event()
     wanted = []
     for _ in range(6):  # the sixth would have to wait
         wanted += post.end_jobs(1)
         post.pass_time()
     wanted += post.end_jobs(1)
-    assert inbox.events == wanted[:5]
+    assert shelf.events == wanted[:5]
     ending.set()
     post.delivery.run(ending)
-    assert inbox.events == wanted
-    assert len(inbox.messages) == 6
+    assert shelf.events == wanted
+    assert len(shelf.messages) == 6
 
 
-def test_a_burst_is_one_message(desk: Desk, inbox: Inbox) -> None:
-    post = Post(desk, Receiver(1, inbox.url))
+def test_a_burst_is_one_message(desk: Desk, shelf: Shelf) -> None:
+    post = Post(desk, Receiver(1, URL))
     wanted = post.end_jobs(6)
     post.pass_time()
-    assert ([title for title, _ in inbox.messages], inbox.events) == (["6 events"], wanted)
+    assert ([title for title, _ in shelf.messages], shelf.events) == (["6 events"], wanted)
 
 
-def test_the_queue_is_reported_empty_once_and_held_jobs_do_not_count(desk: Desk, inbox: Inbox) -> None:
-    post = Post(desk, Receiver(1, inbox.url), frozenset({"drained"}))
+def test_the_queue_is_reported_empty_once_and_held_jobs_do_not_count(desk: Desk, shelf: Shelf) -> None:
+    post = Post(desk, Receiver(1, URL), frozenset({"drained"}))
     kept, held = desk.job(), desk.job()
     desk.record(changes.hold(held))
     post.end_jobs(1)
     post.pass_time()
-    assert inbox.messages == []
+    assert shelf.messages == []
     desk.record(changes.finish(kept, Outcome.CANCELLED))
     post.pass_time()
-    assert [title for title, _ in inbox.messages] == ["the queue is empty"]
+    assert [title for title, _ in shelf.messages] == ["the queue is empty"]
     desk.record(changes.finish(held, Outcome.CANCELLED))
     post.pass_time()
-    assert len(inbox.messages) == 1
+    assert len(shelf.messages) == 1
     post.end_jobs(1)
     post.pass_time()
-    assert len(inbox.messages) == 2
+    assert len(shelf.messages) == 2
 
 
 def test_a_command_gets_each_event_as_json_and_is_repeated_if_it_fails(desk: Desk, tmp_path: Path) -> None:
@@ -232,9 +261,9 @@ def test_a_command_that_hangs_is_killed(desk: Desk, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("count", [1, 4])
-def test_the_ends_of_a_restored_store_are_delivered(desk: Desk, inbox: Inbox, count: int) -> None:
+def test_the_ends_of_a_restored_store_are_delivered(desk: Desk, shelf: Shelf, count: int) -> None:
     """Ids of its events are those of others, below and above the position."""
-    post = Post(desk, Receiver(1, inbox.url))
+    post = Post(desk, Receiver(1, URL))
     before = post.end_jobs(2)
     post.pass_time()
     with desk.store.db.transaction() as db:
@@ -243,13 +272,13 @@ def test_the_ends_of_a_restored_store_are_delivered(desk: Desk, inbox: Inbox, co
     post.pass_time()  # before anything new has happened there
     wanted = post.end_jobs(count)
     assert (wanted[-1] > before[-1]) is (count > 1)
-    del inbox.messages[:]
+    del shelf.messages[:]
     post.pass_time()
-    assert set(inbox.events) >= set(wanted)
+    assert set(shelf.events) >= set(wanted)
 
 
-def test_forgotten_events_neither_stop_nor_repeat_messages(desk: Desk, inbox: Inbox) -> None:
-    post = Post(desk, Receiver(1, inbox.url))
+def test_forgotten_events_neither_stop_nor_repeat_messages(desk: Desk, shelf: Shelf) -> None:
+    post = Post(desk, Receiver(1, URL))
     old = post.end_jobs(3)
     post.pass_time()
     with desk.store.db.transaction() as db:
@@ -257,16 +286,16 @@ def test_forgotten_events_neither_stop_nor_repeat_messages(desk: Desk, inbox: In
     post.restart()
     new = post.end_jobs(2)
     post.pass_time()
-    assert inbox.events == old + new
+    assert shelf.events == old + new
 
 
-def test_a_text_that_a_receiver_refuses_is_left_out_after_a_few_tries(desk: Desk, inbox: Inbox) -> None:
-    inbox.refused = "hello"
-    post = Post(desk, Receiver(1, inbox.url))
+def test_a_text_that_a_receiver_refuses_is_left_out_after_a_few_tries(desk: Desk, shelf: Shelf) -> None:
+    shelf.refused = "hello"
+    post = Post(desk, Receiver(1, URL))
     wanted = post.end_jobs(2)
     post.pass_time(100)
-    assert inbox.events == wanted
-    assert inbox.messages[0] == ("job 1: completed", f"job 1: completed [event {wanted[0]}]")
+    assert shelf.events == wanted
+    assert shelf.messages[0] == ("job 1: completed", f"job 1: completed [event {wanted[0]}]")
 
 
 def test_the_log_says_why_nothing_is_sent(
