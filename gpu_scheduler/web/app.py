@@ -199,7 +199,7 @@ _PAGE_AGE_S = 1.0
 #: Maximum number of wrong values that an answer names.
 _MAX_ERRORS = 20
 #: Seconds between two looks at the store or at a log, and between two comments in a quiet stream.
-_POLL_S, _KEEP_ALIVE_S = 0.25, 15.0
+_POLL_S, _KEEP_ALIVE_S = 0.1, 15.0
 _PROBLEM, _EVENT_STREAM = "application/problem+json", "text/event-stream"
 _KEY = Header(alias="Idempotency-Key", pattern=r"^[\x21-\x7e]{1,200}$")
 _EVENT_ID = Header(alias="Last-Event-ID", pattern=r"^[0-9]{1,40}$")

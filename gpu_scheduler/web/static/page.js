@@ -366,13 +366,14 @@ function Lane({ gpu, use }) {
   const width = 1000, from = use.now - 3600 * use.hours, x = (at) => Math.max(0, ((at - from) / (3600 * use.hours)) * width);
   const [rows, n] = rowsOf(use.runs.filter((run) => run.gpus.includes(gpu.index)), use.now), height = 16 / n;
   return html`<span>GPU ${gpu.index}</span><svg class="lane" viewBox=${`0 0 ${width} 18`} preserveAspectRatio="none" role="img" aria-label=${`jobs that ran on GPU ${gpu.index}`}>
-    ${rows.map(([run, row]) => html`<rect class=${run.outcome == null ? "job" : run.outcome === "completed" ? "completed" : "failed"} x=${x(run.started_at)} y=${1 + row * height} height=${height}
+    ${rows.map(([run, row]) => html`<rect class=${run.outcome == null ? "running" : run.outcome === "completed" ? "completed" : "failed"} fill=${run.outcome == null || run.outcome === "completed" ? null : "url(#stripes)"} x=${x(run.started_at)} y=${1 + row * height} height=${height}
       width=${Math.max(2, x(run.ended_at ?? use.now) - x(run.started_at))}><title>${safe(`job ${run.job} ${run.name ?? ""}: ${run.outcome ?? "running"}`)}</title></rect>`)}</svg>`;
 }
 function Lanes() {
   const use = model.use;
   if (!use?.runs.length) return "";
-  return html`<h2>The last ${use.hours} hours <span class="soft">green: completed, red: failed or ended otherwise, blue: running${use.reserved_idle_s >= 60 ? `; reserved GPUs were idle for ${duration(use.reserved_idle_s)}` : ""}</span></h2>
+  return html`<h2>The last ${use.hours} hours <span class="soft">green: completed, red stripes: failed or ended otherwise, blue frame: running${use.reserved_idle_s >= 60 ? `; reserved GPUs were idle for ${duration(use.reserved_idle_s)}` : ""}</span></h2>
+    <svg class="hidden"><pattern id="stripes" class="stripes" width="6" height="18" patternUnits="userSpaceOnUse"><rect class="back" width="6" height="18" /><rect class="front" width="3" height="18" /></pattern></svg>
     <div class="lanes">${model.gpus.map((gpu) => html`<${Lane} key=${gpu.index} gpu=${gpu} use=${use} />`)}</div>`;
 }
 function Rows({ name }) {

@@ -57,13 +57,14 @@ Open = Callable[..., Any]
 def open_page(browser: Any, box: Box) -> Iterator[Open]:
     """Returns a function that opens the page. It may use no other host, and print no error.
 
-    token: None to open it without one. strips_policy: whether the page comes without its policy.
+    token: None to open it without one. strips_policy: whether the page comes without its policy. is_empty:
+    whether it finds no jobs and no GPUs.
     """
     contexts, errors, hosts = [], list[str](), set[str]()
 
     def open_(
         path: str = "/", token: str | None = "", *, strips_policy: bool = False, waits: bool = True,
-        **options: Any,
+        is_empty: bool = False, **options: Any,
     ) -> Any:  # fmt: skip
         context = browser.new_context(**options)
         contexts.append(context)
@@ -73,6 +74,10 @@ def open_page(browser: Any, box: Box) -> Iterator[Open]:
             context.route(
                 "**/", lambda route: route.fulfill(body=route.fetch().body(), content_type="text/html")
             )
+        if is_empty:
+            nothing: dict[str, Any] = {"jobs": [], "gpus": [], "next": None, "now": 0}
+            for path_of in ("**/jobs?*", "**/gpus"):
+                context.route(path_of, lambda route: route.fulfill(json=nothing))
         page = context.new_page()
         page.set_default_timeout(15_000)
         page.on("pageerror", lambda error: errors.append(str(error)))
@@ -159,6 +164,13 @@ def test_hostile_text_is_shown_and_not_run(open_page: Open, box: Box, *, strips_
     assert "\u202e" not in shown
     page.goto(f"http://127.0.0.1:{box.port}/#search/{'x' * 50}")
     page.get_by_role("link", name=str(long["ids"][0]), exact=True).wait_for()
+    folder = box.folder / HOSTILE.replace("/", "")
+    folder.mkdir(exist_ok=True)
+    page.get_by_role("button", name="Submit a job").click()
+    page.get_by_label("Command").fill("./missing.sh")
+    page.get_by_label("cwd").fill(str(folder))
+    page.get_by_role("button", name="Preview").click()
+    page.get_by_text("<img src=x").first.wait_for()
     assert page.evaluate("[window.hacked, document.images.length]") == [None, 0]
     box.post("/api/v1/cancel", {"jobs": long["ids"]})
 
@@ -166,9 +178,12 @@ def test_hostile_text_is_shown_and_not_run(open_page: Open, box: Box, *, strips_
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_checker_of_accessibility_finds_nothing_serious(open_page: Open, scheme: str) -> None:
     axe = (files("axe_playwright_python") / "axe.min.js").read_text()
-    for path in ("/", "/#job/3", "/#search/nothing-has-this-name"):
-        page = open_page(path, color_scheme=scheme)
-        page.wait_for_selector("dialog dl" if "job" in path else "table, p.soft")
+    for path, content in (
+        ("/", "table td"), ("/#job/3", "dialog dl"), ("/#search/nothing-has-this-name", "p.soft"),
+        ("/?", "p.soft"),
+    ):  # fmt: skip
+        page = open_page(path, color_scheme=scheme, is_empty=path == "/?")
+        page.wait_for_selector(content)
         page.evaluate(f"{axe};0")
         found = page.evaluate("axe.run().then((found) => found.violations)")
         serious = [one for one in found if one["impact"] in ("serious", "critical")]
