@@ -22,6 +22,8 @@ def main() -> int:
         _run("api"),
         _run("metrics"),
         _run("redis_queue"),
+        _run("top"),
+        _run("page", "--minutes", "1"),
     ]
     return max(codes)
 
