@@ -28,7 +28,6 @@ from gpu_scheduler.show.job_views import (
 )
 from gpu_scheduler.show.location import Location
 from gpu_scheduler.show.store_access import open_store, scheduler_pid_of
-from gpu_scheduler.store.attempt_history import PastRun, gpu_time, recent_runs
 from gpu_scheduler.store.job_lists import (
     JobFilter,
     JobOrder,
@@ -49,6 +48,7 @@ from gpu_scheduler.store.taken_items import newest_job_of, redis_problem
 if TYPE_CHECKING:
     from gpu_scheduler.attempts.job_progress import ProgressReader as ProgressReader
     from gpu_scheduler.core.model.job import ActiveAttempt
+    from gpu_scheduler.store.attempt_history import PastRun
 
 #: Number of bytes at the end of a running job's log that are searched for its last line.
 _TAIL_BYTES = 4096
@@ -164,6 +164,8 @@ def runs_since(location: Location, since: float, now: float) -> tuple[list[PastR
 
     Times are wall seconds. Raises StoreNotFoundError before the first start.
     """
+    from gpu_scheduler.store.attempt_history import gpu_time, recent_runs
+
     with open_store(location, read_only=True) as store, store.snapshot():
         return recent_runs(store, since, 500), gpu_time(store, now).reserved_idle_s
 
