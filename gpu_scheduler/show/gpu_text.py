@@ -92,6 +92,13 @@ def obstacle_remedy(found: GpuObstacle) -> str:
     return found.kind.remedy.format(gpu=found.gpu)
 
 
+#: The texts of the causes, other than commands, that pause or resume a GPU.
+PAUSE_CAUSES: Mapping[str | None, str] = {
+    "state_file_edited": "by an edit to the state file",
+    "state_file_removed": "because the state file was removed",
+}
+
+
 def suspicion_text(found: Suspicion, now: float) -> str:
     """Formats why a GPU is suspect. now: the time in seconds since 1970."""
     jobs = f"{format_jobs(found.jobs)} failed on it"

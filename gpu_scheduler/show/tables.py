@@ -332,7 +332,9 @@ def _jobs_text(gpu: GpuView) -> str:
 
 
 def _detail_lines(gpu: GpuView) -> Iterator[str]:
-    """Yields lines about a suspicion, the modes of the GPU and the claims of other programs."""
+    """Yields lines about a pause, a suspicion, the modes of the GPU and the claims of other programs."""
+    if gpu.pause_reason is not None:
+        yield f"paused {gpu.pause_reason}"
     if gpu.record.suspicion is not None:
         from gpu_scheduler.show.gpu_text import suspicion_text  # rarely needed
 
