@@ -12,7 +12,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from http.client import HTTPException, HTTPResponse
 from itertools import chain
@@ -226,15 +226,10 @@ class Client:
         waiting = ", ".join(map(str, sorted(left)[:5])) + (" …" if len(left) > 5 else "")
         raise ClientError(f"not ended after {timeout} s: job {waiting}; wait longer, or see `why`", 408)
 
-    def _read(self, ids: Iterable[int]) -> list[Json]:
-        """Returns those of the jobs that have ended. Reads neighbours with one request."""
-        left, found = sorted(ids), []
-        while left:
-            near = [one for one in left if one > left[-1] - MAX_PAGE]
-            span = left[-1] - near[0] + 1
-            page = {one["id"]: one for one in self.call("jobs", cursor=left[-1] + 1, limit=span)["jobs"]}
-            found += [page.get(one) or self.call("job", job_id=one)["job"] for one in near]
-            left = left[: -len(near)]
+    def _read(self, ids: Collection[int]) -> list[Json]:
+        """Returns those of the jobs that have ended."""
+        known = {one["id"]: one for one in read_jobs(self, ids)}
+        found = (known.get(one) or self.call("job", job_id=one)["job"] for one in sorted(ids))
         ended = [one for one in found if one["state"] == "finished"]
         if all(one["recorded"] for one in ended) or self.health()["scheduler"]["pid"] is None:
             return ended
@@ -288,6 +283,15 @@ class Client:
         Yields {"event": "reset"} if events may be missing, and first of all without `after`.
         """
         return (one for one in self._transport.events(after, None) if one)
+
+
+def read_jobs(client: Client, ids: Iterable[int]) -> Iterator[Json]:
+    """Yields those of the jobs that exist, and some between them. Reads neighbours with one request."""
+    left = sorted(ids)
+    while left:
+        near = [one for one in left if one > left[-1] - MAX_PAGE]
+        yield from client.call("jobs", cursor=left[-1] + 1, limit=left[-1] - near[0] + 1)["jobs"]
+        left = left[: -len(near)]
 
 
 def _new_jobs(

@@ -109,6 +109,17 @@ def suspicion_text(found: Suspicion, now: float) -> str:
     return f"suspect: {jobs} {why}; a job with retries left may try it {begin}"
 
 
+def state_lines(
+    gpu: int, pause_reason: str | None, doubt: Suspicion | None, now: float,
+    claims: Sequence[GpuClaim], problem: str | None,
+) -> list[str]:  # fmt: skip
+    """Returns lines that say why a GPU is in its state. problem: why it cannot be claimed, None if it can."""
+    found = [] if pause_reason is None else [f"paused {pause_reason}"]
+    found += [] if doubt is None else [f"{suspicion_text(doubt, now)}; `resume {gpu}` uses it again at once"]
+    found += [] if problem is None else [claims_problem_text(problem)]
+    return [*found, claims_text(claims)] if claims else found
+
+
 def _shortfall_text(found: GpuObstacle) -> str:
     head = f"room for {format_memory(found.free)}" if found.free else "full"
     if found.foreign_peak_mib is not None:
