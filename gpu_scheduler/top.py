@@ -164,16 +164,6 @@ class Watcher:
         self.picture = Picture(jobs, read["gpus"], health, ahead_s, None, self._has_all)
 
 
-def read_details(client: Client, job_id: int, width: int) -> list[Cell]:
-    """Reads everything about a job, as lines of at most this width. Raises ClientError."""
-    job = client.call("job", job_id=job_id)
-    try:
-        why: Json | str = client.call("why_job", job_id=job_id)
-    except ClientError as error:  # the token may not read it
-        why = str(error)
-    return top_text.detail_lines(job, why, job["now"], width)
-
-
 class LogTail:
     """The end of a job's log, read in a thread that ends soon after `is_over` is set.
 
@@ -295,7 +285,7 @@ class Cover(ModalScreen[Any]):
         yield from self._parts
 
 
-class Prompt(Cover):
+class Prompt(Cover, inherit_bindings=False):
     """Asks a question below the tables. Its result is the answer, "" after Esc.
 
     typed: takes the answer at each key, too.
@@ -365,7 +355,8 @@ class Top(App[None]):
     Screen, ModalScreen, Static, RowView, Log, VerticalScroll {
         background: ansi_default; color: ansi_default;
     }
-    RowView, Log, VerticalScroll { scrollbar-size: 1 1; height: 1fr; overflow-x: hidden; }
+    RowView, Log, VerticalScroll { scrollbar-size: 1 1; height: 1fr; }
+    RowView, VerticalScroll { overflow-x: hidden; }
     .line, .foot { height: 1; }
     .foot { text-style: reverse; }
     #banner { color: ansi_red; text-style: bold; height: auto; max-height: 5; }
@@ -513,10 +504,18 @@ class Top(App[None]):
         if (gpu := self._gpus.selected) is not None:
             self.push_screen(Lines(*top_text.gpu_lines(gpu, self._now())))
         elif (job := self._job()) is not None:
-            screen, number = Lines(Cell(f"Reading {top_text.named(job)} …")), job["id"]
-            self.push_screen(screen)
+            one, screen = Job(job["id"], self._client), Lines(Cell(f"Reading {top_text.named(job)} …"))
             width = self.size.width - 1  # without the scroll bar
-            self._ask(lambda: read_details(self._client, number, width), screen.show)
+
+            def read() -> list[Cell]:
+                found = self._client.call("job", job_id=one.id)
+                try:
+                    return top_text.detail_lines(found, one.why(), found["now"], width)
+                except ClientError as error:  # the token may not read why
+                    return top_text.detail_lines(found, str(error), found["now"])
+
+            self.push_screen(screen)
+            self._ask(read, screen.show)
 
     def action_log(self) -> None:
         """Follows the log of the selected job."""

@@ -44,7 +44,7 @@ _KEYS = (
     ("l", "shows the log of the job, and follows it", "log"),
     ("a", "opens the job's Screen session (Ctrl-A d returns); only on the queue's machine", "attach"),
     ("c", "cancels the job, after asking", "cancel"),
-    ("r", "queues a finished or held job again, after asking", "retry"),
+    ("r", "queues a finished or held job again, after asking", ""),
     ("h, u", "holds a queued job; releases it", ""),
     ("p", "changes the priority of a waiting job", ""),
     ("Tab", "selects among the GPUs instead of the jobs, and back", "GPUs"),
@@ -131,7 +131,7 @@ def gpu_cells(gpu: Json, jobs: Iterable[Json], now: float) -> list[Cell]:
             left -= mib
             shown.append((f"job {job['id']}", mib))
         bar = memory_bar(used - left, used, total, 16)
-        shown += [("others", left), ("free", max(0, total - used))]
+        shown += [*([("others", left)] if left else []), ("free", max(0, total - used))]
         text = ", ".join(f"{name} {mib / 1024:.1f}" for name, mib in shown)
     load = "?" if gpu["load_percent"] is None else f"{gpu['load_percent']:.0f} %"
     why = _gpu_reasons(gpu, now)
@@ -150,11 +150,9 @@ def memory_bar(of_jobs: int, used: int, total: int, width: int) -> str:
 
 def _gpu_reasons(gpu: Json, now: float) -> str:
     """Returns why a GPU is in its state."""
-    doubt, claims = gpu["suspicion"], []
-    for one in gpu["claims"] or ():
-        known = {key: value for key, value in one.items() if value is not None}
-        claims.append(convert({"mib": None, "pid": 0, **known}, GpuClaim))
-    doubt = doubt and convert(doubt, Suspicion)
+    doubt = gpu["suspicion"] and convert(gpu["suspicion"], Suspicion)
+    known = ({key: value for key, value in one.items() if value is not None} for one in gpu["claims"] or ())
+    claims = [convert({"mib": None, "pid": 0, **one}, GpuClaim) for one in known]
     lines = state_lines(gpu["index"], gpu["pause_reason"], doubt, now, claims, gpu["claims_problem"])
     then = f"then {format_ranges(gpu['reserved_for'])}" if gpu["reserved_for"] else ""
     return "; ".join(_one_line(one) for one in (gpu["fault"], *lines, then) if one)
@@ -180,8 +178,13 @@ def head_text(health: Json | None, jobs_read: int | None) -> str:
 def banner_text(health: Json | None, problem: ClientError | None, late_s: float = 0.0) -> str:
     """Returns what is wrong, with the remedy; "" if nothing is. late_s: how long an answer is late."""
     if problem is not None:
-        remedy = "; write a new token into the file of --token-file, and start `top` again"
-        return _one_line(f"Problem: {problem}{remedy if problem.status == 401 else ''}")
+        text = f"Problem: {problem}"
+        if problem.status == 401:  # the remedy there is for programs
+            text = text.partition(". ")[0].rstrip(".")
+            text += (
+                "; write a new token, from `token create`, into the file of --token-file, and restart `top`"
+            )
+        return _one_line(text)
     if late_s:
         return f"Problem: no answer for {late_s:.0f} s; check the connection, and that `serve` runs there"
     lines = []
@@ -231,8 +234,9 @@ def key_lines() -> list[Cell]:
 
 def gpu_lines(gpu: Json, now: float) -> list[Cell]:
     """Returns everything about a GPU as lines."""
-    why = _gpu_reasons(gpu, now)
-    values = {**gpu, "claims": None, "suspicion": None, "reasons": why}
+    hidden = dict.fromkeys(("fault", "suspicion", "claims", "claims_problem", "pause_reason", "reserved_for"))
+    age = formatting.format_age(gpu["sampled_at"], now)
+    values = {**gpu, **hidden, "sampled_at": age, "reasons": _gpu_reasons(gpu, now)}
     shown = ((key, one) for key, one in values.items() if one or (one == 0 and one is not False))
     return [Cell(f"{key:<22}{_one_line(str(one))}") for key, one in shown]
 

@@ -96,7 +96,7 @@ def test_a_row_takes_the_width_of_the_terminal(width: int) -> None:
         ({"scheduler": {"pid": 1}, "health_issues": []}, None, []),
         ({"scheduler": {"pid": None}, "health_issues": []}, None, ["Scheduler not running", "`start`"]),
         (None, ClientError("no answer from x; check the URL"), ["no answer", "check the URL"]),
-        (None, ClientError("The token was revoked.", 401), ["revoked", "--token-file"]),
+        (None, ClientError("It was revoked. Send `X`.", 401), ["It was revoked; write", "--token-file"]),
         (
             {"scheduler": {"pid": 1}, "health_issues": [
                 {"subject": "store", "path": "/data", "problem": "is on a full disk", "remedy": "free space",
