@@ -69,7 +69,6 @@ class Picture(Struct, frozen=True):
     health: Json | None = None
     ahead_s: float = 0.0
     problem: ClientError | None = None
-    is_complete: bool = False
 
 
 class Watcher:
@@ -88,7 +87,7 @@ class Watcher:
         #: Waiting jobs are in the order of the queue.
         self._jobs: dict[int, Json] = {}
         self._changed: set[int] = set()
-        self._is_all_due, self._has_all = False, False
+        self._is_all_due = False  # until the events say that they begin
         self._lock, self._wake = threading.Lock(), threading.Event()
 
     def start(self) -> None:
@@ -106,7 +105,8 @@ class Watcher:
         while True:
             with suppress(ClientError):  # a look shows the error
                 for event in self._client.events():
-                    self._is_all_due |= event["event"] in ("reset", "forgotten")
+                    if event["event"] in ("reset", "forgotten"):
+                        self._is_all_due = True
                     self.look(*([event["job"]] if event.get("job") else []))
             time.sleep(_SLOW_S)
 
@@ -126,7 +126,8 @@ class Watcher:
     def _look(self) -> None:
         if self._is_all_due:
             self._is_all_due = False
-            self._read_all()
+            every = ((ACTIVE, None), ((JobState.FINISHED,), _MAX_FINISHED), (WAITING, None))
+            self._jobs = {one["id"]: one for states, most in every for one in self._pages(states, most)}
         with self._lock:
             changed, self._changed = self._changed, set()
         was_active = {one["id"] for one in self._jobs.values() if one["state"] in ACTIVE}
@@ -135,18 +136,9 @@ class Watcher:
         found = {one["id"]: one for one in read_jobs(self._client, again)} | active
         gone = again - found.keys()
         self._jobs = {key: one for key, one in self._jobs.items() if key not in gone} | found
-        self._publish()
-
-    def _read_all(self) -> None:
-        """Reads all jobs, page by page. Shows each page while nothing else is known."""
-        found, due = dict[int, Json](), 0.0
-        for states, most in ((ACTIVE, None), ((JobState.FINISHED,), _MAX_FINISHED), (WAITING, None)):
-            for one in self._pages(states, most):
-                found[one["id"]] = one
-                if not self._has_all and len(found) % MAX_PAGE == 0 and time.monotonic() > due:
-                    self._jobs, due = dict(found), time.monotonic() + _LEAST_S
-                    self._publish()
-        self._jobs, self._has_all = found, True
+        health, read = self._client.call("health"), self._client.call("gpus")
+        jobs = top_text.in_order(self._jobs.values(), _MAX_FINISHED)
+        self.picture = Picture(jobs, read["gpus"], health, read["now"] - time.monotonic())
 
     def _pages(self, states: Iterable[JobState], most: int | None = None) -> Iterator[Json]:
         page: Json = {}
@@ -156,12 +148,6 @@ class Watcher:
             page = self._client.call("jobs", state=sorted(states), **given)
             self.asked_at = time.monotonic()
             yield from page["jobs"]
-
-    def _publish(self) -> None:
-        health, read = self._client.call("health"), self._client.call("gpus")
-        jobs = top_text.in_order(self._jobs.values(), _MAX_FINISHED)
-        ahead_s = read["now"] - time.monotonic()
-        self.picture = Picture(jobs, read["gpus"], health, ahead_s, None, self._has_all)
 
 
 class LogTail:
@@ -422,7 +408,7 @@ class Top(App[None]):
         old = self._jobs.rows[self._jobs.at] if self._jobs.rows else {}
         new = self._by_id.get(old.get("id", 0), old)  # a job that has ended is below all others
         has_ended = new.get("state") == JobState.FINISHED != old.get("state")
-        self._jobs.show(jobs, keeps=self._picture.is_complete and not has_ended)
+        self._jobs.show(jobs, keeps=not has_ended)
         self._draw()
 
     def _draw(self) -> None:
@@ -430,8 +416,8 @@ class Top(App[None]):
         found, asked_at, clock = self._picture, self._watcher.asked_at, time.strftime("%H:%M:%S")
         self._gpus.styles.height = min(max(2, self.size.height // 3), len(found.gpus) + 1)
         room = max(0, self.size.width - len(clock) - 1)
-        text = top_text.head_text(found.health, None if found.is_complete else len(found.jobs))
-        self._head.update(Text(f"{truncate_end(text, room):<{room}} {clock}"))
+        text = truncate_end(top_text.head_text(found.health), room)
+        self._head.update(Text(f"{text:<{room}} {clock}"))
         late_s = 0.0 if asked_at is None else time.monotonic() - asked_at
         text = top_text.banner_text(found.health, found.problem, late_s if late_s >= _LATE_S else 0.0)
         self._banner.update(Text(text))

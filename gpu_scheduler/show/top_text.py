@@ -161,18 +161,14 @@ def _gpu_reasons(gpu: Json, now: float) -> str:
 # The lines above and below the tables.
 
 
-def head_text(health: Json | None, jobs_read: int | None) -> str:
-    """Formats the first line: "12 jobs: 2 running, 10 queued; scheduler pid 99".
-
-    health: None before the first answer. jobs_read: how many jobs are read; None for all.
-    """
+def head_text(health: Json | None) -> str:
+    """Formats the first line: "12 jobs: 2 running, 10 queued; scheduler pid 99". health: None if unknown."""
     if health is None:
         return "Reading the queue …"
     counts, pid = health["counts"], health["scheduler"]["pid"]
     parts = ", ".join(f"{counts[one]:,} {one}" for one in sorted(counts, key=lambda one: _RANK[one]))
     jobs = f"{count_noun(sum(counts.values()), 'job')}: {parts}" if parts else "No jobs yet"
-    read = "" if jobs_read is None else f"; {count_noun(jobs_read, 'job')} read"
-    return f"{jobs}{'' if pid is None else f'; scheduler {formatting.pid_text(pid)}'}{read}"
+    return jobs if pid is None else f"{jobs}; scheduler {formatting.pid_text(pid)}"
 
 
 def banner_text(health: Json | None, problem: ClientError | None, late_s: float = 0.0) -> str:

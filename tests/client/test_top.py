@@ -115,11 +115,11 @@ def test_a_long_queue_is_drawn_row_by_row() -> None:
     app._watcher.start = lambda: None  # type: ignore[method-assign]
 
     async def use(pilot: Pilot[None]) -> None:
-        app._watcher.picture = top.Picture(jobs, [GPU], health, is_complete=True)
+        app._watcher.picture = top.Picture(jobs, [GPU], health)
         await until(pilot, lambda: app._jobs.rows, "the jobs")
         for _ in range(60):
             before = app._jobs.at
-            app._watcher.picture = top.Picture(jobs, [GPU], health, is_complete=True)
+            app._watcher.picture = top.Picture(jobs, [GPU], health)
             await pilot.press("pagedown")
             await pilot.pause()
             assert app._jobs.at == before + app._jobs.size.height - 2
