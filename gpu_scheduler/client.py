@@ -12,7 +12,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from http.client import HTTPException, HTTPResponse
 from itertools import chain
@@ -101,7 +101,10 @@ class Job(Struct, frozen=True):
         return text if tail is None else "".join(text.splitlines(keepends=True)[-tail:] if tail else [])
 
     def follow(self, last_bytes: int | None = None) -> Iterator[str]:
-        """Yields the log as it grows until the job has ended, from the last `last_bytes` bytes on."""
+        """Yields the log as it grows until the job has ended, from the last `last_bytes` bytes on.
+
+        Yields "" from time to time while nothing is new, so that the caller can stop at a silent job.
+        """
         return self._client._transport.follow(self.id, last_bytes)
 
     def cancel(self) -> Json:
@@ -223,15 +226,10 @@ class Client:
         waiting = ", ".join(map(str, sorted(left)[:5])) + (" …" if len(left) > 5 else "")
         raise ClientError(f"not ended after {timeout} s: job {waiting}; wait longer, or see `why`", 408)
 
-    def _read(self, ids: Iterable[int]) -> list[Json]:
-        """Returns those of the jobs that have ended. Reads neighbours with one request."""
-        left, found = sorted(ids), []
-        while left:
-            near = [one for one in left if one > left[-1] - MAX_PAGE]
-            span = left[-1] - near[0] + 1
-            page = {one["id"]: one for one in self.call("jobs", cursor=left[-1] + 1, limit=span)["jobs"]}
-            found += [page.get(one) or self.call("job", job_id=one)["job"] for one in near]
-            left = left[: -len(near)]
+    def _read(self, ids: Collection[int]) -> list[Json]:
+        """Returns those of the jobs that have ended."""
+        known = {one["id"]: one for one in read_jobs(self, ids)}
+        found = (known.get(one) or self.call("job", job_id=one)["job"] for one in sorted(ids))
         ended = [one for one in found if one["state"] == "finished"]
         if all(one["recorded"] for one in ended) or self.health()["scheduler"]["pid"] is None:
             return ended
@@ -285,6 +283,15 @@ class Client:
         Yields {"event": "reset"} if events may be missing, and first of all without `after`.
         """
         return (one for one in self._transport.events(after, None) if one)
+
+
+def read_jobs(client: Client, ids: Iterable[int]) -> Iterator[Json]:
+    """Yields those of the jobs that exist, and some between them. Reads neighbours with one request."""
+    left = sorted(ids)
+    while left:
+        near = [one for one in left if one > left[-1] - MAX_PAGE]
+        yield from client.call("jobs", cursor=left[-1] + 1, limit=left[-1] - near[0] + 1)["jobs"]
+        left = left[: -len(near)]
 
 
 def _new_jobs(
@@ -344,7 +351,7 @@ class StoreTransport:
                 return b"".join(log.chunks(start, log.size)).decode(errors="replace")
 
     def follow(self, job_id: int, last_bytes: int | None) -> Iterator[str]:
-        """Yields the log as it grows until the job has ended, from its last bytes on."""
+        """Yields the log as it grows until the job has ended, from its last bytes; "" if nothing is new."""
         with self._errors() as context:
             attempt = position = 0
             if last_bytes is not None:
@@ -353,9 +360,8 @@ class StoreTransport:
                     log.file.close()
                     attempt, position = log.attempt, max(0, log.size - last_bytes)
             for _, _, text, _ in log_parts(context, job_id, attempt, position):
-                if text:
-                    yield text
-                else:
+                yield text
+                if not text:
                     time.sleep(_POLL_S)
 
     def events(self, after: int | None, end: float | None) -> Generator[Json, None, None]:
@@ -441,6 +447,8 @@ class HttpTransport:
                 yield json.loads(fields["data"])["text"]
             elif fields.get("event") == "end":
                 return
+            else:
+                yield ""
 
     def events(self, after: int | None, end: float | None) -> Generator[Json, None, None]:
         for fields in self._stream("events", None if after is None else str(after), end):
@@ -450,7 +458,8 @@ class HttpTransport:
     def _stream(self, path: str, last: str | None, end: float | None) -> Iterator[dict[str, str]]:
         """Yields the fields of each server-sent event or comment, and connects again when it is cut off.
 
-        The first comment of a stream without a position has the field "new".
+        The first comment of a stream without a position has the field "new". Yields {} before it connects
+        again, too.
         """
         began, pause, was_connected = time.monotonic(), 0.1, False
         while end is None or time.monotonic() < end:
@@ -473,6 +482,7 @@ class HttpTransport:
                 if error.retry_after_s is None and (error.status is not None or not is_lost):
                     raise
                 wait_s = error.retry_after_s or pause
+            yield {}
             time.sleep(_left(end, wait_s))
             pause = min(5.0, pause * 2)
 

@@ -41,6 +41,7 @@ from gpu_scheduler.core.text.formatting import (
     safe_text,
     times_text,
 )
+from gpu_scheduler.show.gpu_text import PAUSE_CAUSES
 from gpu_scheduler.show.job_text import declared_text, misplaced_process_text, origin_text, reason_text
 from gpu_scheduler.show.location import Location
 from gpu_scheduler.show.store_access import open_store
@@ -154,11 +155,6 @@ _INFORMATIVE = (
     EventKind.GPUS_RESERVED, EventKind.RESTORED, EventKind.PAUSED, EventKind.RESUMED,
     EventKind.SUSPICION_ENDED,
 )  # fmt: skip
-#: The texts of the causes, other than commands, that pause or resume a GPU.
-_PAUSE_CAUSES = {
-    "state_file_edited": "by an edit to the state file",
-    "state_file_removed": "because the state file was removed",
-}
 
 
 class EventMessage(Struct, frozen=True):
@@ -219,7 +215,7 @@ def _reason(event: Event) -> str | None:
         return wait_text(event.reason, event.at)
     if isinstance(event.reason, StateReason):
         return reason_text(event.reason)
-    return event.reason or _PAUSE_CAUSES.get(event.data.get("cause", ""))
+    return event.reason or PAUSE_CAUSES.get(event.data.get("cause", ""))
 
 
 def message_of(

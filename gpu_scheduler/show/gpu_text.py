@@ -92,6 +92,13 @@ def obstacle_remedy(found: GpuObstacle) -> str:
     return found.kind.remedy.format(gpu=found.gpu)
 
 
+#: The texts of the causes, other than commands, that pause or resume a GPU.
+PAUSE_CAUSES: Mapping[str | None, str] = {
+    "state_file_edited": "by an edit to the state file",
+    "state_file_removed": "because the state file was removed",
+}
+
+
 def suspicion_text(found: Suspicion, now: float) -> str:
     """Formats why a GPU is suspect. now: the time in seconds since 1970."""
     jobs = f"{format_jobs(found.jobs)} failed on it"
@@ -100,6 +107,17 @@ def suspicion_text(found: Suspicion, now: float) -> str:
     why = f"with {found.error}" if found.error else "soon after their start, unlike jobs on other GPUs"
     begin = f"from {finish_text(found.trial_at, now)} on" if found.trial_at > now else "now"
     return f"suspect: {jobs} {why}; a job with retries left may try it {begin}"
+
+
+def state_lines(
+    gpu: int, pause_reason: str | None, doubt: Suspicion | None, now: float,
+    claims: Sequence[GpuClaim], problem: str | None,
+) -> list[str]:  # fmt: skip
+    """Returns lines that say why a GPU is in its state. problem: why it cannot be claimed, None if it can."""
+    found = [] if pause_reason is None else [f"paused {pause_reason}"]
+    found += [] if doubt is None else [f"{suspicion_text(doubt, now)}; `resume {gpu}` uses it again at once"]
+    found += [] if problem is None else [claims_problem_text(problem)]
+    return [*found, claims_text(claims)] if claims else found
 
 
 def _shortfall_text(found: GpuObstacle) -> str:

@@ -16,7 +16,9 @@ from gpu_scheduler.core.scheduling.gpu_use import ledger_of
 from gpu_scheduler.core.scheduling.placement import allocated_mib, allocated_share
 from gpu_scheduler.core.scheduling.settings import Limits
 from gpu_scheduler.show import job_views
+from gpu_scheduler.show.gpu_text import PAUSE_CAUSES
 from gpu_scheduler.show.job_views import GpuView
+from gpu_scheduler.store.events import pause_causes
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.system.gpu_claims import (
     LOCK_FOLDER_KEY,
@@ -110,6 +112,20 @@ def gpu_views(
         for gpu in gpus
     )
     return tuple(_with_reservation(view, reserved.get(view.record.uuid, ())) for view in views)
+
+
+def with_pause_reasons(store: Store, views: tuple[GpuView, ...]) -> tuple[GpuView, ...]:
+    """Returns the views with the reasons why GPUs are paused."""
+    if not any(view.record.paused for view in views):
+        return views
+    causes = pause_causes(store)
+    # A GPU that only a request pauses has no event yet.
+    return tuple(
+        replace(view, pause_reason=PAUSE_CAUSES.get(causes.get(view.record.index)))
+        if view.state == job_views.PAUSED and view.record.paused
+        else view
+        for view in views
+    )
 
 
 def _with_reservation(view: GpuView, jobs: tuple[int, ...]) -> GpuView:

@@ -62,7 +62,8 @@ class GpuView(Struct, frozen=True):
     share: the allocated thousandths; jobs: the ids of the jobs to which the GPU is allocated; allocated_mib:
     the memory allocated to them, None if unknown; has_declared_memory: whether any of them declared memory.
     claims: the claims of other programs; claims_problem: why the GPU cannot be claimed, None if it can.
-    reserved_for: the ids of the jobs for which the GPU is reserved.
+    reserved_for: the ids of the jobs for which the GPU is reserved. pause_reason: why the GPU is paused, None
+    if it is not or a command did it.
     """
 
     record: Gpu
@@ -74,6 +75,7 @@ class GpuView(Struct, frozen=True):
     claims: tuple[GpuClaim, ...] = ()
     claims_problem: str | None = None
     reserved_for: tuple[int, ...] = ()
+    pause_reason: str | None = None
 
 
 #: The memory use by GPU index of a job that uses no memory.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import NamedTuple
 
@@ -244,6 +244,24 @@ def table(columns: Sequence[Column], entries: Sequence[TableRow], width: int | N
             lines.append(_row(columns, sizes, entry.cells, is_endless=width is None))
         lines += [[Cell(f"{' ' * (sizes[0] + 2)}{text}", is_path=True)] for text in entry.detail_lines]
     return lines
+
+
+#: The columns of a table that keeps their widths: title, width and whether the text is on the right. The last
+#: column gets the width that is left, 0, of which a column with the width -2 first gets two fifths.
+FixedColumns = Sequence[tuple[str, int, bool]]
+
+
+def fitted(cells: Iterable[Cell], columns: FixedColumns, width: int) -> list[Cell]:
+    """Returns the cells of a row, padded or truncated so that they take `width` terminal columns."""
+    fixed = sum(max(size, 0) + 1 for _, size, _ in columns) - 1
+    left, found = max(0, width - fixed), []
+    for cell, (_, size, is_right) in zip(cells, columns, strict=True):
+        room = size if size > 0 else left * 2 // 5 if size else left
+        left -= 0 if size > 0 else room
+        text = truncate_middle(cell.text, room) if size < 0 else truncate_end(cell.text, room)
+        pad = " " * (room - display_width(text))
+        found.append(cell._replace(text=f"{pad}{text} " if is_right else f"{text}{pad} "))
+    return found
 
 
 def render_table(columns: Sequence[Column], entries: Sequence[TableRow], width: int | None) -> list[str]:

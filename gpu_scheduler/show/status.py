@@ -210,7 +210,7 @@ def read_report(store: Store, query: StatusQuery) -> StatusReport:
         active = store.active_attempts()
         context = context_of(store, (job.id for job in jobs), active, is_up=pid is not None)
         foreign = foreign_claims(store, locks, context.open_attempts.values(), pid)
-        gpus = gpu_views.gpu_views(
+        views = gpu_views.gpu_views(
             store.gpus(), active, requested_pauses(store), store.recorded_options(), foreign,
             reserved_gpus(store),
         )  # fmt: skip
@@ -222,7 +222,7 @@ def read_report(store: Store, query: StatusQuery) -> StatusReport:
             unserved=Counter() if pid is None else _unserved(store, active),
             state_file=str(store.data_dir.state_file),
             data_dir=str(store.data_dir.folder),
-            gpus=gpus,
+            gpus=gpu_views.with_pause_reasons(store, views),
             jobs=tuple(job_view(job, attempts.get(job.id), context) for job in jobs),
             counts=state_counts(store),
             unsuccessful_counts=unsuccessful_counts(store, with_cleared=query.with_cleared),

@@ -30,6 +30,7 @@ def gpu_object(gpu: GpuView) -> dict[str, Any]:
         "exclusive_process": record.last.exclusive,
         "load_percent": record.last.load_percent,
         "fault": None if record.fault is None else str(record.fault),
+        "pause_reason": gpu.pause_reason,
         "suspicion": doubt and {**asdict(doubt), "trial_at": doubt.trial_at},
         "sampled_at": record.sampled_at,
         "jobs": list(gpu.jobs),

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable, Iterator
 from itertools import zip_longest
 
+from gpu_scheduler.core.model.finding import HealthIssue
 from gpu_scheduler.core.model.states import ACTIVE, WAITING, JobState, Outcome
 from gpu_scheduler.core.model.values import format_share
 from gpu_scheduler.core.text.formatting import count_noun, format_age, limit_length, pid_text, safe_text
@@ -169,14 +170,19 @@ def _header(
         lines.append([Cell(text, YELLOW)])
     lines += _path_lines(report, verbose=verbose)
     for trouble in report.health_issues:
-        until = "; no new jobs start until this is resolved" if trouble.blocks_starts else ""
-        text = f"Problem: {safe_text(str(trouble))}{until}"
+        text = issue_text(trouble)
         parts = [text] if viewport.width is None else wrap_text(text, viewport.width)
         lines += [[Cell(part, RED)] for part in parts]
     most = None if show_all else MAX_LISTED if viewport.rows is None else MAX_LISTED_ON_SCREEN
     lines += _capped_lines("warnings", [f"Warning: {safe_text(text)}" for text in _warnings(report)], most)
     lines += _capped_lines("malformed lines", list(_malformed_lines(report)), most)
     return lines
+
+
+def issue_text(issue: HealthIssue) -> str:
+    """Formats a problem with a location: "Problem: store /data is on a full disk: free space"."""
+    until = "; no new jobs start until this is resolved" if issue.blocks_starts else ""
+    return f"Problem: {safe_text(str(issue))}{until}"
 
 
 def _summary_cells(report: StatusReport) -> Iterator[Cell]:

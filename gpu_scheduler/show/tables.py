@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import posixpath
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -24,7 +24,7 @@ from gpu_scheduler.core.text.formatting import (
     safe_text,
 )
 from gpu_scheduler.show import job_views
-from gpu_scheduler.show.gpu_text import claims_problem_text, claims_text, mode_lines
+from gpu_scheduler.show.gpu_text import mode_lines, state_lines
 from gpu_scheduler.show.job_text import engine_text, job_warnings, outcome_text, short_text
 from gpu_scheduler.show.job_views import GpuView, JobView
 from gpu_scheduler.show.layout import (
@@ -278,7 +278,7 @@ STATE_COUNT_COLOURS = {JobState.RUNNING: CYAN, JobState.HELD: YELLOW}
 # Builds the table of the managed GPUs, with one row per GPU.
 
 
-_COLOURS = {
+GPU_COLOURS = {
     job_views.LOST: RED,
     job_views.PAUSED: YELLOW,
     job_views.SUSPECT: RED,
@@ -313,7 +313,7 @@ def _row(gpu: GpuView, by_memory: bool) -> TableRow:
     return TableRow(
         [
             Cell(str(gpu.record.index)),
-            Cell(gpu.state, _COLOURS.get(gpu.state, "")),
+            Cell(gpu.state, GPU_COLOURS.get(gpu.state, "")),
             Cell(format_share(gpu.share)),
             *allocated,
             Cell(_memory_text(gpu)),
@@ -331,15 +331,11 @@ def _jobs_text(gpu: GpuView) -> str:
     return ", ".join(text for text in (format_ranges(gpu.jobs), then) if text) or "-"
 
 
-def _detail_lines(gpu: GpuView) -> Iterator[str]:
-    """Yields lines about a suspicion, the modes of the GPU and the claims of other programs."""
-    if gpu.record.suspicion is not None:
-        from gpu_scheduler.show.gpu_text import suspicion_text  # rarely needed
-
-        text = suspicion_text(gpu.record.suspicion, gpu.record.sampled_at or 0.0)
-        yield f"{text}; `resume {gpu.record.index}` uses it again at once"
-    problem = [] if gpu.claims_problem is None else [claims_problem_text(gpu.claims_problem)]
-    yield from [*mode_lines(gpu.record.last), *problem, *([claims_text(gpu.claims)] if gpu.claims else [])]
+def _detail_lines(gpu: GpuView) -> list[str]:
+    """Returns lines about the modes of the GPU and about what keeps jobs from it."""
+    record, now = gpu.record, gpu.record.sampled_at or 0.0
+    why = state_lines(record.index, gpu.pause_reason, record.suspicion, now, gpu.claims, gpu.claims_problem)
+    return [*mode_lines(record.last), *why]
 
 
 def _memory_text(gpu: GpuView) -> str:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 from gpu_scheduler.core.model.event import Event, EventKind
 from gpu_scheduler.core.model.reasons import StateReason, WaitReason
+from gpu_scheduler.core.model.request import PauseCause
 from gpu_scheduler.core.model.states import IllegalTransitionError, JobState
 from gpu_scheduler.store.store import Store
 
@@ -94,6 +95,15 @@ def finish_event_before(store: Store, event: Event) -> int | None:
         event.id,
     )
     return row["id"] if row is not None and row["kind"] == "finished" else None
+
+
+def pause_causes(store: Store) -> dict[int, PauseCause | None]:
+    """Returns the cause of the last pause of each GPU, by index; None if a command paused it."""
+    rows = store.db.rows(
+        "SELECT gpu.value, json_extract(data, '$.cause'), max(event.id) FROM event,"
+        " json_each(data, '$.gpus') AS gpu WHERE job_id = 0 AND kind = 'paused' GROUP BY gpu.value"
+    )
+    return {gpu: cause for gpu, cause, _ in rows}
 
 
 def has_changed_since(store: Store, event: Event, after: int) -> bool:

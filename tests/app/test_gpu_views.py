@@ -3,12 +3,20 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
+from gpu_scheduler.control.requests import set_paused
 from gpu_scheduler.core.model.gpu import LOST, GpuClaim, GpuProcess
 from gpu_scheduler.core.model.job import Attempt
+from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.settings import Limits
 from gpu_scheduler.show.gpu_views import gpu_views
+from gpu_scheduler.show.location import Location
+from gpu_scheduler.show.status import StatusQuery, status
+from gpu_scheduler.show.status_json import gpu_object
+from gpu_scheduler.show.status_text import to_text
 from gpu_scheduler.system.gpu_claims import ForeignClaims
+from tests.cli.desk import Desk
 from tests.records import attempt_record, gpu_record
 
 
@@ -110,3 +118,21 @@ def test_a_gpu_view_applies_the_given_limits() -> None:
     peak = held(500, peaks={"A": 600})
     assert [view.allocated_mib for view in gpu_views([gpu_record()], [peak], {}, strict)] == [600]
     assert [view.state for view in gpu_views([gpu_record(used_mib=600)], [], {}, strict)] == ["busy"]
+
+
+def test_a_paused_gpu_says_why_until_it_is_resumed(desk: Desk, location: Location) -> None:
+    def reasons() -> list[str | None]:
+        return [gpu_object(one)["pause_reason"] for one in status(location, StatusQuery()).gpus]
+
+    first, second = desk.store.gpus()
+    desk.record(
+        act.GpuChanged(first, replace(first, paused=True), "state_file_removed"),
+        act.GpuChanged(second, replace(second, paused=True), "state_file_edited"),
+    )
+    assert reasons() == ["because the state file was removed", "by an edit to the state file"]
+    assert "paused by an edit to the state file\n" in to_text(status(location, StatusQuery()))
+    set_paused(location, [0], paused=False)
+    assert reasons() == [None, "by an edit to the state file"]
+    set_paused(location, [0], paused=True)  # a command needs no reason
+    set_paused(desk.server, [1], paused=False)  # not carried out yet
+    assert reasons() == [None, None]

@@ -104,6 +104,17 @@ def test_follow_yields_the_log_while_it_grows(desk: Desk) -> None:
     assert "".join(job.follow()) == seen == job.log()
 
 
+@pytest.mark.parametrize("desk", ["store"], indirect=True)
+def test_follow_of_a_silent_job_lets_its_caller_stop(desk: Desk) -> None:
+    desk.world.start()
+    job = desk.client().submit(command="echo one; sleep 600")
+    seen, silent = "", 0
+    for text in job.follow():  # without the empty texts, the test ends by its timeout
+        seen, silent = seen + text, 0 if text else silent + 1
+        if "one\n" in seen and silent == 3:
+            return
+
+
 def test_events_continue_after_the_given_one(desk: Desk) -> None:
     desk.world.start()
     client = desk.client()

@@ -1,11 +1,12 @@
-"""The picture of `top`: its text from answers of the client, and the app on a real queue."""
+"""The app `top` on a real queue, and what it does while it is suspended or a job is silent."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import nullcontext
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 
@@ -18,109 +19,11 @@ from textual.widgets import Log
 
 from gpu_scheduler import top
 from gpu_scheduler.client import Client
-from gpu_scheduler.errors import ClientError
-from gpu_scheduler.show.layout import Cell, display_width
+from gpu_scheduler.show import top_text
 from tests.client.desk import Desk
 from tests.client.test_transports import server
-
-JOB: dict[str, Any] = {
-    "id": 7, "state": "queued", "outcome": None, "reason": None, "infeasible": False, "interrupted": False,
-    "cleared": False, "name": "train/bert", "command": "python train.py", "gpus": [], "started_at": None,
-    "finished_at": None, "priority": 200, "engine": None, "progress": None, "peaks": {}, "after": [],
-}  # fmt: skip
-GPU: dict[str, Any] = {
-    "index": 0, "name": "Simulated", "state": "busy", "allocated": 0.5, "memory_used_mib": 12288,
-    "memory_total_mib": 24576, "load_percent": 31.4, "fault": None, "suspicion": None, "jobs": [7],
-    "reserved_for": [], "claims": [], "claims_problem": None,
-}  # fmt: skip
-PROGRESS = {"percent": 53.7, "current": 159.0, "total": 300.0, "unit": "step", "eta_s": 5040.0}
-
-
-@pytest.mark.parametrize(
-    ("values", "shown"),
-    [
-        ({"reason": "needs 0.5 of a GPU"}, "7|queued|200|||train/bert|needs 0.5 of a GPU"),
-        (
-            {"state": "running", "gpus": [0, 1, 2], "started_at": 40.0, "progress": PROGRESS},
-            "7|running|200|0-2|1:00|train/bert|53% (step 159 of 300) ETA 1h24m",
-        ),
-        ({"state": "running", "started_at": 40.0, "name": None}, "7|running|200|-|1:00|python train.py|"),
-        ({"state": "held", "interrupted": True}, "7|interrupted|200|||train/bert|"),
-        (
-            {"state": "finished", "outcome": "timed_out", "started_at": 20.0, "finished_at": 80.0},
-            "7|timed out|200||1:00|train/bert|20 s ago",
-        ),
-        ({"name": "\x1b[31m[red]\u202e"}, r"7|queued|200|||\x1b[31m[red]\u202e|"),
-    ],
-)
-def test_the_row_of_a_job(values: dict[str, Any], shown: str) -> None:
-    assert "|".join(cell.text for cell in top.job_cells(JOB | values, 100.0)) == shown
-
-
-@pytest.mark.parametrize(
-    ("values", "shown"),
-    [
-        ({}, "0|busy|0.5|31 %|█████▒▒▒········|job 7 8.0, others 4.0, free 12.0"),
-        ({"jobs": []}, "0|busy|0.5|31 %|▒▒▒▒▒▒▒▒········|others 12.0, free 12.0"),
-        (
-            {"state": "lost", "fault": "no answer\x1b", "memory_used_mib": None},
-            r"0|lost|0.5|31 %|?|no answer\x1b; memory unknown",
-        ),
-        (
-            {"state": "paused", "pause_reason": "the state file", "jobs": [], "load_percent": None},
-            "0|paused|0.5|?|▒▒▒▒▒▒▒▒········|the state file; others 12.0, free 12.0",
-        ),
-    ],
-)
-def test_the_row_of_a_gpu(values: dict[str, Any], shown: str) -> None:
-    gpu = GPU | values
-    jobs = [JOB | {"peaks": {"0": 8192}} for _ in gpu["jobs"]]
-    assert "|".join(cell.text for cell in top.gpu_cells(gpu, jobs, 100.0)) == shown
-
-
-@pytest.mark.parametrize("width", [80, 81, 200, 10])
-def test_a_row_takes_the_width_of_the_terminal(width: int) -> None:
-    job = JOB | {"name": "模型" * 90, "reason": "ü" * 300}
-    line = top.fitted(top.job_cells(job, 0.0), top.JOB_COLUMNS, width)
-    assert display_width("".join(cell.text for cell in line)) == max(width + 1, 41)  # with the last blank
-
-
-@pytest.mark.parametrize(
-    ("health", "problem", "parts"),
-    [
-        (None, None, []),
-        ({"scheduler": {"pid": 1}, "health_issues": []}, None, []),
-        ({"scheduler": {"pid": None}, "health_issues": []}, None, ["Scheduler not running", "`start`"]),
-        (None, ClientError("no answer from x; check the URL"), ["no answer", "check the URL"]),
-        (None, ClientError("The token was revoked.", 401), ["revoked", "--token-file"]),
-        (
-            {"scheduler": {"pid": 1}, "health_issues": [
-                {"subject": "store", "problem": "is on a full disk", "remedy": "free space",
-                 "blocks_starts": True}]},
-            None, ["store is on a full disk; free space; no new jobs start"],
-        ),
-    ],
-)  # fmt: skip
-def test_the_banner_names_the_problem_and_the_remedy(
-    health: dict[str, Any] | None, problem: ClientError | None, parts: list[str]
-) -> None:
-    text = top.banner_text(health, problem)
-    assert all(part in text for part in parts)
-    assert bool(text) == bool(parts)
-
-
-def test_lines_of_a_log_are_plain_text() -> None:
-    lines = [" 10%|#\r 20%|##\r", "\x1b]0;owned\x07\x1b[31mred\x1b[0m [bold]\u202ex", "a\tb"]
-    assert top.log_lines(lines) == [" 20%|##", r"red [bold]\u202ex", "a       b"]
-
-
-def test_the_filter_ignores_case_and_looks_at_the_reason() -> None:
-    job = JOB | {"reason": "needs 2 GPUs"}
-    assert all(top.matches(job, text) for text in ("BERT", "7", "queued", "2 gpus", "train.py"))
-    assert not top.matches(job, "gpt")
-
-
-# The app.
+from tests.top_data import GPU, JOB
+from tests.waiting import wait_for
 
 
 def drive(app: top.Top, use: Callable[[Pilot[None]], Awaitable[None]]) -> None:
@@ -192,17 +95,10 @@ def test_a_revoked_token_and_a_lost_scheduler_are_shown(desk: Desk) -> None:
         request.send_error(401)
 
     with server(refuse) as url:
-        seen: list[top.Picture] = []
-        done = threading.Event()
-
-        def show(found: top.Picture) -> None:
-            seen.append(found)
-            done.set()
-
-        watcher = top.Watcher(Client(url), show)
+        watcher = top.Watcher(Client(url))
         watcher.start()
-        assert done.wait(30)
-    assert "--token-file" in top.banner_text(None, seen[-1].problem)
+        problem = wait_for(lambda: watcher.picture.problem, "the refusal")
+    assert "--token-file" in top_text.banner_text(None, problem)
     if desk.kind == "store":
         app = top.Top(desk.client(), None)
 
@@ -215,16 +111,15 @@ def test_a_revoked_token_and_a_lost_scheduler_are_shown(desk: Desk) -> None:
 def test_a_long_queue_is_drawn_row_by_row() -> None:
     app = top.Top(Client(state_file="none.json"), None)
     jobs = [JOB | {"id": one, "reason": "needs a GPU"} for one in range(1, 10_001)]
-    picture = top.Picture(jobs, [GPU], {"scheduler": {"pid": 1}, "counts": {"queued": 10_000},
-                                        "health_issues": []}, 1.0, 1.0, None, True)  # fmt: skip
+    health = {"scheduler": {"pid": 1}, "counts": {"queued": 10_000}, "health_issues": []}
     app._watcher.start = lambda: None  # type: ignore[method-assign]
 
     async def use(pilot: Pilot[None]) -> None:
-        app._show(picture)
-        await pilot.pause()
+        app._watcher.picture = top.Picture(jobs, [GPU], health)
+        await until(pilot, lambda: app._jobs.rows, "the jobs")
         for _ in range(60):
             before = app._jobs.at
-            app._show(picture)
+            app._watcher.picture = top.Picture(jobs, [GPU], health)
             await pilot.press("pagedown")
             await pilot.pause()
             assert app._jobs.at == before + app._jobs.size.height - 2
@@ -249,12 +144,57 @@ def test_the_selected_job_stays_selected() -> None:
     drive(app, use)
 
 
-def test_details_show_why_or_its_error() -> None:
-    job = JOB | dict.fromkeys(("exit_code", "signal", "log", "session", "source", "vram_declared"))
-    job |= {"attempts": 0, "warnings": ["low [b]"]}
-    detail = {"job": job, "need": "1 GPU"}
-    check = {"check": "order", "grade": "warn", "message": "behind \x1b[1m", "remedy": "`priority 7 0`"}
-    found = top.detail_lines(detail, {"checks": [check], "log_end": ["x\ry"]}, 1.0)
-    lines = [cell.text for cell in found]
-    assert {r"warn  order: behind \x1b[1m", "      `priority 7 0`", "y", "warning   low [b]"} <= {*lines}
-    assert top.detail_lines(detail, "no rights", 1.0)[-1] == Cell("no rights", top._YELLOW)
+@pytest.mark.parametrize("desk", ["store"], indirect=True)
+def test_the_thread_of_a_silent_log_ends_with_its_screen(desk: Desk) -> None:
+    desk.world.start()
+    tail = top.LogTail(desk.client().submit(command="echo one; sleep 600"))
+    wait_for(lambda: "one" in tail.new, "the only line")
+    assert tail.thread.is_alive()
+    tail.is_over = True
+    wait_for(lambda: not tail.thread.is_alive(), "the end of the thread")
+
+
+class Changing(Client):
+    """A client whose queue is another one at each look, until it has been asked so many times."""
+
+    def __init__(self, last: int) -> None:
+        self.looks, self._last, self._never = 0, last, threading.Event()
+
+    def call(self, operation: str, /, **arguments: Any) -> dict[str, Any]:
+        if operation == "jobs":
+            return {"jobs": [JOB], "next": None}
+        if operation == "health":
+            return {"scheduler": {"pid": 1}, "counts": {"queued": 1}, "health_issues": []}
+        self.looks += 1
+        if self.looks > self._last:
+            self._never.wait()
+        return {"gpus": [GPU | {"index": self.looks}], "now": 0.0}
+
+    def events(self, after: int | None = None) -> Iterator[dict[str, Any]]:
+        yield {"event": "reset"}
+        self._never.wait()
+
+
+def test_pictures_do_not_queue_up_while_the_app_is_suspended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(top, "_LEAST_S", 0.0)
+    monkeypatch.setattr(top, "_SLOW_S", 0.001)
+    client = Changing(100)
+    app = top.Top(client, lambda _: wait_for(lambda: client.looks > 100, "a hundred pictures"))
+    monkeypatch.setattr(app, "suspend", nullcontext)  # there is no terminal to give back
+    seen: list[int] = []
+
+    async def use(pilot: Pilot[None]) -> None:
+        await until(pilot, lambda: app._jobs.rows, "the first picture")
+        show, shown = app._gpus.show, client.looks
+
+        def spy(gpus: Sequence[dict[str, Any]]) -> None:
+            seen.append(gpus[0]["index"])
+            show(gpus)
+
+        monkeypatch.setattr(app._gpus, "show", spy)
+        await pilot.press("a")
+        await until(pilot, lambda: seen and seen[-1] == 100, "the newest picture")
+        assert shown < 90
+        assert len([one for one in seen if one > shown]) < 10
+
+    drive(app, use)

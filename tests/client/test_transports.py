@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from gpu_scheduler import Client
+from gpu_scheduler.client import Job
 from gpu_scheduler.errors import ClientError
 from tests.client.desk import STATE, Desk, free_port
 from tests.stress.harness import environment
@@ -183,6 +184,24 @@ def test_a_stream_that_falls_silent_ends_with_the_timeout() -> None:
         began = time.monotonic()
         assert not Client(url).wait([1], timeout=0.7)
         assert 0.7 <= time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize("is_lost", [False, True], ids=["comments", "lost connections"])
+def test_the_caller_can_stop_to_follow_a_silent_log(is_lost: bool) -> None:
+    """The server sends comments, or is lost each time after the first one."""
+
+    def answer(to: BaseHTTPRequestHandler) -> None:
+        if to.headers["Last-Event-ID"] is not None and is_lost:
+            return  # closes the connection
+        to.send_response(200)
+        to.end_headers()
+        to.wfile.write(b'id: 1:4\nevent: log\ndata: {"text": "one\\n"}\n\n' + b": \n\n" * 3 * (not is_lost))
+        if not is_lost:
+            to.rfile.read(1)  # until the client goes
+
+    with server(answer) as url:
+        stream = Job(1, Client(url)).follow()
+        assert [next(stream) for _ in range(4)] == ["one\n", "", "", ""]
 
 
 @pytest.mark.parametrize("desk", ["store"], indirect=True)

@@ -133,7 +133,7 @@ STREAMS = [("sys", name) for name in ("argv", "stdin", "stdout", "stderr")]
 #: Modules of `show` with text and JSON alone.
 TEXTS = (
     "gpu_text", "job_findings", "job_text", "layout", "status_json", "status_text", "tables",
-    "wait_text", "why_text",
+    "top_text", "wait_text", "why_text",
 )  # fmt: skip
 
 #: Names in `attempts` that use cases may not import, because only the loop uses them.
@@ -251,7 +251,7 @@ def test_the_texts_read_nothing() -> None:
     """They import the types of the records that results contain, but read neither the store nor files."""
     rooms = (
         "core.model", "core.text", "core.scheduling", "core.explain", "core.command.shell_words", "show",
-        "store.records", "store.jobs_files",
+        "store.records", "store.jobs_files", "errors",
     )  # fmt: skip
     texts = [f"show.{path.stem}" for path in (ROOT / PACKAGE / "show").glob("*.py") if path.stem in TEXTS]
     assert len(texts) == len(TEXTS)

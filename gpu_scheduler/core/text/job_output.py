@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import codecs
 import re
+from collections.abc import Iterable
+
+from gpu_scheduler.core.text.formatting import safe_text
 
 # Matches terminal escape sequences in job logs, and finds the last visible line of a log.
 
@@ -87,6 +90,13 @@ class Sanitizer:
 def sanitized(data: bytes) -> bytes:
     """Returns the whole output of a program, made safe for a terminal."""
     return Sanitizer().feed(data, is_last=True)
+
+
+def plain_lines(lines: Iterable[str]) -> list[str]:
+    """Returns lines of a log as plain text, each with only the last frame of its progress bar."""
+    frames = (line.rstrip("\r").rpartition("\r")[2].expandtabs() for line in lines)
+    plain = (sanitized(one.encode("utf-8", "replace")).decode("utf-8", "replace") for one in frames)
+    return [safe_text(ESCAPE.sub("", one)) for one in plain]
 
 
 # Drops the overwritten frames of progress bars from a job's output, line by line.

@@ -339,7 +339,7 @@ function Gpu({ gpu }) {
     at += Math.max(0, mib);
     return { job, mib, from };
   });
-  const paused = gpu.state === "paused", reasons = [gpu.fault, gpu.suspicion && `jobs ${gpu.suspicion.jobs.join(", ")} failed on it`,
+  const paused = gpu.state === "paused", reasons = [gpu.fault, gpu.pause_reason && `paused ${gpu.pause_reason}`, gpu.suspicion && `jobs ${gpu.suspicion.jobs.join(", ")} failed on it`,
     gpu.claims?.length && `${gpu.claims.length} claims of other programs`, gpu.claims_problem, gpu.reserved_for.length && `reserved for job ${gpu.reserved_for.join(", ")}`].filter(Boolean);
   const states = { lost: "bad", suspect: "bad", paused: "warn", claimed: "warn", reserved: "warn", available: "good" };
   return html`<section class="card"><h3>GPU ${gpu.index} <span class=${states[gpu.state] ?? ""}>${gpu.state}</span>
