@@ -33,7 +33,6 @@ from textual.widgets import Input, Log, Static
 
 from gpu_scheduler.client import Client, Job, read_jobs
 from gpu_scheduler.core.model.states import ACTIVE, WAITING, JobState
-from gpu_scheduler.core.text.formatting import safe_text
 from gpu_scheduler.core.text.job_output import plain_lines
 from gpu_scheduler.errors import ClientError, SchedulerError
 from gpu_scheduler.show import layout, top_text
@@ -175,7 +174,7 @@ class LogTail:
                 [self.rest] = plain_lines([rest])
             self.end = "; the job has ended"
         except ClientError as error:
-            self.end = f"; {safe_text(str(error))}"
+            self.end = f"; {top_text.error_text(error)}"
 
 
 # The app.
@@ -343,7 +342,7 @@ class Top(App[None]):
     }
     RowView, Log, VerticalScroll { scrollbar-size: 1 1; height: 1fr; }
     RowView, VerticalScroll { overflow-x: hidden; }
-    .line, .foot { height: 1; }
+    .line, .foot { height: 1; max-height: 3; }
     .foot { text-style: reverse; }
     #banner { color: ansi_red; text-style: bold; height: auto; max-height: 5; }
     Prompt { align: left bottom; background: transparent; }
@@ -422,8 +421,9 @@ class Top(App[None]):
         text = top_text.banner_text(found.health, found.problem, late_s if late_s >= _LATE_S else 0.0)
         self._banner.update(Text(text))
         self._banner.display = bool(text)
-        text = self._said or top_text.foot_text(self._wanted, len(self._jobs.rows))
-        self._foot.update(_one(text))
+        keys = top_text.foot_text(self._wanted, len(self._jobs.rows))
+        self._foot.update(Text(self._said) if self._said else _one(keys))
+        self._foot.styles.height = "auto" if self._said else 1
         self._watcher.visible = [one["id"] for one in self._jobs.shown if one["state"] in WAITING]
         self._gpus.refresh()
         self._jobs.refresh()
@@ -452,7 +452,7 @@ class Top(App[None]):
             try:
                 lines = call()
             except SchedulerError as error:
-                lines = [Cell(safe_text(str(error)), layout.RED)]
+                lines = [Cell(top_text.error_text(error), layout.RED)]
             with suppress(RuntimeError):  # the app has ended
                 self.call_later(show, *lines)
             self._watcher.look()
@@ -513,11 +513,13 @@ class Top(App[None]):
         if self._open_session is None:
             self._say(Cell("attach works only on the machine of the queue; l shows the log"))
         elif (job := self._job()) is not None:
-            try:
-                with self.suspend():
+            said = ""
+            with self.suspend():  # which does not come back from an error
+                try:
                     self._open_session(job["id"])
-            except SchedulerError as error:
-                self._say(Cell(safe_text(str(error))))
+                except (SchedulerError, OSError) as error:
+                    said = top_text.error_text(error)
+            self._say(Cell(said))
 
     def action_filter(self) -> None:
         """Asks for a text, and shows only the jobs with it while the user types."""

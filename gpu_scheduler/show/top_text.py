@@ -197,6 +197,11 @@ def foot_text(wanted: str, count: int) -> str:
     return f"{count_noun(count, 'job')} with `{safe_text(wanted)}` (Esc: all)  {keys}" if wanted else keys
 
 
+def error_text(error: Exception) -> str:
+    """Formats an error as one line."""
+    return _one_line(str(error).replace("\n", "; "))
+
+
 def answer_texts(answers: Iterable[Json]) -> Iterator[str]:
     """Yields a line for each of the answers to a change of jobs or GPUs, such as "job 3: held"."""
     for one in answers:

@@ -80,6 +80,15 @@ def test_ctrl_z_and_fg(shown: Terminal) -> None:
     assert shown.after == shown.before
 
 
+def test_top_comes_back_if_there_is_no_session_to_attach_to(shown: Terminal) -> None:
+    at = len(shown.read())
+    shown.press(b"a")
+    said = shown.until("not running but queued", at)
+    assert said.rindex(ENTER) > said.rindex(LEAVE)
+    shown.press(b"q")
+    assert shown.end()[0] == 0
+
+
 def test_a_resize_is_followed(shown: Terminal) -> None:
     at = len(shown.read())
     shown.resize(10, 60)
