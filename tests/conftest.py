@@ -35,14 +35,15 @@ _FIRST = (
     "engines",
     "redis_queue",
     "stress",
+    "web/serve",
     "web",
-    "serve",
     "client",
     "e2e",
     "loop",
     "runner",
     "contract",
     "cli",
+    "notify",
 )
 
 
