@@ -268,7 +268,7 @@ START = (
             flag("--fresh", "Forget all recorded jobs first (after asking for confirmation on a terminal)"),
             flag("--keep-history", "Keep the recorded jobs when switching between simulated and real GPUs"),
             flag("--restore", "Rebuild a lost store from its newest backup and the attempt folders")),
-        flag("--yes", "Do not ask for confirmation with --fresh")),
+        flag("--yes", "Do not ask for confirmation")),
     group("GPUs",
         gpus_option("GPUs to manage", "all"),
         *PROBE,
@@ -387,6 +387,17 @@ START = (
                  " GPU_SCHEDULER_NOTIFY, which `ps` does not show)")),
 )
 
+#: The options of `service` that `start` does not have.
+SERVICE = (
+    flag("--system", "Install a unit of the system, as root; needs --user"),
+    arg("--user", metavar="NAME", help="Account of a unit of the system"),
+    flag("--cron", "Use the crontab instead of systemd"),
+    arg("--keep-env", metavar="NAME", action="append", default=[],
+        help="Variable that the scheduler and its jobs get; may be repeated"),
+    flag("--no-recover", "Do not queue jobs again that a reboot has interrupted"),
+    flag("--replace", "Stop a scheduler that runs already; its jobs go on"),
+)
+
 #: The commands by purpose, in the order of the help and of docs/commands.md. The words behind the script of
 #: `submit`, and those behind the `--` of `add`, `submit` and `run`, are not parsed here. Only the scheduler
 #: gives --until-eof, to the servers that it runs.
@@ -410,6 +421,16 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
             flag("--no-preempt", "Do not let jobs that are submitted with priority 0 preempt others"),
             *API,
             arg("--until-eof", metavar="FD", type=int, help=argparse.SUPPRESS))),
+    },
+    "keep the scheduler running": {
+        "service": Command("service_commands", "service install --screen",
+            "Run the scheduler with systemd, also after a reboot, until `service uninstall`", (
+            arg("action", metavar="install|status|restart|uninstall|print",
+                choices=("install", "status", "restart", "uninstall", "print"),
+                help="install: write, enable and start a unit for the state file; print: only show it;"
+                " restart: after an upgrade, jobs go on; the options of `start` belong to install and print"),
+            group("unit", *SERVICE),
+            *START)),
     },
     "inspect jobs and GPUs": {
         "status": Command("status", "status --json",

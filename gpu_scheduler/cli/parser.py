@@ -73,6 +73,10 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         _Parser(prog=f"{PROGRAM} wait").error(
             "`wait` executes no command; `run -- COMMAND` waits for GPUs and executes it"
         )
+    if command == "service":
+        options = _parse_known(build_parser(argv), argv)
+        options.words = _start_words(behind)
+        return options
     if command != "add":
         return _parse_known(build_parser(argv), argv)
     words = _join_args_option(argv)
@@ -80,6 +84,20 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     options = _parse_known(build_parser(argv), words[:end])
     _check_add(options, words[end + 1 :] if end < len(words) else None)
     return options
+
+
+def _start_words(words: Sequence[str]) -> list[str]:
+    """Returns the words of `service` that `start` gets as they are. Those with URLs may contain passwords."""
+    from gpu_scheduler.cli.commands import SERVICE, declare
+
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    _add_location_options(parser)
+    declare(parser, SERVICE)
+    parser.add_argument("action")
+    parser.add_argument("--yes", action="store_true")
+    for name in ("--notify", "--redis"):
+        parser.add_argument(name, nargs="?")
+    return parser.parse_known_args(words)[1]
 
 
 def first_word_index(words: Sequence[str]) -> int | None:

@@ -21,7 +21,7 @@ PROGRAM = "gpu-scheduler"
 #: With this variable, `completion` prints words of the queue that `status` would show.
 WORDS_VARIABLE = "_GPU_SCHEDULER_WORDS"
 #: The commands that start a scheduler or need no queue.
-_FIXED = frozenset({"start", "doctor", "run", "gpus", "lint", "completion"})
+_FIXED = frozenset({"start", "service", "doctor", "run", "gpus", "lint", "completion"})
 
 
 def invocation() -> str:

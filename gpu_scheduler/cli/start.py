@@ -22,14 +22,7 @@ _LOGIND_TIMEOUT_S = 1.0
 
 def start(options: Namespace) -> int:
     """Runs the scheduler (in the background with --daemon). Returns the exit code of the command."""
-    _take_url(options)
-    _take_receivers(options)
-    chosen = StartOptions.from_values(vars(options))
-    _validate(chosen)
-    if options.jobs_file:
-        from gpu_scheduler.control.jobs_file import refuse_script
-
-        refuse_script(location_of(options), options.jobs_file)
+    chosen = _chosen(options)
     if options.daemon:
         from gpu_scheduler.daemon import service
 
@@ -45,6 +38,26 @@ def start(options: Namespace) -> int:
             trust=chosen.trust_files,
         )
     return _run_scheduler(chosen, lambda: None)
+
+
+def _chosen(options: Namespace) -> StartOptions:
+    """Returns the options in their final form. Raises SchedulerError for those that are wrong."""
+    _take_url(options)
+    _take_receivers(options)
+    chosen = StartOptions.from_values(vars(options))
+    _validate(chosen)
+    if options.jobs_file:
+        from gpu_scheduler.control.jobs_file import refuse_script
+
+        refuse_script(location_of(options), options.jobs_file)
+    return chosen
+
+
+def check(options: Namespace) -> None:
+    """Checks a start without starting. Raises SchedulerError if options or files do not allow it."""
+    from gpu_scheduler.daemon.service import check_start
+
+    check_start(_chosen(options), location_of(options).resolve())
 
 
 def _take_url(options: Namespace) -> None:

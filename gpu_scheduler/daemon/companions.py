@@ -12,7 +12,6 @@ from __future__ import annotations
 import logging
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,6 +22,7 @@ from gpu_scheduler.config import NOTIFY_VARIABLE, REDIS_URL_VARIABLE, StartOptio
 from gpu_scheduler.daemon.log_output import open_main_log
 from gpu_scheduler.runner.folder import TOKEN
 from gpu_scheduler.store.data_dir import DataDir
+from gpu_scheduler.system.own_process import program_words
 
 log = logging.getLogger(__name__)
 
@@ -31,13 +31,6 @@ _LONGEST_WAIT_S = _LONG_LIFE_S = 60.0
 #: Seconds that companions have to end before they are killed.
 _GRACE_S = 6.0
 _USAGE_ERROR = 2
-#: Runs our command line from its own folder. A file in the current folder, such as a `queue.py`, then shadows
-#: no module of the standard library.
-_PROGRAM = (
-    "import sys; root = sys.argv.pop(1); sys.path[:] = [root, *filter(None, sys.path)]; import gpu_scheduler;"
-    " sys.path.remove(root); from gpu_scheduler.cli import main; sys.exit(main())"
-)
-_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
 class Companion(Struct):
@@ -70,7 +63,7 @@ def _notifier(options: StartOptions, home: DataDir, newest_event: int) -> list[C
     words = ["notify", "--after", str(newest_event), "--state-file", str(home.state_file), "--until-eof", "0"]
     if options.data_dir is not None:
         words += ["--data-dir", os.path.abspath(options.data_dir)]
-    argv = (sys.executable, "-c", _PROGRAM, _ROOT, *words)
+    argv = (*program_words(), *words)
     return [Companion("notify", argv, {NOTIFY_VARIABLE: "\n".join(options.notify)})]
 
 
@@ -80,7 +73,7 @@ def _engine_agent(options: StartOptions, home: DataDir) -> list[Companion]:
     words = ["engine-agent", "--state-file", str(home.state_file), "--until-eof", "0"]
     if options.data_dir is not None:
         words += ["--data-dir", os.path.abspath(options.data_dir)]
-    return [Companion("engine-agent", (sys.executable, "-c", _PROGRAM, _ROOT, *words))]
+    return [Companion("engine-agent", (*program_words(), *words))]
 
 
 def _redis_agent(options: StartOptions, home: DataDir) -> list[Companion]:
@@ -92,7 +85,7 @@ def _redis_agent(options: StartOptions, home: DataDir) -> list[Companion]:
         words += ["--data-dir", os.path.abspath(options.data_dir)]
     if options.requeue_silent_after is not None:
         words += ["--requeue-silent-after", f"{options.requeue_silent_after:g}"]
-    argv = (sys.executable, "-c", _PROGRAM, _ROOT, *words)
+    argv = (*program_words(), *words)
     return [Companion("redis-agent", argv, {REDIS_URL_VARIABLE: options.redis})]
 
 
@@ -107,7 +100,7 @@ def _server(options: StartOptions, home: DataDir) -> list[Companion]:
     for name in ("data_dir", "tls_cert", "tls_key"):
         if (path := getattr(options, name)) is not None:
             words += [f"--{name.replace('_', '-')}", os.path.abspath(path)]
-    return [Companion("serve", (sys.executable, "-c", _PROGRAM, _ROOT, *words))]
+    return [Companion("serve", (*program_words(), *words))]
 
 
 class Companions:

@@ -83,7 +83,7 @@ def run(
     umask = os.umask(0o077)
     set_mark(None)  # if a job started this scheduler, a sweep of that job must not end its helpers
     home = DataDir.of(options.state_file, options.data_dir)
-    warnings = _check_start(options, home)
+    warnings = check_start(options, home)
     claim_folder = claim_folder_of(options, home)
     claim_folder.prepare()
     is_new = not home.folder.exists()
@@ -134,7 +134,7 @@ def run(
         lock.release()
 
 
-def _check_start(options: StartOptions, home: DataDir) -> list[str]:
+def check_start(options: StartOptions, home: DataDir) -> list[str]:
     """Checks a start before anything is created; returns warnings. Raises SchedulerError to refuse it."""
     check_proc()
     home.check_access()

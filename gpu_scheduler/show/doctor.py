@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from gpu_scheduler.attempts.job_logs import LogFolder, user_name
-from gpu_scheduler.config import StartOptions
+from gpu_scheduler.config import VERSION, StartOptions
 from gpu_scheduler.core.model.finding import Finding, bad, ok, warn
 from gpu_scheduler.errors import SchedulerError, UsageError
 from gpu_scheduler.health import doctor as checks
@@ -48,9 +48,25 @@ def doctor(options: StartOptions, on_wait: Callable[[str], None]) -> Iterator[Fi
     yield checks.scheduler(home)
     yield from _slurm(Location(options.state_file, options.data_dir), on_wait)
     yield from sessions.check(sessions.read_settings(user), user, uid)
+    yield from _unit(str(home.state_file))
     yield checks.inotify()
     yield checks.ptys()
     yield checks.clock(time.time(), (home.database, home.state_file))
+
+
+def _unit(state_file: str) -> Iterator[Finding]:
+    """Yields the finding about the unit of this queue, if there is one."""
+    from gpu_scheduler.unit.service import Manager, fit_problems
+    from gpu_scheduler.unit.unit_file import unit_name
+
+    unit = Manager(is_system=False).read(unit_name(state_file))
+    if unit is None:
+        return
+    problems = fit_problems(unit, VERSION)
+    if problems:
+        yield warn("service", "; ".join(problems), "`service install` again, or `service restart`")
+    else:
+        yield ok("service", f"{unit.name} fits")
 
 
 def _slurm(location: Location, on_wait: Callable[[str], None]) -> Iterator[Finding]:

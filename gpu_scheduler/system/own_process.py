@@ -113,3 +113,22 @@ def lock_file(path: Path, problem: str) -> None:
         raise SchedulerError(f"cannot lock {path}: {error.strerror}") from None
     who = f" (pid {holder.pid})" if holder is not None else ""
     raise SchedulerError(f"{problem}{who}; end it first")
+
+
+#: Runs our command line from its own folder. A file in the current folder, such as a `queue.py`, then shadows
+#: no module of the standard library.
+_PROGRAM = (
+    "import sys; root = sys.argv.pop(1); sys.path[:] = [root, *filter(None, sys.path)]; import gpu_scheduler;"
+    " sys.path.remove(root); from gpu_scheduler.cli import main; sys.exit(main())"
+)
+_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+
+def program_words(script: str = "") -> tuple[str, ...]:
+    """Returns the words that run this command line from any folder.
+
+    script: `sys.argv[0]` to name the script of the user where there is one.
+    """
+    if os.path.basename(script) in ("scheduler.py", "gpu-scheduler"):
+        return (sys.executable, os.path.abspath(script))
+    return (sys.executable, "-c", _PROGRAM, _ROOT)

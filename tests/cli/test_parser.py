@@ -24,6 +24,7 @@ COMMANDS = {
     "submit": [], "adopt": ["158500"], "import": ["queue.json"], "set": ["3", "vram=1G"], "recover": ["3"],
     "clear": [], "preempt": ["3"], "plan": [], "serve": [], "token": ["list"], "mcp": [],
     "redis-submit": [], "redis-queue": [], "redis-agent": [], "notify": [], "top": [], "link": [],
+    "service": ["status"],
     "engine-agent": [],
 }  # fmt: skip
 #: The words that must come last.

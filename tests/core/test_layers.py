@@ -72,9 +72,9 @@ MAY: Mapping[str, tuple[str, ...]] = {
     # Use cases that read, with their text and JSON.
     "show": (
         *CORE, *TOP, "system", "runner", *STORE, "attempts", "gpus", "gpus.probes", "intake", "health",
-        "rounds.command",
+        "rounds.command", "unit",
     ),
-    "show.doctor": (*TOP, *STORE, "core.model", "attempts", "health", "show", "engines.start"),
+    "show.doctor": (*TOP, *STORE, "core.model", "attempts", "health", "show", "engines.start", "unit"),
     # Use cases that change; those that read, in show, do not import them.
     "control": (
         *CORE, *TOP, "system", "runner", *STORE, "attempts", "gpus", "gpus.probes", "intake", "health",
@@ -108,6 +108,7 @@ MAY: Mapping[str, tuple[str, ...]] = {
     "notify": (
         "core.model", "core.text", *TOP, "show", "store.events", "store.job_lists", "system",
     ),
+    "unit": (*TOP, "attempts.job_logs", "health.sessions", "store.scheduler_lock", "system"),
     "client": ("control", "show", "core.text", *TOP, "web.operations"),
     "mcp_server": ("client", "core.text", "errors"),
     "top": ("client", "core.model", "core.text", "errors", "show", "web.operations"),
@@ -116,7 +117,7 @@ MAY: Mapping[str, tuple[str, ...]] = {
         "control", "show", "core.model", "core.text", "core.jobsfile.attributes",
         "core.jobsfile.compose", "core.jobsfile.job_line", *TOP, "system.own_process",
         "system.safe_file", "system.shortages", "web.server", "web.tokens", "mcp_server", "top", "client",
-        "redis_queue", "notify", "engines.start",
+        "redis_queue", "notify", "engines.start", "unit",
     ),
     "cli.start": (
         "daemon.service", "gpus.probes.simulated", "health.sessions",

@@ -17,6 +17,7 @@ from gpu_scheduler.daemon import companions
 from gpu_scheduler.engines.agent import EngineAgent
 from gpu_scheduler.engines.engine import EngineUnavailableError, Order, Resources
 from gpu_scheduler.runner import process_scan
+from gpu_scheduler.system import own_process
 
 TWICE = "SLURM_TWICE"
 _submit, _all = EngineAgent._submit, process_scan.newest_first
@@ -42,7 +43,7 @@ def main() -> Any:
     process_scan.newest_first = _newest_first
     companions._LONGEST_WAIT_S = 1.0
     # Companions run this program, too. The first word is the root of the package.
-    companions._PROGRAM = (
+    own_process._PROGRAM = (
         "import sys; del sys.argv[1]; from tests.stress.slurm_program import main; sys.exit(main())"
     )
     from gpu_scheduler.cli import main as run

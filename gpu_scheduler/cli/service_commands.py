@@ -1,0 +1,127 @@
+"""`service`: runs the scheduler with systemd or cron."""
+
+from __future__ import annotations
+
+import os
+import sys
+from argparse import Namespace
+
+from gpu_scheduler.cli.program import location_of, print_done, print_message
+from gpu_scheduler.cli.start import check
+from gpu_scheduler.config import NOTIFY_VARIABLE, REDIS_URL_VARIABLE, STATE_FILE, VERSION
+from gpu_scheduler.core.text.formatting import pid_text
+from gpu_scheduler.errors import SchedulerError, UsageError
+from gpu_scheduler.show import unit_text as words_of
+from gpu_scheduler.show.location import Location
+from gpu_scheduler.system.own_process import program_words
+from gpu_scheduler.unit import service as units
+from gpu_scheduler.unit.unit_file import Unit, cron_line, unit_name, unit_text
+
+_NOT_RUNNING, _NOT_INSTALLED = 3, 4
+#: The options of `start` that are for one start only.
+_ONCE = ("daemon", "drain", "fresh", "restore", "take_over")
+
+
+def service(options: Namespace) -> int:
+    """Installs, shows, restarts or removes the unit of a scheduler. Returns the exit code of the command."""
+    location = location_of(options)
+    state_file = os.path.realpath(location.resolve().state_file)
+    if options.system and os.geteuid() != 0:
+        raise UsageError("--system needs root")
+    if options.action in ("install", "print"):
+        unit, variables = _wanted(options, state_file)
+        if options.action == "print":
+            print_done(cron_line(unit) if options.cron else unit_text(unit).rstrip("\n"))
+            return 0
+        return _install(options, location, unit, variables)
+    if options.action == "status":
+        return _status(options, state_file)
+    if options.action == "restart":
+        before, now = units.restart(state_file, VERSION, is_system=options.system)
+        print_done(f"{unit_name(state_file)} was restarted: version {before} before, {now} now; jobs go on")
+        return 0
+    name = unit_name(state_file)
+    file = str(units.Manager(is_system=options.system).files(name)[1])
+    if not options.cron:
+        units.uninstall(state_file, is_system=options.system)
+    elif not units.change_cron(name, file, None, {}):
+        raise SchedulerError(f"the crontab has no line for {state_file}")
+    print_done(words_of.removed_text(name))
+    return 0
+
+
+def _wanted(options: Namespace, state_file: str) -> tuple[Unit, dict[str, str]]:
+    """Returns the unit that the options ask for, and its variables. Raises UsageError for wrong options."""
+    where = ("--state-file", options.state_file), ("--data-dir", options.data_dir)
+    given = [word for name, value in where if value not in (None, STATE_FILE) for word in (name, value)]
+    words = [*given, *options.words]
+    for name in _ONCE:
+        if getattr(options, name):
+            raise UsageError(f"--{name.replace('_', '-')} is for one start; a unit starts whenever it has to")
+    if options.system == (options.user is None):
+        raise UsageError("--system needs --user NAME, the account of the scheduler, and only --system has it")
+    if options.user == "root" and not options.as_root:
+        raise UsageError("a scheduler of root runs every job as root; name another --user, or add --as-root")
+    variables = {}
+    for name in options.keep_env:
+        if name not in os.environ:
+            raise UsageError(f"--keep-env {name}: there is no such variable here")
+        variables[name] = os.environ[name]
+    # URLs may contain passwords, so they are in the file of variables and not in the unit.
+    redis = None if options.redis is None else [options.redis]
+    both = ("--notify", NOTIFY_VARIABLE, options.notify), ("--redis", REDIS_URL_VARIABLE, redis)
+    for option, name, urls in both:
+        if urls is not None:
+            text = " ".join(filter(None, urls)) or os.environ.get(name, "")
+            variables |= {name: text} if text else {}
+            words = [*words, option]
+    if not options.recover and not options.no_recover:
+        words = [*words, "--recover"]
+    own_words = program_words(sys.argv[0])
+    if options.user is None or not units.check_as(options.user, [*own_words, "service", "print", *words]):
+        check(options)
+    folder = units.Manager(is_system=options.system).files(unit_name(state_file))[1]
+    return Unit(
+        state_file, os.getcwd(), own_words, tuple(words), os.environ.get("PATH", os.defpath),
+        str(folder), options.user, False, VERSION,
+    ), variables  # fmt: skip
+
+
+def _install(options: Namespace, location: Location, unit: Unit, variables: dict[str, str]) -> int:
+    if options.cron:
+        has_changed = units.change_cron(unit.name, unit.variables_file, cron_line(unit), variables)
+        print_done(words_of.cron_text(cron_line(unit), has_changed=has_changed))
+        return 0
+    if not units.has_systemd():
+        raise SchedulerError(words_of.no_systemd_text(cron_line(unit)))
+    lock = location.resolve().folder / "lock"
+    pid = units.outside_pid(lock, unit.state_file, is_system=options.system)
+    if pid is not None:
+        if not options.replace:
+            raise SchedulerError(
+                f"a scheduler of {unit.state_file} runs already ({pid_text(pid)}); --replace stops it, and"
+                " its jobs go on"
+            )
+        from gpu_scheduler.control.stop import stop
+
+        stop(location, end_jobs=False, grace_s=0)
+
+    def may_change(old: str, new: str) -> bool:
+        print_message(words_of.difference_text(old, new))
+        return bool(options.yes) or (
+            os.isatty(0) and input("replace the installed unit? [y/N] ").lower() in ("y", "yes")
+        )
+
+    done = units.install(unit, variables, may_change=may_change)
+    if done is None:
+        raise SchedulerError("other options are installed, and nothing was changed; --yes replaces them")
+    print_done(words_of.installed_text(done))
+    return 0
+
+
+def _status(options: Namespace, state_file: str) -> int:
+    state = units.Manager(is_system=options.system).state(unit_name(state_file))
+    print_done(
+        words_of.state_text(state, [] if state.unit is None else units.fit_problems(state.unit, VERSION))
+    )
+    return _NOT_INSTALLED if state.unit is None else 0 if state.pid else _NOT_RUNNING

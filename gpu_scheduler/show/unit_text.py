@@ -1,0 +1,84 @@
+"""The words of `service`."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from gpu_scheduler.core.text.formatting import pid_text
+
+if TYPE_CHECKING:
+    from gpu_scheduler.unit.service import Installed, UnitState
+
+#: The meaning of an exit code of the scheduler, as in docs/running.md.
+_EXIT_CODES = {"0": "it was stopped", "1": "an error, which the log names", "2": "wrong options"}
+
+
+def difference_text(old: str, new: str) -> str:
+    """Returns the lines that differ between two texts of a unit."""
+    lines = difflib.unified_diff(old.splitlines(), new.splitlines(), "installed", "new", lineterm="", n=0)
+    return "\n".join(lines)
+
+
+def installed_text(done: Installed) -> str:
+    """Formats the result of `service install`."""
+    name, what = (
+        done.unit.name,
+        "runs and starts again" if done.has_changed else "runs already with these options",
+    )
+    lines = [f"{name} {what}"]
+    if done.lingers is False:
+        lines += [
+            f"lingering is off ({done.linger_problem}): until an administrator runs `sudo loginctl"
+            f" enable-linger {done.user}`, the scheduler and its jobs end when you log out, and nothing"
+            " starts at boot"
+        ]
+    return "\n".join(lines)
+
+
+def state_text(state: UnitState, problems: Sequence[str]) -> str:
+    """Formats the state of an installed unit, one fact per line."""
+    unit, shown = state.unit, state.properties
+    if unit is None:
+        return "not installed; `service install` installs it"
+    active = shown.get("ActiveState", "unknown")
+    runs = (
+        f"running, {pid_text(state.pid)}, since {shown.get('ActiveEnterTimestamp', '?')}"
+        if state.pid
+        else active
+    )
+    code = shown.get("ExecMainStatus", "")
+    lines = [
+        f"unit       {unit.name}, of {unit.state_file}",
+        f"enabled    {shown.get('UnitFileState') or 'unknown'}",
+        f"state      {runs}",
+    ]
+    if not state.pid and code:
+        lines.append(f"last exit  {code}{f': {_EXIT_CODES[code]}' if code in _EXIT_CODES else ''}")
+    if unit.user is None:
+        words = {True: "on: it also runs without a login", False: "off: it ends when you log out"}
+        lines.append(
+            f"lingering  {words.get(state.lingers, 'unknown') if state.lingers is not None else 'unknown'}"
+        )
+    lines += [f"problem    {one}; `service install` with the same options repairs it" for one in problems]
+    return "\n".join([*lines, *(f"log        {line}" for line in state.log)])
+
+
+def removed_text(name: str) -> str:
+    """Formats the result of `service uninstall`."""
+    return f"{name} was removed; running jobs go on: `status` shows them, and `stop --jobs` ends them"
+
+
+def cron_text(line: str, *, has_changed: bool) -> str:
+    """Formats the result of `service install --cron`."""
+    does = "has this line now; it works from the next boot on" if has_changed else "has this line already"
+    return f"the crontab {does}:\n{line}"
+
+
+def no_systemd_text(line: str) -> str:
+    """Formats why there is no unit on a machine without systemd, and what to do."""
+    return (
+        "systemd does not manage this machine, so there is no unit; `service install --cron` adds this line"
+        f" to the crontab:\n{line}"
+    )

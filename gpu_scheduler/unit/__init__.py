@@ -1,0 +1,1 @@
+"""Keeps a scheduler running with systemd or cron (docs/service.md)."""

@@ -1,0 +1,285 @@
+"""Installs, shows, restarts and removes the unit of a scheduler, or its line in the crontab.
+
+Each change leaves the old or the new state: if a program fails, the files and settings from before come back.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from gpu_scheduler.attempts.job_logs import user_name
+from gpu_scheduler.errors import SchedulerError, UsageError
+from gpu_scheduler.health.sessions import SYSTEMD_RUNTIME, read_settings
+from gpu_scheduler.store.scheduler_lock import scheduler_pid
+from gpu_scheduler.system.run_program import ProgramResult, run_program
+from gpu_scheduler.system.safe_file import replace_file
+from gpu_scheduler.unit.unit_file import Unit, read_unit, unit_name, unit_text, variables_text, with_cron_line
+
+#: Where the units of the system are.
+SYSTEM_FOLDER = Path("/etc/systemd/system")
+#: Seconds for an answer of systemd, and for a start or stop, which may take TimeoutStopSec.
+_ANSWER_S, _CHANGE_S = 10.0, 60.0
+_LOG_LINES = 10
+
+
+class Installed(Struct, frozen=True):
+    """The result of `install`. has_changed: whether anything was written. user: who runs `install`.
+
+    lingers: whether the user's manager starts at boot; None for a unit of the system. linger_problem: why it
+    could not be switched on.
+    """
+
+    unit: Unit
+    has_changed: bool
+    user: str
+    lingers: bool | None
+    linger_problem: str = ""
+
+
+class UnitState(Struct, frozen=True):
+    """What is known of a unit. properties: those of `systemctl show`. log: the last lines of its journal.
+
+    unit: None if none is installed, or if the file is not ours.
+    """
+
+    unit: Unit | None
+    properties: Mapping[str, str]
+    lingers: bool | None
+    log: tuple[str, ...] = ()
+
+    @property
+    def pid(self) -> int:
+        """The pid of the scheduler; 0 if it does not run."""
+        return int(self.properties.get("MainPID") or 0)
+
+
+class Manager:
+    """The systemd manager of this user or, for the units of the system, of the machine.
+
+    Raises SchedulerError if systemd does not run here.
+    """
+
+    def __init__(self, *, is_system: bool) -> None:
+        self.is_system = is_system
+        home = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
+        self.folder = SYSTEM_FOLDER if is_system else Path(home, "systemd", "user")
+        self._env = dict(os.environ)
+        runtime = f"/run/user/{os.geteuid()}"
+        if "XDG_RUNTIME_DIR" not in self._env and os.path.isdir(runtime):  # shells of su and sudo lack it
+            self._env["XDG_RUNTIME_DIR"] = runtime
+
+    def files(self, name: str) -> tuple[Path, Path]:
+        """Returns the paths of a unit and of its variables."""
+        return self.folder / name, self.folder / f"{name.removesuffix('.service')}.env"
+
+    def read(self, name: str) -> Unit | None:
+        """Returns the installed unit; None if there is none, or if it is not ours."""
+        try:
+            return read_unit(self.files(name)[0].read_text("utf-8"))
+        except (OSError, UnicodeDecodeError):
+            return None
+
+    def call(self, *words: str, timeout_s: float = _ANSWER_S) -> ProgramResult:
+        """Runs systemctl."""
+        argv = ["systemctl", *([] if self.is_system else ["--user"]), *words]
+        return run_program(argv, self._env, timeout_s)
+
+    def change(self, *words: str) -> None:
+        """Runs systemctl. Raises SchedulerError with the remedy if it fails."""
+        done = self.call(*words, timeout_s=_CHANGE_S)
+        if done.succeeded:
+            return
+        remedy = "`systemctl status` may say more"
+        if "connect to" in done.output and "bus" in done.output:
+            remedy = (
+                "this shell has no user manager (shells of su and sudo have none): log in as"
+                f" {user_name()}, or run `sudo loginctl enable-linger {user_name()}`, and try again"
+            )
+        raise SchedulerError(f"`systemctl {' '.join(words)}` failed: {done.failure_reason()}; {remedy}")
+
+    def state(self, name: str) -> UnitState:
+        """Returns what is known of a unit."""
+        wanted = (
+            "LoadState,UnitFileState,ActiveState,MainPID,ActiveEnterTimestamp,ExecMainStatus,ExecMainCode"
+        )
+        shown = self.call("show", name, f"--property={wanted}")
+        pairs = (line.split("=", 1) for line in shown.output.splitlines() if "=" in line)
+        argv = ["journalctl", *(["-u"] if self.is_system else ["--user", "-u"]), name]
+        log = run_program([*argv, "-n", str(_LOG_LINES), "-o", "cat", "--no-pager", "-q"], self._env)
+        lines = tuple(log.output.splitlines()) if log.succeeded else ()
+        return UnitState(self.read(name), dict(pairs) if shown.succeeded else {}, self._lingers(), lines)
+
+    def _lingers(self) -> bool | None:
+        settings = None if self.is_system else read_settings(user_name())
+        return None if settings is None or isinstance(settings, str) else settings.lingers
+
+
+def check_as(user: str, argv: Sequence[str]) -> bool:
+    """Runs a command that checks options as another user. Returns False, without a check, for this user.
+
+    Raises UsageError with its output if it fails.
+    """
+    if user == user_name():
+        return False
+    done = run_program(["runuser", "-u", user, "--", *argv], timeout_s=_CHANGE_S)
+    if not done.succeeded:
+        raise UsageError(f"as {user}: {done.output.strip() or done.failure_reason()}")
+    return True
+
+
+def outside_pid(lock: Path, state_file: str, *, is_system: bool) -> int | None:
+    """Returns the pid of a scheduler that runs without the unit; None if there is none. lock: its lock."""
+    pid = scheduler_pid(lock)
+    return None if pid == Manager(is_system=is_system).state(unit_name(state_file)).pid else pid
+
+
+def has_systemd() -> bool:
+    """Returns whether systemd manages this machine."""
+    return SYSTEMD_RUNTIME.exists()
+
+
+@contextmanager
+def _written(files: Mapping[Path, str | None]) -> Iterator[None]:
+    """Writes files, or removes those with None, and brings back what was there if the block raises."""
+    old: dict[Path, bytes | None] = {}
+    for path in files:
+        try:
+            old[path] = path.read_bytes()
+        except FileNotFoundError:
+            old[path] = None
+    try:
+        for path, text in files.items():
+            _write(path, None if text is None else text.encode())
+        yield
+    except BaseException:
+        for path, data in old.items():
+            with suppress(OSError):
+                _write(path, data)
+        raise
+
+
+def _write(path: Path, data: bytes | None) -> None:
+    try:
+        if data is None:
+            path.unlink(missing_ok=True)
+        else:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            replace_file(path, data, synced=True)
+    except OSError as error:
+        raise SchedulerError(f"cannot write {path}: {error.strerror}") from None
+
+
+def install(
+    wanted: Unit, variables: Mapping[str, str], *, may_change: Callable[[str, str], bool]
+) -> Installed | None:
+    """Installs, enables and starts a unit. Returns None if another one is installed and may not be changed.
+
+    may_change: called with the old and the new text of the unit. Raises SchedulerError if a program fails;
+    then all is as before.
+    """
+    manager = Manager(is_system=wanted.user is not None)
+    unit_path, variables_path = manager.files(wanted.name)
+    wanted, text = replace(wanted, variables_file=str(variables_path)), variables_text(variables)
+    old = manager.read(wanted.name)
+    if old is not None:
+        wanted = replace(wanted, lingers=old.lingers)
+    is_same = old is not None and replace(wanted, version=old.version) == old
+    is_same = is_same and variables_path.exists() and variables_path.read_text("utf-8") == text
+    if old is not None and not is_same and not may_change(unit_text(old), unit_text(wanted)):
+        return None
+    before = manager.state(wanted.name)
+    lingers, problem = before.lingers, ""
+    if lingers is False:
+        done = run_program(["loginctl", "enable-linger", user_name()], timeout_s=_ANSWER_S)
+        lingers, problem = done.succeeded, "" if done.succeeded else done.failure_reason()
+        wanted = replace(wanted, lingers=lingers or wanted.lingers)
+    if is_same and before.pid:
+        return Installed(wanted, has_changed=False, user=user_name(), lingers=lingers, linger_problem=problem)
+    try:
+        with _written({variables_path: text, unit_path: unit_text(wanted)}):
+            manager.change("daemon-reload")
+            manager.change("enable", wanted.name)
+            manager.change("restart", wanted.name)
+    except SchedulerError:
+        if old is None:
+            manager.call("disable", wanted.name)
+        if wanted.lingers and not (old is not None and old.lingers):
+            run_program(["loginctl", "disable-linger", user_name()])
+        manager.call("daemon-reload")
+        raise
+    return Installed(wanted, has_changed=True, user=user_name(), lingers=lingers, linger_problem=problem)
+
+
+def restart(state_file: str, version: str, *, is_system: bool) -> tuple[str, str]:
+    """Restarts the scheduler after an upgrade; jobs go on. Returns the version before, and the one now."""
+    manager, name = Manager(is_system=is_system), unit_name(state_file)
+    unit = manager.read(name)
+    if unit is None:
+        raise SchedulerError(f"there is no unit for {state_file}; `service install` makes one")
+    with _written({manager.files(name)[0]: unit_text(replace(unit, version=version))}):
+        manager.change("daemon-reload")
+        manager.change("restart", name)
+    return unit.version, version
+
+
+def uninstall(state_file: str, *, is_system: bool) -> None:
+    """Stops the scheduler and removes its unit; jobs go on. Raises SchedulerError if there is none."""
+    manager, name = Manager(is_system=is_system), unit_name(state_file)
+    unit = manager.read(name)
+    if unit is None:
+        raise SchedulerError(f"there is no unit for {state_file}")
+    try:
+        manager.change("disable", "--now", name)
+        with _written(dict.fromkeys(manager.files(name))):
+            manager.change("daemon-reload")
+    except SchedulerError:
+        manager.call("daemon-reload")
+        manager.call("enable", "--now", name)
+        raise
+    if unit.lingers:
+        run_program(["loginctl", "disable-linger", user_name()], timeout_s=_ANSWER_S)
+
+
+def fit_problems(unit: Unit, version: str) -> list[str]:
+    """Returns why an installed unit does not fit what is on the disk, as predicates with their subjects."""
+    found = [f"{path} does not exist" for path in (unit.folder, unit.program[0]) if not os.path.exists(path)]
+    scripts = [one for one in unit.program[1:] if one.startswith("/") and not os.path.exists(one)]
+    found += [f"{path} does not exist" for path in scripts]
+    if unit.version != version:
+        found.append(f"version {unit.version} was installed and this is {version}")
+    return found
+
+
+def _cron_table() -> str:
+    done = run_program(["crontab", "-l"], timeout_s=_ANSWER_S)
+    if done.succeeded:
+        return done.output
+    if done.exit_code is not None and "no crontab" in done.output:
+        return ""
+    raise SchedulerError(f"`crontab -l` failed: {done.failure_reason()}")
+
+
+def change_cron(name: str, file: str, line: str | None, variables: Mapping[str, str]) -> bool:
+    """Sets the line of a unit in the crontab, or removes it if it is None. Returns whether anything changed.
+
+    name: of the unit. file: the path of its variables. Raises SchedulerError if it cannot be changed.
+    """
+    table, path = _cron_table(), Path(file)
+    new = with_cron_line(table, name, line)
+    text = None if line is None else variables_text(variables)
+    if new == table and (path.read_text("utf-8") if path.exists() else None) == text:
+        return False
+    with _written({path: text}), tempfile.NamedTemporaryFile("w", newline="") as made:
+        made.write(new)
+        made.flush()
+        done = run_program(["crontab", made.name], timeout_s=_ANSWER_S)
+        if not done.succeeded:
+            raise SchedulerError(f"`crontab` failed: {done.failure_reason()}")
+    return True
