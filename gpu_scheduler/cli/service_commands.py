@@ -35,7 +35,7 @@ def service(options: Namespace) -> int:
             return 0
         return _install(options, location, unit, variables)
     if options.action == "status":
-        return _status(options, state_file)
+        return _status(options, location, state_file)
     if options.action == "restart":
         before, now = units.restart(state_file, VERSION, is_system=options.system)
         print_done(f"{unit_name(state_file)} was restarted: version {before} before, {now} now; jobs go on")
@@ -119,9 +119,15 @@ def _install(options: Namespace, location: Location, unit: Unit, variables: dict
     return 0
 
 
-def _status(options: Namespace, state_file: str) -> int:
-    state = units.Manager(is_system=options.system).state(unit_name(state_file))
-    print_done(
-        words_of.state_text(state, [] if state.unit is None else units.fit_problems(state.unit, VERSION))
-    )
-    return _NOT_INSTALLED if state.unit is None else 0 if state.pid else _NOT_RUNNING
+def _status(options: Namespace, location: Location, state_file: str) -> int:
+    name = unit_name(state_file)
+    state = units.Manager(is_system=options.system).state(name)
+    if state.unit is not None:
+        print_done(words_of.state_text(state, units.fit_problems(state.unit, VERSION)))
+        return 0 if state.pid else _NOT_RUNNING
+    if not units.has_cron_line(name):
+        print_done("not installed; `service install` installs it")
+        return _NOT_INSTALLED
+    pid = units.outside_pid(location.resolve().folder / "lock", state_file, is_system=options.system)
+    print_done(words_of.cron_state_text(pid))
+    return _NOT_RUNNING if pid is None else 0

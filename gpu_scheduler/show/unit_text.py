@@ -40,8 +40,7 @@ def installed_text(done: Installed) -> str:
 def state_text(state: UnitState, problems: Sequence[str]) -> str:
     """Formats the state of an installed unit, one fact per line."""
     unit, shown = state.unit, state.properties
-    if unit is None:
-        return "not installed; `service install` installs it"
+    assert unit is not None
     active = shown.get("ActiveState", "unknown")
     runs = (
         f"running, {pid_text(state.pid)}, since {shown.get('ActiveEnterTimestamp', '?')}"
@@ -63,6 +62,12 @@ def state_text(state: UnitState, problems: Sequence[str]) -> str:
         )
     lines += [f"problem    {one}; `service install` with the same options repairs it" for one in problems]
     return "\n".join([*lines, *(f"log        {line}" for line in state.log)])
+
+
+def cron_state_text(pid: int | None) -> str:
+    """Formats the state of a scheduler that cron starts. pid: None if it does not run."""
+    runs = "not running; `start --daemon` starts it before the next boot" if pid is None else "running"
+    return f"installed in the crontab, {runs}{'' if pid is None else f', {pid_text(pid)}'}"
 
 
 def removed_text(name: str) -> str:

@@ -266,6 +266,14 @@ def _cron_table() -> str:
     raise SchedulerError(f"`crontab -l` failed: {done.failure_reason()}")
 
 
+def has_cron_line(name: str) -> bool:
+    """Returns whether the crontab has the line of a unit; False if there is no cron."""
+    try:
+        return with_cron_line(table := _cron_table(), name, None) != table
+    except SchedulerError:
+        return False
+
+
 def change_cron(name: str, file: str, line: str | None, variables: Mapping[str, str]) -> bool:
     """Sets the line of a unit in the crontab, or removes it if it is None. Returns whether anything changed.
 

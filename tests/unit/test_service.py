@@ -272,6 +272,8 @@ def test_without_systemd_there_is_a_line_for_the_crontab(
     assert desk.run("service", "install", "--cron", "--simulate", "1")[0] == 0
     assert table.read_text().startswith("# mine\n0 * * * * true\n# gpu-scheduler-")
     assert "has this line already" in desk.run("service", "install", "--cron", "--simulate", "1")[1]
+    code, out, _ = desk.run("service", "status")
+    assert (code, out.startswith("installed in the crontab, not running")) == (3, True)
     systemd.fail("crontab", "list", "cron is broken")
     assert desk.run("service", "uninstall", "--cron")[0] == 1
     systemd.repair()

@@ -12,7 +12,8 @@ Check = Literal[
     "clock", "conda", "attempts", "backups", "CUDA_VISIBLE_DEVICES", "database", "driver", "file system",
     "GPU", "GPU claims", "inotify", "jobs file", "kind of GPUs", "llm_config", "lock folder", "log folder",
     "logind", "main log", "notifications", "older sessions", "packages", "probe", "ptys", "Python",
-    "logind's RemoveIPC", "scheduler", "Screen", "Screen's sockets", "Slurm", "state file", "store", "user",
+    "logind's RemoveIPC", "scheduler", "Screen", "Screen's sockets", "service", "Slurm", "state file",
+    "store", "user",
     # Subjects of checks of one job.
     "allowed GPUs", "blocked by", "by hand", "children", "end", "environment", "events", "folder", "GPUs",
     "held", "line", "log", "memory", "near it", "need", "parent", "order", "overtaken", "placing",
