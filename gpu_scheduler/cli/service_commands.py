@@ -123,7 +123,7 @@ def _status(options: Namespace, location: Location, state_file: str) -> int:
     name = unit_name(state_file)
     state = units.Manager(is_system=options.system).state(name)
     if state.unit is not None:
-        print_done(words_of.state_text(state, units.fit_problems(state.unit, VERSION)))
+        print_done(words_of.state_text(state.unit, state, units.fit_problems(state.unit, VERSION)))
         return 0 if state.pid else _NOT_RUNNING
     if not units.has_cron_line(name):
         print_done("not installed; `service install` installs it")

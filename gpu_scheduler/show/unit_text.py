@@ -10,6 +10,7 @@ from gpu_scheduler.core.text.formatting import pid_text
 
 if TYPE_CHECKING:
     from gpu_scheduler.unit.service import Installed, UnitState
+    from gpu_scheduler.unit.unit_file import Unit
 
 #: The meaning of an exit code of the scheduler, as in docs/running.md.
 _EXIT_CODES = {"0": "it was stopped", "1": "an error, which the log names", "2": "wrong options"}
@@ -37,9 +38,9 @@ def installed_text(done: Installed) -> str:
     return "\n".join(lines)
 
 
-def state_text(state: UnitState, problems: Sequence[str]) -> str:
+def state_text(unit: Unit, state: UnitState, problems: Sequence[str]) -> str:
     """Formats the state of an installed unit, one fact per line."""
-    unit, shown = state.unit, state.properties
+    shown = state.properties
     assert unit is not None
     active = shown.get("ActiveState", "unknown")
     runs = (

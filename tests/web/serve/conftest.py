@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.redis_queue.conftest import server as redis_server
 from tests.web.serve.box import Box
+
+__all__ = ["redis_server"]
 
 
 @pytest.fixture

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from gpu_scheduler.store.scheduler_lock import scheduler_pid
-from tests.processes import exists, parent_of
+from tests.processes import children_of, exists, parent_of
+from tests.redis_queue.conftest import Server
 from tests.stress.harness import ROOT
 from tests.waiting import wait_for
 from tests.web.serve.box import AS_ROOT, Box
@@ -74,6 +75,30 @@ def test_a_scheduler_that_follows_a_killed_one_gets_a_server(box: Box) -> None:
     scheduler.wait()
     box.start()
     wait_for(lambda: box.server_pid() != server, "an answer of the new server")
+
+
+def companions(pid: int) -> dict[str, int]:
+    """Returns the pids of the companions of a scheduler, by command."""
+    found = {}
+    for child in children_of(pid):
+        words = Path(f"/proc/{child}/cmdline").read_text().split("\0")
+        found |= {name: child for name in ("serve", "redis-agent") if name in words}
+    return found
+
+
+def test_all_companions_of_a_killed_scheduler_end_and_the_next_one_has_its_own(
+    box: Box, redis_server: Server
+) -> None:
+    """systemd kills only the main process of a unit with KillMode=process."""
+    scheduler = box.start("--redis", redis_server.url)
+    first = wait_for(lambda: found if len(found := companions(scheduler.pid)) == 2 else {}, "both companions")
+    scheduler.kill()
+    scheduler.wait()
+    wait_for(lambda: not any(map(exists, first.values())), "the end of both companions")
+    again = box.start("--redis", redis_server.url)
+    second = wait_for(lambda: found if len(found := companions(again.pid)) == 2 else {}, "new companions")
+    assert not {*first.values()} & {*second.values()}
+    wait_for(box.health, "an answer of the new server")
 
 
 def test_the_server_runs_until_the_queue_is_drained(box: Box) -> None:
