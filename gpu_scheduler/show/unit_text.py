@@ -24,43 +24,31 @@ def difference_text(old: str, new: str) -> str:
 
 def installed_text(done: Installed) -> str:
     """Formats the result of `service install`."""
-    name, what = (
-        done.unit.name,
-        "runs and starts again" if done.has_changed else "runs already with these options",
+    runs = "runs, and starts at every boot" if done.has_changed else "runs already with these options"
+    if done.lingers is not False:
+        return f"{done.unit.name} {runs}"
+    return (
+        f"{done.unit.name} runs\nlingering is off ({done.linger_problem}): until an administrator runs"
+        f" `sudo loginctl enable-linger {done.user}`, the scheduler and its jobs end when you log out, and"
+        " nothing starts at boot"
     )
-    lines = [f"{name} {what}"]
-    if done.lingers is False:
-        lines += [
-            f"lingering is off ({done.linger_problem}): until an administrator runs `sudo loginctl"
-            f" enable-linger {done.user}`, the scheduler and its jobs end when you log out, and nothing"
-            " starts at boot"
-        ]
-    return "\n".join(lines)
 
 
 def state_text(unit: Unit, state: UnitState, problems: Sequence[str]) -> str:
     """Formats the state of an installed unit, one fact per line."""
-    shown = state.properties
-    assert unit is not None
-    active = shown.get("ActiveState", "unknown")
-    runs = (
-        f"running, {pid_text(state.pid)}, since {shown.get('ActiveEnterTimestamp', '?')}"
-        if state.pid
-        else active
-    )
-    code = shown.get("ExecMainStatus", "")
+    shown, runs = state.properties, state.properties.get("ActiveState", "unknown")
+    if state.pid:
+        runs = f"running, {pid_text(state.pid)}, since {shown.get('ActiveEnterTimestamp', '?')}"
+    elif code := shown.get("ExecMainStatus"):
+        runs += f", last exit code {code}{f' ({_EXIT_CODES[code]})' if code in _EXIT_CODES else ''}"
     lines = [
         f"unit       {unit.name}, of {unit.state_file}",
         f"enabled    {shown.get('UnitFileState') or 'unknown'}",
         f"state      {runs}",
     ]
-    if not state.pid and code:
-        lines.append(f"last exit  {code}{f': {_EXIT_CODES[code]}' if code in _EXIT_CODES else ''}")
     if unit.user is None:
         words = {True: "on: it also runs without a login", False: "off: it ends when you log out"}
-        lines.append(
-            f"lingering  {words.get(state.lingers, 'unknown') if state.lingers is not None else 'unknown'}"
-        )
+        lines.append(f"lingering  {'unknown' if state.lingers is None else words[state.lingers]}")
     lines += [f"problem    {one}; `service install` with the same options repairs it" for one in problems]
     return "\n".join([*lines, *(f"log        {line}" for line in state.log)])
 

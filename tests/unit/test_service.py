@@ -40,7 +40,7 @@ def files(desk: Desk) -> dict[str, str]:
 def test_install_writes_enables_and_starts_a_unit(desk: Desk, systemd: FakeSystemd) -> None:
     code, out, _ = desk.run("service", "install", "--simulate", "1", "--poll", "2")
     name = unit_name(str(desk.data_dir.state_file))
-    assert (code, out) == (0, f"{name} runs and starts again\n")
+    assert (code, out) == (0, f"{name} runs, and starts at every boot\n")
     assert systemd.changes() == [
         f"loginctl enable-linger {user_name()}", "systemctl --user daemon-reload",
         f"systemctl --user enable {name}", f"systemctl --user restart {name}",
@@ -159,7 +159,7 @@ def test_status_says_whether_it_runs_and_fits(desk: Desk, systemd: FakeSystemd, 
     path.write_text(path.read_text().replace(f"WorkingDirectory={desk.path}", "WorkingDirectory=/no/folder"))
     code, out, _ = desk.run("service", "status")
     assert code == 3
-    assert "2: wrong options" in out
+    assert "last exit code 2 (wrong options)" in out
     assert "/no/folder does not exist" in out
     assert "/no/folder does not exist" in desk.run("doctor", "--simulate", "1")[1]
 

@@ -79,7 +79,7 @@ def test_a_scheduler_that_follows_a_killed_one_gets_a_server(box: Box) -> None:
 
 def companions(pid: int) -> dict[str, int]:
     """Returns the pids of the companions of a scheduler, by command."""
-    found = {}
+    found: dict[str, int] = {}
     for child in children_of(pid):
         words = Path(f"/proc/{child}/cmdline").read_text().split("\0")
         found |= {name: child for name in ("serve", "redis-agent") if name in words}
