@@ -86,10 +86,10 @@ class Manager:
         except (OSError, UnicodeDecodeError):
             return None
 
-    def call(self, *words: str, timeout_s: float = _ANSWER_S) -> ProgramResult:
-        """Runs systemctl."""
+    def call(self, *words: str, timeout_s: float = 0.0) -> ProgramResult:
+        """Runs systemctl. timeout_s: 0 for that of an answer."""
         argv = ["systemctl", *([] if self.is_system else ["--user"]), *words]
-        return run_program(argv, self._env, timeout_s)
+        return run_program(argv, self._env, timeout_s or _ANSWER_S)
 
     def change(self, *words: str) -> None:
         """Runs systemctl. Raises SchedulerError with the remedy if it fails."""
