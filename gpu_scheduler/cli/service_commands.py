@@ -89,6 +89,7 @@ def _wanted(options: Namespace, state_file: str) -> tuple[Unit, dict[str, str]]:
 
 def _install(options: Namespace, location: Location, unit: Unit, variables: dict[str, str]) -> int:
     if options.cron:
+        variables = {**variables, "PATH": unit.path}
         has_changed = units.change_cron(unit.name, unit.variables_file, cron_line(unit), variables)
         print_done(words_of.cron_text(cron_line(unit), has_changed=has_changed))
         return 0

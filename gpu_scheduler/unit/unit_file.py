@@ -26,6 +26,8 @@ TimeoutStopSec=30
 #: Characters with a meaning in a quoted word of a unit, and their escapes.
 _ESCAPES = {"\\": "\\\\", '"': '\\"', "%": "%%", "\n": "\\n", "\t": "\\t"}
 _PLAIN = {escape: character for character, escape in _ESCAPES.items()}
+#: The longest command that cron accepts, in bytes.
+_MAX_CRON = 998
 _WORD = re.compile(r'"((?:[^"\\]|\\.)*)"')
 
 
@@ -149,19 +151,22 @@ def variables_text(variables: Mapping[str, str]) -> str:
 
 
 def cron_line(unit: Unit) -> str:
-    """Returns the line of a crontab that starts the scheduler at boot.
+    """Returns the line of a crontab that starts the scheduler at boot. PATH is among its variables.
 
     Raises UsageError for a value that such a line cannot contain.
     """
     words = [*unit.program, "start", "--daemon", *unit.words]
     command = (
-        f"cd {shlex.quote(unit.folder)} && PATH={shlex.quote(unit.path)} && set -a &&"
-        f" . {shlex.quote(unit.variables_file)} && {shlex.join(words)} >/dev/null 2>&1"
+        f"cd {shlex.quote(unit.folder)} && set -a && . {shlex.quote(unit.variables_file)} &&"
+        f" {shlex.join(words)} >/dev/null 2>&1"
     )
     for one in ("\n", "\r"):
         if one in command:
             raise UsageError("a crontab cannot contain a path or an option with a line break")
-    return "@reboot " + command.replace("%", "\\%")
+    command = command.replace("%", "\\%")
+    if len(os.fsencode(command)) > _MAX_CRON:
+        raise UsageError(f"a command in a crontab may have at most {_MAX_CRON} bytes; use shorter paths")
+    return f"@reboot {command}"
 
 
 def with_cron_line(table: str, name: str, line: str | None) -> str:

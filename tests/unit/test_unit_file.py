@@ -138,12 +138,12 @@ def test_a_shell_reads_the_variables(tmp_path_factory: pytest.TempPathFactory, o
 @given(st.lists(WORDS, max_size=3))
 def test_cron_and_its_shell_run_the_words(tmp_path_factory: pytest.TempPathFactory, words: list[str]) -> None:
     folder = tmp_path_factory.mktemp("cron it's 100%")
-    (folder / "v").write_text(variables_text({"WORD": "a b"}))
+    (folder / "v").write_text(variables_text({"WORD": "a b", "PATH": os.environ["PATH"]}))
     script = folder / "print"
     script.write_text('#!/bin/sh\nprintf "%s\\0" "$PWD" "$WORD" "$@" > out\n')
     script.chmod(0o755)
     unit = replace(UNIT, folder=str(folder), program=(str(script),), words=tuple(words),
-                   path=os.environ["PATH"], variables_file=str(folder / "v"))  # fmt: skip
+                   variables_file=str(folder / "v"))  # fmt: skip
     try:
         line = cron_line(unit)
     except UsageError:
