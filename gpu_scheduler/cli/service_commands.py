@@ -46,7 +46,7 @@ def service(options: Namespace) -> int:
         units.uninstall(state_file, is_system=options.system)
     elif not units.change_cron(name, file, None, {}):
         raise SchedulerError(f"the crontab has no line for {state_file}")
-    print_done(words_of.removed_text(name))
+    print_done(words_of.removed_text(name, is_cron=options.cron))
     return 0
 
 

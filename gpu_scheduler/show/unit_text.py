@@ -59,8 +59,10 @@ def cron_state_text(pid: int | None) -> str:
     return f"installed in the crontab, {runs}{'' if pid is None else f', {pid_text(pid)}'}"
 
 
-def removed_text(name: str) -> str:
+def removed_text(name: str, *, is_cron: bool) -> str:
     """Formats the result of `service uninstall`."""
+    if is_cron:
+        return "the crontab no longer has the line; a running scheduler goes on, and `stop` ends it"
     return f"{name} was removed; running jobs go on: `status` shows them, and `stop --jobs` ends them"
 
 
