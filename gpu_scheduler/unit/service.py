@@ -200,19 +200,25 @@ def install(
         done = run_program(["loginctl", "enable-linger", user_name()], timeout_s=_ANSWER_S)
         lingers, problem = done.succeeded, "" if done.succeeded else done.failure_reason()
         wanted = replace(wanted, lingers=lingers or wanted.lingers)
-    if is_same and before.pid:
+    has_lingered = old is not None and old.lingers
+    if is_same and before.pid and wanted.lingers == has_lingered:
         return Installed(wanted, has_changed=False, user=user_name(), lingers=lingers, linger_problem=problem)
     try:
         with _written({variables_path: text, unit_path: unit_text(wanted)}):
-            manager.change("daemon-reload")
-            manager.change("enable", wanted.name)
-            manager.change("restart", wanted.name)
+            try:
+                manager.change("daemon-reload")
+                manager.change("enable", wanted.name)
+                manager.change("restart", wanted.name)
+            except SchedulerError:
+                if old is None:
+                    manager.call("disable", "--now", wanted.name)
+                raise
     except SchedulerError:
-        if old is None:
-            manager.call("disable", wanted.name)
-        if wanted.lingers and not (old is not None and old.lingers):
-            run_program(["loginctl", "disable-linger", user_name()])
+        if wanted.lingers and not has_lingered:
+            run_program(["loginctl", "disable-linger", user_name()], timeout_s=_ANSWER_S)
         manager.call("daemon-reload")
+        if before.pid:
+            manager.call("restart", wanted.name, timeout_s=_CHANGE_S)
         raise
     return Installed(wanted, has_changed=True, user=user_name(), lingers=lingers, linger_problem=problem)
 
