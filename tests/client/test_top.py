@@ -178,8 +178,8 @@ class Changing(Client):
 class Newer(Changing):
     """A client whose server has a state of jobs that this version does not know."""
 
-    def call(self, operation: str, **given: Any) -> Any:
-        found = super().call(operation, **given)
+    def call(self, operation: str, /, **arguments: Any) -> dict[str, Any]:
+        found = super().call(operation, **arguments)
         return {**found, "jobs": [JOB | {"state": "suspended"}]} if operation == "jobs" else found
 
 
