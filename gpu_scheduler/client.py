@@ -12,7 +12,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from http.client import HTTPException, HTTPResponse
 from itertools import chain
@@ -228,7 +228,7 @@ class Client:
 
     def _read(self, ids: Collection[int]) -> list[Json]:
         """Returns those of the jobs that have ended."""
-        known = {one["id"]: one for one in read_jobs(self, ids)}
+        known = {one["id"]: one for one in read_jobs(self.call, ids)}
         found = (known.get(one) or self.call("job", job_id=one)["job"] for one in sorted(ids))
         ended = [one for one in found if one["state"] == "finished"]
         if all(one["recorded"] for one in ended) or self.health()["scheduler"]["pid"] is None:
@@ -285,12 +285,15 @@ class Client:
         return (one for one in self._transport.events(after, None) if one)
 
 
-def read_jobs(client: Client, ids: Iterable[int]) -> Iterator[Json]:
-    """Yields those of the jobs that exist, and some between them. Reads neighbours with one request."""
+def read_jobs(call: Callable[..., Json], ids: Iterable[int]) -> Iterator[Json]:
+    """Yields those of the jobs that exist, and some between them. Reads neighbours with one request.
+
+    call: as `Client.call`.
+    """
     left = sorted(ids)
     while left:
         near = [one for one in left if one > left[-1] - MAX_PAGE]
-        yield from client.call("jobs", cursor=left[-1] + 1, limit=left[-1] - near[0] + 1)["jobs"]
+        yield from call("jobs", cursor=left[-1] + 1, limit=left[-1] - near[0] + 1)["jobs"]
         left = left[: -len(near)]
 
 

@@ -44,6 +44,8 @@ from gpu_scheduler.web.operations import MAX_PAGE, Json
 #: Seconds between two looks while nothing happens, the least between two looks, and those after which an
 #: answer is late.
 _SLOW_S, _LEAST_S, _LATE_S = 3.0, 1.0, 4.0
+#: Seconds after which all jobs are read again, because a change of the order of the queue is no event.
+_ALL_S = 60.0
 #: Seconds between two looks of the app at what the threads have found.
 _TAKE_S = 0.1
 #: Maximum number of finished jobs, newest first.
@@ -54,6 +56,17 @@ def _in_thread(call: Callable[[], object]) -> threading.Thread:
     made = threading.Thread(target=call, daemon=True)
     made.start()
     return made
+
+
+#: The errors of a client, and those that only an answer of another version explains.
+_ERRORS = (SchedulerError, LookupError, TypeError, ValueError, AttributeError)
+
+
+def _client_error(error: Exception) -> ClientError:
+    """Returns an error to show, with the remedy."""
+    if isinstance(error, ClientError):
+        return error
+    return ClientError(f"unexpected answer ({error!r}); `top` and the server should have the same version")
 
 
 class Picture(Struct, frozen=True):
@@ -86,7 +99,7 @@ class Watcher:
         #: Waiting jobs are in the order of the queue.
         self._jobs: dict[int, Json] = {}
         self._changed: set[int] = set()
-        self._is_all_due = False  # until the events say that they begin
+        self._is_all_due, self._all_at = True, 0.0
         self._lock, self._wake = threading.Lock(), threading.Event()
 
     def start(self) -> None:
@@ -94,19 +107,24 @@ class Watcher:
         _in_thread(self._listen)
         _in_thread(self._look_again)
 
-    def look(self, *changed: int) -> None:
-        """Makes the next look due, at which it also reads these jobs."""
+    def look(self, *changed: int, is_all: bool = False) -> None:
+        """Makes the next look due, at which it also reads these jobs, or all."""
         with self._lock:
             self._changed.update(changed)
+        self._is_all_due |= is_all
         self._wake.set()
+
+    def _call(self, operation: str, **given: Any) -> Json:
+        found = self._client.call(operation, **given)
+        self.asked_at = time.monotonic()
+        return found
 
     def _listen(self) -> None:
         while True:
-            with suppress(ClientError):  # a look shows the error
+            with suppress(*_ERRORS):  # a look shows the error
                 for event in self._client.events():
-                    if event["event"] in ("reset", "forgotten"):
-                        self._is_all_due = True
-                    self.look(*([event["job"]] if event.get("job") else []))
+                    is_all = event["event"] in ("reset", "forgotten")
+                    self.look(*([event["job"]] if event.get("job") else []), is_all=is_all)
             time.sleep(_SLOW_S)
 
     def _look_again(self) -> None:
@@ -116,15 +134,15 @@ class Watcher:
             began = self.asked_at = time.monotonic()
             try:
                 self._look()
-            except ClientError as error:  # shown with what the last look found
+            except _ERRORS as error:  # shown with what the last look found
                 self._is_all_due = True
-                self.picture = replace(self.picture, problem=error)
+                self.picture = replace(self.picture, problem=_client_error(error))
             self.asked_at = None
             time.sleep(max(0.0, began + _LEAST_S - time.monotonic()))
 
     def _look(self) -> None:
-        if self._is_all_due:
-            self._is_all_due = False
+        if self._is_all_due or time.monotonic() - self._all_at >= _ALL_S:
+            self._is_all_due, self._all_at = False, time.monotonic()
             every = ((ACTIVE, None), ((JobState.FINISHED,), _MAX_FINISHED), (WAITING, None))
             self._jobs = {one["id"]: one for states, most in every for one in self._pages(states, most)}
         with self._lock:
@@ -132,11 +150,12 @@ class Watcher:
         was_active = {one["id"] for one in self._jobs.values() if one["state"] in ACTIVE}
         active = {one["id"]: one for one in self._pages(ACTIVE)}
         again = (changed | was_active | set(self.visible)) - active.keys()
-        found = {one["id"]: one for one in read_jobs(self._client, again)} | active
+        found = {one["id"]: one for one in read_jobs(self._call, again)} | active
         gone = again - found.keys()
         self._jobs = {key: one for key, one in self._jobs.items() if key not in gone} | found
-        health, read = self._client.call("health"), self._client.call("gpus")
+        health, read = self._call("health"), self._call("gpus")
         jobs = top_text.in_order(self._jobs.values(), _MAX_FINISHED)
+        self._jobs = {one["id"]: one for one in jobs}  # without what is not shown any more
         self.picture = Picture(jobs, read["gpus"], health, read["now"] - time.monotonic())
 
     def _pages(self, states: Iterable[JobState], most: int | None = None) -> Iterator[Json]:
@@ -144,8 +163,7 @@ class Watcher:
         while not page or (page["next"] and most is None):
             order = "queue" if most is None else "finished"
             given = {"cursor": page.get("next"), "limit": most or MAX_PAGE, "order": order}
-            page = self._client.call("jobs", state=sorted(states), **given)
-            self.asked_at = time.monotonic()
+            page = self._call("jobs", state=sorted(states), **given)
             yield from page["jobs"]
 
 
@@ -173,8 +191,8 @@ class LogTail:
                 self.new.extend(plain_lines(lines[-2000:]))
                 [self.rest] = plain_lines([rest])
             self.end = "; the job has ended"
-        except ClientError as error:
-            self.end = f"; {top_text.error_text(error)}"
+        except _ERRORS as error:
+            self.end = f"; {top_text.error_text(_client_error(error))}"
 
 
 # The app.
@@ -451,8 +469,9 @@ class Top(App[None]):
         def run() -> None:
             try:
                 lines = call()
-            except SchedulerError as error:
-                lines = [Cell(top_text.error_text(error), layout.RED)]
+            except _ERRORS as error:
+                known = error if isinstance(error, SchedulerError) else _client_error(error)
+                lines = [Cell(top_text.error_text(known), layout.RED)]
             with suppress(RuntimeError):  # the app has ended
                 self.call_later(show, *lines)
             self._watcher.look()
@@ -470,7 +489,7 @@ class Top(App[None]):
         def call() -> list[Cell]:
             operation = "change_gpus" if is_gpu else "change_jobs"
             answers = self._client.call(operation, verb=verb, **given)["answers"]
-            self._watcher.look(*given.get("jobs", ()))
+            self._watcher.look(*given.get("jobs", ()), is_all=not is_gpu)
             return [Cell(text) for text in top_text.answer_texts(answers)]
 
         def then(answer: str | None) -> None:

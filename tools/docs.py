@@ -301,7 +301,7 @@ streams within 10 s.
 A request that a proxy has passed on needs a token. Requests with another `Host` than `localhost`, `127.0.0.1`
 or `[::1]` and the port, those from a page of another site, and changes that are not `application/json` are
 refused; `--allowed-host NAME[:PORT]` accepts another name. A body may have 1 MiB and take 30 s, and a caller
-may make 20 changes a second and have 32 streams open.
+may make 20 changes a second and have 32 streams open; the exchange of a link has no limit.
 
 ## A session
 

@@ -197,8 +197,8 @@ def redis_agent(options: Namespace) -> int:
     """Takes jobs from a queue in Redis until SIGTERM or Ctrl-C. Returns 0."""
     from gpu_scheduler.redis_queue.agent import Agent
 
-    state_file = _begin_companion(options, "redis-agent", "another agent takes jobs for this queue already")
     queue = _queue_of(options)
+    state_file = _begin_companion(options, "redis-agent", "another agent takes jobs for this queue already")
     os.environ.pop(REDIS_URL_VARIABLE, None)
     print_message(
         f"taking jobs from {queue.url} for {state_file}\nwhoever can write to this Redis runs code as you"

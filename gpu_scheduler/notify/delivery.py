@@ -2,7 +2,7 @@
 
 Each receiver has a thread that reads the events of the store and delivers those it wants, and each delivery
 a process that is killed at a deadline, so no receiver holds up another. After a delivery, the thread writes
-its position, an event id, to a file of the receiver, from which it goes on after a restart. Only `send` knows
+its position, an event, to a file of the receiver, from which it goes on after a restart. Only `send` knows
 apprise.
 """
 
@@ -21,6 +21,7 @@ import time
 from collections import deque
 from collections.abc import Sequence, Set
 from fnmatch import fnmatchcase
+from itertools import takewhile
 
 from msgspec import MsgspecError, Struct
 from msgspec.json import decode, encode
@@ -49,7 +50,7 @@ _OPEN_STATES = ("queued", "starting", "running", "stopping")
 _MOST_MESSAGES, _WINDOW_S = 5, 30.0
 #: Number of ends in one message, and of events that are read at once.
 _MOST_ENDS, _BATCH = 50, 200
-#: After so many tries, a message says no more than where to look, in case the receiver refuses its text.
+#: After so many tries, every second one is without the texts of users, in case the receiver refuses these.
 _MOST_TRIES = 5
 _SHORTEST_WAIT_S, _LONGEST_WAIT_S, _FAULT_S = 1.0, 600.0, 60.0
 #: Ends are skipped at this age if their receiver has accepted nothing for as long.
@@ -84,8 +85,9 @@ class Position(Struct, frozen=True):
     """The last event up to which a receiver has got all that it wants.
 
     id, at, kind, job_id: as in `Event`; they identify the event, because a store that was restored or made
-    anew may give its id to another one. is_empty: whether no job was left then. skipped: the last event about
-    which it did not get a message; None if it got one since.
+    anew may give its id to another one. is_empty: whether no job was left then. has_ended: whether a job has
+    ended since the queue was last empty. skipped: the last event about which it did not get a message; None
+    if it got one since.
     """
 
     id: int
@@ -93,6 +95,7 @@ class Position(Struct, frozen=True):
     kind: str = ""
     job_id: int = 0
     is_empty: bool = False
+    has_ended: bool = False
     skipped: int | None = None
     receiver: str = ""
 
@@ -153,10 +156,15 @@ def message_text(
     return f"{len(events)} events" if len(events) > 1 else safe_text(titles[0]), "\n".join(lines)
 
 
-def _after(position: Position, event: Event, is_empty: bool = False) -> Position:
-    return replace(
-        position, id=event.id, at=event.at, kind=event.kind, job_id=event.job_id, is_empty=is_empty
-    )
+def _after(position: Position, event: Event, *, is_empty: bool = False, has_ended: bool = True) -> Position:
+    known = {"id": event.id, "at": event.at, "kind": event.kind, "job_id": event.job_id}
+    return replace(position, **known, is_empty=is_empty, has_ended=has_ended)
+
+
+def _same(position: Position, event: Event) -> bool:
+    return (position.id, position.at, position.kind, position.job_id) == (
+        event.id, event.at, event.kind, event.job_id,
+    )  # fmt: skip
 
 
 class Delivery:
@@ -169,7 +177,9 @@ class Delivery:
         self, receiver: Receiver, location: Location, on: Set[str], pattern: str | None, after: int
     ) -> None:
         self.receiver, self._location, self._on, self._pattern = receiver, location, on, pattern
-        key = hashlib.sha256(f"{receiver.is_command} {receiver.target}".encode()).hexdigest()[:16]
+        # The name of the file is shown, so it must not help to guess a password in the URL.
+        target = f"{receiver.is_command} {receiver.target}".encode()
+        key = hashlib.scrypt(target, salt=b"gpu-scheduler", n=1 << 14, r=8, p=1, dklen=8).hex()
         self._path = location.resolve().folder / f"{NOTIFY_PREFIX}{key}.json"
         self._position = Position(after, time.time())
         try:
@@ -181,22 +191,25 @@ class Delivery:
         self._sent: deque[float] = deque(maxlen=_MOST_MESSAGES)
         self._failing_since: float | None = None
         self._tries, self._due_at, self._tolerance = 0, 0.0, 0.0
+        #: The kinds of the events at the next position that a command has accepted already.
+        self._accepted: set[str] = set()
         self._go_to(replace(self._position, receiver=str(receiver)))
 
     def run(self, ending: threading.Event) -> None:
         """Works until `ending` is set, and then once more delivers what is there."""
-        is_last, wait_s = False, 0.0
+        is_last, wait_s, said = False, 0.0, ""
         while wait_s == 0 or not is_last:
             ending.wait(wait_s)
             is_last = ending.is_set()
             try:
-                wait_s = self.step(time.time(), is_last=is_last)
+                wait_s, said = self.step(time.time(), is_last=is_last), ""
             except SchedulerError as error:
-                log.warning("%s", error)
-                wait_s = _FAULT_S
+                if str(error) != said:
+                    log.warning("%s", error)
+                wait_s, said = _POLL_S, str(error)
             except Exception:  # which must not keep the messages of others back
                 log.exception("%s: this is a fault of the program; it goes on in a minute", self.receiver)
-                wait_s = _FAULT_S
+                wait_s, self._tries = _FAULT_S, _MOST_TRIES  # without the text, which may be the cause
 
     def step(self, now: float, *, is_last: bool = False) -> float:
         """Reads events and delivers one message if it is due. Returns the seconds to wait; 0 for none.
@@ -209,17 +222,17 @@ class Delivery:
         if not wanted:
             if end == self._position:
                 return _POLL_S
-            self._go_to(end)
+            self._go_to(end, is_synced=False)  # to read again what is not wanted does no harm
             return 0.0
         count = min(len(wanted), _MOST_ENDS) if is_last else next_message(len(wanted), self._sent, now)
         if not count:
             return _POLL_S
-        last = wanted[0 if self.receiver.is_command or self._tries >= _MOST_TRIES else count - 1]
+        last = wanted[0 if self.receiver.is_command or self._is_short else count - 1]
         batch = [event for event in wanted if event.id <= last.id]  # an end, and that the queue is empty then
         problem = self._deliver(batch)
         if problem is not None:
             since = now - GIVE_UP_S if self._gives_up(problem, now) else 0.0
-            batch = [event for event in wanted if event.at <= since]
+            batch = list(takewhile(lambda event: event.at <= since, wanted))
             if not batch:
                 return _POLL_S
             self._due_at = now
@@ -235,14 +248,19 @@ class Delivery:
         self._go_to(replace(position, skipped=problem and batch[-1].id))
         return 0.0
 
+    @property
+    def _is_short(self) -> bool:
+        """Whether the next message omits what users wrote. The one after it is whole again."""
+        return self._tries >= _MOST_TRIES and self._tries % 2 == 1
+
     def _read(self) -> tuple[list[Event], Position]:
         """Returns the next events that the receiver wants, and the position after all that were read."""
         at = self._position
         try:
             with open_store(self._location, read_only=True) as store, store.snapshot():
                 found, start = events_after(store, at.id - 1, _BATCH), at.id
-                if start and not (found and _after(at, found[0], at.is_empty) == at):
-                    # The store was restored or made anew, or the event was forgotten.
+                is_known = not at.kind or (found and _same(at, found[0]))
+                if start and not is_known:  # another store, or the event was forgotten
                     start = min(start, event_id_before(store, at.at))
                     found = events_after(store, start - 1, _BATCH)
                 counts, newest = state_counts(store), newest_event_id(store)
@@ -251,14 +269,16 @@ class Delivery:
             return [], at
         new = [event for event in found if event.id > start]
         if not new:
-            return [], _after(at, found[0], at.is_empty) if found else at
+            return [], _after(at, found[0], is_empty=at.is_empty, has_ended=at.has_ended) if found else at
         ends = [event for event in new if event.kind == EventKind.FINISHED]
         wanted = [event for event in new if is_wanted(event, self._on, self._pattern)]
         is_empty = new[-1].id == newest and not any(counts.get(state) for state in _OPEN_STATES)
         had_jobs = not at.is_empty or any(event.kind in _OPEN_STATES for event in new)
-        if is_empty and had_jobs and ends and DRAINED in self._on:
-            wanted.append(Event(ends[-1].id, ends[-1].at, DRAINED))
-        return wanted, _after(at, new[-1], is_empty)
+        has_ended = at.has_ended or bool(ends)
+        if is_empty and had_jobs and has_ended and DRAINED in self._on:
+            last = ends[-1] if ends else new[-1]
+            wanted.append(Event(last.id, last.at, DRAINED))
+        return wanted, _after(at, new[-1], is_empty=is_empty, has_ended=has_ended and not is_empty)
 
     def _gives_up(self, problem: str, now: float) -> bool:
         """Plans the next try. Returns whether the receiver has accepted nothing for 24 h."""
@@ -270,11 +290,12 @@ class Delivery:
         self._due_at = now + min(max(_SHORTEST_WAIT_S, failing_s), _LONGEST_WAIT_S)
         return failing_s >= GIVE_UP_S
 
-    def _go_to(self, position: Position) -> None:
+    def _go_to(self, position: Position, *, is_synced: bool = True) -> None:
         """Records that all events up to a position were delivered, unwanted or skipped."""
         self._position = position
+        self._accepted.clear()
         try:
-            replace_file(self._path, encode(position), synced=True)
+            replace_file(self._path, encode(position), synced=is_synced)
         except OSError as error:  # after a restart, events are then delivered again
             log.warning("cannot write %s: %s", self._path, error.strerror)
 
@@ -283,9 +304,14 @@ class Delivery:
         if self.receiver.is_command:
             # It ends at its deadline also if this process is killed.
             argv = ["timeout", "-s", "KILL", f"{_DEADLINE_S:g}", "/bin/sh", "-c", self.receiver.target]
-            named = [replace(event, data={**event.data, "name": event.name}) for event in events]
-            return next(filter(None, (_problem_of(argv, f"{to_json(one)}\n") for one in named)), None)
-        title, body = message_text(events, self._tolerance, is_short=self._tries >= _MOST_TRIES)
+            for event in events:
+                named = replace(event, data={**event.data, "name": event.name})
+                if event.kind not in self._accepted:
+                    if problem := _problem_of(argv, f"{to_json(named)}\n"):
+                        return problem
+                    self._accepted.add(event.kind)
+            return None
+        title, body = message_text(events, self._tolerance, is_short=self._is_short)
         if self._position.skipped is not None:
             body = f"{skipped_text(str(self.receiver), self._position.skipped)}\n{body}"
         request = {"urls": [self.receiver.target], "deadline_s": _DEADLINE_S, "title": title, "body": body}

@@ -546,9 +546,11 @@ def _skipped_messages(store: Store) -> Iterator[HealthIssue]:
         except (OSError, ValueError, KeyError, TypeError):
             continue
         if isinstance(event_id, int):
-            text, folder = skipped_text(receiver, event_id), str(path.parent)
-            remedy = "repair the receiver, or delete its file notify-….json there to forget it"
-            yield HealthIssue("notifications", folder, f"says: {text}", remedy, blocks_starts=False)
+            text, remedy = (
+                skipped_text(receiver, event_id),
+                "repair the receiver, or delete this file to forget it",
+            )
+            yield HealthIssue("notifications", str(path), f"says that {text}", remedy, blocks_starts=False)
 
 
 def skipped_text(receiver: str, event_id: int) -> str:

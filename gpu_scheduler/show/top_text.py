@@ -6,9 +6,9 @@ It uses the words of `status` and `why`. All texts of users are made safe here.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
-from msgspec import convert
+from msgspec import Struct, convert
 
 from gpu_scheduler.core.explain.progress import JobProgress
 from gpu_scheduler.core.model.finding import Finding, HealthIssue
@@ -148,12 +148,21 @@ def memory_bar(of_jobs: int, used: int, total: int, width: int) -> str:
     return f"{'█' * jobs}{'▒' * (in_use - jobs)}{'·' * (width - in_use)}"
 
 
+T = TypeVar("T", bound=Struct)
+
+
+def _known(type_: type[T], given: Json) -> T:
+    """Returns an object with the members that its type has; the answer may have more."""
+    return convert({key: value for key, value in given.items() if key in type_.__struct_fields__}, type_)
+
+
 def _gpu_reasons(gpu: Json, now: float) -> str:
     """Returns why a GPU is in its state."""
-    doubt = gpu["suspicion"] and convert(gpu["suspicion"], Suspicion)
-    known = ({key: value for key, value in one.items() if value is not None} for one in gpu["claims"] or ())
-    claims = [convert({"mib": None, "pid": 0, **one}, GpuClaim) for one in known]
-    lines = state_lines(gpu["index"], gpu["pause_reason"], doubt, now, claims, gpu["claims_problem"])
+    doubt = gpu["suspicion"] and _known(Suspicion, gpu["suspicion"])
+    given = ({key: value for key, value in one.items() if value is not None} for one in gpu["claims"] or ())
+    claims = [_known(GpuClaim, {"mib": None, "pid": 0, **one}) for one in given]
+    reason = gpu.get("pause_reason")  # which servers of an older version do not send
+    lines = state_lines(gpu["index"], reason, doubt, now, claims, gpu["claims_problem"])
     then = f"then {format_ranges(gpu['reserved_for'])}" if gpu["reserved_for"] else ""
     return "; ".join(_one_line(one) for one in (gpu["fault"], *lines, then) if one)
 

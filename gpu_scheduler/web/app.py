@@ -198,8 +198,9 @@ class SubmitReply(BaseModel):
 _PAGE_AGE_S = 1.0
 #: Maximum number of wrong values that an answer names.
 _MAX_ERRORS = 20
-#: Seconds between two looks at the store or at a log, and between two comments in a quiet stream.
-_POLL_S, _KEEP_ALIVE_S = 0.1, 15.0
+#: Seconds between two looks at the events, between two looks at a log, and between two comments in a quiet
+#: stream.
+_EVENTS_POLL_S, _LOG_POLL_S, _KEEP_ALIVE_S = 0.1, 0.25, 15.0
 _PROBLEM, _EVENT_STREAM = "application/problem+json", "text/event-stream"
 _KEY = Header(alias="Idempotency-Key", pattern=r"^[\x21-\x7e]{1,200}$")
 _EVENT_ID = Header(alias="Last-Event-ID", pattern=r"^[0-9]{1,40}$")
@@ -453,12 +454,12 @@ def create_app(context: Context) -> FastAPI:
         of: OfLogs, job_id: Annotated[int, _JOB_ID], last: Annotated[str | None, _LOG_POSITION] = None
     ) -> Response:
         operations.model_job(of, job_id)
-        return StreamingResponse(_sent(_follow_log(of, job_id, last)), media_type=_EVENT_STREAM)
+        return StreamingResponse(_sent(_follow_log(of, job_id, last), _LOG_POLL_S), media_type=_EVENT_STREAM)
 
     @app.get("/api/v1/events", response_class=Response, responses={**_codes(), 200: _EVENTS})
     def events(of: Of, last: Annotated[str | None, _EVENT_ID] = None) -> Response:
         parts = _follow_events(of, None if last is None else int(last))
-        return StreamingResponse(_sent(parts), media_type=_EVENT_STREAM)
+        return StreamingResponse(_sent(parts, _EVENTS_POLL_S), media_type=_EVENT_STREAM)
 
     app.state.close = machine.close
     _add_error_handlers(app, context, state)
@@ -517,16 +518,17 @@ def _sse(event: str, data: str, event_id: object = None) -> bytes:
     return f"{head}event: {event}\ndata: {data}\n\n".encode()
 
 
-async def _sent(parts: Iterator[bytes]) -> AsyncIterator[bytes]:
+async def _sent(parts: Iterator[bytes], poll_s: float) -> AsyncIterator[bytes]:
     """Yields the parts of a stream, and comments while it is quiet.
 
-    parts: yields b"" if there is nothing new at the moment; runs in a thread.
+    parts: yields b"" if there is nothing new at the moment; runs in a thread. poll_s: seconds between two
+    looks.
     """
     quiet_s = 0.0
     while (part := await asyncio.to_thread(next, parts, None)) is not None:
         if not part:
-            await asyncio.sleep(_POLL_S)
-            quiet_s += _POLL_S
+            await asyncio.sleep(poll_s)
+            quiet_s += poll_s
         if part or quiet_s >= _KEEP_ALIVE_S:
             quiet_s = 0.0
             yield part or b": \n\n"

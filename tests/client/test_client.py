@@ -112,7 +112,9 @@ def test_follow_of_a_silent_job_lets_its_caller_stop(desk: Desk) -> None:
     for text in job.follow():  # without the empty texts, the test ends by its timeout
         seen, silent = seen + text, 0 if text else silent + 1
         if "one\n" in seen and silent == 3:
-            return
+            break
+    else:
+        pytest.fail("the stream has ended")
 
 
 def test_events_continue_after_the_given_one(desk: Desk) -> None:

@@ -175,9 +175,26 @@ class Changing(Client):
         self._never.wait()
 
 
+class Newer(Changing):
+    """A client whose server has a state of jobs that this version does not know."""
+
+    def call(self, operation: str, /, **arguments: Any) -> dict[str, Any]:
+        found = super().call(operation, **arguments)
+        return {**found, "jobs": [JOB | {"state": "suspended"}]} if operation == "jobs" else found
+
+
+def test_an_answer_of_another_version_is_named() -> None:
+    app = top.Top(Newer(1), None)
+
+    async def use(pilot: Pilot[None]) -> None:
+        await until(pilot, lambda: "the same version" in str(app._banner.render()), "the problem")
+
+    drive(app, use)
+
+
 def test_pictures_do_not_queue_up_while_the_app_is_suspended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(top, "_LEAST_S", 0.0)
-    monkeypatch.setattr(top, "_SLOW_S", 0.001)
+    monkeypatch.setattr(top, "_SLOW_S", 0.02)
     client = Changing(100)
     app = top.Top(client, lambda _: wait_for(lambda: client.looks > 100, "a hundred pictures"))
     monkeypatch.setattr(app, "suspend", nullcontext)  # there is no terminal to give back

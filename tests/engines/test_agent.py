@@ -192,6 +192,7 @@ def test_an_attempt_without_heartbeat_that_the_engine_has_ended_is_interrupted(w
     step_until(world, lambda: has_begun(world, job), "running")
     [process] = world.engine.processes[world.engine.orders[0].token]
     os.killpg(process.pid, signal.SIGKILL)
+    world.agent._scale = 6 * SCALE  # silent for two seconds is dead
     assert ends(world, job)[0] == JobState.HELD
     assert world.rig.store.attempts(job)[-1].outcome is Outcome.INTERRUPTED
 
@@ -316,6 +317,7 @@ def test_a_submission_that_is_refused_for_now_holds_up_no_other_attempt(world: W
     second = world.submit("true", gpus=2)
     [process] = world.engine.processes[world.engine.orders[0].token]
     os.killpg(process.pid, signal.SIGKILL)
+    world.agent._scale = 6 * SCALE  # silent for two seconds is dead
     assert ends(world, first)[0] is JobState.HELD
     assert engine_state(world.rig.store, "slurm").problem is None
     waits = world.status(second).engine
@@ -523,6 +525,7 @@ def test_a_damaged_result_makes_no_attempt_immortal(world: World) -> None:
     step_until(world, lambda: has_begun(world, job), "running")
     [process] = world.engine.processes[world.engine.orders[0].token]
     os.killpg(process.pid, signal.SIGKILL)
+    world.agent._scale = 6 * SCALE  # silent for two seconds is dead
     (world.shared_folder(job) / "result").write_text("")
     assert ends(world, job)[0] is JobState.HELD
     assert world.rig.store.attempts(job)[-1].outcome is Outcome.INTERRUPTED

@@ -237,6 +237,43 @@ def test_the_queue_is_reported_empty_once_and_held_jobs_do_not_count(desk: Desk,
     assert len(shelf.messages) == 2
 
 
+def test_the_queue_is_reported_empty_when_the_last_job_is_held(desk: Desk, shelf: Shelf) -> None:
+    post = Post(desk, Receiver(1, URL), ALL)
+    kept = desk.job()
+    (ended,) = post.end_jobs(1)
+    post.pass_time()
+    desk.record(changes.hold(kept))
+    post.pass_time()
+    assert [title for title, _ in shelf.messages] == ["job 2 (echo hello): completed", "the queue is empty"]
+    assert shelf.events[0] == ended
+
+
+def test_a_command_that_fails_for_one_event_gets_no_other_again(desk: Desk, tmp_path: Path) -> None:
+    post = Post(desk, Receiver(1, "read -r line; echo $line >> got; case $line in *drained*) exit 1;; esac",
+                               is_command=True), ALL)  # fmt: skip
+    post.end_jobs(1)
+    post.pass_time(4)
+    kinds = [json.loads(line)["event"] for line in (tmp_path / "got").read_text().splitlines()]
+    assert kinds[:3] == ["finished", "drained", "drained"]
+    assert kinds.count("finished") == 1
+
+
+def test_a_fault_in_the_text_of_an_event_does_not_stop_the_messages(
+    desk: Desk, shelf: Shelf, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(*_: object) -> str:
+        raise ValueError("bad event")
+
+    post, ending = Post(desk, Receiver(1, URL)), threading.Event()
+    wanted = post.end_jobs(1)
+    monkeypatch.setattr(delivery, "message_of", fails)
+    ending.set()
+    post.delivery.run(ending)
+    assert "a fault of the program" in caplog.text
+    post.delivery.run(ending)
+    assert shelf.events == wanted
+
+
 def test_a_command_gets_each_event_as_json_and_is_repeated_if_it_fails(desk: Desk, tmp_path: Path) -> None:
     command = "cat >> got; test -e ready"
     post = Post(desk, Receiver(1, command, is_command=True), ALL)
@@ -293,7 +330,7 @@ def test_a_text_that_a_receiver_refuses_is_left_out_after_a_few_tries(desk: Desk
     shelf.refused = "hello"
     post = Post(desk, Receiver(1, URL))
     wanted = post.end_jobs(2)
-    post.pass_time(100)
+    post.pass_time(200)
     assert shelf.events == wanted
     assert shelf.messages[0] == ("job 1: completed", f"job 1: completed [event {wanted[0]}]")
 

@@ -16,7 +16,15 @@ PROGRESS = {
     "percent": 53.7, "current": 159.0, "total": 300.0, "unit": "step", "eta_s": 5040.0, "finish_at": 5100.0,
 }  # fmt: skip
 CLAIM = {"pid": 812, "user": "ann", "mib": 8000, "by_scheduler": False, "job": None, "folder": None}
-SUSPICION = {"jobs": [3, 4], "since": -9e9, "error": "Xid 79", "failed_trials": 0, "awaits": None}
+SUSPICION = {
+    "jobs": [3, 4],
+    "since": -9e9,
+    "error": "Xid 79",
+    "failed_trials": 0,
+    "awaits": None,
+    "trial_at": 5.0,
+    "of_a_later_version": 1,
+}
 
 
 @pytest.mark.parametrize(

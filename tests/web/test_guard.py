@@ -605,7 +605,7 @@ def test_the_files_of_the_page_need_no_token_and_admit_nothing_else(box: Box, pa
     assert box.status(ask.having("host", "other.example")) == 403
 
 
-def test_anybody_may_try_a_link_as_often_as_others_try_theirs(tmp_path: Path) -> None:
+def test_tries_of_links_have_no_limit(tmp_path: Path) -> None:
     box = Box(tmp_path)
     ask = Ask("POST", SESSION, uid=None)
     assert {box.status(ask) for _ in range(2 * module.MAX_CHANGES)} == {200}
