@@ -268,7 +268,7 @@ START = (
             flag("--fresh", "Forget all recorded jobs first (after asking for confirmation on a terminal)"),
             flag("--keep-history", "Keep the recorded jobs when switching between simulated and real GPUs"),
             flag("--restore", "Rebuild a lost store from its newest backup and the attempt folders")),
-        flag("--yes", "Do not ask for confirmation")),
+        flag("--yes", "Do not ask before forgetting jobs (--fresh) or replacing an installed unit")),
     group("GPUs",
         gpus_option("GPUs to manage", "all"),
         *PROBE,
@@ -389,13 +389,13 @@ START = (
 
 #: The options of `service` that `start` does not have.
 SERVICE = (
-    flag("--system", "Install a unit of the system, as root; needs --user"),
-    arg("--user", metavar="NAME", help="Account of a unit of the system"),
+    flag("--system", "As root: use a system unit instead of one of your user manager; needs --user"),
+    arg("--user", metavar="NAME", help="Account of a system unit"),
     flag("--cron", "Use the crontab instead of systemd"),
     arg("--keep-env", metavar="NAME", action="append", default=[],
         help="Variable that the scheduler and its jobs get; may be repeated"),
-    flag("--no-recover", "Do not queue jobs again that a reboot has interrupted"),
-    flag("--replace", "Stop a scheduler that runs already; its jobs go on"),
+    flag("--no-recover", "Do not requeue jobs that a reboot interrupted"),
+    flag("--replace", "Stop a scheduler that is already running outside the unit; its jobs go on"),
 )
 
 #: The commands by purpose, in the order of the help and of docs/commands.md. The words behind the script of
@@ -427,8 +427,9 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
             "Run the scheduler with systemd, also after a reboot, until `service uninstall`", (
             arg("action", metavar="install|status|restart|uninstall|print",
                 choices=("install", "status", "restart", "uninstall", "print"),
-                help="install: write, enable and start a unit for the state file; print: only show it;"
-                " restart: after an upgrade, jobs go on; the options of `start` belong to install and print"),
+                help="install: write, enable and start a unit for the state file; status: show whether it"
+                " runs; restart: after an upgrade; uninstall: stop and remove it; print: only show the unit."
+                " The options of `start` go with install and print"),
             group("unit", *SERVICE),
             *START)),
     },

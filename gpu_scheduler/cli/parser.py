@@ -75,6 +75,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         )
     if command == "service":
         options = _parse_known(build_parser(argv), argv)
+        if behind[0] != options.action:  # an option's value could be taken for the action
+            _Parser(prog=f"{PROGRAM} service").error("the action comes directly after `service`")
         options.words = _start_words(behind)
         return options
     if command != "add":

@@ -64,9 +64,9 @@ def _unit(state_file: str) -> Iterator[Finding]:
         return
     problems = fit_problems(unit, VERSION)
     if problems:
-        yield warn("service", "; ".join(problems), "`service install` again, or `service restart`")
+        yield warn("service", "; ".join(problems), "run `service install` again, or `service restart`")
     else:
-        yield ok("service", f"{unit.name} fits")
+        yield ok("service", f"{unit.name} matches its folder, interpreter and version")
 
 
 def _slurm(location: Location, on_wait: Callable[[str], None]) -> Iterator[Finding]:

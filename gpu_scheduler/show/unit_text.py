@@ -24,7 +24,7 @@ def difference_text(old: str, new: str) -> str:
 
 def installed_text(done: Installed) -> str:
     """Formats the result of `service install`."""
-    runs = "runs, and starts at every boot" if done.has_changed else "runs already with these options"
+    runs = "runs, and starts at every boot" if done.has_changed else "is already running with these options"
     if done.lingers is not False:
         return f"{done.unit.name} {runs}"
     return (
@@ -39,8 +39,11 @@ def state_text(unit: Unit, state: UnitState, problems: Sequence[str]) -> str:
     shown, runs = state.properties, state.properties.get("ActiveState", "unknown")
     if state.pid:
         runs = f"running, {pid_text(state.pid)}, since {shown.get('ActiveEnterTimestamp', '?')}"
-    elif code := shown.get("ExecMainStatus"):
+    elif shown.get("ExecMainCode") == "1":
+        code = shown.get("ExecMainStatus", "?")
         runs += f", last exit code {code}{f' ({_EXIT_CODES[code]})' if code in _EXIT_CODES else ''}"
+    elif shown.get("ExecMainCode") in ("2", "3"):
+        runs += f", ended by signal {shown.get('ExecMainStatus', '?')}"
     lines = [
         f"unit       {unit.name}, of {unit.state_file}",
         f"enabled    {shown.get('UnitFileState') or 'unknown'}",
@@ -49,13 +52,13 @@ def state_text(unit: Unit, state: UnitState, problems: Sequence[str]) -> str:
     if unit.user is None:
         words = {True: "on: it also runs without a login", False: "off: it ends when you log out"}
         lines.append(f"lingering  {'unknown' if state.lingers is None else words[state.lingers]}")
-    lines += [f"problem    {one}; `service install` with the same options repairs it" for one in problems]
+    lines += [f"problem    {one}" for one in problems]
     return "\n".join([*lines, *(f"log        {line}" for line in state.log)])
 
 
 def cron_state_text(pid: int | None) -> str:
     """Formats the state of a scheduler that cron starts. pid: None if it does not run."""
-    runs = "not running; `start --daemon` starts it before the next boot" if pid is None else "running"
+    runs = "not running; `start --daemon` starts it now" if pid is None else "running"
     return f"installed in the crontab, {runs}{'' if pid is None else f', {pid_text(pid)}'}"
 
 

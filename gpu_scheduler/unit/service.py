@@ -6,6 +6,9 @@ Each change leaves the old or the new state: if a program fails, the files and s
 from __future__ import annotations
 
 import os
+import pwd
+import re
+import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -14,12 +17,11 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gpu_scheduler.attempts.job_logs import user_name
 from gpu_scheduler.errors import SchedulerError, UsageError
 from gpu_scheduler.health.sessions import SYSTEMD_RUNTIME, read_settings
 from gpu_scheduler.store.scheduler_lock import scheduler_pid
 from gpu_scheduler.system.run_program import ProgramResult, run_program
-from gpu_scheduler.system.safe_file import replace_file
+from gpu_scheduler.system.safe_file import name_of_user, replace_file
 from gpu_scheduler.unit.unit_file import Unit, read_unit, unit_name, unit_text, variables_text, with_cron_line
 
 #: Where the units of the system are.
@@ -68,7 +70,8 @@ class Manager:
 
     def __init__(self, *, is_system: bool) -> None:
         self.is_system = is_system
-        home = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
+        named = os.environ.get("XDG_CONFIG_HOME", "")
+        home = named if os.path.isabs(named) else os.path.expanduser("~/.config")
         self.folder = SYSTEM_FOLDER if is_system else Path(home, "systemd", "user")
         self._env = dict(os.environ)
         runtime = f"/run/user/{os.geteuid()}"
@@ -79,12 +82,18 @@ class Manager:
         """Returns the paths of a unit and of its variables."""
         return self.folder / name, self.folder / f"{name.removesuffix('.service')}.env"
 
-    def read(self, name: str) -> Unit | None:
-        """Returns the installed unit; None if there is none, or if it is not ours."""
+    def text(self, name: str) -> str | None:
+        """Returns the text of an installed unit; None if there is none."""
         try:
-            return read_unit(self.files(name)[0].read_text("utf-8"))
-        except (OSError, UnicodeDecodeError):
+            return self.files(name)[0].read_text("utf-8", "surrogateescape")
+        except FileNotFoundError:
             return None
+        except OSError as error:
+            raise SchedulerError(f"cannot read {self.files(name)[0]}: {error.strerror}") from None
+
+    def read(self, name: str) -> Unit | None:
+        """Returns the installed unit; None if there is none, or if `install` has not written it."""
+        return read_unit(self.text(name) or "")
 
     def call(self, *words: str, timeout_s: float = 0.0) -> ProgramResult:
         """Runs systemctl. timeout_s: 0 for that of an answer."""
@@ -121,17 +130,32 @@ class Manager:
         return None if settings is None or isinstance(settings, str) else settings.lingers
 
 
-def check_as(user: str, argv: Sequence[str]) -> bool:
+def user_name() -> str:
+    """Returns the name of this process's user, whatever the variables say."""
+    return name_of_user(os.geteuid())
+
+
+def check_as(user: str, argv: Sequence[str], variables: Mapping[str, str]) -> bool:
     """Runs a command that checks options as another user. Returns False, without a check, for this user.
 
     Raises UsageError with its output if it fails.
     """
-    if user == user_name():
+    account = account_of(user)
+    if account.pw_uid == os.geteuid():
         return False
-    done = run_program(["runuser", "-u", user, "--", *argv], timeout_s=_CHANGE_S)
+    env = {**os.environ, **variables, "HOME": account.pw_dir, "USER": user, "LOGNAME": user}
+    done = run_program(["runuser", "-u", user, "--", *argv], env, _CHANGE_S)
     if not done.succeeded:
         raise UsageError(f"as {user}: {done.output.strip() or done.failure_reason()}")
     return True
+
+
+def account_of(user: str) -> pwd.struct_passwd:
+    """Returns an account. Raises UsageError if there is none."""
+    try:
+        return pwd.getpwnam(user)
+    except KeyError:
+        raise UsageError(f"--user {user}: there is no such account") from None
 
 
 def outside_pid(lock: Path, state_file: str, *, is_system: bool) -> int | None:
@@ -156,7 +180,7 @@ def _written(files: Mapping[Path, str | None]) -> Iterator[None]:
             old[path] = None
     try:
         for path, text in files.items():
-            _write(path, None if text is None else text.encode())
+            _write(path, None if text is None else text.encode("utf-8", "surrogateescape"))
         yield
     except BaseException:
         for path, data in old.items():
@@ -177,59 +201,76 @@ def _write(path: Path, data: bytes | None) -> None:
 
 
 def install(
-    wanted: Unit, variables: Mapping[str, str], *, may_change: Callable[[str, str], bool]
+    wanted: Unit,
+    variables: Mapping[str, str],
+    *,
+    may_change: Callable[[str, str], bool],
+    before_start: Callable[[], object] = lambda: None,
 ) -> Installed | None:
     """Installs, enables and starts a unit. Returns None if another one is installed and may not be changed.
 
-    may_change: called with the old and the new text of the unit. Raises SchedulerError if a program fails;
-    then all is as before.
+    may_change: called with the old and the new text of the unit. before_start: called when only the start is
+    left. Raises SchedulerError if a program fails; then all is as before.
     """
-    manager = Manager(is_system=wanted.user is not None)
-    unit_path, variables_path = manager.files(wanted.name)
-    wanted, text = replace(wanted, variables_file=str(variables_path)), variables_text(variables)
-    old = manager.read(wanted.name)
-    if old is not None:
-        wanted = replace(wanted, lingers=old.lingers)
-    is_same = old is not None and replace(wanted, version=old.version) == old
-    is_same = is_same and variables_path.exists() and variables_path.read_text("utf-8") == text
-    if old is not None and not is_same and not may_change(unit_text(old), unit_text(wanted)):
+    manager, name = Manager(is_system=wanted.user is not None), wanted.name
+    unit_path, variables_path = manager.files(name)
+    wanted, values = replace(wanted, variables_file=str(variables_path)), variables_text(variables)
+    old_text, old = manager.text(name), manager.read(name)
+    has_lingered = old is not None and old.lingers
+    new_text = unit_text(replace(wanted, lingers=has_lingered))
+    is_same = old is not None and old_text == unit_text(
+        replace(wanted, lingers=has_lingered, version=old.version)
+    )
+    is_same = is_same and _is_text(variables_path, values)
+    if old_text is not None and not is_same and not may_change(old_text, new_text):
         return None
-    before = manager.state(wanted.name)
+    before = manager.state(name)
     lingers, problem = before.lingers, ""
     if lingers is False:
         done = run_program(["loginctl", "enable-linger", user_name()], timeout_s=_ANSWER_S)
         lingers, problem = done.succeeded, "" if done.succeeded else done.failure_reason()
-        wanted = replace(wanted, lingers=lingers or wanted.lingers)
-    has_lingered = old is not None and old.lingers
-    if is_same and before.pid and wanted.lingers == has_lingered:
+    wanted = replace(wanted, lingers=has_lingered or (before.lingers is False and bool(lingers)))
+    is_enabled = before.properties.get("UnitFileState") == "enabled"
+    if is_same and before.pid and is_enabled and wanted.lingers == has_lingered:
         return Installed(wanted, has_changed=False, user=user_name(), lingers=lingers, linger_problem=problem)
     try:
-        with _written({variables_path: text, unit_path: unit_text(wanted)}):
+        with _written({variables_path: values, unit_path: unit_text(wanted)}):
             try:
                 manager.change("daemon-reload")
-                manager.change("enable", wanted.name)
-                manager.change("restart", wanted.name)
-            except SchedulerError:
-                if old is None:
-                    manager.call("disable", "--now", wanted.name)
+                manager.change("enable", name)
+                before_start()
+                manager.change("restart", name)
+            except BaseException:
+                if not is_enabled:
+                    manager.call("disable", name)
+                if not before.pid:
+                    manager.call("stop", name, timeout_s=_CHANGE_S)
                 raise
-    except SchedulerError:
+    except BaseException:
         if wanted.lingers and not has_lingered:
             run_program(["loginctl", "disable-linger", user_name()], timeout_s=_ANSWER_S)
         manager.call("daemon-reload")
         if before.pid:
-            manager.call("restart", wanted.name, timeout_s=_CHANGE_S)
+            manager.call("restart", name, timeout_s=_CHANGE_S)
         raise
     return Installed(wanted, has_changed=True, user=user_name(), lingers=lingers, linger_problem=problem)
+
+
+def _is_text(path: Path, text: str) -> bool:
+    try:
+        return path.read_bytes() == text.encode()
+    except OSError:
+        return False
 
 
 def restart(state_file: str, version: str, *, is_system: bool) -> tuple[str, str]:
     """Restarts the scheduler after an upgrade; jobs go on. Returns the version before, and the one now."""
     manager, name = Manager(is_system=is_system), unit_name(state_file)
-    unit = manager.read(name)
-    if unit is None:
+    text, unit = manager.text(name), manager.read(name)
+    if text is None or unit is None:
         raise SchedulerError(f"there is no unit for {state_file}; `service install` makes one")
-    with _written({manager.files(name)[0]: unit_text(replace(unit, version=version))}):
+    new = re.sub(r"(?m)^Version=.*$", lambda _: f"Version={version}", text)  # the rest may be edited
+    with _written({manager.files(name)[0]: new}):
         manager.change("daemon-reload")
         manager.change("restart", name)
     return unit.version, version
@@ -239,18 +280,32 @@ def uninstall(state_file: str, *, is_system: bool) -> None:
     """Stops the scheduler and removes its unit; jobs go on. Raises SchedulerError if there is none."""
     manager, name = Manager(is_system=is_system), unit_name(state_file)
     unit = manager.read(name)
-    if unit is None:
-        raise SchedulerError(f"there is no unit for {state_file}")
+    if manager.text(name) is None:
+        raise SchedulerError(f"there is no unit for {state_file}; --cron removes a line of the crontab")
+    before = manager.state(name)
     try:
         manager.change("disable", "--now", name)
         with _written(dict.fromkeys(manager.files(name))):
             manager.change("daemon-reload")
-    except SchedulerError:
+    except BaseException:
         manager.call("daemon-reload")
-        manager.call("enable", "--now", name)
+        if before.properties.get("UnitFileState") == "enabled":
+            manager.call("enable", name)
+        if before.pid:
+            manager.call("restart", name, timeout_s=_CHANGE_S)
         raise
-    if unit.lingers:
+    if unit is not None and unit.lingers and not _hands_over(manager):
         run_program(["loginctl", "disable-linger", user_name()], timeout_s=_ANSWER_S)
+
+
+def _hands_over(manager: Manager) -> bool:
+    """Leaves it to another unit of the user to switch lingering off. Returns False if there is no other."""
+    for path in sorted(manager.folder.glob("gpu-scheduler-*.service")):
+        text = manager.text(path.name) or ""
+        if read_unit(text) is not None:
+            _write(path, re.sub(r"(?m)^Lingers=no$", "Lingers=yes", text).encode("utf-8", "surrogateescape"))
+            return True
+    return False
 
 
 def fit_problems(unit: Unit, version: str) -> list[str]:
@@ -259,17 +314,25 @@ def fit_problems(unit: Unit, version: str) -> list[str]:
     scripts = [one for one in unit.program[1:] if one.startswith("/") and not os.path.exists(one)]
     found += [f"{path} does not exist" for path in scripts]
     if unit.version != version:
-        found.append(f"version {unit.version} was installed and this is {version}")
+        found.append(f"version {unit.version} was installed and this is {version} (`service restart`)")
     return found
 
 
 def _cron_table() -> str:
-    done = run_program(["crontab", "-l"], timeout_s=_ANSWER_S)
-    if done.succeeded:
-        return done.output
-    if done.exit_code is not None and "no crontab" in done.output:
+    """Returns the crontab, each byte of it that is not UTF-8 as a surrogate. Raises SchedulerError."""
+    env = {**os.environ, "LC_ALL": "C"}
+    try:
+        done = subprocess.run(
+            ["crontab", "-l"], stdin=subprocess.DEVNULL, capture_output=True, timeout=_ANSWER_S, env=env
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise SchedulerError(f"`crontab -l` failed: {error}") from None
+    if done.returncode == 0:
+        return done.stdout.decode("utf-8", "surrogateescape")
+    said = done.stderr.decode("utf-8", "replace").strip()
+    if "no crontab" in said:
         return ""
-    raise SchedulerError(f"`crontab -l` failed: {done.failure_reason()}")
+    raise SchedulerError(f"`crontab -l` failed: {said}")
 
 
 def has_cron_line(name: str) -> bool:
@@ -288,10 +351,10 @@ def change_cron(name: str, file: str, line: str | None, variables: Mapping[str, 
     table, path = _cron_table(), Path(file)
     new = with_cron_line(table, name, line)
     text = None if line is None else variables_text(variables)
-    if new == table and (path.read_text("utf-8") if path.exists() else None) == text:
+    if new == table and (text is None or _is_text(path, text)):
         return False
-    with _written({path: text}), tempfile.NamedTemporaryFile("w", newline="") as made:
-        made.write(new)
+    with _written({path: text}), tempfile.NamedTemporaryFile() as made:
+        made.write(new.encode("utf-8", "surrogateescape"))
         made.flush()
         done = run_program(["crontab", made.name], timeout_s=_ANSWER_S)
         if not done.succeeded:

@@ -9,7 +9,7 @@ import hashlib
 import os
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from msgspec import Struct
 
@@ -68,8 +68,7 @@ def unit_text(unit: Unit) -> str:
         _quoted("a path", unit.program[0]),
         *(_word(one) for one in (*unit.program[1:], "start", *unit.words)),
     ]
-    if "$" in unit.program[0]:
-        raise UsageError(f"a unit cannot contain the path {unit.program[0]}, because of its `$`")
+    _checked("the path", unit.program[0], "\n\t\"'\\$")  # which systemd does not allow there
     target = "default.target" if unit.user is None else "multi-user.target"
     return (
         f"[Unit]\nDescription=GPU Job Scheduler of {_raw(unit.state_file)}\nStartLimitIntervalSec=0\n"
@@ -85,7 +84,9 @@ def unit_text(unit: Unit) -> str:
 
 def read_unit(text: str) -> Unit | None:
     """Returns the unit with a text that `unit_text` has made; None for any other text."""
-    found = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
+    lines = (line.split("=", 1) for line in text.split("\n") if "=" in line)
+    # Users may have added variables.
+    found = {key: value for key, value in lines if key != "Environment" or value.startswith('"PATH=')}
     try:
         words = [_plain(one).replace("$$", "$") for one in _WORD.findall(found["ExecStart"])]
         count = int(found["ProgramWords"])
@@ -160,9 +161,9 @@ def cron_line(unit: Unit) -> str:
         f"cd {shlex.quote(unit.folder)} && set -a && . {shlex.quote(unit.variables_file)} &&"
         f" {shlex.join(words)} >/dev/null 2>&1"
     )
-    for one in ("\n", "\r"):
+    for one in "\n\r\\":
         if one in command:
-            raise UsageError("a crontab cannot contain a path or an option with a line break")
+            raise UsageError(f"a crontab cannot contain a path or an option with {one!r}")
     command = command.replace("%", "\\%")
     if len(os.fsencode(command)) > _MAX_CRON:
         raise UsageError(f"a command in a crontab may have at most {_MAX_CRON} bytes; use shorter paths")
@@ -170,16 +171,21 @@ def cron_line(unit: Unit) -> str:
 
 
 def with_cron_line(table: str, name: str, line: str | None) -> str:
-    """Returns a crontab with a line between two marks in place of the one that it has; None removes it."""
+    """Returns a crontab with a line between two marks in place of the one that it has; None removes it.
+
+    All other lines stay. Raises UsageError if only one of the marks is there.
+    """
     begin, end = f"# {name}: begin\n", f"# {name}: end\n"
-    before, found, rest = table.partition(begin)
-    _, _, after = rest.partition(end)
-    kept = f"{before}{after}" if found else table
+    lines = re.findall(r"[^\n]*\n|[^\n]+", table)
+    before, after = lines, list[str]()
+    if begin in lines:
+        at = lines.index(begin)
+        if end not in lines[at:]:
+            text = f"`{begin.strip()}` without `{end.strip()}`"
+            raise UsageError(f"the crontab has {text}; remove that line with `crontab -e`")
+        before, after = lines[:at], lines[lines.index(end, at) + 1 :]
     if line is None:
-        return kept
-    return f"{kept}{'' if kept.endswith(chr(10)) or not kept else chr(10)}{begin}{line}\n{end}"
-
-
-def option_of(words: Sequence[str], name: str) -> bool:
-    """Returns whether an option is among words, with or without its value behind `=`."""
-    return any(one == name or one.startswith(f"{name}=") for one in words)
+        return "".join([*before, *after])
+    if before and not before[-1].endswith("\n"):
+        before[-1] += "\n"
+    return "".join([*before, begin, f"{line}\n", end, *after])

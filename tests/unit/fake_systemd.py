@@ -21,11 +21,13 @@ if [ -e $here/fails-$name-$verb ]; then
 fi
 case $name-$verb in
   systemctl-show) if [ -e $here/active ]; then echo ActiveState=active; echo MainPID=4242
-    else echo ActiveState=inactive; echo MainPID=0; echo ExecMainStatus=2; fi
+    else echo ActiveState=inactive; echo MainPID=0
+    echo ExecMainCode=1; echo ExecMainStatus=2; fi
     [ -e $here/enabled ] && echo UnitFileState=enabled || echo UnitFileState=disabled;;
   systemctl-enable) : > $here/enabled; [ "$2" = --now ] && : > $here/active;;
   systemctl-disable) rm -f $here/enabled; [ "$2" = --now ] && rm -f $here/active;;
   systemctl-restart) : > $here/active;;
+  systemctl-stop) rm -f $here/active;;
   loginctl-enable-linger) : > $here/lingers;;
   loginctl-disable-linger) rm -f $here/lingers;;
   loginctl-show-user) echo KillUserProcesses=no; echo RemoveIPC=no

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.attempts.job_logs import user_name
 from gpu_scheduler.config import NOTIFY_VARIABLE
 from gpu_scheduler.health import sessions
+from gpu_scheduler.store.scheduler_lock import scheduler_pid
 from gpu_scheduler.system.safe_file import replace_file
 from gpu_scheduler.unit import service
+from gpu_scheduler.unit.service import user_name
 from gpu_scheduler.unit.unit_file import read_unit, unit_name
 from tests.cli.desk import Desk
 from tests.unit.fake_systemd import FakeSystemd
@@ -52,7 +53,7 @@ def test_install_writes_enables_and_starts_a_unit(desk: Desk, systemd: FakeSyste
     assert os.path.isabs(unit.program[0])
     assert files(desk)[".env"] == ""
     code, out, _ = desk.run("service", "install", "--simulate", "1", "--poll", "2")
-    assert (code, out) == (0, f"{name} runs already with these options\n")
+    assert (code, out) == (0, f"{name} is already running with these options\n")
     assert systemd.changes() == []
 
 
@@ -110,7 +111,7 @@ def test_other_options_are_shown_and_need_a_yes(desk: Desk, systemd: FakeSystemd
     assert code == 1
     assert '"--simulate" "1"' in err
     assert '"--simulate" "2"' in err
-    assert "--yes replaces them" in err
+    assert "--yes replaces it" in err
     assert files(desk) == before
     assert desk.run("service", "install", "--simulate", "2", "--yes")[0] == 0
     assert '"--simulate" "2"' in files(desk)[".service"]
@@ -217,7 +218,7 @@ def test_a_scheduler_outside_is_named_or_replaced(desk: Desk, systemd: FakeSyste
         (["--user", "root"], "only --system has it"),
         (["--system"], "--system needs"),
         (["--system", "--user", "root"], "add --as-root"),
-        (["--system", "--user", "no-such-account"], "user no-such-account does not exist"),
+        (["--system", "--user", "no-such-account"], "there is no such account"),
         (["--keep-env", "NO_SUCH_VARIABLE"], "there is no such variable here"),
         (["--open-metrics"], "works only with --serve"),
         (["--simulate", "x"], "--simulate"),
@@ -249,7 +250,7 @@ def test_a_unit_of_the_system_is_checked_as_its_account(
     words = ("service", "install", "--system", "--simulate", "1")
     code, _, err = desk.run(*words, "--user", "nobody")
     assert (code, "as nobody: " in err) == (2, True)
-    assert desk.run(*words, "--user", "root", "--as-root", "--serve", "127.0.0.1:0")[0] == 0
+    assert desk.run(*words, "--user", "root", "--as-root")[0] == 0
     [path] = (desk.path / "system").glob("*.service")
     assert "User=root\n" in path.read_text()
     assert systemd.changes()[0] == "systemctl daemon-reload"
@@ -312,3 +313,54 @@ def test_every_command_of_the_page_works(desk: Desk, systemd: FakeSystemd) -> No
         assert (line, code, err if code else "") == (line, 0, "")
     assert files(desk) == {}
     assert not systemd.has("enabled")
+
+
+def test_what_users_have_added_to_a_unit_stays(desk: Desk, systemd: FakeSystemd) -> None:
+    assert desk.run("service", "install", "--simulate", "1")[0] == 0
+    [path] = (desk.path / "config" / "systemd" / "user").glob("*.service")
+    edited = path.read_text().replace("[Service]\n", "[Service]\nMemoryMax=8G\nEnvironment=HF_HOME=/data\n")
+    path.write_text(edited)
+    assert desk.run("service", "status")[0] == 0
+    assert desk.run("service", "restart")[0] == 0
+    assert path.read_text() == edited
+    code, _, err = desk.run("service", "install", "--simulate", "1")
+    assert (code, "MemoryMax=8G" in err, path.read_text()) == (1, True, edited)
+    assert desk.run("service", "uninstall")[0] == 0
+
+
+def test_lingering_stays_for_another_queue(desk: Desk, systemd: FakeSystemd) -> None:
+    assert desk.run("service", "install", "--simulate", "1")[0] == 0
+    other = ("--state-file", "other.json")
+    assert desk.run("service", "install", "--simulate", "1", *other)[0] == 0
+    (systemd.path / "active").touch()
+    assert desk.run("service", "uninstall")[0] == 0
+    assert systemd.has("lingers")
+    assert desk.run("service", "uninstall", *other)[0] == 0
+    assert not systemd.has("lingers")
+
+
+def test_the_unit_and_the_crontab_have_variables_of_their_own(desk: Desk, systemd: FakeSystemd) -> None:
+    assert desk.run("service", "install", "--simulate", "1")[0] == 0
+    before = files(desk)
+    assert desk.run("service", "uninstall", "--cron")[0] == 1
+    assert files(desk) == before
+    (systemd.path / "table").write_bytes(b"# caf\xe9\n0 * * * * true")
+    assert desk.run("service", "install", "--cron", "--simulate", "1")[0] == 0
+    assert desk.run("service", "uninstall", "--cron")[0] == 0
+    assert (systemd.path / "table").read_bytes() == b"# caf\xe9\n0 * * * * true\n"
+    assert files(desk) == before
+
+
+def test_a_scheduler_is_not_replaced_by_a_unit_that_cannot_be_installed(
+    desk: Desk, systemd: FakeSystemd
+) -> None:
+    with desk.scheduler():
+        systemd.fail("systemctl", "enable")
+        assert desk.run("service", "install", "--simulate", "1", "--replace")[0] == 1
+        assert scheduler_pid(desk.data_dir.lock) is not None
+        desk.run("stop")
+
+
+def test_the_action_comes_first(desk: Desk, systemd: FakeSystemd) -> None:
+    code, _, err = desk.run("service", "--poll", "2", "install")
+    assert (code, "directly after `service`" in err) == (2, True)

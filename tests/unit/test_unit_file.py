@@ -55,7 +55,7 @@ ProgramWords=2
 Lingers=no
 """
 #: Characters with a meaning for systemd, a shell or cron, and others.
-CHARACTERS = st.sampled_from("ab /\\\"'%$;#~*{}=-\n\té\u202e😀")
+CHARACTERS = st.sampled_from("ab /\\\"'%$;#~*{}=-\n\té\u202e\u2028\x85😀")
 WORDS = st.text(CHARACTERS, max_size=12)
 PATHS = WORDS.map(lambda text: "/" + text)
 
@@ -147,7 +147,7 @@ def test_cron_and_its_shell_run_the_words(tmp_path_factory: pytest.TempPathFacto
     try:
         line = cron_line(unit)
     except UsageError:
-        assert any("\n" in word for word in words)
+        assert any({*"\n\\"} & {*word} for word in words)
         return
     command = line.removeprefix("@reboot ").replace("\\%", "%")  # as cron does
     assert "%" not in line.replace("\\%", "")
@@ -162,13 +162,18 @@ def test_the_rest_of_a_crontab_stays(table: str) -> None:
     other = with_cron_line(with_one, "unit", "@reboot two")
     assert ("one" in other, "two" in other) == (False, True)
     removed = with_cron_line(other, "unit", None)
-    assert removed == table or removed == f"{table}\n"
+    assert removed in (table, f"{table}\n")
+
+
+def test_a_crontab_with_one_mark_is_left_alone() -> None:
+    with pytest.raises(UsageError, match="without `# unit: end`"):
+        with_cron_line("# unit: begin\n@reboot x\n0 * * * * mine\n", "unit", None)
 
 
 def test_a_control_character_is_named() -> None:
     with pytest.raises(UsageError, match=r"the option 'a\\x1b', because of its '\\x1b'"):
         unit_text(replace(UNIT, words=("a\x1b",)))
-    with pytest.raises(UsageError, match=r"because of its `\$`"):
+    with pytest.raises(UsageError, match=r"because of its '\$'"):
         unit_text(replace(UNIT, program=("/opt/$x/python",)))
     with pytest.raises(UsageError, match="the variable NAME with"):
         variables_text({"NAME": "a\0b"})
