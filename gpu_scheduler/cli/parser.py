@@ -75,7 +75,10 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         )
     if command == "service":
         options = _parse_known(build_parser(argv), argv)
-        if behind[0] != options.action:  # an option's value could be taken for the action
+        rest = list(behind)
+        while rest[0].startswith(_OPTIONS_WITH_VALUE):
+            del rest[: 1 if "=" in rest[0] else 2]
+        if rest[0] != options.action:  # an option's value could be taken for the action
             _Parser(prog=f"{PROGRAM} service").error("the action comes directly after `service`")
         options.words = _start_words(behind)
         return options
