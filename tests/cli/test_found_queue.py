@@ -23,7 +23,7 @@ from tests.cli.test_parser import COMMANDS, LAST
 from tests.store.test_scheduler_lock import held
 
 #: Commands that use no queue, or start one.
-FIXED = {"start", "doctor", "run", "wait", "gpus", "lint", "completion"}
+FIXED = {"service", "start", "doctor", "run", "wait", "gpus", "lint", "completion"}
 #: Commands that change a whole queue.
 WHOLE = [
     "stop", "stop --jobs --grace 3", "cancel --all", "clear", "pause all", "resume all", "recover --all",
