@@ -46,9 +46,10 @@ class Installed(Struct, frozen=True):
 
 
 class UnitState(Struct, frozen=True):
-    """What is known of a unit. properties: those of `systemctl show`. log: the last lines of its journal.
+    """The state of a unit, as far as systemd says it.
 
-    unit: None if none is installed, or if the file is not ours.
+    unit: None if none is installed, or if `install` has not written it. properties: those of `systemctl
+    show`. lingers: None if unknown, or for a unit of the system. log: the last lines of its journal.
     """
 
     unit: Unit | None
@@ -114,7 +115,7 @@ class Manager:
         raise SchedulerError(f"`systemctl {' '.join(words)}` failed: {done.failure_reason()}; {remedy}")
 
     def state(self, name: str) -> UnitState:
-        """Returns what is known of a unit."""
+        """Returns the state of a unit."""
         wanted = (
             "LoadState,UnitFileState,ActiveState,MainPID,ActiveEnterTimestamp,ExecMainStatus,ExecMainCode"
         )
